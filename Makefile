@@ -1,0 +1,53 @@
+# Needs git, make and Python >= 3.11 with its venv module; everything else is put into .venv.
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+UV_VERSION := 0.13.8
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export UV_PROJECT_ENVIRONMENT := $(VENV)
+export UV_PYTHON_DOWNLOADS := never
+
+.PHONY: setup demo test lint types docs bench e2e clean help
+
+$(STAMP): pyproject.toml uv.lock
+	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or later found; install one (python3 with its venv module)" >&2; exit 1; }
+	@test -x $(BIN)/python || { echo "setup: making $(VENV) with $(PYTHON)"; $(PYTHON) -m venv $(VENV); }
+	@$(BIN)/python -c 'import importlib.metadata as m, sys; sys.exit(m.version("uv") != "$(UV_VERSION)")' 2>/dev/null || { echo "setup: installing uv $(UV_VERSION)"; $(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION); }
+	@echo "setup: installing the locked packages (mlx, mlx-lm and the tools; some 400 MB the first time)"
+	@$(BIN)/uv sync --quiet --locked --all-extras --python $(BIN)/python
+	@touch $@
+
+setup: $(STAMP) ## make .venv with everything the project needs, from the lock file
+
+demo: $(STAMP) ## the main job end to end: request, git remote, runner, engine, gate, result
+	@$(BIN)/kakeya_mac demo
+
+test: $(STAMP) ## the fast tests (under 5 minutes on 2 cores)
+	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup
+
+e2e: $(STAMP) ## the slow tests: whole programs over real servers and the shipped pair
+	@$(BIN)/python -m pytest -q -m 'e2e or slow' --timeout=600
+
+lint: $(STAMP) ## ruff: rules and formatting
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: $(STAMP) ## mypy --strict on bridge and engine
+	@$(BIN)/mypy
+
+docs: $(STAMP) ## regenerate the generated pages (CLI help, schemas, preset and rule tables)
+	@$(BIN)/python scripts/generate_docs.py
+
+bench: $(STAMP) ## measure the client and the engine here; results go to benchmarks/results/
+	@$(BIN)/python benchmarks/client.py
+	@$(BIN)/python benchmarks/engine.py
+
+clean: ## remove the environment and every cache
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

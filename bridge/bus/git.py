@@ -1,0 +1,505 @@
+"""The only door to git. Commands run through GitPython, under rules of our own.
+
+Every command: a fixed argv (no shell), its own session, a deadline after which the whole process group
+ends, capped output, the C locale, no prompt, no hook, no file-system monitor, no automatic maintenance, and
+none of the ``GIT_*`` variables that would send it to another repository. The user's credential helpers, SSH
+and proxy settings stay in force, because a client needs nothing beyond a working ``git push``.
+
+Reading and writing objects is here; what the commits mean is in the modules around it. Nothing here checks
+out a file, moves HEAD or touches an index.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from bridge.bus import failures
+from bridge.bus.child import Outcome, Process, collect
+from bridge.errors import BusError, MachineError, RevisionError
+
+# Long enough for a slow network, short enough that nobody thinks we hang.
+NETWORK_TIMEOUT_S = 60.0
+
+_MAX_OUTPUT = 256 * 1024 * 1024
+_SHA = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
+_KEPT_VARIABLES = re.compile(
+    r"GIT_(SSH|SSH_COMMAND|SSH_VARIANT|ASKPASS|PROXY_COMMAND|EXEC_PATH|ALLOW_PROTOCOL|CEILING_DIRECTORIES"
+    r"|CONFIG_(GLOBAL|SYSTEM|NOSYSTEM|COUNT|KEY_\d+|VALUE_\d+)|SSL_\w+|HTTP_\w+|PYTHON_\w+)"
+)
+_OPTIONS = (
+    "--no-pager",
+    "--no-replace-objects",
+    "--literal-pathspecs",
+    *("-c", "core.hooksPath=/dev/null"),
+    *("-c", "core.fsmonitor=false"),
+    *("-c", "core.quotePath=false"),
+    *("-c", "core.looseCompression=0"),
+    *("-c", "gc.auto=0"),
+    *("-c", "maintenance.auto=false"),
+    *("-c", "submodule.recurse=false"),
+    *("-c", "fetch.recurseSubmodules=false"),
+    *("-c", "fetch.writeCommitGraph=false"),
+    *("-c", "pack.useSparse=true"),
+    *("-c", "push.gpgSign=false"),
+    *("-c", "push.followTags=false"),
+    *("-c", "protocol.version=2"),
+    *("-c", "http.lowSpeedLimit=1"),
+    *("-c", "http.lowSpeedTime=30"),
+)
+_ENVIRONMENT = {
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GCM_INTERACTIVE": "never",
+}
+_IDENTITY = {
+    "GIT_AUTHOR_NAME": "kakeya-mac",
+    "GIT_AUTHOR_EMAIL": "kakeya-mac@localhost",
+    "GIT_COMMITTER_NAME": "kakeya-mac",
+    "GIT_COMMITTER_EMAIL": "kakeya-mac@localhost",
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row of a tree: mode as git writes it (``100644``), ``blob`` / ``tree`` / ``commit``, sha, name."""
+
+    mode: str
+    kind: str
+    sha: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Change:
+    """A path that differs between two trees: ``A`` added, ``M`` modified, ``D`` deleted, ``T`` retyped."""
+
+    status: str
+    path: str
+    mode: str
+    sha: str
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A commit as git stores it."""
+
+    sha: str
+    tree: str
+    parents: tuple[str, ...]
+    message: str
+
+
+@dataclass(frozen=True)
+class Update:
+    """One ref to change by a push.
+
+    Attributes:
+        ref: Full name on the remote.
+        new: The commit it shall hold; None deletes it.
+        expected: The commit it must hold now; empty: it must not exist.
+    """
+
+    ref: str
+    new: str | None
+    expected: str
+
+
+class Git:
+    """Git in one repository.
+
+    Args:
+        directory: A work tree, a bare repository or a folder inside one.
+        timeout_s: Deadline of a command, unless the call names another.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        timeout_s: float = NETWORK_TIMEOUT_S,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.directory = directory.absolute()
+        self.timeout_s = timeout_s
+        self._environment = dict(environment or {})
+
+    # Running ----------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        *args: str,
+        input: bytes | None = None,  # noqa: A002 - the word every process API uses
+        timeout_s: float | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> bytes:
+        """Run a local git command and return its standard output.
+
+        Raises:
+            BusError: It failed or ran past its deadline.
+            MachineError: There is no git.
+        """
+        done = self.attempt(*args, input=input, timeout_s=timeout_s, env=env)
+        if done.stopped is not None:
+            raise BusError(f"git {args[0]} was ended in {self.directory}: {done.stopped}")
+        if done.timed_out:
+            limit = self.timeout_s if timeout_s is None else timeout_s
+            raise BusError(f"git {args[0]} did not end within {limit:g} s in {self.directory}")
+        if done.exit_code != 0:
+            raise failures.command_error(args[0], str(self.directory), done.exit_code, done.stderr)
+        return done.stdout
+
+    def attempt(
+        self,
+        *args: str,
+        input: bytes | None = None,  # noqa: A002 - see run
+        timeout_s: float | None = None,
+        env: Mapping[str, str] | None = None,
+        guard: Callable[[], str | None] | None = None,
+    ) -> Outcome:
+        """Run a git command; a failure or a timeout is a value.
+
+        Args:
+            args: Arguments after ``git`` and our fixed options.
+            input: Bytes for its standard input; None: it has none.
+            timeout_s: Seconds until its process group is ended.
+            env: Variables added to the environment.
+            guard: Called a few times a second; a text it returns ends the command and becomes
+            `Outcome.stopped`.
+
+        Raises:
+            MachineError: There is no git.
+        """
+        argv = [*_unset_prefix(), "git", "-C", str(self.directory), *_OPTIONS, *args]
+        variables = {**_ENVIRONMENT, **self._environment, **(env or {})}
+        deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
+        with _as_file(input) as source:
+            process = _start(argv, variables, source)
+            return collect(process, deadline=deadline, limit_bytes=_MAX_OUTPUT, guard=guard)
+
+    @contextlib.contextmanager
+    def scratch(self) -> Generator[Git, None, None]:
+        """The same repository, with new objects going to a temporary folder that is removed at the end.
+
+        What is written inside can be read and pushed inside; the repository's own object store never sees it.
+        """
+        store = self.run("rev-parse", "--path-format=absolute", "--git-path", "objects").decode().rstrip("\n")
+        with tempfile.TemporaryDirectory(prefix="kakeya-mac-") as folder:
+            overlay = {"GIT_OBJECT_DIRECTORY": folder, "GIT_ALTERNATE_OBJECT_DIRECTORIES": _quoted(store)}
+            yield Git(self.directory, timeout_s=self.timeout_s, environment={**self._environment, **overlay})
+
+    # Reading ----------------------------------------------------------------------------------------------
+
+    def resolve(self, rev: str) -> str:
+        """The commit a revision names.
+
+        Raises:
+            RevisionError: It names none, or is not a revision at all.
+        """
+        if not rev or rev.startswith("-") or not rev.isprintable():
+            raise RevisionError(f"{rev!r} is not a revision", "give a branch, a tag or a commit")
+        done = self.attempt("rev-parse", "--verify", "--quiet", f"{rev}^{{commit}}")
+        if done.exit_code != 0 and b"fatal:" in done.stderr:
+            raise failures.command_error("rev-parse", str(self.directory), done.exit_code, done.stderr)
+        sha = done.stdout.decode().strip()
+        if done.exit_code != 0 or _SHA.fullmatch(sha) is None:
+            raise RevisionError(
+                f"no commit is called {rev!r} in {self.directory}",
+                "git fetch it first, or check the spelling",
+            )
+        return sha
+
+    def current_branch(self) -> str | None:
+        """The branch HEAD is on, without ``refs/heads/``; None: detached."""
+        done = self.attempt("symbolic-ref", "--quiet", "--short", "HEAD")
+        return done.stdout.decode("utf-8", "replace").strip() or None if done.exit_code == 0 else None
+
+    def top(self) -> Path:
+        """The root of the work tree; of a bare repository, the repository itself."""
+        done = self.attempt("rev-parse", "--show-toplevel")
+        if done.exit_code != 0:
+            done = self.attempt("rev-parse", "--absolute-git-dir")
+        return Path(os.fsdecode(done.stdout).rstrip("\n")) if done.exit_code == 0 else self.directory
+
+    def settings(self, pattern: str) -> list[tuple[str, str]]:
+        """Configured values whose key matches a regular expression of git's, in order, keys lower-cased."""
+        done = self.attempt("config", "--null", "--get-regexp", pattern)
+        pairs = []
+        for item in done.stdout.decode("utf-8", "surrogateescape").split("\0"):
+            key, _, value = item.partition("\n")
+            if key:
+                pairs.append((key, value))
+        return pairs
+
+    def is_dirty(self, timeout_s: float) -> bool | None:
+        """Whether tracked files differ from HEAD; None: it could not be told in time, or there is no work
+        tree.
+
+        Looks at every tracked file, so its cost grows with their number. Never writes the index.
+        """
+        flags = ("--quiet", "--no-ext-diff", "--no-textconv", "--ignore-submodules=all")
+        done = self.attempt("diff", *flags, "HEAD", timeout_s=timeout_s)
+        return None if done.timed_out or done.exit_code not in (0, 1) else done.exit_code == 1
+
+    def exists(self, sha: str) -> bool:
+        """Whether this repository holds the object."""
+        return self.attempt("cat-file", "-e", sha).exit_code == 0
+
+    def commit(self, sha: str) -> Commit:
+        """Read one commit.
+
+        Raises:
+            BusError: The object is missing or not a commit.
+        """
+        head, _, message = self.run("cat-file", "commit", sha).partition(b"\n\n")
+        tree, parents = "", []
+        for line in head.split(b"\n"):
+            key, _, value = line.partition(b" ")
+            if key == b"tree":
+                tree = value.decode("ascii", "replace")
+            elif key == b"parent":
+                parents.append(value.decode("ascii", "replace"))
+        return Commit(sha, tree, tuple(parents), message.decode("utf-8", "replace"))
+
+    def entries(self, tree: str) -> list[Entry]:
+        """The rows of one tree (not of its subtrees); `tree` may be any tree-ish: ``<commit>:folder``."""
+        rows = []
+        for line in self.run("ls-tree", "-z", tree).split(b"\0"):
+            if line:
+                head, _, name = line.partition(b"\t")
+                mode, kind, sha = head.decode("ascii").split(" ")
+                rows.append(Entry(mode, kind, sha, os.fsdecode(name)))
+        return rows
+
+    def changes(self, old: str, new: str) -> list[Change]:
+        """The paths in which two trees differ, subtrees opened, renames not guessed.
+
+        Only differing subtrees are read, so the cost follows the difference, not the tree.
+        """
+        output = self.run("diff-tree", "-r", "-z", "--raw", "--no-renames", "--no-abbrev", old, new, "--")
+        fields = [part for part in output.split(b"\0") if part]
+        changes = []
+        for head, path in zip(fields[::2], fields[1::2], strict=True):
+            _, mode, _, sha, status = head.decode("ascii").split(" ")
+            changes.append(Change(status[:1], os.fsdecode(path), mode, sha))
+        return changes
+
+    def files(self, tree: str) -> list[Change]:
+        """Every file of a tree, subtrees opened, as a change from nothing."""
+        changes = []
+        for line in self.run("ls-tree", "-r", "-z", tree).split(b"\0"):
+            if line:
+                head, _, path = line.partition(b"\t")
+                mode, _, sha = head.decode("ascii").split(" ")
+                changes.append(Change("A", os.fsdecode(path), mode, sha))
+        return changes
+
+    def read_blob(self, commit: str, path: str, limit: int) -> bytes | None:
+        """A file's bytes in a commit; None when there is no plain file at that path.
+
+        Raises:
+            BusError: The file is larger than `limit` bytes.
+        """
+        query = f"{commit}:{path}"
+        kind, size = self.kind_and_size(query)
+        if kind != "blob":
+            return None
+        if size > limit:
+            raise BusError(f"{path} in {commit[:12]} has {size} bytes, but at most {limit} are read")
+        return self.run("cat-file", "blob", query)
+
+    def kind_and_size(self, name: str) -> tuple[str, int]:
+        """An object's kind (``missing`` when there is none) and its size in bytes."""
+        words = self.run("cat-file", "--batch-check", input=name.encode("utf-8", "surrogateescape") + b"\n")
+        parts = words.decode("utf-8", "replace").split()
+        if len(parts) == 3 and _SHA.fullmatch(parts[0]):
+            return parts[1], int(parts[2])
+        return "missing", 0
+
+    def read_objects(self, shas: Sequence[str], limit: int) -> list[bytes]:
+        """The bytes of many objects with two commands, in order.
+
+        Raises:
+            BusError: One is missing, or together they hold more than `limit` bytes.
+        """
+        if not shas:
+            return []
+        asked = "".join(f"{sha}\n" for sha in shas).encode()
+        total = 0
+        for line in self.run("cat-file", "--batch-check", input=asked).decode().splitlines():
+            parts = line.split()
+            if len(parts) != 3:
+                raise BusError(f"the object {parts[0]} is missing in {self.directory}")
+            total += int(parts[2])
+        if total > limit:
+            raise BusError(f"{len(shas)} files with {total} bytes, but at most {limit} are read")
+        output = self.run("cat-file", "--batch", input=asked)
+        contents, at = [], 0
+        for _ in shas:
+            line_end = output.index(b"\n", at)
+            size = int(output[at:line_end].split()[2])
+            contents.append(output[line_end + 1 : line_end + 1 + size])
+            at = line_end + size + 2
+        return contents
+
+    def refs(self, prefix: str) -> dict[str, str]:
+        """Local refs under a prefix, by full name."""
+        output = self.run("for-each-ref", "--format=%(objectname) %(refname)", prefix).decode()
+        return {ref: sha for sha, _, ref in (line.partition(" ") for line in output.splitlines())}
+
+    # Writing objects --------------------------------------------------------------------------------------
+
+    def write_blob(self, data: bytes) -> str:
+        """Store a file's bytes; returns its sha."""
+        return self.run("hash-object", "-w", "--stdin", input=data).decode().strip()
+
+    def write_tree(self, entries: Sequence[Entry]) -> str:
+        """Store one tree; returns its sha. Children need not be present (a partial clone lacks some)."""
+        rows = b"".join(
+            f"{entry.mode} {entry.kind} {entry.sha}\t".encode() + os.fsencode(entry.name) + b"\0"
+            for entry in entries
+        )
+        return self.run("mktree", "-z", "--missing", input=rows).decode().strip()
+
+    def commit_tree(self, tree: str, parents: Sequence[str], message: str) -> str:
+        """Store one commit under the bridge's own name; returns its sha."""
+        flags = [flag for parent in parents for flag in ("-p", parent)]
+        args = ("commit-tree", "--no-gpg-sign", *flags, tree)
+        return self.run(*args, input=message.encode(), env=_IDENTITY).decode().strip()
+
+    # The network ------------------------------------------------------------------------------------------
+
+    def push(
+        self, remote: str, updates: Sequence[Update], *, timeout_s: float | None = None, atomic: bool = True
+    ) -> None:
+        """Change refs of a remote, each only if it still holds what is expected; all of them or none.
+
+        Raises:
+            LeaseLost: A ref did not hold what was expected.
+            PushRejected: The remote said no; the message has its words.
+            RemoteUnreachable: It did not answer, or refused the credentials.
+        """
+        leases = [f"--force-with-lease={update.ref}:{update.expected}" for update in updates]
+        specs = [f"{update.new or ''}:{update.ref}" for update in updates]
+        flags = ["--atomic"] if atomic and len(updates) > 1 else []
+        limit = self.timeout_s if timeout_s is None else timeout_s
+        done = self.attempt(
+            *(
+                "push",
+                "--porcelain",
+                "--no-verify",
+                "--no-signed",
+                "--recurse-submodules=no",
+                "--no-follow-tags",
+            ),
+            *(*flags, *leases, "--", remote, *specs),
+            timeout_s=limit,
+        )
+        if done.timed_out:
+            raise failures.timed_out(remote, limit)
+        if done.exit_code != 0:
+            raise failures.push_error(remote, done.stdout, done.stderr)
+
+    def fetch(
+        self,
+        remote: str,
+        refspecs: Sequence[str],
+        *,
+        depth: int | None = None,
+        prune: bool = False,
+        timeout_s: float | None = None,
+        guard: Callable[[], str | None] | None = None,
+    ) -> None:
+        """Fetch refs; writes no FETCH_HEAD, and no ref that a refspec does not name.
+
+        Raises:
+            RemoteUnreachable: The remote did not answer, or has no such ref.
+            BusError: `guard` stopped it.
+        """
+        flags = [f"--depth={depth}"] if depth else []
+        flags += ["--prune"] if prune else []
+        limit = self.timeout_s if timeout_s is None else timeout_s
+        done = self.attempt(
+            *("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--no-auto-maintenance"),
+            *("--no-recurse-submodules", *flags, "--", remote, *refspecs),
+            timeout_s=limit,
+            guard=guard,
+        )
+        if done.stopped is not None:
+            raise BusError(done.stopped)
+        if done.timed_out:
+            raise failures.timed_out(remote, limit)
+        # With --depth, patterns that match nothing end in 1 without a word; what is gone was pruned.
+        nothing_matched = depth is not None and done.exit_code == 1 and not done.stderr.strip()
+        if done.exit_code != 0 and not nothing_matched:
+            raise failures.unreachable(remote, done.stderr)
+
+    def ls_remote(self, remote: str, *patterns: str, timeout_s: float | None = None) -> dict[str, str]:
+        """Refs of a remote by full name. The server sends them all; patterns only choose what is returned.
+
+        Raises:
+            RemoteUnreachable: The remote did not answer, or refused the credentials.
+        """
+        limit = self.timeout_s if timeout_s is None else timeout_s
+        done = self.attempt("ls-remote", "--quiet", "--refs", "--", remote, *patterns, timeout_s=limit)
+        if done.timed_out:
+            raise failures.timed_out(remote, limit)
+        if done.exit_code != 0:
+            raise failures.unreachable(remote, done.stderr)
+        lines = done.stdout.decode("utf-8", "replace").splitlines()
+        return {ref: sha for sha, _, ref in (line.partition("\t") for line in lines) if ref}
+
+    def remote_url(self, remote: str) -> str:
+        """A remote's address after the user's ``insteadOf`` rules; a name without one comes back as it is."""
+        return self.run("ls-remote", "--get-url", "--", remote).decode().strip()
+
+
+def _unset_prefix() -> list[str]:
+    """``env -u NAME …`` for the ``GIT_*`` variables that would change which repository a command works on.
+
+    GitPython can add variables but not remove them, and an empty GIT_DIR is an error; usually there are none.
+    """
+    names = [name for name in os.environ if name.startswith("GIT_") and not _KEPT_VARIABLES.fullmatch(name)]
+    return ["env", *(word for name in sorted(names) for word in ("-u", name))] if names else []
+
+
+def _quoted(path: str) -> str:
+    """A path as an element of GIT_ALTERNATE_OBJECT_DIRECTORIES, where a colon separates."""
+    if ":" not in path and not path.startswith('"'):
+        return path
+    escaped = path.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+@contextlib.contextmanager
+def _as_file(data: bytes | None) -> Generator[BinaryIO | None, None, None]:
+    """Bytes as an open file, which cannot block a reader the way a pipe can; None stays None."""
+    if data is None:
+        yield None
+        return
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.seek(0)
+        yield cast("BinaryIO", file)
+
+
+def _start(argv: list[str], variables: Mapping[str, str], source: BinaryIO | None) -> Process:
+    try:
+        from git.cmd import Git as Door
+        from git.exc import GitCommandNotFound
+    except ImportError:  # GitPython refuses to be imported where there is no git
+        raise MachineError("git was not found on PATH", "install git 2.31 or later") from None
+    try:
+        running = Door().execute(argv, istream=source, as_process=True, env=variables, start_new_session=True)
+    except GitCommandNotFound:
+        raise MachineError("git was not found on PATH", "install git 2.31 or later") from None
+    # GitPython would end the process when its wrapper goes out of scope.
+    process, running.proc = running.proc, None
+    return cast("Process", process)

@@ -1,0 +1,129 @@
+"""From what a person types to one request and where it stands, read from a remote's refs alone.
+
+A handle is a nonce, a branch name or a unique prefix of either. It works from any clone, days later, because
+nothing is looked up locally.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bridge.bus import refs
+from bridge.bus.git import Git
+from bridge.errors import UnknownHandle
+
+_CLAIMS = (refs.CLAIMS, refs.BRANCH_CLAIMS)
+_RESULTS = (refs.RESULTS, refs.BRANCH_RESULTS)
+_OWN_REFS = (refs.INBOX, *_CLAIMS, *_RESULTS)
+
+
+@dataclass(frozen=True)
+class Held:
+    """A ref and the commit it holds."""
+
+    ref: str
+    commit: str
+
+
+@dataclass(frozen=True)
+class RequestState:
+    """Where one request stands, by the refs that exist for it.
+
+    Attributes:
+        nonce: The request.
+        preset: From the branch name; None when the branch is gone.
+        branch: The request branch: the request commit, later the result on top of it.
+        inbox: The request commit, while it is pending.
+        claim: Who runs it, and its heartbeat.
+        result: A result that could not go on the branch.
+        ahead: Requests in the inbox that are older than this one.
+    """
+
+    nonce: str
+    preset: str | None
+    branch: Held | None
+    inbox: str | None
+    claim: Held | None
+    result: Held | None
+    ahead: int
+
+    @property
+    def gone(self) -> bool:
+        """Whether nothing of it is left on the remote."""
+        return self.branch is None and self.inbox is None and self.claim is None and self.result is None
+
+
+def resolve_handle(git: Git, remote: str, handle: str) -> RequestState:
+    """The request that a handle names on this remote.
+
+    Raises:
+        UnknownHandle: It names none, or more than one.
+        RemoteUnreachable: The remote did not answer.
+    """
+    found = git.ls_remote(remote)
+    return state_of(found, find(found, handle))
+
+
+def find(found: Mapping[str, str], handle: str) -> str:
+    """The nonce that a handle names among a remote's refs.
+
+    Raises:
+        UnknownHandle: None does, or several do.
+    """
+    asked = handle.strip().removeprefix("refs/heads/").removeprefix("origin/")
+    matches: set[str] = set()
+    for ref in found:
+        nonce, names = _names(ref)
+        if nonce is None or not asked:
+            continue
+        if asked in names:
+            return nonce
+        if any(name.startswith(asked) for name in names):
+            matches.add(nonce)
+    if len(matches) == 1:
+        return matches.pop()
+    if not matches:
+        raise UnknownHandle(
+            f"no request on this remote is called {handle!r}", "list them with `kakeya_mac queue`"
+        )
+    some = ", ".join(sorted(matches)[:5])
+    raise UnknownHandle(f"{handle!r} names {len(matches)} requests: {some}", "give more of the name")
+
+
+def state_of(found: Mapping[str, str], nonce: str) -> RequestState:
+    """Where the request of this nonce stands, from a remote's refs."""
+    branch, preset = None, None
+    for ref, commit in found.items():
+        named = refs.parse_request_ref(ref)
+        if named is not None and named.nonce == nonce:
+            branch, preset = Held(ref, commit), named.preset
+    older = [other for ref in found if (other := refs.nonce_of(ref, refs.INBOX)) and other < nonce]
+    return RequestState(
+        nonce=nonce,
+        preset=preset,
+        branch=branch,
+        inbox=found.get(refs.inbox_ref(nonce)),
+        claim=_first_held(found, _CLAIMS, nonce),
+        result=_first_held(found, _RESULTS, nonce),
+        ahead=len(older),
+    )
+
+
+def _first_held(found: Mapping[str, str], prefixes: tuple[str, ...], nonce: str) -> Held | None:
+    for prefix in prefixes:
+        if (commit := found.get(prefix + nonce)) is not None:
+            return Held(prefix + nonce, commit)
+    return None
+
+
+def _names(ref: str) -> tuple[str | None, tuple[str, ...]]:
+    """The nonce a ref belongs to and the names a person may call it by."""
+    named = refs.parse_request_ref(ref)
+    if named is not None:
+        branch = ref.removeprefix("refs/heads/")
+        return named.nonce, (named.nonce, branch, branch.rpartition("/")[2].removeprefix("mac-bridge-"))
+    for prefix in _OWN_REFS:
+        if nonce := refs.nonce_of(ref, prefix):
+            return nonce, (nonce,)
+    return None, ()

@@ -1,0 +1,221 @@
+"""The answer to a request as one commit on its branch, pushed so that at most one ever stands.
+
+The commit's only difference to the request commit is the folder ``.mac-bridge/results/<nonce>/``; the same
+push deletes the inbox ref and the claim. Where the branch was moved or deleted, the result goes to a ref of
+its own as a parentless commit. What could not be pushed is the caller's to keep and bring again: publishing
+the same bytes twice is harmless.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from bridge.bus import refs
+from bridge.bus.claims import Claim
+from bridge.bus.git import Entry, Git, Update
+from bridge.bus.requests import FOLDER
+from bridge.errors import BusError, LeaseLost, PushRejected, RemoteUnreachable
+from bridge.result import RESULT_NAME, RESULT_ROOT, RESULT_SIGNATURE_NAME, parse_result
+
+TRAILER = "Result-SHA256"
+
+_TRIES = 6
+_FIRST_PAUSE_S = 0.5
+_RESULTS_NAME = RESULT_ROOT.removeprefix(f"{FOLDER}/")
+
+
+@dataclass(frozen=True)
+class Published:
+    """Where a result stands on the remote."""
+
+    commit: str
+    ref: str
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What is to be published, ready to be written as a commit."""
+
+    nonce: str
+    request_commit: str
+    branch: str | None
+    files: Mapping[str, bytes]
+    message: str
+
+
+def publish(
+    git: Git,
+    remote: str,
+    *,
+    request_commit: str,
+    nonce: str,
+    result_ref: str | None,
+    files: Mapping[str, bytes],
+    result: bytes,
+    signature: bytes | None,
+    claim: Claim | None,
+    tries: int = _TRIES,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Published:
+    """Push one result, with backoff while the network fails.
+
+    Args:
+        git: A repository that holds the request commit: the runner's mirror.
+        remote: Address of the bus.
+        request_commit: What is answered.
+        nonce: Its name.
+        result_ref: The branch the request stands on; None when it is not known (a manifest that cannot be
+        read).
+        files: Contents by path relative to ``result.json``, as that file lists them.
+        result: The exact bytes of ``result.json``.
+        signature: Detached signature of `result`.
+        claim: What this runner holds; deleted with the same push.
+        tries: Pushes before giving up.
+        sleep: Waits that many seconds.
+
+    Raises:
+        ResultError: `result` is not a result.
+        LeaseLost: The request has another result, or its claim is somebody else's now.
+        PushRejected: The remote takes the result nowhere.
+        RemoteUnreachable: It did not answer in all the tries.
+    """
+    status = parse_result(result).verdict.status
+    digest = hashlib.sha256(result).hexdigest()
+    message = f"kakeya-mac result: {status} {nonce} [skip ci]\n\n{TRAILER}: {digest}\n"
+    everything = {**files, RESULT_NAME: result}
+    if signature is not None:
+        everything[RESULT_SIGNATURE_NAME] = signature
+    answer = _Answer(nonce, request_commit, result_ref, everything, message)
+    with git.scratch() as scratch:
+        publisher = _Publisher(scratch, remote, answer, claim)
+        for attempt in range(tries):
+            try:
+                return publisher.attempt()
+            except (LeaseLost, RemoteUnreachable) as error:
+                if isinstance(error, _Final) or attempt == tries - 1:
+                    raise
+                sleep(_FIRST_PAUSE_S * 2**attempt if isinstance(error, RemoteUnreachable) else 0.05)
+    raise ValueError(f"tries must be at least 1, got {tries}")
+
+
+class _Final(LeaseLost):
+    """Somebody else's result or claim stands; trying again is pointless."""
+
+
+class _Publisher:
+    """One result on its way. Commits are written once and pushed as often as needed."""
+
+    def __init__(self, git: Git, remote: str, answer: _Answer, claim: Claim | None) -> None:
+        self._git = git
+        self._remote = remote
+        self._answer = answer
+        self._claim = claim
+        self._commits: dict[bool, str] = {}
+
+    def attempt(self) -> Published:
+        answer, nonce = self._answer, self._answer.nonce
+        claim_refs = (refs.claim_ref(nonce), refs.BRANCH_CLAIMS + nonce)
+        own_refs = (refs.result_ref(nonce), refs.BRANCH_RESULTS + nonce)
+        branches = (answer.branch,) if answer.branch else ()
+        found = self._git.ls_remote(self._remote, *branches, refs.inbox_ref(nonce), *claim_refs, *own_refs)
+        if (before := self._already(found, (*branches, *own_refs))) is not None:
+            return before
+        for ref in own_refs:
+            if ref in found:
+                raise _Final(f"the request {nonce} already has a result at {ref}")
+        tip = found.get(answer.branch) if answer.branch else None
+        if tip is not None and tip != answer.request_commit:
+            self._refuse_second_result(tip)
+        on_branch = answer.branch is not None and tip == answer.request_commit
+        commit = self._commit(on_branch=on_branch)
+        cleanup = self._cleanup(found)
+        if on_branch and answer.branch is not None:
+            target = Update(answer.branch, commit, answer.request_commit)
+            return self._push(target, cleanup)
+        try:
+            return self._push(Update(own_refs[0], commit, ""), cleanup)
+        except PushRejected:
+            return self._push(Update(own_refs[1], commit, ""), cleanup)
+
+    def _already(self, found: Mapping[str, str], places: tuple[str, ...]) -> Published | None:
+        """Where an earlier push of ours, whose answer was lost, put the result."""
+        for ref in places:
+            if found.get(ref) in self._commits.values():
+                return Published(found[ref], ref)
+        return None
+
+    def _refuse_second_result(self, tip: str) -> None:
+        """Stop when the branch moved because another runner's result stands on it."""
+        answer = self._answer
+        if not self._git.exists(tip):
+            self._git.fetch(self._remote, [answer.branch or ""])
+        with contextlib.suppress(BusError):
+            path = f"{tip}:{RESULT_ROOT}/{answer.nonce}/{RESULT_NAME}"
+            if (
+                self._git.commit(tip).parents == (answer.request_commit,)
+                and self._git.kind_and_size(path)[0] == "blob"
+            ):
+                raise _Final(f"the request {answer.nonce} already has a result on {answer.branch}")
+
+    def _cleanup(self, found: Mapping[str, str]) -> list[Update]:
+        inbox = refs.inbox_ref(self._answer.nonce)
+        updates = [Update(inbox, None, found[inbox])] if inbox in found else []
+        claim = self._claim
+        if claim is not None and claim.ref in found:
+            if not claim.holds(found[claim.ref]):
+                raise _Final(f"the claim {claim.ref} is somebody else's now")
+            updates.append(Update(claim.ref, None, found[claim.ref]))
+        return updates
+
+    def _push(self, target: Update, cleanup: list[Update]) -> Published:
+        try:
+            self._git.push(self._remote, [target, *cleanup])
+        except PushRejected:
+            if not cleanup:
+                raise
+            # A server may take the result and refuse to delete refs.
+            self._git.push(self._remote, [target])
+            for update in cleanup:
+                with contextlib.suppress(BusError):
+                    self._git.push(self._remote, [update])
+        return Published(target.new or "", target.ref)
+
+    def _commit(self, *, on_branch: bool) -> str:
+        if on_branch not in self._commits:
+            parents = [self._answer.request_commit] if on_branch else []
+            tree = self._tree(self._answer.request_commit if on_branch else None)
+            self._commits[on_branch] = self._git.commit_tree(tree, parents, self._answer.message)
+        return self._commits[on_branch]
+
+    def _tree(self, base: str | None) -> str:
+        folder = _write_folder(self._git, self._answer.files)
+        results = self._with(base and f"{base}:{RESULT_ROOT}", self._answer.nonce, folder)
+        return self._with(base, FOLDER, self._with(base and f"{base}:{FOLDER}", _RESULTS_NAME, results))
+
+    def _with(self, tree: str | None, name: str, subtree: str) -> str:
+        """A tree like `tree` (empty when there is none) with `subtree` under `name`."""
+        present = tree is not None and self._git.kind_and_size(_peeled(tree))[0] == "tree"
+        rows = self._git.entries(tree) if tree is not None and present else []
+        kept = [entry for entry in rows if entry.name != name]
+        return self._git.write_tree([*kept, Entry("040000", "tree", subtree, name)])
+
+
+def _peeled(tree: str) -> str:
+    return tree if ":" in tree else f"{tree}^{{tree}}"
+
+
+def _write_folder(git: Git, files: Mapping[str, bytes]) -> str:
+    entries: list[Entry] = []
+    below: dict[str, dict[str, bytes]] = {}
+    for path, data in files.items():
+        name, slash, rest = path.partition("/")
+        if slash:
+            below.setdefault(name, {})[rest] = data
+        else:
+            entries.append(Entry("100644", "blob", git.write_blob(data), name))
+    entries += [Entry("040000", "tree", _write_folder(git, inner), name) for name, inner in below.items()]
+    return git.write_tree(entries)

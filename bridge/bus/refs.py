@@ -1,0 +1,169 @@
+"""Names on the bus: nonces, refs, and the one spelling of a remote. Pure; touches no repository.
+
+    refs/heads/mac-bridge/<preset>-<nonce>                          the request, later its result
+    refs/heads/AgentMemory/mac-bridge-<preset>-<nonce>[-<suffix>]   the same, for clients kept to a namespace
+    refs/mac-bridge/inbox/<nonce>                                   what is pending
+    refs/mac-bridge/claims/<nonce>                                  who runs it, and its heartbeat
+    refs/mac-bridge/results/<nonce>                                 a result whose branch moved or vanished
+    refs/heads/mac-bridge-claims/<nonce>                            claims and results where a server takes
+    refs/heads/mac-bridge-results/<nonce>                           branches only
+
+Names read from a remote are hostile until `parse_request_ref` or `nonce_of` has accepted them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from bridge.manifest import PRESET_PATTERN
+
+INBOX = "refs/mac-bridge/inbox/"
+CLAIMS = "refs/mac-bridge/claims/"
+RESULTS = "refs/mac-bridge/results/"
+BRANCH_CLAIMS = "refs/heads/mac-bridge-claims/"
+BRANCH_RESULTS = "refs/heads/mac-bridge-results/"
+BRANCHES = "refs/heads/mac-bridge/"
+AGENT_BRANCHES = "refs/heads/AgentMemory/mac-bridge-"
+
+# Fetch patterns of every branch that may be a request.
+BRANCH_PATTERNS = (f"{BRANCHES}*", f"{AGENT_BRANCHES}*")
+
+_NONCE = re.compile(r"\d{8}t\d{6}z[0-9a-f]{12}")
+_PRESET = re.compile(PRESET_PATTERN.removeprefix("^").removesuffix("$"))
+_NAME = re.compile(r"(?P<preset>.+?)-(?P<nonce>\d{8}t\d{6}z[0-9a-f]{12})(?:-(?P<suffix>[A-Za-z0-9]+))?")
+_AGENT_BRANCH = re.compile(r"AgentMemory/.*-(?P<suffix>[A-Za-z0-9]+)")
+_MAX_PRESET = 64
+_MAX_SUFFIX = 64
+_ENTROPY_BYTES = 6
+
+
+@dataclass(frozen=True)
+class RequestName:
+    """What a request branch's name says: the preset asked for and the nonce."""
+
+    preset: str
+    nonce: str
+
+
+def new_nonce(now: datetime, entropy: bytes) -> str:
+    """A name for one request, e.g. ``20260301t120000z0123456789ab``: sorts by time, cannot be guessed.
+
+    Args:
+        now: An aware moment.
+        entropy: At least 6 random bytes; the first 6 are used.
+
+    Raises:
+        ValueError: Fewer than 6 bytes of entropy.
+    """
+    if len(entropy) < _ENTROPY_BYTES:
+        raise ValueError(f"a nonce needs {_ENTROPY_BYTES} random bytes, got {len(entropy)}")
+    return now.astimezone(UTC).strftime("%Y%m%dt%H%M%Sz") + entropy[:_ENTROPY_BYTES].hex()
+
+
+def is_nonce(text: str) -> bool:
+    """Whether the text has the form of a nonce."""
+    return _NONCE.fullmatch(text) is not None
+
+
+def request_ref(preset: str, nonce: str, current_branch: str | None) -> str:
+    """The branch a request is pushed to.
+
+    Args:
+        preset: The preset's name.
+        nonce: From `new_nonce`.
+        current_branch: The branch the client stands on, with or without ``refs/heads/``; None: detached. On
+            ``AgentMemory/<name>-<suffix>`` the request stays in that namespace and keeps the suffix, because
+            such a client may be allowed to push nowhere else.
+    """
+    branch = (current_branch or "").removeprefix("refs/heads/")
+    if not branch.startswith("AgentMemory/"):
+        return f"{BRANCHES}{preset}-{nonce}"
+    match = _AGENT_BRANCH.fullmatch(branch)
+    suffix = f"-{match['suffix'][-_MAX_SUFFIX:]}" if match else ""
+    return f"{AGENT_BRANCHES}{preset}-{nonce}{suffix}"
+
+
+def parse_request_ref(ref: str) -> RequestName | None:
+    """The preset and nonce in a request branch's full name; None when it is not one."""
+    for prefix in (BRANCHES, AGENT_BRANCHES):
+        if not ref.startswith(prefix):
+            continue
+        match = _NAME.fullmatch(ref[len(prefix) :])
+        if match is None or len(match["preset"]) > _MAX_PRESET or len(match["suffix"] or "") > _MAX_SUFFIX:
+            return None
+        if _PRESET.fullmatch(match["preset"]) is None or (prefix == BRANCHES and match["suffix"]):
+            return None
+        return RequestName(match["preset"], match["nonce"])
+    return None
+
+
+def nonce_of(ref: str, prefix: str) -> str | None:
+    """The nonce of a ref under one of the prefixes of this module; None when it is not exactly that."""
+    name = ref.removeprefix(prefix)
+    return name if name != ref and is_nonce(name) else None
+
+
+def inbox_ref(nonce: str) -> str:
+    """The ref that says a request is pending."""
+    return INBOX + nonce
+
+
+def claim_ref(nonce: str) -> str:
+    """The ref that says who runs a request."""
+    return CLAIMS + nonce
+
+
+def result_ref(nonce: str) -> str:
+    """The ref of a result whose branch moved or vanished."""
+    return RESULTS + nonce
+
+
+def is_url(remote: str) -> bool:
+    """Whether a remote is written as a URL or ``host:path`` rather than as a folder of this machine."""
+    if "://" in remote:
+        return True
+    before, colon, _ = remote.partition(":")
+    return bool(colon) and "/" not in before
+
+
+def is_local(remote: str) -> bool:
+    """Whether talking to this remote stays on this machine."""
+    return not is_url(remote) or urlsplit(remote).scheme == "file"
+
+
+def audience_of(remote: str) -> str:
+    """The one spelling of a remote, so that a request meant for one bus is not taken from another.
+
+    Credentials, the scheme, a default port, ``.git`` and trailing slashes go; a host is lower-cased; a folder
+    becomes its real absolute path. ``git@Example.org:team/repo.git``, ``ssh://git@example.org/team/repo`` and
+    ``https://token@example.org/team/repo.git/`` all give ``example.org/team/repo``.
+    """
+    if is_local(remote):
+        path = unquote(urlsplit(remote).path) if is_url(remote) else remote
+        return _without_git_suffix(os.path.realpath(Path(path).expanduser()))
+    if "://" in remote:
+        parts = urlsplit(remote)
+        host = (parts.hostname or "").lower()
+        port = _explicit_port(remote, parts.scheme)
+        return _without_git_suffix(f"{host}{port}/{parts.path.strip('/')}")
+    address, _, path = remote.partition(":")
+    host = address.rpartition("@")[2].lower()
+    return _without_git_suffix(f"{host}/{path.strip('/')}")
+
+
+def _explicit_port(remote: str, scheme: str) -> str:
+    try:
+        port = urlsplit(remote).port
+    except ValueError:
+        return ""
+    default = {"https": 443, "http": 80, "ssh": 22, "git": 9418}.get(scheme)
+    return "" if port is None or port == default else f":{port}"
+
+
+def _without_git_suffix(text: str) -> str:
+    return text.rstrip("/").removesuffix(".git").rstrip("/") or "/"

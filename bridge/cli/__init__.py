@@ -1,0 +1,154 @@
+"""The command ``kakeya_mac``: parse, call one function, render, return a code.
+
+The group knows its commands by name and one line of help, and imports a command's module only when it is
+called, so that ``--help`` answers at once. Errors become one line on stderr (one JSON line with ``--json``)
+here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from typing import Any
+
+import click
+
+from bridge import __version__
+from bridge.errors import EXIT_BUG, EXIT_INTERRUPTED, BridgeError
+
+# command -> (module, one line of help), in the order a newcomer needs them
+COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": ("bridge.cli.demo", "Run the main job end to end on this machine, over a git remote of its own."),
+    "doctor": ("bridge.cli.doctor", "Can this checkout use the bridge? What is missing, and how to fix it."),
+    "presets": (
+        "bridge.cli.presets",
+        "The allowlist: each preset, its parameters, types, bounds and defaults.",
+    ),
+    "run": ("bridge.cli.run", "Submit a request; with --wait, follow it home."),
+    "status": ("bridge.cli.handles", "Where a request is."),
+    "wait": ("bridge.cli.handles", "Follow a request until its result is home."),
+    "logs": ("bridge.cli.handles", "What the job printed: live while it runs, complete afterwards."),
+    "result": ("bridge.cli.handles", "Fetch a result, check it, and show or save it."),
+    "gate": ("bridge.cli.gate", "Judge evidence files."),
+    "runners": ("bridge.cli.runners", "Whose results this client believes."),
+    "runner": ("bridge.cli.runner", "On the Mac: serve requests."),
+}
+
+
+class LazyGroup(click.Group):
+    """A click group that imports a command's module when the command is called, not for its help line."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(COMMANDS[cmd_name][0])
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            import difflib
+
+            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise click.UsageError(f"No such command {args[0]!r}.{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+EPILOG = """\b
+Examples:
+  kakeya_mac demo
+  kakeya_mac run --preset throughput -p prompts=code --wait
+  kakeya_mac result 20260301t120000z0123456789ab -o out/
+
+Exit codes of a finished request: 0 passed, 1 failed, 2 refused, 3 evidence rejected, 4 the wait timed out,
+5 cancelled or lost, 6 git or the network failed, 70 our own bug, 130 interrupted."""
+
+
+@click.group(cls=LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="kakeya_mac")
+def cli() -> None:
+    """Run vetted jobs on an Apple Silicon Mac you cannot reach, over git, and trust the numbers.
+
+    A request is a branch, a result is a commit. The client needs git and push rights, nothing else.
+    """
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point of ``kakeya_mac``; exits with the code of the command."""
+    arguments = sys.argv[1:] if argv is None else argv
+    sys.exit(run_edge(cli, arguments))
+
+
+def run_edge(command: click.Command, arguments: list[str]) -> int:
+    """Run `command` and turn whatever it raises into a message and an exit code."""
+    try:
+        code = command.main(arguments, prog_name="kakeya_mac", standalone_mode=False)
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted", err=True)
+        return EXIT_INTERRUPTED
+    except BridgeError as error:
+        _show_error(error, as_json="--json" in arguments)
+        return error.exit_code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader went away (| head)
+        return 0
+    except Exception as error:  # the last line of defence: our bug must not look like the user's mistake
+        _show_bug(error)
+        return EXIT_BUG
+    return code if isinstance(code, int) else 0
+
+
+def echo_json(document: dict[str, Any]) -> None:
+    """Print one JSON line, the last thing a command with ``--json`` says."""
+    click.echo(json.dumps(document, sort_keys=True))
+
+
+def _show_error(error: BridgeError, *, as_json: bool) -> None:
+    click.echo(f"error: {error.message}", err=True)
+    if error.remedy:
+        click.echo(f"  {error.remedy}", err=True)
+    if as_json:
+        echo_json(
+            {
+                "status": "error",
+                "error": type(error).__name__,
+                "message": error.message,
+                "remedy": error.remedy,
+                "exit_code": error.exit_code,
+            }
+        )
+
+
+def _show_bug(error: Exception) -> None:
+    import traceback
+    from datetime import UTC, datetime
+
+    from bridge import settings
+
+    text = "".join(traceback.format_exception(error))
+    where = settings.state_dir() / "crashes" / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}.txt"
+    try:
+        where.parent.mkdir(parents=True, exist_ok=True)
+        where.write_text(f"kakeya_mac {__version__}\n{' '.join(sys.argv)}\n\n{text}", encoding="utf-8")
+        kept = f"The details are in {where}; please attach that file to a report"
+    except OSError:
+        kept = f"{text}\nPlease attach this to a report"
+    click.echo(f"internal error: {type(error).__name__}: {error}", err=True)
+    click.echo(f"  This is a bug in kakeya-mac, not in your request. {kept} (see CONTRIBUTING.md).", err=True)

@@ -1,0 +1,87 @@
+"""``kakeya_mac demo``: the main job end to end on this machine, over a git remote of its own."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from bridge.cli import echo_json
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  kakeya_mac demo
+  kakeya_mac demo -p prompts=all -p limit=5
+  kakeya_mac demo --folder /tmp/demos
+
+The last line is JSON. The demo's folder (remote, workload clone, runner's log) is kept for a look around."""
+)
+@click.option(
+    "-p", "--param", "params", multiple=True, metavar="KEY=VALUE", help="A parameter of `throughput`."
+)
+@click.option(
+    "--folder", type=click.Path(path_type=Path), metavar="DIR", help="Make the demo's folder below DIR."
+)
+@click.option(
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(min=1),
+    default=600.0,
+    show_default=True,
+    help="Give up after seconds.",
+)
+def demo(params: tuple[str, ...], folder: Path | None, wait_s: float) -> int:
+    """Show everything once: request, git remote, runner, engine on the shipped pair, gate, result.
+
+    A bare repository and a clone are made in a temporary folder, `kakeya_mac runner serve` is started as a
+    process of its own, and the preset `throughput` is asked for through the ordinary client.
+    """
+    from bridge import demo as house_of
+    from bridge import presets
+    from bridge.bus.git import Git
+    from bridge.cli.follow import follow
+    from bridge.client.submit import plan_request, submit_request
+
+    began = time.monotonic()
+    house = house_of.build(folder)
+    click.echo(f"demo in {house.folder}: remote.git is the bus, workload a clone of it", err=True)
+    config = house.settings
+    with house_of.runner(house) as process:
+        click.echo(
+            f"started a runner as process {process.pid}: runner serve --name {house_of.RUNNER_NAME}", err=True
+        )
+        plan = plan_request(
+            config,
+            repository=house.workload,
+            preset="throughput",
+            params=presets.parse_cli(presets.get("throughput"), params),
+        )
+        submission = submit_request(config, plan, repository=house.workload)
+        click.echo(f"submitted {submission.nonce}: {' '.join(plan.argv)}", err=True)
+        document: dict[str, object] = {}
+        code = follow(
+            config,
+            Git(house.workload),
+            submission.remote,
+            submission.nonce,
+            wait_s=wait_s,
+            as_json=False,
+            asked=submission.asked,
+            outcome=document.update,
+        )
+    document |= {
+        "remote": str(house.remote),
+        "workload": str(house.workload),
+        "runner_log": str(house.log),
+        "seconds": round(time.monotonic() - began, 1),
+        "exit_code": code,
+    }
+    if code != 0:
+        click.echo(f"the runner's log is {house.log}", err=True)
+    else:
+        click.echo(f"  look     git -C {house.remote} show --stat {document['result_commit']}")
+    echo_json(document)
+    return code

@@ -1,0 +1,172 @@
+"""Follow a request on the terminal: phases as they come, progress in place, the outcome at the end.
+
+Progress goes to standard error; standard output carries the outcome alone.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bridge.bus.git import Git
+from bridge.bus.results import Asked, Believed, FetchedResult, believe
+from bridge.cli import echo_json
+from bridge.client.remotes import Remote
+from bridge.client.watch import Update, watch
+from bridge.errors import WaitTimeout
+from bridge.render.outcome import outcome_json, outcome_lines, status_line
+from bridge.result import EXIT_CODES, Phase
+from bridge.settings import Settings
+
+_QUIET_S = 2.0  # between two progress lines where there is no terminal
+
+
+def follow(
+    settings: Settings,
+    git: Git,
+    remote: Remote,
+    nonce: str,
+    *,
+    wait_s: float,
+    as_json: bool,
+    asked: Asked | None = None,
+    output: Path | None = None,
+    extra: dict[str, Any] | None = None,
+    outcome: Callable[[dict[str, Any]], object] | None = None,
+) -> int:
+    """Watch `nonce` until its result is home, show it, and return its exit code.
+
+    Args:
+        settings: Whose trusted runners count.
+        git: Any checkout; nothing is left in it.
+        remote: The bus.
+        nonce: The request.
+        wait_s: Seconds until this gives up; the job goes on.
+        as_json: End with one JSON line instead of text.
+        asked: The request as this client submitted it; None: as it stands on the remote.
+        output: Folder to save the result in.
+        extra: More keys for the JSON line.
+        outcome: Is given the JSON document, also when text is shown.
+
+    Raises:
+        ResultError: What was published cannot be believed.
+        BusError: The remote never answered, or the request is gone.
+    """
+    deadline = time.monotonic() + wait_s
+    fetched: FetchedResult | None = None
+    try:
+        with _progress() as show:
+            for update in watch(git, remote.address, nonce, deadline=deadline, asked=asked):
+                show(update)
+                fetched = update.result
+    except WaitTimeout as timeout:
+        click.echo(f"error: {timeout.message}", err=True)
+        click.echo(f"  {timeout.remedy}", err=True)
+        document = {**(extra or {}), "status": "waiting", "nonce": nonce, "exit_code": timeout.exit_code}
+        if outcome is not None:
+            outcome(document)
+        if as_json:
+            echo_json(document)
+        return timeout.exit_code
+    if fetched is None:
+        raise WaitTimeout(f"{nonce}: the watch ended without a result", f"kakeya_mac wait {nonce}")
+    believed = believe(fetched, trusted=settings.trusted_runners, asked=asked)
+    if outcome is not None:
+        outcome(outcome_json(believed))
+    return present(believed, fetched, as_json=as_json, output=output, extra=extra)
+
+
+def present(
+    believed: Believed,
+    fetched: FetchedResult,
+    *,
+    as_json: bool,
+    output: Path | None,
+    extra: dict[str, Any] | None = None,
+) -> int:
+    """Show (and with `output` save) a believed result; returns the exit code of its status."""
+    from bridge.client.save import save
+
+    if output is not None:
+        save(believed, fetched, output)
+    if as_json:
+        saved = {} if output is None else {"output": str(output)}
+        echo_json({**(extra or {}), **outcome_json(believed), **saved})
+    else:
+        _show(believed, output)
+    return EXIT_CODES[believed.result.verdict.status]
+
+
+def _show(believed: Believed, output: Path | None) -> None:
+    from rich.console import Console
+
+    from bridge.evidence.gate import judge
+    from bridge.render.terminal import evidence_tables
+
+    console = Console()
+    for file in believed.result.files:
+        if file.role == "evidence":
+            for table in evidence_tables(judge(believed.files[file.path])):
+                console.print(table)
+    for line in outcome_lines(believed):
+        click.echo(line)
+    if output is not None:
+        click.echo(f"  saved    {output}")
+
+
+@contextmanager
+def _progress() -> Iterator[Any]:
+    """A function that shows an update: in place on a terminal, as occasional lines elsewhere."""
+    if sys.stderr.isatty():
+        with _live() as show:
+            yield show
+        return
+    last_phase, last_line, last_time = None, "", 0.0
+
+    def show_line(update: Update) -> None:
+        nonlocal last_phase, last_line, last_time
+        line = _line(update)
+        now = time.monotonic()
+        if line == last_line or (update.phase == last_phase and now - last_time < _QUIET_S):
+            return
+        click.echo(line, err=True)
+        last_phase, last_line, last_time = update.phase, line, now
+
+    yield show_line
+
+
+@contextmanager
+def _live() -> Iterator[Any]:
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    seen: list[Phase] = []
+    with console.status("submitted") as status:
+
+        def show_live(update: Update) -> None:
+            if update.phase not in seen:
+                seen.append(update.phase)
+                console.print(_line(update), highlight=False, markup=False)
+            status.update(_escaped(_line(update)))
+
+        yield show_live
+
+
+def _escaped(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+def _line(update: Update) -> str:
+    if update.notice:
+        return f"{update.phase} (no answer from the remote: {update.notice})"
+    if update.phase is Phase.DONE:
+        return "done"
+    return status_line(update.status, update.phase, update.ahead)

@@ -1,0 +1,70 @@
+"""``kakeya_mac gate``: judge evidence files, with the same gate a runner uses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from bridge.cli import echo_json
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  kakeya_mac gate report.json
+  kakeya_mac gate out/evidence/*.json --json
+  kakeya_mac gate report.json --nonce 20260301t120000z0123456789ab
+  kakeya_mac gate --explain SPEEDUP_SAMPLES
+
+Exit code 0: every file accepted; 3: at least one rejected, or not readable as a report."""
+)
+@click.argument("files", nargs=-1, type=click.Path(path_type=Path))
+@click.option("--nonce", metavar="NONCE", help="The request the reports must belong to.")
+@click.option("--workload-sha", metavar="SHA", help="The workload commit they must belong to.")
+@click.option("--explain", metavar="CODE", help="Say when a rule rejects, and what to do about it.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON line instead of text.")
+def gate(
+    files: tuple[Path, ...], nonce: str | None, workload_sha: str | None, explain: str | None, as_json: bool
+) -> int:
+    """Judge evidence reports: recompute every claim from the rows, and name each rule that is broken."""
+    from bridge.evidence.gate import Binding, judge_file
+
+    if explain is not None:
+        return _explain(explain, as_json)
+    if not files:
+        raise click.UsageError("Give at least one report, or --explain CODE.")
+    if workload_sha is not None and nonce is None:
+        raise click.UsageError("--workload-sha needs --nonce: a report belongs to a request.")
+    binding = None if nonce is None else Binding(nonce=nonce, workload_sha=workload_sha)
+    judgements = [(path, judge_file(path, binding=binding)) for path in files]
+    accepted = all(judgement.accepted for _, judgement in judgements)
+    if as_json:
+        rows = [{"file": str(path), **judgement.to_document()} for path, judgement in judgements]
+        echo_json({"status": "accepted" if accepted else "rejected", "files": rows})
+        return 0 if accepted else 3
+    for path, judgement in judgements:
+        click.echo(
+            f"{path}: {'accepted' if judgement.accepted else 'REJECTED'} ({judgement.kind or 'not a report'})"
+        )
+        for claim in judgement.claims:
+            figure = "no figure" if claim.figure is None else f"{claim.figure:g}"
+            click.echo(f"  claim {claim.name}: {figure}{'' if claim.met else '  NOT MET'}")
+        for violation in judgement.violations:
+            click.echo(f"  {violation.code}: {violation.message}")
+    return 0 if accepted else 3
+
+
+def _explain(code: str, as_json: bool) -> int:
+    from bridge.evidence.rules import ELSEWHERE, RULES, explain
+
+    name = code.upper()
+    explanation = explain(name)
+    if explanation is None:
+        known = ", ".join([*ELSEWHERE, *RULES])
+        raise click.BadParameter(f"no rule is called {code!r}; rules: {known}", param_hint="--explain")
+    if as_json:
+        echo_json({"code": name, "rejected_when": explanation.rejected_when, "remedy": explanation.remedy})
+    else:
+        click.echo(f"{name}: rejected when {explanation.rejected_when}\n  {explanation.remedy}")
+    return 0

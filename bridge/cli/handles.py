@@ -1,0 +1,184 @@
+"""``kakeya_mac status | wait | logs | result``: what became of a request, by its handle, from any clone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bridge.cli import echo_json
+
+if TYPE_CHECKING:
+    from bridge.bus.git import Git
+    from bridge.bus.handles import RequestState
+    from bridge.bus.results import Believed, FetchedResult
+    from bridge.client.remotes import Remote
+    from bridge.client.watch import Update
+    from bridge.settings import Settings
+
+Function = Callable[..., Any]
+
+
+def handle_options(function: Function) -> Function:
+    """The argument and options that every one of these commands takes."""
+    json_option = click.option("--json", "as_json", is_flag=True, help="One JSON line instead of text.")
+    remote_option = click.option(
+        "--remote", metavar="URL", help="Git remote that carries the bus (default: origin)."
+    )
+    argument = click.argument("handle")
+    return argument(remote_option(json_option(function)))
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  kakeya_mac status 20260301t120000z0123456789ab
+  kakeya_mac status 20260301t12 --json
+
+Exit code: 0 while it waits or runs; afterwards the code of its status."""
+)
+@handle_options
+def status(handle: str, remote: str | None, as_json: bool) -> int:
+    """Where the request HANDLE (nonce, branch name or unique prefix) is."""
+    from bridge.cli.follow import present
+    from bridge.render.outcome import status_line
+
+    config, git, bus, state = _find(handle, remote)
+    found = _answer(config, git, bus, state)
+    if found is not None:
+        return present(*found, as_json=as_json, output=None)
+    update = _look(git, bus, state.nonce)
+    line = status_line(update.status, update.phase, update.ahead)
+    if as_json:
+        beat = None if update.status is None else update.status.model_dump(mode="json")
+        echo_json(
+            {
+                "status": update.phase,
+                "nonce": state.nonce,
+                "preset": state.preset,
+                "ahead": update.ahead,
+                "heartbeat": beat,
+                "exit_code": 0,
+            }
+        )
+    else:
+        click.echo(f"{state.nonce}  {line}")
+    return 0
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  kakeya_mac wait 20260301t120000z0123456789ab
+  kakeya_mac wait 20260301t12 --seconds 600 -o out/ --json
+
+Exit codes as of `run --wait`."""
+)
+@handle_options
+@click.option(
+    "--seconds", type=click.FloatRange(min=0), default=3600.0, show_default=True, help="Give up after."
+)
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Save the result.")
+def wait(handle: str, remote: str | None, as_json: bool, seconds: float, output: Path | None) -> int:
+    """Follow the request HANDLE until its result is home."""
+    from bridge.cli.follow import follow
+
+    config, git, bus, state = _find(handle, remote)
+    return follow(config, git, bus, state.nonce, wait_s=seconds, as_json=as_json, output=output)
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  kakeya_mac logs 20260301t120000z0123456789ab
+  kakeya_mac logs 20260301t12 --json"""
+)
+@handle_options
+def logs(handle: str, remote: str | None, as_json: bool) -> int:
+    """What the job of HANDLE printed: its last lines while it runs, everything afterwards.
+
+    The text was written on the other side of the bus and is shown without terminal escapes.
+    """
+    from bridge.bus.untrusted import clean
+
+    config, git, bus, state = _find(handle, remote)
+    found = _answer(config, git, bus, state)
+    if found is not None:
+        believed, _ = found
+        texts = {
+            file.path: clean(believed.files[file.path].decode("utf-8", "replace"))
+            for file in believed.result.files
+            if file.role == "log"
+        }
+        complete = True
+    else:
+        update = _look(git, bus, state.nonce)
+        tail = () if update.status is None else update.status.log_tail
+        texts = {"tail": clean("\n".join(tail))}
+        complete = False
+    if as_json:
+        echo_json({"nonce": state.nonce, "complete": complete, "logs": texts, "untrusted": True})
+        return 0
+    for name, text in texts.items():
+        if len(texts) > 1:
+            click.echo(f"== {name} ==")
+        click.echo(text.rstrip("\n"))
+    return 0
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  kakeya_mac result 20260301t120000z0123456789ab
+  kakeya_mac result mac-bridge/probe-20260301t120000z0123456789ab -o out/ --json
+
+Exit code: that of the result's status; 3 when it cannot be believed; 4 when there is none yet."""
+)
+@handle_options
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Save every published file."
+)
+def result(handle: str, remote: str | None, as_json: bool, output: Path | None) -> int:
+    """Fetch the result of HANDLE, check every digest and signature, and show or save it.
+
+    Results are files of git commits; nothing is checked out, nothing is left in this clone.
+    """
+    from bridge.cli.follow import present
+    from bridge.errors import WaitTimeout
+
+    config, git, bus, state = _find(handle, remote)
+    found = _answer(config, git, bus, state)
+    if found is None:
+        raise WaitTimeout(f"{state.nonce} has no result yet", f"kakeya_mac wait {state.nonce}")
+    return present(*found, as_json=as_json, output=output)
+
+
+def _find(handle: str, remote: str | None) -> tuple[Settings, Git, Remote, RequestState]:
+    from bridge import settings
+    from bridge.bus.git import Git
+    from bridge.bus.handles import resolve_handle
+    from bridge.client.remotes import resolve_remote
+
+    config = settings.load(remote=remote)
+    git = Git(Path.cwd())
+    bus = resolve_remote(git, config.remote)
+    return config, git, bus, resolve_handle(git, bus.address, handle)
+
+
+def _answer(
+    config: Settings, git: Git, bus: Remote, state: RequestState
+) -> tuple[Believed, FetchedResult] | None:
+    from bridge.bus.results import believe, fetch
+
+    fetched = fetch(git, bus.address, state)
+    return None if fetched is None else (believe(fetched, trusted=config.trusted_runners), fetched)
+
+
+def _look(git: Git, bus: Remote, nonce: str) -> Update:
+    """The first thing a watcher sees: one look at the remote."""
+    from bridge.client.watch import watch
+
+    return next(watch(git, bus.address, nonce, deadline=time.monotonic() + 60))

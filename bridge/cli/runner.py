@@ -1,0 +1,115 @@
+"""``kakeya_mac runner``: the Mac's side. `serve` is the embedded daemon."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from bridge.runner.serve import Runner
+    from bridge.runner.station import Station
+
+
+@click.group()
+def runner() -> None:
+    """Commands for the machine that does the work."""
+
+
+@runner.command(
+    epilog="""\b
+Examples:
+  kakeya_mac runner serve --remote git@example.org:you/workload.git --name studio
+  kakeya_mac runner serve --once --idle-timeout 60
+
+SIGTERM or Ctrl-C: finish the running job, then stop; a second one stops the job, too. What this machine
+allows is in policy.toml of the configuration folder; the default runs no code of a repository."""
+)
+@click.option("--remote", metavar="URL", help="Git remote that carries the bus (default: origin).")
+@click.option("--name", metavar="NAME", help="The runner's name in claims and results (default: the host's).")
+@click.option("--once", is_flag=True, help="Answer one request, then stop.")
+@click.option(
+    "--idle-timeout",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="With --once: give up after waiting.",
+)
+@click.option(
+    "--idle",
+    "idle_s",
+    type=click.FloatRange(min=0.1, max=3600),
+    default=5.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Longest pause between two looks at an idle queue.",
+)
+def serve(remote: str | None, name: str | None, once: bool, idle_timeout: float | None, idle_s: float) -> int:
+    """Take requests from the remote, run the allowed ones, one at a time, and publish signed results.
+
+    With --once: exit code 0 when a request was answered, 4 when none came within --idle-timeout.
+    """
+    from bridge import settings
+    from bridge.bus.git import Git
+    from bridge.client.remotes import resolve_remote
+    from bridge.runner.serve import Runner
+    from bridge.runner.station import open_station
+
+    if idle_timeout is not None and not once:
+        raise click.UsageError(
+            "--idle-timeout needs --once: without it the runner serves until it is stopped."
+        )
+    config = settings.load(remote=remote)
+    bus = resolve_remote(Git(Path.cwd()), config.remote)
+    station = open_station(
+        name or _host_name(), bus.address, state_dir=config.state_dir, config_dir=config.config_dir
+    )
+    _introduce(station, bus.shown)
+    daemon = Runner(station, say=click.echo, idle_s=idle_s)
+    stop = Event()
+    with _draining(daemon, stop):
+        answered = daemon.serve(once=once, stop=stop, idle_timeout_s=idle_timeout)
+    click.echo(f"stopped after {answered} request(s)")
+    return 4 if once and not answered and not stop.is_set() else 0
+
+
+def _introduce(station: Station, remote: str) -> None:
+    key = station.public_key
+    click.echo(f"serving {remote} as {station.identity.name}; presets: {', '.join(station.presets)}")
+    if key is None:
+        click.echo("results are unsigned: ssh-keygen is not installed")
+    else:
+        click.echo(
+            f"clients trust this runner with: kakeya_mac runners trust {station.identity.name} --key '{key}'"
+        )
+
+
+def _host_name() -> str:
+    """The host's name as a runner's name."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", platform.node().split(".")[0]).strip("-._")
+    return name[:64] or "runner"
+
+
+@contextlib.contextmanager
+def _draining(daemon: Runner, stop: Event) -> Iterator[None]:
+    """The first SIGTERM or SIGINT drains, the second stops the job."""
+
+    def handle(_number: int, _frame: Any) -> None:
+        if stop.is_set():
+            daemon.abort()
+        else:
+            click.echo("stopping after the running job; once more to stop it now")
+            stop.set()
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,87 @@
+"""Which remote is the bus: a URL, a folder, a configured name, or the checkout's own.
+
+The address is used instead of the name, because git writes tracking refs into the checkout when it pushes
+to a name.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bridge.bus import refs
+from bridge.bus.git import Git
+from bridge.bus.untrusted import without_credentials
+from bridge.errors import NoRemote
+
+_KEYS = r"^(remote\..*\.(url|pushurl)|url\..*\.insteadof)$"
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A bus.
+
+    Attributes:
+        address: What git is given; may hold credentials, so never show it.
+        shown: The address without credentials.
+        audience: Its one spelling, which manifests name.
+    """
+
+    address: str
+    shown: str
+    audience: str
+
+
+def resolve_remote(git: Git, named: str | None = None) -> Remote:
+    """The remote that a checkout means.
+
+    Args:
+        git: The checkout; any folder will do when `named` is an address.
+        named: A URL, a folder (relative to the working directory) or the name of a configured remote. None:
+            ``origin``, else the only remote there is.
+
+    Raises:
+        NoRemote: There is none, several and none named, or none of that name.
+    """
+    urls: dict[str, str] = {}
+    rewritten = False
+    for key, value in git.settings(_KEYS):
+        name, _, kind = key.partition(".")[2].rpartition(".")
+        if key.startswith("url."):
+            rewritten = True
+        elif kind == "pushurl" or name not in urls:
+            urls[name] = value
+    if named is None:
+        address = _absolute(_own(urls), git.top)
+    elif named in urls:
+        address = _absolute(urls[named], git.top)
+    elif _is_address(named):
+        address = _absolute(named, Path.cwd)
+    else:
+        known = ", ".join(sorted(urls)) or "none"
+        raise NoRemote(f"there is no remote {named!r}", f"configured remotes: {known}; a URL works too")
+    effective = git.remote_url(address) if rewritten else address
+    return Remote(address, without_credentials(address), refs.audience_of(effective))
+
+
+def _own(urls: dict[str, str]) -> str:
+    if "origin" in urls:
+        return urls["origin"]
+    if len(urls) == 1:
+        return next(iter(urls.values()))
+    if urls:
+        raise NoRemote(f"which of the remotes {', '.join(sorted(urls))}?", "name one with --remote")
+    raise NoRemote("this checkout has no remote", "git remote add origin URL, or give one with --remote")
+
+
+def _is_address(named: str) -> bool:
+    plain = bool(named) and named.isprintable() and not named.startswith("-")
+    return plain and (refs.is_url(named) or os.sep in named or Path(named).exists())
+
+
+def _absolute(address: str, base: Callable[[], Path]) -> str:
+    if refs.is_url(address):
+        return address
+    return str(base() / Path(address).expanduser())

@@ -1,0 +1,229 @@
+"""A job asked for: checked, written as a manifest, signed, and pushed. The client's first half.
+
+`plan_request` decides everything and touches nothing (a dry run ends there); `submit_request` pushes what
+it planned. What the machine allows is decided on the machine.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Literal
+
+from bridge import presets, signing
+from bridge.bus import refs
+from bridge.bus.git import Git
+from bridge.bus.requests import submit
+from bridge.bus.results import Asked
+from bridge.client.remotes import Remote, resolve_remote
+from bridge.errors import ManifestError, ParameterError
+from bridge.manifest import Manifest, ParamValue, parse
+from bridge.presets import Preset
+from bridge.settings import Settings
+
+# How long the question whether the work tree is clean may take, and may still take once the push is done.
+_DIRTY_LIMIT_S = 5.0
+_DIRTY_GRACE_S = 0.1
+_ENTROPY_BYTES = 6
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A request that was checked and not yet pushed.
+
+    Attributes:
+        manifest: What will be asked.
+        argv: What the preset would run, with the machine's own values left as placeholders.
+        remote: Where it will go.
+        warnings: One sentence each, for people.
+    """
+
+    manifest: Manifest
+    argv: tuple[str, ...]
+    remote: Remote
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A request that is on its way.
+
+    Attributes:
+        manifest: What was asked.
+        commit: The request commit.
+        ref: The branch it stands on, where the result will appear.
+        remote: Where it went.
+        signed: Whether the request carries a signature.
+        warnings: One sentence each, for people.
+    """
+
+    manifest: Manifest
+    commit: str
+    ref: str
+    remote: Remote
+    signed: bool
+    warnings: tuple[str, ...]
+
+    @property
+    def nonce(self) -> str:
+        """The durable handle."""
+        return self.manifest.nonce
+
+    @property
+    def asked(self) -> Asked:
+        """What a result must answer to be believed."""
+        return Asked(self.manifest.nonce, self.commit, self.manifest.workload_sha)
+
+
+def plan_request(
+    settings: Settings,
+    *,
+    repository: Path,
+    preset: str,
+    params: Mapping[str, object],
+    ref: str = "HEAD",
+    remote: str | None = None,
+    expires: timedelta | None = None,
+    against: str | None = None,
+    timeout_s: int | None = None,
+    transport: Literal["embedded", "actions"] = "embedded",
+    now: datetime | None = None,
+    entropy: bytes | None = None,
+) -> Plan:
+    """Check a request and write its manifest. Reads the checkout; touches neither it nor the network.
+
+    Args:
+        settings: The client's settings.
+        repository: The checkout that has the workload commit.
+        preset: Name or alias of the job.
+        params: Its parameters; defaults are filled in.
+        ref: The workload: any revision.
+        remote: URL, folder or name of the bus; None: the setting, else the checkout's own remote.
+        expires: How long the request may wait; None: the setting.
+        against: A second revision, for presets that compare.
+        timeout_s: Seconds the job may run; None: the preset's limit.
+        transport: Who shall take it.
+        now: The moment it is made; None: now.
+        entropy: 6 random bytes for the nonce; None: the system's.
+
+    Raises:
+        PresetError: No such preset.
+        ParameterError: A parameter is unknown, mistyped, out of range, or a path the workload does not have.
+        RevisionError: `ref` or `against` is no commit here.
+        ManifestError: A value does not fit a manifest.
+        NoRemote: There is no remote to talk to.
+        BusError: `repository` is not a checkout.
+    """
+    chosen = presets.get(preset)
+    values = presets.validate(chosen, params)
+    git = Git(repository)
+    workload = git.resolve(ref)
+    against_sha = git.resolve(against) if against is not None else None
+    _check_paths(git, chosen, values, workload)
+    bus = resolve_remote(git, remote or settings.remote)
+    created = (now or datetime.now(UTC)).astimezone(UTC).replace(microsecond=0)
+    nonce = refs.new_nonce(created, entropy or os.urandom(_ENTROPY_BYTES))
+    lifetime = expires or timedelta(seconds=settings.request_lifetime_s)
+    try:
+        drafted = Manifest.model_construct(
+            nonce=nonce,
+            preset=chosen.name,
+            params=values,
+            workload_sha=workload,
+            result_ref=refs.request_ref(chosen.name, nonce, git.current_branch()),
+            transport=transport,
+            requested_by=settings.requested_by,
+            created_at=created,
+            expires_at=created + lifetime,
+            audience=bus.audience,
+            timeout_s=timeout_s,
+            against_sha=against_sha,
+        )
+        manifest = parse(drafted.to_bytes())
+    except OverflowError:
+        raise ManifestError(f"manifest: expires_at: {lifetime} is too long") from None
+    warnings = [] if timeout_s is None or timeout_s <= chosen.timeout_s else [_shorter(chosen, timeout_s)]
+    argv = tuple(presets.argv(chosen, values, presets.show))
+    return Plan(manifest, argv, bus, tuple(warnings))
+
+
+def submit_request(
+    settings: Settings, plan: Plan, *, repository: Path, check_tree: bool = True
+) -> Submission:
+    """Sign and push a planned request.
+
+    Args:
+        settings: The client's settings; `signing_key` decides whether it is signed.
+        plan: From `plan_request`.
+        repository: The same checkout.
+        check_tree: Warn when tracked files have uncommitted changes, which do not travel. Right when the
+            workload is HEAD. Runs beside the push and is given up shortly after it.
+
+    Raises:
+        SignatureError: The configured key cannot sign.
+        PushRejected: The remote said no, with its words.
+        RemoteUnreachable: The remote did not answer.
+    """
+    git = Git(repository)
+    question = _DirtyQuestion(git) if check_tree else None
+    warnings = list(plan.warnings)
+    signature = None
+    if settings.signing_key is not None and not signing.available():
+        warnings.append("the request is unsigned: ssh-keygen is not installed")
+    elif settings.signing_key is not None:
+        data = plan.manifest.to_bytes()
+        signature = signing.sign(settings.signing_key, signing.REQUEST_NAMESPACE, data)
+    submitted = submit(git, plan.remote.address, plan.manifest, signature)
+    if not submitted.in_inbox:
+        warnings.append("the remote takes branches only: a runner finds this request a little later")
+    if question is not None and (said := question.answer()) is not None:
+        warnings.append(said)
+    return Submission(
+        manifest=plan.manifest,
+        commit=submitted.commit,
+        ref=submitted.ref,
+        remote=plan.remote,
+        signed=signature is not None,
+        warnings=tuple(warnings),
+    )
+
+
+class _DirtyQuestion:
+    """Asks git, beside the push, whether uncommitted changes stay behind."""
+
+    def __init__(self, git: Git) -> None:
+        self._git = git
+        self._dirty: bool | None = None
+        self._thread = threading.Thread(target=self._ask, daemon=True)
+        self._thread.start()
+
+    def answer(self) -> str | None:
+        self._thread.join(_DIRTY_GRACE_S)
+        if self._dirty:
+            return "uncommitted changes stay behind: the request is the commit, not the work tree"
+        return None
+
+    def _ask(self) -> None:
+        self._dirty = self._git.is_dirty(_DIRTY_LIMIT_S)
+
+
+def _check_paths(git: Git, preset: Preset, values: Mapping[str, ParamValue], workload: str) -> None:
+    for name, parameter in preset.params.items():
+        value = values.get(name)
+        if parameter.format != "repo-path" or not isinstance(value, str):
+            continue
+        if git.kind_and_size(f"{workload}:{value.rstrip('/')}")[0] == "missing":
+            raise ParameterError(
+                f"preset {preset.name}: parameter {name}: {workload[:12]} has no {value!r}",
+                "commit it, or choose another commit with --ref",
+            )
+
+
+def _shorter(preset: Preset, timeout_s: int) -> str:
+    return (
+        f"a machine may allow {preset.name} no more than {preset.timeout_s} s; {timeout_s} s were asked for"
+    )

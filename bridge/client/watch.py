@@ -1,0 +1,165 @@
+"""A request followed to its end: queued, claimed, running n of m, done. The client's second half.
+
+Polling is quick at first and after every change, then slower. A network that fails for a while is reported
+and waited out; every command has a deadline and so has the whole. Judging the result is
+`bridge.bus.results.believe`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from bridge.bus import refs
+from bridge.bus.claims import read_status
+from bridge.bus.git import Git
+from bridge.bus.handles import Held, RequestState, state_of
+from bridge.bus.results import Asked, FetchedResult, fetch
+from bridge.errors import RemoteUnreachable, UnknownHandle, WaitTimeout
+from bridge.result import Phase, RunStatus
+
+_LOCAL_PAUSES_S = (0.1, 1.5)
+_NETWORK_PAUSES_S = (1.0, 10.0)
+_SLOWER = 1.3
+_COMMAND_TIMEOUT_S = 60.0
+# Before the remote has answered once, this many failures in a row are not a passing fault.
+_FIRST_FAILURES = 3
+# A request is vanished, not just between two of its refs, when this many looks found nothing of it.
+_EMPTY_LOOKS = 4
+
+
+@dataclass(frozen=True)
+class Update:
+    """One change of a request, as seen from here.
+
+    Attributes:
+        nonce: The request.
+        phase: Where it is.
+        ahead: Older requests that wait too; meaningful while queued.
+        status: Its runner's last heartbeat, texts cleaned; None: not claimed.
+        notice: Why nothing is known at the moment; None: all is well.
+        result: What was published; set on the last update only.
+    """
+
+    nonce: str
+    phase: Phase
+    ahead: int = 0
+    status: RunStatus | None = None
+    notice: str | None = None
+    result: FetchedResult | None = None
+
+
+def watch(
+    git: Git,
+    remote: str,
+    nonce: str,
+    *,
+    deadline: float,
+    asked: Asked | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[Update]:
+    """Follow a request; yields on every change and ends with the update that carries the result.
+
+    Args:
+        git: Any checkout; nothing is left in it.
+        remote: Address of the bus.
+        nonce: The request.
+        deadline: When to give up, on `clock`.
+        asked: The request as this client submitted it; None: as it stands on the remote.
+        clock: Monotonic seconds.
+        sleep: Waits that many seconds.
+
+    Raises:
+        WaitTimeout: The deadline came first; the job goes on.
+        UnknownHandle: Nothing of the request is on the remote any more.
+        RemoteUnreachable: The remote never answered.
+        ResultError: Something stands where the result belongs and cannot be one.
+    """
+    quick, slow = _LOCAL_PAUSES_S if refs.is_local(remote) else _NETWORK_PAUSES_S
+    watcher = _Watcher(git, remote, nonce, asked)
+    last: Update | None = None
+    pause = quick
+    while True:
+        update = watcher.look(max(1.0, min(_COMMAND_TIMEOUT_S, deadline - clock())))
+        if update != last:
+            yield update
+            last, pause = update, quick
+        if update.result is not None:
+            return
+        left = deadline - clock()
+        if left <= 0:
+            raise WaitTimeout(
+                f"{nonce} is not done yet ({update.notice or update.phase}); it goes on",
+                f"kakeya_mac wait {nonce}",
+            )
+        sleep(min(pause, left))
+        pause = min(pause * _SLOWER, slow)
+
+
+class _Watcher:
+    """What is known of one request, so that a look fetches only what changed."""
+
+    def __init__(self, git: Git, remote: str, nonce: str, asked: Asked | None) -> None:
+        self._git = git
+        self._remote = remote
+        self._nonce = nonce
+        self._asked = asked
+        self._known = Update(nonce, Phase.QUEUED)
+        self._claim: Held | None = None
+        self._status: RunStatus | None = None
+        self._without_result: tuple[Held | None, Held | None] | None = None
+        self._answered = False
+        self._failures = 0
+        self._empty = 0
+
+    def look(self, timeout_s: float) -> Update:
+        try:
+            found = self._git.ls_remote(self._remote, timeout_s=timeout_s)
+            self._known = self._update(state_of(found, self._nonce), timeout_s)
+        except RemoteUnreachable as error:
+            self._failures += 1
+            if not self._answered and self._failures >= _FIRST_FAILURES:
+                raise
+            notice = error.message
+            return Update(self._nonce, self._known.phase, self._known.ahead, self._known.status, notice)
+        self._answered, self._failures = True, 0
+        return self._known
+
+    def _update(self, state: RequestState, timeout_s: float) -> Update:
+        if state.gone:
+            self._empty += 1
+            if self._empty >= _EMPTY_LOOKS:
+                raise UnknownHandle(
+                    f"nothing of the request {self._nonce} is left on the remote",
+                    "somebody deleted its branch before a result was published",
+                )
+            return self._known
+        self._empty = 0
+        result = self._result(state, timeout_s)
+        if result is not None:
+            return Update(self._nonce, Phase.DONE, 0, self._status, None, result)
+        if state.claim is None:
+            self._claim = self._status = None
+            return Update(self._nonce, Phase.QUEUED, state.ahead)
+        self._read_claim(state.claim, timeout_s)
+        phase = self._status.phase if self._status else Phase.CLAIMED
+        return Update(self._nonce, phase, 0, self._status)
+
+    def _result(self, state: RequestState, timeout_s: float) -> FetchedResult | None:
+        places = (state.branch, state.result)
+        if places == self._without_result:
+            return None
+        result = fetch(self._git, self._remote, state, asked=self._asked, timeout_s=timeout_s)
+        if result is None:
+            self._without_result = places
+        return result
+
+    def _read_claim(self, held: Held, timeout_s: float) -> None:
+        if held == self._claim:
+            return
+        with self._git.scratch() as scratch:
+            scratch.fetch(self._remote, [held.ref], timeout_s=timeout_s)
+            if scratch.exists(held.commit):  # it may have moved on meanwhile
+                self._claim, self._status = held, read_status(scratch, held.commit)

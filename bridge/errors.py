@@ -1,0 +1,123 @@
+"""Every error the bridge raises, and the exit code each one ends in.
+
+    BridgeError
+    ├── RequestRefused            2   the request cannot be accepted as it is
+    │   ├── ManifestError             a field is missing, unknown, of the wrong type or out of range
+    │   ├── PresetError               no such preset, or its file is broken
+    │   ├── ParameterError            a preset parameter is unknown, mistyped, out of range or unsafe
+    │   ├── RevisionError             a ref or commit of the workload that does not exist
+    │   ├── PolicyError               this machine's policy says no
+    │   └── SignatureError            a signature is missing where one is required, or does not verify
+    ├── EvidenceError             3   numbers that cannot be believed
+    │   └── ResultError               a published result that does not belong to its request, or was altered
+    ├── WaitTimeout               4   the wait ended; the job goes on
+    ├── BusError                  6   git or the network failed
+    │   ├── NoRemote                  there is no remote to talk to
+    │   ├── RemoteUnreachable         the remote did not answer, or refused the credentials
+    │   ├── PushRejected              the remote answered and said no
+    │   ├── LeaseLost                 somebody else moved the ref we were to move
+    │   └── UnknownHandle             no request of that name on this remote
+    └── MachineError              6   this machine lacks something the runner needs (git, disk, a lock)
+
+Statuses of a finished request map to exit codes in `bridge.result.EXIT_CODES`. Anything that is not a
+`BridgeError` is our own bug and ends in 70.
+"""
+
+from __future__ import annotations
+
+EXIT_BUG = 70
+EXIT_INTERRUPTED = 130
+
+
+class BridgeError(Exception):
+    """What went wrong, with which value, and what to do about it.
+
+    Args:
+        message: One sentence with the offending value in it.
+        remedy: What the reader can do next; shown on a line of its own.
+    """
+
+    exit_code = 6
+
+    def __init__(self, message: str, remedy: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+
+
+class RequestRefused(BridgeError):
+    """The request cannot be accepted as it is."""
+
+    exit_code = 2
+
+
+class ManifestError(RequestRefused):
+    """A manifest field is missing, unknown, of the wrong type or out of range."""
+
+
+class PresetError(RequestRefused):
+    """There is no such preset, or its file breaks the preset schema."""
+
+
+class ParameterError(RequestRefused):
+    """A preset parameter is unknown, mistyped, out of range or unsafe."""
+
+
+class RevisionError(RequestRefused):
+    """A ref or commit of the workload does not exist."""
+
+
+class PolicyError(RequestRefused):
+    """The machine's policy does not allow the request."""
+
+
+class SignatureError(RequestRefused):
+    """A signature is missing where one is required, or does not verify."""
+
+
+class EvidenceError(BridgeError):
+    """Numbers that cannot be believed."""
+
+    exit_code = 3
+
+
+class ResultError(EvidenceError):
+    """A published result that does not belong to its request, or was altered."""
+
+
+class WaitTimeout(BridgeError):
+    """The wait ended before the job did; the job goes on."""
+
+    exit_code = 4
+
+
+class BusError(BridgeError):
+    """Git or the network failed."""
+
+    exit_code = 6
+
+
+class NoRemote(BusError):
+    """There is no remote to talk to."""
+
+
+class RemoteUnreachable(BusError):
+    """The remote did not answer, or refused the credentials."""
+
+
+class PushRejected(BusError):
+    """The remote answered a push and said no."""
+
+
+class LeaseLost(BusError):
+    """Somebody else moved the ref that was ours to move."""
+
+
+class UnknownHandle(BusError):
+    """No request of that name is on this remote."""
+
+
+class MachineError(BridgeError):
+    """This machine lacks something that is needed: a program, disk space, a lock."""
+
+    exit_code = 6

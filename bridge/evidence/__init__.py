@@ -1,0 +1,1 @@
+"""Whether a number may be shown as evidence: the report format, the gate and its rules, redaction."""

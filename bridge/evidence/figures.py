@@ -1,0 +1,115 @@
+"""The figures of a report, computed from its rows alone. Pure arithmetic; what they may claim is elsewhere.
+
+Definitions, for an arm's samples with n_i generated tokens: decoded_i = n_i - 1 (the prefill gives the
+first), decode rate = sum decoded_i / sum decode_s_i, end-to-end rate = sum n_i / sum (prefill_s_i +
+decode_s_i), acceptance length = mean of (accepted + 1) over the rounds of at least two tokens. A rate without
+seconds is null. A missing time counts as zero seconds here: MISSING_STAGE_TIMINGS rejects such a row.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+
+from bridge.evidence.report import Arm, ArmSummary, Comparison, Report, Sample, Summary
+
+
+def summarise(report: Report) -> Summary:
+    """What `report.summary` must say: every arm, and each system under test against the baseline."""
+    return Summary(
+        arms={arm.name: summarise_arm(arm) for arm in report.arms},
+        comparisons=tuple(
+            compare(arm, baseline)
+            for arm in report.with_role("sut")
+            for baseline in report.with_role("baseline")
+        ),
+    )
+
+
+def summarise_arm(arm: Arm) -> ArmSummary:
+    """The figures of one arm."""
+    samples = arm.samples
+    accepted = [turn.accepted for sample in samples for turn in sample.rounds if turn.block >= 2]
+    return ArmSummary(
+        samples=len(samples),
+        generated_tokens=sum(len(sample.tokens) for sample in samples),
+        decoded_tokens=sum(sample.decoded for sample in samples),
+        median_decoded_tokens=median([sample.decoded for sample in samples] or [0]),
+        decode_tokens_per_s=decode_rate(samples),
+        end_to_end_tokens_per_s=end_to_end_rate(samples),
+        verify_rounds=len(accepted),
+        acceptance_length=quotient(sum(accepted) + len(accepted), len(accepted)),
+        recall=recall(arm),
+        max_resident_bytes=max((sample.cache.resident_bytes for sample in samples), default=None),
+    )
+
+
+def compare(arm: Arm, baseline: Arm) -> Comparison:
+    """The figures of `arm` relative to `baseline` over the prompts both ran."""
+    pairs = paired(arm, baseline)
+    ours = tuple(sample for sample, _ in pairs)
+    theirs = tuple(sample for _, sample in pairs)
+    per_prompt = [
+        ratio
+        for sample, plain in pairs
+        if (ratio := quotient(per_token(plain), per_token(sample))) is not None
+    ]
+    return Comparison(
+        arm=arm.name,
+        baseline=baseline.name,
+        decode_ratio=quotient(decode_rate(ours), decode_rate(theirs)),
+        median_decode_ratio=median(per_prompt) if per_prompt else None,
+        end_to_end_ratio=quotient(end_to_end_rate(ours), end_to_end_rate(theirs)),
+        identical_samples=sum(sample.tokens == plain.tokens for sample, plain in pairs),
+        compared_samples=len(pairs),
+    )
+
+
+def paired(arm: Arm, other: Arm) -> list[tuple[Sample, Sample]]:
+    """The samples of the prompts both arms ran, in the order of `arm`."""
+    by_prompt = {sample.prompt_id: sample for sample in other.samples}
+    return [(sample, by_prompt[sample.prompt_id]) for sample in arm.samples if sample.prompt_id in by_prompt]
+
+
+def hit(sample: Sample) -> bool:
+    """Whether the sample's answer stands in its generated text; an empty answer is never a hit."""
+    return sample.needle is not None and sample.needle.answer != "" and sample.needle.answer in sample.text
+
+
+def recall(arm: Arm) -> float | None:
+    """Share of the samples with a needle whose answer came back, or None when there is none."""
+    hits = [hit(sample) for sample in arm.samples if sample.needle is not None]
+    return sum(hits) / len(hits) if hits else None
+
+
+def decode_rate(samples: tuple[Sample, ...]) -> float | None:
+    """Tokens per second after the first token."""
+    return quotient(sum(sample.decoded for sample in samples), sum(s.decode_s or 0.0 for s in samples))
+
+
+def end_to_end_rate(samples: tuple[Sample, ...]) -> float | None:
+    """Tokens per second, the prefill included."""
+    seconds = sum((sample.prefill_s or 0.0) + (sample.decode_s or 0.0) for sample in samples)
+    return quotient(sum(len(sample.tokens) for sample in samples), seconds)
+
+
+def per_token(sample: Sample) -> float | None:
+    """Seconds of one decoded token."""
+    return quotient(sample.decode_s, sample.decoded)
+
+
+def quotient(numerator: float | None, denominator: float | None) -> float | None:
+    """`numerator / denominator`, or None where one is missing or the denominator is zero."""
+    return None if numerator is None or not denominator else numerator / denominator
+
+
+def first_divergence(ours: tuple[int, ...], plain: tuple[int, ...]) -> int | None:
+    """The first position at which two token sequences differ, or None when they are equal.
+
+    A sequence that is a proper prefix of the other differs at its own length.
+    """
+    if ours == plain:
+        return None
+    for position, (a, b) in enumerate(zip(ours, plain, strict=False)):
+        if a != b:
+            return position
+    return min(len(ours), len(plain))

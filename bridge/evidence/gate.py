@@ -1,0 +1,117 @@
+"""The gate: a pure function from a report's bytes to a judgement. No warnings, no modes, no clock.
+
+Parse, recompute every figure from the rows, apply every rule of the registry. A report is accepted when no
+rule is broken; whatever the gate does not know is a broken rule. It checks that a report is consistent and
+that its claims follow from its rows. It cannot tell whether a program that was free to write any rows wrote
+true ones: who ran the engine is in `request.engine_source` and in the signature of the result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from bridge.errors import EvidenceError
+from bridge.evidence.case import Binding, Case
+from bridge.evidence.figures import summarise
+from bridge.evidence.parse import MAX_BYTES, parse
+from bridge.evidence.report import Report, Summary
+from bridge.evidence.rules import RULES
+from bridge.evidence.rules.claims import ClaimFigure, claim_figures
+from bridge.result import Violation
+
+__all__ = ["Binding", "Judgement", "judge", "judge_file"]
+
+MESSAGES_PER_RULE = 10
+MESSAGE_CHARACTERS = 2000
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What the gate says of one report.
+
+    Attributes:
+        accepted: No rule is broken.
+        kind: The report's kind, or None when it could not be read.
+        violations: Each rule broken, up to ten messages a rule.
+        claims: Every claim with its recomputed figure, empty when the report could not be read.
+        figures: The summary recomputed from the rows, or None when the report could not be read.
+        report: The parsed report, or None.
+    """
+
+    accepted: bool
+    kind: str | None
+    violations: tuple[Violation, ...]
+    claims: tuple[ClaimFigure, ...] = ()
+    figures: Summary | None = None
+    report: Report | None = None
+
+    def to_document(self) -> dict[str, object]:
+        """The judgement as plain JSON values, without the report's rows."""
+        return {
+            "accepted": self.accepted,
+            "kind": self.kind,
+            "violations": [
+                {"code": violation.code, "message": violation.message} for violation in self.violations
+            ],
+            "claims": [
+                {
+                    "name": claim.name,
+                    "arm": claim.arm,
+                    "against": claim.against,
+                    "bound": claim.bound,
+                    "figure": claim.figure,
+                    "met": claim.met,
+                }
+                for claim in self.claims
+            ],
+            "figures": None if self.figures is None else self.figures.model_dump(mode="json"),
+        }
+
+
+def judge(report: bytes, *, binding: Binding | None = None) -> Judgement:
+    """Judge a report.
+
+    Args:
+        report: The bytes of the report file.
+        binding: What the report must belong to; None for a report judged on its own.
+
+    Returns:
+        The judgement. Hostile bytes give violations, never an exception.
+    """
+    parsed, violations = parse(report)
+    if parsed is None:
+        return Judgement(accepted=False, kind=None, violations=violations)
+    case = Case(parsed, binding, summarise(parsed))
+    broken: list[Violation] = []
+    for code, rule in RULES.items():
+        for count, message in enumerate(rule.check(case)):
+            if count == MESSAGES_PER_RULE:
+                broken.append(Violation(code=code, message="... and more of the same"))
+                break
+            broken.append(Violation(code=code, message=message[:MESSAGE_CHARACTERS]))
+    return Judgement(
+        accepted=not broken,
+        kind=parsed.kind,
+        violations=tuple(broken),
+        claims=claim_figures(case),
+        figures=case.figures,
+        report=parsed,
+    )
+
+
+def judge_file(path: Path, *, binding: Binding | None = None) -> Judgement:
+    """Judge a report file. At most the size cap and one byte of it are read.
+
+    Raises:
+        EvidenceError: The file cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise EvidenceError(
+            f"cannot read the report {str(path)!r}: {reason}", "Give the path of an evidence report."
+        ) from None
+    return judge(data, binding=binding)

@@ -1,0 +1,166 @@
+"""What each claim needs, which figure decides it, and whether the rows reach it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from bridge.evidence.case import Case
+from bridge.evidence.figures import compare, quotient, summarise_arm
+from bridge.evidence.report import Arm, Claim
+from bridge.evidence.shown import shown
+
+Figure = Callable[[Arm, Arm | None], float | None]
+
+
+@dataclass(frozen=True)
+class ClaimKind:
+    """The form of one claim.
+
+    Attributes:
+        figure: The number the claim is about, from its arm and the arm it compares with.
+        bound: The one bound the claim carries, or None.
+        against: The role of the arm it compares with, or None.
+        lowest: A bound below this claims nothing.
+        highest: A bound above this cannot be meant.
+    """
+
+    figure: Figure
+    bound: Literal["at_least", "at_most"] | None
+    against: Literal["baseline", "oracle"] | None = None
+    lowest: float = 0.0
+    highest: float = 1e15
+
+
+@dataclass(frozen=True)
+class ClaimFigure:
+    """A claim beside the figure the rows give; `figure` is None where they give none."""
+
+    name: str
+    arm: str | None
+    against: str | None
+    bound: float | None
+    figure: float | None
+    met: bool
+
+
+def _identity(arm: Arm, baseline: Arm | None) -> float | None:
+    if baseline is None:
+        return None
+    pair = compare(arm, baseline)
+    return quotient(pair.identical_samples, pair.compared_samples)
+
+
+CLAIMS: dict[str, ClaimKind] = {
+    "identical_output": ClaimKind(_identity, None, "baseline"),
+    "speedup": ClaimKind(
+        lambda arm, base: compare(arm, base).decode_ratio if base else None,
+        "at_least",
+        "baseline",
+        lowest=1.0,
+    ),
+    "no_slowdown": ClaimKind(
+        lambda arm, base: compare(arm, base).decode_ratio if base else None,
+        "at_least",
+        "baseline",
+        lowest=0.8,
+        highest=1.0,
+    ),
+    "acceptance_length": ClaimKind(
+        lambda arm, _: summarise_arm(arm).acceptance_length, "at_least", lowest=1.0, highest=1024
+    ),
+    "recall": ClaimKind(lambda arm, _: summarise_arm(arm).recall, "at_least", lowest=0.01, highest=1.0),
+    "recall_parity": ClaimKind(lambda arm, _: summarise_arm(arm).recall, None, "oracle"),
+    "resident_bytes": ClaimKind(lambda arm, _: summarise_arm(arm).max_resident_bytes, "at_most", lowest=1),
+    "restoration": ClaimKind(lambda arm, _: summarise_arm(arm).recall, None),
+}
+# The one claim about no arm: the environment block describes the machine (ENVIRONMENT_INCOMPLETE judges it).
+MACHINE = "machine"
+
+
+def claim_not_met(case: Case) -> Iterator[str]:
+    """A claim is malformed, speaks of an arm that is not there, or its figure is not reached."""
+    for claim in case.report.claims:
+        problem = _problem(case, claim)
+        if problem:
+            yield f"{claim.name}: {problem}"
+
+
+def claim_figures(case: Case) -> tuple[ClaimFigure, ...]:
+    """Every claim with its recomputed figure."""
+    return tuple(_claim_figure(case, claim) for claim in case.report.claims)
+
+
+def _claim_figure(case: Case, claim: Claim) -> ClaimFigure:
+    met = _problem(case, claim) is None
+    if claim.name == MACHINE:
+        return ClaimFigure(claim.name, None, None, None, None, met)
+    kind = CLAIMS[claim.name]
+    arm, other = case.arm_of(claim), _against(case, claim, kind)
+    return ClaimFigure(
+        name=claim.name,
+        arm=arm.name if arm else claim.arm,
+        against=other.name if other else None,
+        bound=getattr(claim, kind.bound) if kind.bound else None,
+        figure=kind.figure(arm, other) if arm else None,
+        met=met,
+    )
+
+
+def _against(case: Case, claim: Claim, kind: ClaimKind) -> Arm | None:
+    if kind.against == "oracle":
+        return case.oracle_of(claim)
+    return case.baseline_of(claim) if kind.against == "baseline" else None
+
+
+def _problem(case: Case, claim: Claim) -> str | None:
+    """What is wrong with a claim, or None when it holds."""
+    if claim.name == MACHINE:
+        extra = [name for name, value in claim if name != "name" and value is not None]
+        return f"a claim about the machine takes no {extra[0]}" if extra else None
+    kind = CLAIMS.get(claim.name)
+    if kind is None:
+        return "the gate knows no such claim"
+    malformed = _malformed(claim, kind)
+    if malformed:
+        return malformed
+    arm = case.arm_of(claim)
+    if arm is None:
+        return f"there is no arm {shown(claim.arm)}" if claim.arm else "no single arm is under test"
+    other = _against(case, claim, kind)
+    if kind.against == "baseline" and (other is None or other.role != "baseline"):
+        return f"{shown(claim.baseline)} is no baseline" if claim.baseline else "there is no baseline"
+    # A missing oracle is CONTROL_MISSING; one of another role cannot be compared with.
+    if kind.against == "oracle" and claim.baseline is not None and (other is None or other.role != "oracle"):
+        return f"{shown(claim.baseline)} is no oracle"
+    if claim.name == "identical_output":
+        return _identity_problem(case, arm, other)
+    if kind.bound is None:
+        return None  # decided by RECALL_BELOW_ORACLE and the restoration rules
+    figure, bound = kind.figure(arm, other), getattr(claim, kind.bound)
+    if figure is None:
+        return "the rows give no such figure"
+    reached = figure >= bound if kind.bound == "at_least" else figure <= bound
+    return None if reached else f"claimed {kind.bound} {bound:g}, but the rows give {figure:.6g}"
+
+
+def _malformed(claim: Claim, kind: ClaimKind) -> str | None:
+    for bound in ("at_least", "at_most"):
+        value = getattr(claim, bound)
+        if (value is not None) != (bound == kind.bound):
+            return f"lacks {bound}" if bound == kind.bound else f"takes no {bound}"
+        if value is not None and not kind.lowest <= value <= kind.highest:
+            return f"{bound} {value:g} is outside {kind.lowest:g} to {kind.highest:g}"
+    if kind.against is None and claim.baseline is not None:
+        return "takes no baseline"
+    return None
+
+
+def _identity_problem(case: Case, arm: Arm, baseline: Arm | None) -> str | None:
+    """Identity needs every prompt compared and the rounding error measured; OUTPUT_DIVERGED judges tokens."""
+    if case.report.rounding is None:
+        return "the rounding error of this model was not measured"
+    if baseline is None or compare(arm, baseline).compared_samples < max(len(arm.samples), 1):
+        return "not every prompt of the arm was run by the baseline"
+    return None

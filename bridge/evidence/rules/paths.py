@@ -1,0 +1,134 @@
+"""Did the declared systems run, and are they different systems?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bridge.evidence.case import Case
+from bridge.evidence.report import Arm, Sample, System
+from bridge.evidence.shown import several, shown
+
+PLAIN_LOOP = "mlx_lm.generate.generate_step"
+# What `path` must say for a loop without a drafter.
+PLAIN_PATHS = {
+    PLAIN_LOOP: frozenset({"plain:mlx_lm.generate_step", f"plain:{PLAIN_LOOP}"}),
+    "kakeya.decode": frozenset({"plain:kakeya.decode"}),
+}
+# Fallbacks that change how fast something runs, not what ran. Every other one is a declared component lost.
+HARMLESS_FALLBACKS = frozenset({"compile", "blas"})
+
+
+def engine_never_ran(case: Case) -> Iterator[str]:
+    """An arm declares a drafter, but no round or no drafter forward was counted."""
+    speculative = [arm for arm in case.report.arms if arm.system.drafter is not None and arm.samples]
+    live = case.report.liveness
+    for arm in speculative:
+        if not any(sample.rounds for sample in arm.samples):
+            yield f"arm {shown(arm.name)} declares drafter {shown(arm.system.drafter)}, but has no rounds"
+    if not speculative:
+        return
+    if live.drafter_forwards == 0:
+        yield "liveness.drafter_forwards is 0 beside a speculative arm"
+    turns = [turn for arm in speculative for sample in arm.samples for turn in sample.rounds]
+    verified = sum(turn.block >= 2 for turn in turns)
+    if live.rounds < verified:
+        yield f"liveness counts {live.rounds} rounds, but the rows hold {verified} of two tokens or more"
+    useful = sum(turn.accepted > 0 for turn in turns)
+    if 0 < live.drafter_forwards < useful:
+        yield f"{useful} rounds accepted drafts, but the drafter ran {live.drafter_forwards} times"
+
+
+def silent_fallback(case: Case) -> Iterator[str]:
+    """A declared component was not what ran, by the rows' paths and blocks or by the recorded fallbacks."""
+    for arm in case.report.arms:
+        paths = {sample.path for sample in arm.samples}
+        if len(paths) == 1:  # several are MIXED_PATHS
+            (path,) = paths
+            if path not in expected_paths(arm.system):
+                yield f"arm {shown(arm.name)} declares {_declared(arm.system)}, but {shown(path)} ran"
+        for sample in arm.samples:
+            problem = _block_problem(arm.system, sample)
+            if problem:
+                yield f"{shown(arm.name)}/{shown(sample.prompt_id)}: {problem}"
+                break
+    for fallback in case.report.liveness.fallbacks:
+        if fallback.component not in HARMLESS_FALLBACKS:
+            yield f"{shown(fallback.component)} fell back {fallback.count} times: {shown(fallback.reason)}"
+
+
+def expected_paths(system: System) -> frozenset[str]:
+    """What the rows of a system must say ran; empty for a loop the gate does not know."""
+    if system.drafter is not None:
+        return frozenset({f"speculative:{system.drafter}"}) if system.loop == "kakeya.decode" else frozenset()
+    return PLAIN_PATHS.get(system.loop, frozenset())
+
+
+def _declared(system: System) -> str:
+    return f"loop {shown(system.loop)}, drafter {shown(system.drafter)}"
+
+
+def _block_problem(system: System, sample: Sample) -> str | None:
+    """Rounds that a fixed block does not explain. A block may shrink only to the tokens still to come."""
+    if system.drafter is None:
+        speculative = [turn.block for turn in sample.rounds if turn.block != 1]
+        return f"a round of block {speculative[0]} without a drafter" if speculative else None
+    if system.block is None or system.block == "auto":
+        return None
+    block, left = int(system.block), sample.decoded
+    for turn in sample.rounds:
+        if turn.block > block or turn.block < min(block, left):
+            return f"a round of block {turn.block} where the arm declares block {block}"
+        left -= turn.accepted + 1
+    return None
+
+
+def mixed_paths(case: Case) -> Iterator[str]:
+    """The samples of one arm ran on different paths or different caches."""
+    for arm in case.report.arms:
+        paths = sorted({sample.path for sample in arm.samples})
+        if len(paths) > 1:
+            yield f"arm {shown(arm.name)} ran on several paths: {several(paths)}"
+        caches = sorted({", ".join(sorted(sample.cache.classes)) for sample in arm.samples})
+        if len(caches) > 1:
+            yield f"arm {shown(arm.name)} ran on several kinds of cache: {several(caches)}"
+
+
+def is_plain(system: System) -> bool:
+    """Whether a system is nothing but mlx-lm's own plain decoding."""
+    nothing_of_ours = system.drafter is None and system.restoration is None
+    return system.loop == PLAIN_LOOP and nothing_of_ours and system.kv == "native"
+
+
+def baseline_as_sut(case: Case) -> Iterator[str]:
+    """A claim is about an arm that is not under test, or the arm under test is plain decoding."""
+    for claim in case.report.claims:
+        arm = case.report.arm(claim.arm) if claim.arm is not None else None
+        if arm is not None and arm.role != "sut":
+            yield f"{claim.name} is claimed of {shown(arm.name)}, whose role is {arm.role}"
+    if references(case):
+        for arm in case.report.with_role("sut"):
+            if is_plain(arm.system):
+                yield f"arm {shown(arm.name)} is under test, but is plain mlx-lm decoding"
+
+
+def self_comparison(case: Case) -> Iterator[str]:
+    """An arm under test is compared with itself: the same system, or the same measurements."""
+    for claim in case.report.claims:
+        if claim.arm is not None and claim.arm == claim.baseline:
+            yield f"{claim.name} compares arm {shown(claim.arm)} with itself"
+    for reference in references(case):
+        for arm in case.report.with_role("sut"):
+            pair = f"{shown(arm.name)} and {shown(reference.name)}"
+            if arm.system == reference.system and not is_plain(arm.system):  # that is BASELINE_AS_SUT
+                yield f"{pair} declare the same system"
+            if len(arm.samples) >= 2 and _clock(arm) == _clock(reference):
+                yield f"{pair} hold the same measurements"
+
+
+def references(case: Case) -> tuple[Arm, ...]:
+    """The arms that others are compared with."""
+    return case.report.with_role("baseline") + case.report.with_role("oracle")
+
+
+def _clock(arm: Arm) -> dict[str, tuple[float | None, float | None]]:
+    return {sample.prompt_id: (sample.prefill_s, sample.decode_s) for sample in arm.samples}

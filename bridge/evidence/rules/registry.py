@@ -1,0 +1,248 @@
+"""The registry: one literal entry a rule, and the codes that other stages raise.
+
+The order is the order of judgement and of the table in the docs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from bridge.evidence.case import Case
+from bridge.evidence.rules import binding, claims, machine, output, paths, retrieval, rows, speed
+
+Check = Callable[[Case], Iterator[str]]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a code means: when it is raised, and what to do about it."""
+
+    rejected_when: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Rule(Explanation):
+    """A code with the pure function that yields one message for each way the rule is broken."""
+
+    check: Check
+
+
+# Raised before the rules (the report could not be read) or outside the gate (files against a signed result).
+ELSEWHERE: dict[str, Explanation] = {
+    "SCHEMA": Explanation(
+        "the bytes are not strict JSON, or a value breaks the report's schema",
+        "Write the report with this version's engine; do not edit it.",
+    ),
+    "LEGACY_SCHEMA": Explanation(
+        "the report names another schema, or none",
+        "Run the job again with an engine of this version.",
+    ),
+    "UNKNOWN_KIND": Explanation(
+        "the report's kind is not one the gate can judge",
+        "Update the gate's side, or produce a kind it knows.",
+    ),
+    "UNKNOWN_FIELD": Explanation(
+        "the report carries a field the schema does not know",
+        "Use an engine and a gate of the same version.",
+    ),
+    "EVIDENCE_DIGEST": Explanation(
+        "a file is not the one whose sha256 the signed result names (checked when a result is read)",
+        "Fetch the result again; if it stays, somebody edited the published files.",
+    ),
+}
+
+RULES: dict[str, Rule] = {
+    "STALE_REPORT": Rule(
+        "the report's times are out of order or outside the job's",
+        "Judge the report this job wrote; run it again if there is none.",
+        binding.stale_report,
+    ),
+    "WRONG_REQUEST": Rule(
+        "nonce, workload commit, preset digest or engine source are another request's, or missing",
+        "Judge the report with its own request; a run by hand answers none.",
+        binding.wrong_request,
+    ),
+    "KIND_MISMATCH": Rule(
+        "the arms are not those of the report's kind: none, doubled names, two baselines, a probe with rows",
+        "One baseline at most, every arm with its own name, rows only where the kind has them.",
+        rows.kind_mismatch,
+    ),
+    "ROW_INCONSISTENT": Rule(
+        "a row contradicts itself: token digest, rounds that cannot give its tokens, hit, text",
+        "Do not edit rows; if nobody did, report a bug of the engine.",
+        rows.row_inconsistent,
+    ),
+    "ORDER_MISMATCH": Rule(
+        "`order` and the rows do not name the same runs, each once",
+        "Report every run that was made.",
+        rows.order_mismatch,
+    ),
+    "MISSING_STAGE_TIMINGS": Rule(
+        "a row lacks its prefill or decode time",
+        "Time both stages of every row.",
+        rows.missing_stage_timings,
+    ),
+    "TIMINGS_IMPOSSIBLE": Rule(
+        "rounds take longer than their row, rows longer than the report, or a verification no time",
+        "Do not edit times; if nobody did, report a bug of the engine.",
+        rows.timings_impossible,
+    ),
+    "SUMMARY_MISMATCH": Rule(
+        "a summary figure is not what its rows give (relative 1e-9)",
+        "Derive the summary from the rows, and from nothing else.",
+        rows.summary_mismatch,
+    ),
+    "ENGINE_NEVER_RAN": Rule(
+        "a speculative arm has no rounds or no drafter forwards",
+        "Find out why the drafter did not load or never proposed; see liveness.fallbacks.",
+        paths.engine_never_ran,
+    ),
+    "SILENT_FALLBACK": Rule(
+        "a declared loop, drafter, block or other component was not what ran",
+        "Declare what ran, or make the declared component run.",
+        paths.silent_fallback,
+    ),
+    "MIXED_PATHS": Rule(
+        "samples of one arm ran on different paths or caches",
+        "Give every path an arm of its own.",
+        paths.mixed_paths,
+    ),
+    "BASELINE_AS_SUT": Rule(
+        "a claim is about an arm that is not under test, or the arm under test is plain decoding",
+        "Claim only of the system under test.",
+        paths.baseline_as_sut,
+    ),
+    "SELF_COMPARISON": Rule(
+        "both arms of a comparison are the same system or the same measurements",
+        "Compare with another system, measured separately.",
+        paths.self_comparison,
+    ),
+    "PROMPT_CONTAMINATED": Rule(
+        "arms ran different prompts under one id, or a set carries mixed or foreign instructions",
+        "Run the same prompts in every arm, and each set with its own instruction only.",
+        output.prompt_contaminated,
+    ),
+    "OUTPUT_DIVERGED": Rule(
+        "greedy tokens differ from the plain ones where the plain logits' gap is not below the rounding "
+        "error measured in the same run",
+        "The speculative path computes something else; look at the cache and the mask at that position.",
+        output.output_diverged,
+    ),
+    "ROUNDING_IMPLAUSIBLE": Rule(
+        "block and single forwards differ by more than the dtype's rounding explains",
+        "The block forward is wrong; its own error must not excuse divergences.",
+        output.rounding_implausible,
+    ),
+    "OUTPUT_DEGENERATE": Rule(
+        "an output runs away in repetition (controls and reports without claims excepted)",
+        "Use prompts the model can answer, or fewer tokens; loops inflate acceptance.",
+        output.output_degenerate,
+    ),
+    "RECALL_VACUOUS": Rule(
+        "an empty, one-character or prompt-contained answer counts as a hit; recall is claimed without "
+        "needles, with one answer for most prompts, or against an oracle that answers nothing",
+        "Hide answers that stand nowhere else in the prompt, and vary them.",
+        retrieval.recall_vacuous,
+    ),
+    "RECALL_BELOW_ORACLE": Rule(
+        "an arm that claims recall parity lies more than 5 points under the oracle",
+        "Claim the recall that was measured, without parity.",
+        retrieval.recall_below_oracle,
+    ),
+    "RESTORATION_CLAIM": Rule(
+        "restoration is claimed or declared where nothing was restored, or happened undeclared",
+        "Count restored positions, and declare restoration on the arm that has it.",
+        retrieval.restoration_claim,
+    ),
+    "CONTROL_MISSING": Rule(
+        "a claim lacks its controls over the same prompts: exact and noise for restoration, no_needle for "
+        "recall, a plain oracle for parity",
+        "Run the control arms with the claim.",
+        retrieval.control_missing,
+    ),
+    "CONTROL_FAILED": Rule(
+        "a noise or no_needle control still answers, or an exact control does not",
+        "The mechanism has no effect, or answers leak; the figure means nothing until that is found.",
+        retrieval.control_failed,
+    ),
+    "SPEEDUP_SAMPLES": Rule(
+        "a speed is claimed with fewer than 5 samples in an arm",
+        "Run more prompts.",
+        speed.speedup_samples,
+    ),
+    "SPEEDUP_TOKENS": Rule(
+        "a speed is claimed with a median of fewer than 32 decoded tokens",
+        "Allow more tokens, or use prompts with longer answers.",
+        speed.speedup_tokens,
+    ),
+    "SPEEDUP_SUBSET": Rule(
+        "the compared arms did not keep the same prompts",
+        "Compare over everything that was run.",
+        speed.speedup_subset,
+    ),
+    "SPEEDUP_SCOPE": Rule(
+        "the arms are timed over different scopes, or not decode-only",
+        "Time decoding alone in both arms; end-to-end figures stand beside it.",
+        speed.speedup_scope,
+    ),
+    "SPEEDUP_BASELINE_LOOP": Rule(
+        "the plain arm is not mlx-lm's asynchronous generate_step",
+        "Compare with mlx_lm.generate.generate_step and no drafter.",
+        speed.speedup_baseline_loop,
+    ),
+    "SPEEDUP_NOT_INTERLEAVED": Rule(
+        "the arms ran one after the other, or one of them always went first",
+        "Run both arms prompt by prompt and alternate which goes first.",
+        speed.speedup_not_interleaved,
+    ),
+    "SPEEDUP_PREFILL_SPREAD": Rule(
+        "identical prefills varied more than threefold (and by more than 25 ms)",
+        "The machine was busy with something else; run again when it is quiet.",
+        speed.speedup_prefill_spread,
+    ),
+    "SPEEDUP_DECODE_SPREAD": Rule(
+        "the plain arm's time per token varied more than threefold between rows of 16 tokens or more",
+        "The machine was busy with something else; run again when it is quiet.",
+        speed.speedup_decode_spread,
+    ),
+    "MEMORY_ANALYTIC_AS_MEASURED": Rule(
+        "resident bytes are stated or claimed from a formula",
+        "Sum the caches' nbytes after the run, or state no resident bytes.",
+        machine.memory_analytic_as_measured,
+    ),
+    "MEMORY_CLAIM_MISMATCH": Rule(
+        "the caches held are not those of the declared KV policy, or hold nothing",
+        "Declare the policy that was in use, and measure after the run.",
+        machine.memory_claim_mismatch,
+    ),
+    "ENVIRONMENT_INCOMPLETE": Rule(
+        "machine, versions, source or weight digests are missing or placeholders",
+        "Let the engine write the environment on the machine that ran.",
+        machine.environment_incomplete,
+    ),
+    "THERMAL_OR_POWER": Rule(
+        "a speed is claimed of a machine that was throttled, on battery or swapping",
+        "Plug in, let it cool, close what eats memory, and run again.",
+        machine.thermal_or_power,
+    ),
+    "CLAIM_NOT_MET": Rule(
+        "a claim is malformed, names an arm that is not there, or the rows do not reach it",
+        "Claim what the rows give.",
+        claims.claim_not_met,
+    ),
+}
+
+
+def explain(code: str) -> Explanation | None:
+    """The meaning and remedy of a code, or None when the gate has no such code."""
+    return RULES.get(code) or ELSEWHERE.get(code)
+
+
+def rules_table() -> str:
+    """Every code as a Markdown table, for the docs."""
+    lines = ["| code | rejected when | what to do |", "| --- | --- | --- |"]
+    for code, entry in (ELSEWHERE | RULES).items():
+        lines.append(f"| `{code}` | {entry.rejected_when} | {entry.remedy} |")
+    return "\n".join(lines) + "\n"

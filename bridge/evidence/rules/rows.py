@@ -1,0 +1,168 @@
+"""Do the rows agree with themselves, with the order they ran in, and with the summary?"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterator
+
+from pydantic import BaseModel
+
+from bridge.evidence.case import Case
+from bridge.evidence.figures import hit, paired
+from bridge.evidence.report import Arm, Sample
+from bridge.evidence.shown import several, shown
+
+RELATIVE = 1e-9
+ROUNDS_SLACK = 1.05  # clocks are read at slightly different moments
+ROUNDS_SLACK_S = 0.002
+REPORT_SLACK_S = 1.0  # the report's own times may be whole seconds
+
+
+def kind_mismatch(case: Case) -> Iterator[str]:
+    """The report's arms are not those of its kind."""
+    report = case.report
+    names = [arm.name for arm in report.arms]
+    doubled = [name for name, count in Counter(names).items() if count > 1]
+    if doubled:
+        yield f"several arms are called {several(doubled)}"
+    if len(report.with_role("baseline")) > 1:
+        yield "more than one arm is the baseline"
+    if len(report.with_role("oracle")) > 1:
+        yield "more than one arm is the oracle"
+    for arm in report.arms:
+        if (arm.control is not None) != (arm.role == "control"):
+            yield f"arm {shown(arm.name)} of role {arm.role} has control {arm.control}"
+    if report.kind == "probe":
+        if report.arms or report.order or report.divergences:
+            yield "a probe report carries arms, an order or divergences"
+        return
+    if not report.arms or not any(arm.samples for arm in report.arms):
+        yield f"a {report.kind} report carries no rows"
+    if report.kind == "recall" and not report.with_role("sut"):
+        yield "a recall report has no arm under test"
+
+
+def row_inconsistent(case: Case) -> Iterator[str]:
+    """A row contradicts itself: digest, token count, rounds, hit, or the text of equal tokens."""
+    for arm in case.report.arms:
+        for sample in arm.samples:
+            where = f"{shown(arm.name)}/{shown(sample.prompt_id)}"
+            yield from (f"{where}: {problem}" for problem in _row_problems(arm, sample))
+    arms = case.report.arms
+    for i, arm in enumerate(arms):
+        for other in arms[i + 1 :]:
+            for ours, theirs in paired(arm, other):
+                if ours.tokens == theirs.tokens and ours.text != theirs.text:
+                    pair = f"{shown(arm.name)} and {shown(other.name)}"
+                    yield f"{pair} have equal tokens but different texts for {shown(ours.prompt_id)}"
+
+
+def _row_problems(arm: Arm, sample: Sample) -> Iterator[str]:
+    if not sample.tokens:
+        yield "no token was generated, but the prefill always gives one"
+        return
+    if token_digest(sample.tokens) != sample.tokens_sha256:
+        yield "tokens_sha256 is not the digest of the tokens"
+    if sample.needle is not None and sample.needle.hit != hit(sample):
+        yield f"needle.hit is {sample.needle.hit}, but the text says {hit(sample)}"
+    for turn in sample.rounds:
+        if turn.accepted >= turn.block:
+            yield f"a round of block {turn.block} accepted {turn.accepted} drafts"
+            return
+    if not sample.rounds:
+        if arm.system.drafter is not None and sample.decoded:
+            yield f"{sample.decoded} tokens were decoded in no round"
+        return
+    confirmed = [turn.accepted + 1 for turn in sample.rounds]
+    before_last = sum(confirmed[:-1])
+    if not before_last < sample.decoded <= before_last + confirmed[-1]:
+        yield (
+            f"{sample.decoded} decoded tokens cannot come from rounds that confirmed "
+            f"{before_last} + {confirmed[-1]}"
+        )
+
+
+def token_digest(tokens: tuple[int, ...]) -> str:
+    """sha256 of the tokens as ASCII decimals joined by single spaces."""
+    return hashlib.sha256(" ".join(map(str, tokens)).encode("ascii")).hexdigest()
+
+
+def order_mismatch(case: Case) -> Iterator[str]:
+    """`order` and the rows do not name the same runs, each once: rows were added, dropped or repeated."""
+    rows = Counter((arm.name, sample.prompt_id) for arm in case.report.arms for sample in arm.samples)
+    runs = Counter(case.report.order)
+    for what, counts in (("the rows hold", rows), ("`order` names", runs)):
+        repeated = [f"{arm}/{prompt}" for (arm, prompt), count in counts.items() if count > 1]
+        if repeated:
+            yield f"{what} more than once: {several(repeated)}"
+    dropped = [f"{arm}/{prompt}" for arm, prompt in runs if (arm, prompt) not in rows]
+    if dropped:
+        yield f"runs without a row: {several(dropped)}"
+    added = [f"{arm}/{prompt}" for arm, prompt in rows if (arm, prompt) not in runs]
+    if added:
+        yield f"rows of runs that `order` does not name: {several(added)}"
+
+
+def missing_stage_timings(case: Case) -> Iterator[str]:
+    """A row lacks its prefill or decode time, or says that work took no time."""
+    for arm in case.report.arms:
+        for sample in arm.samples:
+            where = f"{shown(arm.name)}/{shown(sample.prompt_id)}"
+            if not sample.prefill_s:
+                yield f"{where}: prefill_s is {sample.prefill_s}"
+            if sample.decode_s is None or (sample.decode_s == 0 and sample.decoded):
+                yield f"{where}: decode_s is {sample.decode_s} for {sample.decoded} decoded tokens"
+
+
+def timings_impossible(case: Case) -> Iterator[str]:
+    """The rounds of a row take longer than the row, the rows longer than the report, or a verify no time."""
+    total = 0.0
+    for arm in case.report.arms:
+        for sample in arm.samples:
+            where = f"{shown(arm.name)}/{shown(sample.prompt_id)}"
+            total += (sample.prefill_s or 0.0) + (sample.decode_s or 0.0)
+            rounds_s = sum(turn.draft_s + turn.verify_s for turn in sample.rounds)
+            if sample.decode_s and rounds_s > sample.decode_s * ROUNDS_SLACK + ROUNDS_SLACK_S:
+                yield f"{where}: rounds of {rounds_s:.4f} s inside a decode time of {sample.decode_s:.4f} s"
+            if any(turn.block >= 2 and turn.verify_s == 0 for turn in sample.rounds):
+                yield f"{where}: a block was verified in no time"
+    lasted = (case.report.finished_at - case.report.started_at).total_seconds()
+    if total > max(lasted, 0.0) + REPORT_SLACK_S and lasted >= 0:
+        yield f"the rows took {total:.3f} s, but the whole report {lasted:.3f} s"
+
+
+def summary_mismatch(case: Case) -> Iterator[str]:
+    """A figure of the summary is not what the rows give."""
+    stated, figures = case.report.summary, case.figures
+    for name in sorted(stated.arms.keys() ^ figures.arms.keys()):
+        yield f"summary.arms and the arms disagree about {shown(name)}"
+    for name in figures.arms.keys() & stated.arms.keys():
+        # A figure made of unmeasured bytes is MEMORY_ANALYTIC_AS_MEASURED.
+        skip = set() if _all_measured(case.report.arm(name)) else {"max_resident_bytes"}
+        yield from _differences(f"summary.arms.{shown(name)}", stated.arms[name], figures.arms[name], skip)
+    expected = {(item.arm, item.baseline): item for item in figures.comparisons}
+    found = {(item.arm, item.baseline): item for item in stated.comparisons}
+    if len(found) != len(stated.comparisons) or found.keys() != expected.keys():
+        yield f"summary.comparisons must compare {sorted(expected)}, not {several([str(k) for k in found])}"
+    for key in expected.keys() & found.keys():
+        yield from _differences(f"comparison {shown(key[0])}", found[key], expected[key], set())
+
+
+def _all_measured(arm: Arm | None) -> bool:
+    return arm is not None and all(sample.cache.measured for sample in arm.samples)
+
+
+def _differences(where: str, stated: BaseModel, computed: BaseModel, skip: set[str]) -> Iterator[str]:
+    for field in type(computed).model_fields:
+        a, b = getattr(stated, field), getattr(computed, field)
+        if field not in skip and not same_figure(a, b):
+            yield f"{where}.{field} is {shown(a)}, but the rows give {shown(b)}"
+
+
+def same_figure(stated: object, computed: object) -> bool:
+    """Equal, or equal within 1e-9 where both are numbers."""
+    if isinstance(stated, int | float) and isinstance(computed, int | float):
+        return math.isclose(stated, computed, rel_tol=RELATIVE, abs_tol=1e-12)
+    return stated == computed

@@ -1,0 +1,125 @@
+"""May a speed be claimed? These rules apply to the two arms of each speedup or no_slowdown claim only."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from statistics import median
+
+from bridge.evidence.case import Case
+from bridge.evidence.figures import paired, per_token
+from bridge.evidence.report import Arm
+from bridge.evidence.rules.paths import PLAIN_LOOP
+from bridge.evidence.shown import several, shown
+
+FEWEST_SAMPLES = 5
+FEWEST_TOKENS = 32
+LARGEST_SPREAD = 3.0
+# A row this short, or a difference this small, is a hiccup of the scheduler and not a spread of the work.
+SPREAD_TOKENS = 16
+SPREAD_S = 0.025
+SAME_LENGTH = 1.1  # prompts whose lengths differ by less are the same amount of prefill
+
+
+def speedup_samples(case: Case) -> Iterator[str]:
+    """Fewer than five samples in an arm."""
+    for arm in case.speed_arms():
+        if len(arm.samples) < FEWEST_SAMPLES:
+            yield f"arm {shown(arm.name)} has {len(arm.samples)} samples, a speed needs {FEWEST_SAMPLES}"
+
+
+def speedup_tokens(case: Case) -> Iterator[str]:
+    """The median output of an arm is too short to time."""
+    for arm in case.speed_arms():
+        middle = median([sample.decoded for sample in arm.samples] or [0])
+        if middle < FEWEST_TOKENS:
+            yield f"arm {shown(arm.name)} decoded {middle:g} tokens in the median, fewer than {FEWEST_TOKENS}"
+
+
+def speedup_subset(case: Case) -> Iterator[str]:
+    """The compared arms did not keep the same prompts, so the headline leaves runs out."""
+    for arm, baseline in case.speed_pairs():
+        ours = {sample.prompt_id for sample in arm.samples}
+        theirs = {sample.prompt_id for sample in baseline.samples}
+        if ours != theirs:
+            alone = several(sorted(ours ^ theirs))
+            yield f"only one of {shown(arm.name)} and {shown(baseline.name)} has: {alone}"
+
+
+def speedup_scope(case: Case) -> Iterator[str]:
+    """The arms are timed over different scopes, or without a decode-only figure."""
+    for arm, baseline in case.speed_pairs():
+        if arm.timing_scope != baseline.timing_scope:
+            yield f"{shown(arm.name)} is timed {arm.timing_scope}, the baseline {baseline.timing_scope}"
+        elif arm.timing_scope != "decode":
+            yield f"both arms are timed {arm.timing_scope}, so the headline is no decode-only figure"
+
+
+def speedup_baseline_loop(case: Case) -> Iterator[str]:
+    """The plain arm is not mlx-lm's own asynchronous loop."""
+    for _, baseline in case.speed_pairs():
+        system = baseline.system
+        if system.loop != PLAIN_LOOP or system.drafter is not None or system.block is not None:
+            yield f"baseline {shown(baseline.name)} is {shown(system.loop)}, not {PLAIN_LOOP} alone"
+
+
+def speedup_not_interleaved(case: Case) -> Iterator[str]:
+    """The arms ran one after the other, or one always went first."""
+    for arm, baseline in case.speed_pairs():
+        pair = (arm.name, baseline.name)
+        runs = [(name, prompt) for name, prompt in case.report.order if name in pair]
+        place = {run: index for index, run in enumerate(runs)}
+        steps = [
+            place[arm.name, sample.prompt_id] - place[baseline.name, sample.prompt_id]
+            for sample, _ in paired(arm, baseline)
+            if (arm.name, sample.prompt_id) in place and (baseline.name, sample.prompt_id) in place
+        ]
+        apart = sum(abs(step) != 1 for step in steps)
+        if apart:
+            yield f"{apart} of {len(steps)} prompts did not run in {pair} back to back"
+        elif len(steps) >= 2 and len(set(steps)) == 1:
+            yield f"{shown(arm.name if steps[0] < 0 else baseline.name)} went first at every prompt"
+
+
+def speedup_prefill_spread(case: Case) -> Iterator[str]:
+    """One prompt's prefill differs more than threefold between the arms, or equal lengths' within one arm."""
+    for arm, baseline in case.speed_pairs():
+        for ours, theirs in paired(arm, baseline):
+            low, high = sorted((ours.prefill_s or 0.0, theirs.prefill_s or 0.0))
+            if _spreads(low, high):
+                yield f"the prefill of {shown(ours.prompt_id)} took {low:.4f} and {high:.4f} s"
+    for arm in case.speed_arms():
+        for times in _prefills_of_equal_length(arm):
+            if _spreads(min(times), max(times)):
+                yield (
+                    f"arm {shown(arm.name)}: prefills of about equal length took "
+                    f"{min(times):.4f} to {max(times):.4f} s"
+                )
+
+
+def _prefills_of_equal_length(arm: Arm) -> Iterable[list[float]]:
+    """Prefill times grouped by prompt lengths that lie within a tenth of each other."""
+    groups: dict[int, list[float]] = defaultdict(list)
+    for sample in arm.samples:
+        groups[round(math.log(sample.prompt_tokens) / math.log(SAME_LENGTH))].append(sample.prefill_s or 0.0)
+    return groups.values()
+
+
+def _spreads(low: float, high: float) -> bool:
+    return high > LARGEST_SPREAD * low and high - low > SPREAD_S
+
+
+def speedup_decode_spread(case: Case) -> Iterator[str]:
+    """The plain arm's time per decoded token varies more than threefold between prompts."""
+    for _, baseline in case.speed_pairs():
+        times = [
+            seconds
+            for sample in baseline.samples
+            if sample.decoded >= SPREAD_TOKENS and (seconds := per_token(sample)) is not None
+        ]
+        if times and max(times) > LARGEST_SPREAD * min(times):
+            yield (
+                f"arm {shown(baseline.name)}: one token took {1e3 * min(times):.3f} ms "
+                f"in one row, {1e3 * max(times):.3f} ms in another"
+            )

@@ -1,0 +1,198 @@
+"""The preset type, and how a preset file becomes one.
+
+A preset says which argv runs, with which typed parameters, for how long, on what kind of machine, and which
+evidence must come out. Its file lies on the machine that runs it. Checking values is in `parameters`,
+filling the argv template in `template`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+from bridge.errors import ParameterError, PresetError
+from bridge.manifest import ParamValue
+
+SCHEMA_FILE = Path(__file__).with_name("schema.json")
+MAX_BYTES = 64 * 1024
+
+EngineSource = Literal["installed", "workload"]
+WorkspaceKind = Literal["none", "paths", "full"]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One typed value a request may give; `default` None means it must be given."""
+
+    name: str
+    type: Literal["string", "integer", "number", "boolean"]
+    description: str
+    default: ParamValue | None = None
+    enum: tuple[ParamValue, ...] = ()
+    minimum: float | None = None
+    maximum: float | None = None
+    pattern: str | None = None
+    max_length: int = 1000
+    format: Literal["repo-path"] | None = None
+    prefix: str = ""
+    suffix: str = ""
+
+    def schema(self) -> dict[str, Any]:
+        """This parameter as a JSON Schema property (for catalogues and tool descriptions)."""
+        document: dict[str, Any] = {"type": self.type, "description": self.description}
+        optional = {
+            "default": self.default,
+            "enum": list(self.enum) or None,
+            "minimum": self.minimum,
+            "maximum": self.maximum,
+            "pattern": self.pattern,
+            "format": self.format,
+            "prefix": self.prefix or None,
+            "suffix": self.suffix or None,
+        }
+        return document | {key: value for key, value in optional.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Requires:
+    """What a machine must have before the job starts."""
+
+    metal: bool = False
+    memory_gb: float | None = None
+    modules: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ModelNeed:
+    """A model the argv names: what stands for it where nothing is configured, and what a Mac should hold."""
+
+    name: str
+    here: str
+    mac: str
+
+
+@dataclass(frozen=True)
+class Preset:
+    """One job of the allowlist. `digest` is the sha256 of the file's bytes and travels with every result."""
+
+    name: str
+    summary: str
+    argv: tuple[str, ...]
+    timeout_s: int
+    engine: EngineSource
+    workspace: WorkspaceKind
+    digest: str
+    aliases: tuple[str, ...] = ()
+    description: str = ""
+    params: Mapping[str, Parameter] = field(default_factory=dict)
+    requires: Requires = field(default_factory=Requires)
+    models: tuple[ModelNeed, ...] = ()
+    evidence_kind: str | None = None
+
+    @property
+    def runs_repo_code(self) -> bool:
+        """Whether code of the requested commit runs. The default policy refuses such presets."""
+        return self.engine == "workload"
+
+    def params_schema(self) -> dict[str, Any]:
+        """JSON Schema of the parameters object."""
+        return {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {name: parameter.schema() for name, parameter in self.params.items()},
+            "required": [name for name, parameter in self.params.items() if parameter.default is None],
+        }
+
+
+def read(path: Path) -> Preset:
+    """Read one preset file.
+
+    Raises:
+        PresetError: The file is too big, not TOML, breaks the preset schema, or contradicts itself.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise PresetError(f"cannot read preset {path}: {error.strerror or error}") from None
+    if len(data) > MAX_BYTES:
+        raise PresetError(f"preset {path}: {len(data)} bytes, but at most {MAX_BYTES} are read")
+    try:
+        document = tomllib.loads(data.decode("utf-8"))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise PresetError(f"preset {path}: not TOML ({error})") from None
+    _check_schema(document, path)
+    return _build(document, hashlib.sha256(data).hexdigest(), path)
+
+
+def _build(document: dict[str, Any], digest: str, path: Path) -> Preset:
+    from bridge.presets import parameters, template
+
+    params = {name: _parameter(name, entry) for name, entry in document.get("params", {}).items()}
+    requires = document.get("requires", {})
+    preset = Preset(
+        name=document["name"],
+        aliases=tuple(document.get("aliases", ())),
+        summary=document["summary"],
+        description=document.get("description", "").strip(),
+        argv=tuple(document["argv"]),
+        timeout_s=document["timeout_s"],
+        engine=document["engine"],
+        workspace=document["workspace"],
+        digest=digest,
+        params=MappingProxyType(params),
+        requires=Requires(
+            metal=requires.get("metal", False),
+            memory_gb=requires.get("memory_gb"),
+            modules=tuple(requires.get("modules", ())),
+        ),
+        models=tuple(ModelNeed(name, **entry) for name, entry in document.get("models", {}).items()),
+        evidence_kind=document.get("evidence", {}).get("kind"),
+    )
+    if path.stem != preset.name:
+        raise PresetError(f"preset {path}: the file is named {path.stem!r} but says name = {preset.name!r}")
+    template.check(preset)
+    for parameter in params.values():
+        if parameter.default is not None:
+            try:
+                parameters.check_value(preset.name, parameter, parameter.default)
+            except ParameterError as error:
+                raise PresetError(f"{error.message} (the default in {path})") from None
+    return preset
+
+
+def _parameter(name: str, entry: dict[str, Any]) -> Parameter:
+    known = dict(entry)
+    enum = tuple(known.pop("enum", ()))
+    max_length = known.pop("maxLength", 1000)
+    return Parameter(name=name, enum=enum, max_length=max_length, **known)
+
+
+def _check_schema(document: dict[str, Any], path: Path) -> None:
+    errors = sorted(_validator().iter_errors(document), key=lambda error: len(error.absolute_path))
+    if errors:
+        where = ".".join(str(part) for part in errors[0].absolute_path) or "the file"
+        raise PresetError(f"preset {path}: {where}: {_shorten(errors[0].message)}")
+    for entry in document.get("params", {}).values():
+        try:
+            re.compile(entry.get("pattern", ""))
+        except re.error as error:
+            raise PresetError(f"preset {path}: the pattern {entry['pattern']!r} is broken: {error}") from None
+
+
+@cache
+def _validator() -> Any:
+    from jsonschema import Draft202012Validator
+
+    return Draft202012Validator(json.loads(SCHEMA_FILE.read_text(encoding="utf-8")))
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= 300 else text[:297] + "..."

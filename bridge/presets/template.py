@@ -1,0 +1,134 @@
+"""From a preset and checked values to the argv of a child process.
+
+An element is a literal, a placeholder, or ``--flag=`` and a placeholder; a placeholder never stands inside
+other text, so no value can break out of its element. ``{name}`` is a parameter. ``${kind}`` and
+``${kind:name}`` are resolved on the machine that runs:
+
+    ${engine}        the installed engine: interpreter, -I, -m, engine      (several elements)
+    ${bridge}        the installed bridge, likewise                         (several elements)
+    ${python}        the interpreter
+    ${request}       the flags that bind a report to this request           (several elements)
+    ${model:NAME}    folder of a model                      ${env:NAME}  a variable of the runner
+    ${out:NAME}      a file in the job's result folder
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+from bridge.errors import ParameterError, PresetError
+from bridge.manifest import ParamValue
+from bridge.presets.preset import Preset
+
+Resolver = Callable[[str, str], list[str]]
+
+SEVERAL = frozenset({"engine", "bridge", "request"})
+NAMELESS = SEVERAL | {"python"}
+NAMED = frozenset({"model", "env", "out"})
+_ELEMENT = re.compile(
+    r"(?P<flag>--[a-z][a-z0-9-]*=)?"
+    r"(?:\{(?P<param>[a-z][a-z0-9_]*)\}|\$\{(?P<kind>[a-z]+)(?::(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*))?\})"
+)
+_SECRET = re.compile(r"TOKEN|SECRET|KEY|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
+
+
+def argv(preset: Preset, params: Mapping[str, ParamValue], resolver: Resolver) -> list[str]:
+    """The argv of `preset` with `params` (checked and complete) and the machine's own values.
+
+    Args:
+        preset: The preset.
+        params: What `validate` returned.
+        resolver: Gives the elements for ``${kind:name}``; its errors pass through.
+
+    Raises:
+        ParameterError: A value would be read as an option where a plain argument is expected.
+    """
+    filled: list[str] = []
+    for element in preset.argv:
+        match = _ELEMENT.fullmatch(element)
+        if match is None:
+            filled.append(element)
+            continue
+        flag = match["flag"] or ""
+        if match["param"]:
+            filled.append(flag + _word(preset, match["param"], params[match["param"]], bare=not flag))
+        else:
+            words = resolver(match["kind"], match["name"] or "")
+            filled.extend(words if not flag else [flag + words[0]])
+    return filled
+
+
+def show(kind: str, name: str) -> list[str]:
+    """A resolver for people: leaves every placeholder as it is written (used by a dry run)."""
+    return [f"${{{kind}:{name}}}" if name else f"${{{kind}}}"]
+
+
+def check(preset: Preset) -> None:
+    """Refuse a template with placeholders that are unknown, misplaced or undeclared.
+
+    Raises:
+        PresetError: Naming the element.
+    """
+    used: set[str] = set()
+    models: set[str] = set()
+    for element in preset.argv:
+        match = _ELEMENT.fullmatch(element)
+        if match is None:
+            if "{" in element or "}" in element:
+                raise PresetError(
+                    f"preset {preset.name}: {element!r}: a placeholder is a whole element or a flag's value"
+                )
+        elif match["param"]:
+            used.add(match["param"])
+        else:
+            _check_machine_value(preset, element, match)
+            models |= {match["name"]} if match["kind"] == "model" else set()
+    _check_declared(preset, "parameter", used, set(preset.params))
+    _check_declared(preset, "model", models, {model.name for model in preset.models})
+    if preset.workspace == "none" and any(item.format for item in preset.params.values()):
+        raise PresetError(f"preset {preset.name}: a repo-path parameter needs workspace = paths or full")
+    if preset.evidence_kind is not None and "out" not in _kinds(preset):
+        raise PresetError(f"preset {preset.name}: it promises evidence, but its argv has no ${{out:NAME}}")
+    if preset.runs_repo_code and preset.workspace != "full":
+        raise PresetError(f'preset {preset.name}: engine = "workload" needs workspace = "full"')
+
+
+def evidence_name(preset: Preset) -> str | None:
+    """File name of the report the preset writes into the result folder (``report.json``), if any."""
+    for element in preset.argv:
+        match = _ELEMENT.fullmatch(element)
+        if match and match["kind"] == "out":
+            return f"{match['name']}.json"
+    return None
+
+
+def _check_machine_value(preset: Preset, element: str, match: re.Match[str]) -> None:
+    kind, name, flag = match["kind"], match["name"], match["flag"]
+    if kind not in NAMELESS | NAMED or (name is None) != (kind in NAMELESS):
+        raise PresetError(f"preset {preset.name}: {element!r} is not a placeholder this version knows")
+    if flag and kind in SEVERAL:
+        raise PresetError(f"preset {preset.name}: {element!r}: ${{{kind}}} is several words, not one value")
+    if kind == "env" and _SECRET.search(name):
+        raise PresetError(
+            f"preset {preset.name}: {element!r}: an argv is published, so no secret belongs in it"
+        )
+
+
+def _check_declared(preset: Preset, what: str, used: set[str], declared: set[str]) -> None:
+    for name in sorted(used - declared):
+        raise PresetError(f"preset {preset.name}: argv names the {what} {name!r}, which is not declared")
+    for name in sorted(declared - used):
+        raise PresetError(f"preset {preset.name}: the {what} {name!r} is declared but argv never uses it")
+
+
+def _kinds(preset: Preset) -> set[str]:
+    matches = (_ELEMENT.fullmatch(element) for element in preset.argv)
+    return {match["kind"] for match in matches if match and match["kind"]}
+
+
+def _word(preset: Preset, name: str, value: ParamValue, *, bare: bool) -> str:
+    word = {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value)
+    if bare and word.startswith("-"):
+        raise ParameterError(f"preset {preset.name}: parameter {name}: {word!r} would be read as an option")
+    return word

@@ -1,0 +1,235 @@
+"""The only door to child processes (git has its own, in `bridge.bus.git`).
+
+`run_program` runs a short helper program to its end: fixed argv, allowlisted environment, no shell, capped
+output, a timeout that is a value. `spawn` starts a long-lived child with exactly the descriptors it is
+given; `bridge.runner.supervisor` builds on it. What a job's child may do is decided in
+`bridge.runner.isolation`, not here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, cast
+
+from bridge.errors import MachineError
+
+# What helper programs may see of our environment. Nothing secret-named is in it.
+PASSED_NAMES = (
+    "HOME",
+    "LANG",
+    "LOGNAME",
+    "PATH",
+    "SSH_AGENT_PID",
+    "SSH_AUTH_SOCK",
+    "TMPDIR",
+    "TZ",
+    "USER",
+    "XDG_RUNTIME_DIR",
+)
+_CHUNK = 1 << 16
+_GRACE_S = 0.5
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How a program ended: exit code (negative: killed by that signal), its output up to the limit."""
+
+    exit_code: int
+    stdout: bytes
+    stderr: bytes
+    timed_out: bool
+    truncated: bool
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether it ended by itself with exit code 0."""
+        return self.exit_code == 0 and not self.timed_out
+
+
+def run_program(
+    argv: Sequence[str],
+    *,
+    input: bytes = b"",  # noqa: A002 - the name subprocess gave it
+    timeout_s: float,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    limit_bytes: int = 1 << 20,
+) -> Finished:
+    """Run a helper program to its end and return what it said.
+
+    Args:
+        argv: The program and its arguments. Never a shell line.
+        input: Bytes for its standard input, which is closed afterwards.
+        timeout_s: Seconds after which its whole process group is killed; then `timed_out` is true.
+        env: The complete environment; None passes the few names of `PASSED_NAMES` and a C locale.
+        cwd: Working directory.
+        limit_bytes: How much of each output stream is kept. The rest is read and dropped.
+
+    Returns:
+        The exit code and output. A failing program is a value, not an exception.
+
+    Raises:
+        MachineError: The program does not exist or cannot be started.
+    """
+    started = time.monotonic()
+    process = _popen(
+        argv, env=helper_environment() if env is None else env, cwd=cwd, stdin=subprocess.PIPE, piped=True
+    )
+    outputs = [_Reader(cast("IO[bytes]", stream), limit_bytes) for stream in (process.stdout, process.stderr)]
+    writer = threading.Thread(target=_feed, args=(cast("IO[bytes]", process.stdin), input), daemon=True)
+    for thread in (writer, *outputs):
+        thread.start()
+    timed_out = False
+    try:
+        process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        timed_out = True
+    finally:
+        # The group is ours (new session), so helpers that the program left behind end with it.
+        kill_group(process.pid)
+        process.wait()
+        for thread in (writer, *outputs):
+            thread.join(_GRACE_S)
+    return Finished(
+        exit_code=process.returncode,
+        stdout=outputs[0].data(),
+        stderr=outputs[1].data(),
+        timed_out=timed_out,
+        truncated=any(output.truncated for output in outputs),
+        seconds=time.monotonic() - started,
+    )
+
+
+class Spawned:
+    """A running child, its process id, and the two things one does with it: wait and kill."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self.pid = process.pid
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Exit code (negative: killed by that signal), or None when it still runs after `timeout_s`."""
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def kill(self) -> None:
+        """Kill the child's process group and collect it."""
+        if self._process.poll() is None:
+            kill_group(self.pid)
+        self._process.wait()
+
+
+def spawn(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: Path | None = None,
+    output: int | None = None,
+    pass_fds: Iterable[int] = (),
+) -> Spawned:
+    """Start a child in a session of its own, with no standard input and only the descriptors named.
+
+    Args:
+        argv: The program and its arguments.
+        env: Its complete environment.
+        cwd: Its working directory.
+        output: Descriptor for standard output and error; None discards both.
+        pass_fds: Further descriptors to keep open in the child, under the same numbers.
+
+    Raises:
+        MachineError: The program does not exist or cannot be started.
+    """
+    process = _popen(
+        argv,
+        env=env,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        output=subprocess.DEVNULL if output is None else output,
+        pass_fds=tuple(pass_fds),
+    )
+    return Spawned(process)
+
+
+def helper_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of helper programs: a few names of ours, a C locale, and `extra`."""
+    passed = {name: os.environ[name] for name in PASSED_NAMES if name in os.environ}
+    return {**passed, "LC_ALL": "C", **(extra or {})}
+
+
+def find_program(name: str) -> str | None:
+    """Absolute path of a program on PATH, or None."""
+    return shutil.which(name)
+
+
+def kill_group(pid: int, number: int = signal.SIGKILL) -> None:
+    """Send a signal to a process group; one that is gone already is fine."""
+    # macOS answers EPERM for a group of which only zombies are left.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+def _popen(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: Path | None,
+    stdin: int,
+    piped: bool = False,
+    output: int = subprocess.PIPE,
+    pass_fds: tuple[int, ...] = (),
+) -> subprocess.Popen[bytes]:
+    if not argv or any("\0" in element for element in argv):
+        raise MachineError(f"cannot start {list(argv)!r}: an argument vector without NUL is needed")
+    try:
+        return subprocess.Popen(  # noqa: S603 - argv comes from our own files, never from a shell line
+            list(argv),
+            stdin=stdin,
+            stdout=output,
+            stderr=subprocess.PIPE if piped else output,
+            env=dict(env),
+            cwd=cwd,
+            close_fds=True,
+            pass_fds=pass_fds,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise MachineError(f"cannot start {argv[0]!r}: {error.strerror or error}") from None
+
+
+class _Reader(threading.Thread):
+    """Reads one stream to its end and keeps the first `limit` bytes."""
+
+    def __init__(self, stream: IO[bytes], limit: int) -> None:
+        super().__init__(daemon=True)
+        self._stream = stream
+        self._limit = limit
+        self._kept = bytearray()
+        self.truncated = False
+
+    def run(self) -> None:
+        with contextlib.suppress(OSError, ValueError), self._stream:
+            while chunk := self._stream.read1(_CHUNK):  # type: ignore[attr-defined]
+                room = self._limit - len(self._kept)
+                self.truncated = self.truncated or len(chunk) > room
+                self._kept += chunk[:room]
+
+    def data(self) -> bytes:
+        return bytes(self._kept)
+
+
+def _feed(stream: IO[bytes], data: bytes) -> None:
+    # A program that does not read its input closes the pipe early: not our error.
+    with contextlib.suppress(OSError, ValueError), stream:
+        stream.write(data)

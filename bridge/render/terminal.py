@@ -1,0 +1,135 @@
+"""Judged evidence as rich renderables: tables of figures, and a panel for a result. Nothing here prints.
+
+Figures come from the gate's recomputation, never from a report's own summary. Names and messages were written
+on the other side of the bus: each passes `clean_line` and is shown as plain text, never as markup. Where
+there is no terminal rich draws the same tables without colour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from bridge.bus.untrusted import clean_line
+from bridge.render.figures import bytes_text, claim_text, number_text, ratio_text
+from bridge.render.outcome import outcome_lines
+from bridge.result import Status
+
+if TYPE_CHECKING:
+    from rich.panel import Panel
+    from rich.table import Table
+
+    from bridge.bus.results import Believed
+    from bridge.evidence.gate import Judgement
+    from bridge.evidence.report import Environment, Report, Summary
+
+
+def evidence_tables(judgement: Judgement) -> Iterator[Table]:
+    """The tables that show a judged report: its figures, then the claims and broken rules.
+
+    A report that could not be read has no figures; its broken rules are in the last table all the same.
+    """
+    report, figures = judgement.report, judgement.figures
+    if report is not None and figures is not None:
+        if report.kind == "throughput":
+            yield throughput_table(report, figures)
+        elif report.kind == "recall":
+            yield recall_table(report, figures)
+        else:
+            yield machine_table(report.environment)
+    yield verdict_table(judgement)
+
+
+def result_panel(believed: Believed, judgement: Judgement | None) -> Panel:
+    """A result in a frame: what became of it, who ran it, where it is, and the tables of its evidence."""
+    from rich.console import Group
+    from rich.panel import Panel
+    from rich.text import Text
+
+    passed = believed.result.verdict.status is Status.PASSED
+    text = Text("\n".join(clean_line(line) for line in outcome_lines(believed)))
+    tables = () if judgement is None else tuple(evidence_tables(judgement))
+    return Panel(Group(text, *tables), border_style="green" if passed else "red")
+
+
+def throughput_table(report: Report, figures: Summary) -> Table:
+    """One row an arm: rates, ratio to the baseline, acceptance length, identical outputs, resident bytes."""
+    headings = ["decode tok/s", "end to end", "ratio", "acceptance length", "identical", "KV resident"]
+    table = _table("arm", *headings)
+    compared = {pair.arm: pair for pair in figures.comparisons}
+    for arm in report.arms:
+        row, pair = figures.arms[arm.name], compared.get(arm.name)
+        table.add_row(
+            *_plain(
+                arm.name,
+                number_text(row.decode_tokens_per_s),
+                number_text(row.end_to_end_tokens_per_s),
+                "" if pair is None else ratio_text(pair.decode_ratio),
+                "" if row.acceptance_length is None else number_text(row.acceptance_length),
+                "" if pair is None else f"{pair.identical_samples}/{pair.compared_samples}",
+                bytes_text(row.max_resident_bytes),
+            )
+        )
+    return table
+
+
+def recall_table(report: Report, figures: Summary) -> Table:
+    """One row an arm: role, prompts, share of answers found, acceptance length, resident bytes."""
+    table = _table("arm", "role", "prompts", "recall", "acceptance length", "KV resident")
+    for arm in report.arms:
+        row = figures.arms[arm.name]
+        table.add_row(
+            *_plain(
+                arm.name,
+                arm.role,
+                str(row.samples),
+                number_text(row.recall),
+                "" if row.acceptance_length is None else number_text(row.acceptance_length),
+                bytes_text(row.max_resident_bytes),
+            )
+        )
+    return table
+
+
+def machine_table(environment: Environment) -> Table:
+    """The machine of a probe, one fact a row."""
+    table = _table("machine", "")
+    facts = {
+        "system": f"{environment.system} {environment.os_release} on {environment.machine}",
+        "chip": f"{environment.chip}, {environment.cpu_count} cores",
+        "memory": bytes_text(environment.memory_bytes),
+        "device": f"{environment.device}, BLAS {environment.blas}",
+        "power, thermal": f"{environment.power_source}, {environment.thermal_state}",
+        "versions": ", ".join(f"{name} {version}" for name, version in environment.versions),
+    }
+    for name, fact in facts.items():
+        table.add_row(*_plain(name, fact))
+    return table
+
+
+def verdict_table(judgement: Judgement) -> Table:
+    """The gate's verdict: each claim beside the figure that decides it, then each rule broken."""
+    table = _table("gate", "accepted" if judgement.accepted else "REJECTED")
+    for claim in judgement.claims:
+        table.add_row(*_plain(claim.name, claim_text(claim)))
+    for violation in judgement.violations:
+        table.add_row(*_plain(violation.code, violation.message), style="red")
+    return table
+
+
+def _table(first: str, *others: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column(first)
+    for heading in others:
+        table.add_column(heading, justify="left" if len(others) == 1 else "right", overflow="fold")
+    return table
+
+
+def _plain(*cells: str) -> list[str]:
+    """Cells without terminal escapes, and with rich's markup taken literally."""
+    from rich.markup import escape
+
+    return [escape(clean_line(cell)) for cell in cells]

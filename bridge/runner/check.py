@@ -1,0 +1,176 @@
+"""May this request run here? Every question that needs no job, in order, each with its reason.
+
+The request is read from git objects; nothing of it is executed or written. What is learnt on the way (the
+manifest, the preset) is kept even when a later question refuses, so that the refusal can be published under
+the right name. Whether paths and models exist is asked when the workspace is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from bridge import presets, signing
+from bridge.bus.git import Git
+from bridge.bus.mirror import Pending
+from bridge.bus.requests import ReadRequest, bound_manifest, read_request
+from bridge.errors import (
+    BusError,
+    ManifestError,
+    ParameterError,
+    PolicyError,
+    PresetError,
+    RequestRefused,
+    SignatureError,
+)
+from bridge.manifest import Manifest, ParamValue, format_time
+from bridge.presets import Preset
+from bridge.result import Reason
+from bridge.runner import facts
+from bridge.runner.station import Station
+
+
+class Refusal(RequestRefused):
+    """The request is answered with `refused` and this reason."""
+
+    def __init__(self, reason: Reason, message: str, remedy: str | None = None) -> None:
+        super().__init__(message, remedy)
+        self.reason = reason
+
+    @classmethod
+    def of(cls, reason: Reason, error: RequestRefused | BusError) -> Refusal:
+        """The same message under a reason of the closed set."""
+        return cls(reason, error.message, error.remedy)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A request and what is known of it.
+
+    Attributes:
+        pending: Where it was found.
+        request: The commit as read; None: it has not the shape of a request.
+        manifest: What is asked; None: not readable.
+        preset: The job; None: unknown.
+        params: Checked values with defaults.
+        requester: Who signed it, by the machine's list; None: unsigned or unknown.
+        refusal: Why it is refused; None: it may run.
+    """
+
+    pending: Pending
+    request: ReadRequest | None = None
+    manifest: Manifest | None = None
+    preset: Preset | None = None
+    params: Mapping[str, ParamValue] = field(default_factory=dict)
+    requester: str | None = None
+    refusal: Refusal | None = None
+
+
+def examine(
+    git: Git, pending: Pending, station: Station, *, now: datetime, answered: Collection[str]
+) -> Checked:
+    """Ask every question about a request until one refuses.
+
+    Args:
+        git: A repository that holds the request commit and its parent.
+        pending: The request.
+        station: The runner.
+        now: The time by which expiry is judged (aware).
+        answered: Nonces this runner has already published a result for.
+    """
+    known = Checked(pending)
+
+    def shape() -> Checked:
+        return replace(known, request=_read(git, pending))
+
+    def manifest() -> Checked:
+        return replace(known, manifest=_parse(known))
+
+    questions: tuple[Callable[[], Checked], ...] = (
+        shape,
+        manifest,
+        lambda: _choose(known, station),
+        lambda: _allow(known, station),
+        lambda: _signed(known, station),
+        lambda: _timely(known, station, now, answered),
+    )
+    for question in questions:
+        try:
+            known = question()
+        except Refusal as refusal:
+            return replace(known, refusal=refusal)
+    return known
+
+
+def _read(git: Git, pending: Pending) -> ReadRequest:
+    try:
+        return read_request(git, pending.commit)
+    except (ManifestError, BusError) as error:
+        raise Refusal.of(Reason.BAD_COMMIT, error) from None
+
+
+def _parse(known: Checked) -> Manifest:
+    assert known.request is not None  # noqa: S101 - asked before
+    try:
+        return bound_manifest(known.request, known.pending.nonce)
+    except ManifestError as error:
+        raise Refusal.of(Reason.BAD_MANIFEST, error) from None
+
+
+def _choose(known: Checked, station: Station) -> Checked:
+    assert known.manifest is not None  # noqa: S101 - asked before
+    try:
+        preset = presets.find(known.manifest.preset, dict(station.presets))
+    except PresetError as error:
+        raise Refusal.of(Reason.UNKNOWN_PRESET, error) from None
+    try:
+        return replace(known, preset=preset, params=presets.validate(preset, known.manifest.params))
+    except ParameterError as error:
+        raise Refusal.of(Reason.BAD_PARAMETER, error) from None
+
+
+def _allow(known: Checked, station: Station) -> Checked:
+    assert known.preset is not None  # noqa: S101 - asked before
+    try:
+        station.policy.check(known.preset)
+    except PolicyError as error:
+        raise Refusal.of(Reason.POLICY, error) from None
+    if lacking := facts.unfit(known.preset):
+        raise Refusal(Reason.MACHINE_UNFIT, f"the preset {known.preset.name} cannot run here: {lacking}")
+    return known
+
+
+def _signed(known: Checked, station: Station) -> Checked:
+    """A broken signature is refused always, a missing or unknown one where the policy says so."""
+    assert known.request is not None  # noqa: S101 - asked before
+    data, signature = known.request.data, known.request.signature
+    requester = None
+    if signature is not None and station.key is not None:
+        try:
+            requester = signing.verify(data, signature, signing.REQUEST_NAMESPACE, station.allowed_signers)
+        except SignatureError as error:
+            raise Refusal.of(Reason.BAD_SIGNATURE, error) from None
+    if requester is None and station.policy.require_signature:
+        what = "unsigned" if signature is None else "signed by a key this machine does not list"
+        raise Refusal(
+            Reason.BAD_SIGNATURE,
+            f"this machine takes only requests of listed signers, and this one is {what}",
+            "its owner can add the key to allowed_signers on that machine",
+        )
+    return replace(known, requester=requester)
+
+
+def _timely(known: Checked, station: Station, now: datetime, answered: Collection[str]) -> Checked:
+    manifest = known.manifest
+    assert manifest is not None  # noqa: S101 - asked before
+    if now >= manifest.expires_at:
+        raise Refusal(Reason.EXPIRED, f"the request expired at {format_time(manifest.expires_at)}")
+    if manifest.audience != station.audience:
+        raise Refusal(
+            Reason.WRONG_AUDIENCE,
+            f"the request is meant for {manifest.audience}, and this runner serves {station.audience}",
+        )
+    if manifest.nonce in answered:
+        raise Refusal(Reason.REPLAYED, f"the request {manifest.nonce} was answered before")
+    return known

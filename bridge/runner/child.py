@@ -1,0 +1,255 @@
+"""The runner's side of a supervised job: start it, follow its output, stop it, learn how it ended.
+
+Opening a `Supervised` takes the machine's lock; closing it kills whatever is left and frees the lock. The
+other side, and the wire between them, is `bridge.runner.supervisor`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from bridge.errors import MachineError
+from bridge.process import helper_environment, spawn
+
+# How the supervisor is started: the installed package, apart from the environment and the working directory.
+SUPERVISOR = ("-m", "bridge.runner.supervisor")
+START_S = 30.0
+MAX_LINE = 4096
+_POLL_S = 0.1
+_CHUNK = 1 << 16
+
+
+class MachineBusy(MachineError):
+    """Another job runs on this machine."""
+
+
+@dataclass(frozen=True)
+class Enforced:
+    """What the supervisor could enforce here; what it could not is a fact of the result.
+
+    Attributes:
+        network_isolated: The job has no network.
+        tree: How the job's processes are held: process namespace, descendants, process group.
+        files_hidden: The runner's key and the user's credentials cannot be read by the job.
+    """
+
+    network_isolated: bool
+    tree: str
+    files_hidden: bool
+
+
+@dataclass(frozen=True)
+class Order:
+    """A child to start: complete environment, limits by RLIMIT name, seconds, bytes of output."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: Path
+    limits: Mapping[str, int]
+    timeout_s: float
+    grace_s: float = 5.0
+    output_limit: int = 8 << 20
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How the child ended: exit code (None: it could not be collected; negative: killed by that signal).
+
+    At most one of `timed_out`, `stopped` (the runner asked) and `flooded` (too much output) is true.
+    """
+
+    exit_code: int | None
+    seconds: float
+    timed_out: bool
+    stopped: bool
+    flooded: bool
+    survivors: int
+
+
+class Supervised:
+    """One supervised job. Use as a context manager: leaving it leaves no process and no lock."""
+
+    def __init__(self, lock: Path, *, network: bool = False, hide: Sequence[Path] = ()) -> None:
+        """Start the supervisor and take the lock.
+
+        Raises:
+            MachineBusy: Another job holds the lock.
+            MachineError: The supervisor did not start.
+        """
+        lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        control, self._control = os.pipe()
+        self._status, status = os.pipe()
+        self._output, output = os.pipe()
+        self._lines = b""
+        setup = {
+            "lock": str(lock),
+            "control": control,
+            "status": status,
+            "output": output,
+            "network": network,
+            "hide": [str(path) for path in hide],
+        }
+        try:
+            self._process = spawn(
+                [sys.executable, "-I", *SUPERVISOR, json.dumps(setup)],
+                env=helper_environment(),
+                pass_fds=(control, status, output),
+            )
+        except MachineError:
+            self._close_ours()
+            raise
+        finally:
+            for descriptor in (control, status, output):
+                os.close(descriptor)
+        first = self._event(START_S)
+        if first is None or first["event"] != "locked":
+            self.close()
+            if first is None:
+                raise MachineError(
+                    "the job supervisor did not start", f"try: {sys.executable} -m bridge --help"
+                )
+            raise MachineBusy(f"another job runs on this machine (lock {lock})")
+        self.enforced = Enforced(first["network_isolated"], first["tree"], first["files_hidden"])
+
+    def run(
+        self,
+        order: Order,
+        log: Path,
+        *,
+        on_line: Callable[[str], None],
+        stop: Callable[[], bool],
+    ) -> Ended:
+        """Run the child to its end, writing its output to `log` up to the limit.
+
+        Args:
+            order: What to start.
+            log: File that standard output and error are appended to, as they come.
+            on_line: Called with each line of output (cut at `MAX_LINE` characters).
+            stop: Asked about ten times a second; True ends the job (TERM, then KILL after the grace).
+
+        Raises:
+            MachineError: The supervisor died; the kernel has ended the job with it.
+        """
+        self._tell(
+            argv=list(order.argv),
+            env=dict(order.env),
+            cwd=str(order.cwd),
+            limits=dict(order.limits),
+            timeout_s=order.timeout_s,
+            grace_s=order.grace_s,
+        )
+        pump = _Pump(order.output_limit, on_line)
+        stopped = False
+        ended: dict[str, Any] | None = None
+        with log.open("ab", buffering=0) as sink:
+            while True:
+                ready = select.select([self._status, self._output], [], [], _POLL_S)[0]
+                if self._output in ready and (chunk := os.read(self._output, _CHUNK)):
+                    sink.write(pump.take(chunk))
+                elif ended is not None:
+                    break
+                if ended is None:
+                    ended = self._ending(ready)
+                if ended is None and not stopped and (pump.flooded or stop()):
+                    stopped = True
+                    self._tell(stop=0.0 if pump.flooded else order.grace_s)
+        pump.flush()
+        return Ended(
+            exit_code=ended["exit_code"],
+            seconds=ended["seconds"],
+            timed_out=ended["timed_out"],
+            stopped=stopped and not pump.flooded and not ended["timed_out"],
+            flooded=pump.flooded and not ended["timed_out"],
+            survivors=ended["survivors"],
+        )
+
+    def close(self) -> None:
+        """Let go: whatever the job left is killed, then the lock is free."""
+        self._close_ours()
+        if self._process.wait(START_S) is None:
+            self._process.kill()
+
+    def __enter__(self) -> Supervised:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _close_ours(self) -> None:
+        for descriptor in (self._control, self._status, self._output):
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+    def _tell(self, **message: object) -> None:
+        data = (json.dumps(message) + "\n").encode()
+        try:
+            while data:
+                data = data[os.write(self._control, data) :]
+        except BrokenPipeError:
+            raise MachineError("the job supervisor died before it could start the job") from None
+
+    def _ending(self, ready: list[int]) -> dict[str, Any] | None:
+        """The supervisor's last word, if it is there; its silent end is an error."""
+        while self._status in ready or b"\n" in self._lines:
+            event = self._event(START_S)
+            if event is None:
+                raise MachineError("the job supervisor died, and the job with it")
+            if event["event"] == "exited":
+                return event
+            ready = []
+        return None
+
+    def _event(self, timeout_s: float) -> dict[str, Any] | None:
+        deadline = time.monotonic() + timeout_s
+        while b"\n" not in self._lines:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([self._status], [], [], left)[0]:
+                return None
+            chunk = os.read(self._status, _CHUNK)
+            if not chunk:
+                return None
+            self._lines += chunk
+        line, _, self._lines = self._lines.partition(b"\n")
+        event: dict[str, Any] = json.loads(line)
+        return event
+
+
+class _Pump:
+    """Cuts output at the limit and hands out its lines."""
+
+    def __init__(self, limit: int, on_line: Callable[[str], None]) -> None:
+        self._left = limit
+        self._on_line = on_line
+        self._partial = b""
+        self.flooded = False
+
+    def take(self, chunk: bytes) -> bytes:
+        """The part of `chunk` that still fits into the log."""
+        kept = chunk[: self._left]
+        self.flooded = self.flooded or len(kept) < len(chunk)
+        self._left -= len(kept)
+        *lines, self._partial = (self._partial + chunk.replace(b"\r", b"\n")).split(b"\n")
+        self._partial = self._partial[:MAX_LINE]
+        for line in lines:
+            self._hand_out(line)
+        return kept
+
+    def flush(self) -> None:
+        """Hand out a last line that has no end."""
+        self._hand_out(self._partial)
+
+    def _hand_out(self, line: bytes) -> None:
+        if line.strip():
+            self._on_line(line[:MAX_LINE].decode("utf-8", "replace"))

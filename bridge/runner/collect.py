@@ -1,0 +1,48 @@
+"""Takes what a job left in its result folder: the evidence report and the log, and nothing else.
+
+A job may have left anything there: links, devices, files that share their content with one outside. The
+report is opened without following links and must be a plain file of its own, within the size cap.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from bridge.evidence.redact import redact
+
+MAX_EVIDENCE = 32 << 20
+
+
+class NotCollected(Exception):
+    """The report cannot be taken; the message says why."""
+
+
+def evidence(folder: Path, name: str) -> bytes | None:
+    """The bytes of a report; None when the job wrote none.
+
+    Raises:
+        NotCollected: What lies there is not a plain file of its own, or too big.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        handle = os.open(folder / name, flags)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise NotCollected(f"the report {name} cannot be opened: {error.strerror}") from None
+    with os.fdopen(handle, "rb") as source:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+            raise NotCollected(f"the report {name} is not a plain file of its own")
+        data = source.read(MAX_EVIDENCE + 1)
+    if len(data) > MAX_EVIDENCE:
+        raise NotCollected(f"the report {name} has more than {MAX_EVIDENCE} bytes")
+    return data
+
+
+def log(path: Path, secrets: Mapping[str, str]) -> bytes:
+    """The log without secrets; empty when there is none. Its size was capped when it was written."""
+    return redact(path.read_bytes() if path.exists() else b"", secrets)

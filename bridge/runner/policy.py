@@ -1,0 +1,145 @@
+"""What this machine allows, decided by its owner in one TOML file and read once.
+
+Without a file the policy is the safe default: every installed preset, no code of a requester, no signature
+needed, two hours at most. The file:
+
+    allow_presets = ["probe", "throughput"]   # names; left out: every installed preset
+    allow_repo_code = false                   # may presets run code of the requested commit?
+    require_signature = false                 # only requesters listed in allowed_signers
+    max_timeout_s = 7200                      # no job runs longer
+
+    [models]                                  # where ${model:NAME} lies on this machine
+    demo-target = "/Users/me/models/gemma"
+
+No key opens the network: no preset can ask for it yet.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bridge.errors import PolicyError
+from bridge.presets import Preset
+
+FILE_NAME = "policy.toml"
+MAX_BYTES = 64 * 1024
+DEFAULT_TIMEOUT_S = 7200
+_KEYS = ("allow_presets", "allow_repo_code", "require_signature", "max_timeout_s", "models")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The owner's decisions.
+
+    Attributes:
+        source: The file they come from (or would come from).
+        allow_presets: Names that may run; None: all that are installed.
+        allow_repo_code: Presets with ``engine = "workload"`` may run.
+        require_signature: Only requests signed by a listed requester are taken.
+        max_timeout_s: Upper bound of any job's time, in seconds.
+        models: Folders of models by name.
+    """
+
+    source: Path
+    allow_presets: frozenset[str] | None = None
+    allow_repo_code: bool = False
+    require_signature: bool = False
+    max_timeout_s: int = DEFAULT_TIMEOUT_S
+    models: Mapping[str, Path] = field(default_factory=dict)
+
+    def check(self, preset: Preset) -> None:
+        """Refuse a preset that the owner did not allow.
+
+        Raises:
+            PolicyError: Naming the line that refuses and the one that would allow.
+        """
+        if self.allow_presets is not None and preset.name not in self.allow_presets:
+            raise PolicyError(
+                f"this machine's policy does not allow the preset {preset.name}",
+                f"its owner can add {preset.name!r} to allow_presets in {FILE_NAME} on that machine",
+            )
+        if preset.runs_repo_code and not self.allow_repo_code:
+            raise PolicyError(
+                f"the preset {preset.name} runs code of the requested commit, which this machine's policy"
+                " does not allow",
+                f"its owner can set allow_repo_code = true in {FILE_NAME} on that machine",
+            )
+
+    def timeout_s(self, preset: Preset, requested: int | None) -> int:
+        """Seconds a job gets: the least of what preset, policy and request say."""
+        return min(preset.timeout_s, self.max_timeout_s, requested or preset.timeout_s)
+
+
+def load(path: Path) -> Policy:
+    """The policy in a file, or the safe default where there is none.
+
+    Raises:
+        PolicyError: Others may write the file or its folder, or it is not TOML, has an unknown key or a
+            value of the wrong type.
+    """
+    try:
+        with path.open("rb") as handle:
+            _check_owner(path, os.fstat(handle.fileno()))
+            _check_owner(path.parent, path.parent.stat())
+            data = handle.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        return Policy(path)
+    except OSError as error:
+        raise PolicyError(f"cannot read the policy {path}: {error.strerror}") from None
+    if len(data) > MAX_BYTES:
+        raise PolicyError(f"policy {path}: more than {MAX_BYTES} bytes")
+    try:
+        document = tomllib.loads(data.decode("utf-8"))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise PolicyError(f"policy {path}: not TOML ({error})") from None
+    return _build(path, document)
+
+
+def _build(path: Path, document: dict[str, Any]) -> Policy:
+    for key in document:
+        if key not in _KEYS:
+            raise PolicyError(f"policy {path}: unknown key {key!r}", f"known keys: {', '.join(_KEYS)}")
+    allowed = document.get("allow_presets")
+    if allowed is not None:
+        _require(path, "allow_presets", allowed, list, "a list of preset names")
+        for name in allowed:
+            _require(path, "allow_presets", name, str, "a list of preset names")
+    models = document.get("models", {})
+    _require(path, "models", models, dict, "a table of folders")
+    for name, folder in models.items():
+        _require(path, f"models.{name}", folder, str, "a folder")
+        if not Path(folder).expanduser().is_absolute():
+            raise PolicyError(f"policy {path}: models.{name} must be an absolute path, got {folder!r}")
+    timeout = document.get("max_timeout_s", DEFAULT_TIMEOUT_S)
+    _require(path, "max_timeout_s", timeout, int, "whole seconds")
+    if not 1 <= timeout <= 86_400:
+        raise PolicyError(f"policy {path}: max_timeout_s must be 1 to 86400 seconds, got {timeout}")
+    switches = {key: document.get(key, False) for key in ("allow_repo_code", "require_signature")}
+    for key, value in switches.items():
+        _require(path, key, value, bool, "true or false")
+    return Policy(
+        source=path,
+        allow_presets=None if allowed is None else frozenset(allowed),
+        max_timeout_s=timeout,
+        models={name: Path(folder).expanduser() for name, folder in models.items()},
+        **switches,
+    )
+
+
+def _require(path: Path, key: str, value: object, kind: type, what: str) -> None:
+    # Types are compared, not instances: true is no number of seconds.
+    if type(value) is not kind:
+        raise PolicyError(f"policy {path}: {key} must be {what}, got {value!r}")
+
+
+def _check_owner(path: Path, status: os.stat_result) -> None:
+    if status.st_uid not in (os.getuid(), 0):
+        raise PolicyError(f"policy: {path} belongs to user {status.st_uid}, not to the runner's")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PolicyError(f"policy: {path} can be written by others", f"chmod go-w {path}")

@@ -1,0 +1,141 @@
+"""What one runner knows before any request comes: who it is, which remote it serves, what is allowed here."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bridge import signing
+from bridge.bus.claims import DEFAULT_LEASE_S, Identity
+from bridge.bus.refs import audience_of, is_local
+from bridge.errors import MachineError, SignatureError
+from bridge.presets import Preset, load_all
+from bridge.runner import facts, policy
+from bridge.runner.policy import Policy
+
+NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+BEAT_LOCAL_S = 2.0
+BEAT_REMOTE_S = 15.0
+
+
+@dataclass(frozen=True)
+class Station:
+    """A runner's fixed facts.
+
+    Attributes:
+        identity: Its name, and the random id it made on first use.
+        remote: Address of the bus.
+        audience: The one spelling of it, which manifests must name.
+        folder: Its own state: key, mirror, spool, jobs.
+        lock: The machine's lock; one job at a time, whichever runner starts it.
+        policy: What the owner allows.
+        presets: What is installed, by name.
+        allowed_signers: Keys of the requesters this machine knows.
+        key: Private key that signs results; None: OpenSSH is missing, results go out unsigned.
+        machine: Facts of the machine.
+        tools: Versions of what a job stands on.
+        beat_s: Seconds between heartbeats.
+        lease_s: Seconds of silence after which others may take over.
+        home: The user's home.
+        environment: The runner's environment; jobs get only an allowlist of it.
+    """
+
+    identity: Identity
+    remote: str
+    audience: str
+    folder: Path
+    lock: Path
+    policy: Policy
+    presets: Mapping[str, Preset]
+    allowed_signers: Path
+    key: Path | None
+    machine: Mapping[str, facts.Fact]
+    tools: Mapping[str, str]
+    beat_s: float
+    lease_s: float = DEFAULT_LEASE_S
+    home: Path = field(default_factory=Path.home)
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+
+    @property
+    def public_key(self) -> str | None:
+        """The line a client trusts, ``ssh-ed25519 …``; None: results are unsigned."""
+        return None if self.key is None else signing.public_key(self.key).read_text().strip()
+
+    def sign(self, data: bytes) -> bytes | None:
+        """A detached signature of a result's bytes; None where this machine cannot sign (any more)."""
+        with contextlib.suppress(SignatureError, MachineError):
+            return None if self.key is None else signing.sign(self.key, signing.RESULT_NAMESPACE, data)
+        return None
+
+
+def open_station(
+    name: str,
+    remote: str,
+    *,
+    state_dir: Path,
+    config_dir: Path,
+    beat_s: float | None = None,
+    lease_s: float = DEFAULT_LEASE_S,
+) -> Station:
+    """Set up or find again the runner `name` on this machine: its folder, id and key, the owner's policy.
+
+    Args:
+        name: Of the runner, as results show it.
+        remote: Address of the bus.
+        state_dir: Where this machine keeps runners' state.
+        config_dir: Where the owner keeps ``policy.toml``, ``presets/`` and ``allowed_signers``.
+        beat_s: Seconds between heartbeats; None: 2 on a local remote, else 15.
+        lease_s: Seconds of silence after which others may take over.
+
+    Raises:
+        MachineError: The name is not usable, or the folder cannot be made.
+        PolicyError: The policy file is wrong.
+        PresetError: A preset file of the owner is wrong.
+    """
+    if not NAME_PATTERN.fullmatch(name):
+        raise MachineError(
+            f"{name!r} is not a runner name", "use letters, digits and . _ - , at most 64, no blank"
+        )
+    folder = state_dir / "runner" / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        identity = Identity(name, _id(folder / "id"))
+    except OSError as error:
+        raise MachineError(f"cannot keep state in {folder}: {error.strerror}") from None
+    owners_presets = config_dir / "presets"
+    key = (
+        signing.ensure_key(folder / "id_ed25519", f"kakeya-mac runner {name}")
+        if signing.available()
+        else None
+    )
+    return Station(
+        identity=identity,
+        remote=remote,
+        audience=audience_of(remote),
+        folder=folder,
+        lock=state_dir / "machine.lock",
+        policy=policy.load(config_dir / policy.FILE_NAME),
+        presets=load_all(owners_presets if owners_presets.is_dir() else None),
+        allowed_signers=config_dir / "allowed_signers",
+        key=key,
+        machine=facts.machine(),
+        tools=facts.tools(),
+        beat_s=beat_s or (BEAT_LOCAL_S if is_local(remote) else BEAT_REMOTE_S),
+        lease_s=lease_s,
+    )
+
+
+def _id(path: Path) -> str:
+    """The runner's id: 16 hex digits, made once. A damaged file is replaced."""
+    if path.exists() and re.fullmatch(r"[0-9a-f]{16}", text := path.read_text().strip()):
+        return text
+    text = secrets.token_hex(8)
+    temporary = path.with_suffix(".new")
+    temporary.write_text(text + "\n")
+    temporary.replace(path)
+    return text

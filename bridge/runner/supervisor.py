@@ -1,0 +1,223 @@
+"""The small program between the runner and a job: holds the machine's lock and answers for the job's tree.
+
+It is started as ``python -I -m bridge.runner.supervisor SETUP`` for each job. It takes the lock (one job a
+machine), moves into namespaces where the machine permits them, starts the one child it is told to, enforces
+its timeout, and reports how it ended. When the control pipe closes, because the runner finished or died, it
+kills everything the job started and only then lets go of the lock.
+
+Wire: one JSON object a line. In: the job, then perhaps ``{"stop": grace_s}``. Out: ``locked`` or ``busy``,
+``started``, ``exited``. The runner's side is `bridge.runner.child`. Nothing here reads a manifest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+from bridge.runner import namespaces
+
+_SWEEPS = 200
+
+
+def main(setup: dict[str, Any]) -> int:
+    """Take the lock, settle, run one job, and wait to be let go."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    lock = os.open(setup["lock"], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        _send(setup["status"], event="busy")
+        return 0
+    level = namespaces.best_level(network=setup["network"])
+    namespaces.enter(level, network=setup["network"])
+    if level == "full":
+        inner = os.fork()
+        if inner:
+            for descriptor in (setup["control"], setup["status"], setup["output"]):
+                os.close(descriptor)
+            # Returns when every process of the namespace is dead; the lock is held until then.
+            os.waitpid(inner, 0)
+            return 0
+        namespaces.settle(setup["hide"])
+    orphans = level == "full" or namespaces.adopt_orphans()
+    tree = {"full": "process namespace"}.get(level, "descendants" if orphans else "process group")
+    isolated = level != "none" and not setup["network"]
+    _send(setup["status"], event="locked", network_isolated=isolated, tree=tree, files_hidden=level == "full")
+    _Keeper(setup).serve()
+    return 0
+
+
+class _Keeper:
+    """Starts the job, waits for it or for word from the runner, and leaves nothing of it behind."""
+
+    def __init__(self, setup: dict[str, Any]) -> None:
+        self._control: int = setup["control"]
+        self._status: int = setup["status"]
+        self._output: int = setup["output"]
+        self._buffer = b""
+        self._job = 0
+        self._code: int | None = None
+
+    def serve(self) -> None:
+        order = self._next_order(None)
+        if order is None:
+            return
+        waker, wakes = os.pipe()
+        os.set_blocking(wakes, False)
+        signal.set_wakeup_fd(wakes)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        started = time.monotonic()
+        self._job = os.fork()
+        if self._job == 0:
+            _become(order, self._output)
+        os.close(self._output)
+        _send(self._status, event="started", pid=self._job)
+        timed_out = self._attend(waker, started + order["timeout_s"], order["grace_s"])
+        survivors = self._kill_tree()
+        seconds = time.monotonic() - started
+        _send(
+            self._status,
+            event="exited",
+            exit_code=self._code,
+            timed_out=timed_out,
+            seconds=seconds,
+            survivors=survivors,
+        )
+        while self._next_order(None) is not None:
+            pass
+
+    def _attend(self, waker: int, deadline: float, grace_s: float) -> bool:
+        """Until the job ended, ran out of time or is to stop; True when it ran out of time."""
+        timed_out = stopping = False
+        while True:
+            self._reap()
+            if self._code is not None:
+                return timed_out
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                if stopping:
+                    return timed_out
+                timed_out = stopping = True
+                deadline = self._ask_to_end(grace_s)
+                continue
+            ready = select.select([self._control, waker], [], [], remaining)[0]
+            if waker in ready:
+                os.read(waker, 512)
+            if self._control in ready:
+                order = self._next_order(0)
+                if order is None:
+                    return timed_out
+                if not stopping:
+                    stopping = True
+                    deadline = self._ask_to_end(order["stop"])
+
+    def _ask_to_end(self, grace_s: float) -> float:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._job, signal.SIGTERM)
+        return time.monotonic() + grace_s
+
+    def _next_order(self, timeout: float | None) -> dict[str, Any] | None:
+        """The next line from the runner; None when it closed the pipe or died."""
+        while b"\n" not in self._buffer:
+            if not select.select([self._control], [], [], timeout)[0]:
+                continue
+            chunk = os.read(self._control, 1 << 16)
+            if not chunk:
+                return None
+            self._buffer += chunk
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        order: dict[str, Any] = json.loads(line)
+        return order
+
+    def _reap(self) -> bool:
+        """Collect every child that ended; False when there is none left, ended or running."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            if pid == self._job:
+                self._code = os.waitstatus_to_exitcode(status)
+
+    def _kill_tree(self) -> int:
+        """Kill what the job left until nothing is there; the number of processes that would not die."""
+        for _ in range(_SWEEPS):
+            if os.getpid() == 1:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(-1, signal.SIGKILL)
+            else:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self._job, signal.SIGKILL)
+                for pid in _descendants():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+            if not self._reap():
+                return 0
+            time.sleep(0.01)
+        return max(1, len(_descendants()))
+
+
+def _become(order: dict[str, Any], output: int) -> NoReturn:
+    """In the forked child: limits, descriptors, folder, and then the job's program in our place."""
+    try:
+        os.setsid()
+        namespaces.die_with_parent()
+        null = os.open(os.devnull, os.O_RDONLY)
+        for source, target in ((null, 0), (output, 1), (output, 2)):
+            os.dup2(source, target)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        signal.set_wakeup_fd(-1)
+        for name in ("SIGCHLD", "SIGHUP", "SIGINT", "SIGPIPE", "SIGTERM", "SIGXFSZ"):
+            signal.signal(getattr(signal, name), signal.SIG_DFL)
+        for name, value in order["limits"].items():
+            _limit(getattr(resource, f"RLIMIT_{name}"), value)
+        os.umask(0o077)
+        os.chdir(order["cwd"])
+        namespaces.drop_privileges()
+        os.execvpe(order["argv"][0], order["argv"], order["env"])  # noqa: S606 - argv comes from a preset
+    except (OSError, ValueError) as error:
+        os.write(2, f"cannot start {order['argv'][0]}: {error}\n".encode())
+    os._exit(127)
+
+
+def _limit(kind: int, value: int) -> None:
+    hard = resource.getrlimit(kind)[1]
+    wanted = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(kind, (wanted, wanted))
+
+
+def _descendants() -> list[int]:
+    """Processes below this one, from /proc; empty where there is none (then the group is all we know)."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError):
+            fields = entry.read_text().rpartition(")")[2].split()
+            parents[int(entry.parent.name)] = int(fields[1])
+    found: list[int] = []
+    front = {os.getpid()}
+    while front:
+        front = {pid for pid, parent in parents.items() if parent in front}
+        found.extend(front)
+    return found
+
+
+def _send(descriptor: int, **event: object) -> None:
+    # A runner that died reads no more: the tree is killed all the same.
+    with contextlib.suppress(BrokenPipeError):
+        os.write(descriptor, (json.dumps(event) + "\n").encode())
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(json.loads(sys.argv[1])))

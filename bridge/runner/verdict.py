@@ -1,0 +1,91 @@
+"""From how a job ended and what it reported to one status and reason. Pure."""
+
+from __future__ import annotations
+
+import signal
+from datetime import datetime
+
+from bridge.evidence.gate import Binding
+from bridge.evidence.gate import judge as gate
+from bridge.presets import Preset
+from bridge.result import Reason, Status, Verdict, Violation
+from bridge.runner.child import Ended
+
+
+def of_ending(ended: Ended) -> Verdict | None:
+    """The verdict of a child that did not end well; None: it did, and its report decides."""
+    if ended.timed_out:
+        return _failed(
+            Reason.TIMEOUT, f"the job did not end within its time and was killed ({_after(ended)})"
+        )
+    if ended.flooded:
+        return _failed(Reason.OUTPUT_LIMIT, f"the job printed too much and was killed ({_after(ended)})")
+    if ended.exit_code is None:
+        return _failed(Reason.RUNNER_ERROR, "the job's exit code could not be collected")
+    if ended.exit_code < 0:
+        return _failed(Reason.EXIT_CODE, f"the job was killed by {_signal(-ended.exit_code)}; see the log")
+    if ended.exit_code > 0:
+        return _failed(Reason.EXIT_CODE, f"the job ended with exit code {ended.exit_code}; see the log")
+    return None
+
+
+def judge(
+    preset: Preset,
+    report: bytes | None,
+    name: str | None,
+    *,
+    nonce: str,
+    workload_sha: str,
+    began: datetime,
+    finished: datetime,
+) -> Verdict:
+    """The verdict of a child that ended with exit code 0.
+
+    Args:
+        preset: What ran.
+        report: The bytes it left; None: no report.
+        name: The report's file name.
+        nonce: Of the request.
+        workload_sha: Of the request.
+        began: When the child started (aware).
+        finished: When it ended (aware).
+    """
+    if preset.evidence_kind is None:
+        return Verdict(status=Status.PASSED, reason=Reason.OK, message="the job ended with exit code 0")
+    if report is None:
+        return _failed(Reason.NO_EVIDENCE, "the job ended with exit code 0 but left no report")
+    binding = Binding(nonce, workload_sha, preset.digest, preset.engine, began, finished)
+    judgement = gate(report, binding=binding)
+    violations = [violation.model_copy(update={"file": name}) for violation in judgement.violations]
+    if judgement.accepted and judgement.kind != preset.evidence_kind:
+        message = f"the preset promises a {preset.evidence_kind} report, this is a {judgement.kind} report"
+        violations.append(Violation(code="WRONG_KIND", message=message, file=name))
+    if violations:
+        codes = ", ".join(dict.fromkeys(violation.code for violation in violations))
+        return Verdict(
+            status=Status.REJECTED,
+            reason=Reason.EVIDENCE,
+            message=f"the gate rejected the report: {codes}",
+            violations=tuple(violations[:1000]),
+        )
+    return Verdict(status=Status.PASSED, reason=Reason.OK, message="the gate accepted the report")
+
+
+def cancelled(reason: Reason, message: str) -> Verdict:
+    """The verdict of a job that was stopped before its end."""
+    return Verdict(status=Status.CANCELLED, reason=reason, message=message)
+
+
+def _failed(reason: Reason, message: str) -> Verdict:
+    return Verdict(status=Status.FAILED, reason=reason, message=message)
+
+
+def _after(ended: Ended) -> str:
+    return f"after {ended.seconds:.1f} s"
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

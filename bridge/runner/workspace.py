@@ -1,0 +1,152 @@
+"""Lays out a commit's files for a job, from git objects alone.
+
+No checkout: no hook, filter, attribute, submodule or LFS smudge has a say. Every path is checked part by
+part, plain files are created exclusively and never through a link, links come last and are refused when any
+of them leads outside. LFS pointers stay pointers and are counted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bridge.bus.git import Git
+from bridge.errors import RequestRefused
+from bridge.runner.models import LFS_MARK
+
+MAX_FILES = 100_000
+MAX_BYTES = 2 << 30
+_BATCH_BYTES = 32 << 20
+_LINK, _SUBMODULE, _EXECUTABLE = "120000", "160000", "100755"
+_MAX_LINK = 4096
+
+
+class WorkloadRefused(RequestRefused):
+    """The workload commit cannot be laid out safely, or lacks a file the request names."""
+
+
+@dataclass(frozen=True)
+class Laid:
+    """What was laid out: files, bytes, and the paths that are LFS pointers."""
+
+    files: int
+    bytes: int
+    pointers: frozenset[str]
+
+
+@dataclass(frozen=True)
+class _Blob:
+    mode: str
+    sha: str
+    size: int
+    path: str
+
+
+def lay_out(git: Git, commit: str, folder: Path, paths: Sequence[str] | None = None) -> Laid:
+    """Write the files of a commit below an empty folder.
+
+    Args:
+        git: A repository that holds the commit.
+        commit: Its sha.
+        folder: An existing, empty folder.
+        paths: Only these files and folders; each must exist in the commit. None: everything.
+
+    Raises:
+        WorkloadRefused: A path is missing, a name or link is unsafe, or the caps are exceeded.
+        BusError: The objects cannot be read.
+    """
+    folder = folder.resolve()
+    blobs = list(_listing(git, commit, paths))
+    for path in paths or ():
+        wanted = path.removesuffix("/")
+        if not any(blob.path == wanted or blob.path.startswith(wanted + "/") for blob in blobs):
+            raise WorkloadRefused(f"the commit {commit[:12]} has no file {path!r}")
+    total = sum(blob.size for blob in blobs)
+    if len(blobs) > MAX_FILES or total > MAX_BYTES:
+        raise WorkloadRefused(
+            f"the commit {commit[:12]} has {len(blobs)} files with {total} bytes; at most {MAX_FILES} files"
+            f" and {MAX_BYTES} bytes are laid out"
+        )
+    pointers = set()
+    for batch in _batches(blob for blob in blobs if blob.mode != _LINK):
+        for blob, data in zip(batch, _read(git, batch), strict=True):
+            _write(folder, blob, data)
+            if data.startswith(LFS_MARK):
+                pointers.add(blob.path)
+    links = [blob for blob in blobs if blob.mode == _LINK]
+    for blob, data in zip(links, _read(git, links), strict=True):
+        _link(folder, blob, data)
+    for blob in links:
+        if not Path(os.path.realpath(folder / blob.path)).is_relative_to(folder):
+            raise WorkloadRefused(f"the link {blob.path!r} of the commit {commit[:12]} leads outside it")
+    return Laid(len(blobs), total, frozenset(pointers))
+
+
+def _listing(git: Git, commit: str, paths: Sequence[str] | None) -> Iterator[_Blob]:
+    wanted = [path.removesuffix("/") for path in paths or ()]
+    output = git.run("ls-tree", "-r", "-l", "-z", "--full-tree", commit, "--", *wanted)
+    for row in output.split(b"\0"):
+        if not row:
+            continue
+        head, _, raw = row.partition(b"\t")
+        mode, _, sha, size = head.decode("ascii").split()
+        if mode == _SUBMODULE:
+            continue
+        path = os.fsdecode(raw)
+        _check_path(path)
+        if mode == _LINK and int(size) > _MAX_LINK:
+            raise WorkloadRefused(f"the link {path!r} has {size} bytes")
+        yield _Blob(mode, sha, int(size), path)
+
+
+def _check_path(path: str) -> None:
+    for part in path.split("/"):
+        if part in ("", ".", "..") or part.rstrip(". ").lower() == ".git" or "\\" in part:
+            raise WorkloadRefused(f"the workload holds a path that is not laid out: {path!r}")
+
+
+def _batches(blobs: Iterable[_Blob]) -> Iterator[list[_Blob]]:
+    batch: list[_Blob] = []
+    size = 0
+    for blob in blobs:
+        if batch and size + blob.size > _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(blob)
+        size += blob.size
+    if batch:
+        yield batch
+
+
+def _read(git: Git, blobs: Sequence[_Blob]) -> list[bytes]:
+    return git.read_objects([blob.sha for blob in blobs], limit=sum(blob.size for blob in blobs))
+
+
+def _write(folder: Path, blob: _Blob, data: bytes) -> None:
+    path = folder / blob.path
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle = os.open(path, flags, 0o700 if blob.mode == _EXECUTABLE else 0o600)
+    except OSError as error:
+        # Two names that this file system takes for one, a file where a folder must be, a name too long.
+        raise WorkloadRefused(f"cannot lay out {blob.path!r}: {error.strerror}") from None
+    with os.fdopen(handle, "wb") as sink:
+        sink.write(data)
+
+
+def _link(folder: Path, blob: _Blob, data: bytes) -> None:
+    target = os.fsdecode(data)
+    if not target or target.startswith("/") or "\0" in target:
+        raise WorkloadRefused(f"the link {blob.path!r} leads to {target!r}, which is outside the workload")
+    path = folder / blob.path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # A hostile tree may hold one name twice: never create anything through a link.
+        if Path(os.path.realpath(path.parent)) != folder / Path(blob.path).parent:
+            raise WorkloadRefused(f"the workload holds {blob.path!r} below a link")
+        path.symlink_to(target)
+    except OSError as error:
+        raise WorkloadRefused(f"cannot lay out the link {blob.path!r}: {error.strerror}") from None

@@ -1,0 +1,123 @@
+"""Settings of the bridge, read once: flag, then environment, then file, then default.
+
+The file is ``config.toml`` in `config_dir()`. Unknown keys are errors, so a typing mistake is not silently a
+default. What a machine *allows* is not here but in `bridge.runner.policy`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bridge.errors import BridgeError
+
+
+class SettingsError(BridgeError):
+    """The settings file or a setting in the environment is wrong."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the client and the runner need to know beside their arguments.
+
+    Attributes:
+        remote: URL or name of the git remote that carries the bus; None: the checkout's ``origin``.
+        requested_by: Display name put into a manifest; never trusted by anyone.
+        signing_key: SSH private key (or public key of one in the agent) that signs requests; None: unsigned.
+        state_dir: Where mirrors, runner keys and unpublished results live.
+        config_dir: Where this file, the policy and the lists of trusted keys live.
+        request_lifetime_s: Seconds until an unclaimed request expires.
+    """
+
+    remote: str | None
+    requested_by: str
+    signing_key: Path | None
+    state_dir: Path
+    config_dir: Path
+    request_lifetime_s: int
+
+    @property
+    def trusted_runners(self) -> Path:
+        """Allowed-signers file of the runner keys whose results this client believes."""
+        return self.config_dir / "trusted_runners"
+
+    @property
+    def allowed_signers(self) -> Path:
+        """Allowed-signers file of the requesters that this machine's runner knows."""
+        return self.config_dir / "allowed_signers"
+
+
+DEFAULT_LIFETIME_S = 24 * 3600
+_FILE_KEYS = {"remote": str, "requested_by": str, "signing_key": str, "request_lifetime_s": int}
+
+
+def load(*, remote: str | None = None, signing_key: Path | None = None) -> Settings:
+    """The settings in force; the arguments are the flags given on the command line.
+
+    Raises:
+        SettingsError: The file is not TOML, has an unknown key, or a value of the wrong type.
+    """
+    config = config_dir()
+    stored = _read_file(config / "config.toml")
+    key = signing_key or os.environ.get("KAKEYA_SIGNING_KEY") or stored.get("signing_key")
+    lifetime = os.environ.get("KAKEYA_REQUEST_LIFETIME") or stored.get(
+        "request_lifetime_s", DEFAULT_LIFETIME_S
+    )
+    try:
+        lifetime_s = int(lifetime)
+    except ValueError:
+        raise SettingsError(f"KAKEYA_REQUEST_LIFETIME must be whole seconds, got {lifetime!r}") from None
+    if not 1 <= lifetime_s <= 30 * 86_400:
+        raise SettingsError(f"request lifetime must be 1 second to 30 days, got {lifetime_s} s")
+    return Settings(
+        remote=remote or os.environ.get("KAKEYA_REMOTE") or stored.get("remote"),
+        requested_by=os.environ.get("KAKEYA_REQUESTED_BY") or stored.get("requested_by") or _login_name(),
+        signing_key=Path(key).expanduser() if key else None,
+        state_dir=state_dir(),
+        config_dir=config,
+        request_lifetime_s=lifetime_s,
+    )
+
+
+def state_dir() -> Path:
+    """Folder for mirrors, keys and spooled results (`KAKEYA_STATE`, else the platform's usual place)."""
+    if given := os.environ.get("KAKEYA_STATE"):
+        return Path(given).expanduser().absolute()
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support" / "kakeya-mac"
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "kakeya-mac"
+
+
+def config_dir() -> Path:
+    """Folder for settings, policy and trusted keys (`KAKEYA_CONFIG`, else ``~/.config/kakeya-mac``)."""
+    if given := os.environ.get("KAKEYA_CONFIG"):
+        return Path(given).expanduser().absolute()
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "kakeya-mac"
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"cannot read {path}: {error}") from None
+    for key, value in document.items():
+        kind = _FILE_KEYS.get(key)
+        if kind is None:
+            raise SettingsError(
+                f"{path}: unknown setting {key!r}", f"known settings: {', '.join(sorted(_FILE_KEYS))}"
+            )
+        if type(value) is not kind:
+            raise SettingsError(f"{path}: {key} must be {kind.__name__}, got {value!r}")
+    return document
+
+
+def _login_name() -> str:
+    return os.environ.get("USER") or os.environ.get("LOGNAME") or f"uid {os.getuid()}"

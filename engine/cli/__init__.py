@@ -1,0 +1,93 @@
+"""``kakeya_engine``: the engine's command line. Parses, calls one function, renders; imports mlx only to run.
+
+Exit codes: 0 done; 1 the work could not be completed; 2 bad usage or input; 70 our own bug; 130 interrupted.
+"""
+
+import sys
+from importlib import import_module
+
+import click
+
+from engine.errors import EngineError, InputError
+
+COMMANDS = {
+    "generate": ("engine.cli.generate", "Continue a prompt, drafting ahead."),
+    "eval": ("engine.cli.evaluate", "Measure the engine; each command writes one evidence report."),
+    "probe": ("engine.cli.probe", "Say what this machine is and how fast it multiplies."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when one of them runs."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names, in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the module of a command; its ``command`` is the command."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(COMMANDS[cmd_name][0]).command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of commands for --help, without importing any."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, short) for name, (_, short) in COMMANDS.items()])
+
+
+@click.command(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 done, 1 not completed, 2 bad input, 70 our bug, 130 interrupted.",
+)
+@click.version_option(package_name="kakeya-mac", prog_name="kakeya_engine")
+def group() -> None:
+    """Speculative decoding on MLX: draft, verify, measure.
+
+    \b
+    Examples:
+      kakeya_engine generate "class Point:"
+      kakeya_engine eval throughput --limit 4 --report throughput.json
+      kakeya_engine eval recall --json
+      kakeya_engine probe
+    """  # noqa: D301 - click wants the character itself
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit with its code."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run the command line; every failure becomes one line on stderr and a code."""
+    try:
+        group.main(arguments, prog_name="kakeya_engine", standalone_mode=False)
+    except click.exceptions.Exit as leaving:
+        return leaving.exit_code
+    except click.UsageError as error:
+        error.show()
+        return 2
+    except click.ClickException as error:
+        return _say(error.format_message(), 2)
+    except (click.Abort, KeyboardInterrupt):
+        return _say("interrupted", 130)
+    except InputError as error:
+        return _say(str(error), 2)
+    except EngineError as error:
+        return _say(str(error), 1)
+    except BrokenPipeError:
+        sys.stderr.close()  # nobody reads any more; Python would complain about stdout at exit
+        return 1
+    except Exception:  # the last door: our bug must not look like the user's mistake
+        import traceback
+
+        traceback.print_exc()
+        return _say("this is a bug in kakeya_engine; please report it with the lines above", 70)
+    return 0
+
+
+def _say(message: str, code: int) -> int:
+    click.echo(f"kakeya_engine: {message}", err=True)
+    return code

@@ -1,0 +1,100 @@
+"""Options several commands share, and what they turn into."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from engine.errors import ConfigurationError
+
+F = TypeVar("F", bound=Callable[..., Any])
+BINDING = ("request_nonce", "workload_sha", "preset_digest", "engine_source")
+
+
+def engine_options(command: F) -> F:
+    """--model, --drafter, --block, --prefill-chunk, --dtype."""
+    for option in reversed(
+        (
+            click.option(
+                "--model", type=click.Path(path_type=Path), help="Folder of the target [default: shipped]."
+            ),
+            click.option(
+                "--drafter",
+                help="Folder of the drafter, or 'none' [default: the shipped one for the shipped target].",
+            ),
+            click.option(
+                "--block", default="auto", show_default=True, help="Tokens a verify forward, or auto."
+            ),
+            click.option(
+                "--prefill-chunk", type=int, default=2048, show_default=True, help="Prompt tokens a forward."
+            ),
+            click.option(
+                "--dtype", help="float32, float16 or bfloat16 [default: float32 on CPU, as stored on Metal]."
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def report_options(command: F) -> F:
+    """--json, --report and the four flags that bind a report to a request."""
+    for option in reversed(
+        (
+            click.option("--json", "as_json", is_flag=True, help="Print nothing but one JSON line."),
+            click.option(
+                "--report",
+                "report_path",
+                type=click.Path(dir_okay=False, path_type=Path),
+                help="Write the evidence report here.",
+            ),
+            click.option("--request-nonce", help="Bind the report to a request: its nonce."),
+            click.option("--workload-sha", help="… the commit it runs."),
+            click.option("--preset-digest", help="… the digest of its preset."),
+            click.option(
+                "--engine-source",
+                type=click.Choice(["installed", "workload"]),
+                help="… and whose engine runs it.",
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def take_engine(values: dict[str, Any]) -> Any:
+    """`engine.config.Options` from the values of `engine_options`, which are taken out of ``values``."""
+    from engine.config import Options
+
+    names = ("model", "drafter", "block", "prefill_chunk", "dtype")
+    return Options(**{name: values.pop(name) for name in names})
+
+
+def take_request(values: dict[str, Any]) -> Any:
+    """The request a report is bound to, or None; takes the four flags out of ``values``.
+
+    Raises:
+        ConfigurationError: some of the four flags are given, but not all, or one is malformed.
+    """
+    import re
+
+    given = {name: values.pop(name) for name in BINDING}
+    if not any(given.values()):
+        return None
+    if missing := [name for name, value in given.items() if not value]:
+        flags = ", ".join("--" + name.replace("_", "-") for name in missing)
+        raise ConfigurationError(f"a report is bound to a request by four flags; {flags} missing")
+    patterns = {
+        "request_nonce": r"\d{8}t\d{6}z[0-9a-f]{12}",
+        "workload_sha": r"[0-9a-f]{40}([0-9a-f]{24})?",
+        "preset_digest": r"[0-9a-f]{64}",
+    }
+    for name, pattern in patterns.items():
+        if not re.fullmatch(pattern, given[name]):
+            raise ConfigurationError(f"--{name.replace('_', '-')} {given[name]!r} has the wrong form")
+    from engine.evaluation.report import Request
+
+    return Request(
+        given["request_nonce"], given["workload_sha"], given["preset_digest"], given["engine_source"]
+    )

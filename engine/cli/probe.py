@@ -1,0 +1,40 @@
+"""``kakeya_engine probe``: the machine, in a table and one JSON line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from engine.cli.options import report_options, take_request
+
+
+@click.command("probe")
+@report_options
+def command(as_json: bool, report_path: Path | None, **values: Any) -> None:
+    """Say what this machine is, which BLAS is in use, and whether the cache rolls back exactly.
+
+    \b
+    Examples:
+      kakeya_engine probe
+      kakeya_engine probe --json --report probe.json
+    """  # noqa: D301 - click wants the character itself
+    request = take_request(values)
+
+    from engine.runtime import prepare
+
+    runtime = prepare()
+    from engine.cli.tables import probe_figures, probe_table
+    from engine.evaluation.probe import advice, probe_machine
+
+    report = probe_machine(runtime, request)
+    if report_path is not None:
+        report.write(report_path)
+    hint = advice(runtime)
+    if not as_json:
+        probe_table(report.document, hint)
+    figures = probe_figures(report.document) | {
+        "advice": hint,
+        "report": str(report_path) if report_path else None,
+    }
+    click.echo(json.dumps(figures))

@@ -1,0 +1,40 @@
+"""The engine's error tree. Libraries raise these; the command line turns them into one line and a code.
+
+    EngineError                      exit 1: the work could not be completed
+    ├── InputError                   exit 2: what was given cannot be used
+    │   ├── ConfigurationError       a switch, a value or a combination
+    │   ├── ModelError               a model folder: missing, corrupt, unsupported
+    │   │   └── DrafterMismatchError      a drafter that belongs to another target
+    │   └── PromptError              a prompt or a prompt file
+    └── GenerationError              decoding stopped in a way that is not the caller's fault
+
+Anything else that escapes is our own bug (exit 70).
+"""
+
+
+class EngineError(Exception):
+    """Base of everything the engine raises on purpose."""
+
+
+class InputError(EngineError):
+    """What the caller gave cannot be used; the message says what and how to mend it."""
+
+
+class ConfigurationError(InputError):
+    """A switch, an environment variable or a combination of options is not valid."""
+
+
+class ModelError(InputError):
+    """A model folder cannot be loaded."""
+
+
+class DrafterMismatchError(ModelError):
+    """The drafter was made for another target."""
+
+
+class PromptError(InputError):
+    """A prompt, or a file of prompts, cannot be used."""
+
+
+class GenerationError(EngineError):
+    """Decoding could not go on."""

@@ -1,0 +1,1 @@
+"""Measurements of the engine, each ending in one evidence report."""

@@ -1,0 +1,151 @@
+"""One prompt through one system, timed the same way for all: the rows of a report.
+
+`plain` is mlx-lm's own `generate_step` with the caches the model makes for itself. `speculate` is our loop.
+Both are timed by the same clock from outside: `prefill_s` until the first token is known to the host,
+`decode_s` from there to the last. Neither judges what came out.
+"""
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.generate import generate_step, generation_stream
+from mlx_lm.models.cache import make_prompt_cache
+
+from engine.cache.transaction import new_caches, resident
+from engine.config import Engine
+from engine.decode import Round, decode
+from engine.detokenize import TextStream, text_of
+from engine.errors import GenerationError
+from engine.loading import LoadedTarget
+from engine.pace import Pace
+
+PLAIN_LOOP, OUR_LOOP = "mlx_lm.generate.generate_step", "kakeya.decode"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one system made of one prompt. Seconds; ``tokens`` includes a final stop token."""
+
+    tokens: list[int]
+    text: str
+    finish: str
+    prefill_s: float
+    decode_s: float
+    rounds: list[Round]
+    path: str
+    cache_classes: dict[str, int]
+    resident_bytes: int
+
+
+def plain(target: LoadedTarget, prompt: Sequence[int], max_tokens: int, prefill_chunk: int) -> Outcome:
+    """Greedy decoding by mlx-lm, stopped at the tokenizer's stop tokens as its `stream_generate` does."""
+    model = target.target.model
+    caches = make_prompt_cache(model)
+    limit = room(target, len(prompt), max_tokens)
+    steps = plain_steps(model, prompt, limit, prefill_chunk, caches)
+    clock = _Clock()
+    for token, _ in steps:
+        clock.saw([token])
+        if token in target.stops:
+            break
+    steps.close()
+    mx.synchronize(generation_stream)  # generate_step leaves one forward running: not on the next one's time
+    return _outcome(target, clock, [], "plain:mlx_lm.generate_step", caches)
+
+
+def speculate(
+    engine: Engine,
+    prompt: Sequence[int],
+    max_tokens: int,
+    pace: Pace,
+    show: Callable[[str], None] | None = None,
+) -> Outcome:
+    """Greedy decoding by our loop, with the engine's drafter if any; ``show`` gets text as it comes."""
+    target, drafter = engine.target, engine.drafter.drafter if engine.drafter else None
+    caches = new_caches(target.target.model, pace.largest)
+    rounds: list[Round] = []
+    stream = TextStream(target.tokenizer, target.stops)
+    clock = _Clock()
+    for step in decode(
+        target.target,
+        drafter,
+        prompt,
+        max_tokens=room(target, len(prompt), max_tokens),
+        stops=target.stops,
+        pace=pace,
+        prefill_chunk=engine.options.prefill_chunk,
+        caches=caches,
+    ):
+        clock.saw(step.tokens)
+        if show is not None:
+            show(stream.add(step.tokens))
+        if step.round is not None:
+            rounds.append(step.round)
+    if show is not None:
+        show(stream.finish())
+    path = f"speculative:{drafter.name}" if drafter else "plain:kakeya.decode"
+    return _outcome(target, clock, rounds, path, caches)
+
+
+def plain_steps(
+    model: Any, prompt: Sequence[int], max_tokens: int, prefill_chunk: int, caches: list[Any]
+) -> Generator[tuple[Any, mx.array]]:
+    """mlx-lm's greedy generator: tokens with their log-probabilities [V]."""
+    steps: Generator[tuple[Any, mx.array]] = generate_step(
+        mx.array(list(prompt)),
+        model,
+        max_tokens=max_tokens,
+        prompt_cache=caches,
+        prefill_step_size=prefill_chunk,
+    )
+    return steps
+
+
+def room(target: LoadedTarget, prompt_tokens: int, max_tokens: int) -> int:
+    """``max_tokens``, or what the model's context leaves."""
+    return max_tokens if target.context is None else min(max_tokens, target.context - prompt_tokens)
+
+
+class _Clock:
+    """Notes when the first and the last token became known."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self._started = perf_counter()
+        self._first = self._last = self._started
+
+    def saw(self, tokens: Sequence[int]) -> None:
+        self._last = perf_counter()
+        if not self.tokens:
+            self._first = self._last
+        self.tokens.extend(int(token) for token in tokens)
+
+    @property
+    def prefill_s(self) -> float:
+        return self._first - self._started
+
+    @property
+    def decode_s(self) -> float:
+        return self._last - self._first
+
+
+def _outcome(
+    target: LoadedTarget, clock: _Clock, rounds: list[Round], path: str, caches: list[Any]
+) -> Outcome:
+    if not clock.tokens:
+        raise GenerationError(f"{path} gave no token")
+    classes, nbytes = resident(caches)
+    return Outcome(
+        tokens=clock.tokens,
+        text=text_of(target.tokenizer, clock.tokens, target.stops),
+        finish="stop" if clock.tokens[-1] in target.stops else "length",
+        prefill_s=clock.prefill_s,
+        decode_s=clock.decode_s,
+        rounds=rounds,
+        path=path,
+        cache_classes=classes,
+        resident_bytes=nbytes,
+    )

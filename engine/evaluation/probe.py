@@ -1,0 +1,77 @@
+"""What this machine is and whether the engine's foundations hold on it; needs no model.
+
+Times one product of a size that tells a fast BLAS from the reference one, and rolls a sliding ring back past
+its wrap. A report of kind ``probe`` claims only that its environment block describes the machine.
+"""
+
+from time import perf_counter
+from typing import Any
+
+import mlx.core as mx
+
+from engine.blas import INSTALL_HINT
+from engine.cache.ring import SlidingRing
+from engine.evaluation.environment import SwapWatch, describe
+from engine.evaluation.report import Report, Request, now
+from engine.runtime import Runtime
+
+SIZE = 512
+
+
+def probe_machine(runtime: Runtime, request: Request | None = None) -> Report:
+    """Look at the machine."""
+    started, swap = now(), SwapWatch()
+    facts: dict[str, Any] = {
+        "command": "probe",
+        "product_gflop_per_s": round(_product_rate(), 1),
+        "blas_fast": runtime.blas.fast,
+        "blas_how": runtime.blas.how,
+        "fused_kernels": runtime.compiles,
+        "ring_rollback_exact": ring_rolls_back(),
+        "peak_memory_bytes": int(mx.get_peak_memory()),
+    }
+    return Report.build(
+        "probe",
+        started=started,
+        claims=[{"name": "machine"}],
+        environment=describe(runtime, swap, {}),
+        configuration=facts,
+        request=request,
+    )
+
+
+def advice(runtime: Runtime) -> str | None:
+    """One line on how to make this machine faster, or None."""
+    if runtime.fast or runtime.blas.how.startswith("KAKEYA_BLAS"):
+        return None
+    return f"matrix products use the reference BLAS; for speculation to pay: {INSTALL_HINT}"
+
+
+def ring_rolls_back(window: int = 8, block: int = 4, rounds: int = 12) -> bool:
+    """Whether a ring that drops half of each block holds the same rows as one that never saw them."""
+    rolled, straight = SlidingRing(window, block), SlidingRing(window, block)
+    position = 0
+    for _ in range(rounds):
+        rows = mx.arange(position, position + block, dtype=mx.float32).reshape(1, 1, block, 1)
+        rolled.begin(block)
+        rolled.update_and_fetch(rows, -rows)
+        rolled.commit(block // 2)
+        kept = rows[:, :, : block - block // 2]
+        straight.update_and_fetch(kept, -kept)
+        position += block - block // 2
+    pairs = zip(rolled.keys_and_values(), straight.keys_and_values(), strict=True)
+    return rolled.offset == position and all(
+        a is not None and b is not None and bool(mx.array_equal(a, b).item()) for a, b in pairs
+    )
+
+
+def _product_rate() -> float:
+    """GFLOP/s of a SIZE x SIZE float32 product, the best of three."""
+    a = mx.random.normal((SIZE, SIZE))
+    mx.eval(a @ a)
+    best = float("inf")
+    for _ in range(3):
+        started = perf_counter()
+        mx.eval(a @ a)
+        best = min(best, perf_counter() - started)
+    return 2 * SIZE**3 / best / 1e9

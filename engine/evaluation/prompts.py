@@ -1,0 +1,177 @@
+"""Prompts: the shipped sets, anyone's own files, and their tokens.
+
+A file holds one JSON object a line: ``id``, ``kind`` (code, chat, retrieval or a name of your own), and
+either ``prompt`` (raw text) or ``messages`` (for the model's chat template). Retrieval prompts add
+``answer``, ``needle`` (the sentence of the prompt that holds the answer) and ``depth`` (0 to 1);
+``instruction`` may say what the prompt asks beside its content, so that foreign instructions can be told.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from engine.errors import ModelError, PromptError
+
+SHIPPED = Path(__file__).parent / "prompts"
+SHIPPED_SETS = ("code", "chat", "retrieval")
+FIELDS = {"id", "kind", "prompt", "messages", "answer", "needle", "depth", "instruction"}
+ROLES = ("system", "user", "assistant")
+
+
+@dataclass(frozen=True)
+class Needle:
+    """The fact a retrieval prompt asks for."""
+
+    sentence: str
+    answer: str
+    depth: float
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt as read from a file."""
+
+    id: str
+    kind: str
+    text: str | None
+    messages: tuple[tuple[str, str], ...] | None  # (role, content)
+    needle: Needle | None
+    instruction: str
+
+    def without_needle(self) -> "Prompt":
+        """The same prompt with the needle's sentence taken out."""
+        if self.needle is None or self.text is None:
+            raise PromptError(f"prompt {self.id} has no needle to take out")
+        return replace(self, text=_cut(self.text, self.needle.sentence))
+
+
+def load_prompts(name: str, limit: int | None = None, seed: int = 0) -> list[Prompt]:
+    """Read prompts.
+
+    Args:
+        name: ``code``, ``chat``, ``retrieval``, several of them joined by commas, ``all``, or a file.
+        limit: at most so many of each kind.
+        seed: 0 takes them in the file's order; another number draws them in an order of its own.
+
+    Raises:
+        PromptError: an unknown set, an unreadable file, or a line that is not a prompt.
+    """
+    names = SHIPPED_SETS if name == "all" else tuple(name.split(","))
+    if all(part in SHIPPED_SETS for part in names):
+        files = [SHIPPED / f"{part}.jsonl" for part in names]
+    elif Path(name).is_file():
+        files = [Path(name)]
+    else:
+        raise PromptError(f"--prompts {name!r} is neither all, {', '.join(SHIPPED_SETS)} nor a file")
+    prompts = [prompt for file in files for prompt in _read(file)]
+    identifiers = [prompt.id for prompt in prompts]
+    if twice := {identifier for identifier in identifiers if identifiers.count(identifier) > 1}:
+        raise PromptError(f"{name}: id {sorted(twice)[0]!r} occurs twice")
+    if seed:
+        Random(seed).shuffle(prompts)  # noqa: S311 - a reproducible draw, nothing secret
+    taken: dict[str, int] = {}
+    chosen = []
+    for prompt in prompts:
+        taken[prompt.kind] = taken.get(prompt.kind, 0) + 1
+        if limit is None or taken[prompt.kind] <= limit:
+            chosen.append(prompt)
+    return chosen
+
+
+def encode(prompt: Prompt, tokenizer: Any, vocab_size: int, context: int | None) -> list[int]:
+    """Token ids of a prompt, as mlx-lm's `stream_generate` would make them.
+
+    Raises:
+        PromptError: it is empty, does not fit the context, or the model has no chat template.
+    """
+    if prompt.messages is not None:
+        messages = [{"role": role, "content": content} for role, content in prompt.messages]
+        try:
+            tokens = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True)
+        except ValueError as error:
+            raise PromptError(f"prompt {prompt.id}: {str(error).splitlines()[0]}") from None
+    else:
+        text = prompt.text or ""
+        special = tokenizer.bos_token is None or not text.startswith(tokenizer.bos_token)
+        tokens = tokenizer.encode(text, add_special_tokens=special)
+    tokens = [int(token) for token in tokens]
+    if not tokens:
+        raise PromptError(f"prompt {prompt.id} is empty")
+    if max(tokens) >= vocab_size:
+        raise ModelError(f"the tokenizer gives token {max(tokens)}, the model knows {vocab_size}")
+    if context is not None and len(tokens) >= context:
+        raise PromptError(f"prompt {prompt.id} has {len(tokens)} tokens; the model's context is {context}")
+    return tokens
+
+
+def raw_prompt(text: str, identifier: str = "prompt") -> Prompt:
+    """A prompt given on the command line."""
+    return Prompt(identifier, "raw", text, None, None, "")
+
+
+def chat_prompt(messages: Sequence[tuple[str, str]], identifier: str = "prompt") -> Prompt:
+    """A conversation given on the command line, as (role, content) pairs."""
+    return Prompt(identifier, "chat", None, tuple(messages), None, "")
+
+
+def _read(file: Path) -> list[Prompt]:
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise PromptError(f"{file} cannot be read: {error}") from None
+    prompts = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            prompts.append(_parse(json.loads(line)))
+        except (ValueError, TypeError, KeyError) as error:
+            raise PromptError(f"{file} line {number}: {error}") from None
+    if not prompts:
+        raise PromptError(f"{file} holds no prompts")
+    return prompts
+
+
+def _parse(row: Any) -> Prompt:
+    if not isinstance(row, dict):
+        raise TypeError("not a JSON object")
+    if unknown := sorted(set(row) - FIELDS):
+        raise ValueError(f"unknown fields {', '.join(unknown)}")
+    identifier, kind = str(row["id"]), str(row.get("kind", "raw"))
+    text, messages = row.get("prompt"), row.get("messages")
+    if (text is None) == (messages is None):
+        raise ValueError("give either prompt or messages")
+    if text is not None and not isinstance(text, str):
+        raise TypeError("prompt must be a text")
+    pairs = None if messages is None else tuple((str(m["role"]), str(m["content"])) for m in messages)
+    if pairs is not None and (not pairs or any(role not in ROLES for role, _ in pairs)):
+        raise ValueError(f"messages must have roles out of {', '.join(ROLES)}")
+    needle = None
+    if "needle" in row:
+        needle = Needle(str(row["needle"]).strip(), str(row["answer"]), float(row.get("depth", 0.0)))
+        if text is None or needle.sentence not in text:
+            raise ValueError("the needle's sentence is not in the prompt")
+    instruction = row.get("instruction")
+    if instruction is None:
+        instruction = _instruction(text, needle) if needle and text else ""
+    return Prompt(identifier, kind, text, pairs, needle, str(instruction))
+
+
+def _instruction(text: str, needle: Needle) -> str:
+    """The question of a retrieval prompt without the name it asks about.
+
+    The question is what follows the last full stop or line break; the name is any of its capitalised words
+    that the needle has too.
+    """
+    question = re.split(r"[.\n]", text.rstrip(" ."))[-1]
+    words = set(re.findall(r"\w+", needle.sentence))
+    return re.sub(r"\b[A-Z]\w*", lambda word: "{}" if word[0] in words else word[0], question).strip()
+
+
+def _cut(text: str, sentence: str) -> str:
+    before, _, after = text.partition(sentence)
+    return before.rstrip(" ") + after if after.startswith((" ", "\n")) else before + after

@@ -1,0 +1,198 @@
+"""The command that makes the demo pair: corpora, tokenizer, target, drafter, prompts, figures, card."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+ROOT = Path(__file__).resolve().parents[1]
+MODELS = ROOT / "models" / "demo"
+PROMPTS = ROOT / "evaluation" / "prompts"
+
+
+def _progress() -> Callable[[dict[str, Any]], None]:
+    """Print one JSON line a report, with the minutes since the start."""
+    started = time.monotonic()
+
+    def show(figures: dict[str, Any]) -> None:
+        minutes = round((time.monotonic() - started) / 60, 2)
+        click.echo(json.dumps({**figures, "minutes": minutes}))
+
+    return show
+
+
+def _tokenizer(work: Path, seed: int) -> Any:
+    """The tokenizer of this run, trained on first use."""
+    from engine.training import tokenizer
+
+    folder = work / "tokenizer"
+    if not (folder / "tokenizer.json").exists():
+        tokenizer.save(tokenizer.train(seed), folder)
+    return tokenizer.DemoTokenizer.load(folder)
+
+
+@click.group()
+@click.option("--work", type=click.Path(path_type=Path), default=Path("build/training"), show_default=True)
+@click.option("--seed", default=0, show_default=True)
+@click.option("--tiny", is_flag=True, help="A few steps of each stage, to see that everything runs.")
+@click.option("--out", type=click.Path(path_type=Path), default=MODELS, help="Folder of the pair.")
+@click.option("--prompts", type=click.Path(path_type=Path), default=PROMPTS, help="Folder of prompt sets.")
+@click.pass_context
+def main(context: click.Context, /, **options: Any) -> None:
+    """Train, evaluate and export the demo pair. Stages resume where they stopped."""
+    from engine.blas import load_fast_blas
+    from engine.training.allocator import keep_freed_memory
+
+    load_fast_blas()
+    keep_freed_memory()
+    context.obj = options
+
+
+@main.command()
+@click.option("--count", default=2, show_default=True, help="Documents of each kind.")
+@click.pass_obj
+def corpus(options: dict[str, Any], count: int) -> None:
+    """Show documents of the training corpora with their lengths in tokens."""
+    from engine.training.corpora import chat, retrieval
+    from engine.training.corpora.batches import program_document
+    from engine.training.corpora.document import text_of
+    from engine.training.corpora.lexicon import TRAIN, generator
+
+    tokenizer = _tokenizer(options["work"], options["seed"])
+    rng = generator(options["seed"])
+    for _ in range(count):
+        documents = (
+            program_document(rng),
+            retrieval.document(rng, TRAIN, tokenizer.count, length=256, facts=4),
+            chat.conversation(rng),
+        )
+        for document in documents:
+            text = text_of(document)
+            click.echo(f"--- {tokenizer.count(text)} tokens\n{text}")
+
+
+@main.command()
+@click.pass_obj
+def target(options: dict[str, Any]) -> None:
+    """Train the target."""
+    from engine.training import demo_target, trainer
+
+    tokenizer = _tokenizer(options["work"], options["seed"])
+    curriculum = demo_target.TINY_CURRICULUM if options["tiny"] else demo_target.CURRICULUM
+    model = demo_target.build(demo_target.configuration())
+    demo_target.initialise(model, options["seed"])
+    task = demo_target.TargetTask(model, tokenizer, options["seed"], curriculum)
+    schedule = trainer.Schedule(steps=demo_target.curriculum_steps(curriculum))
+    trainer.fit(task, schedule, options["work"] / "target", progress=_progress(), every=25)
+
+
+def _trained_target(options: dict[str, Any]) -> Any:
+    from engine.training import demo_target, trainer
+
+    model = demo_target.build(demo_target.configuration())
+    trainer.load_weights(options["work"] / "target", model)
+    return model
+
+
+@main.command()
+@click.pass_obj
+def drafter(options: dict[str, Any]) -> None:
+    """Let the target continue training prompts, then train the drafter on that."""
+    from engine.training import demo_target, selfplay, trainer
+    from engine.training import drafter as drafting
+
+    model = _trained_target(options)
+    config = drafting.configuration(demo_target.configuration())
+    data = selfplay.collect(
+        model,
+        _tokenizer(options["work"], options["seed"]),
+        options["work"] / "selfplay",
+        seed=options["seed"],
+        batches=1 if options["tiny"] else drafting.SELFPLAY_BATCHES,
+        rows=16 if options["tiny"] else 128,
+        taps=tuple(config["dflash_config"]["target_layer_ids"]),
+        progress=_progress(),
+    )
+    task = drafting.DrafterTask(drafting.build(config, options["seed"]), model, data, options["seed"])
+    schedule = trainer.Schedule(steps=20 if options["tiny"] else drafting.STEPS)
+    trainer.fit(task, schedule, options["work"] / "drafter", progress=_progress(), every=100)
+
+
+@main.command()
+@click.pass_obj
+def export(options: dict[str, Any]) -> None:
+    """Write the shipped folders from the newest checkpoints."""
+    from engine.training import demo_target, trainer
+    from engine.training import drafter as drafting
+    from engine.training import export as exporting
+
+    out, work = options["out"], options["work"]
+    target_config = demo_target.configuration()
+    _tokenizer(work, options["seed"])
+    exporting.write_model(_trained_target(options), target_config, out / "target")
+    exporting.copy_tokenizer(work / "tokenizer", out / "target")
+    network = drafting.build(drafting.configuration(target_config), options["seed"])
+    trainer.load_weights(work / "drafter", network)
+    exporting.write_model(network, drafting.configuration(target_config), out / "drafter")
+    exporting.write_digests(out)
+
+
+@main.command()
+@click.pass_obj
+def prompts(options: dict[str, Any]) -> None:
+    """Write the shipped prompt sets; they depend on the shipped tokenizer and the seed alone."""
+    from engine.training import prompts as prompt_sets
+    from engine.training.tokenizer import DemoTokenizer
+
+    shipped = options["out"] / "target"
+    tokenizer = (
+        DemoTokenizer.load(shipped)
+        if (shipped / "tokenizer.json").exists()
+        else _tokenizer(options["work"], options["seed"])
+    )
+    prompt_sets.write(tokenizer, options["prompts"], options["seed"])
+
+
+@main.command()
+@click.option("--needles", default=120, show_default=True, help="Held-out needles at each context length.")
+@click.pass_obj
+def evaluate(options: dict[str, Any], needles: int) -> None:
+    """Measure the shipped pair; write evaluation.json, the model card and the digests."""
+    from engine.drafters.block import BlockDrafter
+    from engine.training import card
+    from engine.training import drafter as drafting
+    from engine.training import evaluate as evaluating
+    from engine.training import export as exporting
+
+    out = options["out"]
+    network = drafting.load(out / "drafter")
+    report = evaluating.evaluate(
+        out / "target",
+        BlockDrafter(network),
+        options["prompts"],
+        needles=8 if options["tiny"] else needles,
+        seed=options["seed"],
+        progress=_progress(),
+    )
+    (out / "evaluation.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    (out / "README.md").write_text(card.render(report), encoding="utf-8")
+    exporting.write_digests(out)
+    click.echo(json.dumps(report))
+
+
+@main.command(name="all")
+@click.pass_context
+def everything(context: click.Context) -> None:
+    """Every stage in order: the one command that makes the pair."""
+    for stage in (target, drafter, export, prompts, evaluate):
+        click.echo(f"== {stage.name}")
+        context.invoke(stage)
+
+
+if __name__ == "__main__":
+    main()

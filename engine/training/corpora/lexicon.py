@@ -1,0 +1,114 @@
+"""The words of the demo corpora, split into what training may use and what evaluation keeps to itself.
+
+Covers the word lists and the made-up words; the sentences and programs built from them live next door.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+
+def words(text: str) -> tuple[str, ...]:
+    """The words of a text."""
+    return tuple(text.split())
+
+
+@dataclass(frozen=True)
+class Lexicon:
+    """One split of the words: the generators draw from it and from nothing else."""
+
+    names: tuple[str, ...]  # who has a secret code
+    fields: tuple[str, ...]  # attributes, options and columns of programs
+    nouns: tuple[str, ...]  # what a program or a filler sentence is about
+    prefixes: tuple[str, ...]  # first half of a class name
+    adjectives: tuple[str, ...]
+    pseudo_rate: float  # share of names and fields replaced by made-up words
+
+
+TRAIN = Lexicon(
+    names=words(
+        "Alice Bob Carol David Emma Frank Grace Henry Irene Jack Karen Leo Maria Nathan Olivia Peter "
+        "Quinn Rachel Samuel Tina Ursula Victor Wendy Xavier Yvonne Amber Brian Chloe Derek Elena Felix "
+        "Gloria Hugo Ingrid Jonas Kevin Laura Marcus Nora Oscar Paula Robert Sophie Thomas Uma Valerie "
+        "Walter Yusuf Arthur Bella Cedric Edgar Fiona George Ivan Julia Martin Simon Anton Clara"
+    ),
+    fields=words(
+        "size color count width height index value label path mode level limit state owner token score "
+        "title offset weight length speed price total rate status kind group order depth margin region "
+        "source target version stamp batch query column phase scale angle radius period volume distance "
+        "duration capacity priority category language channel address balance quantity currency "
+        "identifier description"
+    ),
+    nouns=words(
+        "garden river market window castle bridge server client parser reader writer handler manager "
+        "buffer record session forest village road harbor mountain valley station engine signal letter "
+        "basket ticket invoice customer product account project report device sensor camera battery "
+        "journey kitchen library museum tower island"
+    ),
+    prefixes=("Base", "Simple", "Fast", "Local", "Remote", "Open", "Static", "Small", "Shared", "Main"),
+    adjectives=words("green blue warm cold quiet bright old new small large gentle rapid narrow wide"),
+    pseudo_rate=0.35,
+)
+
+HELD_OUT = Lexicon(
+    names=words("Zoe Diana Hannah Oliver Lucas Stella Conrad Marina Philip Teresa Agnes Bruno"),
+    fields=words("altitude latency voltage pattern gradient balance_due texture timeout humidity grade"),
+    nouns=words("lantern meadow compass orchard ferry printer folder canyon parcel beacon"),
+    prefixes=("Quick", "Hidden", "Modern", "Plain"),
+    adjectives=("silver", "hollow", "heavy", "distant"),
+    pseudo_rate=0.0,
+)
+
+_ONSETS = words("b d f g k l m n p r s t v z br dr kr pl st tr")
+_VOWELS = "aeiou"
+_CODAS = ("", "", "", "n", "r", "l", "s")
+NAME_HEADS = words("Bel Cor Dal Fen Gar Hal Jor Kel Lor Mar Nel Per Ros Sel Tor Vel")
+NAME_TAILS = words("an en ia in is o us a el on or ette")
+
+
+def generator(key: int | str) -> random.Random:
+    """A source of random draws that depends on the key alone."""
+    return random.Random(key)  # noqa: S311 - reproducible text, no secrets
+
+
+def pseudo_word(rng: random.Random) -> str:
+    """A made-up lower-case word of two or three syllables."""
+    count = rng.choice((2, 2, 3))
+    return "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(count)) + rng.choice(_CODAS)
+
+
+def is_held_out_pseudo_name(head: str, tail: str) -> bool:
+    """Whether a head and tail pair is kept for evaluation: one pair in five, fixed once for all seeds."""
+    return (NAME_HEADS.index(head) + 2 * NAME_TAILS.index(tail)) % 5 == 0
+
+
+def pseudo_name(rng: random.Random, *, held_out: bool = False) -> str:
+    """A made-up name of two pieces, from the training pairs or from the held-out ones."""
+    while True:
+        head, tail = rng.choice(NAME_HEADS), rng.choice(NAME_TAILS)
+        if is_held_out_pseudo_name(head, tail) == held_out:
+            return head + tail
+
+
+def draw_names(rng: random.Random, lexicon: Lexicon, count: int) -> list[str]:
+    """`count` different names; some are made up or plain words, so that unseen names work too."""
+    names = rng.sample(lexicon.names, min(count, len(lexicon.names)))
+    for i in range(len(names)):
+        if rng.random() < lexicon.pseudo_rate:
+            plain = rng.choice(lexicon.nouns + lexicon.fields)
+            name = pseudo_name(rng) if rng.random() < 0.6 else plain
+            if name not in names:
+                names[i] = name
+    return names
+
+
+def draw_fields(rng: random.Random, lexicon: Lexicon, count: int) -> list[str]:
+    """`count` different field words; some are made up at the lexicon's rate."""
+    fields = rng.sample(lexicon.fields, min(count, len(lexicon.fields)))
+    for i in range(len(fields)):
+        if rng.random() < lexicon.pseudo_rate:
+            word = pseudo_word(rng)
+            if word not in fields:
+                fields[i] = word
+    return fields

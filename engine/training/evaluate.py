@@ -1,0 +1,181 @@
+"""What the demo pair can do: recall of held-out needles, acceptance on held-out prompts, loops.
+
+Runs the stock mlx-lm model with its own caches. Acceptance follows the target's greedy continuation
+block by block with the engine's drafter, which emits the same tokens as a speculative loop. No timings: those
+belong to the engine's evaluation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from engine.drafters.block import BlockDrafter
+from engine.target import Target
+from engine.training import prompts as prompt_sets
+from engine.training.corpora import retrieval
+from engine.training.corpora.lexicon import generator
+from engine.training.tokenizer import END, EOS, DemoTokenizer
+
+Progress = Callable[[dict[str, Any]], None]
+STOPS = (EOS, END)
+CONTEXTS = (128, 256, 400, 480)
+KINDS = ("code", "chat", "retrieval")
+
+
+def load_target(folder: Path) -> tuple[Any, Any]:
+    """Model and tokenizer as mlx-lm loads them, weights cast to float32."""
+    from mlx_lm.utils import load
+
+    model, tokenizer = load(str(folder))[:2]
+    model.set_dtype(mx.float32)
+    return model, tokenizer
+
+
+def greedy(model: Any, prompt: Sequence[int], count: int) -> list[int]:
+    """Up to `count` greedy tokens with the model's own caches; ends with a stop token where one comes."""
+    from mlx_lm.generate import generate_step
+
+    out: list[int] = []
+    for token, _ in generate_step(mx.array(list(prompt)), model, max_tokens=count):
+        out.append(int(token))
+        if out[-1] in STOPS:
+            break
+    return out
+
+
+def recall(model: Any, tokenizer: Any, *, length: int, count: int, seed: int) -> dict[str, float]:
+    """Share of exactly answered held-out needles: all, by kind of name, and by quarter of the depth."""
+    demo = DemoTokenizer(tokenizer._tokenizer.backend_tokenizer)
+    rng = generator(f"recall/{seed}/{length}")
+    hits: dict[str, list[bool]] = {}
+    for i in range(count):
+        depth = (i + 0.5) / count
+        needle = retrieval.needle(rng, demo.count, length=length, depth=depth)
+        answer = greedy(model, tokenizer.encode(needle.prompt), 4)
+        hit = tokenizer.decode(answer) == needle.fact.code
+        kind = "single_token_names" if demo.count(f" {needle.fact.name}") == 1 else "two_piece_names"
+        for key in ("all", kind, f"depth_quarter_{int(4 * depth) + 1}"):
+            hits.setdefault(key, []).append(hit)
+    return {key: round(sum(found) / len(found), 4) for key, found in sorted(hits.items())}
+
+
+def chat_recall(model: Any, tokenizer: Any, *, length: int, count: int, seed: int) -> float:
+    """Share of held-out needles whose code appears in the answer when asked through the chat template."""
+    demo = DemoTokenizer(tokenizer._tokenizer.backend_tokenizer)
+    rng = generator(f"chat recall/{seed}/{length}")
+    hits = 0
+    for i in range(count):
+        needle = retrieval.needle(rng, demo.count, length=length, depth=(i + 0.5) / count)
+        context = needle.prompt.removesuffix(needle.fact.question)
+        content = f"Please read.{context} What is the secret code of {needle.fact.name}?"
+        tokens = tokenizer.apply_chat_template(
+            [{"role": "user", "content": content}], add_generation_prompt=True
+        )
+        hits += needle.fact.code in tokenizer.decode(greedy(model, tokens, 24))
+    return round(hits / count, 4)
+
+
+def loop_period(tokens: Sequence[int], *, longest: int = 40, least: int = 30) -> int:
+    """The period in which the end repeats at least three times over `least` tokens; 0 for none."""
+    for period in range(1, longest + 1):
+        span = max(3 * period, least)
+        tail = list(tokens[-span:])
+        if len(tail) == span and tail[period:] == tail[:-period]:
+            return period
+    return 0
+
+
+def rounds(
+    target: Target, drafter: BlockDrafter, prompt: Sequence[int], continuation: Sequence[int], block: int
+) -> list[int]:
+    """Tokens emitted by each verify while drafting along the target's greedy continuation."""
+    taps = target.tap(drafter.tap_layers)
+    tokens = [*prompt, *continuation]
+    _, rows = target.forward(mx.array([tokens]), target.model.make_cache(), taps)
+    taps.close()
+    if rows is None:
+        raise ValueError("the drafter taps no layer")
+    drafter.start()
+    drafter.observe(list(prompt), rows[:, : len(prompt)])
+    emitted, at = [], 0
+    while at < len(continuation) - 1:
+        drafts = np.array(drafter.propose(continuation[at], block - 1)).tolist()
+        wanted = continuation[at + 1 : at + block]
+        accepted = 0
+        while accepted < min(len(wanted), block - 1) and drafts[accepted] == wanted[accepted]:
+            accepted += 1
+        step = min(accepted + 1, len(continuation) - 1 - at)
+        start = len(prompt) + at
+        drafter.observe(continuation[at : at + step], rows[:, start : start + step])
+        emitted.append(step)
+        at += step
+    return emitted
+
+
+def encode_prompt(tokenizer: Any, prompt: dict[str, Any]) -> list[int]:
+    """Tokens of a shipped prompt, through the chat template where it is a conversation."""
+    if "messages" in prompt:
+        tokens = tokenizer.apply_chat_template(prompt["messages"], add_generation_prompt=True)
+    else:
+        tokens = tokenizer.encode(prompt["prompt"])
+    return [int(token) for token in tokens]
+
+
+def shipped_sets(
+    model: Any, tokenizer: Any, drafter: BlockDrafter, folder: Path, *, tokens: int, blocks: Sequence[int]
+) -> dict[str, dict[str, Any]]:
+    """Acceptance length (tokens emitted per verify) and loops on each shipped prompt set."""
+    target = Target(model)
+    drafter.bind(target)
+    result: dict[str, dict[str, Any]] = {}
+    for kind in KINDS:
+        emitted: dict[int, list[int]] = {block: [] for block in blocks}
+        looping, lengths, answered, shipped = [], [], 0, prompt_sets.read(folder / f"{kind}.jsonl")
+        for prompt in shipped:
+            encoded = encode_prompt(tokenizer, prompt)
+            continuation = greedy(model, encoded, tokens)
+            lengths.append(len(continuation))
+            answered += tokenizer.decode(continuation).startswith(prompt.get("answer", "\0"))
+            if loop_period(continuation):
+                looping.append(prompt["id"])
+            for block in blocks:
+                emitted[block] += rounds(target, drafter, encoded, continuation, block)
+        result[kind] = {
+            "prompts": len(shipped),
+            "median_tokens": sorted(lengths)[len(lengths) // 2],
+            "acceptance": {str(block): round(sum(e) / len(e), 3) for block, e in emitted.items()},
+            "looping": looping,
+        }
+        if kind == "retrieval":
+            result[kind]["answered"] = answered
+    return result
+
+
+def evaluate(
+    target_folder: Path,
+    drafter: BlockDrafter,
+    prompts: Path,
+    *,
+    needles: int,
+    seed: int,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Every figure of the model card."""
+    model, tokenizer = load_target(target_folder)
+    report: dict[str, Any] = {"seed": seed, "needles": needles, "recall": {}, "shipped": {}}
+    for tokens in (64, 128):
+        report["shipped"][str(tokens)] = shipped_sets(
+            model, tokenizer, drafter, prompts, tokens=tokens, blocks=(4, 8, 16)
+        )
+        progress({"tokens": tokens, **report["shipped"][str(tokens)]})
+    for length in CONTEXTS:
+        report["recall"][str(length)] = recall(model, tokenizer, length=length, count=needles, seed=seed)
+        progress({"context": length, **report["recall"][str(length)]})
+    report["chat_recall_400"] = chat_recall(model, tokenizer, length=380, count=needles, seed=seed)
+    progress({"chat_recall_400": report["chat_recall_400"]})
+    return report

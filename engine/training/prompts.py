@@ -1,0 +1,93 @@
+"""The shipped prompt sets: code, chat and retrieval, all from held-out words, phrasings and templates."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from engine.training.corpora import chat, code, retrieval
+from engine.training.corpora.lexicon import HELD_OUT, generator
+from engine.training.tokenizer import DemoTokenizer
+
+PROMPTS = 24  # in each set
+CODE_TAIL = 144  # tokens of the program that a code prompt leaves to write, at least
+RETRIEVAL_TOKENS = 400
+
+
+def code_prompts(tokenizer: DemoTokenizer, seed: int) -> list[dict[str, Any]]:
+    """Beginnings of programs: every training template with held-out words, then the held-out templates."""
+    rng = generator(f"prompts/code/{seed}")
+    known = list(code.TRAINING_TEMPLATES.values())
+    unknown = list(code.HELD_OUT_TEMPLATES.values())
+    templates = (known + unknown * 2 + known)[:PROMPTS]
+    return [
+        {"id": f"code-{i + 1:03d}", "kind": "code", "prompt": _beginning(rng, tokenizer, template)}
+        for i, template in enumerate(templates)
+    ]
+
+
+def _beginning(rng: random.Random, tokenizer: DemoTokenizer, template: code.Template) -> str:
+    """The first two fifths of a program, to the end of a line, with at least `CODE_TAIL` tokens to go."""
+    while True:
+        lines = code.program(rng, HELD_OUT, template, fields=(4, 5)).splitlines(keepends=True)
+        total = tokenizer.count("".join(lines))
+        for end in range(1, len(lines)):
+            prompt = "".join(lines[:end])
+            used = tokenizer.count(prompt)
+            if used >= 0.4 * total and prompt.strip():
+                if total - used >= CODE_TAIL and total <= 640:
+                    return prompt.rstrip("\n")  # a program never has a lone line break before its end
+                break
+
+
+def chat_prompts(seed: int) -> list[dict[str, Any]]:
+    """One user message each, in the phrasing that training never saw."""
+    rng = generator(f"prompts/chat/{seed}")
+    topics = [*chat.TOPICS, "small_class", "description", "listing", "small_class", "description", "recall"]
+    prompts = []
+    for i in range(PROMPTS):
+        topic, _ = chat.TOPICS[topics[i % len(topics)]]
+        turn = topic(rng, HELD_OUT)
+        messages = [{"role": "user", "content": turn.user}]
+        prompts.append({"id": f"chat-{i + 1:03d}", "kind": "chat", "messages": messages})
+    return prompts
+
+
+def retrieval_prompts(tokenizer: DemoTokenizer, seed: int) -> list[dict[str, Any]]:
+    """Needles at evenly spread depths in about 400 tokens of held-out filler and facts."""
+    rng = generator(f"prompts/retrieval/{seed}")
+    prompts = []
+    for i in range(PROMPTS):
+        depth = round((i + 0.5) / PROMPTS, 3)
+        made = retrieval.needle(rng, tokenizer.count, length=RETRIEVAL_TOKENS, depth=depth)
+        prompts.append(
+            {
+                "id": f"retrieval-{i + 1:03d}",
+                "kind": "retrieval",
+                "prompt": made.prompt,
+                "answer": made.fact.code,
+                "depth": depth,
+                "needle": made.fact.sentence.strip(),
+            }
+        )
+    return prompts
+
+
+def write(tokenizer: DemoTokenizer, folder: Path, seed: int = 0) -> None:
+    """Write `code.jsonl`, `chat.jsonl` and `retrieval.jsonl`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    sets = {
+        "code": code_prompts(tokenizer, seed),
+        "chat": chat_prompts(seed),
+        "retrieval": retrieval_prompts(tokenizer, seed),
+    }
+    for name, prompts in sets.items():
+        lines = "".join(json.dumps(prompt, ensure_ascii=False) + "\n" for prompt in prompts)
+        (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The prompts of one `.jsonl` file."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]

@@ -1,0 +1,161 @@
+"""A bus on real repositories: a bare remote, a client's clone and a runner's mirror, and the few moves tests make."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from bridge.bus import refs
+from bridge.bus.claims import Claim, Identity, claim
+from bridge.bus.git import Git
+from bridge.bus.mirror import Mirror, Pending
+from bridge.bus.publish import Published, publish
+from bridge.bus.requests import Submitted, submit
+from bridge.bus.results import Asked
+from bridge.manifest import Manifest
+from bridge.result import File, Reason, Result, RunnerFacts, Status, Verdict
+from tests.houses import House, build_house
+
+RUNNER = Identity("testmac", "0123456789abcdef")
+FILES = {"report.json": b'{"kind": "probe"}\n', "logs/run.log": b"hello\n"}
+
+
+@dataclass
+class World:
+    """One bus and everybody on it."""
+
+    house: House
+    root: Path
+    git: Git = field(init=False)
+    mirror: Mirror = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.git = Git(self.house.clone)
+        self.mirror = Mirror(self.root / "state" / "mirror.git", self.remote, scan_interval_s=0.0)
+
+    @property
+    def remote(self) -> str:
+        return str(self.house.remote)
+
+    def manifest(self, **changes: object) -> Manifest:
+        now = datetime.now(UTC).replace(microsecond=0)
+        nonce = str(changes.get("nonce") or refs.new_nonce(now, secrets.token_bytes(6)))
+        fields: dict[str, object] = {
+            "nonce": nonce,
+            "preset": "probe",
+            "workload_sha": self.house.git("rev-parse", "HEAD"),
+            "result_ref": refs.request_ref("probe", nonce, None),
+            "created_at": now,
+            "expires_at": now + timedelta(hours=1),
+            "audience": refs.audience_of(self.remote),
+        }
+        return Manifest.model_validate({**fields, **changes})
+
+    def submit(self, **changes: object) -> Submitted:
+        return submit(self.git, self.remote, self.manifest(**changes), None)
+
+    def claim(self, pending: Pending, identity: Identity = RUNNER) -> Claim:
+        held = claim(self.mirror.git, self.remote, pending, identity)
+        assert held is not None
+        return held
+
+    def asked(self, submitted: Submitted) -> Asked:
+        return Asked(submitted.nonce, submitted.commit, self.house.git("rev-parse", "HEAD"))
+
+    def result(self, asked: Asked, files: dict[str, bytes] | None = None, **changes: object) -> bytes:
+        listed = FILES if files is None else files
+        fields: dict[str, object] = {
+            "nonce": asked.nonce,
+            "request_commit": asked.commit,
+            "workload_sha": asked.workload_sha,
+            "preset": "probe",
+            "preset_digest": "0" * 64,
+            "engine_source": "installed",
+            "runner": RunnerFacts(name=RUNNER.name, id=RUNNER.id, version="0.1.0"),
+            "attempt": 1,
+            "started_at": "2026-03-01T12:00:00Z",
+            "finished_at": "2026-03-01T12:00:01Z",
+            "files": tuple(
+                File(path=path, sha256=hashlib.sha256(data).hexdigest(), bytes=len(data))
+                for path, data in listed.items()
+            ),
+            "verdict": Verdict(status=Status.PASSED, reason=Reason.OK),
+        }
+        return Result.model_validate({**fields, **changes}).to_bytes()
+
+    def answer(
+        self,
+        submitted: Submitted,
+        *,
+        held: Claim | None = None,
+        result: bytes | None = None,
+        signature: bytes | None = None,
+        files: dict[str, bytes] | None = None,
+    ) -> Published:
+        self.mirror.refresh()
+        return publish(
+            self.mirror.git,
+            self.remote,
+            request_commit=submitted.commit,
+            nonce=submitted.nonce,
+            result_ref=submitted.ref,
+            files=FILES if files is None else files,
+            result=result or self.result(self.asked(submitted), files),
+            signature=signature,
+            claim=held,
+            sleep=lambda _: None,
+        )
+
+    def hook(self, name: str, script: str) -> None:
+        """Install a server-side hook."""
+        path = self.house.remote / "hooks" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+
+    def take_branches_only(self) -> None:
+        """Make the server decline every ref outside refs/heads/."""
+        self.hook(
+            "update", 'case "$1" in refs/heads/*) exit 0;; *) echo "only branches are taken"; exit 1;; esac'
+        )
+
+    def commit(self, parent: str, files: dict[str, bytes | None], message: str = "by hand\n") -> str:
+        """Write a commit into the remote itself, as somebody with push rights could; None deletes a path."""
+        remote, index = self.house.remote, str(self.root / f"index-{secrets.token_hex(4)}")
+        env = {**self.house.env, "GIT_INDEX_FILE": index}
+        hand = House(self.house.root, env)
+        hand.git("read-tree", parent, cwd=remote)
+        for path, data in files.items():
+            if data is None:
+                hand.git("update-index", "--force-remove", path, cwd=remote)
+                continue
+            blob = hand.git("hash-object", "-w", "--stdin", cwd=remote, input=data.decode())
+            hand.git("update-index", "--add", "--cacheinfo", f"100644,{blob},{path}", cwd=remote)
+        tree = hand.git("write-tree", cwd=remote)
+        who = ("-c", "user.name=Mallory", "-c", "user.email=mallory@example.org")
+        return hand.git(*who, "commit-tree", tree, "-p", parent, cwd=remote, input=message)
+
+    def point(self, ref: str, commit: str) -> None:
+        """Move a ref of the remote."""
+        self.house.git("update-ref", ref, commit, cwd=self.house.remote)
+
+
+def make_world(root: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    """A world whose git sees none of the developer's configuration, and no user name at all."""
+    house = build_house(root / "house")
+    for name in [name for name in os.environ if name.startswith(("GIT_", "KAKEYA_", "SSH_AUTH"))]:
+        monkeypatch.delenv(name)
+    for name, value in house.env.items():
+        monkeypatch.setenv(name, value)
+    return World(house, root)
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder, for before-and-after comparisons."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -1,0 +1,97 @@
+"""Bad input gets one clear message and the right exit code; no traceback, nothing left behind."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from tests.houses import Done, House
+
+THROUGHPUT = ("run", "--preset", "throughput")
+
+
+def state_of(house: House) -> tuple[str, str, str, set[str], list[str]]:
+    """Everything a refused request must leave as it was."""
+    objects = sorted(
+        str(p.relative_to(house.clone)) for p in (house.clone / ".git").rglob("*") if p.is_file()
+    )
+    return (
+        house.git("status", "--porcelain=v2", "--branch"),
+        house.git("for-each-ref"),
+        house.git("rev-parse", "HEAD"),
+        house.remote_refs(),
+        [name for name in objects if not name.endswith(("index", "FETCH_HEAD"))],
+    )
+
+
+def assert_clear(done: Done, code: int, *words: str) -> None:
+    assert done.code == code, f"exit {done.code}: {done.err}"
+    assert "Traceback" not in done.err + done.out
+    errors = [line for line in done.err.splitlines() if line.lower().startswith("error")]
+    assert len(errors) == 1, f"expected one error line, got: {done.err}"
+    for word in words:
+        assert word in done.err
+
+
+BAD_INPUT = {
+    "unknown preset": (("run", "--preset", "throughputt"), 2, ("throughputt", "throughput")),
+    "unknown parameter": ((*THROUGHPUT, "-p", "promts=code"), 2, ("promts", "prompts")),
+    "out of range": ((*THROUGHPUT, "-p", "limit=100000"), 2, ("limit", "100000")),
+    "wrong type": ((*THROUGHPUT, "-p", "limit=many"), 2, ("limit", "many")),
+    "not key=value": ((*THROUGHPUT, "-p", "limit"), 2, ("limit",)),
+    "traversal": (("run", "--preset", "tests", "-p", "path=tests/../../etc/passwd"), 2, ("path",)),
+    "absolute path": (("run", "--preset", "tests", "-p", "path=/etc/passwd"), 2, ("path",)),
+    "option as a path": (("run", "--preset", "tests", "-p", "path=--collect-only"), 2, ("path",)),
+    "unknown ref": ((*THROUGHPUT, "--ref", "no-such-branch"), 2, ("no-such-branch",)),
+    "option as a ref": ((*THROUGHPUT, "--ref=--upload-pack=touch canary"), 2, ("--upload-pack",)),
+    "no such remote": ((*THROUGHPUT, "--remote", "upstream"), 6, ("upstream",)),
+    "missing folder": ((*THROUGHPUT, "--remote", "/no/such/repository.git"), 6, ("/no/such/repository.git",)),
+    "closed port": ((*THROUGHPUT, "--remote", "http://127.0.0.1:9/x.git"), 6, ("127.0.0.1",)),
+    "unsafe transport": ((*THROUGHPUT, "--remote", "ext::sh -c touch% canary"), 6, ("ext::",)),
+    "unknown handle": (("result", "20260101t000000z0123456789ab"), 6, ("20260101t000000z0123456789ab",)),
+    "malformed handle": (("status", "../../etc"), 6, ("../../etc",)),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_bad_input_is_refused_clearly_and_leaves_nothing(house: House, case: str):
+    args, code, words = BAD_INPUT[case]
+    before = state_of(house)
+    assert_clear(house.kakeya(*args), code, *words)
+    assert state_of(house) == before
+    assert not (house.clone / "canary").exists()
+
+
+def test_a_clone_without_a_remote_is_told_so(house: House):
+    house.git("remote", "remove", "origin")
+    assert_clear(house.kakeya(*THROUGHPUT), 6, "remote")
+
+
+def test_outside_a_repository_is_told_so(house: House, tmp_path: Path):
+    folder = tmp_path / "nowhere"
+    folder.mkdir()
+    assert_clear(house.kakeya(*THROUGHPUT, cwd=folder), 6, "repository")
+
+
+def test_a_remote_that_rejects_the_push_is_quoted(house: House):
+    hook = house.remote / "hooks" / "pre-receive"
+    hook.write_text("#!/bin/sh\necho 'no pushes on Sundays' >&2\nexit 1\n")
+    hook.chmod(hook.stat().st_mode | stat.S_IXUSR)
+    before = state_of(house)
+    assert_clear(house.kakeya(*THROUGHPUT), 6, "no pushes on Sundays")
+    assert state_of(house) == before
+
+
+def test_an_error_with_json_ends_in_one_json_line(house: House):
+    done = house.kakeya("run", "--preset", "nope", "--json")
+    assert done.code == 2
+    assert done.json["exit_code"] == 2
+    assert "nope" in done.json["message"]
+
+
+def test_an_unknown_command_suggests_the_nearest(house: House):
+    done = house.kakeya("statsu")
+    assert done.code == 2
+    assert "status" in done.err

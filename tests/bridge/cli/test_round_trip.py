@@ -1,0 +1,173 @@
+"""A request through the real commands: submit, a runner of its own, follow, fetch, check, tamper."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.houses import House, build_house, wait_for
+
+
+@pytest.fixture(scope="module")
+def answered(tmp_path_factory: pytest.TempPathFactory) -> tuple[House, dict]:
+    """A house whose remote holds one answered `probe` request; trusted key; its JSON line."""
+    house = build_house(tmp_path_factory.mktemp("answered"))
+    with house.runner():
+        done = house.kakeya("run", "--preset", "probe", "--wait", "90", "--json")
+    assert done.code == 0, done.err + house.runner_log()
+    return house, done.json
+
+
+def folder_of(last: dict) -> str:
+    return f".mac-bridge/results/{last['nonce']}"
+
+
+def path_of(last: dict, role: str) -> str:
+    return next(file["path"] for file in last["files"] if file["role"] == role)
+
+
+def test_a_probe_passes_and_says_who_ran_it(answered: tuple[House, dict]):
+    _, last = answered
+    assert last["status"] == "passed"
+    assert last["runner"] == "testmac"
+    assert last["attempt"] == 1
+    assert last["signature"] == "untrusted-key"
+
+
+def test_the_result_is_one_commit_on_the_request_and_the_inbox_is_empty(answered: tuple[House, dict]):
+    house, last = answered
+    assert house.git("rev-parse", f"{last['ref']}~1", cwd=house.remote) == last["request_commit"]
+    changed = house.git(
+        "diff-tree", "-r", "--no-commit-id", "--name-only", last["result_commit"], cwd=house.remote
+    )
+    assert changed
+    assert all(name.startswith(folder_of(last) + "/") for name in changed.splitlines())
+    assert not [ref for ref in house.remote_refs() if "/inbox/" in ref or "/claims/" in ref]
+    message = house.git("log", "-1", "--format=%B", last["ref"], cwd=house.remote)
+    assert "[skip ci]" in message
+
+
+def test_result_works_from_another_clone_by_prefix_and_saves_files(
+    answered: tuple[House, dict], tmp_path: Path
+):
+    house, last = answered
+    other = tmp_path / "other"
+    house.git("clone", "--quiet", str(house.remote), str(other), cwd=tmp_path)
+    done = house.kakeya("result", last["nonce"][:20], "-o", str(tmp_path / "out"), "--json", cwd=other)
+    assert done.code == 0, done.err
+    assert (tmp_path / "out" / "result.json").exists()
+    report = str(tmp_path / "out" / path_of(last, "evidence"))
+    assert house.kakeya("gate", report, "--nonce", last["nonce"]).code == 0
+    assert house.kakeya("gate", report, "--nonce", "20200101t000000z000000000000").code == 3
+    assert house.git("status", "--porcelain", cwd=other) == ""
+
+
+def test_logs_and_status_of_a_finished_request(answered: tuple[House, dict]):
+    house, last = answered
+    assert house.kakeya("logs", last["nonce"]).code == 0
+    status = house.kakeya("status", last["nonce"], "--json")
+    assert status.code == 0
+    assert status.json["status"] == "passed"
+
+
+def test_a_trusted_key_is_named(answered: tuple[House, dict], tmp_path: Path):
+    house, last = answered
+    key = next((house.root / "state").rglob("id_ed25519.pub")).read_text()
+    config = {"KAKEYA_CONFIG": str(tmp_path / "config")}
+    assert house.kakeya("runners", "trust", "testmac", "--key", key, **config).code == 0
+    done = house.kakeya("result", last["nonce"], "--json", **config)
+    assert done.json["signature"] == "trusted"
+    assert "testmac" in house.kakeya("runners", **config).out
+
+
+Tamper = Callable[[str], str]
+
+
+def rewrite(house: House, last: dict, name: str, change: Tamper, tmp_path: Path, *, amend: bool) -> None:
+    """Change one published file, as anyone with push rights could."""
+    clone = tmp_path / "tamper"
+    branch = last["ref"].removeprefix("refs/heads/")
+    house.git("clone", "--quiet", "--branch", branch, str(house.remote), str(clone), cwd=tmp_path)
+    path = clone / folder_of(last) / name
+    path.write_text(change(path.read_text()))
+    house.git("add", "--all", cwd=clone)
+    identity = ("-c", "user.name=Mallory", "-c", "user.email=mallory@example.org")
+    message = house.git("log", "-1", "--format=%B", cwd=clone)
+    house.git(*identity, "commit", "--quiet", "-m", message, *(["--amend"] if amend else []), cwd=clone)
+    house.git("push", "--quiet", "--force", "origin", branch, cwd=clone)
+
+
+def one_byte(text: str) -> str:
+    at = len(text) // 2
+    return text[:at] + ("0" if text[at] != "0" else "1") + text[at + 1 :]
+
+
+def in_result(text: str) -> str:
+    document = json.loads(text)
+    document["attempt"] += 1
+    return json.dumps(document, indent=2, sort_keys=True) + "\n"
+
+
+@pytest.mark.parametrize("amend", [False, True], ids=["on top", "amended"])
+@pytest.mark.parametrize(
+    ("target", "change"), [("evidence", one_byte), ("result.json", in_result), ("log", one_byte)]
+)
+def test_an_edited_result_is_rejected(
+    answered: tuple[House, dict], tmp_path: Path, target: str, change: Tamper, amend: bool
+):
+    house, last = answered
+    name = target if target == "result.json" else path_of(last, target)
+    try:
+        rewrite(house, last, name, change, tmp_path, amend=amend)
+        done = house.kakeya("result", last["nonce"], "--json")
+        assert done.code == 3, done.out + done.err
+        assert "Traceback" not in done.err
+    finally:
+        house.git("update-ref", last["ref"], last["result_commit"], cwd=house.remote)
+
+
+def test_an_old_result_copied_onto_a_new_request_is_rejected(answered: tuple[House, dict], tmp_path: Path):
+    house, last = answered
+    new = house.kakeya("run", "--preset", "probe", "--json").json
+    clone = tmp_path / "copy"
+    branch = new["ref"].removeprefix("refs/heads/")
+    house.git("clone", "--quiet", "--branch", branch, str(house.remote), str(clone), cwd=tmp_path)
+    house.git("fetch", "--quiet", "origin", last["ref"], cwd=clone)
+    identity = ("-c", "user.name=Mallory", "-c", "user.email=mallory@example.org")
+    house.git(*identity, "cherry-pick", "FETCH_HEAD", cwd=clone)
+    old, fresh = clone / folder_of(last), clone / folder_of(new)
+    fresh.parent.mkdir(parents=True, exist_ok=True)
+    old.rename(fresh)
+    house.git("add", "--all", cwd=clone)
+    message = house.git("log", "-1", "--format=%B", cwd=clone)
+    house.git(*identity, "commit", "--quiet", "--amend", "-m", message, cwd=clone)
+    house.git("push", "--quiet", "--force", "origin", branch, cwd=clone)
+    done = house.kakeya("result", new["nonce"], "--json")
+    assert done.code == 3
+    assert "copied" in done.err
+
+
+def test_a_wait_that_ends_early_exits_4_and_the_request_stays(house: House):
+    done = house.kakeya("run", "--preset", "probe", "--wait", "1", "--json")
+    assert done.code == 4
+    nonce = done.json["nonce"]
+    assert house.kakeya("status", nonce, "--json").json["status"] == "queued"
+    assert house.kakeya("result", nonce).code == 4
+
+
+def test_a_refused_request_exits_2_with_the_reason_published(tmp_path: Path):
+    house = build_house(tmp_path / "house", {"tests/test_canary.py": "open('/tmp/canary', 'w')\n"})
+    with house.runner():
+        done = house.kakeya("run", "--preset", "tests", "--wait", "60", "--json")
+    assert done.code == 2, done.err
+    assert done.json["status"] == "refused"
+    assert done.json["reason"] == "policy"
+
+
+def test_the_runner_stops_on_sigterm_with_nothing_left(house: House):
+    with house.runner() as process:
+        wait_for(lambda: "serving" in house.runner_log(), what="the runner's first line")
+    assert process.returncode in (0, 143)

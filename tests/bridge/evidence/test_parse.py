@@ -1,0 +1,233 @@
+"""The gate's first stage: what is no report of this schema is called that, and nothing raises or hangs."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from bridge.evidence import report as model
+from bridge.evidence.gate import judge
+from bridge.evidence.parse import MAX_BYTES, MAX_DEPTH, parse, schema
+from tests.bridge.evidence import reports
+from tests.bridge.evidence.reports import Document, dump
+
+
+def verdict(data: bytes) -> tuple[set[str], str]:
+    judgement = judge(data)
+    assert not judgement.accepted
+    text = " / ".join(violation.message for violation in judgement.violations)
+    assert text.isprintable()
+    return {violation.code for violation in judgement.violations}, text
+
+
+def test_the_schema_is_a_schema() -> None:
+    Draft202012Validator.check_schema(schema())
+
+
+CLASSES: dict[str, type[Any]] = {
+    "": model.Report,
+    "properties.request": model.Request,
+    "properties.environment": model.Environment,
+    "properties.environment.properties.versions": model.Versions,
+    "properties.environment.properties.git": model.Source,
+    "properties.liveness": model.Liveness,
+    "properties.liveness.properties.fallbacks.items": model.Fallback,
+    "properties.rounding.oneOf.1": model.Rounding,
+    "properties.summary": model.Summary,
+    "$defs.claim": model.Claim,
+    "$defs.model": model.Model,
+    "$defs.round": model.Round,
+    "$defs.cache": model.Cache,
+    "$defs.sample": model.Sample,
+    "$defs.sample.properties.needle": model.Needle,
+    "$defs.arm": model.Arm,
+    "$defs.arm.properties.system": model.System,
+    "$defs.divergence": model.Divergence,
+    "$defs.arm_summary": model.ArmSummary,
+    "$defs.comparison": model.Comparison,
+}
+
+
+@pytest.mark.parametrize("path", CLASSES)
+def test_the_types_carry_exactly_the_schemas_fields(path: str) -> None:
+    part: Any = schema()
+    for step in path.split(".") if path else ():
+        part = part[int(step)] if isinstance(part, list) else part[step]
+    fields = CLASSES[path].model_fields
+    assert {field.alias or name for name, field in fields.items()} == set(part["properties"])
+    assert part["additionalProperties"] is False
+    optional = {field.alias or name for name, field in fields.items() if not field.is_required()}
+    assert optional == set(part["properties"]) - set(part["required"])
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"", "not valid JSON"),
+        (b"[1]", "must be a JSON object, got list"),
+        (b"\xff\xfe{}", "not UTF-8 (byte 0)"),
+        (b'{"a": 1, "a": 2}', "'a' appears twice"),
+        (b'{"x": {"a": 1, "b": 2, "a": 3}}', "'a' appears twice"),
+        (b'{"a": NaN}', "NaN is not a number"),
+        (b'{"a": -Infinity}', "-Infinity is not a number"),
+        (b'{"a": 1e400}', "larger than anything"),
+        (b'{"a": 1' + b"0" * 400 + b"}", "larger than anything"),
+        (b'{"a": 1' + b"0" * 5000 + b"}", "not valid JSON"),
+        (b'{"a": "\\ud800"}', "unpaired"),
+        (b'{"\\ud800": 1}', "unpaired"),
+        (b'{"text": "\\udfff"}', "half of a surrogate pair"),
+        (b'{"a": ["\\u001b[2J"]}', "control"),
+        (b'{"a": "\\u202e"}', "bidirectional"),
+        (b'{"a": ' + b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1) + b"}", "nested deeper"),
+        (b"[" * 300_000, "nested deeper"),
+        (b'{"a":' * 100_000, "nested deeper"),
+        (b'{"a": [' + b"[]," * 300_000 + b"[]]}", "more than 250000 objects"),
+        (b'{"a": "' + b"[" * 2_100_000 + b'"}', "too many brackets"),
+        (b" " * (MAX_BYTES + 1), "at most"),
+        (b'{"schema": "kakeya.evidence/1"} trailing', "not valid JSON"),
+    ],
+)
+def test_what_is_not_strict_json_breaks_the_schema(data: bytes, expected: str) -> None:
+    codes, text = verdict(data)
+    assert codes == {"SCHEMA"}
+    assert expected in text
+
+
+@pytest.mark.parametrize("stated", [None, "kakeya.evidence/0", "k3-evidence-2", 1, ["kakeya.evidence/1"]])
+def test_another_schema_is_legacy(stated: object) -> None:
+    document = reports.throughput() | {"schema": stated}
+    assert verdict(dump(document))[0] == {"LEGACY_SCHEMA"}
+
+
+@pytest.mark.parametrize("kind", ["kv", "parity", "quality", "", None, 3, ["throughput"], {}])
+def test_a_kind_the_gate_cannot_judge_is_rejected(kind: object) -> None:
+    assert verdict(dump(reports.throughput() | {"kind": kind}))[0] == {"UNKNOWN_KIND"}
+
+
+@pytest.mark.parametrize(
+    "place", ["", "environment", "arms.0", "arms.0.samples.0", "arms.1.samples.0.rounds.0", "claims.0"]
+)
+def test_an_unknown_field_is_named_with_its_place(place: str) -> None:
+    document = reports.throughput()
+    part: Any = document
+    for step in place.split(".") if place else ():
+        part = part[int(step)] if isinstance(part, list) else part[step]
+    part["believe_me"] = True
+    codes, text = verdict(dump(document))
+    assert codes == {"UNKNOWN_FIELD"}
+    assert "'believe_me'" in text
+    assert place.split(".", maxsplit=1)[0] in text
+
+
+def mutated(path: list[str | int], value: object) -> Document:
+    document = reports.throughput()
+    place: Any = document
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = value
+    return document
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "expected"),
+    [
+        (["started_at"], "2026-03-01 12:00", "started_at: must match"),
+        (["started_at"], "2026-02-31T12:00:05Z", "impossible value"),
+        (["started_at"], "2026-03-01T12:00:05Z\n", "holds control"),
+        (["started_at"], "٢026-03-01T12:00:05Z", "started_at: must match"),
+        (["request", "nonce"], "x", "request.nonce: must match"),
+        (["arms", 0, "samples", 0, "tokens", 3], -1, "arms[0].samples[0].tokens"),
+        (["arms", 0, "samples", 0, "tokens", 3], 1.0, "arms[0].samples[0].tokens"),
+        (["arms", 0, "samples", 0, "tokens", 3], True, "arms[0].samples[0].tokens"),
+        (["arms", 0, "samples", 0, "tokens"], [0] * 65_537, "arms[0].samples[0].tokens: has more than 65536"),
+        (["arms", 0, "samples", 0, "tokens"], "1 2 3", "tokens: must be of type array, got '1 2 3'"),
+        (["arms", 0, "samples", 0, "prompt_tokens"], 60.0, "prompt_tokens: must be of type integer"),
+        (["arms", 1, "samples", 0, "rounds", 0, "block"], 0, "block: must be at least 1, got 0"),
+        (["arms", 1, "system", "block"], "-8", "block: must match"),
+        (["arms", 0], "arm", "arms[0]: must be of type object"),
+        (["arms"], {"0": {}}, "arms: must be of type array, got an object of 1 fields"),
+        (["arms", 0, "role"], "winner", "arms[0].role: must be one of"),
+        (["claims", 0, "name"], "faster_than_light", "claims[0].name: must be one of"),
+        (
+            ["environment", "versions"],
+            {"python": "3.12"},
+            "environment.versions: lacks 'mlx', 'mlx_lm', 'kakeya'",
+        ),
+        (["rounding"], {"max_abs_logit_error": "small"}, "rounding: fits none"),
+        (["configuration", "nested"], {"a": 1}, "configuration.nested: must be of type string or number"),
+    ],
+)
+def test_a_broken_value_is_named_with_its_place(path: list[str | int], value: object, expected: str) -> None:
+    codes, text = verdict(dump(mutated(path, value)))
+    assert codes == {"SCHEMA"}
+    assert expected in text
+
+
+def test_a_model_of_another_name_is_an_unknown_field() -> None:
+    document = reports.throughput()
+    document["environment"]["models"]["judge"] = document["environment"]["models"]["target"]
+    assert "UNKNOWN_FIELD" in verdict(dump(document))[0]
+
+
+def test_messages_stay_short_and_few_whatever_the_report_holds() -> None:
+    document = reports.throughput()
+    for row in document["arms"][0]["samples"]:
+        row |= {"finish_reason": "\x1b[31m" + "x" * 10_000, "path": 5, "cache": None}
+    parsed, violations = parse(dump(document))
+    assert parsed is None
+    assert 0 < len(violations) <= 20
+    assert all(len(violation.message) < 300 and violation.message.isprintable() for violation in violations)
+
+
+def test_a_large_true_report_is_judged_in_seconds() -> None:
+    document = reports.throughput()
+    for i in range(60):
+        tokens = reports.filler(i, 2000)
+        for name, arm in zip(("plain", "speculative"), document["arms"], strict=True):
+            arm["samples"].append(
+                reports.sample(f"code-{100 + i}", tokens, speculative=name == "speculative", seconds=0.02)
+            )
+    started = time.process_time()
+    judgement = judge(dump(reports.settle(document)))
+    assert judgement.kind == "throughput"
+    assert time.process_time() - started < 30
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.binary(max_size=200))
+def test_any_bytes_are_judged(data: bytes) -> None:
+    assert not judge(data).accepted
+
+
+@settings(max_examples=150, deadline=None)
+@given(json_values)
+def test_any_json_is_judged(value: object) -> None:
+    assert not judge(json.dumps(value).encode()).accepted
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from(list(reports.throughput())), json_values)
+def test_any_value_in_any_top_level_field_is_judged(field: str, value: object) -> None:
+    judge(json.dumps(reports.throughput() | {field: value}).encode())
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_any_damage_to_the_bytes_is_judged(data: st.DataObject) -> None:
+    whole = dump(reports.recall())
+    start = data.draw(st.integers(0, len(whole)))
+    end = data.draw(st.integers(start, min(len(whole), start + 50)))
+    judge(whole[:start] + data.draw(st.binary(max_size=20)) + whole[end:])

@@ -1,0 +1,128 @@
+"""Preset files: the bundled ones are sound, and a broken one is refused with its fault named."""
+
+from pathlib import Path
+
+import pytest
+
+from bridge import presets
+from bridge.errors import PresetError
+
+MINIMAL = {
+    "name": '"mine"',
+    "summary": '"A job."',
+    "argv": '["/bin/echo", "{word}"]',
+    "timeout_s": "5",
+    "engine": '"installed"',
+    "workspace": '"none"',
+}
+WORD = '\n[params.word]\ntype = "string"\nenum = ["a", "b"]\ndefault = "a"\ndescription = "a word"\n'
+
+
+def write(folder: Path, tail: str = WORD, stem: str = "mine", **changes: str) -> Path:
+    lines = {**MINIMAL, **changes}
+    text = "".join(f"{key} = {value}\n" for key, value in lines.items() if value) + tail
+    path = folder / f"{stem}.toml"
+    path.write_text(text)
+    return path
+
+
+def test_the_bundled_presets_load_and_are_described() -> None:
+    bundled = presets.load_all()
+    assert list(bundled) == ["baseline", "gate", "probe", "recall", "tests", "throughput"]
+    for preset in bundled.values():
+        assert preset.summary
+        assert preset.description
+        assert len(preset.digest) == 64
+        assert all(parameter.description for parameter in preset.params.values())
+        assert preset.evidence_kind is None or presets.evidence_name(preset) == "report.json"
+
+
+def test_only_the_tests_preset_runs_repository_code() -> None:
+    assert [preset.name for preset in presets.load_all().values() if preset.runs_repo_code] == ["tests"]
+
+
+@pytest.mark.parametrize(
+    ("alias", "name"),
+    [
+        ("mlx-env-probe", "probe"),
+        ("k3-native-baseline", "baseline"),
+        ("k3-fused-allmlx-code", "throughput"),
+        ("pytest-path", "tests"),
+        ("k3-evidence-gate", "gate"),
+        ("recall", "recall"),
+    ],
+)
+def test_names_of_the_earlier_system_resolve(alias: str, name: str) -> None:
+    assert presets.get(alias).name == name
+
+
+def test_an_unknown_name_is_refused_with_the_closest() -> None:
+    with pytest.raises(PresetError, match="'thruput'") as caught:
+        presets.get("thruput")
+    assert "did you mean throughput?" in (caught.value.remedy or "")
+
+
+def test_an_owner_may_add_presets_but_not_take_a_name(tmp_path: Path) -> None:
+    write(tmp_path)
+    assert presets.get("mine", tmp_path).argv == ("/bin/echo", "{word}")
+    write(tmp_path, stem="probe", name='"probe"')
+    with pytest.raises(PresetError, match="both answer to 'probe'"):
+        presets.load_all(tmp_path)
+
+
+def test_an_alias_may_not_be_taken_twice(tmp_path: Path) -> None:
+    write(tmp_path, aliases='["pytest-path"]')
+    with pytest.raises(PresetError, match="both answer to 'pytest-path'"):
+        presets.load_all(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "tail", "message"),
+    [
+        ({"surprise": "1"}, WORD, "surprise"),
+        ({"timeout_s": "0"}, WORD, "timeout_s"),
+        ({"timeout_s": "true"}, WORD, "timeout_s"),
+        ({"timeout_s": ""}, WORD, "timeout_s"),
+        ({"engine": '"remote"'}, WORD, "engine"),
+        ({"name": '"Mine Own"'}, WORD, "name"),
+        ({"name": '"other"'}, WORD, "named 'mine' but says"),
+        ({"argv": '["sh", "-c", "echo {word}"]'}, WORD, "whole element"),
+        ({"argv": '["/bin/echo", "x{word}"]'}, WORD, "whole element"),
+        ({"argv": '["/bin/echo", "{other}"]'}, WORD, "'other', which is not declared"),
+        ({"argv": '["/bin/echo"]'}, WORD, "'word' is declared but argv never uses it"),
+        ({"argv": '["${shell}", "{word}"]'}, WORD, "not a placeholder"),
+        ({"argv": '["${python:x}", "{word}"]'}, WORD, "not a placeholder"),
+        ({"argv": '["${python}", "${model}", "{word}"]'}, WORD, "not a placeholder"),
+        ({"argv": '["/bin/echo", "--r=${request}", "{word}"]'}, WORD, "several words"),
+        ({"argv": '["/bin/echo", "${env:API_TOKEN}", "{word}"]'}, WORD, "no secret"),
+        ({"argv": '["/bin/echo", "${model:big}", "{word}"]'}, WORD, "model 'big', which is not declared"),
+        ({"engine": '"workload"'}, WORD, 'needs workspace = "full"'),
+        ({}, WORD + '[evidence]\nkind = "probe"\n', "no \\${out:NAME}"),
+        ({}, WORD + '[evidence]\nkind = "poem"\n', "evidence.kind"),
+        ({}, WORD.replace('default = "a"', 'default = "c"'), "'c' is not one of a, b"),
+        ({}, WORD.replace('enum = ["a", "b"]\n', ""), "params.word"),
+        ({}, WORD.replace('enum = ["a", "b"]', 'pattern = "("'), "the pattern"),
+        ({}, WORD.replace('enum = ["a", "b"]', 'format = "repo-path"'), "needs workspace"),
+        (
+            {},
+            WORD.replace('"string"', '"integer"').replace('enum = ["a", "b"]', "minimum = 1"),
+            "params.word",
+        ),
+        ({}, "[params.word\n", "not TOML"),
+        ({"argv": '["/bin/echo", "{word}", "a\\u0000b"]'}, WORD, "argv.2"),
+    ],
+)
+def test_a_broken_file_is_refused_with_its_fault(
+    tmp_path: Path, changes: dict[str, str], tail: str, message: str
+) -> None:
+    with pytest.raises(PresetError, match=message):
+        presets.read(write(tmp_path, tail, **changes))
+
+
+def test_a_huge_or_missing_file_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    path.write_text("# " + "x" * 70_000)
+    with pytest.raises(PresetError, match="at most 65536"):
+        presets.read(path)
+    with pytest.raises(PresetError, match="cannot read"):
+        presets.read(tmp_path / "none.toml")

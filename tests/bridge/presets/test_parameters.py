@@ -1,0 +1,166 @@
+"""Parameter values: strict types, bounds, and paths that cannot leave the workload or become options."""
+
+import math
+from dataclasses import replace
+from types import MappingProxyType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge import presets
+from bridge.errors import ParameterError
+from bridge.presets import Parameter
+
+THROUGHPUT = presets.get("throughput")
+TESTS = presets.get("tests")
+
+
+def test_defaults_are_filled_in_and_given_values_kept() -> None:
+    values = presets.validate(THROUGHPUT, {"limit": 3})
+    assert values == {"prompts": "code", "limit": 3, "max_tokens": 96, "block": "auto"}
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"limit": True}, "must be a whole number, got True"),
+        ({"limit": 3.0}, "must be a whole number"),
+        ({"limit": "3"}, "must be a whole number"),
+        ({"limit": None}, "must be a whole number"),
+        ({"limit": [3]}, "must be a whole number"),
+        ({"limit": 0}, "0 is below the minimum 1"),
+        ({"limit": 201}, "201 is above the maximum 200"),
+        ({"limit": 10**40}, "above the maximum"),
+        ({"prompts": "poetry"}, "'poetry' is not one of code"),
+        ({"prompts": 1}, "must be a text"),
+        ({"block": "auto\n"}, "is not one of"),
+        ({"limits": 3}, "unknown parameter 'limits'"),
+        ({"\u202elimit": 3}, r"unknown parameter '\\u202elimit'"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name_value_and_bound(params: dict[str, object], message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        presets.validate(THROUGHPUT, params)
+
+
+def test_an_unknown_parameter_names_the_closest() -> None:
+    with pytest.raises(ParameterError) as caught:
+        presets.validate(THROUGHPUT, {"max_token": 3})
+    assert "did you mean max_tokens?" in (caught.value.remedy or "")
+
+
+def test_a_parameter_without_default_must_be_given() -> None:
+    with pytest.raises(ParameterError, match="file must be given"):
+        presets.validate(presets.get("gate"), {})
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "",
+        "/etc/passwd",
+        "tests/../../etc/passwd",
+        "tests/..",
+        "tests/./x",
+        "tests//x",
+        "../tests/x",
+        "tests",
+        "src/x.py",
+        "testsuite/x.py",
+        "-k",
+        "--rootdir=/",
+        "tests/-k",
+        "tests/.git/config",
+        ".git/hooks",
+        "tests/a\\b",
+        "tests/a\0b",
+        "tests/a\nb",
+        "tests/\u202egnp.py",
+        "tests/$(id)",
+        "tests/a;b",
+        "tests/~root",
+        "tests/" + "a" * 600,
+        "tests/test_x.py::TestCase",
+    ],
+)
+def test_a_path_that_could_point_elsewhere_is_refused(path: str) -> None:
+    with pytest.raises(ParameterError):
+        presets.validate(TESTS, {"path": path})
+
+
+@pytest.mark.parametrize("path", ["tests/", "tests/unit", "tests/unit/test_a-b.c_1.py", "tests/a b/c+d.py"])
+def test_an_ordinary_path_is_kept_as_it_is(path: str) -> None:
+    assert presets.validate(TESTS, {"path": path}) == {"path": path}
+
+
+def test_a_path_must_have_the_suffix_of_its_preset() -> None:
+    gate = presets.get("gate")
+    assert presets.validate(gate, {"file": "reports/a.json"}) == {"file": "reports/a.json"}
+    with pytest.raises(ParameterError, match=r"does not end in \.json"):
+        presets.validate(gate, {"file": "reports/a.txt"})
+
+
+def test_words_of_a_command_line_get_the_presets_types() -> None:
+    assert presets.parse_cli(THROUGHPUT, ["limit=3", "prompts=all"]) == {"limit": 3, "prompts": "all"}
+    assert presets.parse_cli(TYPES, ["flag=true", "ratio=0.5"]) == {"flag": True, "ratio": 0.5}
+    assert presets.parse_cli(TYPES, ["flag=false", "ratio=1"]) == {"flag": False, "ratio": 1}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["limit"], "written key=value"),
+        (["limit="], "must be a whole number"),
+        (["limit=3.5"], "must be a whole number"),
+        (["limit=1e2"], "must be a whole number"),
+        (["limit= 3"], "must be a whole number"),
+        (["limit=٣"], "must be a whole number"),
+        (["limit=3", "limit=4"], "given twice"),
+        (["limt=3"], "unknown parameter"),
+        (["limit=" + "9" * 5000], "must be a whole number"),
+    ],
+)
+def test_a_wrong_word_is_refused(words: list[str], message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        presets.parse_cli(THROUGHPUT, words)
+
+
+@pytest.mark.parametrize("word", ["flag=True", "flag=1", "ratio=nan", "ratio=inf", "ratio=x"])
+def test_booleans_and_numbers_are_written_one_way(word: str) -> None:
+    with pytest.raises(ParameterError):
+        presets.parse_cli(TYPES, [word])
+
+
+@given(st.text())
+def test_any_accepted_path_stays_inside_and_is_no_option(text: str) -> None:
+    try:
+        value = str(presets.validate(TESTS, {"path": "tests/" + text})["path"])
+    except ParameterError:
+        return
+    parts = value.removesuffix("/").split("/")
+    assert parts[0] == "tests"
+    assert all(part and part not in (".", "..") and part[0] not in "-." for part in parts)
+
+
+@given(st.one_of(st.floats(), st.integers(), st.booleans(), st.text(), st.none()))
+def test_any_accepted_number_is_a_number_within_bounds(value: object) -> None:
+    try:
+        accepted = presets.validate(TYPES, {"ratio": value, "flag": False})["ratio"]
+    except ParameterError:
+        return
+    assert not isinstance(accepted, (bool, str))
+    assert math.isfinite(accepted)
+    assert 0 <= accepted <= 1
+
+
+TYPES = replace(
+    THROUGHPUT,
+    name="types",
+    params=MappingProxyType(
+        {
+            "flag": Parameter("flag", "boolean", "a switch"),
+            "ratio": Parameter("ratio", "number", "a share", minimum=0, maximum=1),
+        }
+    ),
+)

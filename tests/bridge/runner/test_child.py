@@ -1,0 +1,281 @@
+"""A supervised job: one a machine, closed in, always ended in time, and nothing of it left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bridge.process import run_program
+from bridge.runner import namespaces
+from bridge.runner.child import Ended, MachineBusy, Order, Supervised
+from tests.houses import wait_for
+
+LEVEL = namespaces.best_level(network=False)
+needs_namespaces = pytest.mark.skipif(LEVEL != "full", reason="this machine permits no process namespace")
+
+
+class Jobs:
+    """Runs small Python programs as supervised jobs in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.lock = folder / "lock"
+        self.log = folder / "log"
+        self.lines: list[str] = []
+
+    def order(self, script: str, **changes: object) -> Order:
+        values: dict[str, object] = {
+            "argv": (sys.executable, "-I", "-c", textwrap.dedent(script)),
+            "env": {"PATH": os.environ["PATH"]},
+            "cwd": self.folder,
+            "limits": {},
+            "timeout_s": 30,
+            "grace_s": 1.0,
+        }
+        return Order(**{**values, **changes})  # type: ignore[arg-type]
+
+    def run(
+        self,
+        script: str,
+        *,
+        stop: Callable[[], bool] = lambda: False,
+        hide: tuple[Path, ...] = (),
+        **changes: object,
+    ) -> Ended:
+        with Supervised(self.lock, hide=hide) as supervised:
+            return supervised.run(
+                self.order(script, **changes), self.log, on_line=self.lines.append, stop=stop
+            )
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Jobs:
+    return Jobs(tmp_path)
+
+
+def marked(mark: str) -> list[int]:
+    """Processes whose command line holds `mark`, other than this one."""
+    done = run_program(["ps", "-axo", "pid=,stat=,command="], timeout_s=10, limit_bytes=1 << 22)
+    rows = [line.split(None, 2) for line in done.stdout.decode("utf-8", "replace").splitlines()]
+    return [int(pid) for pid, state, command in rows if mark in command and "Z" not in state]
+
+
+def test_exit_code_output_and_lines_come_back(jobs: Jobs) -> None:
+    ended = jobs.run(
+        "import sys; print('one'); print('two', file=sys.stderr); print('last', end=''); sys.exit(7)"
+    )
+    assert ended.exit_code == 7
+    assert (ended.timed_out, ended.stopped, ended.flooded, ended.survivors) == (False, False, False, 0)
+    assert sorted(jobs.lines) == ["last", "one", "two"]
+    assert len(jobs.log.read_bytes()) == len("one\ntwo\nlast")
+
+
+def test_a_program_that_does_not_exist_is_an_exit_code(jobs: Jobs) -> None:
+    assert jobs.run("", argv=("/nonexistent/program",)).exit_code == 127
+    assert "cannot start /nonexistent/program" in jobs.log.read_text()
+
+
+def test_the_child_has_no_input_no_descriptor_and_only_its_environment(jobs: Jobs) -> None:
+    script = """
+        import json, os, sys
+        print(json.dumps({
+            "stdin": sys.stdin.read(),
+            "fds": [fd for fd in range(3, 200) if os.path.exists(f"/dev/fd/{fd}") and os.get_inheritable(fd)],
+            "env": sorted(set(os.environ) - {"LC_CTYPE"}),
+            "cwd": os.getcwd(),
+            "leader": os.getsid(0) == os.getpid(),
+        }))
+    """
+    jobs.run(script)
+    seen = json.loads(jobs.log.read_text())
+    assert seen == {"stdin": "", "fds": [], "env": ["PATH"], "cwd": str(jobs.folder), "leader": True}
+
+
+def test_only_one_job_runs_at_a_time_and_the_lock_is_free_afterwards(jobs: Jobs) -> None:
+    with Supervised(jobs.lock), pytest.raises(MachineBusy, match="another job runs"):
+        Supervised(jobs.lock)
+    with Supervised(jobs.lock):
+        pass
+
+
+def test_a_timeout_ends_a_job_that_ignores_being_asked(jobs: Jobs) -> None:
+    script = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up'); time.sleep(60)"
+    started = time.monotonic()
+    ended = jobs.run(script, timeout_s=1, grace_s=0.5)
+    assert ended.timed_out
+    assert ended.exit_code == -signal.SIGKILL
+    assert time.monotonic() - started < 10
+
+
+def test_a_stopped_job_may_tidy_up_first(jobs: Jobs) -> None:
+    script = """
+        import signal, sys, time
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(print('tidy', flush=True) or 5))
+        print('up', flush=True)
+        time.sleep(60)
+    """
+    ended = jobs.run(script, stop=lambda: "up" in jobs.lines, grace_s=10)
+    assert ended.stopped
+    assert ended.exit_code == 5
+    assert jobs.lines == ["up", "tidy"]
+
+
+def test_a_flood_of_output_is_cut_and_ends_the_job(jobs: Jobs) -> None:
+    started = time.monotonic()
+    ended = jobs.run("while True: print('x' * 1000)", output_limit=100_000)
+    assert ended.flooded
+    assert not ended.stopped
+    assert jobs.log.stat().st_size == 100_000
+    assert time.monotonic() - started < 10
+
+
+def test_one_endless_line_costs_no_memory(jobs: Jobs) -> None:
+    ended = jobs.run("import sys; [sys.stdout.write('y' * 1000) for _ in range(3000)]")
+    assert ended.exit_code == 0
+    assert jobs.lines == ["y" * 4096]
+
+
+def test_children_that_left_the_session_end_with_the_job(jobs: Jobs) -> None:
+    mark = f"mark-{os.getpid()}-{time.monotonic_ns()}"
+    script = f"""
+        import os, subprocess, sys, time
+        for _ in range(3):
+            subprocess.Popen([sys.executable, "-I", "-c", "import time; time.sleep(60)", "{mark}"],
+                             start_new_session=True)
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                time.sleep(60)
+            os._exit(0)
+        time.sleep(0.3)
+    """
+    ended = jobs.run(script)
+    assert ended.exit_code == 0
+    assert ended.survivors == 0
+    assert marked(mark) == []
+
+
+def test_limits_are_in_force(jobs: Jobs) -> None:
+    script = """
+        import resource
+        print(resource.getrlimit(resource.RLIMIT_NOFILE), flush=True)
+        open("big", "wb").write(b"x" * 9999)
+    """
+    ended = jobs.run(script, limits={"NOFILE": 77, "FSIZE": 1000, "CORE": 0})
+    assert jobs.lines[0] == "(77, 77)"
+    assert ended.exit_code != 0
+    assert (jobs.folder / "big").stat().st_size == 1000
+
+
+@needs_namespaces
+def test_a_job_has_no_network_but_its_own_loopback(jobs: Jobs) -> None:
+    script = """
+        import socket
+        server = socket.socket(); server.bind(("127.0.0.1", 0)); server.listen()
+        socket.create_connection(server.getsockname(), 5).close()
+        print("loopback")
+        try:
+            socket.create_connection(("192.0.2.1", 80), 5)
+        except OSError as error:
+            print(error.strerror)
+    """
+    jobs.run(script)
+    assert jobs.lines == ["loopback", "Network is unreachable"]
+
+
+@needs_namespaces
+def test_a_hidden_file_and_folder_are_empty_for_the_job_and_stay_so(jobs: Jobs, tmp_path: Path) -> None:
+    key, folder = tmp_path / "key", tmp_path / "dot"
+    key.write_text("private")
+    folder.mkdir()
+    (folder / "token").write_text("private")
+    script = f"""
+        import ctypes, os
+        ctypes.CDLL(None).umount({str(key)!r}.encode())
+        ctypes.CDLL(None).umount({str(folder)!r}.encode())
+        print(repr(open({str(key)!r}).read()), os.listdir({str(folder)!r}))
+    """
+    jobs.run(script, hide=(key, folder, tmp_path / "absent"))
+    assert jobs.lines == ["'' []"]
+    assert key.read_text() == "private"
+
+
+@needs_namespaces
+def test_a_job_sees_no_process_but_its_own(jobs: Jobs) -> None:
+    jobs.run("import os; print(max(int(name) for name in os.listdir('/proc') if name.isdigit()) < 20)")
+    assert jobs.lines == ["True"]
+
+
+def test_supervised_jobs_work_without_namespaces(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path of machines that permit none, forced by a supervisor that is told so."""
+    mark = f"mark-{os.getpid()}-{time.monotonic_ns()}"
+    patched = (
+        "import json, sys; from bridge.runner import namespaces, supervisor;"
+        "namespaces.best_level = lambda network: 'none';"
+        "raise SystemExit(supervisor.main(json.loads(sys.argv[1])))"
+    )
+    monkeypatch.setattr("bridge.runner.child.SUPERVISOR", ("-c", patched))
+    script = f"""
+        import subprocess, sys, time
+        subprocess.Popen([sys.executable, "-I", "-c", "import time; time.sleep(60)", "{mark}"],
+                         start_new_session=True)
+        time.sleep(60)
+    """
+    ended = jobs.run(script, stop=lambda: bool(marked(mark)))
+    assert ended.stopped
+    assert ended.survivors == 0
+    assert marked(mark) == []
+    with Supervised(jobs.lock) as supervised:
+        assert not supervised.enforced.network_isolated
+        assert supervised.enforced.tree != "process namespace"
+
+
+@pytest.mark.parametrize("victim", ["runner", "supervisor"])
+def test_killing_runner_or_supervisor_leaves_no_process_and_a_free_lock(jobs: Jobs, victim: str) -> None:
+    mark = f"mark-{os.getpid()}-{time.monotonic_ns()}"
+    job = (
+        "import subprocess, sys, time;"
+        f"subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)', '{mark}'],"
+        " start_new_session=True);"
+        "time.sleep(60)"
+    )
+    runner = f"""
+        import sys
+        from pathlib import Path
+        from bridge.runner.child import Order, Supervised
+        folder = Path({str(jobs.folder)!r})
+        with Supervised(folder / "lock") as supervised:
+            print(supervised._process.pid, flush=True)
+            order = Order((sys.executable, "-I", "-c", {job!r}), {{}}, folder, {{}}, 60)
+            supervised.run(order, folder / "log", on_line=print, stop=lambda: False)
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-c", textwrap.dedent(runner)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert process.stdout is not None
+    supervisor = int(process.stdout.readline())
+    wait_for(lambda: bool(marked(mark)), what="the job's child")
+    with pytest.raises(MachineBusy):
+        Supervised(jobs.lock)
+    os.kill(process.pid if victim == "runner" else supervisor, signal.SIGKILL)
+    wait_for(lambda: not marked(mark), seconds=10, what="the end of the job's tree")
+
+    def free() -> bool:
+        try:
+            Supervised(jobs.lock).close()
+        except MachineBusy:
+            return False
+        return True
+
+    wait_for(free, seconds=10, what="a free lock")
+    process.wait(20)
+    process.stdout.close()

@@ -1,0 +1,95 @@
+"""The machine's policy: a safe default, a strict file, and refusals that say what would allow."""
+
+from pathlib import Path
+
+import pytest
+
+from bridge import presets
+from bridge.errors import PolicyError
+from bridge.runner import policy
+
+
+def write(folder: Path, text: str, mode: int = 0o600) -> Path:
+    path = folder / "policy.toml"
+    path.write_text(text)
+    path.chmod(mode)
+    return path
+
+
+def test_without_a_file_everything_installed_may_run_but_no_repository_code(tmp_path: Path) -> None:
+    default = policy.load(tmp_path / "policy.toml")
+    for preset in presets.load_all().values():
+        if preset.runs_repo_code:
+            with pytest.raises(PolicyError, match="runs code of the requested commit") as caught:
+                default.check(preset)
+            assert "allow_repo_code = true" in (caught.value.remedy or "")
+        else:
+            default.check(preset)
+    assert not default.require_signature
+
+
+def test_a_file_says_what_is_allowed(tmp_path: Path) -> None:
+    text = (
+        'allow_presets = ["probe", "tests"]\nallow_repo_code = true\nrequire_signature = true\n'
+        'max_timeout_s = 60\n[models]\ndemo-target = "/models/big"\n'
+    )
+    loaded = policy.load(write(tmp_path, text))
+    loaded.check(presets.get("probe"))
+    loaded.check(presets.get("tests"))
+    with pytest.raises(PolicyError, match="does not allow the preset throughput"):
+        loaded.check(presets.get("throughput"))
+    assert loaded.require_signature
+    assert loaded.models == {"demo-target": Path("/models/big")}
+
+
+def test_an_empty_list_allows_nothing(tmp_path: Path) -> None:
+    with pytest.raises(PolicyError):
+        policy.load(write(tmp_path, "allow_presets = []")).check(presets.get("probe"))
+
+
+def test_a_job_gets_the_least_of_all_time_limits(tmp_path: Path) -> None:
+    loaded = policy.load(write(tmp_path, "max_timeout_s = 100"))
+    probe, throughput = presets.get("probe"), presets.get("throughput")
+    assert loaded.timeout_s(throughput, None) == 100
+    assert loaded.timeout_s(throughput, 50) == 50
+    assert loaded.timeout_s(throughput, 86_400) == 100
+    assert policy.Policy(tmp_path).timeout_s(probe, 86_400) == probe.timeout_s
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("allow_everything = true", "unknown key 'allow_everything'"),
+        ("allow_repo_code = 1", "must be true or false"),
+        ('allow_repo_code = "true"', "must be true or false"),
+        ("require_signature = 0", "must be true or false"),
+        ("max_timeout_s = true", "must be whole seconds"),
+        ("max_timeout_s = 0", "must be 1 to 86400"),
+        ("max_timeout_s = 1.5", "must be whole seconds"),
+        ('allow_presets = "probe"', "must be a list"),
+        ("allow_presets = [1]", "must be a list"),
+        ("[models]\na = 1", "models.a must be a folder"),
+        ('[models]\na = "models/a"', "must be an absolute path"),
+        ("allow_repo_code = ", "not TOML"),
+        ("#" + "x" * 70_000, "more than"),
+    ],
+)
+def test_a_wrong_file_is_an_error_and_never_a_default(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(PolicyError, match=message):
+        policy.load(write(tmp_path, text))
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
+def test_a_file_that_others_may_write_is_refused(tmp_path: Path, mode: int) -> None:
+    with pytest.raises(PolicyError, match="can be written by others") as caught:
+        policy.load(write(tmp_path, "allow_repo_code = true", mode))
+    assert "chmod go-w" in (caught.value.remedy or "")
+
+
+def test_a_folder_that_others_may_write_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "config"
+    folder.mkdir()
+    path = write(folder, "")
+    folder.chmod(0o777)
+    with pytest.raises(PolicyError, match="can be written by others"):
+        policy.load(path)

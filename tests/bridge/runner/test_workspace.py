@@ -1,0 +1,174 @@
+"""The workspace: exactly the commit's files, from objects alone, and never a byte outside its folder."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from bridge.bus.git import Git
+from bridge.runner import workspace
+from bridge.runner.workspace import WorkloadRefused, lay_out
+from tests.houses import build_house
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    files = {"README.md": "hello\n", "data/a.json": "{}\n", "data/b/c.txt": "c\n", "tests/test_x.py": "x\n"}
+    return build_house(tmp_path / "house", files).clone
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "outer" / "workspace"
+    path.mkdir(parents=True)
+    return path
+
+
+def git(repository: Path, *args: str, input: bytes | None = None) -> str:
+    command = ["git", "-c", "user.name=T", "-c", "user.email=t@example.org", *args]
+    done = subprocess.run(command, cwd=repository, input=input, capture_output=True, check=True)
+    return done.stdout.decode().strip()
+
+
+def tree(folder: Path) -> set[str]:
+    return {
+        str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir() or path.is_symlink()
+    }
+
+
+def commit_of(repository: Path, rows: list[tuple[str, str, str]]) -> str:
+    """A commit of a tree with these rows (mode, name, content), however unreasonable."""
+    raw = b""
+    for mode, name, content in rows:
+        kind = "tree" if mode == "40000" else "blob"
+        sha = content
+        if kind == "blob":
+            sha = git(repository, "hash-object", "-w", "--stdin", input=content.encode())
+        raw += f"{mode} {name}".encode() + b"\0" + bytes.fromhex(sha)
+    made = git(repository, "hash-object", "-w", "-t", "tree", "--literally", "--stdin", input=raw)
+    return git(repository, "commit-tree", "-m", "hostile", made)
+
+
+def test_a_full_workspace_holds_exactly_the_files(repository: Path, folder: Path) -> None:
+    (repository / "run.sh").write_text("#!/bin/sh\n")
+    (repository / "run.sh").chmod(0o755)
+    (repository / "data" / "link").symlink_to("b/c.txt")
+    git(repository, "add", "--all")
+    git(repository, "commit", "-qm", "more")
+    laid = lay_out(Git(repository), git(repository, "rev-parse", "HEAD"), folder)
+    expected = {"README.md", "data/a.json", "data/b/c.txt", "tests/test_x.py", "run.sh", "data/link"}
+    assert tree(folder) == expected
+    assert laid.files == len(expected)
+    assert (folder / "data/link").read_text() == "c\n"
+    assert os.access(folder / "run.sh", os.X_OK)
+    assert not os.access(folder / "README.md", os.X_OK)
+    assert not (folder / ".git").exists()
+
+
+def test_only_the_named_paths_are_laid_out(repository: Path, folder: Path) -> None:
+    head = git(repository, "rev-parse", "HEAD")
+    lay_out(Git(repository), head, folder, ["data/a.json", "tests/"])
+    assert tree(folder) == {"data/a.json", "tests/test_x.py"}
+
+
+@pytest.mark.parametrize("path", ["data/none.json", "dat", "data/*.json", "data/b/c.txt/x"])
+def test_a_path_the_commit_lacks_is_refused(repository: Path, folder: Path, path: str) -> None:
+    with pytest.raises(WorkloadRefused, match="has no file"):
+        lay_out(Git(repository), git(repository, "rev-parse", "HEAD"), folder, [path])
+    assert tree(folder) == set()
+
+
+def test_neither_filters_nor_hooks_nor_smudging_run(repository: Path, folder: Path, tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    git(repository, "config", "filter.evil.smudge", f"touch {canary}; cat")
+    hook = repository / ".git" / "hooks" / "post-checkout"
+    hook.write_text(f"#!/bin/sh\ntouch {canary}\n")
+    hook.chmod(0o755)
+    (repository / ".gitattributes").write_text("* filter=evil text eol=crlf export-subst\n")
+    (repository / "README.md").write_text("$Format:%H$\n")
+    git(repository, "add", "--all")
+    git(repository, "commit", "-qm", "filters")
+    lay_out(Git(repository), git(repository, "rev-parse", "HEAD"), folder)
+    assert (folder / "README.md").read_bytes() == b"$Format:%H$\n"
+    assert not canary.exists()
+
+
+def test_pointers_stay_pointers_and_are_counted(repository: Path, folder: Path) -> None:
+    (repository / "data" / "big.bin").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    git(repository, "add", "--all")
+    git(repository, "commit", "-qm", "pointer")
+    laid = lay_out(Git(repository), git(repository, "rev-parse", "HEAD"), folder)
+    assert laid.pointers == {"data/big.bin"}
+
+
+def test_submodules_are_left_out(repository: Path, folder: Path) -> None:
+    head = git(repository, "rev-parse", "HEAD")
+    git(repository, "update-index", "--add", "--cacheinfo", f"160000,{head},sub")
+    git(repository, "commit", "-qm", "sub")
+    lay_out(Git(repository), git(repository, "rev-parse", "HEAD"), folder)
+    assert not (folder / "sub").exists()
+
+
+@pytest.mark.parametrize(
+    "links",
+    [
+        {"evil": "/etc/passwd"},
+        {"evil": "../outside"},
+        {"evil": "data/../../outside"},
+        {"data/b/top": "../..", "evil": "data/b/top/../outside"},
+        {"evil": ".."},
+    ],
+)
+def test_a_link_that_leads_outside_is_refused(repository: Path, folder: Path, links: dict[str, str]) -> None:
+    for name, target in links.items():
+        (repository / name).symlink_to(target)
+    git(repository, "add", "--all")
+    git(repository, "commit", "-qm", "links")
+    with pytest.raises(WorkloadRefused, match="outside"):
+        lay_out(Git(repository), git(repository, "rev-parse", "HEAD"), folder)
+
+
+def test_a_hostile_tree_writes_nothing_outside(repository: Path, folder: Path) -> None:
+    inner = git(
+        repository,
+        "mktree",
+        input=f"120000 blob {git(repository, 'hash-object', '-w', '--stdin', input=b'x')}\tb\n".encode(),
+    )
+    file = git(repository, "hash-object", "-w", "--stdin", input=b"x")
+    plain = git(repository, "mktree", input=f"100644 blob {file}\tb\n".encode())
+    hostile = [
+        [("100644", "..", "x")],
+        [("40000", "..", plain)],
+        [("100644", ".git", "x")],
+        [("40000", ".GIT", plain)],
+        [("40000", ".git.", plain)],
+        [("100644", "a\\b", "x")],
+        [("100644", "a", "x"), ("100644", "a", "y")],
+        [("120000", "a", ".."), ("40000", "a", inner)],
+        [("120000", "a", ".."), ("40000", "a", plain)],
+        [("100644", "a", "x"), ("40000", "a", plain)],
+        [("120000", "a", "x" * 5000)],
+        [("100644", "x" * 300, "x")],
+    ]
+    for number, rows in enumerate(hostile):
+        target = folder / str(number)
+        target.mkdir()
+        with pytest.raises(WorkloadRefused):
+            lay_out(Git(repository), commit_of(repository, rows), target)
+        assert set(os.listdir(folder.parent)) == {"workspace"}, rows
+        assert set(os.listdir(folder)) == {str(index) for index in range(number + 1)}, rows
+
+
+def test_too_many_files_or_bytes_are_refused(
+    repository: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = git(repository, "rev-parse", "HEAD")
+    monkeypatch.setattr(workspace, "MAX_FILES", 3)
+    with pytest.raises(WorkloadRefused, match="at most 3 files"):
+        lay_out(Git(repository), head, folder)
+    monkeypatch.setattr(workspace, "MAX_FILES", 10)
+    monkeypatch.setattr(workspace, "MAX_BYTES", 5)
+    with pytest.raises(WorkloadRefused, match="5 bytes are laid out"):
+        lay_out(Git(repository), head, folder)
+    assert tree(folder) == set()

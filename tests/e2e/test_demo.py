@@ -1,0 +1,60 @@
+"""`kakeya_mac demo`: the main job over a real remote, with and without a fast BLAS."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.houses import Done, House
+
+pytestmark = pytest.mark.e2e
+
+
+def run_demo(house: House, folder: Path, **env: str) -> tuple[Done, dict]:
+    done = house.kakeya("demo", "--folder", str(folder), cwd=house.root, timeout=300, **env)
+    assert done.code == 0, done.out + done.err
+    return done, done.json
+
+
+@pytest.mark.parametrize("blas", ["as found", "reference"])
+def test_the_demo_passes_and_its_result_commit_holds_an_accepted_report(
+    house: House, tmp_path: Path, blas: str
+):
+    env = {} if blas == "as found" else {"KAKEYA_BLAS": "reference"}
+    done, last = run_demo(house, tmp_path / "demo", **env)
+    assert last["status"] == "passed"
+    assert last["signature"] == "trusted"
+    remote = Path(last["remote"])
+    folder = f".mac-bridge/results/{last['nonce']}"
+    result = json.loads(house.git("show", f"{last['result_commit']}:{folder}/result.json", cwd=remote))
+    [evidence] = [file for file in result["files"] if file["role"] == "evidence"]
+    report = tmp_path / "report.json"
+    report.write_text(
+        house.git("show", f"{last['result_commit']}:{folder}/{evidence['path']}", cwd=remote) + "\n"
+    )
+    gate = house.kakeya("gate", str(report), "--json", cwd=tmp_path)
+    assert gate.code == 0, gate.out
+    claims = {claim["name"] for claim in gate.json["files"][0]["claims"]}
+    document = json.loads(report.read_text())
+    assert "identical_output" in claims
+    if document["environment"]["blas"] == "reference" and not document["environment"]["metal"]:
+        assert "no_slowdown" in claims
+        assert "speedup" not in claims
+    else:
+        assert "speedup" in claims
+    for word in ("plain", "speculative", "acceptance", "identical", "passed"):
+        assert word in done.out.lower()
+    derived = document["summary"]["comparisons"][0]
+    derived["decode_ratio"] *= 1.5
+    report.write_text(json.dumps(document))
+    edited = house.kakeya("gate", str(report), cwd=tmp_path)
+    assert edited.code == 3
+    assert "SUMMARY_MISMATCH" in edited.out
+
+
+def test_a_second_demo_in_the_same_folder_starts_clean(house: House, tmp_path: Path):
+    first = run_demo(house, tmp_path / "demo")[1]
+    second = run_demo(house, tmp_path / "demo")[1]
+    assert first["nonce"] != second["nonce"]

@@ -1,0 +1,24 @@
+"""Fixtures of the engine's tests. A fast BLAS is loaded with the package, before anything imports mlx."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import engine  # noqa: F401 - before mlx
+from tests.engine import tiny
+
+
+@pytest.fixture(scope="session")
+def gemma() -> Any:
+    """A random hybrid-attention model: layers S S F S S F, window 8."""
+    return tiny.build()
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A target and a drafter that fits it, as folders."""
+    root = tmp_path_factory.mktemp("models")
+    return tiny.save_target(root / "target"), tiny.save_drafter(root / "drafter")

@@ -1,0 +1,176 @@
+"""Measurements end to end on tiny models: reports that fit the schema, identical tokens, sane controls."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from engine.config import Engine, Options, open_engine
+from engine.errors import ConfigurationError, PromptError
+from engine.evaluation.environment import SwapWatch, describe, source_digest
+from engine.evaluation.probe import probe_machine, ring_rolls_back
+from engine.evaluation.prompts import Prompt, load_prompts
+from engine.evaluation.recall import RecallSwitches, measure_recall
+from engine.evaluation.report import Report, Request, summarise
+from engine.evaluation.rounding import block_error, plain_gap
+from engine.evaluation.single import generate_report, generate_stream
+from engine.evaluation.throughput import Switches, find_divergences, measure_throughput
+from engine.runtime import prepare
+from tests.engine import tiny
+from tests.engine.evaluation.test_prompts import needle_row, write
+
+ROOT = Path(__file__).resolve().parents[3]
+SCHEMA = json.loads((ROOT / "bridge" / "evidence" / "schema.json").read_text())
+REQUEST = Request("20260102t030405z0123456789ab", "a" * 40, "b" * 64, "installed")
+
+
+def quiet(done: int, total: int, phase: str, detail: str) -> None:
+    assert 0 <= done <= total
+
+
+def check(report: Report) -> dict[str, Any]:
+    """The document as it would be read back, valid under the published schema."""
+    document = json.loads(json.dumps(report.document, allow_nan=False))
+    jsonschema.Draft202012Validator(SCHEMA).validate(document)
+    return document
+
+
+@pytest.fixture(scope="module")
+def engine(folders: tuple[Path, Path]) -> Engine:
+    return open_engine(Options(folders[0], str(folders[1])))
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> list[Prompt]:
+    rows = [{"id": f"code-{i}", "kind": "code", "prompt": f"def f{i}(x):\n" * (i + 1)} for i in range(3)]
+    chat = {"id": "chat-1", "kind": "chat", "messages": [{"role": "user", "content": "hi"}]}
+    return load_prompts(str(write(tmp_path / "p.jsonl", *rows, chat)))
+
+
+def test_throughput_compares_the_arms_prompt_by_prompt(engine: Engine, prompts: list[Prompt]):
+    switches = Switches(max_tokens=24, claim="no-slowdown")
+    document = check(
+        measure_throughput(engine, prompts, switches, prepare(), progress=quiet, request=REQUEST)
+    )
+    assert document["request"]["nonce"] == REQUEST.nonce
+    plain, ours = document["arms"]
+    assert [row["tokens"] for row in ours["samples"]] == [row["tokens"] for row in plain["samples"]]
+    assert [claim["name"] for claim in document["claims"]] == ["identical_output", "no_slowdown"]
+    first = [arm for arm, _ in document["order"]][::2]
+    assert first == ["plain", "speculative", "plain", "speculative"]
+    assert document["rounding"]["positions"] > 0
+    assert document["rounding"]["max_abs_logit_error"] < 1e-2
+    assert document["divergences"] == []
+    assert document["liveness"]["drafter_forwards"] > 0
+    for row in ours["samples"]:
+        confirmed = [item["accepted"] + 1 for item in row["rounds"]]
+        assert sum(confirmed[:-1]) < len(row["tokens"]) - 1 <= sum(confirmed)
+        spent = sum(item["draft_s"] + item["verify_s"] for item in row["rounds"])
+        assert spent <= row["decode_s"] * 1.05 + 0.002
+        assert row["cache"]["classes"] == {"KVCache": 2, "SlidingRing": 4}
+
+
+@pytest.mark.parametrize("block", ["1", "4"])
+def test_throughput_with_a_fixed_block(folders: tuple[Path, Path], prompts: list[Prompt], block: str):
+    engine = open_engine(Options(folders[0], str(folders[1]), block=block))
+    switches = Switches(max_tokens=12)
+    document = check(measure_throughput(engine, prompts[:2], switches, prepare(), progress=quiet))
+    plain, ours = document["arms"]
+    assert [row["tokens"] for row in ours["samples"]] == [row["tokens"] for row in plain["samples"]]
+    blocks = {item["block"] for row in ours["samples"] for item in row["rounds"]}
+    assert max(blocks) == int(block)
+    if block == "1":
+        assert ours["system"]["drafter"] is None
+        assert [claim["name"] for claim in document["claims"]] == ["identical_output", "no_slowdown"]
+
+
+def test_without_a_drafter_only_the_baseline_is_measured(folders: tuple[Path, Path], prompts: list[Prompt]):
+    engine = open_engine(Options(folders[0]))
+    document = check(measure_throughput(engine, prompts, Switches(max_tokens=8), prepare(), progress=quiet))
+    assert [arm["name"] for arm in document["arms"]] == ["plain"]
+    assert (document["claims"], document["summary"]["comparisons"]) == ([], [])
+    with pytest.raises(ConfigurationError, match="give --drafter"):
+        measure_throughput(engine, prompts, Switches(claim="speedup"), prepare(), progress=quiet)
+
+
+def test_recall_runs_the_system_the_oracle_and_the_control(engine: Engine, tmp_path: Path):
+    prompts = load_prompts(str(write(tmp_path / "p.jsonl", needle_row(), needle_row(id="r-2"))))
+    switches = RecallSwitches(max_tokens=6, min_recall=0.5)
+    document = check(measure_recall(engine, prompts, switches, prepare(), progress=quiet, request=REQUEST))
+    ours, oracle, control = document["arms"]
+    assert [arm["role"] for arm in (ours, oracle, control)] == ["sut", "oracle", "control"]
+    assert control["control"] == "no_needle"
+    assert [row["tokens"] for row in ours["samples"]] == [row["tokens"] for row in oracle["samples"]]
+    assert not any(row["needle"]["prompt_contains_needle"] for row in control["samples"])
+    assert all(row["needle"]["prompt_contains_needle"] for row in ours["samples"])
+    assert [claim["name"] for claim in document["claims"]] == ["recall_parity", "recall"]
+    assert len(document["order"]) == 6
+
+
+def test_recall_needs_needles(engine: Engine, prompts: list[Prompt]):
+    with pytest.raises(PromptError, match="code-0 has none"):
+        measure_recall(engine, prompts, RecallSwitches(), prepare(), progress=quiet)
+
+
+def test_a_probe_describes_the_machine_and_claims_nothing_else():
+    document = check(probe_machine(prepare(), REQUEST))
+    assert (document["arms"], document["claims"]) == ([], [{"name": "machine"}])
+    assert document["configuration"]["ring_rollback_exact"] is True
+    assert document["configuration"]["product_gflop_per_s"] > 0
+
+
+def test_the_rings_self_test_can_fail(monkeypatch: pytest.MonkeyPatch):
+    from engine.cache.ring import SlidingRing
+
+    assert ring_rolls_back()
+    monkeypatch.setattr(SlidingRing, "commit", lambda self, dropped: setattr(self, "_pending", None))
+    assert not ring_rolls_back()
+
+
+def test_one_generation_streams_its_text_and_can_be_reported(engine: Engine, prompts: list[Prompt]):
+    pieces: list[str] = []
+    generation = generate_stream(engine, prompts[0], 20, pieces.append)
+    assert "".join(pieces) == generation.outcome.text
+    document = check(generate_report(engine, prepare(), generation, None))
+    assert document["claims"] == []
+    assert generation.figures()["generated_tokens"] == len(document["arms"][0]["samples"][0]["tokens"])
+    assert f"{generation.figures()['generated_tokens']} tokens" in generation.line()
+
+
+def test_a_divergence_is_recorded_with_plain_decodings_gap(engine: Engine, prompts: list[Prompt]):
+    from engine.evaluation.prompts import encode
+    from engine.evaluation.report import Arm, sample
+    from engine.evaluation.throughput import run_arm
+
+    target = engine.target
+    tokens = encode(prompts[0], target.tokenizer, target.target.vocab_size, target.context)
+    plain, ours = Arm("plain", "baseline", "p"), Arm("speculative", "sut", "k")
+    outcome = run_arm(engine, False, tokens, 10, engine.new_pace())
+    plain.samples.append(sample(prompts[0], tokens, outcome))
+    changed = sample(prompts[0], tokens, outcome)
+    changed["tokens"] = [*outcome.tokens[:4], (outcome.tokens[4] + 1) % tiny.VOCAB, *outcome.tokens[5:]]
+    ours.samples.append(changed)
+    [found] = find_divergences(engine, [tokens], plain, ours)
+    assert (found["position"], found["plain_token"]) == (4, outcome.tokens[4])
+    assert found["plain_gap"] == pytest.approx(plain_gap(target, tokens, 4, 2048))
+    assert found["plain_gap"] > 0
+    assert summarise([plain, ours])["comparisons"][0]["identical_samples"] == 0
+
+
+def test_rounding_is_measured_over_whole_blocks(engine: Engine):
+    text = list(range(20, 40))
+    found = block_error(engine.target, [(text[:8], text[8:])], [2, 8, 16], 3)
+    assert found["positions"] == 2 + 8
+    assert 0 <= found["max_abs_logit_error"] < 1e-2
+
+
+def test_the_environment_names_what_ran(engine: Engine):
+    block = describe(prepare(), SwapWatch(), {"target": engine.target.card})
+    assert block["models"]["target"]["parameters"] == engine.target.card.parameters > 0
+    assert block["git"]["source_sha256"] == source_digest()
+    assert block["cpu_count"] >= 1
+    assert block["memory_bytes"] > 2**28

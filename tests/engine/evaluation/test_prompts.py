@@ -1,0 +1,134 @@
+"""Reading prompts: shipped sets, own files, and refusals that name the line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.errors import ModelError, PromptError
+from engine.evaluation.prompts import (
+    SHIPPED_SETS,
+    chat_prompt,
+    encode,
+    load_prompts,
+    raw_prompt,
+)
+from engine.loading import load_target
+
+FACT = "The secret code of Maren is 4821."
+HAYSTACK = (
+    f"The river is wide. {FACT} The hill is green. Question: what is the secret code of Maren? Answer: "
+)
+
+
+def needle_row(**changes: Any) -> dict[str, Any]:
+    row = {
+        "id": "r-1",
+        "kind": "retrieval",
+        "prompt": HAYSTACK,
+        "answer": "4821",
+        "needle": FACT,
+        "depth": 0.4,
+    }
+    return row | changes
+
+
+def write(path: Path, *rows: Any) -> Path:
+    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows))
+    return path
+
+
+def test_a_file_of_ones_own_is_read_in_order_and_limited_by_kind(tmp_path: Path):
+    rows = [{"id": f"a-{i}", "kind": "a", "prompt": "x"} for i in range(4)]
+    rows += [{"id": f"b-{i}", "kind": "b", "prompt": "y"} for i in range(4)]
+    path = str(write(tmp_path / "own.jsonl", *rows))
+    assert [p.id for p in load_prompts(path, limit=2)] == ["a-0", "a-1", "b-0", "b-1"]
+    drawn = [p.id for p in load_prompts(path, limit=2, seed=7)]
+    assert drawn == [p.id for p in load_prompts(path, limit=2, seed=7)]
+    assert len(drawn) == 4
+    assert len(load_prompts(path)) == 8
+
+
+def test_the_needle_can_be_taken_out_and_the_instruction_has_no_name(tmp_path: Path):
+    [prompt] = load_prompts(str(write(tmp_path / "own.jsonl", needle_row())))
+    assert prompt.instruction == "Question: what is the secret code of {}? Answer:"
+    bare = prompt.without_needle()
+    assert bare.text == HAYSTACK.replace(f" {FACT}", "")
+    assert bare.instruction == prompt.instruction
+    with pytest.raises(PromptError, match="no needle"):
+        raw_prompt("x").without_needle()
+
+
+def test_prompts_for_different_names_carry_the_same_instruction(tmp_path: Path):
+    rows = [
+        needle_row(),
+        needle_row(id="r-2", prompt=HAYSTACK.replace("Maren", "Tolu"), needle=FACT.replace("Maren", "Tolu")),
+        needle_row(id="r-3", prompt=HAYSTACK + "Also say why. Be brief: "),
+    ]
+    one, other, foreign = load_prompts(str(write(tmp_path / "own.jsonl", *rows)))
+    assert one.instruction == other.instruction
+    assert foreign.instruction != one.instruction
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("{", "line 2"),
+        ("[]", "not a JSON object"),
+        ({"id": "x"}, "either prompt or messages"),
+        ({"id": "x", "prompt": "a", "messages": []}, "either prompt or messages"),
+        ({"id": "x", "prompt": "a", "promt": 1}, "unknown fields promt"),
+        ({"prompt": "a"}, "'id'"),
+        ({"id": "x", "prompt": 5}, "must be a text"),
+        ({"id": "x", "messages": [{"role": "robot", "content": "hi"}]}, "roles out of"),
+        (needle_row(needle="The secret code of Maren is 9."), "is not in the prompt"),
+        ({"id": "first", "prompt": "again"}, "occurs twice"),
+    ],
+)
+def test_a_line_that_is_no_prompt_is_refused(tmp_path: Path, row: Any, message: str):
+    path = write(tmp_path / "own.jsonl", {"id": "first", "prompt": "a"}, row)
+    with pytest.raises(PromptError, match=message):
+        load_prompts(str(path))
+
+
+def test_an_unknown_set_and_an_empty_file_are_refused(tmp_path: Path):
+    with pytest.raises(PromptError, match="neither all"):
+        load_prompts("poems")
+    with pytest.raises(PromptError, match="holds no prompts"):
+        load_prompts(str(write(tmp_path / "own.jsonl")))
+
+
+def test_the_shipped_sets_are_large_enough_and_well_formed():
+    prompts = load_prompts("all")
+    for kind in SHIPPED_SETS:
+        assert sum(prompt.kind == kind for prompt in prompts) >= 20
+    assert len({prompt.instruction for prompt in prompts if prompt.kind == "retrieval"}) == 1
+    assert {prompt.instruction for prompt in prompts if prompt.kind != "retrieval"} == {""}
+    for prompt in prompts:
+        if prompt.kind == "retrieval":
+            assert prompt.needle is not None
+            assert prompt.needle.answer in prompt.needle.sentence
+            assert prompt.needle.answer not in (prompt.without_needle().text or "")
+
+
+def test_tokens_are_those_mlx_lm_would_use(folders: tuple[Path, Path]):
+    target = load_target(folders[0])
+    tokens = encode(raw_prompt("héllo"), target.tokenizer, target.target.vocab_size, target.context)
+    assert target.tokenizer.decode(tokens) == "héllo"
+    turns = encode(chat_prompt([("user", "hi")]), target.tokenizer, target.target.vocab_size, target.context)
+    assert target.tokenizer.decode(turns) == "<bos><user>hi<end><assistant>"
+    begun = encode(raw_prompt("<bos>a"), target.tokenizer, target.target.vocab_size, target.context)
+    assert target.tokenizer.decode(begun) == "<bos>a"
+
+
+def test_a_prompt_that_cannot_be_used_is_refused_by_id(folders: tuple[Path, Path]):
+    target = load_target(folders[0])
+    with pytest.raises(PromptError, match="long has 600 tokens; the model's context is 512"):
+        encode(raw_prompt("x" * 600, "long"), target.tokenizer, target.target.vocab_size, target.context)
+    with pytest.raises(PromptError, match="prompt is empty"):
+        encode(raw_prompt(""), target.tokenizer, target.target.vocab_size, target.context)
+    with pytest.raises(ModelError, match="the model knows 8"):
+        encode(raw_prompt("x"), target.tokenizer, 8, None)

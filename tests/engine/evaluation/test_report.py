@@ -1,0 +1,124 @@
+"""Reports: the summary against figures computed by hand, the file whole or not at all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.decode import Round
+from engine.errors import EngineError
+from engine.evaluation.arms import Outcome
+from engine.evaluation.prompts import Needle, Prompt, raw_prompt
+from engine.evaluation.report import Arm, Report, liveness, now, sample, summarise, tokens_digest
+
+
+def outcome(count: int, decode_s: float, rounds: list[Round] | None = None, text: str = "t", **more: Any):
+    values: dict[str, Any] = {
+        "tokens": list(range(count)),
+        "text": text,
+        "finish": "length",
+        "prefill_s": 0.5,
+        "decode_s": decode_s,
+        "rounds": rounds or [],
+        "path": "plain",
+        "cache_classes": {"KVCache": 1},
+        "resident_bytes": 100 * count,
+    }
+    return Outcome(**values | more)
+
+
+def two_arms() -> list[Arm]:
+    plain, ours = Arm("plain", "baseline", "p"), Arm("speculative", "sut", "k", drafter="dflash")
+    rounds = [Round(1, 0, 0.0, 0.1), Round(8, 3, 0.2, 0.3), Round(8, 5, 0.2, 0.3)]
+    for index, (plain_s, our_s) in enumerate([(1.0, 0.5), (2.0, 0.5)]):
+        prompt = raw_prompt("x", f"p-{index}")
+        plain.samples.append(sample(prompt, [1, 2], outcome(11, plain_s)))
+        ours.samples.append(sample(prompt, [1, 2], outcome(11, our_s, rounds)))
+    return [plain, ours]
+
+
+def test_the_summary_is_what_the_rows_give():
+    summary = summarise(two_arms())
+    ours, plain = summary["arms"]["speculative"], summary["arms"]["plain"]
+    assert (ours["samples"], ours["generated_tokens"], ours["decoded_tokens"]) == (2, 22, 20)
+    assert ours["median_decoded_tokens"] == 10
+    assert ours["decode_tokens_per_s"] == pytest.approx(20 / 1.0)
+    assert ours["end_to_end_tokens_per_s"] == pytest.approx(22 / 2.0)
+    assert (ours["verify_rounds"], ours["acceptance_length"]) == (4, (4 + 6) / 2)
+    assert ours["max_resident_bytes"] == 1100
+    assert (plain["verify_rounds"], plain["acceptance_length"], plain["recall"]) == (0, None, None)
+    [pair] = summary["comparisons"]
+    assert (pair["arm"], pair["baseline"]) == ("speculative", "plain")
+    assert pair["decode_ratio"] == pytest.approx(20 / (20 / 3))
+    assert pair["median_decode_ratio"] == pytest.approx((2 + 4) / 2)
+    assert (pair["identical_samples"], pair["compared_samples"]) == (2, 2)
+    assert liveness(two_arms()) == {
+        "rounds": 6,
+        "drafter_forwards": 4,
+        "restored_positions": 0,
+        "fallbacks": [],
+    }
+
+
+def test_a_prompt_that_decoded_nothing_has_no_ratio():
+    plain, ours = Arm("plain", "baseline", "p"), Arm("ours", "sut", "k")
+    for arm in (plain, ours):
+        arm.samples.append(sample(raw_prompt("x"), [1], outcome(1, 0.0)))
+    [pair] = summarise([plain, ours])["comparisons"]
+    assert (pair["decode_ratio"], pair["median_decode_ratio"]) == (None, None)
+
+
+@pytest.mark.parametrize(("text", "hit"), [("it is 4821.", True), ("it is 482 1", False), ("", False)])
+def test_a_needle_is_hit_when_the_text_holds_the_answer(text: str, hit: bool):
+    needle = Needle("The code is 4821.", "4821", 0.5)
+    prompt = Prompt("r-1", "retrieval", "A. The code is 4821. B.", None, needle, "")
+    row = sample(prompt, [1], outcome(3, 1.0, text=text))["needle"]
+    assert row["hit"] is hit
+    assert (row["prompt_contains_needle"], row["prompt_contains_answer_outside_needle"]) == (True, False)
+    bare = sample(prompt.without_needle(), [1], outcome(3, 1.0, text=text))["needle"]
+    assert bare["prompt_contains_needle"] is False
+    twice = Prompt("r-1", "retrieval", "4821. The code is 4821. B.", None, needle, "")
+    assert sample(twice, [1], outcome(3, 1.0))["needle"]["prompt_contains_answer_outside_needle"] is True
+
+
+def test_an_empty_answer_is_never_a_hit():
+    prompt = Prompt("r-1", "retrieval", "A. B.", None, Needle("A.", "", 0.5), "")
+    assert sample(prompt, [1], outcome(3, 1.0))["needle"]["hit"] is False
+
+
+def test_digests_are_of_ascii_decimals_joined_by_spaces():
+    import hashlib
+
+    assert tokens_digest([12, 3]) == hashlib.sha256(b"12 3").hexdigest()
+
+
+def build(**more: Any) -> Report:
+    return Report.build(
+        "throughput", started=now(), claims=[], environment={}, configuration={}, arms=two_arms(), **more
+    )
+
+
+def test_a_report_is_written_whole_and_replaces_an_older_one(tmp_path: Path):
+    path = tmp_path / "new" / "report.json"
+    build().write(path)
+    first = path.read_bytes()
+    build().write(path)
+    assert json.loads(path.read_text())["schema"] == "kakeya.evidence/1"
+    assert path.read_bytes() != first
+    assert [file.name for file in path.parent.iterdir()] == ["report.json"]
+
+
+def test_a_report_that_cannot_be_strict_json_leaves_nothing_behind(tmp_path: Path):
+    report = build(rounding={"max_abs_logit_error": float("nan"), "positions": 1})
+    with pytest.raises(ValueError, match="JSON compliant"):
+        report.write(tmp_path / "report.json")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_place_that_cannot_be_written_is_an_error(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EngineError, match="cannot be written"):
+        build().write(tmp_path / "file" / "report.json")

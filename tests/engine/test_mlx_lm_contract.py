@@ -1,0 +1,107 @@
+"""What we rely on in mlx and mlx-lm beyond their documentation. A new version must pass here first."""
+
+from __future__ import annotations
+
+import inspect
+from importlib.metadata import version
+
+import mlx.core as mx
+import pytest
+from mlx_lm.generate import generate_step
+from mlx_lm.models import base, cache
+from mlx_lm.models.gemma3_text import Model as Gemma3
+
+from engine.host import wait_for
+from tests.engine import tiny
+
+
+def test_the_versions_are_the_pinned_ones():
+    assert (version("mlx"), version("mlx-lm")) == ("0.32.4", "0.32.2")
+
+
+def test_generate_step_is_greedy_by_default_and_takes_what_we_pass(gemma):
+    parameters = inspect.signature(generate_step).parameters
+    assert {"max_tokens", "prompt_cache", "prefill_step_size"} <= set(parameters)
+    prompt = [5, 6, 7, 8]
+    token, scores = next(generate_step(mx.array(prompt), gemma, max_tokens=1))
+    assert int(token) == int(mx.argmax(scores).item())
+    logits = gemma(mx.array([prompt]))[0, -1]
+    gap = mx.sort(logits)[-1] - mx.sort(logits)[-2]
+    assert (mx.sort(scores)[-1] - mx.sort(scores)[-2]).item() == pytest.approx(gap.item(), abs=1e-4)
+
+
+def test_plain_caches_trim_exactly_and_count_positions():
+    plain = cache.KVCache()
+    keys = mx.arange(10, dtype=mx.float32).reshape(1, 1, 10, 1)
+    plain.update_and_fetch(keys, keys)
+    assert plain.trim(4) == 4
+    assert plain.offset == 6
+    shown, _ = plain.update_and_fetch(keys[:, :, :1] + 100, keys[:, :, :1])
+    assert shown[0, 0, :, 0].tolist() == [0, 1, 2, 3, 4, 5, 100]
+
+
+def test_a_wrapped_rotating_cache_cannot_be_trimmed_which_is_why_we_have_rings():
+    rotating = cache.RotatingKVCache(max_size=4)
+    keys = mx.zeros((1, 1, 1, 2))
+    for _ in range(6):
+        rotating.update_and_fetch(keys, keys)
+    assert not rotating.is_trimmable()
+    assert cache.trim_prompt_cache([rotating], 1) == 0
+    assert (rotating.max_size, rotating.keep) == (4, 0)
+
+
+def test_models_ask_their_caches_for_masks_with_these_arguments(gemma):
+    assert list(inspect.signature(cache.RotatingKVCache.make_mask).parameters) == [
+        "self",
+        "N",
+        "window_size",
+        "return_array",
+    ]
+    asked = []
+
+    class Asked(cache.KVCache):
+        def make_mask(self, *args, **kwargs):
+            asked.append((args, kwargs))
+            return super().make_mask(*args, **kwargs)
+
+    gemma(mx.array([[5, 6, 7]]), cache=[Asked() for _ in gemma.layers])
+    assert asked == [
+        ((3,), {"return_array": False, "window_size": None}),
+        ((3,), {"return_array": False, "window_size": tiny.WINDOW}),
+    ]
+
+
+def test_the_causal_string_aligns_queries_with_the_newest_keys():
+    queries, keys = mx.random.normal((1, 2, 3, 8)), mx.random.normal((1, 2, 7, 8))
+    named = mx.fast.scaled_dot_product_attention(queries, keys, keys, scale=0.3, mask="causal")
+    drawn = base.create_causal_mask(3, 4)
+    expected = mx.fast.scaled_dot_product_attention(queries, keys, keys, scale=0.3, mask=drawn)
+    assert mx.allclose(named, expected, atol=1e-6)
+
+
+def test_attention_takes_a_cache_for_a_quantized_one_by_the_attribute_bits():
+    from engine.cache.ring import SlidingRing
+
+    assert hasattr(cache.QuantizedKVCache(), "bits")
+    assert not hasattr(SlidingRing(8, 4), "bits")
+
+
+def test_layers_are_called_as_modules_from_a_list_the_model_exposes(gemma):
+    assert isinstance(gemma, Gemma3)
+    assert gemma.layers is gemma.model.layers
+    assert "__call__" in type(gemma.layers[0]).__dict__
+
+
+def test_a_launched_array_can_be_waited_for_alone():
+    small = mx.random.normal((64, 64)) @ mx.random.normal((64, 64))
+    mx.async_eval(small)
+    wait_for(small)
+    with memoryview(small) as view:
+        assert view.shape == (64, 64)
+
+
+def test_writing_into_an_array_changes_it_in_place_so_a_reference_is_no_snapshot():
+    array = mx.zeros((3,))
+    alias = array
+    array[1] = 5
+    assert alias.tolist() == [0, 5, 0]

@@ -1,0 +1,110 @@
+"""The pace against simulated machines: no clock, costs and acceptance are given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from engine.pace import PLAIN_TRIALS, TRIALS, Adaptive, Fixed, Tour
+from tests.engine.tiny import seeded
+
+
+def simulate(
+    pace: Adaptive, cost: Callable[[int], float], chance: Callable[[int], float], tokens: int, seed: int = 0
+) -> tuple[float, list[int]]:
+    """Decode one sequence; chance(n) is the chance of a draft after n tokens. Seconds and blocks used."""
+    random, done, seconds, blocks = seeded(seed), 0, 0.0, []
+    pace.start()
+    while done < tokens:
+        block = pace.choose(tokens - done)
+        assert 1 <= block <= min(tokens - done, pace.largest)
+        accepted = 0
+        while accepted < block - 1 and random.random() < chance(done):
+            accepted += 1
+        pace.record(block, accepted, cost(block))
+        seconds += cost(block)
+        done += accepted + 1
+        blocks.append(block)
+    return seconds, blocks
+
+
+def cheap(block: int) -> float:
+    """A device on which a block of 8 costs twice a single token."""
+    return 1.0 if block == 1 else 1.2 + 0.1 * block
+
+
+def linear(block: int) -> float:
+    """A device on which every token of a block costs the same, and drafting a little more."""
+    return 1.0 if block == 1 else 1.0 * block + 0.4
+
+
+def test_with_good_drafts_long_blocks_are_used():
+    seconds, blocks = simulate(Adaptive(8), cheap, lambda _: 0.95, 400)
+    assert seconds < 0.35 * 400
+    assert max(set(blocks), key=blocks.count) == 16
+
+
+def test_with_useless_drafts_it_costs_hardly_more_than_plain_decoding():
+    pace = Adaptive(8)
+    simulate(pace, cheap, lambda _: 0.0, 100)
+    seconds, blocks = simulate(pace, cheap, lambda _: 0.0, 1000)
+    assert seconds < 1.02 * 1000
+    assert blocks[-1] == 1
+
+
+def test_where_blocks_cost_as_much_as_their_tokens_it_decodes_plainly_even_with_good_drafts():
+    pace = Adaptive(8)
+    simulate(pace, linear, lambda _: 0.9, 100)
+    for _ in range(5):
+        seconds, blocks = simulate(pace, linear, lambda _: 0.9, 96)
+        assert seconds < 1.04 * 96
+        assert sum(block > 1 for block in blocks) <= 2  # the look at the start of a sequence
+
+
+def test_it_comes_back_when_drafts_become_good_again():
+    pace = Adaptive(8)
+    simulate(pace, cheap, lambda _: 0.0, 100)
+    _, blocks = simulate(pace, cheap, lambda done: 0.0 if done < 300 else 0.95, 900)
+    assert blocks[60] == 1
+    assert sum(block > 1 for block in blocks[-30:]) > 20
+
+
+def test_plain_steps_are_measured_again_while_blocks_run():
+    pace = Adaptive(8)
+    _, blocks = simulate(pace, cheap, lambda _: 0.9, 3000)
+    last_plain = len(blocks) - 1 - blocks[::-1].index(1)
+    assert last_plain > len(blocks) - 80
+
+
+def test_the_expected_tokens_follow_the_chances():
+    pace = Adaptive(8)
+    for _ in range(200):
+        pace.record(8, 7, 1.0)
+    assert pace.expected(8) == pytest.approx(8, rel=0.02)
+    for _ in range(200):
+        pace.record(8, 2, 1.0)
+    assert pace.expected(8) == pytest.approx(3, rel=0.05)
+    assert pace.expected(2) == pytest.approx(2, rel=0.02)
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 4, 8, 16])
+def test_blocks_stay_within_twice_what_the_drafter_was_made_for(block_size: int):
+    pace = Adaptive(block_size)
+    assert all(2 <= block <= 2 * block_size for block in pace.blocks)
+    _, blocks = simulate(pace, cheap, lambda _: 0.9, 200)
+    assert max(blocks) <= 2 * block_size
+
+
+def test_a_fixed_pace_shrinks_only_at_the_end():
+    pace = Fixed(8)
+    assert [pace.choose(remaining) for remaining in (100, 8, 7, 1)] == [8, 8, 7, 1]
+
+
+def test_a_tour_measures_every_block_and_plain_steps():
+    pace = Adaptive(8)
+    _, blocks = simulate(Tour(pace), cheap, lambda _: 0.0, 60)
+    counts = {block: blocks.count(block) for block in (*pace.blocks, 1)}
+    assert all(counts[block] >= TRIALS + 1 for block in pace.blocks)
+    assert counts[1] >= PLAIN_TRIALS + 1
+    assert all(pace.cost(block) == cheap(block) for block in (*pace.blocks, 1))

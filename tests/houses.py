@@ -1,0 +1,160 @@
+"""Real repositories, real programs: what the tests stand on.
+
+`House` is a bare remote, a workload clone of it, and folders of its own for state and configuration, so that
+a test never reads or writes the developer's. Commands run as the installed console scripts, in a process of
+their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+BIN = Path(sys.executable).parent
+
+
+@dataclass(frozen=True)
+class Done:
+    """A finished command."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """The last line of standard output."""
+        assert self.out.strip(), f"nothing on stdout; stderr: {self.err}"
+        document = json.loads(self.out.strip().splitlines()[-1])
+        assert isinstance(document, dict)
+        return document
+
+
+@dataclass
+class House:
+    """A remote, a clone of it, and private state."""
+
+    root: Path
+    env: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def remote(self) -> Path:
+        return self.root / "remote.git"
+
+    @property
+    def clone(self) -> Path:
+        return self.root / "clone"
+
+    def git(self, *args: str, cwd: Path | None = None, input: str | None = None) -> str:
+        done = subprocess.run(
+            ["git", *args],
+            cwd=cwd or self.clone,
+            env=self.env,
+            capture_output=True,
+            text=True,
+            input=input,
+        )
+        assert done.returncode == 0, f"git {' '.join(args)}: {done.stderr}"
+        return done.stdout.strip()
+
+    def kakeya(self, *args: str, cwd: Path | None = None, timeout: float = 100, **env: str) -> Done:
+        return self.program("kakeya_mac", *args, cwd=cwd, timeout=timeout, **env)
+
+    def program(
+        self, name: str, *args: str, cwd: Path | None = None, timeout: float = 100, **env: str
+    ) -> Done:
+        done = subprocess.run(
+            [str(BIN / name), *args],
+            cwd=cwd or self.clone,
+            env={**self.env, **env},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+        return Done(done.returncode, done.stdout, done.stderr)
+
+    @contextlib.contextmanager
+    def runner(self, *args: str, name: str = "testmac", **env: str) -> Iterator[subprocess.Popen[bytes]]:
+        """An embedded runner as a process of its own; drained at the end."""
+        log = (self.root / f"{name}.log").open("ab")
+        command = [
+            str(BIN / "kakeya_mac"),
+            "runner",
+            "serve",
+            "--remote",
+            str(self.remote),
+            "--name",
+            name,
+            *args,
+        ]
+        process = subprocess.Popen(command, env={**self.env, **env}, cwd=self.root, stdout=log, stderr=log)
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                try:
+                    process.wait(20)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+            log.close()
+
+    def runner_log(self, name: str = "testmac") -> str:
+        return (self.root / f"{name}.log").read_text(errors="replace")
+
+    def remote_refs(self) -> set[str]:
+        lines = self.git("for-each-ref", "--format=%(refname)", cwd=self.remote).splitlines()
+        return set(lines)
+
+
+def isolated_env(root: Path) -> dict[str, str]:
+    """The developer's environment without their git configuration, state or settings."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("KAKEYA_", "GIT_", "SSH_AUTH"))}
+    home = root / "home"
+    home.mkdir(exist_ok=True)
+    return {
+        **kept,
+        "HOME": str(home),
+        "KAKEYA_STATE": str(root / "state"),
+        "KAKEYA_CONFIG": str(root / "config"),
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "XDG_CONFIG_HOME": str(home / ".config"),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def build_house(root: Path, files: dict[str, str] | None = None) -> House:
+    """A bare remote with one commit on ``main``, and a clone of it."""
+    root.mkdir(parents=True, exist_ok=True)
+    house = House(root, isolated_env(root))
+    house.git("init", "--quiet", "--bare", "--initial-branch=main", str(house.remote), cwd=root)
+    house.git("clone", "--quiet", str(house.remote), str(house.clone), cwd=root)
+    for name, text in (files or {"README.md": "a workload\n"}).items():
+        path = house.clone / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    house.git("checkout", "--quiet", "-B", "main")
+    house.git("add", "--all")
+    house.git(
+        "-c", "user.name=Tester", "-c", "user.email=tester@example.org", "commit", "--quiet", "-m", "workload"
+    )
+    house.git("push", "--quiet", "origin", "main")
+    return house
+
+
+def wait_for(condition: Any, seconds: float = 30, what: str = "the condition") -> None:
+    """Poll until `condition()` is true; fail with `what` after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come true within {seconds} s"
+        time.sleep(0.05)

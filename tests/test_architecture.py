@@ -1,0 +1,149 @@
+"""The walls of the house: who may import whom, and which file holds the only door to a side effect."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+HEAVY = ("mlx", "mlx_lm", "numpy", "transformers", "torch")
+
+# module prefix -> the only files that may import it
+DOORS = {
+    "subprocess": {"bridge/process.py"},
+    "git": {"bridge/bus/git.py"},
+    "requests": {"bridge/github.py"},
+    "urllib.request": set[str](),
+    "http.client": set[str](),
+    "socket": {"bridge/runner/namespaces.py"},  # ioctl on a new namespace's loopback, no connection
+}
+
+
+def sources(package: str) -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted((ROOT / package).rglob("*.py")):
+        yield str(path.relative_to(ROOT)), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imports(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports hide who imports whom"
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def under(name: str, prefix: str) -> bool:
+    return name == prefix or name.startswith(prefix + ".")
+
+
+@pytest.mark.parametrize(
+    ("package", "forbidden"),
+    [("bridge", (*HEAVY, "engine")), ("engine", ("bridge", "git", "pydantic_settings"))],
+)
+def test_neither_half_imports_the_other_and_the_bridge_no_array_library(
+    package: str, forbidden: tuple[str, ...]
+):
+    found = [
+        f"{file}: {name}"
+        for file, tree in sources(package)
+        for name in imports(tree)
+        if any(under(name, prefix) for prefix in forbidden)
+    ]
+    assert not found
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_side_effect_has_one_door(door: str):
+    allowed = DOORS[door]
+    found = [
+        f"{file}: {name}"
+        for package in ("bridge", "engine")
+        for file, tree in sources(package)
+        for name in imports(tree)
+        if under(name, door) and file not in allowed
+    ]
+    assert not found
+
+
+def test_only_the_edges_print_or_exit():
+    edges = ("bridge/cli/", "engine/cli/", "engine/training/__main__.py")
+    forked = (
+        "bridge/runner/namespaces.py",
+        "bridge/runner/supervisor.py",
+    )  # a fork's child ends with os._exit
+    found = []
+    for package in ("bridge", "engine"):
+        for file, tree in sources(package):
+            if file.startswith(edges):
+                continue
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Call):
+                    name = ast.unparse(node.func)
+                    if name == "os._exit" and file in forked:
+                        continue
+                    if name in {"print", "sys.exit", "exit", "quit", "os._exit", "sys.stdout.write"}:
+                        found.append(f"{file}:{node.lineno} {name}")
+    assert not found
+
+
+def test_no_import_cycles_between_modules():
+    graph: dict[str, set[str]] = {}
+    modules = {}
+    for package in ("bridge", "engine"):
+        for file, tree in sources(package):
+            name = file[:-3].replace("/", ".").removesuffix(".__init__")
+            modules[name] = tree
+    for name, tree in modules.items():
+        top_level = ast.Module(
+            body=[n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)], type_ignores=[]
+        )
+        graph[name] = {m for m in imports(top_level) if m in modules and m != name}
+    state: dict[str, int] = {}
+
+    def visit(node: str, trail: tuple[str, ...]) -> None:
+        assert state.get(node) != 1, f"import cycle: {' -> '.join((*trail, node))}"
+        if state.get(node) == 2:
+            return
+        state[node] = 1
+        for other in sorted(graph[node]):
+            # `from a import b` names both a and a.b; a package's own __init__ is not a cycle with its parts
+            if not node.startswith(other + "."):
+                visit(other, (*trail, node))
+        state[node] = 2
+
+    for node in sorted(graph):
+        visit(node, ())
+
+
+def test_importing_the_bridge_loads_no_array_library_and_no_engine():
+    names = [
+        file[:-3].replace("/", ".").removesuffix(".__init__")
+        for file, _ in sources("bridge")
+        if not file.endswith("__main__.py")
+    ]
+    script = (
+        "import importlib, sys\n"
+        f"for name in {names!r}: importlib.import_module(name)\n"
+        f"print([m for m in {(*HEAVY, 'engine')!r} if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_module_says_what_it_is():
+    missing = [
+        file
+        for package in ("bridge", "engine")
+        for file, tree in sources(package)
+        if tree.body and not ast.get_docstring(tree)
+    ]
+    assert not missing
