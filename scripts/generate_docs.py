@@ -79,7 +79,7 @@ def rules_section(page: str) -> str:
 def pages() -> dict[str, str]:
     from bridge import manifest, result
     from bridge.cli import cli as bridge_cli
-    from engine.cli import cli as engine_cli
+    from engine.cli import group as engine_cli
 
     evidence = (ROOT / "docs/evidence.md").read_text(encoding="utf-8")
     return {

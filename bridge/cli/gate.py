@@ -13,7 +13,7 @@ from bridge.cli import echo_json
     epilog="""\b
 Examples:
   kakeya_mac gate report.json
-  kakeya_mac gate out/evidence/*.json --json
+  kakeya_mac gate out/report.json --json
   kakeya_mac gate report.json --nonce 20260301t120000z0123456789ab
   kakeya_mac gate --explain SPEEDUP_SAMPLES
 

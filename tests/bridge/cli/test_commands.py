@@ -1,0 +1,110 @@
+"""The smaller commands: doctor, presets, gate, runners; and how our own bug looks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.houses import House, isolated_env
+
+
+def test_doctor_finds_a_working_clone_usable_and_says_what_it_looked_at(house: House):
+    done = house.kakeya("doctor", "--json")
+    assert done.code == 0, done.out
+    checks = {check["name"]: check for check in done.json["checks"]}
+    assert {"git", "repository", "remote", "push", "trusted runners"} <= set(checks)
+    assert all(check["looked_at"] and check["finding"] for check in checks.values())
+    assert checks["trusted runners"]["level"] == "warn"
+    assert checks["trusted runners"]["fix"]
+
+
+def test_doctor_says_how_to_fix_a_clone_that_cannot_be_used(house: House):
+    house.git("remote", "remove", "origin")
+    done = house.kakeya("doctor")
+    assert done.code == 6
+    assert "FAIL" in done.out
+    assert "fix:" in done.out
+    missing = house.kakeya("doctor", "--remote", "/no/such/place.git", "--json")
+    assert missing.code == 6
+    assert {c["name"]: c["level"] for c in missing.json["checks"]}["remote"] == "fail"
+
+
+def test_doctor_leaves_the_remote_as_it_was(house: House):
+    before = house.remote_refs()
+    house.kakeya("doctor")
+    assert house.remote_refs() == before
+
+
+def test_presets_show_types_bounds_and_defaults(house: House):
+    listed = house.kakeya("presets")
+    assert {"probe", "throughput", "recall", "baseline", "tests", "gate"} <= set(listed.out.split())
+    one = house.kakeya("presets", "k3-fused-allmlx-code", "--json").json
+    assert one["name"] == "throughput"
+    limit = one["params"]["properties"]["limit"]
+    assert limit["type"] == "integer"
+    assert limit["minimum"] < limit["default"] < limit["maximum"]
+    unknown = house.kakeya("presets", "thruput")
+    assert unknown.code == 2
+    assert "throughput" in unknown.err
+
+
+def test_gate_rejects_what_is_not_a_report_by_name(house: House, tmp_path: Path):
+    report = tmp_path / "report.json"
+    report.write_text('{"schema": "kakeya.evidence/0"}')
+    done = house.kakeya("gate", str(report), "--json")
+    assert done.code == 3
+    assert done.json["files"][0]["violations"][0]["code"] == "LEGACY_SCHEMA"
+    missing = house.kakeya("gate", str(tmp_path / "nothing.json"))
+    assert missing.code == 3
+    assert "nothing.json" in missing.err
+    assert house.kakeya("gate").code == 2
+    assert "more prompts" in house.kakeya("gate", "--explain", "SPEEDUP_SAMPLES").out.lower()
+    assert house.kakeya("gate", "--explain", "NO_SUCH_RULE").code == 2
+
+
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIO2hFPxuv2uvMyGPxuv2uvMyGPxuv2uvMyGPxuv2uvMy"
+
+
+def test_runners_are_trusted_once_and_distrusted_again(house: House):
+    assert "no runner is trusted" in house.kakeya("runners").out
+    assert house.kakeya("runners", "trust", "studio", "--key", f"{KEY} a comment").code == 0
+    assert "already" in house.kakeya("runners", "trust", "studio", "--key", KEY).out
+    assert house.kakeya("runners", "--json").json["runners"] == [{"name": "studio", "key": KEY}]
+    assert house.kakeya("runners", "distrust", "studio").out.startswith("1 key")
+    assert house.kakeya("runners", "--json").json["runners"] == []
+
+
+def test_a_key_with_a_line_break_or_options_is_not_a_key(house: House):
+    for bad in (f"{KEY}\n* {KEY}", f'namespaces="x" {KEY}', "ssh-ed25519", "/no/such/file.pub"):
+        done = house.kakeya("runners", "trust", "studio", "--key", bad)
+        assert done.code == 2, bad
+    assert house.kakeya("runners", "trust", "bad name*", "--key", KEY).code == 2
+
+
+def test_a_bug_of_ours_ends_in_70_and_says_how_to_report_it(tmp_path: Path):
+    script = (
+        "import click, sys\n"
+        "from bridge.cli import run_edge\n"
+        "@click.command()\n"
+        "def broken(): raise KeyError('lost')\n"
+        "sys.exit(run_edge(broken, []))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=isolated_env(tmp_path), capture_output=True, text=True
+    )
+    assert done.returncode == 70
+    assert "Traceback" not in done.stderr
+    assert "bug in kakeya-mac" in done.stderr
+    [kept] = (tmp_path / "state" / "crashes").iterdir()
+    assert "KeyError" in kept.read_text()
+
+
+def test_output_into_a_closed_pipe_is_no_error(house: House):
+    command = f"'{Path(sys.executable).parent / 'kakeya_mac'}' presets --json | head -c 1"
+    done = subprocess.run(
+        ["sh", "-c", command], env={**os.environ, **house.env}, capture_output=True, text=True
+    )
+    assert "Traceback" not in done.stderr
+    assert "rror" not in done.stderr
