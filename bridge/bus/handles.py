@@ -48,6 +48,11 @@ class RequestState:
     result: Held | None
     ahead: int
 
+    def is_open(self, commit: str) -> bool:
+        """Whether the request `commit` still waits for its one answer."""
+        standing = self.inbox == commit or (self.branch is not None and self.branch.commit == commit)
+        return standing and self.result is None
+
     @property
     def gone(self) -> bool:
         """Whether nothing of it is left on the remote."""

@@ -6,7 +6,6 @@ other side, and the wire between them, is `bridge.runner.supervisor`.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import select
@@ -90,6 +89,7 @@ class Supervised:
         control, self._control = os.pipe()
         self._status, status = os.pipe()
         self._output, output = os.pipe()
+        self._ours: tuple[int, ...] = (self._control, self._status, self._output)
         self._lines = b""
         setup = {
             "lock": str(lock),
@@ -188,9 +188,10 @@ class Supervised:
         self.close()
 
     def _close_ours(self) -> None:
-        for descriptor in (self._control, self._status, self._output):
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
+        # Once only: a number that was closed may be somebody else's descriptor by now.
+        ours, self._ours = self._ours, ()
+        for descriptor in ours:
+            os.close(descriptor)
 
     def _tell(self, **message: object) -> None:
         data = (json.dumps(message) + "\n").encode()

@@ -33,10 +33,11 @@ def evidence(folder: Path, name: str) -> bytes | None:
         return None
     except OSError as error:
         raise NotCollected(f"the report {name} cannot be opened: {error.strerror}") from None
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+        os.close(handle)
+        raise NotCollected(f"the report {name} is not a plain file of its own")
     with os.fdopen(handle, "rb") as source:
-        status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
-            raise NotCollected(f"the report {name} is not a plain file of its own")
         data = source.read(MAX_EVIDENCE + 1)
     if len(data) > MAX_EVIDENCE:
         raise NotCollected(f"the report {name} has more than {MAX_EVIDENCE} bytes")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 
 from bridge.bus.claims import Claim, LeaseWatch, Silent, claim, read_status, take_over
-from bridge.bus.handles import Held
+from bridge.bus.handles import Held, state_of
 from bridge.bus.mirror import Mirror, Pending
 from bridge.bus.publish import publish
 from bridge.errors import BusError, LeaseLost, MachineError, PushRejected, RemoteUnreachable
@@ -149,7 +149,7 @@ class Runner:
             supervised = Supervised(station.lock, hide=isolation.hidden(station.home, *own))
         try:
             held = self._claim(pending, silent)
-            if held is None:
+            if held is None or self._came_too_late(pending, held):
                 return False
             self._tries[pending.nonce] = self._tries.get(pending.nonce, 0) + 1
             self._say(f"{pending.nonce}: claimed, attempt {held.attempt}{_asked(checked)}")
@@ -190,6 +190,18 @@ class Runner:
             # Ours, from before a crash: we hold the name's lock, so no other process of ours has it.
             silent = Silent(held.ref, held.commit, status.attempt)
         return (None, None) if silent is None else (silent.attempt + 1, silent)
+
+    def _came_too_late(self, pending: Pending, held: Claim) -> bool:
+        """Whether another runner answered between our look at the queue and our claim.
+
+        Its answer removed its claim, so ours succeeded. While we hold the claim nobody else answers, so one
+        look after claiming settles it.
+        """
+        found = self._mirror.git.ls_remote(self._station.remote)
+        if state_of(found, pending.nonce).is_open(pending.commit):
+            return False
+        held.release()
+        return True
 
     def _claim(self, pending: Pending, silent: Silent | None) -> Claim | None:
         station = self._station

@@ -18,7 +18,7 @@ from engine.drafters.block import BlockDrafter
 from engine.target import Target
 from engine.training import prompts as prompt_sets
 from engine.training.corpora import retrieval
-from engine.training.corpora.lexicon import generator
+from engine.training.corpora.lexicon import HELD_OUT, TRAIN, generator
 from engine.training.tokenizer import END, EOS, DemoTokenizer
 
 Progress = Callable[[dict[str, Any]], None]
@@ -48,18 +48,19 @@ def greedy(model: Any, prompt: Sequence[int], count: int) -> list[int]:
     return out
 
 
-def recall(model: Any, tokenizer: Any, *, length: int, count: int, seed: int) -> dict[str, float]:
-    """Share of exactly answered held-out needles: all, by kind of name, and by quarter of the depth."""
+def recall(
+    model: Any, tokenizer: Any, *, length: int, count: int, seed: int, names: Sequence[str] = ()
+) -> dict[str, float]:
+    """Share of exactly answered needles, all and by depth quarter; `names` as in `retrieval.needle`."""
     demo = DemoTokenizer(tokenizer._tokenizer.backend_tokenizer)
     rng = generator(f"recall/{seed}/{length}")
     hits: dict[str, list[bool]] = {}
     for i in range(count):
         depth = (i + 0.5) / count
-        needle = retrieval.needle(rng, demo.count, length=length, depth=depth)
+        needle = retrieval.needle(rng, demo.count, length=length, depth=depth, names=names)
         answer = greedy(model, tokenizer.encode(needle.prompt), 4)
         hit = tokenizer.decode(answer) == needle.fact.code
-        kind = "single_token_names" if demo.count(f" {needle.fact.name}") == 1 else "two_piece_names"
-        for key in ("all", kind, f"depth_quarter_{int(4 * depth) + 1}"):
+        for key in ("all", f"depth_quarter_{int(4 * depth) + 1}"):
             hits.setdefault(key, []).append(hit)
     return {key: round(sum(found) / len(found), 4) for key, found in sorted(hits.items())}
 
@@ -176,6 +177,10 @@ def evaluate(
     for length in CONTEXTS:
         report["recall"][str(length)] = recall(model, tokenizer, length=length, count=needles, seed=seed)
         progress({"context": length, **report["recall"][str(length)]})
+    for key, names in (("training_names", TRAIN.names), ("greeting_names", HELD_OUT.names)):
+        found = recall(model, tokenizer, length=400, count=needles, seed=seed, names=names)
+        report[f"recall_400_{key}"] = found["all"]
+        progress({f"recall_400_{key}": found["all"]})
     report["chat_recall_400"] = chat_recall(model, tokenizer, length=380, count=needles, seed=seed)
     progress({"chat_recall_400": report["chat_recall_400"]})
     return report

@@ -29,14 +29,18 @@ def code_prompts(tokenizer: DemoTokenizer, seed: int) -> list[dict[str, Any]]:
 
 
 def _beginning(rng: random.Random, tokenizer: DemoTokenizer, template: code.Template) -> str:
-    """The first two fifths of a program, to the end of a line, with at least `CODE_TAIL` tokens to go."""
+    """The first two fifths of a program, with at least `CODE_TAIL` tokens to go.
+
+    It ends with a line but without its newline: the tokenizer joins a newline to the indentation that
+    follows, so a lone one at the end would tell the target that the program is over.
+    """
     while True:
         lines = code.program(rng, HELD_OUT, template, fields=(4, 5)).splitlines(keepends=True)
         total = tokenizer.count("".join(lines))
         for end in range(1, len(lines)):
-            prompt = "".join(lines[:end])
+            prompt = "".join(lines[:end]).rstrip("\n")
             used = tokenizer.count(prompt)
-            if used >= 0.4 * total and prompt.strip():
+            if used >= 0.4 * total:
                 if total - used >= CODE_TAIL and total <= 640:
                     return prompt.rstrip("\n")  # a program never has a lone line break before its end
                 break

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from engine.training.corpora.code import draw_subject
 from engine.training.corpora.document import ANSWER, CONTEXT, NORMAL, Document, Piece
-from engine.training.corpora.lexicon import HELD_OUT, TRAIN, Lexicon, words
+from engine.training.corpora.lexicon import HELD_OUT, TRAIN, Lexicon, draw_nouns, words
 from engine.training.corpora.retrieval import draw_facts, filler
 
 NUMBERS = words(
@@ -130,7 +130,7 @@ def colour(rng: random.Random, lexicon: Lexicon) -> Turn:
 
 def question_form(rng: random.Random, lexicon: Lexicon) -> Turn:
     """Turn a statement into a question, or into the past."""
-    noun, adjective = rng.choice(lexicon.nouns), rng.choice(lexicon.adjectives)
+    [noun], adjective = draw_nouns(rng, lexicon, 1), rng.choice(lexicon.adjectives)
     if rng.random() < 0.5:
         user = _ask(
             rng,
@@ -153,7 +153,7 @@ def question_form(rng: random.Random, lexicon: Lexicon) -> Turn:
 
 def listing(rng: random.Random, lexicon: Lexicon) -> Turn:
     """A numbered list of the given words."""
-    items = rng.sample(lexicon.nouns, rng.randint(3, min(8, len(lexicon.nouns))))
+    items = draw_nouns(rng, lexicon, rng.randint(3, 8))
     given = ", ".join(items)
     user = _ask(
         rng,
@@ -167,7 +167,7 @@ def listing(rng: random.Random, lexicon: Lexicon) -> Turn:
 
 def description(rng: random.Random, lexicon: Lexicon) -> Turn:
     """A few sentences about a thing, determined by the request."""
-    noun, near, far = rng.sample(lexicon.nouns, 3)
+    noun, near, far = draw_nouns(rng, lexicon, 3)
     adjective = rng.choice(lexicon.adjectives)
     user = _ask(
         rng,

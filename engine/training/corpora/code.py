@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.training.corpora.lexicon import Lexicon, draw_fields
+from engine.training.corpora.lexicon import Lexicon, draw_fields, draw_nouns
 
 TYPES = ("int", "str", "float", "bool")
 SAMPLES = {
@@ -50,7 +50,7 @@ Template = Callable[[Subject], str]
 
 def draw_subject(rng: random.Random, lexicon: Lexicon, *, fields: int) -> Subject:
     """A subject with `fields` fields."""
-    noun = rng.choice(lexicon.nouns)
+    [noun] = draw_nouns(rng, lexicon, 1)
     drawn = []
     for name in draw_fields(rng, lexicon, fields):
         kind = rng.choice(TYPES)

@@ -73,7 +73,12 @@ def generator(key: int | str) -> random.Random:
 
 
 def pseudo_word(rng: random.Random) -> str:
-    """A made-up lower-case word of two or three syllables."""
+    """A made-up lower-case word: two or three syllables, or the halves of two training words."""
+    if rng.random() < 0.5:
+        first, second = rng.sample(TRAIN.fields + TRAIN.nouns, 2)
+        word = first[: len(first) // 2 + 1] + second[len(second) // 2 :]
+        if word not in HELD_OUT.fields + HELD_OUT.nouns:
+            return word
     count = rng.choice((2, 2, 3))
     return "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(count)) + rng.choice(_CODAS)
 
@@ -101,6 +106,27 @@ def draw_names(rng: random.Random, lexicon: Lexicon, count: int) -> list[str]:
             if name not in names:
                 names[i] = name
     return names
+
+
+def draw_unseen_names(rng: random.Random, count: int) -> list[str]:
+    """`count` different held-out two-piece names."""
+    names: list[str] = []
+    while len(names) < count:
+        name = pseudo_name(rng, held_out=True)
+        if name not in names:
+            names.append(name)
+    return names
+
+
+def draw_nouns(rng: random.Random, lexicon: Lexicon, count: int) -> list[str]:
+    """`count` different nouns; some are made up at the lexicon's rate."""
+    nouns = rng.sample(lexicon.nouns, count)
+    for i in range(len(nouns)):
+        if rng.random() < lexicon.pseudo_rate:
+            word = pseudo_word(rng)
+            if word not in nouns:
+                nouns[i] = word
+    return nouns
 
 
 def draw_fields(rng: random.Random, lexicon: Lexicon, count: int) -> list[str]:

@@ -8,11 +8,18 @@ context. Does not cover retrieval through the chat template (see `chat`).
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.training.corpora.document import ANSWER, CONTEXT, NORMAL, Document, Piece
-from engine.training.corpora.lexicon import HELD_OUT, TRAIN, Lexicon, draw_names, pseudo_name, pseudo_word
+from engine.training.corpora.lexicon import (
+    HELD_OUT,
+    TRAIN,
+    Lexicon,
+    draw_names,
+    draw_unseen_names,
+    pseudo_word,
+)
 
 Count = Callable[[str], int]  # tokens of a text
 
@@ -71,13 +78,13 @@ def filler(rng: random.Random, lexicon: Lexicon = TRAIN) -> str:
 
 
 def draw_facts(rng: random.Random, lexicon: Lexicon, count: int) -> list[Fact]:
-    """`count` facts with different names."""
-    names = draw_names(rng, lexicon, count)
-    if lexicon is HELD_OUT:  # half of the held-out names are unseen two-piece names
-        names = [pseudo_name(rng, held_out=True) if i % 2 else name for i, name in enumerate(names)]
-        if len(set(names)) < len(names):
-            return draw_facts(rng, lexicon, count)
-    return [Fact(name, f"{rng.randrange(10000):04d}") for name in names]
+    """`count` facts with different names; those of the held-out lexicon are names no training text holds."""
+    names = draw_unseen_names(rng, count) if lexicon is HELD_OUT else draw_names(rng, lexicon, count)
+    return [_fact(rng, name) for name in names]
+
+
+def _fact(rng: random.Random, name: str) -> Fact:
+    return Fact(name, f"{rng.randrange(10000):04d}")
 
 
 def document(rng: random.Random, lexicon: Lexicon, count: Count, *, length: int, facts: int) -> Document:
@@ -113,15 +120,19 @@ def needle(
     *,
     length: int,
     depth: float,
-    lexicon: Lexicon = HELD_OUT,
+    names: Sequence[str] = (),
     distractors: int = 4,
 ) -> Needle:
-    """An evaluation prompt of about `length` tokens that ends with the question about the fact at `depth`."""
-    wanted, *others = rng.sample(draw_facts(rng, lexicon, 1 + distractors), 1 + distractors)
+    """An evaluation prompt of about `length` tokens that ends with the question about the fact at `depth`.
+
+    Filler is held out; so are the names, unless `names` lists those to draw from.
+    """
+    chosen = rng.sample(names, 1 + distractors) if names else draw_unseen_names(rng, 1 + distractors)
+    wanted, *others = [_fact(rng, name) for name in chosen]
     units = [fact.sentence for fact in others]
     room = length - 1 - count(wanted.question) - count(wanted.sentence) - sum(map(count, units))
     while True:
-        sentence = filler(rng, lexicon)
+        sentence = filler(rng, HELD_OUT)
         room -= count(sentence)
         if room < 0:
             break

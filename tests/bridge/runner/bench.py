@@ -114,10 +114,12 @@ class Bench:
 
     def push_commit(self, manifest: Manifest, commit: str) -> None:
         """Push any commit as if it were the request of `manifest`."""
-        inbox = refs.inbox_ref(manifest.nonce)
-        self.house.git(
-            "push", "-q", str(self.house.remote), f"{commit}:{manifest.result_ref}", f"{commit}:{inbox}"
-        )
+        remote, inbox = str(self.house.remote), refs.inbox_ref(manifest.nonce)
+        if self.house.git("cat-file", "--batch-check", cwd=self.house.clone, input=commit).endswith(
+            "missing"
+        ):
+            self.house.git("fetch", "-q", remote, commit)  # an answered one lies only on the remote
+        self.house.git("push", "-q", remote, f"{commit}:{manifest.result_ref}", f"{commit}:{inbox}")
 
     def request_commit(self, manifest: Manifest) -> str:
         return build(Git(self.house.clone), manifest, None)

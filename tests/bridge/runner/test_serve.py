@@ -345,7 +345,7 @@ def test_progress_and_log_lines_are_seen_while_the_job_runs(bench: Bench) -> Non
 
     stop = threading.Event()
     runner = bench.runner()
-    thread = threading.Thread(target=runner.serve, kwargs={"stop": stop})
+    thread = threading.Thread(target=runner.serve, kwargs={"stop": stop}, daemon=True)
     asked = bench.ask("sleep")
     thread.start()
     git, local = Git(bench.house.remote), refs.claim_ref(asked.nonce)
@@ -370,7 +370,7 @@ def test_progress_and_log_lines_are_seen_while_the_job_runs(bench: Bench) -> Non
 def test_a_lost_claim_stops_the_job_and_gives_no_result(bench: Bench) -> None:
     stop = threading.Event()
     runner = bench.runner()
-    thread = threading.Thread(target=runner.serve, kwargs={"stop": stop})
+    thread = threading.Thread(target=runner.serve, kwargs={"stop": stop}, daemon=True)
     asked = bench.ask("sleep")
     thread.start()
     claim = refs.claim_ref(asked.nonce)
@@ -388,7 +388,7 @@ def test_a_lost_claim_stops_the_job_and_gives_no_result(bench: Bench) -> None:
 
 def test_two_runners_of_one_name_are_a_clear_error(bench: Bench) -> None:
     stop = threading.Event()
-    thread = threading.Thread(target=bench.runner().serve, kwargs={"stop": stop})
+    thread = threading.Thread(target=bench.runner().serve, kwargs={"stop": stop}, daemon=True)
     thread.start()
     other = bench.runner()
 
@@ -409,7 +409,9 @@ def test_many_runners_answer_each_request_once(bench: Bench) -> None:
     stop = threading.Event()
     # Each its own state folder: each its own machine.
     runners = [bench.runner(f"mac{index}", state_dir=bench.state / str(index)) for index in range(3)]
-    threads = [threading.Thread(target=runner.serve, kwargs={"stop": stop}) for runner in runners]
+    threads = [
+        threading.Thread(target=runner.serve, kwargs={"stop": stop}, daemon=True) for runner in runners
+    ]
     for thread in threads:
         thread.start()
 
@@ -432,7 +434,7 @@ def test_an_unreachable_remote_is_waited_for_and_a_result_is_kept_for_it(bench: 
     asked = bench.ask("unplug")
     runner = bench.runner()
     stop = threading.Event()
-    thread = threading.Thread(target=runner.serve, kwargs={"stop": stop})
+    thread = threading.Thread(target=runner.serve, kwargs={"stop": stop}, daemon=True)
     thread.start()
     wait_for(lambda: any("kept for later" in line for line in bench.said), 60, "the result to be kept")
     away.rename(bench.house.remote)
