@@ -153,13 +153,11 @@ class _Publisher:
         answer = self._answer
         if not self._git.exists(tip):
             self._git.fetch(self._remote, [answer.branch or ""])
-        with contextlib.suppress(BusError):
-            path = f"{tip}:{RESULT_ROOT}/{answer.nonce}/{RESULT_NAME}"
-            if (
-                self._git.commit(tip).parents == (answer.request_commit,)
-                and self._git.kind_and_size(path)[0] == "blob"
-            ):
-                raise _Final(f"the request {answer.nonce} already has a result on {answer.branch}")
+        path = f"{tip}:{RESULT_ROOT}/{answer.nonce}/{RESULT_NAME}"
+        kind, _ = self._git.kind_and_size(tip)
+        follows = kind == "commit" and self._git.commit(tip).parents == (answer.request_commit,)
+        if follows and self._git.kind_and_size(path)[0] == "blob":
+            raise _Final(f"the request {answer.nonce} already has a result on {answer.branch}")
 
     def _cleanup(self, found: Mapping[str, str]) -> list[Update]:
         inbox = refs.inbox_ref(self._answer.nonce)

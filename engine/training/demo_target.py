@@ -83,7 +83,7 @@ CURRICULUM = (
     Phase(250, 64, 48, Mixture(retrieval=0.75, code=0.15)),
     Phase(250, 128, 32, Mixture(retrieval=0.55, code=0.32)),
     Phase(300, 256, 16),
-    Phase(1850, 512, 8),
+    Phase(2000, 512, 8),
     Phase(150, 640, 6),
 )
 TINY_CURRICULUM = (Phase(4, 64, 4), Phase(4, 128, 4))

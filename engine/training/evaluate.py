@@ -18,7 +18,7 @@ from engine.drafters.block import BlockDrafter
 from engine.target import Target
 from engine.training import prompts as prompt_sets
 from engine.training.corpora import retrieval
-from engine.training.corpora.lexicon import HELD_OUT, TRAIN, generator
+from engine.training.corpora.lexicon import HELD_OUT, TRAIN, generator, held_out_two_piece_names
 from engine.training.tokenizer import END, EOS, DemoTokenizer
 
 Progress = Callable[[dict[str, Any]], None]
@@ -177,7 +177,11 @@ def evaluate(
     for length in CONTEXTS:
         report["recall"][str(length)] = recall(model, tokenizer, length=length, count=needles, seed=seed)
         progress({"context": length, **report["recall"][str(length)]})
-    for key, names in (("training_names", TRAIN.names), ("greeting_names", HELD_OUT.names)):
+    for key, names in (
+        ("training_names", TRAIN.names),
+        ("single_token_names", HELD_OUT.names),
+        ("two_piece_names", held_out_two_piece_names()),
+    ):
         found = recall(model, tokenizer, length=400, count=needles, seed=seed, names=names)
         report[f"recall_400_{key}"] = found["all"]
         progress({f"recall_400_{key}": found["all"]})

@@ -85,7 +85,12 @@ def addition(rng: random.Random, lexicon: Lexicon) -> Turn:
     user = _ask(
         rng,
         lexicon,
-        (f"What is {one} plus {two}?", f"Add {one} and {two}.", f"How much is {one} plus {two}?"),
+        (
+            f"What is {one} plus {two}?",
+            f"Add {one} and {two}.",
+            f"How much is {one} plus {two}?",
+            f"Please add {one} and {two}.",
+        ),
         f"How much is {one} and {two}?",
     )
     return Turn(user, f"{one.capitalize()} plus {two} is {total}.")
@@ -110,7 +115,11 @@ def atlas(rng: random.Random, lexicon: Lexicon) -> Turn:
     user = _ask(
         rng,
         lexicon,
-        (f"What is the capital of {country}?", f"Which city is the capital of {country}?"),
+        (
+            f"What is the capital of {country}?",
+            f"Which city is the capital of {country}?",
+            f"Name the capital of {country}.",
+        ),
         f"Please name the capital of {country}.",
     )
     return Turn(user, f"The capital of {country} is {CAPITALS[country]}.")
@@ -122,7 +131,11 @@ def colour(rng: random.Random, lexicon: Lexicon) -> Turn:
     user = _ask(
         rng,
         lexicon,
-        (f"What colour is the {thing}?", f"Which colour has the {thing}?"),
+        (
+            f"What colour is the {thing}?",
+            f"Which colour has the {thing}?",
+            f"Name the colour of the {thing}.",
+        ),
         f"Please name the colour of the {thing}.",
     )
     return Turn(user, f"The {thing} is {COLOURS[thing]}.")
@@ -158,7 +171,12 @@ def listing(rng: random.Random, lexicon: Lexicon) -> Turn:
     user = _ask(
         rng,
         lexicon,
-        (f"Make a list of: {given}.", f"Write a numbered list: {given}.", f"List these: {given}."),
+        (
+            f"Make a list of: {given}.",
+            f"Write a numbered list: {given}.",
+            f"List these: {given}.",
+            f"Please list: {given}.",
+        ),
         f"Make a numbered list of: {given}.",
     )
     lines = "\n".join(f"{i + 1}. the {word}" for i, word in enumerate(items))
@@ -175,6 +193,8 @@ def description(rng: random.Random, lexicon: Lexicon) -> Turn:
         (
             f"Describe the {adjective} {noun} near the {near} and the {far}.",
             f"Tell me about the {adjective} {noun} near the {near} and the {far}.",
+            f"Can you describe the {adjective} {noun} near the {near} and the {far}?",
+            f"Please tell me about the {adjective} {noun} near the {near} and the {far}.",
         ),
         f"Please describe the {adjective} {noun} near the {near} and the {far}.",
     )
@@ -197,6 +217,7 @@ def small_class(rng: random.Random, lexicon: Lexicon) -> Turn:
         (
             f"Write a class {subject.title} with the fields {given}.",
             f"Please write a Python class {subject.title} with {given}.",
+            f"I need a class {subject.title} with the fields {given}.",
         ),
         f"Please write a class {subject.title} with the fields {given}.",
     )
@@ -220,6 +241,7 @@ def recall(rng: random.Random, lexicon: Lexicon) -> Turn:
         (
             f"{''.join(units).strip()} What is the secret code of {wanted.name}?",
             f"Read this.{''.join(units)} Now tell me the secret code of {wanted.name}.",
+            f"{''.join(units).strip()} Please tell me the secret code of {wanted.name}.",
         ),
         f"Please read.{''.join(units)} What is the secret code of {wanted.name}?",
     )

@@ -88,19 +88,23 @@ def is_held_out_pseudo_name(head: str, tail: str) -> bool:
     return (NAME_HEADS.index(head) + 2 * NAME_TAILS.index(tail)) % 5 == 0
 
 
-def pseudo_name(rng: random.Random, *, held_out: bool = False) -> str:
-    """A made-up name of two pieces, from the training pairs or from the held-out ones."""
+def pseudo_name(rng: random.Random) -> str:
+    """A made-up name of two pieces, from the training pairs."""
     while True:
         head, tail = rng.choice(NAME_HEADS), rng.choice(NAME_TAILS)
-        if is_held_out_pseudo_name(head, tail) == held_out:
+        if not is_held_out_pseudo_name(head, tail):
             return head + tail
 
 
 def draw_names(rng: random.Random, lexicon: Lexicon, count: int) -> list[str]:
-    """`count` different names; some are made up or plain words, so that unseen names work too."""
+    """`count` different names; some are made up or plain words, so that unseen names work too.
+
+    In three draws of ten all of them are, so that made-up names which share a piece must be told apart.
+    """
     names = rng.sample(lexicon.names, min(count, len(lexicon.names)))
+    rate = 1.0 if rng.random() < 0.3 else lexicon.pseudo_rate
     for i in range(len(names)):
-        if rng.random() < lexicon.pseudo_rate:
+        if rng.random() < rate:
             plain = rng.choice(lexicon.nouns + lexicon.fields)
             name = pseudo_name(rng) if rng.random() < 0.6 else plain
             if name not in names:
@@ -108,13 +112,17 @@ def draw_names(rng: random.Random, lexicon: Lexicon, count: int) -> list[str]:
     return names
 
 
-def draw_unseen_names(rng: random.Random, count: int) -> list[str]:
-    """`count` different held-out two-piece names."""
-    names: list[str] = []
-    while len(names) < count:
-        name = pseudo_name(rng, held_out=True)
-        if name not in names:
-            names.append(name)
+def held_out_two_piece_names() -> tuple[str, ...]:
+    """Every made-up name that no training text holds."""
+    pairs = ((head, tail) for head in NAME_HEADS for tail in NAME_TAILS)
+    return tuple(head + tail for head, tail in pairs if is_held_out_pseudo_name(head, tail))
+
+
+def draw_held_out_names(rng: random.Random, count: int) -> list[str]:
+    """`count` different names never seen in a fact, half of them single tokens and half two-piece."""
+    pieces = count // 2
+    names = rng.sample(HELD_OUT.names, count - pieces) + rng.sample(held_out_two_piece_names(), pieces)
+    rng.shuffle(names)
     return names
 
 

@@ -16,8 +16,8 @@ from engine.training.corpora.lexicon import (
     HELD_OUT,
     TRAIN,
     Lexicon,
+    draw_held_out_names,
     draw_names,
-    draw_unseen_names,
     pseudo_word,
 )
 
@@ -78,8 +78,8 @@ def filler(rng: random.Random, lexicon: Lexicon = TRAIN) -> str:
 
 
 def draw_facts(rng: random.Random, lexicon: Lexicon, count: int) -> list[Fact]:
-    """`count` facts with different names; those of the held-out lexicon are names no training text holds."""
-    names = draw_unseen_names(rng, count) if lexicon is HELD_OUT else draw_names(rng, lexicon, count)
+    """`count` facts with different names; the held-out ones are in no training fact."""
+    names = draw_held_out_names(rng, count) if lexicon is HELD_OUT else draw_names(rng, lexicon, count)
     return [_fact(rng, name) for name in names]
 
 
@@ -127,7 +127,7 @@ def needle(
 
     Filler is held out; so are the names, unless `names` lists those to draw from.
     """
-    chosen = rng.sample(names, 1 + distractors) if names else draw_unseen_names(rng, 1 + distractors)
+    chosen = rng.sample(names, 1 + distractors) if names else draw_held_out_names(rng, 1 + distractors)
     wanted, *others = [_fact(rng, name) for name in chosen]
     units = [fact.sentence for fact in others]
     room = length - 1 - count(wanted.question) - count(wanted.sentence) - sum(map(count, units))

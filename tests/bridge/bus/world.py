@@ -1,4 +1,4 @@
-"""A bus on real repositories: a bare remote, a client's clone and a runner's mirror, and the few moves tests make."""
+"""A bus on real repositories: a bare remote, a client's clone, a runner's mirror, and the moves tests make."""
 
 from __future__ import annotations
 
@@ -133,7 +133,8 @@ class World:
         hand.git("read-tree", parent, cwd=remote)
         for path, data in files.items():
             if data is None:
-                hand.git("update-index", "--force-remove", path, cwd=remote)
+                nothing = f"0 {'0' * 40}\t{path}\n"
+                hand.git("update-index", "--index-info", cwd=remote, input=nothing)
                 continue
             blob = hand.git("hash-object", "-w", "--stdin", cwd=remote, input=data.decode())
             hand.git("update-index", "--add", "--cacheinfo", f"100644,{blob},{path}", cwd=remote)

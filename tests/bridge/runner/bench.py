@@ -1,4 +1,4 @@
-"""A runner's test bench: a real bare remote, an owner's presets of small programs, requests pushed with git."""
+"""A runner's test bench: a real bare remote, presets of small programs, requests pushed with git."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ PROGRAMS = {
     "echo": "print('hello from', arg)",
     "fail": "import sys; print('about to fail'); sys.exit(3)",
     "sleep": "import time; print('progress 1/4 sleeping soundly', flush=True); time.sleep(60)",
-    "stubborn": "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)",
+    "stubborn": (
+        "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+    ),
     "flood": "while True: print('x' * 100000)",
     "environment": "import json, os; print(json.dumps(dict(os.environ)))",
     "leak": "print('the token is', arg)",
@@ -140,7 +142,8 @@ class Bench:
             "import sys\nfrom pathlib import Path\n"
             "from bridge.runner.serve import Runner\nfrom bridge.runner.station import open_station\n"
             "name, remote, state, config = sys.argv[1:5]\n"
-            "station = open_station(name, remote, state_dir=Path(state), config_dir=Path(config), beat_s=0.2)\n"
+            "folders = {'state_dir': Path(state), 'config_dir': Path(config)}\n"
+            "station = open_station(name, remote, beat_s=0.2, **folders)\n"
             f"Runner(station, say=lambda line: print(line, flush=True), idle_s=0.2).serve(once={once})\n"
         )
         argv = [sys.executable, "-c", script, name, str(self.house.remote), str(self.state), str(self.config)]

@@ -64,7 +64,7 @@ def test_afterwards_only_the_result_is_left(bench: Bench) -> None:
     assert bench.house.remote_refs() == {"refs/heads/main", asked.result_ref}
     folder = bench.station().folder
     assert not list((folder / "jobs").glob("*"))
-    assert not [path for path in folder.glob("spool-*/*")]
+    assert not list(folder.glob("spool-*/*"))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,160 @@
+"""Exactly one result, in one place; believed only when every part of it fits the request."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bridge import signing
+from bridge.bus import refs
+from bridge.bus.handles import resolve_handle
+from bridge.bus.publish import TRAILER
+from bridge.bus.requests import Submitted
+from bridge.bus.results import Believed, Standing, believe, fetch
+from bridge.errors import LeaseLost, ResultError, UnknownHandle
+from bridge.result import RESULT_NAME, RESULT_ROOT
+from tests.bridge.bus.world import FILES, World
+
+NOBODY = Path("/nonexistent")
+
+
+def read(world: World, submitted: Submitted, trusted: Path = NOBODY, *, known: bool = True) -> Believed:
+    asked = world.asked(submitted) if known else None
+    fetched = fetch(
+        world.git, world.remote, resolve_handle(world.git, world.remote, submitted.nonce), asked=asked
+    )
+    assert fetched is not None
+    return believe(fetched, trusted=trusted, asked=asked)
+
+
+def test_a_result_is_one_commit_that_clears_inbox_and_claim(world: World):
+    submitted = world.submit()
+    [pending] = world.mirror.refresh()
+    published = world.answer(submitted, held=world.claim(pending))
+    assert published.ref == submitted.ref
+    believed = read(world, submitted, known=False)
+    assert dict(believed.files) == FILES
+    assert believed.signature is Standing.UNSIGNED
+    assert "anyone with push rights" in believed.sentence
+    assert not [ref for ref in world.house.remote_refs() if ref.startswith("refs/mac-bridge/")]
+    assert world.mirror.refresh() == []
+
+
+def test_a_second_result_is_refused(world: World):
+    submitted = world.submit()
+    first = world.answer(submitted)
+    other = {"report.json": b"other"}
+    second = world.result(world.asked(submitted), other)
+    with pytest.raises(LeaseLost):
+        world.answer(submitted, result=second, files=other)
+    assert read(world, submitted).commit == first.commit
+
+
+@pytest.mark.parametrize("how", ["moved", "deleted"])
+def test_a_branch_that_moved_or_vanished_leaves_the_result_a_ref_of_its_own(world: World, how: str):
+    submitted = world.submit()
+    if how == "moved":
+        world.point(submitted.ref, world.commit(submitted.commit, {"README.md": b"mine now"}))
+    else:
+        world.house.git("update-ref", "-d", submitted.ref, cwd=world.house.remote)
+    published = world.answer(submitted)
+    assert published.ref == refs.result_ref(submitted.nonce)
+    assert read(world, submitted).commit == published.commit
+
+
+def test_signatures_are_trusted_untrusted_or_absent(world: World, tmp_path: Path):
+    key = signing.ensure_key(tmp_path / "key", "runner")
+    submitted = world.submit()
+    data = world.result(world.asked(submitted))
+    world.answer(submitted, result=data, signature=signing.sign(key, signing.RESULT_NAMESPACE, data))
+    assert read(world, submitted).signature is Standing.UNTRUSTED_KEY
+    allowed = tmp_path / "trusted"
+    allowed.write_text(signing.allowed_line(signing.public_key(key), "testmac", signing.RESULT_NAMESPACE))
+    believed = read(world, submitted, allowed)
+    assert (believed.signature, believed.signer) == (Standing.TRUSTED, "testmac")
+
+
+@pytest.mark.parametrize("what", ["request namespace", "other bytes", "rubbish"])
+def test_a_signature_that_does_not_verify_is_worse_than_none(world: World, tmp_path: Path, what: str):
+    key = signing.ensure_key(tmp_path / "key", "runner")
+    submitted = world.submit()
+    data = world.result(world.asked(submitted))
+    signature = {
+        "request namespace": signing.sign(key, signing.REQUEST_NAMESPACE, data),
+        "other bytes": signing.sign(key, signing.RESULT_NAMESPACE, data + b" "),
+        "rubbish": b"-----BEGIN SSH SIGNATURE-----\nAAAA\n-----END SSH SIGNATURE-----\n",
+    }[what]
+    world.answer(submitted, result=data, signature=signature)
+    with pytest.raises(ResultError, match=r"result\.json\.sig"):
+        read(world, submitted)
+
+
+def by_hand(world: World, submitted: Submitted, files: dict[str, bytes | None], data: bytes) -> None:
+    """Replace the answer by a commit of our own with a matching trailer, as anyone with push rights could."""
+    folder = f"{RESULT_ROOT}/{submitted.nonce}"
+    message = f"forged\n\n{TRAILER}: {hashlib.sha256(data).hexdigest()}\n"
+    tree = {f"{folder}/{path}": content for path, content in FILES.items()} | {
+        f"{folder}/{RESULT_NAME}": data
+    }
+    commit = world.commit(submitted.commit, {**tree, **files}, message)
+    world.point(submitted.ref, commit)
+
+
+def edited(data: bytes, change: Callable[[dict[str, object]], None]) -> bytes:
+    document = json.loads(data)
+    change(document)
+    return json.dumps(document).encode()
+
+
+def test_a_forged_answer_that_fits_is_shown_as_unsigned(world: World):
+    submitted = world.submit()
+    by_hand(world, submitted, {}, world.result(world.asked(submitted)))
+    assert read(world, submitted).signature is Standing.UNSIGNED
+
+
+FORGERIES: dict[str, tuple[Callable[[dict[str, object]], None], dict[str, bytes | None], str]] = {
+    "another nonce": (lambda d: d.update(nonce="20200101t000000z000000000000"), {}, "copied"),
+    "another request": (lambda d: d.update(request_commit="e" * 40), {}, "request commit"),
+    "another workload": (lambda d: d.update(workload_sha="e" * 40), {}, "workload"),
+    "no workload": (lambda d: d.update(workload_sha=None), {}, "workload"),
+    "a file unlisted": (lambda d: d.update(files=[]), {}, "lists"),
+    "unknown field": (lambda d: d.update(extra=1), {}, "extra"),
+    "outside the folder": (lambda d: None, {"README.md": b"changed"}, "outside"),
+}
+
+
+@pytest.mark.parametrize("case", FORGERIES)
+def test_a_forged_answer_that_does_not_fit_is_rejected(world: World, case: str):
+    change, files, word = FORGERIES[case]
+    submitted = world.submit()
+    by_hand(world, submitted, files, edited(world.result(world.asked(submitted)), change))
+    with pytest.raises(ResultError, match=word):
+        read(world, submitted)
+
+
+def test_an_altered_file_and_a_missing_trailer_are_rejected(world: World):
+    submitted = world.submit()
+    data = world.result(world.asked(submitted))
+    folder = f"{RESULT_ROOT}/{submitted.nonce}"
+    by_hand(world, submitted, {f"{folder}/report.json": b"{}"}, data)
+    with pytest.raises(ResultError, match="altered"):
+        read(world, submitted)
+    by_hand(world, submitted, {f"{folder}/{RESULT_NAME}": data + b" "}, data)
+    with pytest.raises(ResultError, match="commit message"):
+        read(world, submitted)
+
+
+def test_a_handle_is_a_nonce_a_branch_or_a_unique_prefix(world: World):
+    first = world.submit(nonce="20260301t120000zaaaaaaaaaaaa")
+    second = world.submit(nonce="20260301t120000zbbbbbbbbbbbb")
+    for handle in (first.nonce, first.ref, first.ref.removeprefix("refs/heads/"), first.nonce[:17]):
+        assert resolve_handle(world.git, world.remote, handle).nonce == first.nonce
+    assert resolve_handle(world.git, world.remote, second.nonce).ahead == 1
+    with pytest.raises(UnknownHandle, match="2 requests"):
+        resolve_handle(world.git, world.remote, "20260301t12")
+    with pytest.raises(UnknownHandle):
+        resolve_handle(world.git, world.remote, "")
