@@ -90,7 +90,8 @@ def find(found: Mapping[str, str], handle: str) -> str:
         return matches.pop()
     if not matches:
         raise UnknownHandle(
-            f"no request on this remote is called {handle!r}", "list them with `kakeya_mac queue`"
+            f"no request on this remote is called {handle!r}",
+            "check the handle, and name its remote with --remote",
         )
     some = ", ".join(sorted(matches)[:5])
     raise UnknownHandle(f"{handle!r} names {len(matches)} requests: {some}", "give more of the name")

@@ -47,6 +47,14 @@ ELSEWHERE: dict[str, Explanation] = {
         "the report carries a field the schema does not know",
         "Use an engine and a gate of the same version.",
     ),
+    "WRONG_KIND": Explanation(
+        "the report is not of the kind that the preset promises (checked by the runner)",
+        "Use an engine and presets of the same version.",
+    ),
+    "SECRET_IN_EVIDENCE": Explanation(
+        "the report contains a secret-named value of the runner's environment (checked by the runner)",
+        "Keep secrets out of the runner's environment, or out of what the job writes.",
+    ),
     "EVIDENCE_DIGEST": Explanation(
         "a file is not the one whose sha256 the signed result names (checked when a result is read)",
         "Fetch the result again; if it stays, somebody edited the published files.",

@@ -1,4 +1,4 @@
-"""A bus on real repositories: a bare remote, a client's clone, a runner's mirror, and the moves tests make."""
+"""A bus on real repositories: a bare remote, a client's clone, a runner's mirror, the moves tests make."""
 
 from __future__ import annotations
 

@@ -1,0 +1,97 @@
+"""Following a request: every change once, in order, never for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bridge.bus.claims import Beat
+from bridge.client.watch import watch
+from bridge.errors import RemoteUnreachable, UnknownHandle, WaitTimeout
+from bridge.result import Phase
+from tests.bridge.bus.world import World, make_world
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    return make_world(tmp_path, monkeypatch)
+
+
+class Time:
+    """A clock that only sleeping moves, and that does the next step of a plan at each sleep."""
+
+    def __init__(self, *steps: Callable[[], object]) -> None:
+        self.now = 0.0
+        self.steps = list(steps)
+
+    def clock(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        if self.steps:
+            self.steps.pop(0)()
+
+
+def test_phases_come_in_order_and_end_with_the_result(world: World):
+    submitted = world.submit()
+    [pending] = world.mirror.refresh()
+    held = []
+    time = Time(
+        lambda: held.append(world.claim(pending)),
+        lambda: held[0].beat(Beat(Phase.RUNNING, 2.0, log_tail=("\x1b[31mred",))),
+        lambda: world.answer(submitted, held=held[0]),
+    )
+    updates = list(
+        watch(
+            world.git,
+            world.remote,
+            submitted.nonce,
+            deadline=100,
+            asked=world.asked(submitted),
+            clock=time.clock,
+            sleep=time.sleep,
+        )
+    )
+    assert [u.phase for u in updates] == [Phase.QUEUED, Phase.CLAIMED, Phase.RUNNING, Phase.DONE]
+    assert updates[-1].result is not None
+    assert updates[-1].result.above == 1
+
+
+def test_the_deadline_ends_the_wait_and_says_that_the_job_goes_on(world: World):
+    submitted = world.submit()
+    time = Time()
+    with pytest.raises(WaitTimeout, match="goes on"):
+        list(watch(world.git, world.remote, submitted.nonce, deadline=5, clock=time.clock, sleep=time.sleep))
+    assert time.now <= 6
+
+
+def test_a_request_that_vanishes_is_reported(world: World):
+    submitted = world.submit()
+    for ref in world.house.remote_refs() - {"refs/heads/main"}:
+        world.house.git("update-ref", "-d", ref, cwd=world.house.remote)
+    time = Time()
+    with pytest.raises(UnknownHandle):
+        list(
+            watch(world.git, world.remote, submitted.nonce, deadline=500, clock=time.clock, sleep=time.sleep)
+        )
+
+
+def test_a_passing_fault_is_waited_out_and_a_lasting_one_is_not(world: World):
+    submitted = world.submit()
+    away = world.house.root / "away.git"
+    world.house.remote.rename(away)
+    time = Time(lambda: away.rename(world.house.remote), lambda: world.answer(submitted))
+    updates = list(
+        watch(world.git, world.remote, submitted.nonce, deadline=500, clock=time.clock, sleep=time.sleep)
+    )
+    assert updates[0].notice is not None
+    assert updates[-1].phase is Phase.DONE
+    with pytest.raises(RemoteUnreachable):
+        list(
+            watch(
+                world.git, "/no/such.git", submitted.nonce, deadline=500, clock=time.clock, sleep=time.sleep
+            )
+        )
