@@ -109,7 +109,7 @@ def _show(believed: Believed, output: Path | None) -> None:
     from bridge.evidence.gate import judge
     from bridge.render.terminal import evidence_tables
 
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 110)  # a pipe has no width to fit
     for file in believed.result.files:
         if file.role == "evidence":
             for table in evidence_tables(judge(believed.files[file.path])):

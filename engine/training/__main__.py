@@ -113,13 +113,13 @@ def drafter(options: dict[str, Any]) -> None:
         _tokenizer(options["work"], options["seed"]),
         options["work"] / "selfplay",
         seed=options["seed"],
-        batches=1 if options["tiny"] else drafting.SELFPLAY_BATCHES,
+        batches=(1, 1) if options["tiny"] else drafting.SELFPLAY_BATCHES,
         rows=16 if options["tiny"] else 128,
         taps=tuple(config["dflash_config"]["target_layer_ids"]),
         progress=_progress(),
     )
     task = drafting.DrafterTask(drafting.build(config, options["seed"]), model, data, options["seed"])
-    schedule = trainer.Schedule(steps=20 if options["tiny"] else drafting.STEPS)
+    schedule = trainer.Schedule(steps=20 if options["tiny"] else drafting.STEPS, decay=0.5)
     trainer.fit(task, schedule, options["work"] / "drafter", progress=_progress(), every=100)
 
 

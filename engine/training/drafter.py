@@ -24,8 +24,8 @@ from engine.training.tokenizer import MASK
 from engine.training.trainer import named_parameters
 
 TAPS = (1, 3, 5, 8)
-SELFPLAY_BATCHES = 24  # of 128 rows of 512 tokens
-STEPS = 5000
+SELFPLAY_BATCHES = (20, 16)  # of 128 rows of 512 tokens: training words, mostly made-up words
+STEPS = 4500
 
 
 def configuration(target: dict[str, Any], *, layers: int = 2, block: int = 8) -> dict[str, Any]:

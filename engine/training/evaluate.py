@@ -25,6 +25,7 @@ Progress = Callable[[dict[str, Any]], None]
 STOPS = (EOS, END)
 CONTEXTS = (128, 256, 400, 480)
 KINDS = ("code", "chat", "retrieval")
+BY_KIND_BLOCK = 8  # block at which code acceptance is split by what was held out
 
 
 def load_target(folder: Path) -> tuple[Any, Any]:
@@ -137,7 +138,8 @@ def shipped_sets(
     for kind in KINDS:
         emitted: dict[int, list[int]] = {block: [] for block in blocks}
         looping, lengths, answered, shipped = [], [], 0, prompt_sets.read(folder / f"{kind}.jsonl")
-        for prompt in shipped:
+        by_kind: dict[str, list[int]] = {}
+        for index, prompt in enumerate(shipped):
             encoded = encode_prompt(tokenizer, prompt)
             continuation = greedy(model, encoded, tokens)
             lengths.append(len(continuation))
@@ -145,13 +147,18 @@ def shipped_sets(
             if loop_period(continuation):
                 looping.append(prompt["id"])
             for block in blocks:
-                emitted[block] += rounds(target, drafter, encoded, continuation, block)
+                found = rounds(target, drafter, encoded, continuation, block)
+                emitted[block] += found
+                if kind == "code" and block == BY_KIND_BLOCK:
+                    by_kind.setdefault(prompt_sets.code_kind(index), []).extend(found)
         result[kind] = {
             "prompts": len(shipped),
             "median_tokens": sorted(lengths)[len(lengths) // 2],
             "acceptance": {str(block): round(sum(e) / len(e), 3) for block, e in emitted.items()},
             "looping": looping,
         }
+        if by_kind:
+            result[kind]["by_kind"] = {key: round(sum(e) / len(e), 3) for key, e in by_kind.items()}
         if kind == "retrieval":
             result[kind]["answered"] = answered
     return result

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from pathlib import Path
 from typing import Any
 
 from engine.training.corpora import chat, code, retrieval
-from engine.training.corpora.lexicon import HELD_OUT, generator
+from engine.training.corpora.lexicon import HELD_OUT, TRAIN, Lexicon, generator
 from engine.training.tokenizer import DemoTokenizer
 
 PROMPTS = 24  # in each set
@@ -16,26 +17,36 @@ CODE_TAIL = 144  # tokens of the program that a code prompt leaves to write, at 
 RETRIEVAL_TOKENS = 400
 
 
+def code_kind(index: int) -> str:
+    """What is held out of the code prompt at this index: its template, its words, or only the draw."""
+    return {"t": "template", "d": "draw", "w": "words"}["tdtwdtdtwdtw"[index % 12]]
+
+
 def code_prompts(tokenizer: DemoTokenizer, seed: int) -> list[dict[str, Any]]:
-    """Beginnings of programs: every training template with held-out words, then the held-out templates."""
+    """Beginnings of programs that training never saw, for three reasons in turn.
+
+    Of every twelve, five are of held-out templates, four are new draws of training templates, and three are
+    training templates with held-out identifiers (the hardest: the drafter must copy words it does not know).
+    """
     rng = generator(f"prompts/code/{seed}")
-    known = list(code.TRAINING_TEMPLATES.values())
-    unknown = list(code.HELD_OUT_TEMPLATES.values())
-    templates = (known + unknown * 2 + known)[:PROMPTS]
-    return [
-        {"id": f"code-{i + 1:03d}", "kind": "code", "prompt": _beginning(rng, tokenizer, template)}
-        for i, template in enumerate(templates)
-    ]
+    known = itertools.cycle(code.TRAINING_TEMPLATES.values())
+    unknown = itertools.cycle(code.HELD_OUT_TEMPLATES.values())
+    prompts = []
+    for i in range(PROMPTS):
+        template = next(unknown if code_kind(i) == "template" else known)
+        text = _beginning(rng, tokenizer, template, HELD_OUT if code_kind(i) == "words" else TRAIN)
+        prompts.append({"id": f"code-{i + 1:03d}", "kind": "code", "prompt": text})
+    return prompts
 
 
-def _beginning(rng: random.Random, tokenizer: DemoTokenizer, template: code.Template) -> str:
+def _beginning(rng: random.Random, tokenizer: DemoTokenizer, template: code.Template, words: Lexicon) -> str:
     """The first two fifths of a program, with at least `CODE_TAIL` tokens to go.
 
     It ends with a line but without its newline: the tokenizer joins a newline to the indentation that
     follows, so a lone one at the end would tell the target that the program is over.
     """
     while True:
-        lines = code.program(rng, HELD_OUT, template, fields=(4, 5)).splitlines(keepends=True)
+        lines = code.program(rng, words, template, fields=(4, 5)).splitlines(keepends=True)
         total = tokenizer.count("".join(lines))
         for end in range(1, len(lines)):
             prompt = "".join(lines[:end]).rstrip("\n")

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from engine.training.corpora import chat, retrieval
 from engine.training.corpora.batches import encode, program_document
 from engine.training.corpora.document import ANSWER
-from engine.training.corpora.lexicon import TRAIN, generator
+from engine.training.corpora.lexicon import MADE_UP, TRAIN, Lexicon, generator
 from engine.training.fastops import gelu_value, softmax_value
 from engine.training.target_forward import embedding_scale
 from engine.training.tokenizer import ASSISTANT, END, EOS, DemoTokenizer
@@ -50,22 +50,24 @@ class Continuations:
         return cls(*(np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("tokens", "kinds", "taps")))
 
 
-def draw_prompt(rng: random.Random, tokenizer: DemoTokenizer, room: int) -> tuple[int, list[int]]:
+def draw_prompt(
+    rng: random.Random, tokenizer: DemoTokenizer, room: int, lexicon: Lexicon
+) -> tuple[int, list[int]]:
     """A kind and the prompt of a training document, cut where a continuation is wanted."""
     kind = rng.choices(list(SHARES), list(SHARES.values()))[0]
     if kind == RETRIEVAL and room < 200:
         kind = CHAT
     if kind == CODE:
-        tokens, _ = encode(tokenizer, program_document(rng))
+        tokens, _ = encode(tokenizer, program_document(rng, lexicon))
         return kind, tokens[: round(len(tokens) * rng.uniform(0.1, 0.6))]
     if kind == RETRIEVAL:
         facts = rng.randint(2, 8)
         length = rng.randint(min(room, 96 + 24 * facts), room)
         tokens, weights = encode(
-            tokenizer, retrieval.document(rng, TRAIN, tokenizer.count, length=length, facts=facts)
+            tokenizer, retrieval.document(rng, lexicon, tokenizer.count, length=length, facts=facts)
         )
         return kind, tokens[: weights.index(ANSWER)]
-    tokens, _ = encode(tokenizer, chat.conversation(rng))
+    tokens, _ = encode(tokenizer, chat.conversation(rng, lexicon))
     last = len(tokens) - tokens[::-1].index(ASSISTANT)
     return kind, tokens[:last]
 
@@ -138,7 +140,14 @@ def _step(
 
 
 def continue_greedily(
-    model: Any, tokenizer: DemoTokenizer, *, seed: int, rows: int, length: int, taps: tuple[int, ...]
+    model: Any,
+    tokenizer: DemoTokenizer,
+    *,
+    seed: int,
+    rows: int,
+    length: int,
+    taps: tuple[int, ...],
+    lexicon: Lexicon = TRAIN,
 ) -> Continuations:
     """`rows` streams of `length` tokens in one batch."""
     rng = generator(f"selfplay/{seed}")
@@ -150,7 +159,7 @@ def continue_greedily(
     stop_at = np.zeros(rows, np.int64)
 
     def begin(row: int, position: int) -> None:
-        current[row], prompt = draw_prompt(rng, tokenizer, length - position)
+        current[row], prompt = draw_prompt(rng, tokenizer, length - position, lexicon)
         prompt = prompt[: length - position]
         forced[row, position : position + len(prompt)] = prompt
         stop_at[row] = position + len(prompt) + LIMIT
@@ -183,19 +192,29 @@ def collect(
     folder: Path,
     *,
     seed: int,
-    batches: int,
+    batches: tuple[int, int],
     rows: int = 128,
     length: int = 512,
     taps: tuple[int, ...],
     progress: Callable[[dict[str, float]], None],
 ) -> Continuations:
-    """Collect `batches` times `rows` streams, each batch in its own folder so that a stopped run resumes."""
+    """Collect streams, each batch of `rows` in its own folder so that a stopped run resumes.
+
+    `batches` are the number of batches with the training words and the number with mostly made-up words.
+    """
     parts = []
-    for index in range(batches):
+    plain, made_up = batches
+    for index in range(plain + made_up):
         part = folder / f"part-{index:03d}"
         if not (part / "taps.npy").exists():
             made = continue_greedily(
-                model, tokenizer, seed=seed * 10_000 + index, rows=rows, length=length, taps=taps
+                model,
+                tokenizer,
+                seed=seed * 10_000 + index,
+                rows=rows,
+                length=length,
+                taps=taps,
+                lexicon=TRAIN if index < plain else MADE_UP,
             )
             made.save(part)
             progress({"batch": index + 1, "generated": float((made.kinds > 0).mean())})

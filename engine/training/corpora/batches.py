@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from engine.training.corpora import chat, code, retrieval
 from engine.training.corpora.document import CONTEXT, NORMAL, Document, Piece
-from engine.training.corpora.lexicon import TRAIN, generator
+from engine.training.corpora.lexicon import TRAIN, Lexicon, generator
 from engine.training.tokenizer import EOS, DemoTokenizer
 
 Tokens = npt.NDArray[np.int32]
@@ -26,9 +26,9 @@ class Mixture:
     code: float = 0.40
 
 
-def program_document(rng: random.Random) -> Document:
+def program_document(rng: random.Random, lexicon: Lexicon = TRAIN) -> Document:
     """One training program from `<bos>` to `<eos>`."""
-    return (Piece("<bos>", CONTEXT), Piece(code.program(rng, TRAIN)), Piece("<eos>", NORMAL))
+    return (Piece("<bos>", CONTEXT), Piece(code.program(rng, lexicon)), Piece("<eos>", NORMAL))
 
 
 def encode(tokenizer: DemoTokenizer, document: Document) -> tuple[list[int], list[float]]:

@@ -6,7 +6,7 @@ Covers the word lists and the made-up words; the sentences and programs built fr
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 def words(text: str) -> tuple[str, ...]:
@@ -50,6 +50,9 @@ TRAIN = Lexicon(
     adjectives=words("green blue warm cold quiet bright old new small large gentle rapid narrow wide"),
     pseudo_rate=0.35,
 )
+
+# The same words, but mostly made-up ones: what a drafter needs to learn to copy words of several tokens.
+MADE_UP = replace(TRAIN, pseudo_rate=0.8)
 
 HELD_OUT = Lexicon(
     names=words("Zoe Diana Hannah Oliver Lucas Stella Conrad Marina Philip Teresa Agnes Bruno"),

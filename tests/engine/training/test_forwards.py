@@ -51,7 +51,7 @@ def test_folded_anchors_equal_one_block_at_a_time(tiny_target: Any) -> None:
 def test_selfplay_continues_as_the_stock_model_would(
     tiny_target: Any, demo_tokenizer: tokenizer.DemoTokenizer
 ) -> None:
-    made = selfplay.continue_greedily(tiny_target, demo_tokenizer, seed=0, rows=4, length=96, taps=(0, 2))
+    made = selfplay.continue_greedily(tiny_target, demo_tokenizer, seed=0, rows=6, length=160, taps=(0, 2))
     tokens = mx.array(made.tokens.astype(np.int32))
     logits = tiny_target(tokens)
     generated = made.kinds[:, 1:] > 0

@@ -1,0 +1,66 @@
+"""What an install brings: a light client, exact pins where private parts are used, sizes that stay small."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+LOCK = tomllib.loads((ROOT / "uv.lock").read_text(encoding="utf-8"))
+PACKAGES = {package["name"]: package for package in LOCK["package"]}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def closure(names: list[str]) -> set[str]:
+    """Everything that installing `names` brings, whatever the platform."""
+    found: set[str] = set()
+    while names:
+        name = names.pop()
+        if name not in found:
+            found.add(name)
+            names += [entry["name"] for entry in PACKAGES[name].get("dependencies", [])]
+    return found
+
+
+def test_a_client_install_brings_no_array_library():
+    brought = closure([entry["name"] for entry in PACKAGES["kakeya-mac"]["dependencies"]])
+    assert not brought & {"mlx", "mlx-lm", "mlx-cpu", "mlx-metal", "numpy", "transformers", "torch"}
+    assert {"click", "pydantic", "gitpython", "jsonschema", "requests", "rich"} <= brought
+
+
+def test_mlx_and_mlx_lm_are_pinned_exactly():
+    engine = PROJECT["optional-dependencies"]["engine"]
+    assert all("==" in entry for entry in engine if entry.startswith("mlx"))
+
+
+def test_the_lock_names_the_public_index_only():
+    sources = {tuple(package["source"].items()) for package in LOCK["package"]}
+    assert sources == {(("registry", "https://pypi.org/simple"),), (("editable", "."),)}
+
+
+@pytest.mark.parametrize("name", ["kakeya_mac", "kakeya-mac", "kakeya_engine", "kakeya-engine"])
+def test_every_command_exists(name: str):
+    assert name in PROJECT["scripts"]
+
+
+def test_the_shipped_pair_is_small_and_is_what_its_digests_say():
+    folder = ROOT / "engine" / "models" / "demo"
+    digests = json.loads((folder / "DIGESTS.json").read_text(encoding="utf-8"))
+    files = {str(p.relative_to(folder)): p for p in folder.rglob("*") if p.is_file() and p.parent != folder}
+    assert {name for name in digests if "/" in name} == set(files)
+    for name, path in files.items():
+        assert hashlib.sha256(path.read_bytes()).hexdigest() == digests[name], name
+    assert sum(path.stat().st_size for path in files.values()) <= 12_000_000
+
+
+def test_the_repository_stays_under_40_mb():
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split("\0")
+    sizes = [(ROOT / name).stat().st_size for name in listed if name and (ROOT / name).is_file()]
+    assert sum(sizes) < 40_000_000
