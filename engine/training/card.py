@@ -62,8 +62,8 @@ def _held_out() -> str:
     return (
         "## What was held out\n"
         "The recall figures and the chat and retrieval prompts use, and no training saw, what follows. "
-        "Of the shipped code prompts five in twelve are of held-out templates, four are new draws of training "
-        "templates, three are training templates with held-out fields and nouns.\n\n"
+        "Of the shipped code prompts five in twelve are of held-out templates, four are new draws of "
+        "training templates, three are training templates with held-out fields and nouns.\n\n"
         f"- names in facts and questions, of two kinds alike: {', '.join(HELD_OUT.names)}, which have "
         "a token of their own and occur in training only in greetings and rows of people; and one in five "
         "of the made-up two-piece names (Belan, Torin and the like), which occur nowhere in training;\n"
