@@ -278,6 +278,10 @@ class Git:
                 rows.append(Entry(mode, kind, sha, os.fsdecode(name)))
         return rows
 
+    def read_tree(self, tree: str) -> bytes:
+        """The raw bytes of one tree object, for `bridge.bus.trees`."""
+        return self.run("cat-file", "tree", tree)
+
     def changes(self, old: str, new: str) -> list[Change]:
         """The paths in which two trees differ, subtrees opened, renames not guessed.
 
@@ -367,6 +371,12 @@ class Git:
             for entry in entries
         )
         return self.run("mktree", "-z", "--missing", input=rows).decode().strip()
+
+    def write_raw_tree(self, data: bytes) -> str:
+        """Store a tree from its raw bytes; returns its sha. What an old tree has odd in it stays as it is."""
+        return (
+            self.run("hash-object", "-t", "tree", "--literally", "-w", "--stdin", input=data).decode().strip()
+        )
 
     def commit_tree(self, tree: str, parents: Sequence[str], message: str) -> str:
         """Store one commit under the bridge's own name; returns its sha."""

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from bridge.bus import refs
+from bridge.bus import refs, trees
 from bridge.bus.claims import Claim
 from bridge.bus.git import Entry, Git, Update
 from bridge.bus.requests import FOLDER
@@ -197,9 +197,8 @@ class _Publisher:
     def _with(self, tree: str | None, name: str, subtree: str) -> str:
         """A tree like `tree` (empty when there is none) with `subtree` under `name`."""
         present = tree is not None and self._git.kind_and_size(_peeled(tree))[0] == "tree"
-        rows = self._git.entries(tree) if tree is not None and present else []
-        kept = [entry for entry in rows if entry.name != name]
-        return self._git.write_tree([*kept, Entry("040000", "tree", subtree, name)])
+        raw = self._git.read_tree(tree) if tree is not None and present else b""
+        return self._git.write_raw_tree(trees.with_folder(raw, name, subtree))
 
 
 def _peeled(tree: str) -> str:

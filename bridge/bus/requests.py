@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bridge.bus import refs
+from bridge.bus import refs, trees
 from bridge.bus.git import Entry, Git, Update
 from bridge.bus.untrusted import without_credentials
 from bridge.errors import BusError, ManifestError, PushRejected, RemoteUnreachable, RevisionError
@@ -70,19 +70,18 @@ def build(git: Git, manifest: Manifest, signature: bytes | None) -> str:
         RevisionError: The workload has a file where the bridge's folder belongs.
         BusError: The workload commit is not here.
     """
-    root = git.entries(manifest.workload_sha)
-    folder = next((entry for entry in root if entry.name == FOLDER), None)
-    if folder is not None and folder.kind != "tree":
-        raise RevisionError(f"the workload {manifest.workload_sha[:12]} has a {folder.kind} named {FOLDER}")
+    root = git.read_tree(manifest.workload_sha)
+    folder = trees.find(root, FOLDER, len(manifest.workload_sha) // 2)
+    if folder is not None and not folder.is_folder:
+        raise RevisionError(f"the workload {manifest.workload_sha[:12]} has a file named {FOLDER}")
     kept = [] if folder is None else git.entries(folder.sha)
     files = [entry for entry in kept if entry.name not in (_REQUEST_NAME, _SIGNATURE_NAME)]
     files.append(Entry(_PLAIN_FILE, "blob", git.write_blob(manifest.to_bytes()), _REQUEST_NAME))
     if signature is not None:
         files.append(Entry(_PLAIN_FILE, "blob", git.write_blob(signature), _SIGNATURE_NAME))
-    rows = [entry for entry in root if entry.name != FOLDER]
-    rows.append(Entry("040000", "tree", git.write_tree(files), FOLDER))
+    tree = git.write_raw_tree(trees.with_folder(root, FOLDER, git.write_tree(files)))
     message = f"kakeya-mac request: {manifest.preset} {manifest.nonce}\n"
-    return git.commit_tree(git.write_tree(rows), [manifest.workload_sha], message)
+    return git.commit_tree(tree, [manifest.workload_sha], message)
 
 
 def submit(

@@ -74,7 +74,7 @@ def test_a_prompt_set_is_large_enough_and_held_out(kind: str) -> None:
 def test_retrieval_prompts_hold_their_needle_once() -> None:
     tokenizer = DemoTokenizer.load(PAIR / "target")
     for prompt in prompts.read(SETS / "retrieval.jsonl"):
-        name = prompt["needle"].split()[5]
+        name = prompt["needle"].split()[4]
         assert prompt["needle"] == Fact(name, prompt["answer"]).sentence.strip()
         assert prompt["prompt"].count(prompt["needle"]) == 1
         assert prompt["prompt"].endswith(Fact(name, "").question)
