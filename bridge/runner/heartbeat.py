@@ -85,9 +85,11 @@ class Heartbeat:
 
     def _beat(self) -> None:
         while True:
-            if self._wake.wait(self._interval_s) and self._ending.wait(_SETTLE_S):
-                return
+            self._wake.wait(self._interval_s)
+            # Cleared before `_ending` is asked: a stop that comes between the two is not slept through.
             self._wake.clear()
+            if self._ending.wait(_SETTLE_S):
+                return
             elapsed = self._clock() - self._started
             try:
                 self._claim.beat(Beat(self._phase, elapsed, self._progress, tuple(self._tail)))

@@ -10,7 +10,7 @@ from bridge.bus.claims import Beat, Claim, Identity, LeaseWatch, claim, read_sta
 from bridge.bus.handles import state_of
 from bridge.errors import LeaseLost
 from bridge.result import Phase
-from tests.bridge.bus.world import RUNNER, World
+from tests.worlds import RUNNER, World
 
 OTHER = Identity("othermac", "fedcba9876543210")
 

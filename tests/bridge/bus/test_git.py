@@ -15,7 +15,7 @@ from bridge.bus.results import believe, fetch
 from bridge.client.remotes import resolve_remote
 from bridge.errors import BusError, LeaseLost, NoRemote, RemoteUnreachable, RevisionError
 from bridge.result import Phase
-from tests.bridge.bus.world import World, snapshot
+from tests.worlds import World, snapshot
 
 
 @pytest.mark.parametrize(

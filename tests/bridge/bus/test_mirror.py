@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 
-from tests.bridge.bus.world import World
+from tests.worlds import World
 
 
 def test_pending_requests_come_oldest_first_and_leave_with_their_result(world: World):

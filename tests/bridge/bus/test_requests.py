@@ -9,7 +9,7 @@ from bridge.bus.git import Git
 from bridge.bus.requests import read_request
 from bridge.errors import ManifestError, PushRejected, RemoteUnreachable
 from bridge.manifest import REQUEST_PATH, SIGNATURE_PATH, parse
-from tests.bridge.bus.world import World
+from tests.worlds import World
 
 
 def test_a_request_adds_its_manifest_and_nothing_else(world: World):

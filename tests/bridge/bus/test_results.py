@@ -17,7 +17,7 @@ from bridge.bus.requests import Submitted
 from bridge.bus.results import Believed, Standing, believe, fetch
 from bridge.errors import LeaseLost, ResultError, UnknownHandle
 from bridge.result import RESULT_NAME, RESULT_ROOT
-from tests.bridge.bus.world import FILES, World
+from tests.worlds import FILES, World
 
 NOBODY = Path("/nonexistent")
 

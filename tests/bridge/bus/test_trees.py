@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bridge.bus import trees
 from bridge.bus.git import Entry, Git
-from tests.bridge.bus.world import World
+from tests.worlds import World
 
 NAME = ".mac-bridge"
 # Names around ours in git's order, where a folder sorts as if it ended in a slash.

@@ -11,7 +11,7 @@ from bridge.bus.claims import Beat
 from bridge.client.watch import watch
 from bridge.errors import RemoteUnreachable, UnknownHandle, WaitTimeout
 from bridge.result import Phase
-from tests.bridge.bus.world import World, make_world
+from tests.worlds import World, make_world
 
 
 @pytest.fixture
