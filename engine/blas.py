@@ -27,6 +27,7 @@ FAST_LIBRARIES = (
     "libblis.so.4",
     "libblis.so.3",
 )
+NARROW = 512
 FAST_MARKS = ("openblas", "mkl", "blis", "armpl")
 
 
@@ -59,6 +60,28 @@ def load_fast_blas() -> Blas:
     return _chosen[0]
 
 
+def threads() -> int | None:
+    """How many threads share a matrix product; None where the library does not say (only OpenBLAS does)."""
+    try:
+        return int(ctypes.CDLL(None).openblas_get_num_threads())
+    except AttributeError:
+        return None
+
+
+def fit_threads(width: int) -> None:
+    """Use one thread for a model so narrow that its products are over before a second one has joined in.
+
+    Measured with OpenBLAS on 2 cores, one and eight rows: below 512 columns a second thread brings less than
+    a sixth, and as the threads wait for each other by spinning, it makes every product up to 30 times slower
+    as soon as anything else runs. ``OPENBLAS_NUM_THREADS`` in the environment is left as it is.
+
+    Args:
+        width: Hidden size of the target.
+    """
+    if width < NARROW and "OPENBLAS_NUM_THREADS" not in os.environ:
+        _set_threads(1)
+
+
 def available_cpus() -> int:
     """Number of CPUs this process may use: affinity, and the control group's quota where there is one."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -87,11 +110,11 @@ def _choose() -> Blas:
         return Blas("reference", False, "mlx was imported before a fast BLAS could be loaded")
     for soname in FAST_LIBRARIES:
         try:
-            library = ctypes.CDLL(soname, mode=ctypes.RTLD_GLOBAL)
+            ctypes.CDLL(soname, mode=ctypes.RTLD_GLOBAL)
         except OSError:
             continue
         if _provider() is not None:
-            _limit_threads(library)
+            _set_threads(available_cpus())
             return Blas(soname, True, "loaded before mlx")
     return Blas("reference", False, f"no fast BLAS found; {INSTALL_HINT}")
 
@@ -121,11 +144,8 @@ def _provider() -> str | None:
     return real.name if any(mark in real.name.lower() for mark in FAST_MARKS) else "/".join(real.parts[-2:])
 
 
-def _limit_threads(library: ctypes.CDLL) -> None:
-    """Keep OpenBLAS from starting more threads than there are CPUs (it counts the host's, not ours)."""
-    try:
-        now = int(library.openblas_get_num_threads())
-        if now > available_cpus():
-            library.openblas_set_num_threads(ctypes.c_int(available_cpus()))
-    except AttributeError:
-        return
+def _set_threads(most: int) -> None:
+    """Lower OpenBLAS's threads to `most`: it counts the host's CPUs, not those this process may use."""
+    now = threads()
+    if now is not None and now > most:
+        ctypes.CDLL(None).openblas_set_num_threads(ctypes.c_int(most))

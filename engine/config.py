@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.blas import fit_threads
 from engine.errors import ConfigurationError
 from engine.loading import (
     SHIPPED_DRAFTER,
@@ -74,6 +75,7 @@ def open_engine(options: Options) -> Engine:
     if folder is None and block is not None and block > 1:
         raise ConfigurationError(f"--block {block} needs a drafter; give --drafter PATH")
     target = load_target(options.model or SHIPPED_TARGET, options.dtype)
+    fit_threads(target.target.hidden_size)
     if folder is None or block == 1:
         return Engine(options, target, None, alone=folder is None)
     drafter = load_drafter(folder, target.target, options.dtype)

@@ -190,6 +190,13 @@ class Divergence(_Frozen):
     plain_gap: float
 
 
+class Restart(_Frozen):
+    """A measurement given up after so many samples because the machine was disturbed, then begun again."""
+
+    after_samples: int
+    reason: str
+
+
 class ArmSummary(_Frozen):
     """Figures of one arm; tokens per second, tokens per verify, bytes."""
 
@@ -240,6 +247,7 @@ class Report(_Frozen):
     liveness: Liveness
     rounding: Rounding | None
     divergences: tuple[Divergence, ...]
+    restarts: tuple[Restart, ...]
     summary: Summary
 
     def arm(self, name: str) -> Arm | None:

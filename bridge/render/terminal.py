@@ -112,6 +112,8 @@ def verdict_table(judgement: Judgement) -> Table:
     table = _table("gate", "accepted" if judgement.accepted else "REJECTED")
     for claim in judgement.claims:
         table.add_row(*_plain(claim.name, claim_text(claim)))
+    for restart in judgement.report.restarts if judgement.report else ():
+        table.add_row(*_plain("measured again", f"after {restart.after_samples} samples: {restart.reason}"))
     for violation in judgement.violations:
         table.add_row(*_plain(violation.code, violation.message), style="red")
     return table

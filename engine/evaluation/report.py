@@ -194,6 +194,7 @@ class Report:
         order: Sequence[tuple[str, str]] = (),
         rounding: dict[str, float | int] | None = None,
         divergences: Sequence[dict[str, Any]] = (),
+        restarts: Sequence[dict[str, Any]] = (),
         request: Request | None = None,
     ) -> "Report":
         """Put the parts together and derive the rest."""
@@ -216,6 +217,7 @@ class Report:
             "liveness": liveness(arms),
             "rounding": rounding,
             "divergences": list(divergences),
+            "restarts": list(restarts),
             "summary": summarise(arms),
         }
         return cls(document)

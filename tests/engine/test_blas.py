@@ -94,3 +94,16 @@ def test_without_a_compiler_kernels_stay_unfused_and_the_model_still_runs(tmp_pa
     )
     done = child(script, PATH=str(tmp_path), TMPDIR=str(tmp_path))
     assert done.stdout.strip() == "False 4", done.stderr
+
+
+@linux
+def test_a_narrow_model_uses_one_thread_unless_the_environment_says_otherwise():
+    script = (
+        "from engine import blas; blas.load_fast_blas(); import mlx.core; before = blas.threads();"
+        "blas.fit_threads(512); wide = blas.threads(); blas.fit_threads(128);"
+        "print(before, wide, blas.threads())"
+    )
+    before, wide, narrow = child(script).stdout.split()
+    assert (wide, narrow) == (before, "None" if before == "None" else "1")
+    before, wide, narrow = child(script, OPENBLAS_NUM_THREADS="2").stdout.split()
+    assert before == wide == narrow

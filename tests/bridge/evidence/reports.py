@@ -137,6 +137,7 @@ def base(kind: str, claims: list[Document], arms: list[Document]) -> Document:
             "liveness": {"rounds": 0, "drafter_forwards": 0, "restored_positions": 0, "fallbacks": []},
             "rounding": {"max_abs_logit_error": 2e-4, "positions": 128} if arms else None,
             "divergences": [],
+            "restarts": [],
             "summary": {},
         }
     )

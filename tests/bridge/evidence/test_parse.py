@@ -38,6 +38,7 @@ CLASSES: dict[str, type[Any]] = {
     "properties.environment.properties.git": model.Source,
     "properties.liveness": model.Liveness,
     "properties.liveness.properties.fallbacks.items": model.Fallback,
+    "properties.restarts.items": model.Restart,
     "properties.rounding.oneOf.1": model.Rounding,
     "properties.summary": model.Summary,
     "$defs.claim": model.Claim,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from engine.evaluation.recall import RecallSwitches, measure_recall
 from engine.evaluation.report import Report, Request, summarise
 from engine.evaluation.rounding import block_error, plain_gap
 from engine.evaluation.single import generate_report, generate_stream
-from engine.evaluation.throughput import Switches, find_divergences, measure_throughput
+from engine.evaluation.throughput import Switches, find_divergences, measure_throughput, run_arm
 from engine.runtime import prepare
 from tests.engine import tiny
 from tests.engine.evaluation.test_prompts import needle_row, write
@@ -72,6 +73,39 @@ def test_throughput_compares_the_arms_prompt_by_prompt(engine: Engine, prompts: 
         spent = sum(item["draft_s"] + item["verify_s"] for item in row["rounds"])
         assert spent <= row["decode_s"] * 1.05 + 0.002
         assert row["cache"]["classes"] == {"KVCache": 2, "SlidingRing": 4}
+
+
+def test_a_disturbed_measurement_is_begun_again_and_says_so(
+    engine: Engine, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
+):
+    decode_s = iter([0.1, 0.1, 0.1, 1.0])  # the fourth sample finds the machine busy
+
+    def timed(*arguments: Any) -> Any:
+        return replace(run_arm(*arguments), prefill_s=0.01, decode_s=next(decode_s, 0.1))
+
+    phases: list[str] = []
+    switches = Switches(max_tokens=24, claim="no-slowdown")
+    monkeypatch.setattr("engine.evaluation.throughput.run_arm", timed)
+    document = check(
+        measure_throughput(
+            engine, prompts, switches, prepare(), progress=lambda *seen: phases.append(seen[2])
+        )
+    )
+    assert document["restarts"][0]["after_samples"] == 4
+    assert "one token of plain decoding took" in document["restarts"][0]["reason"]
+    assert phases.count("measuring again") == 1
+    assert [len(arm["samples"]) for arm in document["arms"]] == [4, 4]
+    assert len(document["order"]) == 8
+
+
+def test_a_machine_that_stays_busy_is_reported_as_it_is(
+    engine: Engine, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("engine.evaluation.throughput.disturbance", lambda *_: "busy")
+    switches = Switches(max_tokens=4, claim="no-slowdown")
+    document = check(measure_throughput(engine, prompts[:2], switches, prepare(), progress=quiet))
+    assert [restart["after_samples"] for restart in document["restarts"]] == [2, 2, 2]
+    assert len(document["order"]) == 4
 
 
 @pytest.mark.parametrize("block", ["1", "4"])
@@ -144,7 +178,6 @@ def test_one_generation_streams_its_text_and_can_be_reported(engine: Engine, pro
 def test_a_divergence_is_recorded_with_plain_decodings_gap(engine: Engine, prompts: list[Prompt]):
     from engine.evaluation.prompts import encode
     from engine.evaluation.report import Arm, sample
-    from engine.evaluation.throughput import run_arm
 
     target = engine.target
     tokens = encode(prompts[0], target.tokenizer, target.target.vocab_size, target.context)

@@ -1,0 +1,46 @@
+"""What the measurement calls a disturbance is what the gate rejects."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bridge.evidence.gate import judge
+from engine.evaluation.steady import disturbance
+from tests.bridge.evidence import reports
+
+SPREADS = {"SPEEDUP_PREFILL_SPREAD", "SPEEDUP_DECODE_SPREAD"}
+
+
+def rejected(document: dict[str, Any]) -> bool:
+    judgement = judge(json.dumps(document).encode())
+    return bool(SPREADS & {violation.code for violation in judgement.violations})
+
+
+def test_a_steady_measurement_is_steady():
+    plain, ours = reports.throughput()["arms"]
+    assert disturbance(plain["samples"], ours["samples"]) is None
+    assert disturbance(plain["samples"][:1], []) is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    row=st.integers(0, 7),
+    arm=st.integers(0, 1),
+    stage=st.sampled_from(["prefill_s", "decode_s"]),
+    factor=st.floats(0.5, 12.0),
+    prompt_tokens=st.sampled_from([60, 66, 70, 300]),
+)
+def test_the_gate_and_the_measurement_agree(
+    row: int, arm: int, stage: str, factor: float, prompt_tokens: int
+):
+    document = reports.throughput()
+    for part in document["arms"]:
+        part["samples"][row]["prompt_tokens"] = prompt_tokens
+    sample = document["arms"][arm]["samples"][row]
+    sample[stage] = round(sample[stage] * factor, 7)
+    plain, ours = (part["samples"] for part in document["arms"])
+    assert (disturbance(plain, ours) is not None) == rejected(reports.settle(document))
