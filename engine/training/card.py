@@ -41,14 +41,17 @@ _TRAINING = """\
 All text comes from the generators in `engine/training/corpora`: templates and word lists written
 for this project, invented words and a seed. No third-party text and no other model's output is
 used. `python -m engine.training --seed 0 all` makes tokenizer, target, drafter, prompts and this
-card from the seed; by its step times it takes about an hour and a half on two idle CPU cores with
-a fast BLAS.
+card from the seed. By its step times that takes between one and a half and five hours on two CPU
+cores with a fast BLAS (the less, the better the processor deals with denormal numbers); nobody has
+timed it in one go.
 
 That command makes a like pair, not these bits: sums of floats differ between machines, and the
 shipped target was trained while its recipe was being found. It was stopped and resumed several
 times: until step 1500 Muon's weight decay was on (the feed-forward layers shrank to nothing and
 grew again without it), the share of made-up words rose at steps 1800, 2200 and 2800, and the rate
-was raised again at each of these. The recipe in the code is the last one, from the first step on.
+was raised again at each of these. The drafter was stopped after 3,300 of the 4,500 steps that the
+recipe gives it, on 24 batches of the target's own text. The recipe in the code is the last one,
+from the first step on.
 
 1. **Target**: Muon on matrices, AdamW on the rest; rows of 64, then 128, 256, 512 and 640 tokens;
    about 45 % retrieval, 40 % programs, 15 % chat (the first rows are mostly retrieval). Digits of
