@@ -45,6 +45,7 @@ class _Answer:
     branch: str | None
     files: Mapping[str, bytes]
     message: str
+    when: str
 
 
 def publish(
@@ -83,13 +84,13 @@ def publish(
         PushRejected: The remote takes the result nowhere.
         RemoteUnreachable: It did not answer in all the tries.
     """
-    status = parse_result(result).verdict.status
+    parsed = parse_result(result)
     digest = hashlib.sha256(result).hexdigest()
-    message = f"kakeya-mac result: {status} {nonce} [skip ci]\n\n{TRAILER}: {digest}\n"
+    message = f"kakeya-mac result: {parsed.verdict.status} {nonce} [skip ci]\n\n{TRAILER}: {digest}\n"
     everything = {**files, RESULT_NAME: result}
     if signature is not None:
         everything[RESULT_SIGNATURE_NAME] = signature
-    answer = _Answer(nonce, request_commit, result_ref, everything, message)
+    answer = _Answer(nonce, request_commit, result_ref, everything, message, parsed.finished_at)
     with git.scratch() as scratch:
         publisher = _Publisher(scratch, remote, answer, claim)
         for attempt in range(tries):
@@ -107,7 +108,7 @@ class _Final(LeaseLost):
 
 
 class _Publisher:
-    """One result on its way. Commits are written once and pushed as often as needed."""
+    """One result on its way. The same answer is the same commit, whoever writes it: see `_already`."""
 
     def __init__(self, git: Git, remote: str, answer: _Answer, claim: Claim | None) -> None:
         self._git = git
@@ -123,6 +124,8 @@ class _Publisher:
         branches = (answer.branch,) if answer.branch else ()
         found = self._git.ls_remote(self._remote, *branches, refs.inbox_ref(nonce), *claim_refs, *own_refs)
         if (before := self._already(found, (*branches, *own_refs))) is not None:
+            with contextlib.suppress(BusError):
+                self._clear(self._cleanup(found))
             return before
         for ref in own_refs:
             if ref in found:
@@ -142,11 +145,15 @@ class _Publisher:
             return self._push(Update(own_refs[1], commit, ""), cleanup)
 
     def _already(self, found: Mapping[str, str], places: tuple[str, ...]) -> Published | None:
-        """Where an earlier push of ours, whose answer was lost, put the result."""
-        for ref in places:
-            if found.get(ref) in self._commits.values():
-                return Published(found[ref], ref)
-        return None
+        """Where an earlier push of the same bytes put the result, be it another process's before a crash."""
+        request = self._answer.request_commit
+        others = {ref: found[ref] for ref in places if found.get(ref, request) != request}
+        if not others:
+            return None
+        ours = {self._commit(on_branch=False)}
+        if self._git.exists(request):
+            ours.add(self._commit(on_branch=True))
+        return next((Published(held, ref) for ref, held in others.items() if held in ours), None)
 
     def _refuse_second_result(self, tip: str) -> None:
         """Stop when the branch moved because another runner's result stands on it."""
@@ -177,16 +184,22 @@ class _Publisher:
                 raise
             # A server may take the result and refuse to delete refs.
             self._git.push(self._remote, [target])
-            for update in cleanup:
-                with contextlib.suppress(BusError):
-                    self._git.push(self._remote, [update])
+            self._clear(cleanup)
         return Published(target.new or "", target.ref)
+
+    def _clear(self, cleanup: list[Update]) -> None:
+        """Delete what may be deleted, each by itself: the result stands already."""
+        for update in cleanup:
+            with contextlib.suppress(BusError):
+                self._git.push(self._remote, [update])
 
     def _commit(self, *, on_branch: bool) -> str:
         if on_branch not in self._commits:
             parents = [self._answer.request_commit] if on_branch else []
             tree = self._tree(self._answer.request_commit if on_branch else None)
-            self._commits[on_branch] = self._git.commit_tree(tree, parents, self._answer.message)
+            self._commits[on_branch] = self._git.commit_tree(
+                tree, parents, self._answer.message, when=self._answer.when
+            )
         return self._commits[on_branch]
 
     def _tree(self, base: str | None) -> str:

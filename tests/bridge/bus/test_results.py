@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,10 +13,10 @@ import pytest
 from bridge import signing
 from bridge.bus import refs
 from bridge.bus.handles import resolve_handle
-from bridge.bus.publish import TRAILER
+from bridge.bus.publish import TRAILER, publish
 from bridge.bus.requests import Submitted
 from bridge.bus.results import Believed, Standing, believe, fetch
-from bridge.errors import LeaseLost, ResultError, UnknownHandle
+from bridge.errors import LeaseLost, PushRejected, ResultError, UnknownHandle
 from bridge.result import RESULT_NAME, RESULT_ROOT
 from tests.worlds import FILES, World
 
@@ -52,6 +53,64 @@ def test_a_second_result_is_refused(world: World):
     with pytest.raises(LeaseLost):
         world.answer(submitted, result=second, files=other)
     assert read(world, submitted).commit == first.commit
+
+
+@pytest.mark.parametrize("where", ["on its branch", "on a ref of its own"])
+def test_the_same_result_brought_again_is_the_one_that_stands(world: World, where: str):
+    """A runner that died between the push and taking note of it pushes its spool again."""
+    submitted = world.submit()
+    if where == "on a ref of its own":
+        world.point(submitted.ref, world.commit(submitted.commit, {"README.md": b"mine now"}))
+    result = world.result(world.asked(submitted))
+    first = world.answer(submitted, result=result)
+    world.point(refs.inbox_ref(submitted.nonce), submitted.commit)  # as if deleting it had failed
+    time.sleep(1.1)  # git dates commits by the second
+    assert world.answer(submitted, result=result) == first
+    assert refs.inbox_ref(submitted.nonce) not in world.house.remote_refs()
+    with pytest.raises(LeaseLost):
+        world.answer(submitted, result=result, signature=b"another")
+
+
+def test_a_push_that_fails_changes_nothing_and_can_be_brought_again(world: World):
+    submitted = world.submit()
+    [pending] = world.mirror.refresh()
+    held = world.claim(pending)
+    before = world.house.git("show-ref", cwd=world.house.remote)
+    world.hook("pre-receive", "echo no; exit 1")
+    with pytest.raises(PushRejected, match="no"):
+        world.answer(submitted, held=held)
+    assert world.house.git("show-ref", cwd=world.house.remote) == before
+    (world.house.remote / "hooks" / "pre-receive").unlink()
+    assert world.answer(submitted, held=held).ref == submitted.ref
+    assert read(world, submitted).signature is Standing.UNSIGNED
+
+
+def test_a_network_that_fails_for_a_while_is_waited_out(world: World):
+    submitted = world.submit()
+    world.mirror.refresh()
+    away = world.house.remote.with_name("away.git")
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            away.rename(world.house.remote)
+
+    world.house.remote.rename(away)
+    published = publish(
+        world.mirror.git,
+        world.remote,
+        request_commit=submitted.commit,
+        nonce=submitted.nonce,
+        result_ref=submitted.ref,
+        files=FILES,
+        result=world.result(world.asked(submitted)),
+        signature=None,
+        claim=None,
+        sleep=pause,
+    )
+    assert pauses == [0.5, 1.0]
+    assert read(world, submitted).commit == published.commit
 
 
 @pytest.mark.parametrize("how", ["moved", "deleted"])
