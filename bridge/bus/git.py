@@ -378,9 +378,7 @@ class Git:
             self.run("hash-object", "-t", "tree", "--literally", "-w", "--stdin", input=data).decode().strip()
         )
 
-    def commit_tree(
-        self, tree: str, parents: Sequence[str], message: str, *, when: str | None = None
-    ) -> str:
+    def commit_tree(self, tree: str, parents: Sequence[str], message: str, *, when: str | None = None) -> str:
         """Store one commit under the bridge's own name, dated `when` (RFC 3339) or now; returns its sha."""
         dates = {} if when is None else {"GIT_AUTHOR_DATE": when, "GIT_COMMITTER_DATE": when}
         flags = [flag for parent in parents for flag in ("-p", parent)]
