@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bridge.bus import refs
-from bridge.bus.git import Git
-from bridge.bus.requests import read_request
+from bridge.bus import refs, trees
+from bridge.bus.git import Entry, Git
+from bridge.bus.requests import FOLDER, Submitted, read_request
 from bridge.errors import ManifestError, PushRejected, RemoteUnreachable
 from bridge.manifest import REQUEST_PATH, SIGNATURE_PATH, parse
 from tests.worlds import World
@@ -23,6 +23,16 @@ def test_a_request_adds_its_manifest_and_nothing_else(world: World):
     assert not world.git.exists(submitted.commit), "the object stays out of the user's repository"
 
 
+def raw_commit(world: World, submitted: Submitted, mode: str, *, parents: int = 1) -> str:
+    """A request commit as git's own commands would not write it: the manifest's mode, the parents."""
+    git, main = Git(world.house.remote), world.house.git("rev-parse", "main")
+    blob = main if mode == "160000" else git.write_blob(b"/etc/passwd" if mode == "120000" else b"{}")
+    kind = "commit" if mode == "160000" else "blob"
+    folder = git.write_tree([Entry(mode, kind, blob, "request.json")])
+    tree = git.write_raw_tree(trees.with_folder(git.read_tree(f"{main}^{{tree}}"), FOLDER, folder))
+    return git.commit_tree(tree, [main, submitted.commit][:parents], "by hand\n")
+
+
 def test_commits_of_another_shape_are_refused(world: World):
     submitted = world.submit()
     bare = Git(world.house.remote)
@@ -32,6 +42,10 @@ def test_commits_of_another_shape_are_refused(world: World):
         "no manifest": world.commit(submitted.commit + "^", {SIGNATURE_PATH: b"x"}),
         "manifest deleted": world.commit(submitted.commit, {REQUEST_PATH: None}),
         "workload itself": world.house.git("rev-parse", "HEAD"),
+        "two parents": raw_commit(world, submitted, "100644", parents=2),
+        "a link": raw_commit(world, submitted, "120000"),
+        "a program": raw_commit(world, submitted, "100755"),
+        "a submodule": raw_commit(world, submitted, "160000"),
     }
     for commit in cases.values():
         with pytest.raises(ManifestError, match=r"request|workload|carries|changes|manifest"):

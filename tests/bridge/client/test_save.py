@@ -1,0 +1,55 @@
+"""A result on disk is whole or not there, and never mixed with anything else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bridge.bus.handles import resolve_handle
+from bridge.bus.results import Believed, FetchedResult, believe, fetch
+from bridge.client.save import save
+from bridge.errors import MachineError
+from tests.worlds import FILES, World
+
+
+@pytest.fixture
+def home(world: World) -> tuple[Believed, FetchedResult]:
+    submitted = world.submit()
+    world.answer(submitted)
+    fetched = fetch(world.git, world.remote, resolve_handle(world.git, world.remote, submitted.nonce))
+    assert fetched is not None
+    return believe(fetched, trusted=Path("/nonexistent")), fetched
+
+
+@pytest.mark.parametrize("there", ["missing", "empty"])
+def test_every_published_file_is_written(home: tuple[Believed, FetchedResult], tmp_path: Path, there: str):
+    folder = tmp_path / "deep" / "result"
+    if there == "empty":
+        folder.mkdir(parents=True)
+    written = save(*home, folder)
+    assert {str(path.relative_to(folder)) for path in written} == {*FILES, "result.json"}
+    assert (folder / "logs" / "run.log").read_bytes() == FILES["logs/run.log"]
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+@pytest.mark.parametrize("there", ["a file", "a folder with something in it"])
+def test_nothing_is_written_over(home: tuple[Believed, FetchedResult], tmp_path: Path, there: str):
+    folder = tmp_path / "result"
+    if there == "a file":
+        folder.write_text("mine")
+    else:
+        folder.mkdir()
+        (folder / "mine").write_text("mine")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(MachineError, match="is not empty; nothing was written"):
+        save(*home, folder)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_place_that_cannot_be_written_is_one_clear_error(
+    home: tuple[Believed, FetchedResult], tmp_path: Path
+):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(MachineError, match="cannot write"):
+        save(*home, tmp_path / "file" / "result")
