@@ -20,7 +20,7 @@ from bridge.cli import echo_json
 from bridge.client.remotes import Remote
 from bridge.client.watch import Update, watch
 from bridge.errors import WaitTimeout
-from bridge.render.outcome import outcome_json, outcome_lines, status_line
+from bridge.render.outcome import done_line, outcome_json, outcome_lines, status_line
 from bridge.result import EXIT_CODES, Phase
 from bridge.settings import Settings
 
@@ -168,5 +168,5 @@ def _line(update: Update) -> str:
     if update.notice:
         return f"{update.phase} (no answer from the remote: {update.notice})"
     if update.phase is Phase.DONE:
-        return "done"
+        return done_line(update.result)
     return status_line(update.status, update.phase, update.ahead)

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from bridge.bus.results import Believed
+from bridge.bus.results import Believed, FetchedResult
 from bridge.bus.untrusted import clean
-from bridge.result import EXIT_CODES, RunStatus, Status
+from bridge.errors import ResultError
+from bridge.result import EXIT_CODES, RESULT_NAME, Phase, RunStatus, Status, parse_result
 
 
 def outcome_json(believed: Believed) -> dict[str, Any]:
@@ -69,4 +70,15 @@ def status_line(status: RunStatus | None, phase: str, ahead: int) -> str:
     counted = ""
     if progress is not None and progress.total:
         counted = f" {progress.done}/{progress.total} {clean(progress.step)}".rstrip()
-    return f"{phase} on {clean(status.runner)}{counted} ({status.elapsed_s:.0f} s)"
+    held = "by" if phase == Phase.CLAIMED else "on"
+    return f"{phase} {held} {clean(status.runner)}{counted} ({status.elapsed_s:.0f} s)"
+
+
+def done_line(found: FetchedResult | None) -> str:
+    """That a result is there, and how long each phase took as it says; it has not been judged yet."""
+    try:
+        phases = parse_result(found.files.get(RESULT_NAME, b"")).phase_seconds if found else {}
+    except ResultError:
+        phases = {}
+    took = ", ".join(f"{phase} {phases[phase]:.2f} s" for phase in Phase if phase in phases)
+    return f"done ({took})" if took else "done"

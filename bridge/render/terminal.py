@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from bridge.evidence.gate import Judgement
     from bridge.evidence.report import Environment, Report, Summary
 
+_BLAS_HINT = "apt install libopenblas0-pthread"
+
 
 def evidence_tables(judgement: Judgement) -> Iterator[Table]:
     """The tables that show a judged report: its figures, then the claims and broken rules.
@@ -114,9 +116,18 @@ def verdict_table(judgement: Judgement) -> Table:
         table.add_row(*_plain(claim.name, claim_text(claim)))
     for restart in judgement.report.restarts if judgement.report else ():
         table.add_row(*_plain("measured again", f"after {restart.after_samples} samples: {restart.reason}"))
+    if judgement.report is not None and _lacks_blas(judgement.report):
+        table.add_row(*_plain("hint", f"no fast BLAS on the runner, so blocks are dear there: {_BLAS_HINT}"))
     for violation in judgement.violations:
         table.add_row(*_plain(violation.code, violation.message), style="red")
     return table
+
+
+def _lacks_blas(report: Report) -> bool:
+    """Whether a speed was measured on a Linux CPU with nothing but mlx's own matrix products."""
+    machine = report.environment
+    slow = machine.system == "Linux" and not machine.metal and machine.blas == "reference"
+    return slow and report.kind == "throughput"
 
 
 def _table(first: str, *others: str) -> Table:

@@ -46,6 +46,11 @@ def test_the_demo_passes_and_its_result_commit_holds_an_accepted_report(
         assert "speedup" in claims
     for word in ("plain", "speculative", "acceptance", "identical", "passed"):
         assert word in done.out.lower()
+    seen = [done.err.find(word) for word in ("queued", "claimed", "running on", "/16 ", "done (", "gating")]
+    assert seen == sorted(seen)
+    assert seen[0] >= 0
+    slow = document["environment"]["blas"] == "reference" and document["environment"]["system"] == "Linux"
+    assert ("apt install" in done.out) == slow
     derived = document["summary"]["comparisons"][0]
     derived["decode_ratio"] *= 1.5
     report.write_text(json.dumps(document))

@@ -78,6 +78,20 @@ def test_a_recall_report_shows_every_arm_and_a_probe_the_machine() -> None:
     assert "Apple M4, 10 cores" in drawn(*evidence_tables(judge(dump(reports.probe()))))
 
 
+def test_a_speed_without_a_fast_blas_comes_with_the_line_that_installs_one() -> None:
+    document = reports.throughput()
+    assert "apt install" not in drawn(*evidence_tables(judge(dump(document))))
+    document["environment"] |= {"system": "Linux", "metal": False, "device": "cpu", "blas": "reference"}
+    assert "apt install libopenblas0-pthread" in drawn(*evidence_tables(judge(dump(document))))
+
+
+def test_a_measurement_begun_again_says_why() -> None:
+    document = reports.throughput() | {"restarts": [{"after_samples": 4, "reason": "prefills differed"}]}
+    text = drawn(*evidence_tables(judge(dump(document))))
+    assert "measured again" in text
+    assert "after 4 samples: prefills differed" in text
+
+
 def test_an_unreadable_report_shows_the_rule_it_breaks() -> None:
     text = drawn(*evidence_tables(judge(b"{}")))
     assert "REJECTED" in text
