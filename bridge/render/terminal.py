@@ -1,4 +1,4 @@
-"""Judged evidence as rich renderables: tables of figures, and a panel for a result. Nothing here prints.
+"""Judged evidence as rich tables: figures, claims, broken rules. Nothing here prints.
 
 Figures come from the gate's recomputation, never from a report's own summary. Names and messages were written
 on the other side of the bus: each passes `clean_line` and is shown as plain text, never as markup. Where
@@ -12,14 +12,10 @@ from typing import TYPE_CHECKING
 
 from bridge.bus.untrusted import clean_line
 from bridge.render.figures import bytes_text, claim_text, number_text, ratio_text
-from bridge.render.outcome import outcome_lines
-from bridge.result import Status
 
 if TYPE_CHECKING:
-    from rich.panel import Panel
     from rich.table import Table
 
-    from bridge.bus.results import Believed
     from bridge.evidence.gate import Judgement
     from bridge.evidence.report import Environment, Report, Summary
 
@@ -40,18 +36,6 @@ def evidence_tables(judgement: Judgement) -> Iterator[Table]:
         else:
             yield machine_table(report.environment)
     yield verdict_table(judgement)
-
-
-def result_panel(believed: Believed, judgement: Judgement | None) -> Panel:
-    """A result in a frame: what became of it, who ran it, where it is, and the tables of its evidence."""
-    from rich.console import Group
-    from rich.panel import Panel
-    from rich.text import Text
-
-    passed = believed.result.verdict.status is Status.PASSED
-    text = Text("\n".join(clean_line(line) for line in outcome_lines(believed)))
-    tables = () if judgement is None else tuple(evidence_tables(judgement))
-    return Panel(Group(text, *tables), border_style="green" if passed else "red")
 
 
 def throughput_table(report: Report, figures: Summary) -> Table:

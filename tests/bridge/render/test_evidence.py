@@ -7,13 +7,13 @@ import io
 import pytest
 from rich.console import Console
 
-from bridge.bus.results import Believed, Standing
+from bridge.bus.results import Believed, FetchedResult, Standing
 from bridge.evidence.gate import judge
 from bridge.evidence.rules.claims import ClaimFigure
 from bridge.render.figures import bytes_text, claim_text, number_text, ratio_text
-from bridge.render.summary import job_summary, literal
-from bridge.render.terminal import evidence_tables, result_panel
-from bridge.result import Reason, Result, RunnerFacts, Status, Verdict, Violation
+from bridge.render.outcome import done_line, outcome_lines
+from bridge.render.terminal import evidence_tables
+from bridge.result import RESULT_NAME, Reason, Result, RunnerFacts, Status, Verdict, Violation
 from tests.bridge.evidence import reports
 from tests.bridge.evidence.reports import Document, dump
 
@@ -47,6 +47,10 @@ def believed(
         verdict=Verdict(status=status, reason=Reason.OK, message=message, violations=violations),
     )
     return Believed(result, {}, "cd" * 20, "refs/heads/x", Standing.UNSIGNED, None)
+
+
+def found(data: bytes) -> FetchedResult:
+    return FetchedResult(reports.NONCE, "refs/heads/x", "cd" * 20, (), 1, (), "", {RESULT_NAME: data}, None)
 
 
 def edited(document: Document, text: str) -> Document:
@@ -112,41 +116,21 @@ def test_markup_in_a_report_is_shown_as_it_stands() -> None:
     assert "[red]M4[/red]" in drawn(*evidence_tables(judge(dump(document))))
 
 
-def test_a_panel_holds_the_outcome_and_the_tables() -> None:
-    judgement = judge(dump(reports.throughput()))
-    text = drawn(result_panel(believed(), judgement))
-    for expected in ("PASSED", "throughput", reports.NONCE, "anyone with push rights", "2.00x"):
-        assert expected in text
-    assert "2.00x" not in drawn(result_panel(believed(), None))
-
-
-@pytest.mark.parametrize("terminal", [False, True])
-def test_a_hostile_message_does_nothing_on_a_terminal(terminal: bool) -> None:
+def test_an_outcome_says_who_ran_it_and_a_hostile_message_does_nothing() -> None:
+    assert "anyone with push rights" in "\n".join(outcome_lines(believed()))
     broken = (Violation(code="SCHEMA", message=HOSTILE),)
-    text = drawn(result_panel(believed(Status.REJECTED, HOSTILE, broken), None), terminal=terminal)
-    assert "\x1b[2J" not in text
-    assert "\u202e" not in text
+    text = "\n".join(outcome_lines(believed(Status.REJECTED, HOSTILE, broken)))
+    assert "REJECTED  throughput" in text
     assert "[bold]" in text
+    assert "\x1b" not in text
+    assert "\u202e" not in text
 
 
-def test_a_summary_is_markdown_in_which_only_ours_takes_effect() -> None:
-    broken = (Violation(code="SCHEMA", message=HOSTILE),)
-    page = job_summary(believed(Status.REJECTED, HOSTILE, broken), judge(dump(reports.throughput())))
-    assert page.startswith("## REJECTED: throughput\n")
-    assert "| speculative |" in page
-    assert "2.00x" in page
-    for active in ("<img", "**", "@everyone", "\u202e", "\x1b"):
-        assert active not in page
-    rows = [line for line in page.splitlines() if line.startswith("| SCHEMA")]
-    assert len(rows) == 1
-    assert rows[0].count("|") == 3
-
-
-def test_a_summary_without_evidence_has_no_figures() -> None:
-    page = job_summary(believed(), None)
-    assert "tok/s" not in page
-    assert "rule broken" not in page
-    assert "studio" in page
+def test_the_end_of_a_watch_names_the_phases_in_their_order() -> None:
+    took = {"gating": 0.026, "running": 19.5, "\x1b[2J": 1.0}
+    result = believed().result.model_copy(update={"phase_seconds": took})
+    assert done_line(found(result.to_bytes())) == "done (running 19.50 s, gating 0.03 s)"
+    assert done_line(found(b"{}")) == "done"
 
 
 @pytest.mark.parametrize(
@@ -178,8 +162,3 @@ def test_ratios_and_claims() -> None:
         "2.0 KiB (claimed: 1.0 KiB) NOT MET"
     )
     assert claim_text(ClaimFigure("machine", None, None, None, None, True)) == "met"
-
-
-def test_literal_text_stays_readable() -> None:
-    assert literal("plain words, 3.5 tok/s") == "plain words, 3.5 tok/s"
-    assert literal("a|b") == "a&#124;b"
