@@ -7,11 +7,12 @@ from typing import Any
 import click
 
 from engine.cli.options import engine_options, report_options, take_engine, take_request
+from engine.cli.reports import store
 
 
 @click.group("eval", context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
-    """Measure the engine; each command writes one evidence report (--report) and ends with one JSON line."""
+    """Measure the engine; each command writes one evidence report and ends with one JSON line."""
 
 
 @command.command("throughput")
@@ -107,8 +108,7 @@ def _finish(report: Any, path: Path | None, as_json: bool, table: Any) -> None:
     """Write the report, show the table, end with the JSON line."""
     from engine.cli.tables import figures
 
-    if path is not None:
-        report.write(path)
+    stored = store(report, path)
     if not as_json:
         table(report.document)
-    click.echo(json.dumps(figures(report.document) | {"report": str(path) if path else None}))
+    click.echo(json.dumps(figures(report.document) | {"report": str(stored)}))

@@ -1,4 +1,4 @@
-"""``kakeya_engine generate``: one prompt, text as it comes."""
+"""``kakeya_engine generate``: one prompt, text as it comes, then one JSON line."""
 
 import json
 import sys
@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from engine.cli.options import engine_options, report_options, take_engine, take_request
+from engine.cli.reports import store
 from engine.errors import ConfigurationError, PromptError
 
 
@@ -18,6 +19,7 @@ from engine.errors import ConfigurationError, PromptError
 )
 @click.option("--chat", is_flag=True, help="Send the prompt as a user's turn through the chat template.")
 @click.option("--max-tokens", type=int, default=128, show_default=True, help="Emit at most so many tokens.")
+@click.option("--text", "text_only", is_flag=True, help="Print nothing but the text.")
 @engine_options
 @report_options
 def command(
@@ -26,6 +28,7 @@ def command(
     file: Path | None,
     chat: bool,
     max_tokens: int,
+    text_only: bool,
     as_json: bool,
     report_path: Path | None,
     **values: Any,
@@ -37,11 +40,14 @@ def command(
       kakeya_engine generate "class Point:"
       kakeya_engine generate --chat "Hello!" --max-tokens 40
       kakeya_engine generate --file prompt.txt --block 8 --json
+      kakeya_engine generate --file prompt.txt --text > continuation.txt
       kakeya_engine generate --model ~/models/qwen3-4b --drafter none "Once"
     """  # noqa: D301 - click wants the character itself
     text = _prompt_text(prompt, file)
     if max_tokens < 1:
         raise ConfigurationError(f"--max-tokens must be at least 1, not {max_tokens}")
+    if text_only and as_json:
+        raise click.UsageError("give either --text or --json")
     request = take_request(values)
     options = take_engine(values)
 
@@ -63,12 +69,12 @@ def command(
     generation = generate_stream(engine, asked, max_tokens, show)
     if not as_json:
         click.echo()
-    if report_path is not None:
-        generate_report(engine, runtime, generation, request).write(report_path)
-    if as_json:
-        click.echo(json.dumps(generation.figures() | {"report": str(report_path) if report_path else None}))
-    else:
+    path = store(generate_report(engine, runtime, generation, request), report_path)
+    if text_only:
+        return
+    if not as_json:
         click.echo(generation.line(), err=True)
+    click.echo(json.dumps(generation.figures() | {"report": str(path)}))
 
 
 def _prompt_text(prompt: str | None, file: Path | None) -> str:

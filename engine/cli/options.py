@@ -47,7 +47,7 @@ def report_options(command: F) -> F:
                 "--report",
                 "report_path",
                 type=click.Path(dir_okay=False, path_type=Path),
-                help="Write the evidence report here.",
+                help="Write the evidence report here [default: a new file among the last reports].",
             ),
             click.option("--request-nonce", help="Bind the report to a request: its nonce."),
             click.option("--workload-sha", help="… the commit it runs."),

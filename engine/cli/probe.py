@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from engine.cli.options import report_options, take_request
+from engine.cli.reports import store
 
 
 @click.command("probe")
@@ -28,13 +29,8 @@ def command(as_json: bool, report_path: Path | None, **values: Any) -> None:
     from engine.evaluation.probe import advice, probe_machine
 
     report = probe_machine(runtime, request)
-    if report_path is not None:
-        report.write(report_path)
+    path = store(report, report_path)
     hint = advice(runtime)
     if not as_json:
         probe_table(report.document, hint)
-    figures = probe_figures(report.document) | {
-        "advice": hint,
-        "report": str(report_path) if report_path else None,
-    }
-    click.echo(json.dumps(figures))
+    click.echo(json.dumps(probe_figures(report.document) | {"advice": hint, "report": str(path)}))

@@ -25,6 +25,12 @@ BOUND = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("KAKEYA_STATE", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
 @pytest.fixture
 def models(folders: tuple[Path, Path]) -> list[str]:
     return ["--model", str(folders[0]), "--drafter", str(folders[1])]
@@ -46,10 +52,14 @@ def last_json(out: str) -> dict[str, Any]:
     return json.loads(out.strip().splitlines()[-1])
 
 
-def test_generate_streams_text_or_one_json_line(capsys, models: list[str], tmp_path: Path):
-    code, text, err = call(capsys, "generate", "def f(x):", "--max-tokens", "12", *models)
+def test_generate_gives_text_and_one_json_line_or_either(capsys, models: list[str], tmp_path: Path):
+    code, both, err = call(capsys, "generate", "def f(x):", "--max-tokens", "12", *models)
     assert code == 0
     assert "12 tokens" in err
+    code, text, err = call(capsys, "generate", "def f(x):", "--max-tokens", "12", "--text", *models)
+    assert (code, err) == (0, "")
+    assert both.startswith(text)
+    assert last_json(both)["text"] == text.removesuffix("\n")
     report = tmp_path / "g.json"
     arguments = ("generate", "def f(x):", "--max-tokens", "12", "--json", "--report", str(report))
     code, out, _ = call(capsys, *arguments, *models)
@@ -57,6 +67,15 @@ def test_generate_streams_text_or_one_json_line(capsys, models: list[str], tmp_p
     assert len(out.splitlines()) == 1
     assert last_json(out)["text"] == text.removesuffix("\n")
     assert json.loads(report.read_text())["kind"] == "throughput"
+
+
+def test_a_report_nobody_named_is_kept_among_the_last_ones(
+    capsys, state: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("engine.cli.reports.KEPT", 2)
+    written = [last_json(call(capsys, "probe", "--json")[1])["report"] for _ in range(3)]
+    assert [str(path) for path in sorted((state / "reports").iterdir())] == written[1:]
+    assert json.loads(Path(written[2]).read_text())["kind"] == "probe"
 
 
 def test_generate_reads_files_and_uses_the_chat_template(capsys, models: list[str], tmp_path: Path):

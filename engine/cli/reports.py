@@ -1,0 +1,44 @@
+"""Where an evidence report goes: the file that was asked for, or a new one among the last reports.
+
+Reports nobody named lie in ``reports`` below the state folder (``KAKEYA_STATE``, else the platform's usual
+place); the newest `KEPT` stay.
+"""
+
+import os
+import sys
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engine.evaluation.report import Report
+
+KEPT = 200
+
+
+def store(report: "Report", given: Path | None) -> Path:
+    """Write the report whole or not at all; where it lies.
+
+    Raises:
+        EngineError: it cannot be written.
+    """
+    if given is not None:
+        report.write(given)
+        return given
+    folder = _state() / "reports"
+    stamp = f"{datetime.now(UTC):%Y%m%dt%H%M%S%fz}"
+    path = folder / f"{stamp}-{report.document['kind']}-{os.getpid()}.json"
+    report.write(path)
+    for old in sorted(folder.glob("*.json"))[:-KEPT]:
+        with suppress(OSError):  # another process may have been quicker
+            old.unlink()
+    return path
+
+
+def _state() -> Path:
+    if given := os.environ.get("KAKEYA_STATE"):
+        return Path(given).expanduser().absolute()
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support" / "kakeya-mac"
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "kakeya-mac"
