@@ -177,7 +177,8 @@ def test_an_interrupt_is_code_130_and_leaves_no_report(models: list[str], own: s
     )
     assert child.stderr is not None
     for line in child.stderr:
-        if line.startswith("progress 0/6 warming up"):
+        # Not while it warms up: mlx then waits for the compiler, and the C library ignores the signal.
+        if line.startswith("progress") and "warming up" not in line:
             break
     os.kill(child.pid, signal.SIGINT)
     out, err = child.communicate(timeout=30)
