@@ -48,7 +48,7 @@ def memory_claim_mismatch(case: Case) -> Iterator[str]:
 
 
 def environment_incomplete(case: Case) -> Iterator[str]:
-    """Machine, versions, source or weights are missing, or named by a placeholder."""
+    """Machine, versions, source or weights are missing, or named by a placeholder or another's digest."""
     report = case.report
     yield from _placeholders(report.environment)
     git = report.environment.git
@@ -60,6 +60,8 @@ def environment_incomplete(case: Case) -> Iterator[str]:
     for name, model in models.items():
         if model.parameters == 0 or _is_blank(model.weights_sha256):
             yield f"the {name} has no parameters or no weight digest"
+    if len({model.weights_sha256 for model in models.values()}) < len(models):
+        yield "environment.models gives target and drafter one weight digest"
     if report.arms and "target" not in models:
         yield "environment.models names no target"
     drafters = {arm.system.drafter for arm in report.arms if arm.system.drafter is not None}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bridge.evidence.case import Case
-from bridge.evidence.report import Arm, Sample, System
+from bridge.evidence.report import Arm, Report, Sample, System
 from bridge.evidence.shown import several, shown
 
 PLAIN_LOOP = "mlx_lm.generate.generate_step"
@@ -14,32 +14,40 @@ PLAIN_PATHS = {
     PLAIN_LOOP: frozenset({"plain:mlx_lm.generate_step", f"plain:{PLAIN_LOOP}"}),
     "kakeya.decode": frozenset({"plain:kakeya.decode"}),
 }
+# What `configuration` may say of the block where nothing drafts: the switch then means nothing.
+PLAIN_BLOCKS = frozenset({"1", "auto", None})
 # Fallbacks that change how fast something runs, not what ran. Every other one is a declared component lost.
 HARMLESS_FALLBACKS = frozenset({"compile", "blas"})
 
 
 def engine_never_ran(case: Case) -> Iterator[str]:
-    """An arm declares a drafter, but no round or no drafter forward was counted."""
+    """An arm declares a drafter, but nothing was drafted, or fewer forwards were counted than the rows hold.
+
+    Rounds of one token are plain steps. A pace may choose them for most of a run, but it looks at blocks now
+    and then; an arm under test without one block is plain decoding, whatever is claimed of it.
+    """
     speculative = [arm for arm in case.report.arms if arm.system.drafter is not None and arm.samples]
     live = case.report.liveness
     for arm in speculative:
-        if not any(sample.rounds for sample in arm.samples):
-            yield f"arm {shown(arm.name)} declares drafter {shown(arm.system.drafter)}, but has no rounds"
+        turns = [turn for sample in arm.samples for turn in sample.rounds]
+        declared = f"arm {shown(arm.name)} declares drafter {shown(arm.system.drafter)}"
+        if not turns:
+            yield f"{declared}, but has no rounds"
+        elif arm.role == "sut" and not any(turn.block >= 2 for turn in turns):
+            yield f"{declared}, but each of its {len(turns)} rounds is a plain step of one token"
     if not speculative:
         return
     if live.drafter_forwards == 0:
         yield "liveness.drafter_forwards is 0 beside a speculative arm"
-    turns = [turn for arm in speculative for sample in arm.samples for turn in sample.rounds]
-    verified = sum(turn.block >= 2 for turn in turns)
+    verified = sum(turn.block >= 2 for arm in speculative for sample in arm.samples for turn in sample.rounds)
     if live.rounds < verified:
         yield f"liveness counts {live.rounds} rounds, but the rows hold {verified} of two tokens or more"
-    useful = sum(turn.accepted > 0 for turn in turns)
-    if 0 < live.drafter_forwards < useful:
-        yield f"{useful} rounds accepted drafts, but the drafter ran {live.drafter_forwards} times"
+    if 0 < live.drafter_forwards < verified:
+        yield f"the rows hold {verified} drafted blocks, but the drafter ran {live.drafter_forwards} times"
 
 
 def silent_fallback(case: Case) -> Iterator[str]:
-    """A declared component was not what ran, by the rows' paths and blocks or by the recorded fallbacks."""
+    """A declared component was not what ran, by the rows, the configuration or the recorded fallbacks."""
     for arm in case.report.arms:
         paths = {sample.path for sample in arm.samples}
         if len(paths) == 1:  # several are MIXED_PATHS
@@ -51,6 +59,7 @@ def silent_fallback(case: Case) -> Iterator[str]:
             if problem:
                 yield f"{shown(arm.name)}/{shown(sample.prompt_id)}: {problem}"
                 break
+    yield from _contradicted_switches(case.report)
     for fallback in case.report.liveness.fallbacks:
         if fallback.component not in HARMLESS_FALLBACKS:
             yield f"{shown(fallback.component)} fell back {fallback.count} times: {shown(fallback.reason)}"
@@ -80,6 +89,28 @@ def _block_problem(system: System, sample: Sample) -> str | None:
             return f"a round of block {turn.block} where the arm declares block {block}"
         left -= turn.accepted + 1
     return None
+
+
+def _contradicted_switches(report: Report) -> Iterator[str]:
+    """Switches that `configuration` names otherwise than the arms under test and the target declare them."""
+    stated = report.configuration
+    for arm in report.with_role("sut"):
+        system = arm.system
+        blocks = {system.block} if system.drafter is not None else {system.block, *PLAIN_BLOCKS}
+        for switch, declared in (("drafter", {system.drafter}), ("block", blocks)):
+            if switch in stated and _as_text(stated[switch]) not in declared:
+                yield (
+                    f"configuration.{switch} is {shown(stated[switch])}, but arm {shown(arm.name)} "
+                    f"declares {shown(getattr(system, switch))}"
+                )
+    target = report.environment.models.get("target")
+    if target is not None and stated.get("dtype") not in (None, target.dtype):
+        yield f"configuration.dtype is {shown(stated['dtype'])}, but the target's is {shown(target.dtype)}"
+
+
+def _as_text(switch: object) -> str | None:
+    """A switch as arms write it: 8 and "8" are the same block."""
+    return None if switch is None else str(switch)
 
 
 def mixed_paths(case: Case) -> Iterator[str]:

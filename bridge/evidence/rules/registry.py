@@ -78,7 +78,8 @@ RULES: dict[str, Rule] = {
         rows.kind_mismatch,
     ),
     "ROW_INCONSISTENT": Rule(
-        "a row contradicts itself: token digest, rounds that cannot give its tokens, hit, text",
+        "a row contradicts itself (token digest, rounds that cannot give its tokens, hit, text) or holds "
+        "more tokens than configuration.max_tokens",
         "Do not edit rows; if nobody did, report a bug of the engine.",
         rows.row_inconsistent,
     ),
@@ -103,12 +104,14 @@ RULES: dict[str, Rule] = {
         rows.summary_mismatch,
     ),
     "ENGINE_NEVER_RAN": Rule(
-        "a speculative arm has no rounds or no drafter forwards",
+        "a speculative arm has no rounds, none of two tokens or more, or more of those than there were "
+        "drafter forwards",
         "Find out why the drafter did not load or never proposed; see liveness.fallbacks.",
         paths.engine_never_ran,
     ),
     "SILENT_FALLBACK": Rule(
-        "a declared loop, drafter, block or other component was not what ran",
+        "a declared loop, drafter, block or other component was not what ran, or the configuration names "
+        "another drafter, block or dtype",
         "Declare what ran, or make the declared component run.",
         paths.silent_fallback,
     ),
@@ -134,7 +137,7 @@ RULES: dict[str, Rule] = {
     ),
     "OUTPUT_DIVERGED": Rule(
         "greedy tokens differ from the plain ones where the plain logits' gap is not below the rounding "
-        "error measured in the same run",
+        "error measured in the same run, or at more than half of the prompts, or end for another reason",
         "The speculative path computes something else; look at the cache and the mask at that position.",
         output.output_diverged,
     ),
@@ -160,14 +163,14 @@ RULES: dict[str, Rule] = {
         retrieval.recall_below_oracle,
     ),
     "RESTORATION_CLAIM": Rule(
-        "restoration is claimed or declared where nothing was restored, or happened undeclared",
+        "restoration is claimed or declared where nothing was restored, or no arm under test declares it",
         "Count restored positions, and declare restoration on the arm that has it.",
         retrieval.restoration_claim,
     ),
     "CONTROL_MISSING": Rule(
-        "a claim lacks its controls over the same prompts: exact and noise for restoration, no_needle for "
-        "recall, a plain oracle for parity",
-        "Run the control arms with the claim.",
+        "controls over the same prompts are missing: exact and noise for an arm that restores, claimed or "
+        "not; no_needle for a claim of recall; a plain oracle for parity",
+        "Run the control arms with it.",
         retrieval.control_missing,
     ),
     "CONTROL_FAILED": Rule(
@@ -226,8 +229,10 @@ RULES: dict[str, Rule] = {
         machine.memory_claim_mismatch,
     ),
     "ENVIRONMENT_INCOMPLETE": Rule(
-        "machine, versions, source or weight digests are missing or placeholders",
-        "Let the engine write the environment on the machine that ran.",
+        "machine, versions, source or weight digests are missing or placeholders, or both models have one "
+        "digest",
+        "Let the engine write the environment on the machine that ran. A null git.sha is complete: an "
+        "installed engine has no checkout, and source_sha256 names what ran.",
         machine.environment_incomplete,
     ),
     "THERMAL_OR_POWER": Rule(

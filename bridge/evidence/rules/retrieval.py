@@ -69,35 +69,37 @@ def recall_below_oracle(case: Case) -> Iterator[str]:
 
 
 def restoration_claim(case: Case) -> Iterator[str]:
-    """Restoration is claimed or declared, but nothing was restored; or something was, undeclared."""
-    declared = [arm.name for arm in case.report.arms if arm.system.restoration is not None]
+    """Restoration is claimed or declared, but nothing was restored; or something was, and not under test."""
+    declared = [arm for arm in case.report.arms if arm.system.restoration is not None]
     restored = case.report.liveness.restored_positions
     for claim in case.report.claims:
         arm = case.arm_of(claim)
         if claim.name == "restoration" and arm is not None and arm.system.restoration is None:
             yield f"restoration is claimed of {shown(arm.name)}, which declares none"
     if declared and restored == 0:
-        yield f"arm {shown(declared[0])} declares restoration, but no position was restored"
-    if restored and not declared:
-        yield f"{restored} positions were restored, but no arm declares restoration"
+        yield f"arm {shown(declared[0].name)} declares restoration, but no position was restored"
+    if restored and not any(arm.role == "sut" for arm in declared):
+        yield f"{restored} positions were restored, but no arm under test declares restoration"
 
 
 def control_missing(case: Case) -> Iterator[str]:
-    """A claim lacks the control or reference arms that give it a meaning, over the same prompts."""
+    """An arm that restores, or a claim, lacks the control or reference arms that give it a meaning.
+
+    Restoration needs its controls whatever is claimed: what a restoring arm does is known by them alone.
+    """
+    for arm in case.report.with_role("sut"):
+        for control in ("exact", "noise") if arm.system.restoration is not None else ():
+            complaint = f"restoration in {shown(arm.name)} lacks the control {control!r}"
+            yield from _covers(arm, _control(case, control), complaint)
     for claim in case.report.claims:
-        arm = case.arm_of(claim)
-        if arm is None:
+        of = case.arm_of(claim)
+        if of is None:
             continue
-        if claim.name == "restoration":
-            for control in ("exact", "noise"):
-                yield from _covers(arm, _control(case, control), f"restoration lacks the control {control!r}")
         if claim.name in ("recall", "recall_parity"):
-            yield from _covers(
-                arm, _control(case, "no_needle"), f"{claim.name} lacks the control 'no_needle'"
-            )
+            yield from _covers(of, _control(case, "no_needle"), f"{claim.name} lacks the control 'no_needle'")
         if claim.name == "recall_parity":
             oracle = case.oracle_of(claim)
-            yield from _covers(arm, oracle, "recall_parity lacks an oracle")
+            yield from _covers(of, oracle, "recall_parity lacks an oracle")
             if oracle is not None and not is_plain(oracle.system):
                 yield f"the oracle {shown(oracle.name)} is not mlx-lm's plain decoding with its own caches"
 

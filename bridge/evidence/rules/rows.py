@@ -45,11 +45,14 @@ def kind_mismatch(case: Case) -> Iterator[str]:
 
 
 def row_inconsistent(case: Case) -> Iterator[str]:
-    """A row contradicts itself: digest, token count, rounds, hit, or the text of equal tokens."""
+    """A row contradicts itself or the switches: digest, token count, rounds, hit, or equal tokens' texts."""
+    most = case.report.configuration.get("max_tokens")
     for arm in case.report.arms:
         for sample in arm.samples:
             where = f"{shown(arm.name)}/{shown(sample.prompt_id)}"
             yield from (f"{where}: {problem}" for problem in _row_problems(arm, sample))
+            if most is not None and not _within(len(sample.tokens), most):
+                yield f"{where}: {len(sample.tokens)} tokens, but configuration.max_tokens is {shown(most)}"
     arms = case.report.arms
     for i, arm in enumerate(arms):
         for other in arms[i + 1 :]:
@@ -57,6 +60,10 @@ def row_inconsistent(case: Case) -> Iterator[str]:
                 if ours.tokens == theirs.tokens and ours.text != theirs.text:
                     pair = f"{shown(arm.name)} and {shown(other.name)}"
                     yield f"{pair} have equal tokens but different texts for {shown(ours.prompt_id)}"
+
+
+def _within(count: int, most: object) -> bool:
+    return isinstance(most, int | float) and count <= most
 
 
 def _row_problems(arm: Arm, sample: Sample) -> Iterator[str]:
