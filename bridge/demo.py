@@ -25,6 +25,7 @@ from bridge.settings import Settings
 
 RUNNER_NAME = "demo-mac"
 _DRAIN_S = 20.0
+_GRACE_S = 1.0
 _README = b"# A workload\n\nAny repository can be one. The preset `throughput` reads nothing of it.\n"
 
 
@@ -106,11 +107,21 @@ def runner(house: DemoHouse) -> Iterator[Spawned]:
         process = spawn(command, env={**os.environ, **own}, cwd=house.folder, output=log.fileno())
         try:
             yield process
+        except BaseException:
+            # The second signal stops the running job instead of waiting for it.
+            for _ in range(2):
+                _terminate(process)
+                process.wait(_GRACE_S)
+            raise
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGTERM)
+            _terminate(process)
             if process.wait(_DRAIN_S) is None:
                 process.kill()
+
+
+def _terminate(process: Spawned) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process.pid, signal.SIGTERM)
 
 
 def _row(blob: str) -> bytes:

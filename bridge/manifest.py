@@ -2,18 +2,29 @@
 
 The bytes of a manifest come from anyone with push rights. `parse` caps their size before reading them,
 refuses duplicate keys, non-finite numbers, control and bidirectional characters, and every key it does not
-know. Whether the named preset exists and the machine allows it is decided elsewhere.
+know. Nothing of theirs reaches a message unquoted. Whether the named preset exists and the machine allows it
+is decided elsewhere.
 """
 
 from __future__ import annotations
 
 import json
-import unicodedata
-from datetime import UTC, datetime
+import math
+import re
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal, NoReturn
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
+from bridge.bus.untrusted import quoted, unsafe_character
 from bridge.errors import ManifestError
 
 REQUEST_PATH = ".mac-bridge/request.json"
@@ -21,37 +32,69 @@ SIGNATURE_PATH = ".mac-bridge/request.json.sig"
 SCHEMA_VERSION: Literal[1] = 1
 MAX_BYTES = 64 * 1024
 MAX_DEPTH = 8
+MAX_LIFETIME = timedelta(days=30)
+# A nonce sorts by its time, so it must tell the truth: the queue is served in that order.
+MAX_NONCE_SKEW = timedelta(days=1)
 
 NONCE_PATTERN = r"^\d{8}t\d{6}z[0-9a-f]{12}$"
 PRESET_PATTERN = r"^[a-z0-9]+(-[a-z0-9]+)*$"
 SHA_PATTERN = r"^[0-9a-f]{40}([0-9a-f]{24})?$"
 PARAM_PATTERN = r"^[a-z][a-z0-9_]{0,63}$"
+TIME_PATTERN = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$"
+
+
+def parse_time(text: str) -> datetime:
+    """The moment that `format_time` wrote.
+
+    Raises:
+        ValueError: It is not written like that, or there is no such moment.
+    """
+    if re.fullmatch(TIME_PATTERN, text) is None:
+        raise ValueError("a time is written like 2026-03-01T12:00:00Z")
+    return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+
+
+def _read_time(value: object) -> datetime:
+    """A moment from JSON, where it is a text, or from Python, where it is one already."""
+    if isinstance(value, datetime):
+        return value
+    if not isinstance(value, str):
+        raise ValueError("a time is a text like 2026-03-01T12:00:00Z")  # noqa: TRY004 - pydantic's protocol
+    return parse_time(value)
+
 
 Nonce = Annotated[str, Field(pattern=NONCE_PATTERN)]
 Sha = Annotated[str, Field(pattern=SHA_PATTERN)]
 ParamName = Annotated[str, Field(pattern=PARAM_PATTERN)]
 ParamValue = bool | int | float | Annotated[str, Field(max_length=4096)]
-Utc = Annotated[datetime, Field(description="UTC, ISO 8601, second precision, ending in Z")]
+PresetName = Annotated[str, Field(pattern=PRESET_PATTERN, max_length=64)]
+Utc = Annotated[
+    datetime,
+    BeforeValidator(_read_time),
+    Field(
+        description="UTC, RFC 3339, second precision, ending in Z",
+        json_schema_extra={"pattern": TIME_PATTERN},
+    ),
+]
 
-# Bidirectional controls make a text read differently from what it says.
-_BIDIRECTIONAL = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+_PLAIN_PART = re.compile(r"[A-Za-z0-9_\[\]]{1,64}")
 
 
 class Manifest(BaseModel):
     """One request. Trust is never a field of it: it names a preset and typed values, nothing that runs."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     schema_version: Literal[1] = SCHEMA_VERSION
     nonce: Nonce
-    preset: Annotated[str, Field(pattern=PRESET_PATTERN, max_length=64)]
+    preset: PresetName
     params: Annotated[dict[ParamName, ParamValue], Field(max_length=64)] = {}
     workload_sha: Sha
     result_ref: Annotated[str, Field(pattern=r"^refs/heads/[A-Za-z0-9][A-Za-z0-9._/-]{0,240}$")]
     transport: Literal["embedded", "actions"] = "embedded"
     requested_by: Annotated[str, Field(max_length=200, description="display only, never trusted")] = ""
-    created_at: Annotated[Utc, Field(strict=False)]
-    expires_at: Annotated[Utc, Field(strict=False)]
+    created_at: Utc
+    expires_at: Utc
     audience: Annotated[str, Field(min_length=1, max_length=1000, description="the remote this is meant for")]
     timeout_s: Annotated[int, Field(ge=1, le=86_400)] | None = None
     against_sha: Sha | None = None
@@ -77,9 +120,13 @@ class Manifest(BaseModel):
         return value
 
     @model_validator(mode="after")
-    def _order(self) -> Manifest:
+    def _times_fit(self) -> Manifest:
         if self.expires_at <= self.created_at:
             raise ValueError("expires_at must be later than created_at")
+        if self.expires_at - self.created_at > MAX_LIFETIME:
+            raise ValueError(f"expires_at must be at most {MAX_LIFETIME.days} days after created_at")
+        if abs(_nonce_time(self.nonce) - self.created_at) > MAX_NONCE_SKEW:
+            raise ValueError("the time in the nonce must be within a day of created_at")
         return self
 
     def to_bytes(self) -> bytes:
@@ -92,7 +139,7 @@ class Manifest(BaseModel):
 
 def format_time(moment: datetime) -> str:
     """A UTC moment as the bus writes it, e.g. ``2026-03-01T12:00:00Z``."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="seconds") + "Z"
 
 
 def parse(data: bytes) -> Manifest:
@@ -106,15 +153,25 @@ def parse(data: bytes) -> Manifest:
     try:
         return Manifest.model_validate(document)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the manifest"
-        value = repr(first["input"])
-        shown = value if len(value) <= 120 else value[:117] + "..."
-        raise ManifestError(f"manifest: {where}: {first['msg']} (got {shown})") from None
+        value = quoted(error.errors()[0]["input"])
+        raise ManifestError(f"manifest: {first_fault(error, 'the manifest')} (got {value})") from None
+
+
+def first_fault(error: ValidationError, whole: str) -> str:
+    """Where the first fault of a document lies and what it is; keys that nobody of us named are quoted.
+
+    Args:
+        error: From pydantic.
+        whole: What to call the document itself.
+    """
+    first = error.errors()[0]
+    parts = [str(part) for part in first["loc"]]
+    where = ".".join(part if _PLAIN_PART.fullmatch(part) else quoted(part, 80) for part in parts[:8])
+    return f"{where or whole}: {first['msg']}"
 
 
 def load_strict(data: bytes, *, what: str, limit: int) -> dict[str, Any]:
-    """Parse hostile JSON: capped, UTF-8, one object, no duplicate keys, no NaN, no deep nesting.
+    """Parse hostile JSON: capped, UTF-8, one object, no duplicate keys, finite numbers, no deep nesting.
 
     Raises:
         ManifestError: The bytes break one of these rules; the message starts with `what`.
@@ -128,7 +185,9 @@ def load_strict(data: bytes, *, what: str, limit: int) -> dict[str, Any]:
     if _depth(text) > MAX_DEPTH:
         raise ManifestError(f"{what}: nested deeper than {MAX_DEPTH} levels")
     try:
-        document = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        document = json.loads(
+            text, object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite
+        )
     except ManifestError as error:
         raise ManifestError(f"{what}: {error.message}") from None
     except (ValueError, RecursionError) as error:
@@ -148,13 +207,27 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     keys: dict[str, Any] = {}
     for key, value in pairs:
         if key in keys:
-            raise ManifestError(f"the key {key!r} appears twice")
+            raise ManifestError(f"the key {quoted(key, 80)} appears twice")
         keys[key] = value
     return keys
 
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ManifestError(f"{name} is not a number of JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):  # 1e999 is JSON, and more than a float holds
+        raise ManifestError(f"the number {text if len(text) <= 40 else text[:37] + '...'} is too large")
+    return value
+
+
+def _nonce_time(nonce: str) -> datetime:
+    try:
+        return datetime.strptime(nonce[:16], "%Y%m%dt%H%M%Sz").replace(tzinfo=UTC)
+    except ValueError:
+        raise ValueError("the nonce does not begin with a time") from None
 
 
 def _depth(text: str) -> int:
@@ -180,7 +253,7 @@ def _depth(text: str) -> int:
 
 
 def _require_plain(value: str) -> str:
-    for character in value:
-        if character in _BIDIRECTIONAL or unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp"):
-            raise ValueError(f"the character U+{ord(character):04X} is not allowed in a text")
+    character = unsafe_character(value)
+    if character is not None:
+        raise ValueError(f"the character U+{ord(character):04X} is not allowed in a text")
     return value

@@ -2,18 +2,32 @@
 
 `Result` is the content of ``result.json``; `RunStatus` is the content of a claim's ``status.json``. Both are
 read back from a remote that anyone with push rights can write to, so parsing is as strict as a manifest's.
+Every text of a result is one line without control and bidirectional characters (written so, refused
+otherwise); only a command's argv stands as it ran, so it is never shown uncleaned.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from bridge.bus.untrusted import one_line, unsafe_character
 from bridge.errors import ManifestError, ResultError
-from bridge.manifest import Nonce, ParamName, ParamValue, Sha, load_strict
+from bridge.manifest import (
+    TIME_PATTERN,
+    Nonce,
+    ParamName,
+    ParamValue,
+    PresetName,
+    Sha,
+    first_fault,
+    load_strict,
+    parse_time,
+)
 
 RESULT_ROOT = ".mac-bridge/results"
 RESULT_NAME = "result.json"
@@ -25,6 +39,14 @@ MAX_BYTES = 4 * 1024 * 1024
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Record = TypeVar("Record", bound=BaseModel)
 Text = Annotated[str, Field(max_length=4000)]
+
+
+def _real_time(text: str) -> str:
+    parse_time(text)
+    return text
+
+
+Moment = Annotated[str, Field(pattern=TIME_PATTERN), AfterValidator(_real_time)]
 
 
 class Status(StrEnum):
@@ -93,7 +115,7 @@ class Phase(StrEnum):
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Violation(_Record):
@@ -159,14 +181,14 @@ class Result(_Record):
     nonce: Nonce
     request_commit: Sha
     workload_sha: Sha | None
-    preset: Annotated[str, Field(max_length=64)] | None
+    preset: PresetName | None
     preset_digest: Digest | None
     params: dict[ParamName, ParamValue] = {}
     engine_source: Annotated[str, Field(pattern=r"^(installed|workload)$")] | None
     runner: RunnerFacts
     attempt: Annotated[int, Field(ge=1)]
-    started_at: str
-    finished_at: str
+    started_at: Moment
+    finished_at: Moment
     phase_seconds: dict[str, float] = {}
     commands: tuple[Command, ...] = ()
     files: Annotated[tuple[File, ...], Field(max_length=1000)] = ()
@@ -174,8 +196,8 @@ class Result(_Record):
     tools: dict[str, str] = {}
 
     def to_bytes(self) -> bytes:
-        """The exact bytes that are committed and signed."""
-        return to_json_bytes(self)
+        """The exact bytes that are committed and signed. Texts are brought onto one line without controls."""
+        return _json_bytes(_with_texts(self.model_dump(mode="json"), one_line))
 
 
 class RunStatus(_Record):
@@ -191,7 +213,7 @@ class RunStatus(_Record):
     attempt: Annotated[int, Field(ge=1)]
     beat: Annotated[int, Field(ge=0)]
     lease_s: Annotated[float, Field(gt=0)]
-    updated_at: str
+    updated_at: Moment
     phase: Phase
     elapsed_s: Annotated[float, Field(ge=0)]
     progress: Progress | None = None
@@ -199,39 +221,60 @@ class RunStatus(_Record):
 
     def to_bytes(self) -> bytes:
         """The exact bytes of the claim's ``status.json``."""
-        return to_json_bytes(self)
-
-
-def to_json_bytes(record: BaseModel) -> bytes:
-    """A record as UTF-8 JSON with sorted keys and one trailing newline."""
-    return (json.dumps(record.model_dump(mode="json"), indent=2, sort_keys=True) + "\n").encode()
+        return _json_bytes(self.model_dump(mode="json"))
 
 
 def parse_result(data: bytes) -> Result:
     """Read a ``result.json`` from the bus.
 
     Raises:
-        ResultError: The bytes are not a result of this schema.
+        ResultError: The bytes are not a result of this schema, or a text in it is not one plain line.
     """
-    return _parse(Result, data, "result.json")
+    return _parse(Result, data, RESULT_NAME, check=lambda document: _with_texts(document, _refuse_unsafe))
 
 
 def parse_status(data: bytes) -> RunStatus:
-    """Read a claim's ``status.json`` from the bus.
+    """Read a claim's ``status.json`` from the bus. Its texts are as they came: clean them before use.
 
     Raises:
         ResultError: The bytes are not a status of this schema.
     """
-    return _parse(RunStatus, data, "status.json")
+    return _parse(RunStatus, data, STATUS_NAME)
 
 
-def _parse(kind: type[Record], data: bytes, what: str) -> Record:
+def _parse(
+    kind: type[Record], data: bytes, what: str, check: Callable[[dict[str, Any]], object] | None = None
+) -> Record:
     try:
         document: dict[str, Any] = load_strict(data, what=what, limit=MAX_BYTES)
+        if check is not None:
+            check(document)
         return kind.model_validate(document)
     except ManifestError as error:
         raise ResultError(error.message) from None
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or what
-        raise ResultError(f"{what}: {where}: {first['msg']}") from None
+        raise ResultError(f"{what}: {first_fault(error, what)}") from None
+
+
+def _json_bytes(document: Any) -> bytes:
+    return (json.dumps(document, indent=2, sort_keys=True) + "\n").encode()
+
+
+def _with_texts(value: Any, change: Callable[[str], str], path: tuple[str, ...] = ()) -> Any:
+    """A result's JSON with every key and text changed, but for the argv of its commands."""
+    if path == ("commands", "argv"):
+        return value
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list):
+        return [_with_texts(item, change, path) for item in value]
+    if isinstance(value, dict):
+        return {change(key): _with_texts(item, change, (*path, key)) for key, item in value.items()}
+    return value
+
+
+def _refuse_unsafe(text: str) -> str:
+    character = unsafe_character(text)
+    if character is not None:
+        raise ResultError(f"{RESULT_NAME}: the character U+{ord(character):04X} is not allowed in a text")
+    return text

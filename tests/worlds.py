@@ -45,6 +45,8 @@ class World:
 
     def manifest(self, **changes: object) -> Manifest:
         now = datetime.now(UTC).replace(microsecond=0)
+        if "nonce" in changes:  # its time and `created_at` must fit
+            now = datetime.strptime(str(changes["nonce"])[:16], "%Y%m%dt%H%M%Sz").replace(tzinfo=UTC)
         nonce = str(changes.get("nonce") or refs.new_nonce(now, secrets.token_bytes(6)))
         fields: dict[str, object] = {
             "nonce": nonce,
@@ -68,8 +70,14 @@ class World:
     def asked(self, submitted: Submitted) -> Asked:
         return Asked(submitted.nonce, submitted.commit, self.house.git("rev-parse", "HEAD"))
 
-    def result(self, asked: Asked, files: dict[str, bytes] | None = None, **changes: object) -> bytes:
-        listed = FILES if files is None else files
+    def result(
+        self,
+        asked: Asked,
+        files: dict[str, bytes] | None = None,
+        roles: dict[str, str] | None = None,
+        **changes: object,
+    ) -> bytes:
+        listed, roles = FILES if files is None else files, roles or {}
         fields: dict[str, object] = {
             "nonce": asked.nonce,
             "request_commit": asked.commit,
@@ -82,7 +90,12 @@ class World:
             "started_at": "2026-03-01T12:00:00Z",
             "finished_at": "2026-03-01T12:00:01Z",
             "files": tuple(
-                File(path=path, sha256=hashlib.sha256(data).hexdigest(), bytes=len(data))
+                File(
+                    path=path,
+                    sha256=hashlib.sha256(data).hexdigest(),
+                    bytes=len(data),
+                    role=roles.get(path, "other"),
+                )
                 for path, data in listed.items()
             ),
             "verdict": Verdict(status=Status.PASSED, reason=Reason.OK),

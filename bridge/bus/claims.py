@@ -19,7 +19,7 @@ from bridge.bus.git import Entry, Git, Update
 from bridge.bus.handles import Held
 from bridge.bus.mirror import Pending
 from bridge.bus.untrusted import clean_line
-from bridge.errors import LeaseLost, PushRejected, RemoteUnreachable, ResultError
+from bridge.errors import BusError, LeaseLost, PushRejected, RemoteUnreachable, ResultError
 from bridge.manifest import format_time
 from bridge.result import MAX_BYTES, STATUS_NAME, Phase, Progress, RunStatus, parse_status
 
@@ -219,12 +219,12 @@ def read_status(git: Git, commit: str) -> RunStatus | None:
 
     Anyone with push rights can write one, so its texts come back without anything a terminal would obey.
     """
-    data = git.read_blob(commit, STATUS_NAME, MAX_BYTES)
-    if data is None:
-        return None
     try:
-        status = parse_status(data)
-    except ResultError:
+        data = git.read_blob(commit, STATUS_NAME, MAX_BYTES)
+        status = None if data is None else parse_status(data)
+    except (ResultError, BusError):  # not ours, or too large to be
+        return None
+    if status is None:
         return None
     progress = status.progress
     shown = progress and progress.model_copy(update={"step": clean_line(progress.step)})

@@ -355,8 +355,9 @@ class Git:
 
     def refs(self, prefix: str) -> dict[str, str]:
         """Local refs under a prefix, by full name."""
-        output = self.run("for-each-ref", "--format=%(objectname) %(refname)", prefix).decode()
-        return {ref: sha for sha, _, ref in (line.partition(" ") for line in output.splitlines())}
+        listed = self.run("for-each-ref", "--format=%(objectname) %(refname)", prefix)
+        output = listed.decode("utf-8", "replace")  # anyone may push a name of any bytes; it is none of ours
+        return {ref: sha for sha, _, ref in (line.partition(" ") for line in output.split("\n") if line)}
 
     # Writing objects --------------------------------------------------------------------------------------
 
@@ -464,7 +465,7 @@ class Git:
             raise failures.timed_out(remote, limit)
         if done.exit_code != 0:
             raise failures.unreachable(remote, done.stderr)
-        lines = done.stdout.decode("utf-8", "replace").splitlines()
+        lines = done.stdout.decode("utf-8", "replace").split("\n")
         return {ref: sha for sha, _, ref in (line.partition("\t") for line in lines) if ref}
 
     def remote_url(self, remote: str) -> str:

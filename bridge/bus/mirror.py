@@ -8,6 +8,7 @@ nothing that cannot be fetched again, so a broken one is thrown away and rebuilt
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -30,6 +31,12 @@ _BRANCH = "refs/branch/"
 _KEPT = "refs/kept/"
 _KEPT_COUNT = 8
 _TIDY_EVERY = 500
+_PLAIN_LINE = re.compile(
+    rb"\[(core|extensions)\]"
+    rb"|\t(bare|filemode|ignorecase|objectformat|precomposeunicode|repositoryformatversion|symlinks)"
+    rb" = [a-z0-9]+",
+    re.IGNORECASE,
+)
 _OWN_SPECS = tuple(f"+{prefix}*:{prefix}*" for prefix in (refs.INBOX, refs.CLAIMS, refs.RESULTS))
 _SCAN_SPECS = tuple(
     f"+{pattern}:{_SCANNED}{pattern.removeprefix('refs/heads/')}"
@@ -115,7 +122,7 @@ class Mirror:
         return claims
 
     def _look(self) -> list[Pending]:
-        if not (self.git.directory / "HEAD").exists():
+        if not (self.git.directory / "HEAD").exists() or not self._is_plain():
             self._rebuild(self._probe())
         self._fetch(_OWN_SPECS)
         now = self._clock()
@@ -218,3 +225,11 @@ class Mirror:
         )
         self._scanned_at = None
         self._open.clear()
+
+    def _is_plain(self) -> bool:
+        """Whether the configuration says only what `git init` writes: git would obey whatever else."""
+        try:
+            lines = (self.git.directory / "config").read_bytes().splitlines()
+        except FileNotFoundError:
+            return False
+        return all(_PLAIN_LINE.fullmatch(line) for line in lines)

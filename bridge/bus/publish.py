@@ -18,13 +18,15 @@ from bridge.bus import refs, trees
 from bridge.bus.claims import Claim
 from bridge.bus.git import Entry, Git, Update
 from bridge.bus.requests import FOLDER
-from bridge.errors import BusError, LeaseLost, PushRejected, RemoteUnreachable
+from bridge.errors import BusError, LeaseLost, PushRejected, RemoteUnreachable, ResultError
 from bridge.result import RESULT_NAME, RESULT_ROOT, RESULT_SIGNATURE_NAME, parse_result
 
 TRAILER = "Result-SHA256"
 
 _TRIES = 6
 _FIRST_PAUSE_S = 0.5
+# How many commits somebody may have put on top of a result that is still found.
+_LONGEST_WALK = 100
 _RESULTS_NAME = RESULT_ROOT.removeprefix(f"{FOLDER}/")
 
 
@@ -79,11 +81,14 @@ def publish(
         sleep: Waits that many seconds.
 
     Raises:
-        ResultError: `result` is not a result.
+        ResultError: `result` is not a result, or `result_ref` not a branch of the request.
         LeaseLost: The request has another result, or its claim is somebody else's now.
         PushRejected: The remote takes the result nowhere.
         RemoteUnreachable: It did not answer in all the tries.
     """
+    named = None if result_ref is None else refs.parse_request_ref(result_ref)
+    if result_ref is not None and (named is None or named.nonce != nonce):
+        raise ResultError(f"{result_ref!r} is not a branch of the request {nonce}")
     parsed = parse_result(result)
     digest = hashlib.sha256(result).hexdigest()
     message = f"kakeya-mac result: {parsed.verdict.status} {nonce} [skip ci]\n\n{TRAILER}: {digest}\n"
@@ -131,8 +136,8 @@ class _Publisher:
             if ref in found:
                 raise _Final(f"the request {nonce} already has a result at {ref}")
         tip = found.get(answer.branch) if answer.branch else None
-        if tip is not None and tip != answer.request_commit:
-            self._refuse_second_result(tip)
+        if tip is not None and tip != answer.request_commit and self._is_answered(tip):
+            raise _Final(f"the request {nonce} already has a result on {answer.branch}")
         on_branch = answer.branch is not None and tip == answer.request_commit
         commit = self._commit(on_branch=on_branch)
         cleanup = self._cleanup(found)
@@ -155,16 +160,22 @@ class _Publisher:
             ours.add(self._commit(on_branch=True))
         return next((Published(held, ref) for ref, held in others.items() if held in ours), None)
 
-    def _refuse_second_result(self, tip: str) -> None:
-        """Stop when the branch moved because another runner's result stands on it."""
+    def _is_answered(self, tip: str) -> bool:
+        """Whether a result, ours or another runner's, lies between the request and the branch's tip."""
         answer = self._answer
-        if not self._git.exists(tip):
-            self._git.fetch(self._remote, [answer.branch or ""])
-        path = f"{tip}:{RESULT_ROOT}/{answer.nonce}/{RESULT_NAME}"
-        kind, _ = self._git.kind_and_size(tip)
-        follows = kind == "commit" and self._git.commit(tip).parents == (answer.request_commit,)
-        if follows and self._git.kind_and_size(path)[0] == "blob":
-            raise _Final(f"the request {answer.nonce} already has a result on {answer.branch}")
+        self._git.fetch(self._remote, [answer.branch or ""], depth=_LONGEST_WALK)
+        path = f"{RESULT_ROOT}/{answer.nonce}/{RESULT_NAME}"
+        at = tip
+        for _ in range(_LONGEST_WALK):
+            if self._git.kind_and_size(at)[0] != "commit":
+                return False
+            parents = self._git.commit(at).parents
+            if answer.request_commit in parents:
+                return self._git.kind_and_size(f"{at}:{path}")[0] == "blob"
+            if not parents:
+                return False
+            at = parents[0]
+        return False
 
     def _cleanup(self, found: Mapping[str, str]) -> list[Update]:
         inbox = refs.inbox_ref(self._answer.nonce)

@@ -2,15 +2,15 @@
 
 `fetch` collects what stands on the remote; files come out of the object store, nothing is ever checked out.
 `believe` is pure but for the signature check: it names the exact reason for which a result is not believed.
-Nonce, request commit and workload are public, so without a trusted key a believed result is still shown as
-what it is: `Believed.sentence`.
+Nonce, request commit and workload are public, so only a signature tells who wrote a result. A client that
+trusts a runner's key believes nothing else; one that trusts none is told what it sees: `Believed.sentence`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -19,7 +19,8 @@ from bridge import signing
 from bridge.bus.git import Change, Git
 from bridge.bus.handles import Held, RequestState
 from bridge.bus.publish import TRAILER
-from bridge.errors import ManifestError, ResultError, SignatureError
+from bridge.bus.untrusted import clean_line
+from bridge.errors import BusError, MachineError, ManifestError, ResultError, SignatureError
 from bridge.manifest import MAX_BYTES, REQUEST_PATH, parse
 from bridge.result import RESULT_NAME, RESULT_ROOT, RESULT_SIGNATURE_NAME, Result, Status, parse_result
 
@@ -52,7 +53,7 @@ class FetchedResult:
         changes: Every path in which it differs from its parent (from nothing, without one).
         message: The commit message.
         files: Contents of the result's folder by path relative to it.
-        asked: The request as it stands on the remote; None: no longer there.
+        asked: The request as it stands on the remote; None: no longer there, or not the one that is answered.
     """
 
     nonce: str
@@ -130,26 +131,33 @@ def fetch(
     if not places:
         return None
     with git.scratch() as scratch:
-        wanted = [held.ref for held in places if not scratch.exists(held.commit)]
+        needed = [held for held in (state.branch, state.result) if held and (held in places or not asked)]
+        wanted = [held.ref for held in needed if not scratch.exists(held.commit)]
         if wanted:
             scratch.fetch(remote, wanted, timeout_s=timeout_s)
         places = [held for held in places if scratch.exists(held.commit)]  # one may have moved meanwhile
-        found = [_read(scratch, state.nonce, held, asked, request_commit) for held in places]
+        found = [_read(scratch, state, held, asked, request_commit) for held in places]
     answers = [answer for answer in found if answer is not None]
     whole = [answer for answer in answers if answer.above == 1 and RESULT_NAME in answer.files]
     return next(iter(whole or answers), None)
 
 
-def believe(fetched: FetchedResult, *, trusted: Path, asked: Asked | None = None) -> Believed:
+def believe(
+    fetched: FetchedResult, *, trusted: Path, asked: Asked | None = None, allow_unsigned: bool = False
+) -> Believed:
     """Judge a fetched result.
 
     Args:
         fetched: From `fetch`.
         trusted: Allowed-signers file of the runner keys that count here; it need not exist.
         asked: The request as this client knows it; None: as `fetch` found it on the remote.
+        allow_unsigned: Also believe what none of the trusted keys signed. A signature that does not verify
+            is refused all the same.
 
     Raises:
-        ResultError: It does not answer this request, was altered, or its signature does not verify.
+        ResultError: It does not answer this request, was altered, its signature does not verify, or keys are
+            trusted here and none of them signed it.
+        MachineError: `trusted` is there and cannot be read.
     """
     asked = asked or fetched.asked
     _check_place(fetched, asked)
@@ -163,6 +171,8 @@ def believe(fetched: FetchedResult, *, trusted: Path, asked: Asked | None = None
     _check_identity(result, fetched.nonce, asked)
     files = _check_files(result, fetched.files)
     signature, signer = _check_signature(data, fetched.files.get(RESULT_SIGNATURE_NAME), trusted)
+    if signature is not Standing.TRUSTED and not allow_unsigned and pins_keys(trusted):
+        raise _not_trusted(signature, signer)
     if asked is None and signature is not Standing.TRUSTED:
         raise ResultError(
             f"the request {fetched.nonce} is no longer on the remote and no trusted key signed the answer",
@@ -171,10 +181,25 @@ def believe(fetched: FetchedResult, *, trusted: Path, asked: Asked | None = None
     return Believed(result, files, fetched.commit, fetched.ref, signature, signer)
 
 
+def pins_keys(trusted: Path) -> bool:
+    """Whether an allowed-signers file lists any key. A line that nobody can read counts: it was meant as one.
+
+    Raises:
+        MachineError: It is there and cannot be read.
+    """
+    try:
+        lines = trusted.read_bytes().splitlines()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise MachineError(f"cannot read the trusted keys in {trusted}: {error.strerror}") from None
+    return any(line.strip() and not line.lstrip().startswith(b"#") for line in lines)
+
+
 def _read(
-    git: Git, nonce: str, held: Held, asked: Asked | None, request_commit: str | None
+    git: Git, state: RequestState, held: Held, asked: Asked | None, request_commit: str | None
 ) -> FetchedResult | None:
-    tip = git.commit(held.commit)
+    nonce, tip = state.nonce, git.commit(held.commit)
     request, above = _find_request(git, held.commit, nonce, request_commit)
     if above == 0:
         return None
@@ -183,13 +208,16 @@ def _read(
     else:
         changes = tuple(git.files(tip.sha))
     if not any(change.path.startswith(f"{RESULT_ROOT}/") for change in changes):
-        if above is None and request_commit is None and tip.parents:
+        if above is None and request_commit is None and tip.parents and state.result is None:
             raise ResultError(f"the branch {held.ref} no longer holds the request {nonce}")
         if above == 1 or above is None or not _has_result(git, held.commit, nonce):
             return None  # somebody's own commit on top; the answer will go elsewhere
     folder = f"{RESULT_ROOT}/{nonce}/"
     blobs = [change for change in changes if change.path.startswith(folder) and change.mode in _PLAIN_FILES]
     contents = git.read_objects([change.sha for change in blobs], MAX_RESULT_BYTES)
+    files = {change.path.removeprefix(folder): data for change, data in zip(blobs, contents, strict=True)}
+    if asked is None and request is None and not tip.parents:
+        request = _answered_on_branch(git, state, files.get(RESULT_NAME, b""))
     return FetchedResult(
         nonce=nonce,
         ref=held.ref,
@@ -198,7 +226,7 @@ def _read(
         above=1 if above is None else above,
         changes=changes,
         message=tip.message,
-        files={change.path.removeprefix(folder): data for change, data in zip(blobs, contents, strict=True)},
+        files=files,
         asked=asked or (_read_asked(git, nonce, request) if request else None),
     )
 
@@ -207,16 +235,43 @@ def _find_request(
     git: Git, tip: str, nonce: str, request_commit: str | None
 ) -> tuple[str | None, int | None]:
     """The request commit under a branch's tip and how many commits lie above it; None: it is not there."""
-    commit = tip
-    for above in range(_WALK):
+    for above, commit in enumerate(_walk(git, tip)):
         if commit == request_commit or (request_commit is None and _is_request(git, commit, nonce)):
             return commit, above
-        parents = git.commit(commit).parents
-        if not parents or not git.exists(parents[0]):
-            break
-        commit = parents[0]
     known = request_commit if request_commit is not None and git.exists(request_commit) else None
     return known, None
+
+
+def _answered_on_branch(git: Git, state: RequestState, data: bytes) -> str | None:
+    """The request commit that a result elsewhere names, when the request's branch holds it.
+
+    It must be the branch's request; where no commit of the branch has the shape of one, a refusal may answer
+    any of them.
+    """
+    held = state.branch
+    if held is None or not git.exists(held.commit):
+        return None
+    try:
+        answer = parse_result(data)
+    except ResultError:
+        return None  # `believe` says what is wrong with it
+    named = answer.request_commit
+    if named not in _walk(git, held.commit):
+        return None
+    shown, _ = _find_request(git, held.commit, state.nonce, None)
+    refused = shown is None and answer.verdict.status is Status.REFUSED
+    return named if shown == named or refused else None
+
+
+def _walk(git: Git, tip: str) -> Iterator[str]:
+    """A commit and its first parents, as far as a request may lie below a tip."""
+    commit = tip
+    for _ in range(_WALK):
+        yield commit
+        parents = git.commit(commit).parents
+        if not parents or not git.exists(parents[0]):
+            return
+        commit = parents[0]
 
 
 def _is_request(git: Git, commit: str, nonce: str) -> bool:
@@ -229,7 +284,7 @@ def _is_request(git: Git, commit: str, nonce: str) -> bool:
         return False
     try:
         return parse(git.read_blob(commit, REQUEST_PATH, MAX_BYTES) or b"").nonce == nonce
-    except ManifestError:
+    except (ManifestError, BusError):  # not a manifest, or too large to be one
         return True
 
 
@@ -274,8 +329,8 @@ def _check_identity(result: Result, nonce: str, asked: Asked | None) -> None:
         raise ResultError(
             f"the result answers the request commit {result.request_commit[:12]}, not {asked.commit[:12]}"
         )
-    if result.workload_sha is None and result.verdict.status is Status.REFUSED:
-        return
+    if result.workload_sha is None and result.verdict.status not in (Status.PASSED, Status.REJECTED):
+        return  # a request that cannot be read names no workload, and nothing was run for it
     if asked.workload_sha is not None and result.workload_sha != asked.workload_sha:
         raise ResultError(
             f"the result is of workload {(result.workload_sha or 'none')[:12]}, not {asked.workload_sha[:12]}"
@@ -307,7 +362,26 @@ def _check_signature(data: bytes, signature: bytes | None, trusted: Path) -> tup
         fingerprint = signing.signer_fingerprint(data, signature, signing.RESULT_NAMESPACE)
         principal = signing.verify(data, signature, signing.RESULT_NAMESPACE, trusted)
     except SignatureError as error:
-        raise ResultError(f"{RESULT_SIGNATURE_NAME}: {error.message}") from None
+        raise ResultError(f"{RESULT_SIGNATURE_NAME}: {clean_line(error.message)}") from None
     if principal is None:
         return Standing.UNTRUSTED_KEY, fingerprint
     return Standing.TRUSTED, principal
+
+
+def _not_trusted(signature: Standing, signer: str | None) -> ResultError:
+    """Why a client that trusts runner keys does not believe this result, and what may be done about it."""
+    trust = "kakeya_mac runners trust NAME --key 'KEY' (the runner prints that line when it starts)"
+    match signature:
+        case Standing.UNTRUSTED_KEY:
+            found = f"the result is signed by an unknown key, {signer}"
+            remedy = f"if that is your runner's key: {trust}"
+        case Standing.UNCHECKED:
+            found = "the result is signed, but ssh-keygen is not installed, so nobody can tell by whom"
+            remedy = "install OpenSSH's client (openssh-client)"
+        case _:
+            found = "the result carries no signature: anyone with push rights could have written it"
+            remedy = f"a runner that signs is trusted with: {trust}"
+    return ResultError(
+        f"{found}; this client believes only results of the runners it trusts",
+        f"{remedy}; --allow-unsigned shows this result all the same",
+    )

@@ -40,8 +40,24 @@ def clean(text: str, *, limit: int | None = None) -> str:
 
 
 def clean_line(text: str, *, limit: int = 500) -> str:
-    """Like `clean`, on one line: newlines and tabs become spaces."""
+    """Like `clean`, on one line: every run of white space becomes one space."""
     return " ".join(clean(text).split())[:limit]
+
+
+def one_line(text: str) -> str:
+    """Like `clean`, on one line and otherwise as it was: each newline or tab becomes a space."""
+    return clean(text).replace("\n", " ").replace("\t", " ")
+
+
+def unsafe_character(text: str) -> str | None:
+    """The first character that does not belong in a one-line text: control, bidirectional, unpaired."""
+    return next((c for c in text if c in "\n\t" or not _is_harmless(c)), None)
+
+
+def quoted(value: object, limit: int = 120) -> str:
+    """A hostile value for a message: as Python writes it, in ASCII, at most `limit` characters."""
+    text = ascii(value)
+    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def clean_bytes(data: bytes) -> str:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -73,7 +74,9 @@ Examples:
   kakeya_mac result 20260301t120000z0123456789ab -o out/
 
 Exit codes of a finished request: 0 passed, 1 failed, 2 refused, 3 evidence rejected, 4 the wait timed out,
-5 cancelled or lost, 6 git or the network failed, 70 our own bug, 130 interrupted."""
+5 cancelled or lost, 6 git or the network failed, 70 our own bug, 130 interrupted, 143 terminated."""
+
+EXIT_TERMINATED = 128 + signal.SIGTERM
 
 
 @click.group(cls=LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
@@ -85,9 +88,15 @@ def cli() -> None:
     """
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came: the command ends like an interrupted one, tidily, with a code of its own."""
+
+
 def main(argv: list[str] | None = None) -> None:
     """Entry point of ``kakeya_mac``; exits with the code of the command."""
     arguments = sys.argv[1:] if argv is None else argv
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # a parent may have chosen to ignore it
+        signal.signal(signal.SIGTERM, _terminate)
     sys.exit(run_edge(cli, arguments))
 
 
@@ -100,9 +109,10 @@ def run_edge(command: click.Command, arguments: list[str]) -> int:
     except click.ClickException as error:
         error.show()
         return error.exit_code
-    except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted", err=True)
-        return EXIT_INTERRUPTED
+    except (KeyboardInterrupt, click.Abort) as stop:  # click turns the one into the other
+        terminated = isinstance(stop, Terminated) or isinstance(stop.__cause__, Terminated)
+        click.echo("terminated" if terminated else "interrupted", err=True)
+        return EXIT_TERMINATED if terminated else EXIT_INTERRUPTED
     except BridgeError as error:
         _show_error(error, as_json="--json" in arguments)
         return error.exit_code
@@ -118,6 +128,10 @@ def run_edge(command: click.Command, arguments: list[str]) -> int:
 def echo_json(document: dict[str, Any]) -> None:
     """Print one JSON line, the last thing a command with ``--json`` says."""
     click.echo(json.dumps(document, sort_keys=True))
+
+
+def _terminate(_number: int, _frame: object) -> NoReturn:
+    raise Terminated
 
 
 def _show_error(error: BridgeError, *, as_json: bool) -> None:

@@ -10,19 +10,23 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from bridge.bus.git import Git
 from bridge.bus.results import Asked, Believed, FetchedResult, believe
+from bridge.bus.untrusted import clean_line
 from bridge.cli import echo_json
 from bridge.client.remotes import Remote
 from bridge.client.watch import Update, watch
 from bridge.errors import WaitTimeout
 from bridge.render.outcome import done_line, outcome_json, outcome_lines, status_line
-from bridge.result import EXIT_CODES, Phase
+from bridge.result import Phase
 from bridge.settings import Settings
+
+if TYPE_CHECKING:
+    from bridge.client.judged import Judged
 
 _QUIET_S = 2.0  # between two progress lines where there is no terminal
 
@@ -39,6 +43,7 @@ def follow(
     output: Path | None = None,
     extra: dict[str, Any] | None = None,
     outcome: Callable[[dict[str, Any]], object] | None = None,
+    allow_unsigned: bool = False,
 ) -> int:
     """Watch `nonce` until its result is home, show it, and return its exit code.
 
@@ -53,18 +58,14 @@ def follow(
         output: Folder to save the result in.
         extra: More keys for the JSON line.
         outcome: Is given the JSON document, also when text is shown.
+        allow_unsigned: Show what no trusted runner signed all the same.
 
     Raises:
         ResultError: What was published cannot be believed.
         BusError: The remote never answered, or the request is gone.
     """
-    deadline = time.monotonic() + wait_s
-    fetched: FetchedResult | None = None
     try:
-        with _progress() as show:
-            for update in watch(git, remote.address, nonce, deadline=deadline, asked=asked):
-                show(update)
-                fetched = update.result
+        fetched = _watched(git, remote, nonce, time.monotonic() + wait_s, asked)
     except WaitTimeout as timeout:
         click.echo(f"error: {timeout.message}", err=True)
         click.echo(f"  {timeout.remedy}", err=True)
@@ -74,12 +75,11 @@ def follow(
         if as_json:
             echo_json(document)
         return timeout.exit_code
-    if fetched is None:
-        raise WaitTimeout(f"{nonce}: the watch ended without a result", f"kakeya_mac wait {nonce}")
-    believed = believe(fetched, trusted=settings.trusted_runners, asked=asked)
-    if outcome is not None:
-        outcome(outcome_json(believed))
-    return present(believed, fetched, as_json=as_json, output=output, extra=extra)
+    except KeyboardInterrupt:
+        click.echo(f"the request goes on: kakeya_mac wait {nonce}", err=True)
+        raise
+    believed = believe(fetched, trusted=settings.trusted_runners, asked=asked, allow_unsigned=allow_unsigned)
+    return present(believed, fetched, as_json=as_json, output=output, extra=extra, outcome=outcome)
 
 
 def present(
@@ -89,32 +89,47 @@ def present(
     as_json: bool,
     output: Path | None,
     extra: dict[str, Any] | None = None,
+    outcome: Callable[[dict[str, Any]], object] | None = None,
 ) -> int:
-    """Show (and with `output` save) a believed result; returns the exit code of its status."""
+    """Judge a believed result, show it (and with `output` save it); returns the exit code of its status."""
+    from bridge.client.judged import judge
     from bridge.client.save import save
 
+    judged = judge(believed)
+    if outcome is not None:
+        outcome(outcome_json(judged))
     if output is not None:
         save(believed, fetched, output)
     if as_json:
         saved = {} if output is None else {"output": str(output)}
-        echo_json({**(extra or {}), **outcome_json(believed), **saved})
+        echo_json({**(extra or {}), **outcome_json(judged), **saved})
     else:
-        _show(believed, output)
-    return EXIT_CODES[believed.result.verdict.status]
+        _show(judged, output)
+    return judged.exit_code
 
 
-def _show(believed: Believed, output: Path | None) -> None:
+def _watched(git: Git, remote: Remote, nonce: str, deadline: float, asked: Asked | None) -> FetchedResult:
+    """What was published in the end; every change is shown on the way."""
+    fetched: FetchedResult | None = None
+    with _progress() as show:
+        for update in watch(git, remote.address, nonce, deadline=deadline, asked=asked):
+            show(update)
+            fetched = update.result
+    if fetched is None:
+        raise WaitTimeout(f"{nonce}: the watch ended without a result", f"kakeya_mac wait {nonce}")
+    return fetched
+
+
+def _show(judged: Judged, output: Path | None) -> None:
     from rich.console import Console
 
-    from bridge.evidence.gate import judge
     from bridge.render.terminal import evidence_tables
 
     console = Console(width=None if sys.stdout.isatty() else 110)  # a pipe has no width to fit
-    for file in believed.result.files:
-        if file.role == "evidence":
-            for table in evidence_tables(judge(believed.files[file.path])):
-                console.print(table)
-    for line in outcome_lines(believed):
+    for judgement in judged.judgements.values():
+        for table in evidence_tables(judgement):
+            console.print(table)
+    for line in outcome_lines(judged):
         click.echo(line)
     if output is not None:
         click.echo(f"  saved    {output}")
@@ -166,7 +181,7 @@ def _escaped(text: str) -> str:
 
 def _line(update: Update) -> str:
     if update.notice:
-        return f"{update.phase} (no answer from the remote: {update.notice})"
+        return f"{update.phase} (no answer from the remote: {clean_line(update.notice)})"
     if update.phase is Phase.DONE:
         return done_line(update.result)
     return status_line(update.status, update.phase, update.ahead)

@@ -28,6 +28,7 @@ def gate(
     files: tuple[Path, ...], nonce: str | None, workload_sha: str | None, explain: str | None, as_json: bool
 ) -> int:
     """Judge evidence reports: recompute every claim from the rows, and name each rule that is broken."""
+    from bridge.bus.untrusted import clean_line
     from bridge.evidence.gate import Binding, judge_file
 
     if explain is not None:
@@ -49,9 +50,9 @@ def gate(
         )
         for claim in judgement.claims:
             figure = "no figure" if claim.figure is None else f"{claim.figure:g}"
-            click.echo(f"  claim {claim.name}: {figure}{'' if claim.met else '  NOT MET'}")
+            click.echo(f"  claim {clean_line(claim.name)}: {figure}{'' if claim.met else '  NOT MET'}")
         for violation in judgement.violations:
-            click.echo(f"  {violation.code}: {violation.message}")
+            click.echo(f"  {violation.code}: {clean_line(violation.message, limit=2000)}")
     return 0 if accepted else 3
 
 

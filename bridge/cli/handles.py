@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bridge.cli import echo_json
+from bridge.cli.options import allow_unsigned_option
 
 if TYPE_CHECKING:
     from bridge.bus.git import Git
@@ -41,13 +42,14 @@ Examples:
 Exit code: 0 while it waits or runs; afterwards the code of its status."""
 )
 @handle_options
-def status(handle: str, remote: str | None, as_json: bool) -> int:
+@allow_unsigned_option
+def status(handle: str, remote: str | None, as_json: bool, allow_unsigned: bool) -> int:
     """Where the request HANDLE (nonce, branch name or unique prefix) is."""
     from bridge.cli.follow import present
     from bridge.render.outcome import status_line
 
     config, git, bus, state = _find(handle, remote)
-    found = _answer(config, git, bus, state)
+    found = _answer(config, git, bus, state, allow_unsigned)
     if found is not None:
         return present(*found, as_json=as_json, output=None)
     update = _look(git, bus, state.nonce)
@@ -82,12 +84,24 @@ Exit codes as of `run --wait`."""
     "--seconds", type=click.FloatRange(min=0), default=3600.0, show_default=True, help="Give up after."
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Save the result.")
-def wait(handle: str, remote: str | None, as_json: bool, seconds: float, output: Path | None) -> int:
+@allow_unsigned_option
+def wait(
+    handle: str, remote: str | None, as_json: bool, seconds: float, output: Path | None, allow_unsigned: bool
+) -> int:
     """Follow the request HANDLE until its result is home."""
     from bridge.cli.follow import follow
 
     config, git, bus, state = _find(handle, remote)
-    return follow(config, git, bus, state.nonce, wait_s=seconds, as_json=as_json, output=output)
+    return follow(
+        config,
+        git,
+        bus,
+        state.nonce,
+        wait_s=seconds,
+        as_json=as_json,
+        output=output,
+        allow_unsigned=allow_unsigned,
+    )
 
 
 @click.command(
@@ -97,7 +111,8 @@ Examples:
   kakeya_mac logs 20260301t12 --json"""
 )
 @handle_options
-def logs(handle: str, remote: str | None, as_json: bool) -> int:
+@allow_unsigned_option
+def logs(handle: str, remote: str | None, as_json: bool, allow_unsigned: bool) -> int:
     """What the job of HANDLE printed: its last lines while it runs, everything afterwards.
 
     The text was written on the other side of the bus and is shown without terminal escapes.
@@ -105,7 +120,7 @@ def logs(handle: str, remote: str | None, as_json: bool) -> int:
     from bridge.bus.untrusted import clean
 
     config, git, bus, state = _find(handle, remote)
-    found = _answer(config, git, bus, state)
+    found = _answer(config, git, bus, state, allow_unsigned)
     if found is not None:
         believed, _ = found
         texts = {
@@ -135,14 +150,16 @@ Examples:
   kakeya_mac result 20260301t120000z0123456789ab
   kakeya_mac result mac-bridge/probe-20260301t120000z0123456789ab -o out/ --json
 
-Exit code: that of the result's status; 3 when it cannot be believed; 4 when there is none yet."""
+Exit code: that of the result's status; 3 when it cannot be believed, or this client's gate rejects its
+evidence; 4 when there is none yet."""
 )
 @handle_options
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Save every published file."
 )
-def result(handle: str, remote: str | None, as_json: bool, output: Path | None) -> int:
-    """Fetch the result of HANDLE, check every digest and signature, and show or save it.
+@allow_unsigned_option
+def result(handle: str, remote: str | None, as_json: bool, output: Path | None, allow_unsigned: bool) -> int:
+    """Fetch the result of HANDLE, check digests and signature, judge its evidence, and show or save it.
 
     Results are files of git commits; nothing is checked out, nothing is left in this clone.
     """
@@ -150,7 +167,7 @@ def result(handle: str, remote: str | None, as_json: bool, output: Path | None) 
     from bridge.errors import WaitTimeout
 
     config, git, bus, state = _find(handle, remote)
-    found = _answer(config, git, bus, state)
+    found = _answer(config, git, bus, state, allow_unsigned)
     if found is None:
         raise WaitTimeout(f"{state.nonce} has no result yet", f"kakeya_mac wait {state.nonce}")
     return present(*found, as_json=as_json, output=output)
@@ -169,12 +186,14 @@ def _find(handle: str, remote: str | None) -> tuple[Settings, Git, Remote, Reque
 
 
 def _answer(
-    config: Settings, git: Git, bus: Remote, state: RequestState
+    config: Settings, git: Git, bus: Remote, state: RequestState, allow_unsigned: bool
 ) -> tuple[Believed, FetchedResult] | None:
     from bridge.bus.results import believe, fetch
 
     fetched = fetch(git, bus.address, state)
-    return None if fetched is None else (believe(fetched, trusted=config.trusted_runners), fetched)
+    if fetched is None:
+        return None
+    return believe(fetched, trusted=config.trusted_runners, allow_unsigned=allow_unsigned), fetched
 
 
 def _look(git: Git, bus: Remote, nonce: str) -> Update:

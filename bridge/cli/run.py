@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from bridge.cli import echo_json
+from bridge.cli.options import allow_unsigned_option
 
 if TYPE_CHECKING:
     from bridge.client.submit import Plan
@@ -50,6 +51,7 @@ on), 5 cancelled or lost, 6 git or the network failed."""
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="With --wait: save the result."
 )
+@allow_unsigned_option
 @click.option("--dry-run", is_flag=True, help="Show the manifest and what would run; push nothing.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON line at the end.")
 def run(
@@ -62,6 +64,7 @@ def run(
     timeout_s: int | None,
     expires: int | None,
     output: Path | None,
+    allow_unsigned: bool,
     dry_run: bool,
     as_json: bool,
 ) -> int:
@@ -79,6 +82,8 @@ def run(
 
     if output is not None and wait_s is None:
         raise click.UsageError("-o needs --wait; later: kakeya_mac result HANDLE -o DIR")
+    if allow_unsigned and wait_s is None:
+        raise click.UsageError("--allow-unsigned needs --wait: without it no result is shown")
     here = Path.cwd()
     config = settings.load(remote=remote)
     plan = plan_request(
@@ -125,6 +130,7 @@ def run(
         asked=submission.asked,
         output=output,
         extra=handle,
+        allow_unsigned=allow_unsigned,
     )
 
 

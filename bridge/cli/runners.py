@@ -47,7 +47,10 @@ def runners(context: click.Context, as_json: bool) -> int:
     help="The runner's public key: 'ssh-ed25519 AAAA…', or a .pub file.",
 )
 def trust(name: str, key: str) -> int:
-    """Believe results that the key of the runner NAME signed."""
+    """Believe results that the key of the runner NAME signed.
+
+    From the first trusted key on, this client believes no result that none of its trusted keys signed.
+    """
     from bridge import settings
     from bridge.client.trust import add
 

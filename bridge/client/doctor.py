@@ -156,7 +156,12 @@ def _trusted_runners(settings: Settings) -> Check:
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     known = [line for line in lines if line.strip() and not line.startswith("#")]
     if known:
-        return Check("trusted runners", Level.OK, str(path), f"{len(known)} key(s)")
+        return Check(
+            "trusted runners",
+            Level.OK,
+            str(path),
+            f"{len(known)} key(s); a result that none of them signed is not believed",
+        )
     return Check(
         "trusted runners",
         Level.WARN,

@@ -96,6 +96,7 @@ class Preset:
     requires: Requires = field(default_factory=Requires)
     models: tuple[ModelNeed, ...] = ()
     evidence_kind: str | None = None
+    rejected_exit_code: int | None = None
 
     @property
     def runs_repo_code(self) -> bool:
@@ -155,6 +156,7 @@ def _build(document: dict[str, Any], digest: str, path: Path) -> Preset:
         ),
         models=tuple(ModelNeed(name, **entry) for name, entry in document.get("models", {}).items()),
         evidence_kind=document.get("evidence", {}).get("kind"),
+        rejected_exit_code=document.get("rejected_exit_code"),
     )
     if path.stem != preset.name:
         raise PresetError(f"preset {path}: the file is named {path.stem!r} but says name = {preset.name!r}")

@@ -1,32 +1,41 @@
-"""A believed result as the JSON line of a command, and as lines for people.
+"""A judged result as the JSON line of a command, and as lines for people.
 
-Texts in it were written on the other side of the bus: each passes `clean` before it is shown.
+Texts in it were written on the other side of the bus: each passes `clean_line` before it is shown, so that
+none can look like a line of ours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bridge.bus.results import Believed, FetchedResult
-from bridge.bus.untrusted import clean
+from bridge.bus.results import FetchedResult
+from bridge.bus.untrusted import clean_line
 from bridge.errors import ResultError
-from bridge.result import EXIT_CODES, RESULT_NAME, Phase, RunStatus, Status, parse_result
+from bridge.result import RESULT_NAME, Phase, RunStatus, Status, parse_result
+
+if TYPE_CHECKING:
+    from bridge.client.judged import Judged
+
+_MESSAGE_LIMIT = 4000  # what a result may hold
 
 
-def outcome_json(believed: Believed) -> dict[str, Any]:
+def outcome_json(judged: Judged) -> dict[str, Any]:
     """What `run --wait`, `wait`, `status` and `result` say of a finished request with ``--json``."""
-    result, verdict = believed.result, believed.result.verdict
+    believed, verdict = judged.believed, judged.verdict
+    result = believed.result
     return {
         "status": verdict.status,
+        "runner_status": result.verdict.status,
         "reason": verdict.reason,
-        "message": clean(verdict.message),
+        "message": _line(verdict.message),
         "violations": [
-            {"code": v.code, "message": clean(v.message), "file": v.file} for v in verdict.violations
+            {"code": v.code, "message": _line(v.message), "file": None if v.file is None else _line(v.file)}
+            for v in verdict.violations
         ],
-        "exit_code": EXIT_CODES[verdict.status],
+        "exit_code": judged.exit_code,
         "nonce": result.nonce,
-        "preset": result.preset,
+        "preset": None if result.preset is None else _line(result.preset),
         "params": result.params,
         "request_commit": result.request_commit,
         "workload_sha": result.workload_sha,
@@ -37,28 +46,28 @@ def outcome_json(believed: Believed) -> dict[str, Any]:
         "attempt": result.attempt,
         "signature": believed.signature,
         "signer": believed.signer,
-        "authenticity": believed.sentence,
+        "authenticity": _line(believed.sentence),
         "phase_seconds": result.phase_seconds,
         "files": [file.model_dump() for file in result.files],
     }
 
 
-def outcome_lines(believed: Believed) -> Iterator[str]:
-    """The same for people: verdict, broken rules, who ran it, where it is."""
-    result, verdict = believed.result, believed.result.verdict
-    message = clean(verdict.message)
-    yield f"{verdict.status.upper()}  {result.preset or '(no preset)'}  {result.nonce}" + (
+def outcome_lines(judged: Judged) -> Iterator[str]:
+    """The same for people: verdict, broken rules, who ran it, where it is. Each is one line."""
+    believed, verdict = judged.believed, judged.verdict
+    result, message = believed.result, _line(verdict.message)
+    yield f"{verdict.status.upper()}  {_line(result.preset or '(no preset)')}  {result.nonce}" + (
         f": {message}" if message and verdict.status is not Status.PASSED else ""
     )
     for violation in verdict.violations:
-        yield f"  {violation.code}: {clean(violation.message)}"
+        yield f"  {violation.code}: {_line(violation.message)}"
     total = sum(result.phase_seconds.values())
     attempt = "" if result.attempt == 1 else f", attempt {result.attempt}"
-    yield f"  ran on   {result.runner.name} ({total:.1f} s{attempt}), {clean(believed.sentence)}"
+    yield f"  ran on   {_line(result.runner.name)} ({total:.1f} s{attempt}), {_line(believed.sentence)}"
     yield f"  request  {result.request_commit}"
-    yield f"  result   {believed.commit} on {believed.ref}"
+    yield f"  result   {believed.commit} on {_line(believed.ref)}"
     for file in result.files:
-        yield f"           {file.role:<8} {file.path} ({file.bytes} bytes)"
+        yield f"           {file.role:<8} {_line(file.path)} ({file.bytes} bytes)"
 
 
 def status_line(status: RunStatus | None, phase: str, ahead: int) -> str:
@@ -69,9 +78,9 @@ def status_line(status: RunStatus | None, phase: str, ahead: int) -> str:
     progress = status.progress
     counted = ""
     if progress is not None and progress.total:
-        counted = f" {progress.done}/{progress.total} {clean(progress.step)}".rstrip()
+        counted = f" {progress.done}/{progress.total} {_line(progress.step)}".rstrip()
     held = "by" if phase == Phase.CLAIMED else "on"
-    return f"{phase} {held} {clean(status.runner)}{counted} ({status.elapsed_s:.0f} s)"
+    return f"{phase} {held} {_line(status.runner)}{counted} ({status.elapsed_s:.0f} s)"
 
 
 def done_line(found: FetchedResult | None) -> str:
@@ -82,3 +91,7 @@ def done_line(found: FetchedResult | None) -> str:
         phases = {}
     took = ", ".join(f"{phase} {phases[phase]:.2f} s" for phase in Phase if phase in phases)
     return f"done ({took})" if took else "done"
+
+
+def _line(text: str) -> str:
+    return clean_line(text, limit=_MESSAGE_LIMIT)

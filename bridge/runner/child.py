@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 from bridge.errors import MachineError
 from bridge.process import helper_environment, spawn
@@ -78,8 +78,16 @@ class Ended:
 class Supervised:
     """One supervised job. Use as a context manager: leaving it leaves no process and no lock."""
 
-    def __init__(self, lock: Path, *, network: bool = False, hide: Sequence[Path] = ()) -> None:
+    def __init__(
+        self, lock: Path, *, network: bool = False, hide: Sequence[Path] = (), keep: Sequence[Path] = ()
+    ) -> None:
         """Start the supervisor and take the lock.
+
+        Args:
+            lock: The machine's lock file.
+            network: Leave the job the machine's network.
+            hide: Files and folders the job must not reach, where the machine can hide them.
+            keep: Existing folders inside hidden ones that stay as they are.
 
         Raises:
             MachineBusy: Another job holds the lock.
@@ -98,6 +106,7 @@ class Supervised:
             "output": output,
             "network": network,
             "hide": [str(path) for path in hide],
+            "keep": [str(path) for path in keep],
         }
         try:
             self._process = spawn(
@@ -124,7 +133,7 @@ class Supervised:
     def run(
         self,
         order: Order,
-        log: Path,
+        log: IO[bytes],
         *,
         on_line: Callable[[str], None],
         stop: Callable[[], bool],
@@ -133,7 +142,7 @@ class Supervised:
 
         Args:
             order: What to start.
-            log: File that standard output and error are appended to, as they come.
+            log: Open file that standard output and error are written to, as they come.
             on_line: Called with each line of output (cut at `MAX_LINE` characters).
             stop: Asked about ten times a second; True ends the job (TERM, then KILL after the grace).
 
@@ -151,18 +160,17 @@ class Supervised:
         pump = _Pump(order.output_limit, on_line)
         stopped = False
         ended: dict[str, Any] | None = None
-        with log.open("ab", buffering=0) as sink:
-            while True:
-                ready = select.select([self._status, self._output], [], [], _POLL_S)[0]
-                if self._output in ready and (chunk := os.read(self._output, _CHUNK)):
-                    sink.write(pump.take(chunk))
-                elif ended is not None:
-                    break
-                if ended is None:
-                    ended = self._ending(ready)
-                if ended is None and not stopped and (pump.flooded or stop()):
-                    stopped = True
-                    self._tell(stop=0.0 if pump.flooded else order.grace_s)
+        while True:
+            ready = select.select([self._status, self._output], [], [], _POLL_S)[0]
+            if self._output in ready and (chunk := os.read(self._output, _CHUNK)):
+                log.write(pump.take(chunk))
+            elif ended is not None:
+                break
+            if ended is None:
+                ended = self._ending(ready)
+            if ended is None and not stopped and (pump.flooded or stop()):
+                stopped = True
+                self._tell(stop=0.0 if pump.flooded else order.grace_s)
         pump.flush()
         return Ended(
             exit_code=ended["exit_code"],

@@ -1,4 +1,4 @@
-"""Takes what a job left in its result folder: the evidence report and the log, and nothing else.
+"""Takes what a job left: the evidence report in its result folder, the log, and nothing else.
 
 A job may have left anything there: links, devices, files that share their content with one outside. The
 report is opened without following links and must be a plain file of its own, within the size cap.
@@ -10,6 +10,7 @@ import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
+from typing import IO
 
 from bridge.evidence.redact import redact
 
@@ -44,6 +45,7 @@ def evidence(folder: Path, name: str) -> bytes | None:
     return data
 
 
-def log(path: Path, secrets: Mapping[str, str]) -> bytes:
-    """The log without secrets; empty when there is none. Its size was capped when it was written."""
-    return redact(path.read_bytes() if path.exists() else b"", secrets)
+def log(written: IO[bytes], secrets: Mapping[str, str]) -> bytes:
+    """The log without secrets, from the open file it was written to; its size was capped on the way."""
+    written.seek(0)
+    return redact(written.read(), secrets)

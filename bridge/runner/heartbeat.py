@@ -96,5 +96,5 @@ class Heartbeat:
             except LeaseLost:
                 self._lost.set()
                 return
-            except BusError:
+            except (BusError, OSError):  # the next beat may find the remote, or room on the disk, again
                 continue

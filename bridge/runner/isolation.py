@@ -8,13 +8,13 @@ result: how much memory it takes, and where it writes within the user's own perm
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from bridge.runner.child import Enforced
+from bridge.runner.folders import remove_tree
 
 # Names that may pass from the runner's environment to a job; none of them is a secret.
 PASSED_NAMES = ("KAKEYA_BLAS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TZ", "VECLIB_MAXIMUM_THREADS")
@@ -31,12 +31,14 @@ CREDENTIALS = (
     ".docker",
     ".pypirc",
 )
+# Where programs outside listen that would do a job's work for it.
+SOCKETS = ("/run/user", "/run/dbus", "/run/docker.sock", "/run/containerd", "/run/podman")
 _GIB = 1 << 30
 
 
 @dataclass(frozen=True)
 class Room:
-    """The private folders of one job, below `root`, and its raw log."""
+    """The private folders of one job, below `root`."""
 
     root: Path
 
@@ -60,21 +62,15 @@ class Room:
         """Where ``${out:NAME}`` files are written, and the only place results are collected from."""
         return self.root / "out"
 
-    @property
-    def log(self) -> Path:
-        """Standard output and error as they came, before redaction."""
-        return self.root / "log"
-
     def make(self) -> None:
         """Create the folders, empty, for the owner alone."""
         self.remove()
         for folder in (self.root, self.home, self.temporary, self.workspace, self.out):
             folder.mkdir(parents=True, mode=0o700)
-        self.log.touch(mode=0o600)
 
-    def remove(self) -> None:
-        """Remove everything, also what the job left without permissions."""
-        shutil.rmtree(self.root, onerror=_unlock)
+    def remove(self) -> bool:
+        """Remove everything the job left; whether nothing remains."""
+        return remove_tree(self.root)
 
 
 def environment(room: Room, ours: Mapping[str, str]) -> dict[str, str]:
@@ -106,17 +102,13 @@ def limits(enforced: Enforced) -> dict[str, int]:
     return {**values, "NPROC": 1024} if enforced.tree == "process namespace" else values
 
 
-def hidden(home: Path, *own: Path) -> list[Path]:
-    """Files and folders that a job must not read: the user's credentials and the runner's `own`."""
-    return [*(home / name for name in CREDENTIALS), *own]
+def hidden(home: Path, ours: Mapping[str, str], *own: Path) -> list[Path]:
+    """Files, folders and sockets that a job must not reach where the machine can hide them.
 
-
-def _unlock(_function: object, path: str, _error: object) -> None:
-    if not os.path.lexists(path):
-        return
-    os.chmod(Path(path).parent, 0o700)
-    if os.path.isdir(path) and not os.path.islink(path):
-        os.chmod(path, 0o700)
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        os.unlink(path)
+    Args:
+        home: The user's home, with the credentials in it.
+        ours: The runner's environment, which names the key agent's socket.
+        own: The runner's state and configuration: keys, policy, mirror, spool.
+    """
+    agent = [Path(ours["SSH_AUTH_SOCK"])] if ours.get("SSH_AUTH_SOCK") else []
+    return [*(home / name for name in CREDENTIALS), *(Path(name) for name in SOCKETS), *agent, *own]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -67,7 +68,9 @@ class Job:
         self._clock = clock
         self._now = now
         self._secrets = secrets_of(station.environment)
-        self._room = isolation.Room(station.folder / "jobs" / checked.pending.nonce)
+        self._room = isolation.Room(station.jobs / checked.pending.nonce)
+        # Has no name, so nothing the job does to files can put another file in its place.
+        self._log = tempfile.TemporaryFile(dir=station.folder)  # noqa: SIM115 - closed by `clean_up`
         self._heart = Heartbeat(claim, interval_s=station.beat_s, secrets=self._secrets, clock=clock)
         self._seconds: dict[str, float] = {}
         self._commands: list[Command] = []
@@ -96,7 +99,12 @@ class Job:
                 self._supervised.close()
         if self._heart.lost:
             return None
-        return self._sealed(verdict), verdict
+        try:
+            return self._sealed(verdict), verdict
+        except Exception as error:  # every accepted request ends in a result, if only in the barest one
+            message = f"the runner could not put the result together: {type(error).__name__}"
+            verdict = Verdict(status=Status.FAILED, reason=Reason.RUNNER_ERROR, message=message)
+            return self._sealed(verdict, bare=True), verdict
 
     def give_up(self) -> tuple[spool.Entry, Verdict]:
         """Answer a request whose earlier attempts were all lost, without another one."""
@@ -104,9 +112,10 @@ class Job:
         verdict = Verdict(status=Status.LOST, reason=Reason.ATTEMPTS, message=message)
         return self._sealed(verdict), verdict
 
-    def clean_up(self) -> None:
-        """Remove the job's folders."""
-        self._room.remove()
+    def clean_up(self) -> bool:
+        """Remove the job's folders; whether nothing of them remains."""
+        self._log.close()
+        return self._room.remove()
 
     def _work(self) -> Verdict:
         if self._checked.refusal is not None:
@@ -200,7 +209,7 @@ class Job:
         )
         ended = supervised.run(
             order,
-            self._room.log,
+            self._log,
             on_line=self._heart.line,
             stop=lambda: self._heart.lost or self._abort(),
         )
@@ -231,7 +240,7 @@ class Job:
             )
         if report is not None and name is not None:
             self._files[name] = (report, "evidence")
-        ending = of_ending(ended)
+        ending = of_ending(preset, ended)
         if ending is not None:
             return ending
         return judge(
@@ -244,11 +253,18 @@ class Job:
             finished=finished,
         )
 
-    def _sealed(self, verdict: Verdict) -> spool.Entry:
-        """The result with everything it names, in its exact bytes, signed where that is possible."""
+    def _sealed(self, verdict: Verdict, *, bare: bool = False) -> spool.Entry:
+        """The result with everything it names, in its exact bytes, signed where that is possible.
+
+        With `bare`, nothing that came from the request or the job is in it, except who asked for what commit.
+        """
         station, checked = self._station, self._checked
-        self._files[LOG_NAME] = (collect.log(self._room.log, self._secrets), "log")
         manifest, preset = checked.manifest, checked.preset
+        params = dict(checked.params) or (manifest.params if manifest else {})
+        if bare:
+            params, self._files, self._commands = {}, {}, []
+        else:
+            self._files[LOG_NAME] = (collect.log(self._log, self._secrets), "log")
         enforced = self._supervised.enforced if self._supervised is not None else None
         result = Result(
             nonce=checked.pending.nonce,
@@ -256,7 +272,7 @@ class Job:
             workload_sha=manifest.workload_sha if manifest else None,
             preset=manifest.preset if manifest else None,
             preset_digest=preset.digest if preset else None,
-            params=dict(checked.params) or (manifest.params if manifest else {}),
+            params=params,
             engine_source=preset.engine if preset else None,
             runner=self._runner(enforced),
             attempt=self._claim.attempt,
@@ -299,8 +315,8 @@ class Job:
             self._seconds[phase.value] = round(self._clock() - began, 4)
 
     def _note(self, text: str) -> None:
-        with contextlib.suppress(OSError), self._room.log.open("a", encoding="utf-8") as sink:
-            sink.write(text)
+        with contextlib.suppress(OSError):
+            self._log.write(text.encode("utf-8", "replace"))
 
 
 def _sentence(error: BridgeError) -> str:

@@ -24,11 +24,12 @@ from pathlib import Path
 LEVELS = ("full", "network", "none")
 
 _NEWNS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
-_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC, _MS_PRIVATE = (
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = (
     1,
     2,
     4,
     8,
+    32,
     4096,
     16384,
     1 << 18,
@@ -68,8 +69,12 @@ def enter(level: str, *, network: bool) -> None:
         _loopback_up()
 
 
-def settle(hide: Sequence[str]) -> None:
+def settle(hide: Sequence[str], keep: Sequence[str] = ()) -> None:
     """As the first process of a ``full`` level: a /proc of its own, and `hide` covered with nothing.
+
+    Args:
+        hide: Files and folders; those that do not exist are left out.
+        keep: Existing folders below hidden ones, which stay as they are.
 
     Raises:
         OSError: The kernel said no.
@@ -77,11 +82,28 @@ def settle(hide: Sequence[str]) -> None:
     die_with_parent()
     _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
     _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
+    kept = [(name, os.open(name, os.O_PATH | os.O_DIRECTORY)) for name in keep]
+    folders = _outermost([os.path.realpath(name) for name in hide if os.path.isdir(name)])
     for name in hide:
-        if os.path.isdir(name):
-            _mount("tmpfs", name, "tmpfs", _MS_RDONLY | _MS_NOSUID | _MS_NODEV)
-        elif os.path.exists(name):
+        if os.path.exists(name) and not os.path.isdir(name):
             _mount("/dev/null", name, None, _MS_BIND)
+    for name in folders:
+        _mount("tmpfs", name, "tmpfs", _MS_NOSUID | _MS_NODEV)
+    for name, handle in kept:
+        os.makedirs(name, mode=0o700, exist_ok=True)
+        _mount(f"/proc/self/fd/{handle}", name, None, _MS_BIND)
+        os.close(handle)
+    for name in folders:
+        _mount(None, name, None, _MS_REMOUNT | _MS_RDONLY | _MS_NOSUID | _MS_NODEV)
+
+
+def _outermost(folders: Sequence[str]) -> list[str]:
+    """The folders that lie in no other one of them."""
+    found: list[str] = []
+    for folder in sorted(set(folders)):
+        if not any(folder.startswith(f"{outer.rstrip('/')}/") for outer in found):
+            found.append(folder)
+    return found
 
 
 def adopt_orphans() -> bool:

@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,11 +19,13 @@ from bridge.bus.claims import Claim, LeaseWatch, Silent, claim, read_status, tak
 from bridge.bus.handles import Held, state_of
 from bridge.bus.mirror import Mirror, Pending
 from bridge.bus.publish import publish
+from bridge.bus.untrusted import clean_line
 from bridge.errors import BusError, LeaseLost, MachineError, PushRejected, RemoteUnreachable
 from bridge.result import Reason
 from bridge.runner import isolation
 from bridge.runner.check import Checked, examine
 from bridge.runner.child import MachineBusy, Supervised
+from bridge.runner.folders import remove_tree
 from bridge.runner.job import Job
 from bridge.runner.spool import Entry, Spool
 from bridge.runner.station import Station
@@ -57,7 +58,8 @@ class Runner:
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._station = station
-        self._say = say
+        # Names and messages of requests go to the owner's terminal.
+        self._say: Callable[[str], None] = lambda line: say(clean_line(line))
         self._idle_s = idle_s
         self._clock = clock
         self._now = now
@@ -97,7 +99,8 @@ class Runner:
         stop = stop or threading.Event()
         handled = 0
         with self._only_one():
-            shutil.rmtree(self._station.folder / "jobs", ignore_errors=True)
+            remove_tree(self._station.jobs)
+            self._station.jobs.mkdir(exist_ok=True, mode=0o700)
             began = self._clock()
             while not stop.is_set():
                 did = self._turn(stop, once=once)
@@ -108,7 +111,11 @@ class Runner:
         return handled
 
     def _turn(self, stop: threading.Event, *, once: bool) -> int:
-        """One look at the queue and everything that follows from it; errors of the bus only slow it down."""
+        """One look at the queue and everything that follows from it.
+
+        A remote that is away only slows the runner down. What goes wrong with one request or one spooled
+        result is counted against it alone: whoever can push must not be able to stop the others.
+        """
         handled = 0
         try:
             pending = self._mirror.refresh()
@@ -118,19 +125,32 @@ class Runner:
             for request in pending:
                 if stop.is_set() or (once and handled):
                     break
-                handled += self._take(request)
+                handled += self._attempt(request)
             self._watch.forget([request.nonce for request in pending])
         except MachineBusy as busy:
             self._say(f"waiting: {busy.message}")
             self._active_at = self._clock() - FAST_WINDOW_S
-        except (BusError, MachineError, OSError) as error:
+        except Exception as error:  # a daemon outlives its own bugs, too; each pause is longer
             self._failures += 1
-            self._say(f"failure {self._failures} in a row, trying again: {error}")
+            what = "" if isinstance(error, (BusError, MachineError)) else f"{type(error).__name__}: "
+            self._say(f"failure {self._failures} in a row, trying again: {what}{error}")
             return handled
         self._failures = 0
         if handled:
             self._active_at = self._clock()
         return handled
+
+    def _attempt(self, pending: Pending) -> bool:
+        """`_take`, with a limit on how often one request may go wrong."""
+        try:
+            return self._take(pending)
+        except (MachineBusy, RemoteUnreachable):
+            raise
+        except Exception as error:  # whatever this request provokes, the next one must be served
+            tries = self._tries[pending.nonce] = self._tries.get(pending.nonce, 0) + 1
+            rest = "trying again" if tries < MAX_ATTEMPTS else "left alone until this runner starts again"
+            self._say(f"{pending.nonce}: {type(error).__name__}: {error}; {rest}")
+            return False
 
     def _take(self, pending: Pending) -> bool:
         """Examine, claim, run and publish one request; False when it is not ours to take (now)."""
@@ -141,12 +161,14 @@ class Runner:
         checked = examine(git, pending, station, now=self._now(), answered=self._answered)
         if checked.manifest is not None and checked.manifest.transport != "embedded":
             return False
+        if pending.nonce in self._answered and not self._is_open(pending):
+            return False  # the mirror still shows the branch as it was before our answer
         if checked.refusal is not None and checked.refusal.reason is Reason.REPLAYED:
             self._tries[pending.nonce] = MAX_ATTEMPTS
         supervised = None
         if checked.refusal is None and attempt <= MAX_ATTEMPTS:
-            own = (station.folder / "id_ed25519",)
-            supervised = Supervised(station.lock, hide=isolation.hidden(station.home, *own))
+            hide = isolation.hidden(station.home, station.environment, *station.private)
+            supervised = Supervised(station.lock, hide=hide, keep=[station.jobs])
         try:
             held = self._claim(pending, silent)
             if held is None or self._came_too_late(pending, held):
@@ -174,7 +196,8 @@ class Runner:
             self._spool.put(entry)
             self._publish(entry, held)
             self._say(f"{pending.nonce}: {verdict.status}/{verdict.reason} {verdict.message}".rstrip())
-        job.clean_up()
+        if not job.clean_up():
+            self._say(f"{pending.nonce}: what the job left could not be removed")
         return True
 
     def _standing(self, pending: Pending) -> tuple[int | None, Silent | None]:
@@ -197,11 +220,15 @@ class Runner:
         Its answer removed its claim, so ours succeeded. While we hold the claim nobody else answers, so one
         look after claiming settles it.
         """
-        found = self._mirror.git.ls_remote(self._station.remote)
-        if state_of(found, pending.nonce).is_open(pending.commit):
+        if self._is_open(pending):
             return False
         held.release()
         return True
+
+    def _is_open(self, pending: Pending) -> bool:
+        """Whether the request still waits for its answer, by one look at the remote."""
+        found = self._mirror.git.ls_remote(self._station.remote)
+        return state_of(found, pending.nonce).is_open(pending.commit)
 
     def _claim(self, pending: Pending, silent: Silent | None) -> Claim | None:
         station = self._station
@@ -244,18 +271,26 @@ class Runner:
 
     def _flush(self) -> int:
         """Push what an earlier failure or an earlier process left; how many entries there were."""
-        entries = list(self._spool.entries())
-        claims = self._mirror.claims() if entries else {}
-        for entry in entries:
-            held = claims.get(entry.nonce)
-            status = read_status(self._mirror.git, held.commit) if held else None
-            ours = None
-            if held is not None and status is not None and status.runner_id == self._station.identity.id:
-                ours = Claim(
-                    self._mirror.git, self._station.remote, ref=held.ref, commit=held.commit, status=status
-                )
-            self._publish(entry, ours)
-        return len(entries)
+        waiting = self._spool.nonces()
+        claims = self._mirror.claims() if waiting else {}
+        for nonce in waiting:
+            try:
+                entry = self._spool.read(nonce)
+                self._publish(entry, self._own_claim(claims.get(nonce)))
+            except RemoteUnreachable:
+                raise
+            except Exception as error:  # one entry must not keep the others from being published
+                place = self._spool.set_aside(nonce)
+                self._say(f"{nonce}: not published, set aside in {place}: {type(error).__name__}: {error}")
+        return len(waiting)
+
+    def _own_claim(self, held: Held | None) -> Claim | None:
+        """The claim as ours to use, where an earlier process of this runner made it."""
+        git = self._mirror.git
+        status = None if held is None else read_status(git, held.commit)
+        if held is None or status is None or status.runner_id != self._station.identity.id:
+            return None
+        return Claim(git, self._station.remote, ref=held.ref, commit=held.commit, status=status)
 
     def _late(self, began: float, idle_timeout_s: float | None) -> bool:
         return idle_timeout_s is not None and self._clock() - began >= idle_timeout_s

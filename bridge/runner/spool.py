@@ -6,13 +6,14 @@ whose runner was killed in between, is published later by the same runner.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from bridge.bus import refs
+from bridge.runner.folders import remove_tree
 
 _META, _RESULT, _SIGNATURE, _FILES = "entry.json", "result.json", "result.json.sig", "files"
 
@@ -37,8 +38,8 @@ class Spool:
 
     def put(self, entry: Entry) -> None:
         """Keep an entry, replacing one of the same nonce."""
-        draft = self._folder / f".{entry.nonce}"
-        shutil.rmtree(draft, ignore_errors=True)
+        draft = self._folder / f".new-{entry.nonce}"
+        remove_tree(draft)
         (draft / _FILES).mkdir(parents=True, mode=0o700)
         names = {f"{index}": name for index, name in enumerate(entry.files)}
         for index, name in names.items():
@@ -57,27 +58,51 @@ class Spool:
         draft.rename(self._folder / entry.nonce)
 
     def remove(self, nonce: str) -> None:
-        """Forget an entry, if it is there."""
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(self._folder / nonce)
+        """Forget an entry, if it is there. One that was only half removed is no entry any more."""
+        self._put_away(nonce, ".old-")
+        remove_tree(self._folder / f".old-{nonce}")
+
+    def set_aside(self, nonce: str) -> Path:
+        """Keep an entry that cannot be published for the owner to look at; where it lies now."""
+        return self._put_away(nonce, "unusable-")
 
     def __contains__(self, nonce: object) -> bool:
         """Whether a result of this nonce waits here."""
         return (self._folder / str(nonce)).is_dir()
 
-    def entries(self) -> Iterator[Entry]:
-        """Every whole entry, oldest first."""
-        for folder in sorted(self._folder.glob("[0-9]*")):
-            meta = json.loads((folder / _META).read_bytes())
-            signature = folder / _SIGNATURE
-            yield Entry(
-                nonce=meta["nonce"],
-                request_commit=meta["request_commit"],
-                result_ref=meta["result_ref"],
-                result=(folder / _RESULT).read_bytes(),
-                signature=signature.read_bytes() if signature.exists() else None,
-                files={name: (folder / _FILES / index).read_bytes() for index, name in meta["files"].items()},
-            )
+    def nonces(self) -> list[str]:
+        """What waits here, oldest first."""
+        return sorted(path.name for path in self._folder.glob("[0-9]*"))
+
+    def read(self, nonce: str) -> Entry:
+        """An entry.
+
+        Raises:
+            OSError: A file is missing or cannot be read.
+            ValueError: It is not an entry, or not one of this nonce.
+        """
+        folder = self._folder / nonce
+        meta = json.loads((folder / _META).read_bytes())
+        signature = folder / _SIGNATURE
+        entry = Entry(
+            nonce=nonce,
+            request_commit=str(meta["request_commit"]),
+            result_ref=None if meta["result_ref"] is None else str(meta["result_ref"]),
+            result=(folder / _RESULT).read_bytes(),
+            signature=signature.read_bytes() if signature.exists() else None,
+            files={name: (folder / _FILES / index).read_bytes() for index, name in meta["files"].items()},
+        )
+        named = None if entry.result_ref is None else refs.parse_request_ref(entry.result_ref)
+        if entry.result_ref is not None and (named is None or named.nonce != nonce):
+            raise ValueError(f"{entry.result_ref!r} is not a branch of the request {nonce}")
+        return entry
+
+    def _put_away(self, nonce: str, prefix: str) -> Path:
+        there = self._folder / f"{prefix}{nonce}"
+        if os.path.lexists(self._folder / nonce):
+            remove_tree(there)
+            os.rename(self._folder / nonce, there)
+        return there
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -32,7 +32,7 @@ class Station:
         remote: Address of the bus.
         audience: The one spelling of it, which manifests must name.
         folder: Its own state: key, mirror, spool, jobs.
-        lock: The machine's lock; one job at a time, whichever runner starts it.
+        lock: The machine's lock, in the folder of all runners' state; one job at a time, whoever starts it.
         policy: What the owner allows.
         presets: What is installed, by name.
         allowed_signers: Keys of the requesters this machine knows.
@@ -60,6 +60,16 @@ class Station:
     lease_s: float = DEFAULT_LEASE_S
     home: Path = field(default_factory=Path.home)
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+
+    @property
+    def jobs(self) -> Path:
+        """Where each job has its private folders."""
+        return self.folder / "jobs"
+
+    @property
+    def private(self) -> tuple[Path, Path]:
+        """Everything of this machine's runners that no job may reach, except its own folders."""
+        return (self.lock.parent, self.allowed_signers.parent)
 
     @property
     def public_key(self) -> str | None:

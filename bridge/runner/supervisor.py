@@ -48,7 +48,7 @@ def main(setup: dict[str, Any]) -> int:
             # Returns when every process of the namespace is dead; the lock is held until then.
             os.waitpid(inner, 0)
             return 0
-        namespaces.settle(setup["hide"])
+        namespaces.settle(setup["hide"], setup["keep"])
     orphans = level == "full" or namespaces.adopt_orphans()
     tree = {"full": "process namespace"}.get(level, "descendants" if orphans else "process group")
     isolated = level != "none" and not setup["network"]

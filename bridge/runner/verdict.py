@@ -12,7 +12,7 @@ from bridge.result import Reason, Status, Verdict, Violation
 from bridge.runner.child import Ended
 
 
-def of_ending(ended: Ended) -> Verdict | None:
+def of_ending(preset: Preset, ended: Ended) -> Verdict | None:
     """The verdict of a child that did not end well; None: it did, and its report decides."""
     if ended.timed_out:
         return _failed(
@@ -24,6 +24,9 @@ def of_ending(ended: Ended) -> Verdict | None:
         return _failed(Reason.RUNNER_ERROR, "the job's exit code could not be collected")
     if ended.exit_code < 0:
         return _failed(Reason.EXIT_CODE, f"the job was killed by {_signal(-ended.exit_code)}; see the log")
+    if ended.exit_code == preset.rejected_exit_code:
+        message = f"the job rejected the evidence it was given (exit code {ended.exit_code}); see the log"
+        return Verdict(status=Status.REJECTED, reason=Reason.EVIDENCE, message=message)
     if ended.exit_code > 0:
         return _failed(Reason.EXIT_CODE, f"the job ended with exit code {ended.exit_code}; see the log")
     return None

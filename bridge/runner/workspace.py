@@ -18,6 +18,7 @@ from bridge.runner.models import LFS_MARK
 
 MAX_FILES = 100_000
 MAX_BYTES = 2 << 30
+MAX_DEPTH = 100
 _BATCH_BYTES = 32 << 20
 _LINK, _SUBMODULE, _EXECUTABLE = "120000", "160000", "100755"
 _MAX_LINK = 4096
@@ -102,6 +103,8 @@ def _listing(git: Git, commit: str, paths: Sequence[str] | None) -> Iterator[_Bl
 
 
 def _check_path(path: str) -> None:
+    if path.count("/") >= MAX_DEPTH:
+        raise WorkloadRefused(f"the workload holds a path of more than {MAX_DEPTH} parts: {path[:80]!r}…")
     for part in path.split("/"):
         if part in ("", ".", "..") or part.rstrip(". ").lower() == ".git" or "\\" in part:
             raise WorkloadRefused(f"the workload holds a path that is not laid out: {path!r}")

@@ -10,6 +10,8 @@ import click
 
 from engine.errors import EngineError, InputError
 
+# What a client-only installation leaves out.
+EXTRA = ("mlx", "mlx.core", "mlx_lm", "numpy")
 COMMANDS = {
     "generate": ("engine.cli.generate", "Continue a prompt, drafting ahead."),
     "eval": ("engine.cli.evaluate", "Measure the engine; each command writes one evidence report."),
@@ -80,7 +82,9 @@ def run(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()  # nobody reads any more; Python would complain about stdout at exit
         return 1
-    except Exception:  # the last door: our bug must not look like the user's mistake
+    except Exception as error:  # the last door: our bug must not look like the user's mistake
+        if isinstance(error, ModuleNotFoundError) and error.name in EXTRA:
+            return _say(f"{error.name} is not installed; pip install 'kakeya-mac[engine]' brings it", 2)
         import traceback
 
         traceback.print_exc()

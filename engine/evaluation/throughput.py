@@ -29,6 +29,9 @@ NO_SLOWDOWN = 0.9
 ROUNDING_TEXTS = 3
 WARM_UPS = 4
 RESTARTS = 3
+STEP = "drafting/verifying"
+# What the gate asks of a speed; with less, `auto` claims identical output alone.
+FEWEST_SAMPLES, FEWEST_TOKENS = 5, 32
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ def measure_throughput(
         raise ConfigurationError(f"--claim {switches.claim} compares with speculation; give --drafter PATH")
     started, swap = now(), SwapWatch()
     encoded = encode_all(engine, prompts)
-    claims = [] if engine.alone else throughput_claims(engine, switches, runtime)
+    claims = [] if engine.alone else throughput_claims(engine, switches, runtime, len(prompts))
     total = len(_arms(engine)) * len(prompts)
     progress(0, total, "warming up", prompts[0].id)
     pace = warm_up(engine, encoded, switches.max_tokens)
@@ -85,7 +88,7 @@ def measure_throughput(
         order: list[tuple[str, str]] = []
         for index, (prompt, tokens) in enumerate(zip(prompts, encoded, strict=True)):
             for arm in arms if index % 2 == 0 else reversed(arms):
-                progress(len(order), total, "decoding" if arm.role == "baseline" else "verifying", prompt.id)
+                progress(len(order), total, "decoding" if arm.role == "baseline" else STEP, prompt.id)
                 outcome = run_arm(engine, arm.role == "sut", tokens, switches.max_tokens, pace)
                 arm.samples.append(sample(prompt, tokens, outcome))
                 order.append((arm.name, prompt.id))
@@ -198,11 +201,15 @@ def find_divergences(
     return found
 
 
-def throughput_claims(engine: Engine, switches: Switches, runtime: Runtime) -> list[dict[str, Any]]:
-    """What the report asks to be believed for."""
+def throughput_claims(
+    engine: Engine, switches: Switches, runtime: Runtime, prompts: int
+) -> list[dict[str, Any]]:
+    """What the report asks to be believed for; known before anything is timed."""
     claim = switches.claim
     if claim == "auto":
         claim = "speedup" if runtime.fast and engine.drafter else "no-slowdown"
+        if prompts < FEWEST_SAMPLES or switches.max_tokens <= FEWEST_TOKENS:
+            claim = "identity"
     pair = {"arm": SPECULATIVE, "baseline": PLAIN}
     if claim == "none":
         return []

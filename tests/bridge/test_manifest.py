@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from bridge.errors import ManifestError
-from bridge.manifest import MAX_BYTES, Manifest, json_schema, parse
+from bridge.manifest import MAX_BYTES, Manifest, format_time, json_schema, parse, parse_time
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 
@@ -61,6 +62,22 @@ REFUSED: dict[str, dict[str, Any]] = {
     "expires before it is made": {"expires_at": "2026-02-01T12:00:00Z"},
     "local time": {"created_at": "2026-03-01T12:00:00+02:00"},
     "time without zone": {"created_at": "2026-03-01T12:00:00"},
+    "time as a number": {"created_at": 1772366400, "expires_at": 1772452800},
+    "time as a fraction": {"expires_at": 1772452800.5},
+    "time with an offset of zero": {"created_at": "2026-03-01T12:00:00+00:00"},
+    "time with a fraction": {"created_at": "2026-03-01T12:00:00.5Z"},
+    "time with a line break": {"created_at": "2026-03-01T12:00:00Z\n"},
+    "time in other digits": {"created_at": "\uff12026-03-01T12:00:00Z"},
+    "time that does not exist": {"created_at": "2026-02-30T12:00:00Z"},
+    "nonce of the year one": {"nonce": "00010101t000000z0123456789ab"},
+    "nonce of two days before": {"nonce": "20260227t115959z0123456789ab"},
+    "nonce of the far future": {"nonce": "99991231t235959z0123456789ab"},
+    "nonce of the month thirteen": {"nonce": "20261301t120000z0123456789ab"},
+    "request of the year one that never expires": {
+        "nonce": "00010101t000000z0123456789ab",
+        "created_at": "0001-01-01T00:00:00Z",
+        "expires_at": "9999-01-01T00:00:00Z",
+    },
     "escape sequence": {"requested_by": "\x1b[31mroot"},
     "bidirectional override": {"requested_by": "abc\u202edef"},
     "NUL in a parameter": {"params": {"path": "tests/\0"}},
@@ -90,6 +107,9 @@ def test_a_manifest_with_one_fault_is_refused(case: str):
         (b'{"a": 1, "a": 2}', "twice"),
         (b'{"a": NaN}', "NaN"),
         (b'{"a": -Infinity}', "Infinity"),
+        (b'{"params": {"limit": 1e999}}', "1e999"),
+        (b'{"a": [-1e999]}', "-1e999"),
+        (b'{"a": 1' + b"0" * 400 + b".0}", "too large"),
         (b"\xff\xfe", "UTF-8"),
         (b" " * (MAX_BYTES + 1), "at most"),
         (b'"' + b'\\"' * 30_000, "JSON"),
@@ -131,6 +151,59 @@ def test_any_value_in_any_field_is_accepted_as_it_is_or_refused(key: str, value:
         return
     assert parse(manifest.to_bytes()) == manifest
     assert not any(ord(c) < 32 for c in manifest.requested_by + manifest.audience + manifest.preset)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_a_manifest_never_holds_a_number_that_json_has_not(value: float):
+    fields = {**document(), "params": {"limit": value}}
+    with pytest.raises(ValidationError):
+        Manifest.model_validate(fields)
+
+
+@given(st.datetimes(timezones=st.just(UTC)).map(lambda moment: moment.replace(microsecond=0)))
+def test_a_time_is_written_so_that_it_is_read_as_it_was(moment: datetime):
+    assert parse_time(format_time(moment)) == moment
+
+
+HOSTILE_TEXT = "\x1b]0;owned\x07\u202e\nrefused by nobody " + "x" * 500
+HOSTILE: dict[str, bytes] = {
+    "an unknown key": encoded(**{HOSTILE_TEXT: 1}),
+    "a key with half a surrogate": encoded(**{"\ud800": 1}),
+    "a key that appears twice": b"{" + 2 * (json.dumps(HOSTILE_TEXT).encode() + b": 1,") + b'"a": 1}',
+    "a parameter's name": encoded(params={HOSTILE_TEXT: 1}),
+    "a parameter's value": encoded(params={"path": {HOSTILE_TEXT: 1}}),
+    "a value": encoded(preset=HOSTILE_TEXT),
+    "a time": encoded(created_at=HOSTILE_TEXT),
+    "a number": b'{"a": 1' + b"0" * 5000 + b".0}",
+    "bytes that are no JSON": HOSTILE_TEXT.encode(),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_nothing_of_a_hostile_manifest_reaches_a_message_unquoted(case: str):
+    with pytest.raises(ManifestError) as refused:
+        parse(HOSTILE[case])
+    message = refused.value.message
+    assert message.isascii()
+    assert message.isprintable()
+    assert len(message) < 500
+
+
+def message_of(data: bytes) -> str:
+    """Why these bytes are refused; nothing when they are a manifest."""
+    try:
+        parse(data)
+    except ManifestError as refused:
+        return refused.message
+    return ""
+
+
+@given(st.text(max_size=60), st.text(max_size=60))
+def test_no_text_of_a_manifest_can_drive_a_terminal_from_a_message(key: str, text: str):
+    for changes in ({key: text}, {"params": {key: text}}, {"preset": text}, {"requested_by": text}):
+        message = message_of(encoded(**changes))
+        assert message.isascii()
+        assert message.isprintable()
 
 
 def test_the_schema_that_is_published_forbids_what_the_parser_forbids():

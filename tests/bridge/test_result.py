@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.errors import ResultError
-from bridge.result import EXIT_CODES, Status, parse_result, parse_status
+from bridge.result import EXIT_CODES, Result, Status, parse_result, parse_status
 
 RESULT: dict[str, Any] = {
     "schema_version": 1,
@@ -52,11 +53,83 @@ def test_a_file_outside_the_results_folder_cannot_be_named(path: str):
         {"nonce": "x"},
         {"surprise": 1},
         {"runner": {"name": "a b", "id": "0" * 16, "version": "1"}},
+        {"preset": "Probe"},
+        {"preset": "probe  20260301\n  ran on   studio (1.0 s), signed by studio"},
+        {"preset": "--help"},
+        {"started_at": "yesterday"},
+        {"finished_at": "2026-02-30T12:00:00Z"},
+        {"finished_at": 1772366400},
     ],
 )
 def test_anything_outside_the_closed_sets_is_refused(changes: dict[str, Any]):
     with pytest.raises(ResultError):
         parse_result(json.dumps({**RESULT, **changes}).encode())
+
+
+def test_a_request_whose_preset_could_not_be_read_has_none():
+    assert parse_result(json.dumps({**RESULT, "preset": None}).encode()).preset is None
+
+
+UNSAFE = {"line break": "a\nb", "escape": "\x1b[2Ja", "bidirectional": "a\u202eb", "surrogate": "a\ud800"}
+
+
+@pytest.mark.parametrize("text", UNSAFE.values(), ids=UNSAFE.keys())
+@pytest.mark.parametrize(
+    "place",
+    [
+        lambda text: {"verdict": {"status": "failed", "reason": "timeout", "message": text}},
+        lambda text: {
+            "verdict": {
+                "status": "rejected",
+                "reason": "evidence",
+                "violations": [{"code": "SCHEMA", "message": "m", "file": text}],
+            }
+        },
+        lambda text: {"params": {"argv": text}},
+        lambda text: {"tools": {text: "1"}},
+        lambda text: {"runner": {**RESULT["runner"], "machine": {"chip": text}}},
+    ],
+    ids=["message", "violation", "parameter", "key", "machine"],
+)
+def test_a_text_that_could_drive_a_terminal_or_fake_a_line_is_refused(
+    place: Callable[[str], dict[str, Any]], text: str
+):
+    with pytest.raises(ResultError, match=r"U\+"):
+        parse_result(json.dumps({**RESULT, **place(text)}).encode())
+
+
+@given(st.text(max_size=200), st.text(max_size=50).filter(lambda text: text.isprintable() or "\n" in text))
+def test_whatever_a_runner_says_of_a_job_can_be_read_back(text: str, word: str):
+    """A message may quote a job or a server; the argv is the record of what ran and stands unchanged."""
+    fields = json.loads(json.dumps(RESULT))
+    fields["verdict"] = {
+        "status": "rejected",
+        "reason": "evidence",
+        "message": text,
+        "violations": [{"code": "SCHEMA", "message": text, "file": text}],
+    }
+    fields["tools"] = {"git": text}
+    fields["commands"] = [{"argv": [word], "exit_code": 0, "seconds": 1.0, "log": "log.txt"}]
+    written = Result.model_validate(fields)
+    read = parse_result(written.to_bytes())
+    assert read.commands == written.commands
+    assert read.to_bytes() == written.to_bytes()
+    assert "\n" not in read.verdict.message
+
+
+@pytest.mark.parametrize("field", [b'"attempt": 1', b'"started_at": "2026-03-01T12:00:00Z"'])
+def test_a_number_that_no_float_holds_is_refused(field: bytes):
+    data = json.dumps(RESULT).encode()
+    with pytest.raises(ResultError, match="1e999"):
+        parse_result(data.replace(field, field + b', "phase_seconds": {"running": 1e999}'))
+
+
+def test_a_hostile_key_is_quoted_in_the_message():
+    for parser in (parse_result, parse_status):
+        with pytest.raises(ResultError) as refused:
+            parser(json.dumps({**RESULT, "\x1b[2J" * 200: 1}).encode())
+        assert refused.value.message.isprintable()
+        assert len(refused.value.message) < 300
 
 
 @given(st.binary(max_size=300))

@@ -15,21 +15,29 @@ from bridge.bus import refs
 from bridge.bus.handles import resolve_handle
 from bridge.bus.publish import TRAILER, publish
 from bridge.bus.requests import Submitted
-from bridge.bus.results import Believed, Standing, believe, fetch
-from bridge.errors import LeaseLost, PushRejected, ResultError, UnknownHandle
-from bridge.result import RESULT_NAME, RESULT_ROOT
+from bridge.bus.results import Asked, Believed, Standing, believe, fetch, pins_keys
+from bridge.errors import LeaseLost, MachineError, PushRejected, ResultError, UnknownHandle
+from bridge.manifest import MAX_BYTES, REQUEST_PATH
+from bridge.result import RESULT_NAME, RESULT_ROOT, Status
 from tests.worlds import FILES, World
 
 NOBODY = Path("/nonexistent")
 
 
-def read(world: World, submitted: Submitted, trusted: Path = NOBODY, *, known: bool = True) -> Believed:
+def read(
+    world: World,
+    submitted: Submitted,
+    trusted: Path = NOBODY,
+    *,
+    known: bool = True,
+    allow_unsigned: bool = False,
+) -> Believed:
     asked = world.asked(submitted) if known else None
     fetched = fetch(
         world.git, world.remote, resolve_handle(world.git, world.remote, submitted.nonce), asked=asked
     )
     assert fetched is not None
-    return believe(fetched, trusted=trusted, asked=asked)
+    return believe(fetched, trusted=trusted, asked=asked, allow_unsigned=allow_unsigned)
 
 
 def test_a_result_is_one_commit_that_clears_inbox_and_claim(world: World):
@@ -69,6 +77,36 @@ def test_the_same_result_brought_again_is_the_one_that_stands(world: World, wher
     assert refs.inbox_ref(submitted.nonce) not in world.house.remote_refs()
     with pytest.raises(LeaseLost):
         world.answer(submitted, result=result, signature=b"another")
+
+
+@pytest.mark.parametrize("commits", [1, 4])
+def test_a_result_under_somebodys_own_commits_is_still_the_result(world: World, commits: int):
+    submitted = world.submit()
+    result = world.result(world.asked(submitted))
+    tip = world.answer(submitted, result=result).commit
+    for number in range(commits):
+        tip = world.commit(tip, {"README.md": f"number {number}\n".encode()})
+    world.point(submitted.ref, tip)
+    with pytest.raises(LeaseLost, match="already has a result"):
+        world.answer(submitted, result=result)
+    assert refs.result_ref(submitted.nonce) not in world.house.remote_refs()
+
+
+def test_a_result_goes_to_no_branch_but_the_requests_own(world: World):
+    submitted = world.submit()
+    world.mirror.refresh()
+    with pytest.raises(ResultError, match="not a branch of the request"):
+        publish(
+            world.mirror.git,
+            world.remote,
+            request_commit=world.house.git("rev-parse", "main"),
+            nonce=submitted.nonce,
+            result_ref="refs/heads/main",
+            files=FILES,
+            result=world.result(world.asked(submitted)),
+            signature=None,
+            claim=None,
+        )
 
 
 def test_a_push_that_fails_changes_nothing_and_can_be_brought_again(world: World):
@@ -150,6 +188,153 @@ def test_a_signature_that_does_not_verify_is_worse_than_none(world: World, tmp_p
     world.answer(submitted, result=data, signature=signature)
     with pytest.raises(ResultError, match=r"result\.json\.sig"):
         read(world, submitted)
+
+
+def trusting(path: Path, key: Path) -> Path:
+    """A client's list that trusts one key."""
+    path.write_text(signing.allowed_line(signing.public_key(key), "testmac", signing.RESULT_NAMESPACE))
+    return path
+
+
+@pytest.mark.parametrize("signed", ["not at all", "by an unknown key"])
+def test_a_client_that_trusts_a_runner_believes_no_other_result(world: World, tmp_path: Path, signed: str):
+    trusted = trusting(tmp_path / "trusted", signing.ensure_key(tmp_path / "key", "runner"))
+    submitted = world.submit()
+    data = world.result(world.asked(submitted))
+    stranger = signing.ensure_key(tmp_path / "stranger", "runner")
+    signature = signing.sign(stranger, signing.RESULT_NAMESPACE, data) if "unknown" in signed else None
+    world.answer(submitted, result=data, signature=signature)
+    with pytest.raises(ResultError, match=r"no signature|unknown key, SHA256:") as refused:
+        read(world, submitted, trusted)
+    assert "kakeya_mac runners trust" in (refused.value.remedy or "")
+    shown = read(world, submitted, trusted, allow_unsigned=True)
+    assert shown.signature is (Standing.UNTRUSTED_KEY if signature else Standing.UNSIGNED)
+
+
+def test_a_genuine_result_without_its_signature_is_not_believed(world: World, tmp_path: Path):
+    key = signing.ensure_key(tmp_path / "key", "runner")
+    trusted = trusting(tmp_path / "trusted", key)
+    submitted = world.submit()
+    data = world.result(world.asked(submitted))
+    world.answer(submitted, result=data, signature=signing.sign(key, signing.RESULT_NAMESPACE, data))
+    assert read(world, submitted, trusted).signature is Standing.TRUSTED
+    by_hand(world, submitted, {}, data)
+    with pytest.raises(ResultError, match="no signature"):
+        read(world, submitted, trusted)
+
+
+def test_a_signature_that_cannot_be_checked_is_not_one_that_was(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    key = signing.ensure_key(tmp_path / "key", "runner")
+    trusted = trusting(tmp_path / "trusted", key)
+    submitted = world.submit()
+    data = world.result(world.asked(submitted))
+    world.answer(submitted, result=data, signature=signing.sign(key, signing.RESULT_NAMESPACE, data))
+    monkeypatch.setattr(signing, "available", lambda: False)
+    with pytest.raises(ResultError, match="ssh-keygen"):
+        read(world, submitted, trusted)
+    assert read(world, submitted).signature is Standing.UNCHECKED
+
+
+def test_a_signature_that_does_not_verify_is_refused_even_where_unsigned_results_are_shown(
+    world: World, tmp_path: Path
+):
+    key = signing.ensure_key(tmp_path / "key", "runner")
+    submitted = world.submit()
+    data = world.result(world.asked(submitted))
+    signature = signing.sign(key, signing.RESULT_NAMESPACE, data + b" ")
+    world.answer(submitted, result=data, signature=signature)
+    with pytest.raises(ResultError, match=r"result\.json\.sig"):
+        read(world, submitted, trusting(tmp_path / "trusted", key), allow_unsigned=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "pins"), [("", False), ("# none yet\n\n", False), ("half a line\n", True), ("\xff\n", True)]
+)
+def test_a_list_with_any_line_in_it_trusts_somebody(tmp_path: Path, text: str, pins: bool):
+    (tmp_path / "trusted").write_bytes(text.encode("latin-1"))
+    assert pins_keys(tmp_path / "trusted") is pins
+    assert not pins_keys(tmp_path / "absent")
+    with pytest.raises(MachineError, match="cannot read"):
+        pins_keys(tmp_path)
+
+
+BAD_MANIFESTS: dict[str, dict[str, bytes | None]] = {
+    "no JSON": {REQUEST_PATH: b"{"},
+    "more bytes than are read": {REQUEST_PATH: b" " * (MAX_BYTES + 1)},
+    "of another request": {},
+    "another file changed": {REQUEST_PATH: b"{", "README.md": b"changed"},
+    "no manifest at all": {"README.md": b"changed"},
+}
+
+
+def refusal(world: World, nonce: str, files: dict[str, bytes | None], **changes: object) -> str:
+    """Push a commit that is no request as one, and refuse it as a runner does; returns the commit."""
+    workload = world.house.git("rev-parse", "HEAD")
+    if not files:
+        files = {REQUEST_PATH: world.manifest().to_bytes()}
+    commit = world.commit(workload, files)
+    world.point(refs.request_ref("probe", nonce, None), commit)
+    world.point(refs.inbox_ref(nonce), commit)
+    world.mirror.refresh()
+    verdict = {"status": "refused", "reason": "bad_manifest", "message": "not one"}
+    named: dict[str, object] = {"workload_sha": None, "preset": None, "verdict": verdict, **changes}
+    publish(
+        world.mirror.git,
+        world.remote,
+        request_commit=commit,
+        nonce=nonce,
+        result_ref=None,
+        files={},
+        result=world.result(Asked(nonce, commit, None), {}, **named),
+        signature=None,
+        claim=None,
+    )
+    return commit
+
+
+@pytest.mark.parametrize("inbox", ["deleted", "still there"])
+@pytest.mark.parametrize("case", BAD_MANIFESTS)
+def test_a_refusal_of_what_is_no_request_can_be_read(world: World, case: str, inbox: str):
+    nonce = world.manifest().nonce
+    commit = refusal(world, nonce, BAD_MANIFESTS[case])
+    if inbox == "still there":
+        world.point(refs.inbox_ref(nonce), commit)
+    fetched = fetch(world.git, world.remote, resolve_handle(world.git, world.remote, nonce))
+    assert fetched is not None
+    believed = believe(fetched, trusted=NOBODY)
+    assert believed.ref == refs.result_ref(nonce)
+    assert believed.result.request_commit == commit
+    assert believed.result.verdict.status is Status.REFUSED
+
+
+@pytest.mark.parametrize("case", ["passed", "another commit", "a request stands there"])
+def test_a_result_beside_a_branch_must_answer_what_stands_on_it(world: World, case: str):
+    """Anyone can push a parentless result; without a trusted key it must fit the branch it is for."""
+    submitted, nonce = None, world.manifest().nonce
+    if case == "passed":
+        changes: dict[str, object] = {"verdict": {"status": "passed", "reason": "ok"}}
+    elif case == "another commit":
+        changes = {"request_commit": "e" * 40}
+    else:
+        changes = {}
+    refusal(world, nonce, {"README.md": b"changed"}, **changes)
+    if case == "a request stands there":
+        submitted = world.submit()
+        world.point(refs.request_ref("probe", nonce, None), submitted.commit)
+    fetched = fetch(world.git, world.remote, resolve_handle(world.git, world.remote, nonce))
+    assert fetched is not None
+    with pytest.raises(ResultError, match="no longer on the remote"):
+        believe(fetched, trusted=NOBODY)
+
+
+def test_a_result_beside_a_branch_that_moved_is_read_from_any_clone(world: World):
+    submitted = world.submit()
+    world.point(submitted.ref, world.commit(submitted.commit, {"README.md": b"mine now"}))
+    published = world.answer(submitted)
+    assert published.ref == refs.result_ref(submitted.nonce)
+    assert read(world, submitted, known=False).commit == published.commit
 
 
 def by_hand(world: World, submitted: Submitted, files: dict[str, bytes | None], data: bytes) -> None:

@@ -8,12 +8,25 @@ import pytest
 from rich.console import Console
 
 from bridge.bus.results import Believed, FetchedResult, Standing
+from bridge.client.judged import Judged
 from bridge.evidence.gate import judge
 from bridge.evidence.rules.claims import ClaimFigure
 from bridge.render.figures import bytes_text, claim_text, number_text, ratio_text
-from bridge.render.outcome import done_line, outcome_lines
+from bridge.render.outcome import done_line, outcome_json, outcome_lines, status_line
 from bridge.render.terminal import evidence_tables
-from bridge.result import RESULT_NAME, Reason, Result, RunnerFacts, Status, Verdict, Violation
+from bridge.result import (
+    RESULT_NAME,
+    File,
+    Phase,
+    Progress,
+    Reason,
+    Result,
+    RunnerFacts,
+    RunStatus,
+    Status,
+    Verdict,
+    Violation,
+)
 from tests.bridge.evidence import reports
 from tests.bridge.evidence.reports import Document, dump
 
@@ -30,9 +43,9 @@ def drawn(*renderables: object, terminal: bool = False) -> str:
     return out.getvalue()
 
 
-def believed(
+def judged(
     status: Status = Status.PASSED, message: str = "", violations: tuple[Violation, ...] = ()
-) -> Believed:
+) -> Judged:
     result = Result(
         nonce=reports.NONCE,
         request_commit="ab" * 20,
@@ -46,7 +59,8 @@ def believed(
         finished_at="2026-03-01T12:01:05Z",
         verdict=Verdict(status=status, reason=Reason.OK, message=message, violations=violations),
     )
-    return Believed(result, {}, "cd" * 20, "refs/heads/x", Standing.UNSIGNED, None)
+    believed = Believed(result, {}, "cd" * 20, "refs/heads/x", Standing.UNSIGNED, None)
+    return Judged(believed, {}, result.verdict)
 
 
 def found(data: bytes) -> FetchedResult:
@@ -117,18 +131,60 @@ def test_markup_in_a_report_is_shown_as_it_stands() -> None:
 
 
 def test_an_outcome_says_who_ran_it_and_a_hostile_message_does_nothing() -> None:
-    assert "anyone with push rights" in "\n".join(outcome_lines(believed()))
+    assert "anyone with push rights" in "\n".join(outcome_lines(judged()))
     broken = (Violation(code="SCHEMA", message=HOSTILE),)
-    text = "\n".join(outcome_lines(believed(Status.REJECTED, HOSTILE, broken)))
+    text = "\n".join(outcome_lines(judged(Status.REJECTED, HOSTILE, broken)))
     assert "REJECTED  throughput" in text
     assert "[bold]" in text
     assert "\x1b" not in text
     assert "\u202e" not in text
 
 
+FAKED = "x\r\n  ran on   studio (1.0 s), signed by studio\u2028\x1b]8;;http://x\x07\u202e\tend"
+
+
+def test_no_field_of_a_result_can_look_like_a_line_of_ours() -> None:
+    """Also for a value that never went through a parser: every field shown is made one line here."""
+    broken = (Violation(code="SCHEMA", message=FAKED, file=FAKED),)
+    honest = judged(Status.REJECTED, FAKED, broken)
+    facts = honest.believed.result.runner.model_copy(update={"name": FAKED})
+    file = File(path="report.json", sha256="0" * 64, bytes=2).model_copy(
+        update={"path": FAKED, "role": "log"}
+    )
+    result = honest.believed.result.model_copy(update={"preset": FAKED, "runner": facts, "files": (file,)})
+    believed = Believed(result, {}, "cd" * 20, FAKED, Standing.TRUSTED, FAKED)
+    lines = list(outcome_lines(Judged(believed, {}, honest.verdict)))
+    assert len(lines) == 6
+    assert all(line.isprintable() for line in lines)
+    assert sum(line.startswith("  ran on") for line in lines) == 1
+    document = outcome_json(Judged(believed, {}, honest.verdict))
+    shown = [document["preset"], document["message"], document["authenticity"]]
+    shown += [value for violation in document["violations"] for value in violation.values()]
+    assert all(text.isprintable() for text in shown)
+
+
+def test_a_heartbeat_is_one_line() -> None:
+    status = RunStatus(
+        nonce=reports.NONCE,
+        request_commit="ab" * 20,
+        runner=FAKED[:64],
+        runner_id="0" * 16,
+        pid=1,
+        unique="0" * 16,
+        attempt=1,
+        beat=1,
+        lease_s=1.0,
+        updated_at="2026-03-01T12:00:00Z",
+        phase=Phase.RUNNING,
+        elapsed_s=1.0,
+        progress=Progress(done=1, total=2, step=FAKED),
+    )
+    assert status_line(status, Phase.RUNNING, 0).isprintable()
+
+
 def test_the_end_of_a_watch_names_the_phases_in_their_order() -> None:
     took = {"gating": 0.026, "running": 19.5, "\x1b[2J": 1.0}
-    result = believed().result.model_copy(update={"phase_seconds": took})
+    result = judged().believed.result.model_copy(update={"phase_seconds": took})
     assert done_line(found(result.to_bytes())) == "done (running 19.50 s, gating 0.03 s)"
     assert done_line(found(b"{}")) == "done"
 

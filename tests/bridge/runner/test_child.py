@@ -47,12 +47,11 @@ class Jobs:
         *,
         stop: Callable[[], bool] = lambda: False,
         hide: tuple[Path, ...] = (),
+        keep: tuple[Path, ...] = (),
         **changes: object,
     ) -> Ended:
-        with Supervised(self.lock, hide=hide) as supervised:
-            return supervised.run(
-                self.order(script, **changes), self.log, on_line=self.lines.append, stop=stop
-            )
+        with Supervised(self.lock, hide=hide, keep=keep) as supervised, self.log.open("wb", 0) as log:
+            return supervised.run(self.order(script, **changes), log, on_line=self.lines.append, stop=stop)
 
 
 @pytest.fixture

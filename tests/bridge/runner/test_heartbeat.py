@@ -22,13 +22,16 @@ def beating(world: World, interval_s: float, **secrets: str) -> tuple[Claim, Hea
 
 
 def shown(world: World, nonce: str) -> RunStatus:
-    found = resolve_handle(world.git, world.remote, nonce).claim
-    assert found is not None
-    with world.git.scratch() as scratch:
-        scratch.fetch(world.remote, [found.ref])
-        status = read_status(scratch, found.commit)
-    assert status is not None
-    return status
+    """What the claim says; a beat may replace it while it is being read."""
+    for _ in range(50):
+        found = resolve_handle(world.git, world.remote, nonce).claim
+        assert found is not None
+        with world.git.scratch() as scratch:
+            scratch.fetch(world.remote, [found.ref])
+            status = read_status(scratch, found.commit)
+        if status is not None:
+            return status
+    raise AssertionError("the claim moves faster than it can be read")
 
 
 def eventually(reached: Callable[[], bool], within_s: float = 10.0) -> None:

@@ -18,6 +18,7 @@ from bridge.errors import MachineError
 from bridge.manifest import REQUEST_PATH
 from bridge.result import Phase, Reason, Status
 from bridge.runner.child import Supervised
+from tests.bridge.evidence import reports
 from tests.bridge.runner.bench import Bench
 from tests.houses import House, wait_for
 
@@ -129,8 +130,8 @@ def test_a_secret_of_the_runner_is_cut_from_the_log(bench: Bench, monkeypatch: p
         ({"audience": "example.org/else/where"}, Reason.WRONG_AUDIENCE),
         (
             {
-                "created_at": datetime(2020, 1, 1, tzinfo=UTC),
-                "expires_at": datetime(2020, 1, 2, tzinfo=UTC),
+                "created_at": datetime.now(UTC).replace(microsecond=0) - timedelta(hours=2),
+                "expires_at": datetime.now(UTC).replace(microsecond=0) - timedelta(hours=1),
             },
             Reason.EXPIRED,
         ),
@@ -338,6 +339,21 @@ def test_only_a_plain_report_that_the_gate_accepts_counts(
     published = bench.answer(asked.nonce).files.get("report.json", b"")
     assert b"root:" not in published
     assert b"battery" not in published
+
+
+@pytest.mark.parametrize(("edit", "expected"), [(1.0, ("passed", "ok")), (1.5, ("rejected", "evidence"))])
+def test_the_gate_preset_ends_as_the_gate_decides(
+    bench: Bench, edit: float, expected: tuple[str, str]
+) -> None:
+    report = reports.throughput()
+    report["summary"]["comparisons"][0]["decode_ratio"] *= edit
+    (bench.house.clone / "report.json").write_bytes(reports.dump(report))
+    bench.house.git("add", "report.json")
+    bench.house.git("-c", "user.name=T", "-c", "user.email=t@example.org", "commit", "-qm", "evidence")
+    asked = bench.ask("gate", params={"file": "report.json"})
+    assert bench.serve_once() == 1
+    assert verdict(bench, asked.nonce) == expected
+    assert ("SUMMARY_MISMATCH" in bench.log(asked.nonce)) == (edit != 1.0)
 
 
 def test_progress_and_log_lines_are_seen_while_the_job_runs(bench: Bench) -> None:

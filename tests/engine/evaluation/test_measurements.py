@@ -111,7 +111,7 @@ def test_a_machine_that_stays_busy_is_reported_as_it_is(
 @pytest.mark.parametrize("block", ["1", "4"])
 def test_throughput_with_a_fixed_block(folders: tuple[Path, Path], prompts: list[Prompt], block: str):
     engine = open_engine(Options(folders[0], str(folders[1]), block=block))
-    switches = Switches(max_tokens=12)
+    switches = Switches(max_tokens=12, claim="no-slowdown")
     document = check(measure_throughput(engine, prompts[:2], switches, prepare(), progress=quiet))
     plain, ours = document["arms"]
     assert [row["tokens"] for row in ours["samples"]] == [row["tokens"] for row in plain["samples"]]
@@ -120,6 +120,17 @@ def test_throughput_with_a_fixed_block(folders: tuple[Path, Path], prompts: list
     if block == "1":
         assert ours["system"]["drafter"] is None
         assert [claim["name"] for claim in document["claims"]] == ["identical_output", "no_slowdown"]
+
+
+@pytest.mark.parametrize(("count", "max_tokens"), [(4, 40), (5, 32)])
+def test_too_little_to_time_claims_no_speed_by_itself(
+    engine: Engine, tmp_path: Path, count: int, max_tokens: int
+):
+    rows = [{"id": f"code-{i}", "kind": "code", "prompt": f"def f{i}(x):"} for i in range(count)]
+    prompts = load_prompts(str(write(tmp_path / "few.jsonl", *rows)))
+    switches = Switches(max_tokens=max_tokens)
+    document = check(measure_throughput(engine, prompts, switches, prepare(), progress=quiet))
+    assert [claim["name"] for claim in document["claims"]] == ["identical_output"]
 
 
 def test_without_a_drafter_only_the_baseline_is_measured(folders: tuple[Path, Path], prompts: list[Prompt]):

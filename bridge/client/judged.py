@@ -1,0 +1,101 @@
+"""A believed result's evidence, judged once more by the gate installed here.
+
+A runner judges before it publishes, but nothing forces the writer of an unsigned result to have done so. Each
+report is held against the result that carries it (nonce, workload, preset digest, engine source, times), as
+the runner holds it against its job. What the runner itself did not pass stays as it is; a result that it
+passed and this gate does not is a rejected one. A client of another version may judge differently, so the
+message says whose gate it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bridge import presets
+from bridge.bus.results import Believed
+from bridge.errors import PresetError
+from bridge.evidence.gate import Binding, Judgement
+from bridge.evidence.gate import judge as gate
+from bridge.manifest import parse_time
+from bridge.result import EXIT_CODES, Reason, Result, Status, Verdict, Violation
+
+_MAX_VIOLATIONS = 1000
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A believed result and what this client makes of it.
+
+    Attributes:
+        believed: The result.
+        judgements: What the gate installed here says of each report, by path.
+        verdict: The runner's, or `rejected` where the runner passed what this gate does not.
+    """
+
+    believed: Believed
+    judgements: Mapping[str, Judgement]
+    verdict: Verdict
+
+    @property
+    def exit_code(self) -> int:
+        """What a command that shows this ends with."""
+        return EXIT_CODES[self.verdict.status]
+
+
+def judge(believed: Believed) -> Judged:
+    """Judge every report of a believed result."""
+    result = believed.result
+    binding = Binding(
+        nonce=result.nonce,
+        workload_sha=result.workload_sha,
+        preset_digest=result.preset_digest,
+        engine_source=result.engine_source,
+        started_at=parse_time(result.started_at),
+        finished_at=parse_time(result.finished_at),
+    )
+    judgements = {
+        file.path: gate(believed.files[file.path], binding=binding)
+        for file in result.files
+        if file.role == "evidence"
+    }
+    violations = _broken(result, judgements) if result.verdict.status is Status.PASSED else []
+    return Judged(believed, judgements, _rejected(violations) if violations else result.verdict)
+
+
+def _broken(result: Result, judgements: Mapping[str, Judgement]) -> list[Violation]:
+    """Every rule that the reports of a passed result break, and what its preset promised and is not there."""
+    broken = [
+        violation.model_copy(update={"file": path})
+        for path, judgement in judgements.items()
+        for violation in judgement.violations
+    ]
+    promised = _promised_kind(result.preset)
+    if promised is None:
+        return broken
+    if not judgements:
+        message = f"the preset {result.preset} promises a {promised} report, and the result holds none"
+        broken.append(Violation(code="NO_EVIDENCE", message=message))
+    for path, judgement in judgements.items():
+        if judgement.accepted and judgement.kind != promised:
+            message = f"the preset promises a {promised} report, this is a {judgement.kind} report"
+            broken.append(Violation(code="WRONG_KIND", message=message, file=path))
+    return broken
+
+
+def _promised_kind(preset: str | None) -> str | None:
+    """The evidence a preset promises; None: none, or it is a preset that is not installed here."""
+    try:
+        return None if preset is None else presets.get(preset).evidence_kind
+    except PresetError:
+        return None
+
+
+def _rejected(violations: list[Violation]) -> Verdict:
+    codes = ", ".join(dict.fromkeys(violation.code for violation in violations))
+    return Verdict(
+        status=Status.REJECTED,
+        reason=Reason.EVIDENCE,
+        message=f"this client's gate rejects what the runner passed: {codes}",
+        violations=tuple(violations[:_MAX_VIOLATIONS]),
+    )

@@ -1,0 +1,176 @@
+"""What the commands show of a result that somebody with push rights wrote, and how they end."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from bridge import signing
+from bridge.bus import refs
+from bridge.bus.requests import Submitted
+from tests.bridge.bus.test_results import BAD_MANIFESTS, refusal
+from tests.bridge.evidence import reports
+from tests.bridge.evidence.reports import Document
+from tests.houses import BIN, Done, House, wait_for
+from tests.worlds import World
+
+HANDLE_COMMANDS = ("result", "status", "logs", "wait")
+LOG, REPORT = "log.txt", "report.json"
+TIMES = {"started_at": "2026-03-01T12:00:04Z", "finished_at": "2026-03-01T12:01:06Z"}
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    return signing.ensure_key(tmp_path / "key", "runner")
+
+
+def trust(world: World, key: Path) -> None:
+    done = world.house.kakeya("runners", "trust", "studio", "--key", str(signing.public_key(key)))
+    assert done.code == 0, done.err
+
+
+def answer(
+    world: World, submitted: Submitted, report: bytes | None, key: Path | None = None, **changes: object
+) -> None:
+    """Answer a request with `passed`, a log and perhaps a report, signed with `key`."""
+    files = {LOG: b"said by the job\n"} | ({} if report is None else {REPORT: report})
+    fields: dict[str, object] = {"preset": "throughput", "preset_digest": "56" * 32, **TIMES, **changes}
+    data = world.result(world.asked(submitted), files, {LOG: "log", REPORT: "evidence"}, **fields)
+    signature = None if key is None else signing.sign(key, signing.RESULT_NAMESPACE, data)
+    world.answer(submitted, result=data, signature=signature, files=files)
+
+
+def without_evidence(world: World, key: Path | None = None) -> str:
+    """The nonce of an answered request that needs no evidence."""
+    submitted = world.submit(preset="tests")
+    answer(world, submitted, None, key, preset="tests", engine_source="workload")
+    return submitted.nonce
+
+
+def report_for(world: World, nonce: str) -> Document:
+    """A report that belongs to a request, and to a job of `TIMES`."""
+    document = reports.throughput()
+    document["request"] |= {"nonce": nonce, "workload_sha": world.house.git("rev-parse", "HEAD")}
+    return document
+
+
+@pytest.mark.parametrize("command", HANDLE_COMMANDS)
+@pytest.mark.parametrize("signed", ["unsigned", "by a stranger"])
+def test_a_client_that_trusts_a_runner_shows_nothing_else_unless_it_is_told_to(
+    world: World, key: Path, tmp_path: Path, signed: str, command: str
+):
+    trust(world, key)
+    stranger = None if signed == "unsigned" else signing.ensure_key(tmp_path / "stranger", "runner")
+    nonce = without_evidence(world, stranger)
+    done = world.house.kakeya(command, nonce)
+    assert done.code == 3
+    assert done.out == ""
+    assert "no signature" in done.err if stranger is None else "unknown key, SHA256:" in done.err
+    assert "kakeya_mac runners trust" in done.err
+    assert "PASSED" not in done.err
+    shown = world.house.kakeya(command, nonce, "--allow-unsigned")
+    assert shown.code == 0, shown.err
+    expected = (
+        "said by the job" if command == "logs" else "anyone with push rights" if not stranger else "not"
+    )
+    assert expected in shown.out
+
+
+def test_a_result_of_a_trusted_runner_is_shown_as_signed(world: World, key: Path):
+    trust(world, key)
+    done = world.house.kakeya("result", without_evidence(world, key), "--json")
+    assert done.code == 0, done.err
+    assert done.json["authenticity"] == "signed by studio"
+
+
+def test_run_believes_no_stranger_either(world: World, key: Path):
+    trust(world, key)
+    command = [str(BIN / "kakeya_mac"), "run", "--preset", "probe", "--wait", "60", "--json"]
+    client = subprocess.Popen(
+        command, cwd=world.house.clone, env=world.house.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    wait_for(world.mirror.refresh, what="the request")
+    [pending] = world.mirror.refresh()
+    branch = refs.request_ref("probe", pending.nonce, None)
+    world.answer(Submitted(pending.nonce, pending.commit, branch, world.remote, "", in_inbox=True))
+    out, err = client.communicate(timeout=60)
+    assert client.returncode == 3, err.decode()
+    assert "no signature" in json.loads(out.decode().splitlines()[-1])["message"]
+
+
+def test_unsigned_results_are_allowed_only_where_one_is_shown(house: House):
+    done = house.kakeya("run", "--preset", "probe", "--allow-unsigned")
+    assert done.code == 2
+    assert "--wait" in done.err
+
+
+@pytest.mark.parametrize("case", ["genuine", "edited", "of no request"])
+@pytest.mark.parametrize("command", ["result", "status", "wait"])
+def test_a_passed_result_is_passed_here_only_with_evidence_that_this_gate_accepts(
+    world: World, command: str, case: str
+):
+    submitted = world.submit(preset="throughput")
+    document = report_for(world, submitted.nonce)
+    if case == "edited":
+        document["summary"]["comparisons"][0]["decode_ratio"] *= 1.5
+    elif case == "of no request":
+        del document["request"]
+    answer(world, submitted, reports.dump(document))
+    text = world.house.kakeya(command, submitted.nonce)
+    done = world.house.kakeya(command, submitted.nonce, "--json")
+    if case == "genuine":
+        assert (done.code, text.code) == (0, 0), done.out
+        assert done.json["status"] == "passed"
+        return
+    assert_rejected(done, text)
+    codes = [violation["code"] for violation in done.json["violations"]]
+    assert codes == ["SUMMARY_MISMATCH" if case == "edited" else "WRONG_REQUEST"]
+    assert done.json["violations"][0]["file"] == "report.json"
+
+
+def assert_rejected(done: Done, text: Done) -> None:
+    assert (done.code, text.code) == (3, 3), done.out + text.out
+    assert done.json["status"] == "rejected"
+    assert done.json["reason"] == "evidence"
+    assert done.json["runner_status"] == "passed"
+    assert done.json["exit_code"] == 3
+    assert "REJECTED" in text.out
+    assert "PASSED" not in text.out
+    assert "this client's gate" in text.out
+
+
+def test_a_promised_report_that_is_missing_is_a_rejection(world: World):
+    submitted = world.submit(preset="throughput")
+    answer(world, submitted, None)
+    done = world.house.kakeya("result", submitted.nonce, "--json")
+    text = world.house.kakeya("result", submitted.nonce)
+    assert_rejected(done, text)
+    assert done.json["violations"][0]["code"] == "NO_EVIDENCE"
+
+
+def test_a_refusal_of_an_unreadable_request_is_shown_from_any_clone(world: World):
+    for files in BAD_MANIFESTS.values():
+        nonce = world.manifest().nonce
+        refusal(world, nonce, files)
+        done = world.house.kakeya("result", nonce, "--json")
+        assert done.code == 2, done.out + done.err
+        assert (done.json["status"], done.json["reason"]) == ("refused", "bad_manifest")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_stopped_wait_says_how_to_go_on(house: House, number: signal.Signals, code: int):
+    command = [str(BIN / "kakeya_mac"), "run", "--preset", "probe", "--wait", "60"]
+    log = house.root / "client.log"
+    with log.open("wb") as sink:
+        client = subprocess.Popen(command, cwd=house.clone, env=house.env, stderr=sink)
+        wait_for(lambda: "queued" in log.read_text(), what="the queue")
+        client.send_signal(number)
+        assert client.wait(20) == code
+    said = log.read_text()
+    [nonce] = [ref.rpartition("/")[2] for ref in house.remote_refs() if "/inbox/" in ref]
+    assert f"the request goes on: kakeya_mac wait {nonce}" in said
+    assert "Traceback" not in said
