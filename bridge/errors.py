@@ -27,6 +27,7 @@ from __future__ import annotations
 
 EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
 
 
 class BridgeError(Exception):

@@ -349,7 +349,9 @@ def _check_files(result: Result, present: Mapping[str, bytes]) -> dict[str, byte
         if data is None:
             raise ResultError(f"the file {path} is listed in {RESULT_NAME} but missing")
         if len(data) != file.bytes or hashlib.sha256(data).hexdigest() != file.sha256:
-            raise ResultError(f"the file {path} is not the one that {RESULT_NAME} lists: it was altered")
+            raise ResultError(
+                f"EVIDENCE_DIGEST: the file {path} is not the one that {RESULT_NAME} lists: it was altered"
+            )
     return {path: present[path] for path in listed}
 
 

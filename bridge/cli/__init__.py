@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import click
 
 from bridge import __version__
-from bridge.errors import EXIT_BUG, EXIT_INTERRUPTED, BridgeError
+from bridge.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_TERMINATED, BridgeError
 
 # command -> (module, one line of help), in the order a newcomer needs them
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -76,8 +76,6 @@ Examples:
 Exit codes of a finished request: 0 passed, 1 failed, 2 refused, 3 evidence rejected, 4 the wait timed out,
 5 cancelled or lost, 6 git or the network failed, 70 our own bug, 130 interrupted, 143 terminated."""
 
-EXIT_TERMINATED = 128 + signal.SIGTERM
-
 
 @click.group(cls=LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="kakeya_mac")
@@ -89,14 +87,15 @@ def cli() -> None:
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM came: the command ends like an interrupted one, tidily, with a code of its own."""
+    """SIGTERM or SIGHUP came: the command ends like an interrupted one, tidily, with a code of its own."""
 
 
 def main(argv: list[str] | None = None) -> None:
     """Entry point of ``kakeya_mac``; exits with the code of the command."""
     arguments = sys.argv[1:] if argv is None else argv
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # a parent may have chosen to ignore it
-        signal.signal(signal.SIGTERM, _terminate)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # a parent may have chosen to ignore it
+            signal.signal(number, _terminate)
     sys.exit(run_edge(cli, arguments))
 
 
@@ -108,6 +107,8 @@ def run_edge(command: click.Command, arguments: list[str]) -> int:
         return stop.exit_code
     except click.ClickException as error:
         error.show()
+        if "--json" in arguments:
+            echo_json(_failure("UsageError", error.format_message(), None, error.exit_code))
         return error.exit_code
     except (KeyboardInterrupt, click.Abort) as stop:  # click turns the one into the other
         terminated = isinstance(stop, Terminated) or isinstance(stop.__cause__, Terminated)
@@ -139,15 +140,12 @@ def _show_error(error: BridgeError, *, as_json: bool) -> None:
     if error.remedy:
         click.echo(f"  {error.remedy}", err=True)
     if as_json:
-        echo_json(
-            {
-                "status": "error",
-                "error": type(error).__name__,
-                "message": error.message,
-                "remedy": error.remedy,
-                "exit_code": error.exit_code,
-            }
-        )
+        echo_json(_failure(type(error).__name__, error.message, error.remedy, error.exit_code))
+
+
+def _failure(name: str, message: str, remedy: str | None, code: int) -> dict[str, Any]:
+    """The JSON line of a command that ended in an error."""
+    return {"status": "error", "error": name, "message": message, "remedy": remedy, "exit_code": code}
 
 
 def _show_bug(error: Exception) -> None:

@@ -46,6 +46,9 @@ def demo(params: tuple[str, ...], folder: Path | None, wait_s: float) -> int:
     from bridge.client.submit import plan_request, submit_request
 
     began = time.monotonic()
+    preset = presets.get("throughput")
+    values = presets.parse_cli(preset, params)
+    presets.validate(preset, values)  # before anything is made
     house = house_of.build(folder)
     click.echo(f"demo in {house.folder}: remote.git is the bus, workload a clone of it", err=True)
     config = house.settings
@@ -57,7 +60,7 @@ def demo(params: tuple[str, ...], folder: Path | None, wait_s: float) -> int:
             config,
             repository=house.workload,
             preset="throughput",
-            params=presets.parse_cli(presets.get("throughput"), params),
+            params=values,
         )
         submission = submit_request(config, plan, repository=house.workload)
         click.echo(f"submitted {submission.nonce}: {' '.join(plan.argv)}", err=True)

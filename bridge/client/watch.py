@@ -16,8 +16,8 @@ from bridge.bus.claims import read_status
 from bridge.bus.git import Git
 from bridge.bus.handles import Held, RequestState, state_of
 from bridge.bus.results import Asked, FetchedResult, fetch
-from bridge.errors import RemoteUnreachable, UnknownHandle, WaitTimeout
-from bridge.result import Phase, RunStatus
+from bridge.errors import RemoteUnreachable, ResultError, UnknownHandle, WaitTimeout
+from bridge.result import RESULT_NAME, Phase, RunStatus, parse_result
 
 _LOCAL_PAUSES_S = (0.1, 1.5)
 _NETWORK_PAUSES_S = (1.0, 10.0)
@@ -27,6 +27,8 @@ _COMMAND_TIMEOUT_S = 60.0
 _FIRST_FAILURES = 3
 # A request is vanished, not just between two of its refs, when this many looks found nothing of it.
 _EMPTY_LOOKS = 4
+# A claim is replaced by every heartbeat; this often it is tried to read one before the next look.
+_CLAIM_READS = 4
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ def watch(
 ) -> Iterator[Update]:
     """Follow a request; yields on every change and ends with the update that carries the result.
 
+    A claim or a gating too short to be seen is yielded all the same, from what came after it.
+
     Args:
         git: Any checkout; nothing is left in it.
         remote: Address of the bus.
@@ -84,6 +88,7 @@ def watch(
     while True:
         update = watcher.look(max(1.0, min(_COMMAND_TIMEOUT_S, deadline - clock())))
         if update != last:
+            yield from _missed(last or (Update(nonce, Phase.QUEUED) if asked else None), update)
             yield update
             last, pause = update, quick
         if update.result is not None:
@@ -96,6 +101,26 @@ def watch(
             )
         sleep(min(pause, left))
         pause = min(pause * _SLOWER, slow)
+
+
+def _missed(before: Update | None, update: Update) -> Iterator[Update]:
+    """The claim and the gating that went by between two looks; nothing for who comes later (`before` None)."""
+    if before is None or update.notice:
+        return
+    status = update.status
+    if before.phase is Phase.QUEUED and status is not None and update.phase is not Phase.CLAIMED:
+        claimed = status.model_copy(update={"phase": Phase.CLAIMED, "progress": None, "elapsed_s": 0.0})
+        yield Update(update.nonce, Phase.CLAIMED, 0, claimed)
+    if update.result is not None and before.phase is not Phase.GATING and _was_gated(update.result):
+        gating = status and status.model_copy(update={"phase": Phase.GATING, "progress": None})
+        yield Update(update.nonce, Phase.GATING, 0, gating)
+
+
+def _was_gated(found: FetchedResult) -> bool:
+    try:
+        return Phase.GATING in parse_result(found.files.get(RESULT_NAME, b"")).phase_seconds
+    except ResultError:
+        return False
 
 
 class _Watcher:
@@ -159,7 +184,14 @@ class _Watcher:
     def _read_claim(self, held: Held, timeout_s: float) -> None:
         if held == self._claim:
             return
-        with self._git.scratch() as scratch:
-            scratch.fetch(self._remote, [held.ref], timeout_s=timeout_s)
-            if scratch.exists(held.commit):  # it may have moved on meanwhile
-                self._claim, self._status = held, read_status(scratch, held.commit)
+        for _ in range(_CLAIM_READS):
+            with self._git.scratch() as scratch:
+                scratch.fetch(self._remote, [held.ref], timeout_s=timeout_s)
+                if scratch.exists(held.commit):
+                    self._claim, self._status = held, read_status(scratch, held.commit)
+                    return
+            # It moved on between the two commands: look where it is now.
+            moved = self._git.ls_remote(self._remote, held.ref, timeout_s=timeout_s).get(held.ref)
+            if moved is None:
+                return
+            held = Held(held.ref, moved)

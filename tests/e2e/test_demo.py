@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.houses import Done, House
+from tests.houses import BIN, Done, House
 
 pytestmark = pytest.mark.e2e
 
@@ -46,7 +50,9 @@ def test_the_demo_passes_and_its_result_commit_holds_an_accepted_report(
         assert "speedup" in claims
     for word in ("plain", "speculative", "acceptance", "identical", "passed"):
         assert word in done.out.lower()
-    seen = [done.err.find(word) for word in ("queued", "claimed", "running on", "/16 ", "done (", "gating")]
+    seen = [
+        done.err.find(word) for word in ("queued", "claimed by", "running on", "/16 ", "gating on", "done (")
+    ]
     assert seen == sorted(seen)
     assert seen[0] >= 0
     slow = document["environment"]["blas"] == "reference" and document["environment"]["system"] == "Linux"
@@ -63,3 +69,35 @@ def test_a_second_demo_in_the_same_folder_starts_clean(house: House, tmp_path: P
     first = run_demo(house, tmp_path / "demo")[1]
     second = run_demo(house, tmp_path / "demo")[1]
     assert first["nonce"] != second["nonce"]
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)]
+)
+def test_a_demo_that_is_stopped_takes_its_runner_along(
+    house: House, tmp_path: Path, number: signal.Signals, code: int
+):
+    started = time.monotonic()
+    demo = subprocess.Popen(
+        [str(BIN / "kakeya_mac"), "demo", "--folder", str(tmp_path / "demo")],
+        env=house.env,
+        cwd=house.root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # a shell's background jobs ignore the signal, and would hand that on
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no threads here
+    )
+    assert demo.stderr is not None
+    runner = 0
+    for line in demo.stderr:
+        if line.startswith("started a runner as process "):
+            runner = int(line.split()[5].rstrip(":"))
+        if line.startswith("running on"):
+            break
+    os.kill(demo.pid, number)
+    demo.communicate(timeout=30)
+    assert demo.returncode == code
+    with pytest.raises(ProcessLookupError):
+        os.kill(runner, 0)
+    assert time.monotonic() - started < 60

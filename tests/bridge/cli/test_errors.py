@@ -91,6 +91,20 @@ def test_an_error_with_json_ends_in_one_json_line(house: House):
     assert "nope" in done.json["message"]
 
 
+def test_bad_usage_with_json_ends_in_one_json_line(house: House):
+    done = house.kakeya("run", "--json")
+    assert done.code == 2
+    assert done.json["exit_code"] == 2
+    assert "--preset" in done.json["message"]
+
+
+def test_a_demo_with_a_bad_parameter_makes_nothing(house: House, tmp_path: Path):
+    folder = tmp_path / "demo"
+    assert_clear(house.kakeya("demo", "-p", "limit=0", "--folder", str(folder)), 2, "limit")
+    assert_clear(house.kakeya("demo", "-p", "nope=1", "--folder", str(folder)), 2, "nope")
+    assert not folder.exists()
+
+
 def test_an_unknown_command_suggests_the_nearest(house: House):
     done = house.kakeya("statsu")
     assert done.code == 2

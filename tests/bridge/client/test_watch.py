@@ -35,6 +35,32 @@ class Time:
             self.steps.pop(0)()
 
 
+@pytest.mark.parametrize("fresh", [True, False])
+def test_a_claim_and_a_gating_too_short_to_be_seen_are_shown_to_who_was_there(world: World, fresh: bool):
+    submitted = world.submit()
+    [pending] = world.mirror.refresh()
+    held = world.claim(pending)
+    held.beat(Beat(Phase.RUNNING, 2.0))
+    result = world.result(world.asked(submitted), phase_seconds={"running": 2.0, "gating": 0.01})
+    time = Time(lambda: world.answer(submitted, held=held, result=result))
+    asked = world.asked(submitted) if fresh else None
+    updates = list(
+        watch(
+            world.git,
+            world.remote,
+            submitted.nonce,
+            deadline=100,
+            asked=asked,
+            clock=time.clock,
+            sleep=time.sleep,
+        )
+    )
+    claimed = [Phase.CLAIMED] if fresh else []
+    assert [u.phase for u in updates] == [*claimed, Phase.RUNNING, Phase.GATING, Phase.DONE]
+    assert all(u.status is not None and u.status.runner == "testmac" for u in updates[:-1])
+    assert [u.result is not None for u in updates] == [False] * (len(updates) - 1) + [True]
+
+
 def test_phases_come_in_order_and_end_with_the_result(world: World):
     submitted = world.submit()
     [pending] = world.mirror.refresh()

@@ -336,6 +336,8 @@ def test_only_a_plain_report_that_the_gate_accepts_counts(
     asked = bench.ask("reporter")
     bench.serve_once()
     assert verdict(bench, asked.nonce) == (status, reason)
+    codes = {violation.code for violation in bench.answer(asked.nonce).result.verdict.violations}
+    assert codes == ({"SECRET_IN_EVIDENCE"} if "battery" in program else codes - {"SECRET_IN_EVIDENCE"})
     published = bench.answer(asked.nonce).files.get("report.json", b"")
     assert b"root:" not in published
     assert b"battery" not in published
