@@ -104,7 +104,7 @@ def watch(
 
 
 def _missed(before: Update | None, update: Update) -> Iterator[Update]:
-    """The claim and the gating that went by between two looks; nothing for who comes later (`before` None)."""
+    """The claim and the gating that went by between two looks; nothing for a latecomer (`before` None)."""
     if before is None or update.notice:
         return
     status = update.status
