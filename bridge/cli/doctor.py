@@ -39,7 +39,8 @@ def doctor(remote: str | None, as_json: bool) -> int:
             {"name": c.name, "level": c.level, "looked_at": c.looked_at, "finding": c.finding, "fix": c.fix}
             for c in checks
         ]
-        echo_json({"status": "ok" if usable else "fail", "checks": rows})
+        code = 0 if usable else 6
+        echo_json({"status": "ok" if usable else "fail", "exit_code": code, "checks": rows})
     elif usable:
         click.echo("\nRequests can be made from here.")
     return 0 if usable else 6

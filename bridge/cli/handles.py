@@ -137,6 +137,9 @@ def logs(handle: str, remote: str | None, as_json: bool, allow_unsigned: bool) -
     if as_json:
         echo_json({"nonce": state.nonce, "complete": complete, "logs": texts, "untrusted": True})
         return 0
+    if not any(texts.values()):
+        click.echo("nothing was printed" if complete else "nothing was printed yet", err=True)
+        return 0
     for name, text in texts.items():
         if len(texts) > 1:
             click.echo(f"== {name} ==")

@@ -77,8 +77,9 @@ def run(
 
     from bridge import presets, settings
     from bridge.bus.git import Git
+    from bridge.bus.refs import is_local
     from bridge.cli.follow import follow
-    from bridge.client.submit import plan_request, submit_request
+    from bridge.client.submit import left_behind, plan_request, submit_request
 
     if output is not None and wait_s is None:
         raise click.UsageError("-o needs --wait; later: kakeya_mac result HANDLE -o DIR")
@@ -97,8 +98,11 @@ def run(
         timeout_s=timeout_s,
     )
     if dry_run:
-        _show_plan(plan, as_json)
+        behind = left_behind(here) if ref == "HEAD" else None
+        _show_plan(plan, [*plan.warnings, *([behind] if behind else [])], as_json)
         return 0
+    if not is_local(plan.remote.address):
+        click.echo(f"pushing the request to {plan.remote.shown}", err=True)
     submission = submit_request(config, plan, repository=here, check_tree=ref == "HEAD")
     for warning in submission.warnings:
         click.echo(f"warning: {warning}", err=True)
@@ -134,7 +138,7 @@ def run(
     )
 
 
-def _show_plan(plan: Plan, as_json: bool) -> None:
+def _show_plan(plan: Plan, warnings: list[str], as_json: bool) -> None:
     import json
 
     manifest = json.loads(plan.manifest.to_bytes())
@@ -146,10 +150,12 @@ def _show_plan(plan: Plan, as_json: bool) -> None:
                 "manifest": manifest,
                 "argv": list(plan.argv),
                 "remote": plan.remote.shown,
-                "warnings": list(plan.warnings),
+                "warnings": warnings,
             }
         )
         return
+    for warning in warnings:
+        click.echo(f"warning: {warning}", err=True)
     click.echo(json.dumps(manifest, indent=2, sort_keys=True))
     click.echo(f"\nwould push to  {plan.remote.shown}")
     click.echo(f"would run      {' '.join(plan.argv)}")

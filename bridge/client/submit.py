@@ -27,6 +27,7 @@ from bridge.settings import Settings
 
 # How long the question whether the work tree is clean may take, and may still take once the push is done.
 _DIRTY_LIMIT_S = 5.0
+_STAYS_BEHIND = "uncommitted changes stay behind: the request is the commit, not the work tree"
 _DIRTY_GRACE_S = 0.1
 _ENTROPY_BYTES = 6
 
@@ -192,6 +193,11 @@ def submit_request(
     )
 
 
+def left_behind(repository: Path) -> str | None:
+    """A sentence when tracked files have uncommitted changes, which do not travel with a request."""
+    return _STAYS_BEHIND if Git(repository).is_dirty(_DIRTY_LIMIT_S) else None
+
+
 class _DirtyQuestion:
     """Asks git, beside the push, whether uncommitted changes stay behind."""
 
@@ -203,9 +209,7 @@ class _DirtyQuestion:
 
     def answer(self) -> str | None:
         self._thread.join(_DIRTY_GRACE_S)
-        if self._dirty:
-            return "uncommitted changes stay behind: the request is the commit, not the work tree"
-        return None
+        return _STAYS_BEHIND if self._dirty else None
 
     def _ask(self) -> None:
         self._dirty = self._git.is_dirty(_DIRTY_LIMIT_S)

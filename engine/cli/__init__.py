@@ -50,7 +50,7 @@ def group() -> None:
 
     \b
     Examples:
-      kakeya_engine generate "class Point:"
+      kakeya_engine generate "class BaseProject:"
       kakeya_engine eval throughput --limit 4 --report throughput.json
       kakeya_engine eval recall --json
       kakeya_engine probe

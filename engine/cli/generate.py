@@ -37,8 +37,8 @@ def command(
 
     \b
     Examples:
-      kakeya_engine generate "class Point:"
-      kakeya_engine generate --chat "Hello!" --max-tokens 40
+      kakeya_engine generate "class BaseProject:"
+      kakeya_engine generate --chat "Make a numbered list of: table, window, river."
       kakeya_engine generate --file prompt.txt --block 8 --json
       kakeya_engine generate --file prompt.txt --text > continuation.txt
       kakeya_engine generate --model ~/models/qwen3-4b --drafter none "Once"

@@ -90,6 +90,10 @@ def test_a_dry_run_shows_manifest_and_argv_and_pushes_nothing(house: House):
     assert done.code == 0, done.err
     assert done.json["manifest"]["preset"] == "probe"
     assert isinstance(done.json["argv"], list)
+    assert done.json["warnings"] == []
+    (house.clone / "README.md").write_text("changed\n")
+    done = house.kakeya("run", "--preset", "probe", "--dry-run", "--json")
+    assert "stay behind" in done.json["warnings"][0]
     assert house.remote_refs() == refs
 
 
