@@ -36,7 +36,7 @@ MAX_LIFETIME = timedelta(days=30)
 # A nonce sorts by its time, so it must tell the truth: the queue is served in that order.
 MAX_NONCE_SKEW = timedelta(days=1)
 
-NONCE_PATTERN = r"^\d{8}t\d{6}z[0-9a-f]{12}$"
+NONCE_PATTERN = r"^[0-9]{8}t[0-9]{6}z[0-9a-f]{12}$"
 PRESET_PATTERN = r"^[a-z0-9]+(-[a-z0-9]+)*$"
 SHA_PATTERN = r"^[0-9a-f]{40}([0-9a-f]{24})?$"
 PARAM_PATTERN = r"^[a-z][a-z0-9_]{0,63}$"

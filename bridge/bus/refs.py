@@ -33,9 +33,9 @@ AGENT_BRANCHES = "refs/heads/AgentMemory/mac-bridge-"
 # Fetch patterns of every branch that may be a request.
 BRANCH_PATTERNS = (f"{BRANCHES}*", f"{AGENT_BRANCHES}*")
 
-_NONCE = re.compile(r"\d{8}t\d{6}z[0-9a-f]{12}")
+_NONCE = re.compile(r"[0-9]{8}t[0-9]{6}z[0-9a-f]{12}")
 _PRESET = re.compile(PRESET_PATTERN.removeprefix("^").removesuffix("$"))
-_NAME = re.compile(r"(?P<preset>.+?)-(?P<nonce>\d{8}t\d{6}z[0-9a-f]{12})(?:-(?P<suffix>[A-Za-z0-9]+))?")
+_NAME = re.compile(r"(?P<preset>.+?)-(?P<nonce>[0-9]{8}t[0-9]{6}z[0-9a-f]{12})(?:-(?P<suffix>[A-Za-z0-9]+))?")
 _AGENT_BRANCH = re.compile(r"AgentMemory/.*-(?P<suffix>[A-Za-z0-9]+)")
 _MAX_PRESET = 64
 _MAX_SUFFIX = 64

@@ -86,7 +86,7 @@ def take_request(values: dict[str, Any]) -> Any:
         flags = ", ".join("--" + name.replace("_", "-") for name in missing)
         raise ConfigurationError(f"a report is bound to a request by four flags; {flags} missing")
     patterns = {
-        "request_nonce": r"\d{8}t\d{6}z[0-9a-f]{12}",
+        "request_nonce": r"[0-9]{8}t[0-9]{6}z[0-9a-f]{12}",
         "workload_sha": r"[0-9a-f]{40}([0-9a-f]{24})?",
         "preset_digest": r"[0-9a-f]{64}",
     }

@@ -37,6 +37,7 @@ def test_a_request_ref_names_its_preset_and_nonce(
         "refs/heads/mac-bridge/Probe-20260301t120000z0123456789ab",
         "refs/heads/mac-bridge/probe-20260301t120000z0123456789ab-suffix",
         "refs/heads/mac-bridge/probe-20260301t120000z0123456789AB",
+        "refs/heads/mac-bridge/probe-\u0662\u0660\u0662\u0666\u0660\u0663\u0660\u0661t120000z0123456789ab",
         "refs/heads/mac-bridge/../probe-20260301t120000z0123456789ab",
         "refs/heads/mac-bridge/probe-20260301t120000z0123456789ab\n",
         "refs/tags/mac-bridge/probe-20260301t120000z0123456789ab",
