@@ -16,6 +16,7 @@ import os
 import re
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,9 @@ from bridge.errors import BusError, MachineError, RevisionError
 
 # Long enough for a slow network, short enough that nobody thinks we hang.
 NETWORK_TIMEOUT_S = 60.0
+
+FOLDER_MODE = "040000"
+MOST_FOLDERS = 64
 
 _MAX_OUTPUT = 256 * 1024 * 1024
 _SHA = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
@@ -283,27 +287,54 @@ class Git:
         return self.run("cat-file", "tree", tree)
 
     def changes(self, old: str, new: str) -> list[Change]:
-        """The paths in which two trees differ, subtrees opened, renames not guessed.
+        """What differs between two trees or commits, folders opened one by one.
 
-        Only differing subtrees are read, so the cost follows the difference, not the tree.
+        A tree of a few objects can name more files than any memory holds, so only the first `MOST_FOLDERS`
+        changed folders are opened; the others come back as themselves, with the mode `FOLDER_MODE`.
         """
-        output = self.run("diff-tree", "-r", "-z", "--raw", "--no-renames", "--no-abbrev", old, new, "--")
-        fields = [part for part in output.split(b"\0") if part]
-        changes = []
-        for head, path in zip(fields[::2], fields[1::2], strict=True):
-            _, mode, _, sha, status = head.decode("ascii").split(" ")
-            changes.append(Change(status[:1], os.fsdecode(path), mode, sha))
-        return changes
+        return self._opened(self._differences(old, new, ""))
 
     def files(self, tree: str) -> list[Change]:
-        """Every file of a tree, subtrees opened, as a change from nothing."""
-        changes = []
-        for line in self.run("ls-tree", "-r", "-z", tree).split(b"\0"):
+        """Every file of a tree as a change from nothing; folders as in `changes`."""
+        return self._opened(self._rows(tree, ""))
+
+    def _opened(self, rows: Sequence[tuple[Change, str | None]]) -> list[Change]:
+        found: list[Change] = []
+        waiting, opened = deque(rows), 0
+        while waiting:
+            change, before = waiting.popleft()
+            if change.mode != FOLDER_MODE or opened == MOST_FOLDERS:
+                found.append(change)
+                continue
+            opened += 1
+            inside = f"{change.path}/"
+            waiting.extend(
+                self._rows(change.sha, inside)
+                if before is None
+                else self._differences(before, change.sha, inside)
+            )
+        return found
+
+    def _differences(self, old: str, new: str, inside: str) -> list[tuple[Change, str | None]]:
+        """Rows that differ between two trees, folders closed; with each its old folder's sha, if any."""
+        output = self.run("diff-tree", "-z", "--raw", "--no-renames", "--no-abbrev", old, new, "--")
+        fields = [part for part in output.split(b"\0") if part]
+        rows = []
+        for head, path in zip(fields[::2], fields[1::2], strict=True):
+            old_mode, mode, old_sha, sha, status = head.decode("ascii").lstrip(":").split(" ")
+            change = Change(status[:1], inside + os.fsdecode(path), mode, sha)
+            rows.append((change, old_sha if old_mode == FOLDER_MODE else None))
+        return rows
+
+    def _rows(self, tree: str, inside: str) -> list[tuple[Change, str | None]]:
+        """The rows of one tree as changes from nothing."""
+        rows: list[tuple[Change, str | None]] = []
+        for line in self.run("ls-tree", "-z", tree).split(b"\0"):
             if line:
                 head, _, path = line.partition(b"\t")
                 mode, _, sha = head.decode("ascii").split(" ")
-                changes.append(Change("A", os.fsdecode(path), mode, sha))
-        return changes
+                rows.append((Change("A", inside + os.fsdecode(path), mode, sha), None))
+        return rows
 
     def read_blob(self, commit: str, path: str, limit: int) -> bytes | None:
         """A file's bytes in a commit; None when there is no plain file at that path.

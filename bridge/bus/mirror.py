@@ -165,7 +165,7 @@ class Mirror:
         if key not in self._open:
             try:
                 branch = bound_manifest(read_request(self.git, commit), nonce).result_ref
-            except ManifestError:
+            except (ManifestError, BusError):
                 return True  # refused, with its reason, by whoever checks it
             # The star makes an absent branch an empty answer instead of an error.
             self._fetch([f"+{branch}*:{_BRANCH}{nonce}*"])

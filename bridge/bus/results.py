@@ -33,11 +33,12 @@ _TRAILER = re.compile(rf"^{TRAILER}: ([0-9a-f]{{64}})$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Asked:
-    """The request that a result must answer; `workload_sha` None: the request could not be read."""
+    """The request that a result must answer; `workload_sha` and `preset` None: it could not be read."""
 
     nonce: str
     commit: str
     workload_sha: str | None
+    preset: str | None = None
 
 
 @dataclass(frozen=True)
@@ -290,7 +291,11 @@ def _is_request(git: Git, commit: str, nonce: str) -> bool:
 
 def _read_asked(git: Git, nonce: str, commit: str) -> Asked:
     parents = git.commit(commit).parents
-    return Asked(nonce, commit, parents[0] if len(parents) == 1 else None)
+    try:
+        preset = parse(git.read_blob(commit, REQUEST_PATH, MAX_BYTES) or b"").preset
+    except (ManifestError, BusError):
+        preset = None
+    return Asked(nonce, commit, parents[0] if len(parents) == 1 else None, preset)
 
 
 def _has_result(git: Git, commit: str, nonce: str) -> bool:
@@ -329,7 +334,12 @@ def _check_identity(result: Result, nonce: str, asked: Asked | None) -> None:
         raise ResultError(
             f"the result answers the request commit {result.request_commit[:12]}, not {asked.commit[:12]}"
         )
-    if result.workload_sha is None and result.verdict.status not in (Status.PASSED, Status.REJECTED):
+    if asked.preset is not None and result.preset not in (asked.preset, None):
+        raise ResultError(f"the result is of the preset {result.preset}, not {asked.preset}: it was copied")
+    ran = result.verdict.status in (Status.PASSED, Status.REJECTED)
+    if ran and result.preset is None:
+        raise ResultError("the result names no preset, so nothing can have run for it")
+    if result.workload_sha is None and not ran:
         return  # a request that cannot be read names no workload, and nothing was run for it
     if asked.workload_sha is not None and result.workload_sha != asked.workload_sha:
         raise ResultError(

@@ -77,7 +77,7 @@ class Submission:
     @property
     def asked(self) -> Asked:
         """What a result must answer to be believed."""
-        return Asked(self.manifest.nonce, self.commit, self.manifest.workload_sha)
+        return Asked(self.manifest.nonce, self.commit, self.manifest.workload_sha, self.manifest.preset)
 
 
 def plan_request(

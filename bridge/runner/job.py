@@ -26,6 +26,7 @@ from bridge.result import Command, File, Phase, Reason, Result, RunnerFacts, Sta
 from bridge.runner import collect, facts, isolation, models, spool, workspace
 from bridge.runner.check import Checked, Refusal
 from bridge.runner.child import Ended, Enforced, Order, Supervised
+from bridge.runner.folders import remove_tree
 from bridge.runner.heartbeat import Heartbeat
 from bridge.runner.station import Station
 from bridge.runner.verdict import cancelled, judge, of_ending
@@ -113,9 +114,10 @@ class Job:
         return self._sealed(verdict), verdict
 
     def clean_up(self) -> bool:
-        """Remove the job's folders; whether nothing of them remains."""
+        """Remove the job's folders and whatever it put beside them; whether nothing remains."""
         self._log.close()
-        return self._room.remove()
+        removed = [remove_tree(left) for left in list(self._station.jobs.iterdir())]
+        return all(removed)
 
     def _work(self) -> Verdict:
         if self._checked.refusal is not None:

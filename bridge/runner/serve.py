@@ -20,7 +20,14 @@ from bridge.bus.handles import Held, state_of
 from bridge.bus.mirror import Mirror, Pending
 from bridge.bus.publish import publish
 from bridge.bus.untrusted import clean_line
-from bridge.errors import BusError, LeaseLost, MachineError, PushRejected, RemoteUnreachable
+from bridge.errors import (
+    BusError,
+    LeaseLost,
+    MachineError,
+    PushRejected,
+    RemoteUnreachable,
+    ResultError,
+)
 from bridge.result import Reason
 from bridge.runner import isolation
 from bridge.runner.check import Checked, examine
@@ -34,6 +41,7 @@ MAX_ATTEMPTS = 3
 IDLE_S = 5.0
 FAST_S = 0.1
 FAST_WINDOW_S = 20.0
+FIRST_PAUSE_S = 1.0
 MAX_BACKOFF_S = 60.0
 
 
@@ -72,6 +80,8 @@ class Runner:
         self._claims: dict[str, Held] = {}
         # How often this process took a request that nevertheless stayed pending: bounds every loop.
         self._tries: dict[str, int] = {}
+        # What went wrong (a request, a kept result) and when it may be tried again: (clock, pause).
+        self._later: dict[str, tuple[float, float]] = {}
         self._abort = threading.Event()
         self._active_at = clock()
         self._failures = 0
@@ -141,22 +151,30 @@ class Runner:
         return handled
 
     def _attempt(self, pending: Pending) -> bool:
-        """`_take`, with a limit on how often one request may go wrong."""
+        """`_take`; a request with which something went wrong is tried again later, and later each time."""
+        if not self._is_due(pending.nonce):
+            return False
         try:
             return self._take(pending)
         except (MachineBusy, RemoteUnreachable):
             raise
         except Exception as error:  # whatever this request provokes, the next one must be served
-            tries = self._tries[pending.nonce] = self._tries.get(pending.nonce, 0) + 1
-            rest = "trying again" if tries < MAX_ATTEMPTS else "left alone until this runner starts again"
-            self._say(f"{pending.nonce}: {type(error).__name__}: {error}; {rest}")
+            self._put_off(pending.nonce, error)
             return False
+
+    def _is_due(self, nonce: str) -> bool:
+        return nonce not in self._later or self._clock() >= self._later[nonce][0]
+
+    def _put_off(self, nonce: str, error: Exception) -> None:
+        pause = min(2 * self._later.get(nonce, (0.0, FIRST_PAUSE_S / 2))[1], MAX_BACKOFF_S)
+        self._later[nonce] = (self._clock() + pause, pause)
+        self._say(f"{nonce}: {type(error).__name__}: {error}; trying again in {pause:g} s")
 
     def _take(self, pending: Pending) -> bool:
         """Examine, claim, run and publish one request; False when it is not ours to take (now)."""
         station, git = self._station, self._mirror.git
         attempt, silent = self._standing(pending)
-        if attempt is None or self._tries.get(pending.nonce, 0) >= MAX_ATTEMPTS:
+        if attempt is None or self._tries.get(pending.nonce, 0) > MAX_ATTEMPTS:
             return False
         checked = examine(git, pending, station, now=self._now(), answered=self._answered)
         if checked.manifest is not None and checked.manifest.transport != "embedded":
@@ -164,7 +182,7 @@ class Runner:
         if pending.nonce in self._answered and not self._is_open(pending):
             return False  # the mirror still shows the branch as it was before our answer
         if checked.refusal is not None and checked.refusal.reason is Reason.REPLAYED:
-            self._tries[pending.nonce] = MAX_ATTEMPTS
+            self._tries[pending.nonce] = MAX_ATTEMPTS + 1
         supervised = None
         if checked.refusal is None and attempt <= MAX_ATTEMPTS:
             hide = isolation.hidden(station.home, station.environment, *station.private)
@@ -265,6 +283,7 @@ class Runner:
         else:
             self._say(f"{entry.nonce}: published as {where.commit[:12]} on {where.ref}")
             self._answered.add(entry.nonce)
+            self._later.pop(entry.nonce, None)
             with self._ledger.open("a", encoding="ascii") as ledger:
                 ledger.write(entry.nonce + "\n")
         self._spool.remove(entry.nonce)
@@ -274,14 +293,18 @@ class Runner:
         waiting = self._spool.nonces()
         claims = self._mirror.claims() if waiting else {}
         for nonce in waiting:
+            if not self._is_due(nonce):
+                continue
             try:
                 entry = self._spool.read(nonce)
                 self._publish(entry, self._own_claim(claims.get(nonce)))
             except RemoteUnreachable:
                 raise
-            except Exception as error:  # one entry must not keep the others from being published
+            except (ValueError, KeyError, TypeError, FileNotFoundError, ResultError) as error:
                 place = self._spool.set_aside(nonce)
                 self._say(f"{nonce}: not published, set aside in {place}: {type(error).__name__}: {error}")
+            except Exception as error:  # a full disk passes; and one entry must not hold up the others
+                self._put_off(nonce, error)
         return len(waiting)
 
     def _own_claim(self, held: Held | None) -> Claim | None:

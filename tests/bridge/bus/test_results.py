@@ -92,6 +92,14 @@ def test_a_result_under_somebodys_own_commits_is_still_the_result(world: World, 
     assert refs.result_ref(submitted.nonce) not in world.house.remote_refs()
 
 
+@pytest.mark.parametrize("preset", ["tests", "no-such-preset", None])
+def test_a_result_of_another_preset_is_no_answer(world: World, preset: str | None):
+    submitted = world.submit()
+    world.answer(submitted, result=world.result(world.asked(submitted), preset=preset))
+    with pytest.raises(ResultError, match="preset"):
+        read(world, submitted, known=False)
+
+
 def test_a_result_goes_to_no_branch_but_the_requests_own(world: World):
     submitted = world.submit()
     world.mirror.refresh()

@@ -12,7 +12,9 @@ import pytest
 
 from bridge.bus import refs
 from bridge.bus.git import Entry, Git
+from bridge.errors import BusError
 from bridge.runner import namespaces
+from bridge.runner.serve import Runner
 from tests.bridge.runner.bench import Bench
 from tests.houses import House
 
@@ -78,9 +80,23 @@ def claim_below_a_claim(bench: Bench) -> None:
     bench.house.git("update-ref", f"{refs.BRANCH_CLAIMS}{asked.nonce}/x", main, cwd=bench.house.remote)
 
 
+def name_more_files_than_any_memory_holds(bench: Bench) -> None:
+    """Twelve objects that name ten thousand million files."""
+    git = Git(bench.house.remote)
+    tree = git.write_tree([Entry("100644", "blob", git.write_blob(b"x"), str(n)) for n in range(10)])
+    for _ in range(9):
+        tree = git.write_tree([Entry("040000", "tree", tree, str(n)) for n in range(10)])
+    main = bench.house.git("rev-parse", "main")
+    commit = git.commit_tree(tree, [main], "bomb\n")
+    asked = bench.manifest()
+    for ref in (refs.inbox_ref(asked.nonce), asked.result_ref):
+        bench.house.git("update-ref", ref, commit, cwd=bench.house.remote)
+
+
 @pytest.mark.parametrize(
     "attack",
     [
+        name_more_files_than_any_memory_holds,
         squat_with_a_huge_status,
         name_a_ref_in_no_encoding,
         put_anything_into_the_inbox,
@@ -98,6 +114,46 @@ def test_what_anyone_can_push_does_not_keep_others_from_being_served(
         if any(f"{asked.nonce}: passed" in line for line in bench.said):
             break
     assert bench.log(asked.nonce) == "hello from test\n", bench.said
+
+
+def test_a_server_that_says_no_for_a_while_is_asked_again(bench: Bench) -> None:
+    asked = bench.ask()
+    hook = bench.house.remote / "hooks" / "pre-receive"
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text("#!/bin/sh\necho read-only for maintenance; exit 1\n")
+    hook.chmod(0o755)
+    now = [0.0]
+    runner = Runner(bench.station(), say=bench.said.append, clock=lambda: now[0])
+    for _ in range(6):
+        assert runner.serve(once=True, idle_timeout_s=0) == 0
+        now[0] += 100.0
+    hook.unlink()
+    assert runner.serve(once=True, idle_timeout_s=0) == 1
+    assert bench.log(asked.nonce) == "hello from test\n"
+
+
+def test_a_result_that_a_full_disk_kept_back_is_published_afterwards(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = bench.ask()
+    now = [0.0]
+    runner = Runner(bench.station(), say=bench.said.append, clock=lambda: now[0])
+    with monkeypatch.context() as full:
+
+        def refuse(*_: object, **__: object) -> str:
+            raise BusError("git hash-object failed: No space left on device")
+
+        full.setattr("bridge.bus.publish._write_folder", refuse)
+        runner.serve(once=True, idle_timeout_s=0)
+        for _ in range(4):
+            now[0] += 100.0
+            runner.serve(once=True, idle_timeout_s=0)
+    now[0] += 100.0
+    runner.serve(once=True, idle_timeout_s=0)
+    answer = bench.answer(asked.nonce)
+    assert answer.result.attempt == 1
+    assert answer.files["log.txt"] == b"hello from test\n"
+    assert not list(bench.station().folder.glob("spool-*/*"))
 
 
 def half_removed(entry: Path) -> None:
@@ -155,6 +211,21 @@ def test_a_tree_too_deep_for_any_path_is_cleaned_up(bench: Bench) -> None:
     assert bench.log(asked.nonce) == "deep\n"
     assert list(bench.station().jobs.iterdir()) == []
     assert served(bench) == "hello from test\n"
+
+
+def test_what_a_job_puts_beside_its_room_is_removed_too(bench: Bench) -> None:
+    script = """
+        import os
+        room = os.path.dirname(os.getcwd())
+        os.mkdir('../../planted')
+        os.rename(room, os.path.join(os.path.dirname(room), 'moved'))
+        print('moved')
+    """
+    program(bench, "plant", script)
+    asked = bench.ask("plant")
+    assert bench.serve_once() == 1
+    assert bench.log(asked.nonce) == "moved\n"
+    assert list(bench.station().jobs.iterdir()) == []
 
 
 @pytest.mark.parametrize(
