@@ -29,7 +29,11 @@ def evidence(folder: Path, name: str) -> bytes | None:
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        handle = os.open(folder / name, flags)
+        inside = os.open(folder, flags | os.O_DIRECTORY)  # the job may have put a link in its place, too
+        try:
+            handle = os.open(name, flags, dir_fd=inside)
+        finally:
+            os.close(inside)
     except FileNotFoundError:
         return None
     except OSError as error:

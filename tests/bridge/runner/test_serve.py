@@ -321,6 +321,8 @@ def evidence_preset(bench: Bench, program: str) -> None:
         ("open(out, 'w').write('{}')", "rejected", "evidence"),
         ("os.symlink('/etc/passwd', out)", "failed", "no_evidence"),
         ("os.mkdir(out)", "failed", "no_evidence"),
+        ("f = os.path.dirname(out); os.rmdir(f); os.symlink('/etc', f)", "failed", "no_evidence"),
+        ("f = os.path.dirname(out); os.rmdir(f); open(f, 'w')", "failed", "no_evidence"),
         ("os.mkfifo(out)", "failed", "no_evidence"),
         ("open('x', 'w').write('{}'); os.link('x', out)", "failed", "no_evidence"),
         ("open(out, 'w').write('{}'); sys.exit(1)", "failed", "exit_code"),
