@@ -122,3 +122,17 @@ class MachineError(BridgeError):
     """This machine lacks something that is needed: a program, disk space, a lock."""
 
     exit_code = 6
+
+
+def described(error: Exception) -> str:
+    """An error for a log that goes on: one of ours by its message, a bug with the place it comes from."""
+    if isinstance(error, BridgeError):
+        return error.message
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, OSError):
+        return text
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    where = "" if frame is None else f" at {frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}"
+    return f"{text}{where} (a bug of kakeya-mac; please report it)"

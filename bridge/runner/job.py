@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from bridge import __version__, presets
 from bridge.bus.claims import Claim
 from bridge.bus.git import Git
-from bridge.errors import BridgeError, LeaseLost, ParameterError
+from bridge.errors import BridgeError, LeaseLost, ParameterError, described
 from bridge.evidence.redact import find_secrets, secrets_of
 from bridge.manifest import format_time
 from bridge.presets import Preset
@@ -103,7 +103,7 @@ class Job:
         try:
             return self._sealed(verdict), verdict
         except Exception as error:  # every accepted request ends in a result, if only in the barest one
-            message = f"the runner could not put the result together: {type(error).__name__}"
+            message = f"the runner could not put the result together: {described(error)}"[:4000]
             verdict = Verdict(status=Status.FAILED, reason=Reason.RUNNER_ERROR, message=message)
             return self._sealed(verdict, bare=True), verdict
 

@@ -21,12 +21,12 @@ from bridge.bus.mirror import Mirror, Pending
 from bridge.bus.publish import publish
 from bridge.bus.untrusted import clean_line
 from bridge.errors import (
-    BusError,
     LeaseLost,
     MachineError,
     PushRejected,
     RemoteUnreachable,
     ResultError,
+    described,
 )
 from bridge.result import Reason
 from bridge.runner import isolation
@@ -142,8 +142,7 @@ class Runner:
             self._active_at = self._clock() - FAST_WINDOW_S
         except Exception as error:  # a daemon outlives its own bugs, too; each pause is longer
             self._failures += 1
-            what = "" if isinstance(error, (BusError, MachineError)) else f"{type(error).__name__}: "
-            self._say(f"failure {self._failures} in a row, trying again: {what}{error}")
+            self._say(f"failure {self._failures} in a row, trying again: {described(error)}")
             return handled
         self._failures = 0
         if handled:
@@ -168,7 +167,7 @@ class Runner:
     def _put_off(self, nonce: str, error: Exception) -> None:
         pause = min(2 * self._later.get(nonce, (0.0, FIRST_PAUSE_S / 2))[1], MAX_BACKOFF_S)
         self._later[nonce] = (self._clock() + pause, pause)
-        self._say(f"{nonce}: {type(error).__name__}: {error}; trying again in {pause:g} s")
+        self._say(f"{nonce}: {described(error)}; trying again in {pause:g} s")
 
     def _take(self, pending: Pending) -> bool:
         """Examine, claim, run and publish one request; False when it is not ours to take (now)."""

@@ -156,6 +156,28 @@ def test_a_result_that_a_full_disk_kept_back_is_published_afterwards(
     assert not list(bench.station().folder.glob("spool-*/*"))
 
 
+def test_a_bug_while_serving_is_named_with_its_place_and_the_runner_goes_on(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = bench.ask()
+    now = [0.0]
+    runner = Runner(bench.station(), say=bench.said.append, clock=lambda: now[0])
+    with monkeypatch.context() as broken:
+
+        def fail(*_: object, **__: object) -> str:
+            raise ZeroDivisionError("seven")
+
+        broken.setattr("bridge.runner.serve.examine", fail)
+        assert runner.serve(once=True, idle_timeout_s=0) == 0
+    [said] = [line for line in bench.said if first.nonce in line]
+    assert "ZeroDivisionError: seven at " in said
+    assert "test_hostile.py:" in said
+    assert "please report it" in said
+    now[0] += 10.0
+    assert runner.serve(once=True, idle_timeout_s=0) == 1
+    assert bench.log(first.nonce) == "hello from test\n"
+
+
 def half_removed(entry: Path) -> None:
     (entry / "entry.json").unlink()
 
