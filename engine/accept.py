@@ -1,28 +1,74 @@
-"""Greedy acceptance: how many drafts the target confirms. Pure; the caller moves the caches.
+"""Acceptance: how many drafts the target confirms, and the token that follows. Pure; caches move elsewhere.
 
-Row i of the verify forward gives the target's token after block row i. Draft i is confirmed when it equals
-the target's token of row i - 1 and every draft before it was confirmed. Sampling is not covered.
+Row i of the verify forward holds the target's logits after block row i, and p_i is its distribution there.
+
+    greedy     draft i is confirmed when it is argmax(p_i); the next token is argmax(p_a)
+    sampling   draft i, drawn from q_i, is confirmed with probability min(1, p_i(d_i) / q_i(d_i)); the next
+               token is drawn from max(0, p_a - q_a), normalised (Leviathan et al. 2023, arXiv 2211.17192)
+
+a is the number of drafts confirmed before the first that is not; where all are, q_a is nothing and the next
+token is drawn from p_a itself. A draft that was chosen, not drawn, has q_i = 1 at the draft. Either way the
+emitted tokens are distributed exactly as the target's own. All of it is in graph: the host reads one array.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
 
+from engine.drafters.base import Draft
+from engine.sampling import Sampler
+from engine.stops import Stops
+
 
 def pack_greedy(drafts: mx.array, logits: mx.array) -> mx.array:
-    """Everything the host needs of a round, as one array, so that one transfer suffices.
+    """Everything the host needs of a greedy round, as one array, so that one transfer suffices.
 
     Args:
-        drafts: draft tokens [B - 1].
-        logits: the target's logits over the block, [1, B, V].
+        drafts: draft tokens int32 [B - 1].
+        logits: the target's logits over the block, [B, V].
 
     Returns:
-        int32 [1 + B]: the number of confirmed drafts, then the target's token after each block row.
+        int32 [1 + B]: the number of confirmed drafts, then a token for each block row; the emitted tokens
+        are the first ``confirmed + 1`` of these.
     """
-    tokens = mx.argmax(logits[0], axis=-1).astype(mx.int32)
-    hits = (drafts.astype(mx.int32) == tokens[:-1]).astype(mx.int32)
+    tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
+    hits = (drafts == tokens[:-1]).astype(mx.int32)
     return mx.concatenate([mx.cumprod(hits).sum()[None], tokens])
+
+
+def pack_sampled(draft: Draft, logits: mx.array, sampler: Sampler) -> mx.array:
+    """As `pack_greedy`, by rejection sampling.
+
+    Args:
+        draft: the drafts and what they were drawn from.
+        logits: the target's logits over the block, [B, V].
+        sampler: the target's sampler; the drafts have to be drawn independently of its next numbers.
+    """
+    count = len(draft)
+    p = sampler.distribution(logits)  # [B, V]
+    if not count:
+        return mx.concatenate([mx.zeros((1,), mx.int32), sampler.draw(p)])
+    chosen = draft.tokens[:, None]  # [B - 1, 1]
+    q = draft.q if draft.q is not None else _certain(chosen, p.shape[-1])  # [B - 1, V]
+    p_chosen = mx.take_along_axis(p[:count], chosen, axis=-1)[:, 0]
+    q_chosen = mx.take_along_axis(q, chosen, axis=-1)[:, 0]
+    hits = (mx.random.uniform(shape=(count,), key=sampler.key()) * q_chosen < p_chosen).astype(mx.int32)
+    accepted = mx.cumprod(hits).sum()
+    p_next = mx.take(p, accepted, axis=0)  # [V]
+    q_next = mx.take(mx.concatenate([q, mx.zeros_like(q[:1])]), accepted, axis=0)
+    residual = mx.maximum(p_next - q_next, 0)
+    # Where p and q differ by rounding alone nothing may be left over: then they are equal, and p will do.
+    residual = mx.where(residual.sum() > 0, residual, p_next)
+    following = sampler.draw(residual[None])  # [1]
+    rows = mx.arange(count + 1)
+    tokens = mx.where(rows < accepted, mx.concatenate([draft.tokens, following]), following)
+    return mx.concatenate([accepted.astype(mx.int32)[None], tokens])
+
+
+def _certain(tokens: mx.array, vocabulary: int) -> mx.array:
+    """All probability on one token a row: [N, 1] to float32 [N, V]."""
+    return (mx.arange(vocabulary)[None] == tokens).astype(mx.float32)
 
 
 @dataclass(frozen=True)
@@ -30,8 +76,8 @@ class Verdict:
     """What one round confirmed and what of it is emitted."""
 
     accepted: int  # drafts confirmed, 0..B-1
-    tokens: tuple[int, ...]  # emitted: confirmed drafts and one token of the target, cut at a stop token
-    stopped: bool  # whether the last emitted token is a stop token
+    tokens: tuple[int, ...]  # emitted: confirmed drafts and one token of the target, cut where the text ends
+    stopped: bool  # whether the text ends with the last emitted token
 
     @property
     def kept(self) -> int:
@@ -39,15 +85,9 @@ class Verdict:
         return len(self.tokens)
 
 
-def unpack_greedy(packed: Sequence[int], stops: Collection[int]) -> Verdict:
-    """Read `pack_greedy`'s array.
-
-    A confirmed draft equals the target's token of the row before, so the emitted tokens are simply the
-    target's first ``accepted + 1``.
-    """
-    accepted, tokens = packed[0], packed[1:]
-    emitted = tokens[: accepted + 1]
-    for position, token in enumerate(emitted):
-        if token in stops:
-            return Verdict(accepted, tuple(emitted[: position + 1]), stopped=True)
-    return Verdict(accepted, tuple(emitted), stopped=False)
+def unpack(packed: Sequence[int], stops: Stops) -> Verdict:
+    """Read a packed round, cut at the first token that ends the text; ``stops`` takes note of the tokens."""
+    accepted = packed[0]
+    emitted = tuple(packed[1 : accepted + 2])
+    end = stops.find(emitted)
+    return Verdict(accepted, emitted if end is None else emitted[:end], stopped=end is not None)

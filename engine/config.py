@@ -4,15 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.blas import fit_threads
+from engine.decode import Diagnosis
+from engine.drafters.registry import LOOKUP_FIRST, open_drafter
 from engine.errors import ConfigurationError
-from engine.loading import (
-    SHIPPED_DRAFTER,
-    SHIPPED_TARGET,
-    LoadedDrafter,
-    LoadedTarget,
-    load_drafter,
-    load_target,
-)
+from engine.loading import SHIPPED_DRAFTER, SHIPPED_TARGET, LoadedDrafter, LoadedTarget, load_target
 from engine.pace import Adaptive, Fixed, Pace
 
 LARGEST_BLOCK = 1024
@@ -24,10 +19,13 @@ class Options:
 
     Attributes:
         model: folder of the target; None for the shipped one.
-        drafter: folder of the drafter, or ``none``; None for the shipped one with the shipped target.
+        drafter: what `engine.drafters.registry` opens, or ``none``; None for the shipped one, with look-ups
+            first, on the shipped target.
         block: ``auto`` or a length of at least 1, the bonus token included.
         prefill_chunk: prompt positions per forward.
         dtype: float32, float16, bfloat16; None for the device's default.
+        compiled: run short blocks as compiled graphs where the model allows it.
+        single_graph: evaluate draft and verify as one graph, to see what two are worth.
     """
 
     model: Path | None = None
@@ -35,6 +33,8 @@ class Options:
     block: str = "auto"
     prefill_chunk: int = 2048
     dtype: str | None = None
+    compiled: bool = True
+    single_graph: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,18 @@ class Engine:
     drafter: LoadedDrafter | None
     alone: bool
 
-    def new_pace(self) -> Pace:
-        """A pace as ``block`` asks for, knowing nothing yet."""
+    def new_pace(self, *, repeatable: bool = False) -> Pace:
+        """A pace as ``block`` asks for, knowing nothing yet; ``repeatable`` if it must not look at time."""
         if self.drafter is None:
             return Fixed(1)
-        size = self.drafter.drafter.block_size
-        return Adaptive(size) if self.options.block == "auto" else Fixed(int(self.options.block))
+        if self.options.block != "auto":
+            return Fixed(int(self.options.block))
+        return Adaptive(self.drafter.drafter.block_size, nominal=repeatable)
+
+    @property
+    def diagnosis(self) -> Diagnosis:
+        """How the loop is to run."""
+        return Diagnosis(single_graph=self.options.single_graph, compiled=self.options.compiled)
 
 
 def open_engine(options: Options) -> Engine:
@@ -71,14 +77,14 @@ def open_engine(options: Options) -> Engine:
     block = _block(options.block)
     if options.prefill_chunk < 1:
         raise ConfigurationError(f"--prefill-chunk must be at least 1, not {options.prefill_chunk}")
-    folder = _drafter_folder(options)
-    if folder is None and block is not None and block > 1:
-        raise ConfigurationError(f"--block {block} needs a drafter; give --drafter PATH")
+    spec = _drafter_spec(options)
+    if spec is None and block is not None and block > 1:
+        raise ConfigurationError(f"--block {block} needs a drafter; give --drafter")
     target = load_target(options.model or SHIPPED_TARGET, options.dtype)
     fit_threads(target.target.hidden_size)
-    if folder is None or block == 1:
-        return Engine(options, target, None, alone=folder is None)
-    drafter = load_drafter(folder, target.target, options.dtype)
+    if spec is None or block == 1:
+        return Engine(options, target, None, alone=spec is None)
+    drafter = open_drafter(spec, target, options.dtype)
     most = 2 * drafter.drafter.block_size
     if block is not None and block > most:
         raise ConfigurationError(f"--block {block} is more than {most}, twice what this drafter was made for")
@@ -93,10 +99,8 @@ def _block(block: str) -> int | None:
     return int(block)
 
 
-def _drafter_folder(options: Options) -> Path | None:
-    if options.drafter == "none":
-        return None
+def _drafter_spec(options: Options) -> str | None:
     if options.drafter is not None:
-        return Path(options.drafter)
+        return None if options.drafter == "none" else options.drafter
     shipped = options.model is None or options.model.resolve() == SHIPPED_TARGET.resolve()
-    return SHIPPED_DRAFTER if shipped else None
+    return f"{LOOKUP_FIRST}{SHIPPED_DRAFTER}" if shipped else None

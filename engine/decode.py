@@ -2,29 +2,34 @@
 
     block  = [bonus, d1 … d(B-1)]       bonus: the last emitted token, not in the caches yet
     logits = target(block)              one forward; row i predicts the token after block[i]
-    a      = length of the longest prefix of drafts that equals argmax(logits), 0 ≤ a ≤ B-1
-    emit d1 … da and argmax(logits[a]); keep block[0..a] in the caches, drop the rest
+    a      = number of drafts confirmed before the first that is not, 0 ≤ a ≤ B-1
+    emit d1 … da and one token of the target; keep block[0..a] in the caches, drop the rest
 
 A block of 1 is a plain step, pipelined as in mlx-lm's `generate_step`: the next forward is launched before
-the token of the last one is read. Greedy only, one sequence. Whatever is yielded has been committed before.
+the token of the last one is read. One sequence. At every yield the session holds the prompt and all emitted
+tokens but the newest, so a caller may stop at any of them and go on from there.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 import mlx.core as mx
 
-from engine.accept import pack_greedy, unpack_greedy
-from engine.cache.transaction import Transaction, new_caches
-from engine.drafters.base import Drafter
+from engine.accept import pack_greedy, pack_sampled, unpack
+from engine.drafters.base import NOTHING, Draft, Drafter
 from engine.errors import ConfigurationError, PromptError
-from engine.host import launch, read_token, read_tokens, wait, wait_for
+from engine.host import launch, read_token, read_tokens, wait_for
 from engine.pace import Fixed, Pace
+from engine.sampling import Sampler
+from engine.session import Session
+from engine.stops import Stops
 from engine.target import Target
 
 CLEAR_EVERY = 256  # rounds after which mlx's pool of freed buffers is given back
+
+Processor = Callable[[mx.array, mx.array], mx.array]  # tokens so far [N], logits [1, V] → logits [1, V]
 
 
 @dataclass(frozen=True)
@@ -33,8 +38,8 @@ class Round:
 
     block: int  # tokens in the forward, the bonus included; 1 is a plain step
     accepted: int  # drafts confirmed, 0 … block - 1
-    draft_s: float
-    verify_s: float
+    draft_s: float  # until the drafts were launched; with `stage_times` until they were computed
+    verify_s: float  # the rest
 
 
 @dataclass(frozen=True)
@@ -46,36 +51,61 @@ class Step:
     finish: str | None  # "stop" or "length" on the last step
 
 
+@dataclass(frozen=True)
+class Diagnosis:
+    """Switches that change how the loop runs, not what it gives.
+
+    Attributes:
+        stage_times: wait for the drafts separately, so that a round's time can be told apart into drafting
+            and verifying. The device never idles for it: the verify forward has been launched by then.
+        single_graph: evaluate draft and verify as one graph, which is slower where graphs are large.
+        compiled: run short blocks as compiled graphs where the model allows it.
+    """
+
+    stage_times: bool = False
+    single_graph: bool = False
+    compiled: bool = True
+
+
 def decode(
     target: Target,
     drafter: Drafter | None,
     prompt: Sequence[int],
     *,
     max_tokens: int,
-    stops: Collection[int] = (),
+    stops: Stops | None = None,
+    sampler: Sampler | None = None,
+    processors: Sequence[Processor] = (),
     pace: Pace | None = None,
     prefill_chunk: int = 2048,
     caches: list[Any] | None = None,
+    session: Session | None = None,
+    diagnosis: Diagnosis | None = None,
 ) -> Iterator[Step]:
-    """Continue a prompt greedily; the tokens are those of plain decoding.
+    """Continue a prompt; the tokens are those of plain decoding, or when sampling, distributed as these.
 
     Args:
         target: the model.
         drafter: bound to ``target``; None decodes plainly.
         prompt: token ids, at least one.
         max_tokens: emit at most so many tokens.
-        stops: tokens after which to stop; the stop token itself is emitted.
+        stops: where the text ends; the token that ends it is emitted.
+        sampler: draws the tokens; None takes the likeliest.
+        processors: change the target's logits before a token is taken, each given the tokens so far, as
+            mlx-lm's logits processors do.
         pace: chooses block lengths (default: the drafter's own, 1 without a drafter).
         prefill_chunk: prompt positions per forward.
-        caches: empty caches from `new_caches`, to look into afterwards; made here if not given. At every
-            yield they cover the prompt and all emitted tokens, the newest perhaps excepted.
+        caches: empty caches from `new_caches`, to look into afterwards; made here if not given.
+        session: an open session of this target and drafter, to continue in; it stays open.
+        diagnosis: see `Diagnosis`.
 
     Yields:
         The first token as soon as it is known, then the tokens of each round.
 
     Raises:
         PromptError: the prompt is empty.
-        ConfigurationError: ``max_tokens`` is not positive, or a block was asked for without a drafter.
+        ConfigurationError: ``max_tokens`` is not positive, a block was asked for without a drafter or is
+            longer than the session was opened for.
     """
     if not prompt:
         raise PromptError("the prompt is empty")
@@ -84,9 +114,24 @@ def decode(
     pace = pace or Fixed(drafter.block_size if drafter else 1)
     if drafter is None and pace.largest > 1:
         raise ConfigurationError(f"a block of {pace.largest} needs a drafter")
-    run = _Run(target, drafter, pace, stops, caches or new_caches(target.model, max(pace.largest, 1)))
+    if session is not None and pace.largest > session.headroom:
+        raise ConfigurationError(
+            f"a block of {pace.largest} needs a session opened for it, not for {session.headroom}"
+        )
+    diagnosis = diagnosis or Diagnosis()
+    own = session or Session(
+        target, drafter, headroom=max(pace.largest, 1), caches=caches, compiled=diagnosis.compiled
+    )
+    run = _Run(
+        own,
+        pace,
+        stops or Stops(),
+        sampler=sampler,
+        processors=processors,
+        diagnosis=diagnosis,
+    )
     try:
-        with run.transaction.guarded():
+        with own.transaction.guarded():
             yield run.prefill(prompt, max_tokens, prefill_chunk)
             run.plan()
             while not run.finish:
@@ -95,126 +140,160 @@ def decode(
                 else:
                     yield from run.plain_spell()
     finally:
-        run.close()
+        if session is None:
+            own.close()
 
 
 class _Run:
-    """One sequence on its way: what the steps of the loop share."""
+    """One continuation on its way: what the steps of the loop share."""
 
     def __init__(
-        self, target: Target, drafter: Drafter | None, pace: Pace, stops: Collection[int], caches: list[Any]
+        self,
+        session: Session,
+        pace: Pace,
+        stops: Stops,
+        *,
+        sampler: Sampler | None,
+        processors: Sequence[Processor],
+        diagnosis: Diagnosis,
     ) -> None:
-        self.target, self.drafter, self.pace, self.stops = target, drafter, pace, frozenset(stops)
-        self.transaction = Transaction(caches)
-        self.taps = target.tap(drafter.tap_layers) if drafter and drafter.tap_layers else None
+        self.session, self.drafter, self.pace, self.stops = session, session.drafter, pace, stops
+        self.sampler, self.processors, self.diagnosis = sampler, processors, diagnosis
         self.finish: str | None = None
         self.block = 1  # length of the next round, decided by `plan`
-        self._drafts = mx.array([], mx.int32)  # its drafts [block - 1], launched
+        self._draft = NOTHING  # its drafts [block - 1], launched
         self._launch_s = 0.0
+        self._silent = False  # the drafter was asked and had nothing to propose
         self._bonus = -1
         self._remaining = 0
         self._rounds = 0
-
-    def close(self) -> None:
-        """Restore the target's layers."""
-        if self.taps is not None:
-            self.taps.close()
+        self._so_far = mx.array([], mx.int32)  # prompt and emitted tokens, for the processors alone
 
     def prefill(self, prompt: Sequence[int], max_tokens: int, chunk: int) -> Step:
         """Take in the prompt; the forward of its last token gives the first token."""
         self._remaining = max_tokens
         self.pace.start()
-        if self.drafter is not None:
-            self.drafter.start()
-        done, last = 0, len(prompt) - 1
+        self.stops.start()
+        done, last = self.session.resume(prompt), len(prompt) - 1
         while done < last:
-            part = prompt[done : min(done + chunk, last)]
-            _, rows = self._forward(mx.array([part]))
-            wait([cache.state for cache in self.transaction.caches], rows)
-            self._observe(part, rows)
-            mx.clear_cache()
-            done += len(part)
-        logits, rows = self._forward(mx.array([prompt[last:]]))
-        token = read_token(mx.argmax(logits[0, -1]))
-        self._observe(prompt[last:], rows)
-        return self._emit((token,), None, token in self.stops, plan=False)
+            self.session.take_in(prompt[done : min(done + chunk, last)])
+            done += chunk
+        if self.processors:
+            self._so_far = mx.array(list(prompt), mx.int32)
+        logits, rows = self._forward([*self.session.carried, prompt[last]])
+        token = read_token(self._choose(logits[-1:], self._so_far))
+        self.session.commit(prompt[last:], rows)
+        return self._emit((token,), None, self.stops.find((token,)) is not None, plan=False)
 
     def plan(self) -> None:
         """Choose the next block and start drafting it."""
-        if self.finish:
+        self.block = 1
+        if self.finish or self.drafter is None:
             return
-        self.block = 1 if self.drafter is None else self.pace.choose(self._remaining)
-        if self.drafter is not None and self.block > 1:
+        wish = self.pace.choose(self._remaining)
+        wish = min(wish, self.session.headroom - self.session.transaction.carried)
+        if wish > 1:
             started = perf_counter()
-            self._drafts = self.drafter.propose(self._bonus, self.block - 1).astype(mx.int32)
-            launch(self._drafts)
+            self._draft = self.drafter.propose(self._bonus, wish - 1, self.sampler)
+            self.block = 1 + len(self._draft)
+            self._silent = self.block == 1
+            if not self._silent and not self.diagnosis.single_graph:
+                launch(self._draft.tokens)
             self._launch_s = perf_counter() - started
 
     def verify(self) -> Step:
         """One round: verify the drafts that `plan` has launched, accept, commit."""
         started = perf_counter()
-        drafts, self._drafts = self._drafts, mx.array([], mx.int32)
-        block = mx.concatenate([mx.array([self._bonus], mx.int32), drafts])  # [B]
-        self.transaction.begin(self.block)
-        logits, rows = self._forward(block[None])  # [1, B, V], [1, B, K·hidden]
-        packed = pack_greedy(drafts, logits)
-        built = perf_counter()
-        wait_for(drafts)  # the verify graph was built meanwhile; two graphs, never one giant one
-        drafted = perf_counter()
-        launch(packed, rows)
-        verdict = unpack_greedy(read_tokens(packed), self.stops)  # [1 + B]
-        ended = perf_counter()
-        self.transaction.commit(verdict.kept)
-        kept = (self._bonus, *verdict.tokens[:-1])
-        self._observe(kept, None if rows is None else rows[:, : len(kept)])
-        record = Round(
-            block=self.block,
-            accepted=verdict.accepted,
-            draft_s=self._launch_s + drafted - built,
-            verify_s=built - started + ended - drafted,
-        )
+        draft, self._draft = self._draft, NOTHING
+        fed = mx.concatenate([mx.array([*self.session.carried, self._bonus], mx.int32), draft.tokens])
+        logits, rows = self._forward(fed, self.block)  # [B, V], [1, B, K·hidden]
+        packed = self._pack(draft, logits)
+        launch(packed, rows)  # a second graph: one giant graph chokes some devices
+        drafting_s = self._launch_s
+        if self.diagnosis.stage_times:
+            waiting = perf_counter()
+            wait_for(draft.tokens)
+            drafting_s += perf_counter() - waiting
+        verdict = unpack(read_tokens(packed), self.stops)  # [1 + B]
+        seconds = self._launch_s + perf_counter() - started
+        self.session.commit((self._bonus, *verdict.tokens[:-1]), rows)
+        record = Round(self.block, verdict.accepted, drafting_s, seconds - drafting_s)
         return self._emit(verdict.tokens, record, verdict.stopped)
 
     def plain_spell(self) -> Iterator[Step]:
         """Pipelined plain steps until the pace wants a block or the sequence ends."""
-        started = perf_counter()
-        self.transaction.begin(1)
-        token, rows = self._launch(mx.array([[self._bonus]], mx.int32))
-        self.transaction.commit(1)
-        fed = self._bonus
+        started, fed = perf_counter(), self._bonus
+        token, rows = self._launch([*self.session.carried, fed], self._so_far)
         while True:
+            self.session.commit((fed,), rows)
             ahead = None
-            if self._remaining > 1 and self.pace.choose(self._remaining - 1) == 1:
-                self.transaction.begin(1)
-                ahead = self._launch(token.reshape(1, 1))
+            if self._remaining > 1 and (self._silent or self.pace.choose(self._remaining - 1) == 1):
+                ahead = self._launch(token, self._joined(token))
             value = read_token(token)
-            seconds = perf_counter() - started
-            if value in self.stops:
-                self.transaction.abort()
-            elif ahead is not None:
-                self.transaction.commit(1)
-            self._observe((fed,), rows)
-            record, stopped = Round(1, 0, 0.0, seconds), value in self.stops
+            record = Round(1, 0, 0.0, perf_counter() - started)
+            stopped = self.stops.find((value,)) is not None
             if ahead is None or stopped:  # the last step of a spell overlaps with nothing: no cost to learn
+                self.session.transaction.abort()
                 yield self._emit((value,), record, stopped, learn=False)
                 return
-            yield self._emit((value,), record, stopped, plan=False)
+            step = self._emit((value,), record, stopped, plan=False)
+            if self._silent and self.drafter is not None:
+                wish = self.pace.choose(self._remaining)
+                self._silent = wish > 1 and not len(self.drafter.propose(value, wish - 1, self.sampler))
+            yield step
             started = perf_counter()
             (token, rows), fed = ahead, value
 
-    def _launch(self, token: mx.array) -> tuple[mx.array, mx.array | None]:
-        """Start a plain forward of [1, 1]; the token it predicts [] and the taps, not waited for."""
-        logits, rows = self._forward(token)
-        following = mx.argmax(logits[0, -1]).astype(mx.int32)
+    def _launch(self, tokens: mx.array | list[int], so_far: mx.array) -> tuple[mx.array, mx.array | None]:
+        """Start a plain forward: the token it predicts [1] and the taps' rows, not waited for."""
+        logits, rows = self._forward(tokens)
+        following = self._choose(logits[-1:], so_far)
         launch(following, rows)
         return following, rows
 
-    def _forward(self, tokens: mx.array) -> tuple[mx.array, mx.array | None]:
-        return self.target.forward(tokens, self.transaction.caches, self.taps)
+    def _forward(
+        self, tokens: mx.array | list[int], wanted: int | None = None
+    ) -> tuple[mx.array, mx.array | None]:
+        """Open a transaction and run the tokens [N] forward.
 
-    def _observe(self, tokens: Sequence[int], rows: mx.array | None) -> None:
-        if self.drafter is not None:
-            self.drafter.observe(tokens, rows)
+        Returns:
+            Logits [N, V] and the taps' rows [1, N, K·hidden]; of the last ``wanted`` tokens, or of all that
+            were not carried.
+        """
+        fed = mx.array(tokens, mx.int32) if isinstance(tokens, list) else tokens
+        count = int(fed.shape[0])
+        skipped = self.session.transaction.carried if wanted is None else count - wanted
+        self.session.transaction.begin(count)
+        logits, rows = self.session.forward(fed[None])
+        if skipped:
+            return logits[0, skipped:], None if rows is None else rows[:, skipped:]
+        return logits[0], rows
+
+    def _choose(self, logits: mx.array, so_far: mx.array) -> mx.array:
+        """The token after a row of logits [1, V], [1]; not evaluated."""
+        logits = self._processed(logits, so_far)
+        if self.sampler is None:
+            return mx.argmax(logits, axis=-1).astype(mx.int32)
+        return self.sampler.draw(self.sampler.distribution(logits))
+
+    def _pack(self, draft: Draft, logits: mx.array) -> mx.array:
+        """Acceptance of a block from its logits [B, V], as one array."""
+        if self.processors:
+            known = [self._joined(draft.tokens[:count]) for count in range(self.block)]
+            rows = [self._processed(logits[i : i + 1], tokens) for i, tokens in enumerate(known)]
+            logits = mx.concatenate(rows)
+        if self.sampler is None:
+            return pack_greedy(draft.tokens, logits)
+        return pack_sampled(draft, logits, self.sampler)
+
+    def _processed(self, logits: mx.array, so_far: mx.array) -> mx.array:
+        for processor in self.processors:
+            logits = processor(so_far, logits)
+        return logits
+
+    def _joined(self, tokens: mx.array) -> mx.array:
+        """The tokens so far and these, where a processor wants to know."""
+        return mx.concatenate([self._so_far, tokens]) if self.processors else self._so_far
 
     def _emit(
         self,
@@ -229,6 +308,8 @@ class _Run:
         self._bonus = tokens[-1]
         self._remaining -= len(tokens)
         self._rounds += 1
+        if self.processors:
+            self._so_far = self._joined(mx.array(tokens, mx.int32))
         if record is not None and learn:
             self.pace.record(record.block, record.accepted, record.draft_s + record.verify_s)
         if stopped or self._remaining < 1:

@@ -4,35 +4,34 @@ Models are built by mlx-lm, so whatever it can load from a folder is a target. N
 CPU weights become float32 (half precision is slow there); on Metal they stay as stored.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
-from mlx_lm.utils import get_total_parameters, load_model, load_tokenizer
+from mlx import nn
+from mlx.utils import tree_flatten, tree_map_with_path
+from mlx_lm.utils import load_config, load_model, load_tokenizer
 
+from engine.card import ModelCard, card_of
 from engine.drafters.base import Drafter
 from engine.drafters.block import BlockDrafter
-from engine.errors import ConfigurationError, ModelError
-from engine.networks.dflash import DFlash, DFlashConfig
+from engine.errors import ConfigurationError, EngineError, ModelError
+from engine.networks.dflash2 import build_network
+from engine.networks.dflash_config import DFlashConfig
+from engine.packing import Shapes, check_packed_shapes, check_packing
 from engine.target import Target
-from engine.weights import digest, read_json, weight_files
+from engine.target_config import build_unloaded, check_config, check_depth, context_length, unsaid
+from engine.weights import read_json, tensor_shapes, weight_files
+
+__all__ = ["LoadedDrafter", "LoadedTarget", "ModelCard", "fill_network", "load_drafter", "load_target"]
 
 SHIPPED = Path(__file__).parent / "models" / "demo"
 SHIPPED_TARGET, SHIPPED_DRAFTER = SHIPPED / "target", SHIPPED / "drafter"
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
-
-
-@dataclass(frozen=True)
-class ModelCard:
-    """What a report says about a model."""
-
-    id: str
-    weights_sha256: str
-    dtype: str
-    quantization: str | None
-    parameters: int
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json")
+LONGEST_REASON = 300  # characters of another library's message
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class LoadedDrafter:
     """A drafter bound to its target."""
 
     drafter: Drafter
-    card: ModelCard
+    card: ModelCard | None  # None for a drafter without weights
 
 
 def load_target(path: Path, dtype: str | None = None) -> LoadedTarget:
@@ -69,64 +68,146 @@ def load_target(path: Path, dtype: str | None = None) -> LoadedTarget:
         ModelError: the folder cannot be used; the message names the file and the reason.
         ConfigurationError: the dtype is unknown.
     """
-    wanted = _dtype(dtype)
-    config = read_json(path / "config.json") if path.is_dir() else {}
+    wanted = dtype_of(dtype)
     files = weight_files(path)
-    if not any((path / name).exists() for name in ("tokenizer.json", "tokenizer.model", "tekken.json")):
-        raise ModelError(f"{path} holds no tokenizer (tokenizer.json)")
-    try:
-        model, config = load_model(path)
-        tokenizer = load_tokenizer(  # type: ignore[no-untyped-call]
-            path, eos_token_ids=config.get("eos_token_id")
-        )
-    except (ValueError, KeyError, TypeError, RuntimeError, OSError, AttributeError) as error:
-        raise ModelError(f"{path} cannot be loaded: {_first_line(error)}") from error
-    _refuse_not_finite(path, model)
-    if wanted is not None:
-        model.set_dtype(wanted)
-        mx.eval(list(_parameters(model).values()))
-    quantization = config.get("quantization")
-    card = ModelCard(
-        id=_identity(path),
-        weights_sha256=digest(files),
-        dtype=_dtype_name(model),
-        quantization=_describe(quantization) if isinstance(quantization, dict) else None,
-        parameters=int(get_total_parameters(model)),  # type: ignore[no-untyped-call]
-    )
-    text = config.get("text_config", config)
-    positions = text.get("max_position_embeddings")
-    return LoadedTarget(Target(model), tokenizer, card, int(positions) if positions else None)
+    config = read_json(path / "config.json")
+    check_config(path / "config.json", config)
+    _refuse_impossible(path, config, tensor_shapes(files))
+    stops = foreign(path, "generation_config.json", lambda: load_config(path)).get("eos_token_id")
+    tokenizer = tokenizer_of(path, stops)
+    model, _ = foreign(path, "the model", lambda: load_model(path), config)
+    target = Target(model)
+    make_ready(path, model, wanted)
+    return LoadedTarget(target, tokenizer, card_of(path, files, model), context_length(config))
 
 
 def load_drafter(path: Path, target: Target, dtype: str | None = None) -> LoadedDrafter:
-    """Load a drafter folder and bind it to a target.
+    """Load the folder of a DFlash or DFlash 2 drafter and bind it to a target.
 
     Raises:
         ModelError: the folder cannot be used.
         DrafterMismatchError: it was made for a target of another shape.
         ConfigurationError: the dtype is unknown.
     """
-    wanted = _dtype(dtype)
+    wanted = dtype_of(dtype)
     files = weight_files(path)
-    raw = read_json(path / "config.json")
-    config = DFlashConfig.from_dict(raw)
-    network = DFlash(config)
-    try:
-        weights = {name: value for file in files for name, value in mx.load(str(file)).items()}  # type: ignore[union-attr]
-    except (RuntimeError, ValueError, OSError) as error:
-        raise ModelError(f"{path} cannot be loaded: {_first_line(error)}") from error
-    _refuse_other_shapes(path, network, weights)
-    network.load_weights(list(weights.items()))
-    network.eval()
-    _refuse_not_finite(path, network)
-    if wanted is not None:
-        network.set_dtype(wanted)
-    mx.eval(list(_parameters(network).values()))
+    config = read_json(path / "config.json")
+    check_depth(path / "config.json", config, tensor_shapes(files))
+    network = foreign(path, "config.json", lambda: build_network(DFlashConfig.from_dict(config)))
+    fill_network(path, files, network, config.get("quantization"))
+    make_ready(path, network, wanted)
     drafter: Drafter = BlockDrafter(network)
     drafter.bind(target)
-    parameters = sum(value.size for value in weights.values())
-    card = ModelCard(_identity(path), digest(files), _dtype_name(network), None, int(parameters))
-    return LoadedDrafter(drafter, card)
+    return LoadedDrafter(drafter, card_of(path, files, network))
+
+
+def fill_network(
+    path: Path, files: list[Path], network: nn.Module, quantization: Mapping[str, Any] | None
+) -> None:
+    """Put the weights of a folder into a network of ours, packing its matrices where the file does.
+
+    Args:
+        path: the folder, for messages.
+        files: its weight files.
+        network: as its configuration says, weights random.
+        quantization: as mlx-lm writes it into config.json: ``group_size``, ``bits``, ``mode``, and the same
+            by name for matrices that differ; None for a network that is not packed.
+
+    Raises:
+        ModelError: a file cannot be read, or its names, shapes or types are not those of the network.
+    """
+
+    def read() -> dict[str, mx.array]:
+        weights: dict[str, mx.array] = {}
+        for file in files:
+            weights |= mx.load(str(file))  # type: ignore[arg-type]  # a safetensors file holds a dict
+        return weights
+
+    weights = foreign(path, "the weights", read)
+    if hasattr(network, "sanitize"):  # mlx-lm's name for: published names to those of the modules
+        weights = network.sanitize(weights)
+    if quantization is not None:
+        check_packing(path / "config.json", quantization)
+        foreign(path, "quantization", lambda: _pack(network, weights, quantization))
+    _refuse_other_weights(path, network, weights)
+    network.load_weights(list(weights.items()))
+    network.eval()
+
+
+def _refuse_impossible(path: Path, config: dict[str, Any], shapes: Shapes) -> None:
+    """What would hold up or end the process while mlx-lm loads the folder."""
+    check_depth(path / "config.json", config, shapes)
+    if config.get("quantization") is not None:
+        check_packing(path / "config.json", config["quantization"])
+        model = foreign(path, "config.json", lambda: build_unloaded(config))
+        check_packed_shapes(path, model, shapes)
+
+
+def _pack(network: nn.Module, weights: Mapping[str, mx.array], quantization: Mapping[str, Any]) -> None:
+    """Pack the matrices whose scales the file holds, as mlx-lm does for its own models."""
+
+    def packing(name: str, module: nn.Module) -> Any:
+        packed = hasattr(module, "to_quantized") and f"{name}.scales" in weights
+        return packed and quantization.get(name, True)
+
+    nn.quantize(
+        network,
+        quantization["group_size"],
+        quantization["bits"],
+        mode=quantization.get("mode", "affine"),
+        class_predicate=packing,
+    )
+
+
+def foreign(path: Path, what: str, work: Callable[[], Any], config: Mapping[str, Any] | None = None) -> Any:
+    """Run what other libraries make of a folder; whatever they raise is an error of the folder.
+
+    Raises:
+        ModelError: with their reason on one line, and the sizes ``config`` leaves unsaid.
+    """
+    try:
+        return work()
+    except EngineError:
+        raise
+    except Exception as error:
+        words = " ".join(str(error).split()) or type(error).__name__
+        if isinstance(error, KeyError):
+            words = f"{words} is missing"
+        reason = words if len(words) <= LONGEST_REASON else f"{words[:LONGEST_REASON]} …"
+        guessed = unsaid(config) if config and "shape" in words else []
+        hint = f" (config.json does not say {', '.join(guessed)})" if guessed else ""
+        raise ModelError(f"{path}: {what} cannot be loaded: {reason}{hint}") from error
+
+
+def tokenizer_of(path: Path, stops: Any) -> Any:
+    """mlx-lm's tokenizer of a folder; ``stops`` is what its configurations say of ``eos_token_id``."""
+    found = [path / name for name in TOKENIZERS if (path / name).exists()]
+    if not found:
+        raise ModelError(f"{path} holds no tokenizer (tokenizer.json)")
+    for file in found:
+        if file.suffix == ".json":
+            read_json(file)
+    return foreign(path, "the tokenizer", lambda: load_tokenizer(path, eos_token_ids=stops))  # type: ignore[no-untyped-call]
+
+
+def make_ready(path: Path, model: Any, dtype: mx.Dtype | None) -> None:
+    """Turn parameters into ``dtype`` (None: leave them), compute them, and refuse NaN and infinity.
+
+    What a model wants to keep in its own type (the decay rates of recurrent layers) stays as it is.
+    """
+    if dtype is not None:
+        may_change = getattr(model, "cast_predicate", lambda _: True)
+
+        def cast(name: str, value: mx.array) -> mx.array:
+            floating = mx.issubdtype(value.dtype, mx.floating)
+            return value.astype(dtype) if floating and may_change(name) else value
+
+        model.update(tree_map_with_path(cast, model.parameters()))
+    parameters = _parameters(model)
+    mx.eval(list(parameters.values()))
+    for name, value in parameters.items():
+        if mx.issubdtype(value.dtype, mx.floating) and not mx.all(mx.isfinite(value)).item():
+            raise ModelError(f"{path}: {name} holds NaN or infinite weights")
 
 
 def _parameters(module: Any) -> dict[str, mx.array]:
@@ -134,7 +215,7 @@ def _parameters(module: Any) -> dict[str, mx.array]:
     return dict(tree_flatten(module.parameters()))
 
 
-def _dtype(name: str | None) -> mx.Dtype | None:
+def dtype_of(name: str | None) -> mx.Dtype | None:
     if name is None:
         return None if mx.metal.is_available() else mx.float32
     if name not in DTYPES:
@@ -142,43 +223,16 @@ def _dtype(name: str | None) -> mx.Dtype | None:
     return DTYPES[name]
 
 
-def _identity(path: Path) -> str:
-    """A name for the report: where the model is inside this package, else its folder's name."""
-    resolved = path.resolve()
-    package = Path(__file__).resolve().parent.parent
-    return str(resolved.relative_to(package)) if resolved.is_relative_to(package) else resolved.name
-
-
-def _dtype_name(module: Any) -> str:
-    """The commonest floating dtype of the parameters."""
-    kinds = [value.dtype for value in _parameters(module).values()]
-    floating = [str(kind).removeprefix("mlx.core.") for kind in kinds if mx.issubdtype(kind, mx.floating)]
-    return max(sorted(set(floating)), key=floating.count) if floating else "none"
-
-
-def _describe(quantization: dict[str, Any]) -> str:
-    mode = quantization.get("mode", "affine")
-    return f"{mode} {quantization.get('bits')}-bit group {quantization.get('group_size')}"
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
-
-
-def _refuse_not_finite(path: Path, module: Any) -> None:
-    for name, value in _parameters(module).items():
-        if mx.issubdtype(value.dtype, mx.floating) and not mx.all(mx.isfinite(value)).item():
-            raise ModelError(f"{path}: {name} holds NaN or infinite weights")
-
-
-def _refuse_other_shapes(path: Path, network: Any, weights: dict[str, mx.array]) -> None:
-    """Names and shapes of the file against those the config asks for; the first difference is the error."""
-    wanted = {name: tuple(value.shape) for name, value in _parameters(network).items()}
+def _refuse_other_weights(path: Path, network: Any, weights: Mapping[str, mx.array]) -> None:
+    """Names, shapes and types of the file against those of the network; the first difference is the error."""
+    wanted = _parameters(network)
     for name in sorted(wanted.keys() | weights.keys()):
         if name not in weights:
             raise ModelError(f"{path}: the weights lack {name}")
         if name not in wanted:
             raise ModelError(f"{path}: the weights hold {name}, which the config does not call for")
-        if tuple(weights[name].shape) != wanted[name]:
-            raise ModelError(f"{path}: {name} is {tuple(weights[name].shape)}, config says {wanted[name]}")
+        has, needs = weights[name], wanted[name]
+        if has.shape != needs.shape:
+            raise ModelError(f"{path}: {name} is {tuple(has.shape)}, config says {tuple(needs.shape)}")
+        if mx.issubdtype(has.dtype, mx.floating) != mx.issubdtype(needs.dtype, mx.floating):
+            raise ModelError(f"{path}: {name} is stored as {has.dtype}, which is no {needs.dtype}")

@@ -4,27 +4,31 @@ A round with block B costs c(B) seconds and is expected to emit E(B) = 1 + Σ_{i
 p_j is the chance that draft j is confirmed when all before it were (Leviathan et al. 2023, with a p for each
 position). The pace takes the B with the largest E(B) / c(B); B = 1 is a plain step with E = 1.
 
-Costs are medians of recent rounds, kept from one sequence to the next; chances are forgotten exponentially.
-When plain steps win, one round with the smallest block at the start of a sequence, and a rare one later,
-looks whether speculation pays again. No clock is read here: the caller measures.
+Costs are medians of recent rounds, and lie near a line where few were measured. Chances begin with those of
+all sequences so far and follow the present one. When plain steps win, a short block at the start of each
+sequence, and again after ever more plain steps, looks whether speculation pays again. No clock is read here:
+the caller measures.
 """
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
 from statistics import median
 from typing import Protocol
 
-CANDIDATES = (4, 8, 16)
-FORGET = 0.9  # weight of the past after a round
-PRIOR_CHANCE, PRIOR_WEIGHT = 0.75, 2.0  # a new sequence deserves a try, whatever the last one was
-KINSHIP = 0.25  # trials' worth of belief that a draft fares like the one before it
-HOPE = 0.9  # an unmeasured block is guessed this much cheaper
+CANDIDATES = (4, 8, 12, 16)
+FORGET, FORGET_SLOWLY = 0.97, 0.998  # weight of the past after a round: of this sequence, of all of them
+PRIOR_CHANCE = 0.75  # of a draft nobody has tried
+KINSHIP = 1.0  # trials' worth of belief that a draft fares like the one before it
+HERITAGE = 4.0  # trials' worth of belief that a sequence fares like those before it
+HOPE = 0.95  # an unmeasured block is guessed this much cheaper
 RECENT = 9  # rounds a cost is the median of
 TRIALS = 2  # measured rounds before a cost is believed
 PLAIN_TRIALS = 3
-PLAIN_EVERY = 64  # block rounds after which plain steps are measured again
-MARGIN = 1.03  # a block must promise this much more than plain steps
-PROBE_AFTER, PROBE_AT_MOST = 48, 768  # plain steps before the first probe of a sequence, longest wait
+PLAIN_EVERY = 96  # block rounds after which plain steps are measured again
+PROBE_AFTER, PROBE_AT_MOST = 16, 256  # plain steps before the first probe of a sequence, longest wait
+NOMINAL_ROUND, NOMINAL_TOKEN = 1.3, 0.035  # plain steps a block and each of its tokens cost, unmeasured
 
 
 class Pace(Protocol):
@@ -64,32 +68,33 @@ class Fixed:
 class Adaptive:
     """The block that promises the most tokens a second."""
 
-    def __init__(self, block_size: int, candidates: Sequence[int] = CANDIDATES) -> None:
+    def __init__(
+        self, block_size: int, candidates: Sequence[int] = CANDIDATES, *, nominal: bool = False
+    ) -> None:
         """Consider blocks up to twice the length the drafter was made for.
 
         Args:
             block_size: the drafter's own block length; it is a candidate too.
             candidates: other block lengths worth a try.
+            nominal: reckon with fixed costs instead of measured ones, so that the choice of blocks depends
+                on nothing but the tokens, and sampling with a seed can be repeated.
         """
         fitting = {block for block in (*candidates, block_size) if 2 <= block <= 2 * block_size}
         self.blocks = tuple(sorted(fitting))
         self.largest = max(self.blocks, default=1)
         self._first = min(max(block_size, 1), self.largest)
-        self._costs: dict[int, deque[float]] = {b: deque(maxlen=RECENT) for b in (1, *self.blocks)}
-        self._hits: list[float] = []  # of each draft, how often it was confirmed …
-        self._trials: list[float] = []  # … when those before it were; both forgotten exponentially
-        self._cold = set(self.blocks)  # blocks whose first round, with its one-time costs, is to come
-        self._plain_run = 0  # plain steps since the last block
+        self._costs = Costs(self.blocks, nominal=nominal)
+        self._chances = Chances(self.largest - 1)
         self._block_run = 0  # block rounds since plain steps were last measured
         self.start()
 
     def start(self) -> None:
-        """Forget most of the last sequence's acceptance, keep what rounds cost."""
-        before = self._hits[0] / self._trials[0] if self._trials else PRIOR_CHANCE
-        self._hits = [(PRIOR_CHANCE + before) / 2 * PRIOR_WEIGHT] + [0.0] * self.largest
-        self._trials = [PRIOR_WEIGHT] + [0.0] * self.largest
-        self._probe_after = PROBE_AFTER
-        self._fresh = True  # the first block also takes in the prompt: its cost says nothing
+        """See `Pace.start`. Costs are kept."""
+        self._chances.start()
+        self._plain_run = 0  # plain steps since the last block
+        self._wait = PROBE_AFTER
+        self._fresh = True  # no block yet; the first also takes in the prompt, and its cost says nothing
+        self._probing = False
 
     def choose(self, remaining: int) -> int:
         """See `Pace.choose`."""
@@ -98,72 +103,127 @@ class Adaptive:
         return min(self._wish(), remaining)
 
     def _wish(self) -> int:
-        plain = self._costs[1]
-        if self._first in self._cold or len(self._costs[self._first]) < TRIALS:
+        if not self._costs.knows(self._first, TRIALS):
             return self._first
-        if len(plain) < PLAIN_TRIALS or self._block_run >= PLAIN_EVERY:
+        if not self._costs.knows(1, PLAIN_TRIALS) or self._block_run >= PLAIN_EVERY:
             return 1
-        best = max(self.blocks, key=self._gain)
-        if self._gain(best) > MARGIN:
+        best = max(self.blocks, key=self._rate)
+        if self._rate(best) > self._rate(1):
             return best
-        hopeless = all(b * median(plain) <= MARGIN * self.cost(b) for b in self.blocks)
-        wait = PROBE_AT_MOST if hopeless else self._probe_after
-        return self.blocks[0] if self._fresh or self._plain_run >= wait else 1
+        self._probing = self._fresh or self._plain_run >= self._wait
+        return self.blocks[0] if self._probing else 1
 
     def record(self, block: int, accepted: int, seconds: float) -> None:
         """See `Pace.record`."""
         if block == 1:
             if self._plain_run:  # the first step of a spell is not pipelined yet
-                self._costs[1].append(seconds)
+                self._costs.record(1, seconds)
                 self._block_run = 0
             self._plain_run += 1
             return
-        if self._fresh or block in self._cold:
-            self._cold.discard(block)
-        elif block in self._costs:
-            self._costs[block].append(seconds)
-        self._fresh = False
-        if self._plain_run >= self._probe_after:  # this was a probe; if it finds nothing, wait longer
-            self._probe_after = min(2 * self._probe_after, PROBE_AT_MOST)
+        if not self._fresh:
+            self._costs.record(block, seconds)
+        self._chances.record(block, accepted)
+        if self._probing:  # if a probe changes nothing, wait longer for the next
+            pays = max(map(self._rate, self.blocks)) > self._rate(1)
+            self._wait = PROBE_AFTER if pays else min(2 * self._wait, PROBE_AT_MOST)
+        self._fresh = self._probing = False
         self._plain_run = 0
         self._block_run += 1
-        for position in range(min(block - 1, accepted + 1)):
-            self._hits[position] = FORGET * self._hits[position] + (position < accepted)
-            self._trials[position] = FORGET * self._trials[position] + 1
-
-    def chances(self) -> list[float]:
-        """Estimated chance that each draft is confirmed, given that those before it were."""
-        chances: list[float] = []
-        for hits, trials in zip(self._hits, self._trials, strict=True):
-            # A position that was seldom reached is taken to be like the one before it.
-            before = chances[-1] if chances else 0.0
-            weight = KINSHIP if chances else 0.0
-            chances.append((hits + weight * before) / (trials + weight))
-        return chances
 
     def expected(self, block: int) -> float:
         """E(B): tokens a round with this block is expected to emit."""
-        total, reach = 1.0, 1.0
-        for chance in self.chances()[: block - 1]:
-            reach *= chance
-            total += reach
-        return total
+        reached: list[float] = list(accumulate(self._chances.now()[: block - 1], mul))
+        return 1 + sum(reached)
 
     def cost(self, block: int) -> float:
-        """c(B) in seconds: the median of recent rounds, or a guess from the blocks that were measured."""
-        known = self._costs[block]
-        if known:
-            return median(known)
-        points = sorted((size, median(costs)) for size, costs in self._costs.items() if costs)
-        # On the line through two neighbours, or through the two longest known; a little hopeful, so that a
-        # block gets its trial when acceptance would make it worthwhile.
-        above = next((index for index, (size, _) in enumerate(points) if size > block), len(points) - 1)
-        (size, seconds), (longer, more) = points[max(above, 1) - 1], points[max(above, 1)]
-        return HOPE * (seconds + (more - seconds) * (block - size) / (longer - size))
+        """c(B), in seconds or, if nominal, plain steps."""
+        return self._costs.of(block)
 
-    def _gain(self, block: int) -> float:
-        """Tokens a second with this block, relative to plain steps."""
-        return self.expected(block) * median(self._costs[1]) / self.cost(block)
+    def _rate(self, block: int) -> float:
+        return self.expected(block) / self.cost(block)
+
+
+class Chances:
+    """p_j: how often the draft at each position is confirmed, given that those before it were."""
+
+    def __init__(self, drafts: int) -> None:
+        self._all = [[0.0, 0.0] for _ in range(drafts)]  # confirmations and trials, all sequences
+        self._own = [[0.0, 0.0] for _ in range(drafts)]  # … of the present one
+        self._now: list[float] | None = None
+
+    def start(self) -> None:
+        """A new sequence begins."""
+        self._own = [[0.0, 0.0] for _ in self._all]
+        self._now = None
+
+    def record(self, block: int, accepted: int) -> None:
+        """A round confirmed the first ``accepted`` drafts; the next one, if any, was tried and was not."""
+        for position in range(min(block - 1, accepted + 1)):
+            for table, kept in ((self._all, FORGET_SLOWLY), (self._own, FORGET)):
+                table[position][0] = kept * table[position][0] + (position < accepted)
+                table[position][1] = kept * table[position][1] + 1
+        self._now = None
+
+    def now(self) -> list[float]:
+        """The chances as they are believed to be."""
+        if self._now is None:
+            self._now, before = [], PRIOR_CHANCE
+            for (hits, trials), (own_hits, own_trials) in zip(self._all, self._own, strict=True):
+                prior = (hits + KINSHIP * before) / (trials + KINSHIP)
+                before = (own_hits + HERITAGE * prior) / (own_trials + HERITAGE)
+                self._now.append(before)
+        return self._now
+
+
+class Costs:
+    """c(B): what a round costs, from the rounds that were measured."""
+
+    def __init__(self, blocks: Sequence[int], *, nominal: bool) -> None:
+        self._measured: dict[int, deque[float]] = {block: deque(maxlen=RECENT) for block in (1, *blocks)}
+        self._cold = set(blocks)  # blocks whose first round, with its one-time costs, is to come
+        self._nominal = nominal
+        self._known: dict[int, float] = {}
+
+    def knows(self, block: int, trials: int) -> bool:
+        """Whether so many rounds of this block were measured."""
+        return self._nominal or len(self._measured[block]) >= trials
+
+    def record(self, block: int, seconds: float) -> None:
+        """A round took so long; the first of each block is not counted, nor are blocks cut short."""
+        if block in self._cold:
+            self._cold.discard(block)
+        elif block in self._measured:
+            self._measured[block].append(seconds)
+            self._known.clear()
+
+    def of(self, block: int) -> float:
+        """Seconds a round of this block takes, measured or guessed; in plain steps if nominal."""
+        if self._nominal:
+            return 1.0 if block == 1 else NOMINAL_ROUND + NOMINAL_TOKEN * block
+        if block not in self._known:
+            self._known[block] = self._estimate(block)
+        return self._known[block]
+
+    def _estimate(self, block: int) -> float:
+        own = self._measured[block]
+        if block == 1 or len(own) > TRIALS:
+            return median(own)
+        line = self._line(block)
+        # Unmeasured it is hoped to be a little cheaper, so that it gets its trial when it would matter.
+        return (sum(own) + line) / (len(own) + 1) if own else HOPE * line
+
+    def _line(self, block: int) -> float:
+        """The cost on a straight line through the blocks that were measured, by least squares."""
+        points = [(size, median(costs), len(costs)) for size, costs in self._measured.items() if costs]
+        blocks = [point for point in points if point[0] > 1]
+        points = blocks if len(blocks) > 1 else points
+        total = sum(weight for *_, weight in points)
+        size = sum(weight * x for x, _, weight in points) / total
+        seconds = sum(weight * y for _, y, weight in points) / total
+        spread = sum(weight * (x - size) ** 2 for x, _, weight in points)
+        slope = sum(w * (x - size) * (y - seconds) for x, y, w in points) / spread if spread else 0.0
+        return seconds + max(slope, 0.0) * (block - size)
 
 
 class Tour:

@@ -1,12 +1,18 @@
 """Sliding-window keys and values that can be rolled back exactly, also after the window has wrapped.
 
-mlx-lm's `RotatingKVCache` overwrites the oldest entry in place, so after a wrap nothing can be taken back.
-Here entries stay in temporal order in a buffer of ``window + headroom`` rows. New rows go behind the old
-ones; the old ones leave only when room is needed and nothing is pending, so a rollback is a smaller number.
+mlx-lm's `RotatingKVCache` overwrites entries the next query still sees, so after a wrap nothing can be taken
+back. This ring has ``headroom`` spare rows: what a block overwrites had left the window before it came.
 
-Attention to the last ``window`` positions is exact. Pinned sink entries are not covered.
+    row of position p:   p                              for p < sink (pinned for good)
+                         sink + (p - sink) mod M        otherwise, M = window + headroom
+
+Appending writes the new rows alone, a rollback is a smaller number, and nothing ever moves. Keys carry their
+rotation already, so their order does not matter to attention; the mask follows the rows. A query at position
+q sees positions p ≤ q with p > q - window or p < sink: exactly, also inside a block, where mlx-lm's
+`RotatingKVCache(keep=k)` hides pinned entries from all but the first query.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import mlx.core as mx
@@ -18,20 +24,27 @@ class SlidingRing(_BaseCache):
     """KV cache of one sliding layer, for a single sequence (batch size 1).
 
     Args:
-        window: positions a query sees, itself included.
-        headroom: the most positions that may be pending at once, and the slack between evictions.
+        window: positions a query sees besides the pinned ones, itself included.
+        headroom: the most positions that may be pending at once.
+        sink: pinned positions at the beginning of the sequence; with mlx-lm's words, ``keep``, and
+            ``window = max_size - keep``.
     """
 
-    def __init__(self, window: int, headroom: int) -> None:
-        if window < 1 or headroom < 1:
-            raise ValueError(f"window {window} and headroom {headroom} must be positive")
+    def __init__(self, window: int, headroom: int, sink: int = 0) -> None:
+        if window < 1 or headroom < 1 or sink < 0:
+            raise ValueError(
+                f"window {window} and headroom {headroom} must be positive, sink {sink} not less"
+            )
         self.window = window
         self.headroom = headroom
+        self.sink = sink
         self.offset = 0  # positions seen in all; the absolute position of the next one
         self.keys: mx.array | None = None
         self.values: mx.array | None = None
-        self._end = 0  # rows in use in the buffer; the last one is position offset - 1
+        self.floor = 0  # every position in [max(floor, sink), offset) is in its row
         self._pending: int | None = None  # offset at `begin`, None outside a transaction
+        self._promised = 0  # positions announced to `begin`
+        self._tables: dict[int, mx.array] = {}
 
     # --- transaction -------------------------------------------------------------------------------
 
@@ -45,52 +58,56 @@ class SlidingRing(_BaseCache):
             raise ValueError("a transaction is already open on this ring")
         if positions > self.headroom:
             raise ValueError(f"{positions} pending positions do not fit the headroom of {self.headroom}")
-        if self.keys is not None:
-            self._make_room(positions, self.keys, self.values)
-        self._pending = self.offset
+        self._pending, self._promised = self.offset, positions
 
     def commit(self, dropped: int) -> None:
         """Close the transaction, forgetting its last ``dropped`` rows."""
         if self._pending is None or not 0 <= dropped <= self.offset - self._pending:
             raise ValueError(f"cannot drop {dropped} rows of this transaction")
-        self._rewind(dropped)
+        self.offset -= dropped
         self._pending = None
 
     def abort(self) -> None:
         """Close the transaction as if it had never begun, whatever part of it arrived."""
         if self._pending is not None:
-            self._rewind(self.offset - self._pending)
+            self.offset = self._pending
             self._pending = None
 
-    def _rewind(self, rows: int) -> None:
-        self.offset -= rows
-        self._end -= rows
+    def rewindable(self, count: int) -> bool:
+        """Whether the last ``count`` positions can still be taken back for good."""
+        left = self.offset - count
+        first = max(left - self.window + 1, self.sink)  # the oldest one the next query would see
+        return left >= 0 and (left <= self.sink or first >= self.floor)
+
+    def rewind(self, count: int) -> None:
+        """Take back the last ``count`` positions, which must be `rewindable`."""
+        self.offset -= count
 
     # --- what a model's layer calls -----------------------------------------------------------------
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Append rows and return all that the new queries may see.
+        """Append rows and return all that the new queries may see, as `make_mask` expects it.
 
         Args:
             keys: [1, KV heads, N, head dim]; values alike.
             values: see keys.
 
-        Returns:
-            The newest ``min(offset, window - 1) + N`` rows in temporal order, as `make_mask` expects.
+        Raises:
+            ValueError: more rows than the open transaction has announced.
         """
-        new, seen = keys.shape[2], self._seen()
-        if self._pending is None and seen + new > self.window + self.headroom:
-            return self._replace(keys, values, seen)
-        self._make_room(new, keys, values)
-        assert self.keys is not None  # noqa: S101 - _make_room has just set them
-        assert self.values is not None  # noqa: S101
-        end = self._end + new
-        self.keys[..., self._end : end, :] = keys
-        self.values[..., self._end : end, :] = values
-        first = self._end - seen
-        self._end = end
-        self.offset += new
-        return self.keys[..., first:end, :], self.values[..., first:end, :]
+        end = self.offset + keys.shape[2]
+        if self._pending is not None and end > self._pending + self._promised:
+            raise ValueError(f"{keys.shape[2]} more rows than the transaction was opened for")
+        if self._is_long(keys.shape[2]):
+            return self._replace(keys, values)
+        rows = min(end, self.capacity)
+        self.keys = self._written(self.keys, keys, rows)
+        self.values = self._written(self.values, values, rows)
+        self.offset = end
+        self.floor = max(self.floor, end - self._turn)
+        if rows == self.keys.shape[2]:
+            return self.keys, self.values
+        return self.keys[..., :rows, :], self.values[..., :rows, :]
 
     def make_mask(
         self,
@@ -98,70 +115,155 @@ class SlidingRing(_BaseCache):
         window_size: int | None = None,
         return_array: bool = False,
     ) -> mx.array | str | None:
-        """Mask for N new queries over the rows `update_and_fetch` will return (True: visible)."""
+        """Mask [N, rows] for N new queries over the rows `update_and_fetch` will return (True: visible)."""
         window = min(window_size or self.window, self.window)
-        seen = self._seen()
-        if seen + N > window or return_array:
-            if N == 1 and seen + 1 <= window:
+        end = self.offset + N
+        if end <= window + self.sink:
+            if N == 1:
                 return None
-            mask: mx.array = create_causal_mask(N, seen, window_size=window)
-            return mask
-        return "causal" if N > 1 else None
+            causal: mx.array | str = create_causal_mask(N, self.offset) if return_array else "causal"
+            return causal
+        if self.headroom + 1 < N:
+            return self._long_mask(N, window)
+        rows = min(end, self.capacity)
+        start = self._turn - 1 - (end - 1 - self.sink) % self._turn
+        table = self._table(window)[-N:, start : start + rows - self.sink]
+        if not self.sink:
+            return table
+        pinned = mx.arange(self.sink) <= mx.arange(self.offset, end)[:, None]
+        return mx.concatenate([pinned, table], axis=1)
 
-    def _seen(self) -> int:
-        """Rows before the next position that its query can still see."""
-        return min(self._end, self.window - 1)
+    def appended(self, count: int, written: int) -> None:
+        """Rows were written into the full buffers from outside.
 
-    def _make_room(self, new: int, keys: Any, values: Any) -> None:
-        """Have ``new`` free rows behind the rows in use, growing up to window + headroom, then evicting."""
-        if self.keys is not None and self._end + new <= self.keys.shape[2]:
-            return
-        if self._pending is not None and self.keys is not None:
-            raise ValueError(f"{new} more rows than the transaction was opened for")
-        held = self._seen()
-        limit = self.window + self.headroom
-        # Grow by halves of what is needed until the limit; from then on the size stays.
-        capacity = limit if 2 * (held + new) >= limit else 2 * (held + new)
-        self.keys = _moved(self.keys, self._end, held, capacity, keys)
-        self.values = _moved(self.values, self._end, held, capacity, values)
-        self._end = held
+        Args:
+            count: positions they hold.
+            written: rows written in all; what is behind the positions is free again.
+        """
+        self.floor = max(self.floor, self.offset + written - self._turn)
+        self.offset += count
 
-    def _replace(self, keys: mx.array, values: mx.array, seen: int) -> tuple[mx.array, mx.array]:
-        """A chunk too long for the buffer: attend to all of it, keep what later queries can see."""
-        first, end = self._end - seen, self._end
-        if self.keys is not None and self.values is not None and seen:
-            keys = mx.concatenate([self.keys[..., first:end, :], keys], axis=2)
-            values = mx.concatenate([self.values[..., first:end, :], values], axis=2)
-        rows = keys.shape[2]
-        held = min(rows, self.window - 1)
-        self.keys = _moved(keys, rows, held, self.window + self.headroom, keys)
-        self.values = _moved(values, rows, held, self.window + self.headroom, values)
-        self._end = held
-        self.offset += rows - seen
+    def turned_mask(self, new: int) -> mx.array:
+        """Mask [new, capacity] for ``new`` queries over the whole buffer, once it is full."""
+        start = self._turn - 1 - (self.offset + new - 1 - self.sink) % self._turn
+        table = self._table(self.window)[-new:, start : start + self._turn]
+        return (
+            table if not self.sink else mx.concatenate([mx.ones((new, self.sink), mx.bool_), table], axis=1)
+        )
+
+    # --- where rows are -----------------------------------------------------------------------------
+
+    @property
+    def _turn(self) -> int:
+        """Rows of the ring proper: positions this far apart share a row."""
+        return self.window + self.headroom
+
+    @property
+    def capacity(self) -> int:
+        """Rows of a full buffer."""
+        return self.sink + self._turn
+
+    def runs(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Rows of positions [start, stop) in their order, as ranges of rows."""
+        while start < stop:
+            row = start if start < self.sink else self.sink + (start - self.sink) % self._turn
+            length = min(stop - start, self.capacity - row)
+            yield row, row + length
+            start += length
+
+    def _written(self, buffer: mx.array | None, new: mx.array, rows: int) -> mx.array:
+        """The buffer, of at least ``rows`` rows, with new ones written behind position offset - 1."""
+        held = 0 if buffer is None else buffer.shape[2]
+        if held < rows:
+            size = min(2 * rows, self.capacity)
+            room = mx.zeros((*new.shape[:2], size - held, new.shape[3]), new.dtype)
+            buffer = room if buffer is None else mx.concatenate([buffer, room], axis=2)
+        assert buffer is not None  # noqa: S101 - rows is positive
+        done = 0
+        for first, last in self.runs(self.offset, self.offset + new.shape[2]):
+            buffer[..., first:last, :] = new[..., done : done + last - first, :]
+            done += last - first
+        return buffer
+
+    def _read(self, buffer: mx.array, start: int, stop: int) -> list[mx.array]:
+        return [buffer[..., first:last, :] for first, last in self.runs(start, stop)]
+
+    def _seen(self, buffer: mx.array | None) -> list[mx.array]:
+        """The rows the next query can see, in the order of their positions."""
+        if buffer is None:
+            return []
+        pinned = min(self.sink, self.offset)
+        recent = max(self.offset - self.window + 1, pinned)
+        return self._read(buffer, 0, pinned) + self._read(buffer, recent, self.offset)
+
+    def _table(self, window: int) -> mx.array:
+        """What a query sees of the ring, by the age of a row; slices of it are the masks of all offsets.
+
+        Row -1-i is the i-th query from the last. Column c stands for the row whose newest position is
+        (M-1-c) mod M positions older than the last query: [headroom + 1, 2·M - 1].
+        """
+        if window not in self._tables:
+            age = (self._turn - 1 - mx.arange(2 * self._turn - 1)) % self._turn
+            since = age - mx.arange(self.headroom, -1, -1)[:, None]
+            self._tables[window] = (since >= 0) & (since < window)
+        return self._tables[window]
+
+    # --- chunks longer than the headroom ----------------------------------------------------------------
+
+    def _is_long(self, new: int) -> bool:
+        """Whether so many rows would overwrite what their own first query sees."""
+        return new > self.headroom + 1 and self.offset + new > self.capacity
+
+    def _replace(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Attend to what is held and all of the chunk; keep the newest positions and the pinned ones."""
+        end = self.offset + keys.shape[2]
+        keys = mx.concatenate([*self._seen(self.keys), keys], axis=2)
+        values = mx.concatenate([*self._seen(self.values), values], axis=2)
+        self.keys, self.values = self._turned(keys, end), self._turned(values, end)
+        self.offset, self.floor = end, end - self._turn
         return keys, values
+
+    def _turned(self, rows: mx.array, end: int) -> mx.array:
+        """A full buffer: pinned rows first, then the last M positions before ``end``, each in its row."""
+        split = rows.shape[2] - (end - self.sink) % self._turn  # the newest position in the ring's first row
+        first = rows.shape[2] - self._turn
+        parts = [rows[..., : self.sink, :], rows[..., split:, :], rows[..., first:split, :]]
+        return mx.concatenate(parts, axis=2)
+
+    def _long_mask(self, new: int, window: int) -> mx.array:
+        """Mask for a chunk that finds its rows, or is given them by `_replace`, in the order of positions."""
+        end = self.offset + new
+        pinned = min(self.sink, self.offset)
+        recent = max(self.offset - self.window + 1, pinned) if self._is_long(new) else pinned
+        held = mx.concatenate([mx.arange(pinned), mx.arange(recent, end)])[None]
+        query = mx.arange(self.offset, end)[:, None]
+        return (held <= query) & ((held > query - window) | (held < self.sink))
 
     # --- what mlx-lm and accounting ask ----------------------------------------------------------------
 
     @property
     def state(self) -> Any:
         """Everything that defines the cache, as mlx-lm saves it."""
-        return self.keys, self.values, self.offset, self.window, self.headroom, self._end
+        return self.keys, self.values, self.offset, self.window, self.headroom, self.sink, self.floor
 
     @state.setter
     def state(self, value: Any) -> None:
-        self.keys, self.values, self.offset, self.window, self.headroom, self._end = value
-        self._pending = None
+        keys, values, offset, window, headroom, sink, floor = value
+        self.__init__(window, headroom, sink)  # type: ignore[misc]  # `from_state` makes it without
+        self.keys, self.values, self.offset, self.floor = keys, values, offset, floor
 
     def keys_and_values(self) -> tuple[mx.array | None, mx.array | None]:
-        """The rows the next query can see, oldest first."""
+        """The rows the next query can see, in the order of their positions."""
         if self.keys is None or self.values is None:
             return None, None
-        rows = slice(self._end - self._seen(), self._end)
-        return self.keys[..., rows, :], self.values[..., rows, :]
+        keys, values = self._seen(self.keys), self._seen(self.values)
+        if not keys:
+            return self.keys[..., :0, :], self.values[..., :0, :]
+        return mx.concatenate(keys, axis=2), mx.concatenate(values, axis=2)
 
     def size(self) -> int:
         """Positions that are attended to."""
-        return min(self.offset, self.window)
+        return min(self.offset, self.sink + self.window)
 
     def empty(self) -> bool:
         """Whether nothing has been stored."""
@@ -171,11 +273,3 @@ class SlidingRing(_BaseCache):
     def nbytes(self) -> int:
         """Resident bytes of the buffers, free rows included."""
         return 0 if self.keys is None or self.values is None else self.keys.nbytes + self.values.nbytes
-
-
-def _moved(old: mx.array | None, end: int, held: int, capacity: int, like: mx.array) -> mx.array:
-    """A buffer of ``capacity`` rows that starts with rows [end - held, end) of ``old``."""
-    room = mx.zeros((*like.shape[:2], capacity - held, like.shape[3]), like.dtype)
-    if old is None or held == 0:
-        return room
-    return mx.concatenate([old[..., end - held : end, :], room], axis=2)

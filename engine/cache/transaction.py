@@ -1,86 +1,74 @@
 """begin(n) → the verify forward appends n positions → commit(k) keeps the first k: for all layers at once.
 
-A literal table says how each kind of cache is rolled back. A cache that is not in it is refused before any
-work, because speculation on it could not be undone. Recurrent layers and pinned sinks are not covered yet.
+A literal table says how each kind of cache is taken back:
+
+    plain, quantized and chunked keys and values    trimmed
+    sliding window, with or without pinned entries  our ring: a block overwrites nothing it may bring back
+    recurrent state (`ArraysCache`)                 old state, then mlx-lm's update replayed on k positions
+    `CacheList`                                     its members, each in its own way
+    anything else                                   put back as it was, and the k tokens are **carried**
+
+Carried tokens are committed, but no cache holds them. The caller puts them in front of the next forward,
+where they are accepted by construction; `begin` and `commit` count them. They stay few: keeping a whole block
+leaves none, so a forward without drafts clears them. All layers carry, or none.
+
+Everything is lazy: nothing here waits for the device.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
-from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import ArraysCache, CacheList, RotatingKVCache, make_prompt_cache
 
+from engine.cache.journals import JOURNALS, CarryJournal, Journal
+from engine.cache.recorder import Wiring
+from engine.cache.recurrent import RecurrentJournal
 from engine.cache.ring import SlidingRing
-from engine.errors import ModelError
-
-
-class Journal(Protocol):
-    """How one layer's cache takes back positions."""
-
-    def begin(self, positions: int) -> None:
-        """Up to ``positions`` rows follow."""
-
-    def commit(self, dropped: int) -> None:
-        """Forget the last ``dropped`` rows, keep the others for good."""
-
-    def abort(self) -> None:
-        """Forget every row since `begin`."""
-
-
-class TrimJournal:
-    """Caches that grow at the end and whose `trim` is exact: plain and quantized keys and values."""
-
-    def __init__(self, cache: Any) -> None:
-        self._cache = cache
-        self._start: int | None = None
-
-    def begin(self, positions: int) -> None:  # noqa: ARG002 - such a cache grows without limit
-        """Remember where the transaction starts."""
-        self._start = self._cache.offset
-
-    def commit(self, dropped: int) -> None:
-        """Trim the dropped rows."""
-        self._cache.trim(dropped)
-        self._start = None
-
-    def abort(self) -> None:
-        """Trim what has arrived since `begin`, which may be nothing."""
-        if self._start is not None:
-            self._cache.trim(self._cache.offset - self._start)
-            self._start = None
-
-
-def _itself(cache: SlidingRing) -> Journal:
-    return cache
-
-
-JOURNALS: dict[type, Any] = {KVCache: TrimJournal, QuantizedKVCache: TrimJournal, SlidingRing: _itself}
 
 
 class Transaction:
-    """All layer caches of one sequence, moved forward and back together."""
+    """All caches of one sequence, moved forward and back together. Close it to restore the model."""
 
-    def __init__(self, caches: Sequence[Any]) -> None:
-        """Bind to the caches of a model, one per layer.
+    def __init__(self, model: Any, caches: Sequence[Any]) -> None:
+        """Bind to the caches of a model.
 
-        Raises:
-            ModelError: a cache cannot be rolled back.
+        Args:
+            model: the mlx-lm model that is run on them; its modules are listened to where a state can only be
+                taken back by a replay.
+            caches: as the model takes them.
         """
         self.caches = list(caches)
-        if odd := sorted({type(cache).__name__ for cache in caches if type(cache) not in JOURNALS}):
-            raise ModelError(f"speculation cannot be undone on a target with {', '.join(odd)} layers")
-        self._journals: list[Journal] = [JOURNALS[type(cache)](cache) for cache in caches]
+        members = list({id(member): member for cache in caches for member in members_of(cache)}.values())
+        self._recurrent = [member for member in members if type(member) is ArraysCache]
+        self._wiring = Wiring.of(model) if self._recurrent else None
+        self._journals = [self._journal(member) for member in members]
+        rings = [member.headroom for member in members if type(member) is SlidingRing]
+        self.room: int | None = min(rings, default=None)
+        """The most positions `begin` takes, carried ones included; None: any number."""
+        self.carried = 0
+        """Committed tokens that no cache holds."""
         self._open: int | None = None
 
-    @property
-    def offset(self) -> int:
-        """Positions in the caches."""
-        return int(self.caches[0].offset)
+    def _journal(self, member: Any) -> Journal:
+        if type(member) is ArraysCache and self._wiring is not None:
+            return RecurrentJournal(member, self._wiring.recorder(member))
+        journal: Journal = JOURNALS.get(type(member), CarryJournal)(member)
+        return journal
 
     def begin(self, positions: int) -> None:
-        """Open a transaction of at most ``positions`` positions."""
+        """Open a transaction: exactly ``positions`` positions follow, those of carried tokens first.
+
+        Raises:
+            ValueError: one is open already, there are fewer positions than carried tokens, or more than
+                `room`. Nothing has been opened then.
+        """
         if self._open is not None:
             raise ValueError("a transaction is already open")
+        if positions <= self.carried:
+            raise ValueError(
+                f"{positions} positions are no room for {self.carried} carried tokens and a new one"
+            )
         self._open = positions
         try:
             for journal in self._journals:
@@ -90,11 +78,21 @@ class Transaction:
             raise
 
     def commit(self, kept: int) -> None:
-        """Keep the first ``kept`` of the positions announced to `begin` and drop the others."""
-        if self._open is None or not 0 <= kept <= self._open:
-            raise ValueError(f"cannot keep {kept} of {self._open} positions")
+        """Keep the first ``kept`` of the positions announced to `begin` and drop the others.
+
+        Raises:
+            ValueError: more than announced, or fewer than are carried; the transaction stays open.
+        """
+        if self._open is None or not self.carried <= kept <= self._open:
+            raise ValueError(f"cannot keep {kept} of {self._open} positions, {self.carried} of them carried")
+        dropped = self._open - kept
+        if dropped and (kept == self.carried or not all(journal.divide(kept) for journal in self._journals)):
+            self.abort()
+            self.carried = kept
+            return
         for journal in self._journals:
-            journal.commit(self._open - kept)
+            journal.commit(dropped)
+        self.carried = 0
         self._open = None
 
     def abort(self) -> None:
@@ -113,6 +111,45 @@ class Transaction:
             self.abort()
             raise
 
+    def settle(self) -> None:
+        """A forward outside of any transaction began with the carried tokens: the caches hold them now."""
+        self.carried = 0
+
+    def rewind(self, count: int) -> bool:
+        """Forget the last ``count`` committed tokens, carried ones first, for good.
+
+        Returns:
+            False where a layer no longer can; then nothing has changed.
+
+        Raises:
+            ValueError: a transaction is open.
+        """
+        if self._open is not None:
+            raise ValueError("a transaction is open")
+        rows = max(count - self.carried, 0)
+        if not all(journal.rewindable(rows) for journal in self._journals):
+            return False
+        for journal in self._journals:
+            journal.rewind(rows)
+        self.carried -= count - rows
+        return True
+
+    def close(self) -> None:
+        """Abort what is open and give the model's modules their classes back. Closing twice does nothing."""
+        self.abort()
+        if self._wiring is not None:
+            self._wiring.release(self._recurrent)
+            self._wiring = None
+
+
+def members_of(cache: Any) -> Iterator[Any]:
+    """The caches inside a `CacheList`, or the cache itself."""
+    if type(cache) is CacheList:
+        for inner in cache.caches:
+            yield from members_of(inner)
+    else:
+        yield cache
+
 
 def new_caches(model: Any, headroom: int) -> list[Any]:
     """The model's own caches, with rings of ours in place of mlx-lm's rotating ones.
@@ -120,19 +157,16 @@ def new_caches(model: Any, headroom: int) -> list[Any]:
     Args:
         model: an mlx-lm language model.
         headroom: the largest block that will be verified.
-
-    Raises:
-        ModelError: a rotating cache pins sink entries, which the ring does not.
     """
-    caches = []
-    for cache in make_prompt_cache(model):
-        if type(cache) is RotatingKVCache:
-            if cache.keep:
-                raise ModelError(f"a rotating cache with {cache.keep} pinned entries is not supported")
-            caches.append(SlidingRing(cache.max_size, headroom))
-        else:
-            caches.append(cache)
-    return caches
+    return [_with_rings(cache, headroom) for cache in make_prompt_cache(model)]
+
+
+def _with_rings(cache: Any, headroom: int) -> Any:
+    if type(cache) is RotatingKVCache:
+        return SlidingRing(cache.max_size - cache.keep, headroom, cache.keep)
+    if type(cache) is CacheList:
+        cache.caches = tuple(_with_rings(inner, headroom) for inner in cache.caches)
+    return cache
 
 
 def resident(caches: Sequence[Any]) -> tuple[dict[str, int], int]:

@@ -15,6 +15,7 @@ EXTRA = ("mlx", "mlx.core", "mlx_lm", "numpy")
 COMMANDS = {
     "generate": ("engine.cli.generate", "Continue a prompt, drafting ahead."),
     "eval": ("engine.cli.evaluate", "Measure the engine; each command writes one evidence report."),
+    "parity": ("engine.cli.parity", "Compare a drafter network with stored reference outputs."),
     "probe": ("engine.cli.probe", "Say what this machine is and how fast it multiplies."),
 }
 

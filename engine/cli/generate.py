@@ -9,7 +9,7 @@ import click
 
 from engine.cli.options import engine_options, report_options, take_engine, take_request
 from engine.cli.reports import store
-from engine.errors import ConfigurationError, PromptError
+from engine.errors import PromptError
 
 
 @click.command("generate")
@@ -19,6 +19,15 @@ from engine.errors import ConfigurationError, PromptError
 )
 @click.option("--chat", is_flag=True, help="Send the prompt as a user's turn through the chat template.")
 @click.option("--max-tokens", type=int, default=128, show_default=True, help="Emit at most so many tokens.")
+@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 takes the likeliest.")
+@click.option("--top-p", type=float, default=1.0, show_default=True, help="Draw from the likeliest share.")
+@click.option("--min-p", type=float, default=0.0, show_default=True, help="Drop what lies below this share.")
+@click.option("--top-k", type=int, default=0, show_default=True, help="Draw from the k likeliest; 0: all.")
+@click.option("--seed", type=int, default=None, help="Make sampling repeatable [default: new numbers].")
+@click.option("--repetition-penalty", type=float, default=0.0, help="Divide logits of recent tokens by it.")
+@click.option("--presence-penalty", type=float, default=0.0, help="Subtract it from logits of used tokens.")
+@click.option("--frequency-penalty", type=float, default=0.0, help="… once for each use.")
+@click.option("--stop", multiple=True, help="End before this text; may be given several times.")
 @click.option("--text", "text_only", is_flag=True, help="Print nothing but the text.")
 @engine_options
 @report_options
@@ -27,25 +36,24 @@ def command(
     prompt: str | None,
     file: Path | None,
     chat: bool,
-    max_tokens: int,
     text_only: bool,
     as_json: bool,
     report_path: Path | None,
     **values: Any,
 ) -> None:
-    """Continue PROMPT greedily; the tokens are those of plain decoding.
+    """Continue PROMPT; the tokens are those of plain decoding, or distributed like them when sampling.
 
     \b
     Examples:
       kakeya_engine generate "class BaseProject:"
       kakeya_engine generate --chat "Make a numbered list of: table, window, river."
       kakeya_engine generate --file prompt.txt --block 8 --json
+      kakeya_engine generate --temperature 0.8 --top-p 0.95 --seed 7 "class Base"
+      kakeya_engine generate --drafter prompt-lookup --stop "def " "class BaseProject:"
       kakeya_engine generate --file prompt.txt --text > continuation.txt
       kakeya_engine generate --model ~/models/qwen3-4b --drafter none "Once"
     """  # noqa: D301 - click wants the character itself
     text = _prompt_text(prompt, file)
-    if max_tokens < 1:
-        raise ConfigurationError(f"--max-tokens must be at least 1, not {max_tokens}")
     if text_only and as_json:
         raise click.UsageError("give either --text or --json")
     request = take_request(values)
@@ -56,8 +64,10 @@ def command(
     runtime = prepare()
     from engine.config import open_engine
     from engine.evaluation.prompts import chat_prompt, raw_prompt
-    from engine.evaluation.single import generate_report, generate_stream
+    from engine.evaluation.single import GenerateSwitches, generate_report, generate_stream
 
+    switches = GenerateSwitches(**values)
+    switches.check()
     engine = open_engine(options)
     asked = chat_prompt([("user", text)]) if chat else raw_prompt(text)
 
@@ -66,7 +76,7 @@ def command(
             sys.stdout.write(piece)
             sys.stdout.flush()
 
-    generation = generate_stream(engine, asked, max_tokens, show)
+    generation = generate_stream(engine, asked, switches, show)
     if not as_json:
         click.echo()
     path = store(generate_report(engine, runtime, generation, request), report_path)

@@ -13,7 +13,7 @@ BINDING = ("request_nonce", "workload_sha", "preset_digest", "engine_source")
 
 
 def engine_options(command: F) -> F:
-    """--model, --drafter, --block, --prefill-chunk, --dtype."""
+    """--model, --drafter, --block, --prefill-chunk, --dtype, --compile, --single-graph."""
     for option in reversed(
         (
             click.option(
@@ -21,7 +21,8 @@ def engine_options(command: F) -> F:
             ),
             click.option(
                 "--drafter",
-                help="Folder of the drafter, or 'none' [default: the shipped one for the shipped target].",
+                help="Folder of a drafter, KIND:FOLDER, prompt-lookup[:N], prompt-lookup+FOLDER or 'none' "
+                "[default: prompt-lookup+ the shipped one for the shipped target].",
             ),
             click.option(
                 "--block", default="auto", show_default=True, help="Tokens a verify forward, or auto."
@@ -31,6 +32,15 @@ def engine_options(command: F) -> F:
             ),
             click.option(
                 "--dtype", help="float32, float16 or bfloat16 [default: float32 on CPU, as stored on Metal]."
+            ),
+            click.option(
+                "--compile/--no-compile",
+                "compiled",
+                default=True,
+                help="Run short blocks as compiled graphs.",
+            ),
+            click.option(
+                "--single-graph", is_flag=True, help="Diagnostic: evaluate draft and verify as one graph."
             ),
         )
     ):
@@ -67,7 +77,7 @@ def take_engine(values: dict[str, Any]) -> Any:
     """`engine.config.Options` from the values of `engine_options`, which are taken out of ``values``."""
     from engine.config import Options
 
-    names = ("model", "drafter", "block", "prefill_chunk", "dtype")
+    names = ("model", "drafter", "block", "prefill_chunk", "dtype", "compiled", "single_graph")
     return Options(**{name: values.pop(name) for name in names})
 
 

@@ -1,32 +1,35 @@
-"""The DFlash drafter at work: which context the network has seen, and one block of drafts at a time.
+"""The DFlash and DFlash 2 drafters at work: which context the network has seen, and one block at a time.
 
 The network keeps keys and values of committed positions only. Rows that are committed between two drafts
 wait here and enter with the next draft, or by themselves when many have gathered (long prompts, spells of
-plain decoding), so memory stays bounded.
+plain decoding), so memory stays bounded. Nothing here waits for the device.
 """
 
 from collections.abc import Sequence
 
 import mlx.core as mx
 
-from engine.drafters.base import refuse_mismatch
+from engine.drafters.base import Draft, refuse_mismatch
+from engine.drafters.path import drawn_path, likeliest_path
 from engine.errors import DrafterMismatchError
 from engine.host import launch
 from engine.networks.dflash import Context, DFlash
+from engine.networks.dflash2 import DFlash2
+from engine.sampling import Sampler
 from engine.target import Target
 
 
 class BlockDrafter:
-    """Drafts a block in one forward of a DFlash network."""
+    """Drafts a block in one forward of a DFlash or DFlash 2 network."""
 
-    name = "dflash"
     absorb_at = 512  # waiting rows that are taken in without a draft
 
     def __init__(self, network: DFlash) -> None:
-        self.network = network
-        self.tap_layers = network.config.target_layer_ids
-        self.block_size = network.config.block_size
+        config = network.config
+        self.network, self.name = network, config.kind
+        self.tap_layers, self.block_size = config.target_layer_ids, config.block_size
         self._target: Target | None = None
+        self._no_rows = mx.zeros((1, 0, len(config.target_layer_ids) * config.hidden_size))
         self.start()
 
     def bind(self, target: Target) -> None:
@@ -46,10 +49,17 @@ class BlockDrafter:
             )
         self._target = target
 
+    def twin(self) -> "BlockDrafter":
+        """See `Drafter.twin`."""
+        other = BlockDrafter(self.network)
+        other._target = self._target
+        return other
+
     def start(self) -> None:
         """Forget the sequence."""
         self._context = Context(self.network.config)
         self._waiting: list[mx.array] = []
+        self._waits = 0  # rows in there
 
     def observe(self, tokens: Sequence[int], taps: mx.array | None) -> None:
         """Positions were committed.
@@ -61,32 +71,47 @@ class BlockDrafter:
         if taps is None or taps.shape[1] != len(tokens):
             raise ValueError("a DFlash drafter needs the taps of every committed position")
         self._waiting.append(taps)
-        if sum(rows.shape[1] for rows in self._waiting) >= self.absorb_at:
+        self._waits += len(tokens)
+        if self._waits >= self.absorb_at:
             self.network.absorb(self._take_waiting(), self._context)
             launch([(layer.keys, layer.values) for layer in self._context.layers])
 
-    def propose(self, bonus: int, count: int) -> mx.array:
-        """Draft ``count`` tokens after the bonus token.
+    def rewind(self, count: int) -> bool:
+        """See `Drafter.rewind`; rows a sliding layer has dropped already cannot come back."""
+        left = self._waits - count
+        if left < 0:
+            if not self._context.rewind(-left):
+                return False
+            left = 0
+        rows = self._take_waiting()[:, :left]
+        self._waiting, self._waits = ([rows] if left else []), left
+        return True
 
-        Returns:
-            Token ids [count], not evaluated yet.
-        """
+    def propose(self, bonus: int, count: int, sampler: Sampler | None = None) -> Draft:
+        """See `Drafter.propose`. All ``count`` drafts are made, by one forward."""
         if self._target is None:
             raise ValueError("bind the drafter to a target first")
-        config = self.network.config
+        network, config = self.network, self.network.config
         block = mx.array([[bonus] + [config.mask_token_id] * count])
         embeddings = self._target.embed(block)
         if config.input_embedding_scale != 1.0:
             embeddings = embeddings * config.input_embedding_scale
-        hidden = self.network(embeddings, self._take_waiting(), self._context)
-        logits = self.network.shape_logits(self._target.head(hidden[:, 1:]))
-        return mx.argmax(logits[0], axis=-1)
+        hidden = network(embeddings, self._take_waiting(), self._context)[:, 1:]
+        logits = network.shape_logits(self._target.head(hidden))[0]  # [count, V]
+        if isinstance(network, DFlash2):
+            candidates = network.candidate_selector(hidden[0], logits, block[0, :1])
+            if sampler is None:
+                return likeliest_path(candidates)
+            return drawn_path(candidates, sampler, logits.shape[-1])
+        if sampler is None:
+            return Draft(mx.argmax(logits, axis=-1).astype(mx.int32))
+        q = sampler.distribution(logits)
+        return Draft(sampler.draw(q), q)
 
     def _take_waiting(self) -> mx.array:
-        rows, self._waiting = self._waiting, []
+        rows, self._waiting, self._waits = self._waiting, [], 0
         if not rows:
-            config = self.network.config
-            return mx.zeros((1, 0, len(config.target_layer_ids) * config.hidden_size))
+            return self._no_rows
         return rows[0] if len(rows) == 1 else mx.concatenate(rows, axis=1)
 
     @property

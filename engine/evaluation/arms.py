@@ -6,7 +6,7 @@ Both are timed by the same clock from outside: `prefill_s` until the first token
 """
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
@@ -16,13 +16,24 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from engine.cache.transaction import new_caches, resident
 from engine.config import Engine
-from engine.decode import Round, decode
+from engine.decode import Processor, Round, decode
 from engine.detokenize import TextStream, text_of
 from engine.errors import GenerationError
 from engine.loading import LoadedTarget
 from engine.pace import Pace
+from engine.sampling import Sampler, Sampling
+from engine.stops import Stops
 
 PLAIN_LOOP, OUR_LOOP = "mlx_lm.generate.generate_step", "kakeya.decode"
+
+
+@dataclass(frozen=True)
+class Wish:
+    """How tokens are to be taken: drawn or not, from which logits, and which texts end them."""
+
+    sampling: Sampling = field(default_factory=Sampling)
+    processors: tuple[Processor, ...] = ()
+    stop_texts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -53,7 +64,8 @@ def plain(target: LoadedTarget, prompt: Sequence[int], max_tokens: int, prefill_
             break
     steps.close()
     mx.synchronize(generation_stream)  # generate_step leaves one forward running: not on the next one's time
-    return _outcome(target, clock, [], "plain:mlx_lm.generate_step", caches)
+    path = "plain:mlx_lm.generate_step"
+    return _outcome(target, clock, [], path=path, caches=caches, stops=Stops(target.stops))
 
 
 def speculate(
@@ -61,25 +73,42 @@ def speculate(
     prompt: Sequence[int],
     max_tokens: int,
     pace: Pace,
+    *,
     show: Callable[[str], None] | None = None,
+    wish: Wish | None = None,
 ) -> Outcome:
-    """Greedy decoding by our loop, with the engine's drafter if any; ``show`` gets text as it comes."""
+    """Decoding by our loop, with the engine's drafter if any.
+
+    Args:
+        engine: the models and switches.
+        prompt: token ids.
+        max_tokens: emit at most so many.
+        pace: chooses the blocks.
+        show: gets text as it comes.
+        wish: how tokens are taken; greedily and to the model's stop tokens if not given.
+    """
     target, drafter = engine.target, engine.drafter.drafter if engine.drafter else None
     caches = new_caches(target.target.model, pace.largest)
+    wish = wish or Wish()
+    stops = Stops(target.stops, wish.stop_texts, target.tokenizer)
     rounds: list[Round] = []
-    stream = TextStream(target.tokenizer, target.stops)
-    clock = _Clock()
+    stream = TextStream(target.tokenizer, stops)
+    clock, finish = _Clock(), None
     for step in decode(
         target.target,
         drafter,
         prompt,
         max_tokens=room(target, len(prompt), max_tokens),
-        stops=target.stops,
+        stops=stops,
+        sampler=None if wish.sampling.greedy else Sampler(wish.sampling),
+        processors=wish.processors,
         pace=pace,
         prefill_chunk=engine.options.prefill_chunk,
         caches=caches,
+        diagnosis=replace(engine.diagnosis, stage_times=True),
     ):
         clock.saw(step.tokens)
+        finish = step.finish
         if show is not None:
             show(stream.add(step.tokens))
         if step.round is not None:
@@ -87,7 +116,7 @@ def speculate(
     if show is not None:
         show(stream.finish())
     path = f"speculative:{drafter.name}" if drafter else "plain:kakeya.decode"
-    return _outcome(target, clock, rounds, path, caches)
+    return _outcome(target, clock, rounds, path=path, caches=caches, stops=stops, finish=finish)
 
 
 def plain_steps(
@@ -133,15 +162,22 @@ class _Clock:
 
 
 def _outcome(
-    target: LoadedTarget, clock: _Clock, rounds: list[Round], path: str, caches: list[Any]
+    target: LoadedTarget,
+    clock: _Clock,
+    rounds: list[Round],
+    *,
+    path: str,
+    caches: list[Any],
+    stops: Stops,
+    finish: str | None = None,
 ) -> Outcome:
     if not clock.tokens:
         raise GenerationError(f"{path} gave no token")
     classes, nbytes = resident(caches)
     return Outcome(
         tokens=clock.tokens,
-        text=text_of(target.tokenizer, clock.tokens, target.stops),
-        finish="stop" if clock.tokens[-1] in target.stops else "length",
+        text=text_of(target.tokenizer, clock.tokens, stops),
+        finish=finish or ("stop" if clock.tokens[-1] in target.stops else "length"),
         prefill_s=clock.prefill_s,
         decode_s=clock.decode_s,
         rounds=rounds,

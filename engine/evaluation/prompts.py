@@ -14,6 +14,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from jinja2 import TemplateError
+
 from engine.errors import ModelError, PromptError
 
 SHIPPED = Path(__file__).parent / "prompts"
@@ -86,26 +88,41 @@ def encode(prompt: Prompt, tokenizer: Any, vocab_size: int, context: int | None)
     """Token ids of a prompt, as mlx-lm's `stream_generate` would make them.
 
     Raises:
-        PromptError: it is empty, does not fit the context, or the model has no chat template.
+        PromptError: it says nothing, is no text, does not fit the context, or the model's chat template is
+            missing or refuses it.
+        ModelError: the tokenizer does not belong to the model.
     """
-    if prompt.messages is not None:
-        messages = [{"role": role, "content": content} for role, content in prompt.messages]
-        try:
-            tokens = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True)
-        except ValueError as error:
-            raise PromptError(f"prompt {prompt.id}: {str(error).splitlines()[0]}") from None
-    else:
-        text = prompt.text or ""
-        special = tokenizer.bos_token is None or not text.startswith(tokenizer.bos_token)
-        tokens = tokenizer.encode(text, add_special_tokens=special)
-    tokens = [int(token) for token in tokens]
-    if not tokens:
+    contents = [prompt.text or ""] if prompt.messages is None else [text for _, text in prompt.messages]
+    if not any(text.strip() for text in contents):
         raise PromptError(f"prompt {prompt.id} is empty")
+    try:
+        for text in contents:
+            text.encode()
+    except UnicodeEncodeError as error:
+        raise PromptError(f"prompt {prompt.id} is not valid Unicode: {error.reason}") from None
+    tokens = _tokens(prompt, tokenizer)
+    if not tokens:
+        raise PromptError(f"prompt {prompt.id} is empty: the tokenizer makes nothing of it")
     if max(tokens) >= vocab_size:
         raise ModelError(f"the tokenizer gives token {max(tokens)}, the model knows {vocab_size}")
     if context is not None and len(tokens) >= context:
         raise PromptError(f"prompt {prompt.id} has {len(tokens)} tokens; the model's context is {context}")
     return tokens
+
+
+def _tokens(prompt: Prompt, tokenizer: Any) -> list[int]:
+    """Token ids, through the chat template where the prompt is a conversation."""
+    if prompt.messages is None:
+        text = prompt.text or ""
+        special = tokenizer.bos_token is None or not text.startswith(tokenizer.bos_token)
+        return [int(token) for token in tokenizer.encode(text, add_special_tokens=special)]
+    messages = [{"role": role, "content": content} for role, content in prompt.messages]
+    try:
+        tokens = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True)
+    except (ValueError, TemplateError) as error:
+        reason = str(error).splitlines() or [type(error).__name__]
+        raise PromptError(f"prompt {prompt.id} does not go through the chat template: {reason[0]}") from None
+    return [int(token) for token in tokens]
 
 
 def raw_prompt(text: str, identifier: str = "prompt") -> Prompt:

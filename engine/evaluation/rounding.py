@@ -1,63 +1,84 @@
 """How differently this model rounds in a block and one token at a time, and how near ties plain decoding was.
 
 Blocked and single products add in different orders, so their logits differ in the last bits; where the two
-best logits lie closer together than that, the arms may rightly choose differently. Measured after all timing.
+best logits lie closer together than that, the arms may rightly choose differently. Measured after all timing,
+along the rounds that were run: what a block leaves in the caches is rounded differently too.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
-from engine.cache.transaction import Transaction, new_caches
 from engine.evaluation.arms import plain_steps
-from engine.host import read_float
+from engine.host import read_float, wait
 from engine.loading import LoadedTarget
+from engine.session import Session
 
 
-def block_error(
-    target: LoadedTarget,
-    texts: Sequence[tuple[Sequence[int], Sequence[int]]],
-    blocks: Sequence[int],
-    chunk: int,
-) -> dict[str, float | int]:
-    """Largest difference between logits of a block forward and of single-token forwards of the same tokens.
+@dataclass(frozen=True)
+class Run:
+    """A prompt, what was generated, and how many drafts each block confirmed on the way."""
+
+    prompt: Sequence[int]
+    tokens: Sequence[int]  # of plain decoding; up to a divergence also of the other arm
+    rounds: Sequence[tuple[int, int]]  # block and accepted drafts of each round
+
+
+def block_error(target: LoadedTarget, runs: Sequence[Run], chunk: int) -> dict[str, float | int]:
+    """Largest difference between the logits of the blocks that were run and of single-token forwards.
 
     Args:
         target: the model.
-        texts: pairs of prompt and its continuation by plain decoding.
-        blocks: block lengths to compare; a continuation shorter than a block is skipped for it.
+        runs: texts with their rounds; rounds are followed as far as the text goes.
         chunk: prompt positions per forward.
 
     Returns:
         ``max_abs_logit_error`` and the number of ``positions`` compared.
     """
     worst, positions = 0.0, 0
-    for prompt, continuation in texts:
-        caches = new_caches(target.target.model, max(blocks))
-        transaction = Transaction(caches)
-        for start in range(0, len(prompt), chunk):
-            target.target.forward(mx.array([prompt[start : start + chunk]]), caches, None)
-            mx.eval([cache.state for cache in caches])
-        done = 0
-        for block in blocks:
-            tokens = list(continuation[done : done + block])
-            if len(tokens) < block:
-                break
-            transaction.begin(block)
-            together, _ = target.target.forward(mx.array([tokens]), caches, None)
-            mx.eval(together)
-            transaction.commit(0)
-            singles = []
-            for token in tokens:
-                logits, _ = target.target.forward(mx.array([[token]]), caches, None)
-                mx.eval(logits)
-                singles.append(logits)
-            error = mx.abs(together - mx.concatenate(singles, axis=1)).astype(mx.float32).max()
-            worst = max(worst, read_float(error))
-            positions += block
-            done += block
+    for run in runs:
+        headroom = max((block for block, _ in run.rounds), default=1)
+        singles = make_prompt_cache(target.target.model)
+        with Session(target.target, None, headroom=headroom) as session:
+            for start in range(0, len(run.prompt), chunk):
+                part = run.prompt[start : start + chunk]
+                session.take_in(part)
+                target.target.forward(mx.array([part]), singles, None)
+                wait([cache.state for cache in singles])
+            done = 0
+            for block, accepted in run.rounds:
+                kept = min(accepted + 1, len(run.tokens) - done)
+                if kept < 1:
+                    break
+                error = _round_error(target, session, singles, run.tokens[done : done + block], (block, kept))
+                worst, positions = max(worst, error), positions + kept
+                done += kept
     return {"max_abs_logit_error": worst, "positions": positions}
+
+
+def _round_error(
+    target: LoadedTarget,
+    session: Session,
+    singles: list[object],
+    tokens: Sequence[int],
+    lengths: tuple[int, int],
+) -> float:
+    """One block of the session against as many single steps as are kept of it."""
+    block, kept = lengths
+    fed = [*tokens, *[tokens[-1]] * (block - len(tokens))]  # what was drafted behind does not matter
+    session.transaction.begin(len(session.carried) + block)
+    together, _ = session.forward(mx.array([[*session.carried, *fed]], mx.int32))
+    together = together[:, -block:][:, :kept]
+    alone = []
+    for token in tokens[:kept]:
+        logits, _ = target.target.forward(mx.array([[token]]), singles, None)
+        wait(logits)
+        alone.append(logits)
+    error = read_float(mx.abs(together - mx.concatenate(alone, axis=1)).astype(mx.float32).max())
+    session.commit(tokens[:kept], None)
+    return error
 
 
 def plain_gap(target: LoadedTarget, prompt: Sequence[int], position: int, chunk: int) -> float:

@@ -5,20 +5,64 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from mlx_lm.sample_utils import make_logits_processors
+
 from engine.config import Engine
-from engine.evaluation.arms import OUR_LOOP, Outcome, speculate
+from engine.errors import ConfigurationError
+from engine.evaluation.arms import OUR_LOOP, Outcome, Wish, speculate
 from engine.evaluation.environment import SwapWatch, describe
 from engine.evaluation.prompts import Prompt, encode
 from engine.evaluation.report import Arm, Report, Request, now, sample, summarise
 from engine.evaluation.throughput import configuration, models
 from engine.runtime import Runtime
+from engine.sampling import Sampling
 
 
 @dataclass(frozen=True)
 class GenerateSwitches:
-    """What the command line can set about one generation."""
+    """What the command line can set about one generation.
+
+    Attributes:
+        max_tokens: emit at most so many.
+        temperature, top_p, min_p, top_k, seed: see `engine.sampling.Sampling`.
+        repetition_penalty, presence_penalty, frequency_penalty: mlx-lm's logits processors; 0 for none.
+        stop: texts that end the text.
+    """
 
     max_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    top_k: int = 0
+    seed: int | None = None
+    repetition_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    stop: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Raise ConfigurationError where a switch does not make sense."""
+        if self.max_tokens < 1:
+            raise ConfigurationError(f"--max-tokens must be at least 1, not {self.max_tokens}")
+        if self.repetition_penalty < 0:
+            raise ConfigurationError(f"--repetition-penalty must not be negative: {self.repetition_penalty}")
+        if not all(self.stop):
+            raise ConfigurationError("--stop must not be empty")
+        self.sampling.check()
+
+    @property
+    def sampling(self) -> Sampling:
+        """How tokens are drawn."""
+        return Sampling(self.temperature, self.top_p, self.min_p, self.top_k, self.seed)
+
+    def wish(self) -> Wish:
+        """The same as the loop takes it."""
+        processors = make_logits_processors(
+            repetition_penalty=self.repetition_penalty or None,
+            presence_penalty=self.presence_penalty or None,
+            frequency_penalty=self.frequency_penalty or None,
+        )
+        return Wish(self.sampling, tuple(processors), self.stop)
 
 
 @dataclass(frozen=True)
@@ -63,21 +107,24 @@ class Generation:
 
 
 def generate_stream(
-    engine: Engine, prompt: Prompt, max_tokens: int, show: Callable[[str], None]
+    engine: Engine, prompt: Prompt, switches: GenerateSwitches, show: Callable[[str], None]
 ) -> Generation:
     """Continue the prompt, calling ``show`` with each readable piece of text.
 
     Raises:
         PromptError: the prompt is empty or does not fit the context.
+        ConfigurationError: a switch does not make sense.
     """
+    switches.check()
     started, swap, target = now(), SwapWatch(), engine.target
     tokens = encode(prompt, target.tokenizer, target.target.vocab_size, target.context)
     drafter = engine.drafter.drafter.name if engine.drafter else None
     name = "speculative" if drafter else "kakeya"
     arm = Arm(name, "sut", OUR_LOOP, drafter=drafter, block=engine.options.block if drafter else None)
-    outcome = speculate(engine, tokens, max_tokens, engine.new_pace(), show)
+    pace = engine.new_pace(repeatable=switches.seed is not None)
+    outcome = speculate(engine, tokens, switches.max_tokens, pace, show=show, wish=switches.wish())
     arm.samples.append(sample(prompt, tokens, outcome))
-    return Generation(prompt, tokens, outcome, arm, GenerateSwitches(max_tokens), started, swap)
+    return Generation(prompt, tokens, outcome, arm, switches, started, swap)
 
 
 def generate_report(

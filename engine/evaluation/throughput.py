@@ -5,7 +5,8 @@ from the rows. One untimed warm-up an arm on the first prompt's real shape. When
 different times, something else uses the machine: all of it is measured again, and the report says so.
 """
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from engine.evaluation.arms import OUR_LOOP, PLAIN_LOOP, Outcome, plain, room, s
 from engine.evaluation.environment import SwapWatch, describe
 from engine.evaluation.prompts import Prompt, encode
 from engine.evaluation.report import Arm, Report, Request, now, sample
-from engine.evaluation.rounding import block_error, plain_gap
+from engine.evaluation.rounding import Run, block_error, plain_gap
 from engine.evaluation.steady import disturbance
 from engine.pace import Adaptive, Pace, Tour
 from engine.runtime import Runtime
@@ -27,6 +28,7 @@ PLAIN, SPECULATIVE = "plain", "speculative"
 CLAIMS = ("auto", "speedup", "no-slowdown", "none")
 NO_SLOWDOWN = 0.9
 ROUNDING_TEXTS = 3
+MADE_UP_BLOCKS = (2, 4, 8, 16)
 WARM_UPS = 4
 RESTARTS = 3
 STEP = "drafting/verifying"
@@ -101,9 +103,8 @@ def measure_throughput(
         restarts.append({"after_samples": len(order), "reason": disturbed})
         progress(0, total, "measuring again", f"({disturbed})")
     progress(total, total, "checking", "rounding and divergences")
-    baseline, system = arms[0], arms[-1]
-    rounding = measure_rounding(engine, encoded, baseline, pace)
-    divergences = [] if engine.alone else find_divergences(engine, encoded, baseline, system)
+    divergences = [] if engine.alone else find_divergences(engine, encoded, arms[0], arms[-1])
+    rounding = measure_rounding(engine, encoded, arms, {found["prompt_id"] for found in divergences})
     return Report.build(
         "throughput",
         started=started,
@@ -163,13 +164,25 @@ def run_arm(engine: Engine, ours: bool, tokens: Sequence[int], max_tokens: int, 
 
 
 def measure_rounding(
-    engine: Engine, encoded: Sequence[Sequence[int]], baseline: Arm, pace: Pace
+    engine: Engine, encoded: Sequence[Sequence[int]], arms: Sequence[Arm], divergent: Collection[str]
 ) -> dict[str, float | int] | None:
-    """Block-against-single logit error on the longest plain continuations; None if all are too short."""
-    rows = zip(encoded, (row["tokens"] for row in baseline.samples), strict=True)
-    texts = sorted(rows, key=lambda text: len(text[1]), reverse=True)[:ROUNDING_TEXTS]
-    blocks = sorted({block for block in (2, 4, 8, 16, pace.largest) if block <= max(pace.largest, 2)})
-    error = block_error(engine.target, texts, blocks, engine.options.prefill_chunk)
+    """Block-against-single logit error along the rounds of the longest texts, and of all that diverge.
+
+    Without drafts the rounds are made up, so that the figure is there. None if all texts are too short.
+    """
+    prompts = dict(zip((row["prompt_id"] for row in arms[0].samples), encoded, strict=True))
+    ours = {row["prompt_id"]: row for row in arms[-1].samples}
+    runs, longest = [], 0
+    for plain_row in sorted(arms[0].samples, key=lambda row: len(row["tokens"]), reverse=True):
+        identifier, tokens = plain_row["prompt_id"], plain_row["tokens"]
+        if longest >= ROUNDING_TEXTS and identifier not in divergent:
+            continue
+        longest += 1
+        rounds = [(item["block"], item["accepted"]) for item in ours[identifier]["rounds"]]
+        if len(arms) == 1:
+            rounds = [(block, block - 1) for block in MADE_UP_BLOCKS]
+        runs.append(Run(prompts[identifier], tokens[:-1], rounds))
+    error = block_error(engine.target, runs, engine.options.prefill_chunk)
     return error if error["positions"] else None
 
 
@@ -224,7 +237,8 @@ def throughput_claims(
 def models(engine: Engine) -> dict[str, Any]:
     """The model cards of the environment block."""
     cards = {"target": engine.target.card}
-    return cards if engine.drafter is None else {**cards, "drafter": engine.drafter.card}
+    card = engine.drafter.card if engine.drafter else None
+    return cards if card is None else {**cards, "drafter": card}
 
 
 def configuration(engine: Engine, runtime: Runtime, command: str, switches: Any) -> dict[str, Any]:
@@ -237,6 +251,13 @@ def configuration(engine: Engine, runtime: Runtime, command: str, switches: Any)
         "prefill_chunk": options.prefill_chunk,
         "dtype": engine.target.card.dtype,
         "fused_kernels": runtime.compiles,
+        "compiled": options.compiled,
+        "single_graph": options.single_graph,
         "blas_threads": threads(),
-        **asdict(switches),
+        **{name: _flat(value) for name, value in asdict(switches).items()},
     }
+
+
+def _flat(value: Any) -> Any:
+    """A list of texts as one line of JSON, or nothing: a configuration holds no lists."""
+    return (json.dumps(value) if value else None) if isinstance(value, (list, tuple)) else value

@@ -1,4 +1,4 @@
-"""The configuration of a DFlash drafter, read from a published ``config.json`` and checked.
+"""The configuration of a DFlash or DFlash 2 drafter, read from a published ``config.json`` and checked.
 
 Every field that changes the network's arithmetic is read; a value this project does not implement is an
 error that names it. Fields that do not (dropout, initialiser, transformers' bookkeeping) are ignored.
@@ -6,21 +6,47 @@ error that names it. Fields that do not (dropout, initialiser, transformers' boo
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 from engine.errors import ModelError
+from engine.networks.rotary import RotaryConfig, rotary_config
 
 SLIDING, FULL = "sliding_attention", "full_attention"
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-ROPE_KEYS = {
-    "rope_type", "type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor",
-    "original_max_position_embeddings", "beta_fast", "beta_slow", "mscale", "mscale_all_dim",
-}  # fmt: skip
+KINDS = {"DFlashDraftModel": "dflash", "DFlash2DraftModel": "dflash2"}  # by the published architecture
+SECOND_KEYS = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
 NESTED_KEYS = {
     "target_layer_ids", "mask_token_id", "block_size", "input_embedding_scale", "output_multiplier",
     "final_logit_softcapping",
 }  # fmt: skip
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "gelu")
+# What transformers' Qwen3Config assumes where a config.json is silent.
+HEAD_DIM, WINDOW, FIRST_SLIDING_LAYER = 128, 4096, 28
+
+
+@dataclass(frozen=True)
+class Second:
+    """What DFlash 2 has besides.
+
+    Attributes:
+        conv_kernel_size: block rows a convolution sees, the row itself included.
+        conv_group_size: channels that share a dynamic kernel.
+        selector_rank: width of the codebooks that score pairs of neighbours.
+        selector_top_k: candidates per position.
+    """
+
+    conv_kernel_size: int
+    conv_group_size: int
+    selector_rank: int
+    selector_top_k: int
+
+    def misfit(self, hidden_size: int, vocab_size: int) -> str | None:
+        """Why these cannot belong to a network of that width and vocabulary; None if they can."""
+        if hidden_size % self.conv_group_size:
+            return f"hidden_size {hidden_size} is no multiple of conv_group_size {self.conv_group_size}"
+        if self.selector_top_k > vocab_size:
+            return f"selector_top_k {self.selector_top_k} exceeds the vocabulary of {vocab_size}"
+        return None
 
 
 @dataclass(frozen=True)
@@ -35,14 +61,12 @@ class DFlashConfig:
     intermediate_size: int
     vocab_size: int
     rms_norm_eps: float
-    rope_theta: float
+    rotary: RotaryConfig
     block_size: int
     target_layer_ids: tuple[int, ...]
     mask_token_id: int
     layer_types: tuple[str, ...]
     num_target_layers: int | None = None
-    max_position_embeddings: int | None = None
-    rope_scaling: Mapping[str, Any] | None = None
     sliding_window: int | None = None
     is_causal: bool | None = None
     attention_bias: bool = False
@@ -50,58 +74,52 @@ class DFlashConfig:
     input_embedding_scale: float = 1.0
     output_multiplier: float = 1.0
     final_logit_softcapping: float | None = None
+    second: Second | None = None
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> "DFlashConfig":
         """Read a ``config.json``. Values of ``dflash_config`` go before those of the top level.
 
         Raises:
-            ModelError: a field is missing, or names an architecture this network does not have.
+            ModelError: a field is missing or of the wrong kind, or names an architecture this network does
+                not have.
         """
-        _refuse_other_architectures(raw)
+        kind = _kind(raw)
         nested = raw.get("dflash_config") or {}
-        if unknown := sorted(set(nested) - NESTED_KEYS):
+        if not isinstance(nested, Mapping):
+            raise ModelError(f"drafter config.json: dflash_config must be an object, not {nested!r}")
+        known = NESTED_KEYS | set(SECOND_KEYS if kind == "dflash2" else ())
+        if unknown := sorted(set(nested) - known):
             raise ModelError(f"dflash_config: unknown fields {', '.join(unknown)}")
-
-        def need(name: str) -> Any:
-            value = nested.get(name, raw.get(name))
-            if value is None:
-                raise ModelError(f"drafter config.json: {name} is missing")
-            return value
-
-        def number(name: str, default: float) -> float:
-            value = nested.get(name, raw.get(name))
-            return default if value is None else float(value)
-
-        layers, heads, hidden = (
-            int(need(name)) for name in ("num_hidden_layers", "num_attention_heads", "hidden_size")
-        )
-        theta, scaling = _rope(raw)
-        softcap = number("final_logit_softcapping", 0.0)
+        fields = _Fields({**raw, **{name: value for name, value in nested.items() if value is not None}})
+        layers, heads = fields.integer("num_hidden_layers"), fields.integer("num_attention_heads")
+        window = fields.integer("sliding_window", WINDOW if raw.get("use_sliding_window") else 0)
+        head_dim = fields.integer("head_dim", HEAD_DIM)
+        softcap = fields.number("final_logit_softcapping", 0.0)
+        target_layers = fields.integer("num_target_layers", 0)
         config = cls(
-            hidden_size=hidden,
+            hidden_size=fields.integer("hidden_size"),
             num_hidden_layers=layers,
             num_attention_heads=heads,
-            num_key_value_heads=int(raw.get("num_key_value_heads") or heads),
-            head_dim=int(raw.get("head_dim") or hidden // heads),
-            intermediate_size=int(need("intermediate_size")),
-            vocab_size=int(need("vocab_size")),
-            rms_norm_eps=float(need("rms_norm_eps")),
-            rope_theta=theta,
-            block_size=int(need("block_size")),
-            target_layer_ids=tuple(int(index) for index in need("target_layer_ids")),
-            mask_token_id=int(need("mask_token_id")),
-            layer_types=tuple(raw.get("layer_types") or [FULL] * layers),
-            num_target_layers=_optional_int(raw.get("num_target_layers")),
-            max_position_embeddings=_optional_int(raw.get("max_position_embeddings")),
-            rope_scaling=scaling,
-            sliding_window=_optional_int(raw.get("sliding_window")),
-            is_causal=raw.get("is_causal"),
-            attention_bias=bool(raw.get("attention_bias", False)),
+            num_key_value_heads=fields.integer("num_key_value_heads", heads),
+            head_dim=head_dim,
+            intermediate_size=fields.integer("intermediate_size"),
+            vocab_size=fields.integer("vocab_size"),
+            rms_norm_eps=fields.number("rms_norm_eps"),
+            rotary=rotary_config(raw, head_dim),
+            block_size=fields.integer("block_size"),
+            target_layer_ids=fields.integers("target_layer_ids"),
+            mask_token_id=fields.integer("mask_token_id", least=0),
+            layer_types=_layer_types(fields, layers, window),
+            num_target_layers=target_layers or None,
+            sliding_window=window or None,
+            is_causal=fields.switch("is_causal"),
+            attention_bias=bool(fields.switch("attention_bias")),
             hidden_act=str(raw.get("hidden_act", "silu")),
-            input_embedding_scale=number("input_embedding_scale", 1.0),
-            output_multiplier=number("output_multiplier", 1.0),
+            input_embedding_scale=fields.number("input_embedding_scale", 1.0),
+            output_multiplier=fields.number("output_multiplier", 1.0),
             final_logit_softcapping=softcap if softcap > 0 else None,
+            second=Second(*(fields.integer(name) for name in SECOND_KEYS)) if kind == "dflash2" else None,
         )
         config._check()
         return config
@@ -114,12 +132,12 @@ class DFlashConfig:
             refuse(f"layer_types has {len(self.layer_types)} entries for {self.num_hidden_layers} layers")
         if odd := sorted(set(self.layer_types) - {SLIDING, FULL}):
             refuse(f"layer_types holds {', '.join(odd)}; known are {SLIDING}, {FULL}")
-        if SLIDING in self.layer_types and (self.sliding_window or 0) < 1:
+        if SLIDING in self.layer_types and self.sliding_window is None:
             refuse(f"a {SLIDING} layer needs a positive sliding_window, not {self.sliding_window}")
-        if self.is_causal not in (None, True, False):
-            refuse(f"is_causal must be true, false or absent, not {self.is_causal!r}")
         if self.hidden_act not in ACTIVATIONS:
             refuse(f"hidden_act {self.hidden_act!r} is not one of {', '.join(ACTIVATIONS)}")
+        if self.head_dim % 2:
+            refuse(f"head_dim {self.head_dim} is odd; its halves are rotated against each other")
         if self.num_attention_heads % self.num_key_value_heads:
             refuse(f"{self.num_attention_heads} heads are no multiple of {self.num_key_value_heads}")
         if not self.target_layer_ids:
@@ -127,10 +145,15 @@ class DFlashConfig:
         layers = self.num_target_layers
         if min(self.target_layer_ids) < 0 or (layers is not None and max(self.target_layer_ids) >= layers):
             refuse(f"target_layer_ids {list(self.target_layer_ids)} do not fit {layers} target layers")
-        if not 0 <= self.mask_token_id < self.vocab_size:
+        if self.mask_token_id >= self.vocab_size:
             refuse(f"mask_token_id {self.mask_token_id} is outside the vocabulary of {self.vocab_size}")
-        if self.block_size < 1:
-            refuse(f"block_size must be positive, not {self.block_size}")
+        if self.second is not None and (reason := self.second.misfit(self.hidden_size, self.vocab_size)):
+            refuse(reason)
+
+    @property
+    def kind(self) -> str:
+        """``dflash`` or ``dflash2``."""
+        return "dflash" if self.second is None else "dflash2"
 
     def window(self, layer: int) -> int | None:
         """Attention window of a layer in positions, None where it sees everything."""
@@ -141,32 +164,64 @@ class DFlashConfig:
         return self.layer_types[layer] == SLIDING if self.is_causal is None else self.is_causal
 
 
-def _optional_int(value: Any) -> int | None:
-    return None if value is None else int(value)
+class _Fields:
+    """Typed reading; null counts as absent."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+
+    def get(self, name: str, default: Any = None) -> Any:
+        value = self._values.get(name)
+        if value is None:
+            if default is None:
+                raise ModelError(f"drafter config.json: {name} is missing")
+            return default
+        return value
+
+    def integer(self, name: str, default: int | None = None, *, least: int = 1) -> int:
+        value = self.get(name, default)
+        whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+        if isinstance(value, bool) or not whole:
+            raise ModelError(f"drafter config.json: {name} must be a whole number, not {value!r}")
+        if value < least and value != default:
+            wanted = "positive" if least == 1 else f"at least {least}"
+            raise ModelError(f"drafter config.json: {name} must be {wanted}, not {value}")
+        return int(value)
+
+    def number(self, name: str, default: float | None = None) -> float:
+        value = self.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+            raise ModelError(f"drafter config.json: {name} must be a finite number, not {value!r}")
+        return float(value)
+
+    def integers(self, name: str) -> tuple[int, ...]:
+        values = self.get(name)
+        if not isinstance(values, list) or not all(type(value) is int for value in values):
+            raise ModelError(f"drafter config.json: {name} must be a list of whole numbers, not {values!r}")
+        return tuple(values)
+
+    def switch(self, name: str) -> bool | None:
+        value = self._values.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise ModelError(f"drafter config.json: {name} must be true, false or absent, not {value!r}")
+        return value
 
 
-def _refuse_other_architectures(raw: Mapping[str, Any]) -> None:
-    names = raw.get("architectures") or []
-    if "DFlash2DraftModel" in names:
-        raise ModelError(
-            "this is a DFlash 2 drafter (DFlash2DraftModel); only DFlashDraftModel can be loaded"
-        )
-    if names and "DFlashDraftModel" not in names:
+def _layer_types(fields: _Fields, layers: int, window: int) -> tuple[str, ...]:
+    """As written, else transformers' rule: where windows are used, sliding from ``max_window_layers`` on."""
+    given = fields.get("layer_types", [])
+    if not isinstance(given, list) or not all(isinstance(item, str) for item in given):
+        raise ModelError(f"drafter config.json: layer_types must be a list of names, not {given!r}")
+    first = fields.integer("max_window_layers", FIRST_SLIDING_LAYER, least=0)
+    slides = bool(fields.switch("use_sliding_window")) and window > 0
+    return tuple(given) or tuple(SLIDING if slides and index >= first else FULL for index in range(layers))
+
+
+def _kind(raw: Mapping[str, Any]) -> str:
+    names = raw.get("architectures") or ["DFlashDraftModel"]
+    found = [KINDS[name] for name in names if name in KINDS] if isinstance(names, list) else []
+    if not found:
         raise ModelError(f"not a DFlash drafter: architectures is {names}")
     if raw.get("model_type", "qwen3") != "qwen3":
         raise ModelError(f"drafter model_type {raw['model_type']!r} is not known; DFlash drafters are qwen3")
-
-
-def _rope(raw: Mapping[str, Any]) -> tuple[float, Mapping[str, Any] | None]:
-    """Base and scaling of the rotary embedding, from ``rope_parameters`` or the older pair of fields."""
-    scaling = raw.get("rope_parameters") or raw.get("rope_scaling")
-    if scaling is not None:
-        kind = scaling.get("rope_type") or scaling.get("type", "default")
-        if kind not in ROPE_TYPES:
-            raise ModelError(f"drafter rope_type {kind!r} is not one of {', '.join(ROPE_TYPES)}")
-        if odd := sorted(key for key in set(scaling) - ROPE_KEYS if scaling[key] is not None):
-            raise ModelError(f"drafter rope parameters: unknown fields {', '.join(odd)}")
-    theta = (scaling or {}).get("rope_theta", raw.get("rope_theta"))
-    if theta is None:
-        raise ModelError("drafter config.json: rope_theta is missing")
-    return float(theta), scaling
+    return found[0]

@@ -106,7 +106,7 @@ def rounds(
     drafter.observe(list(prompt), rows[:, : len(prompt)])
     emitted, at = [], 0
     while at < len(continuation) - 1:
-        drafts = np.array(drafter.propose(continuation[at], block - 1)).tolist()
+        drafts = np.array(drafter.propose(continuation[at], block - 1).tokens).tolist()
         wanted = continuation[at + 1 : at + block]
         accepted = 0
         while accepted < min(len(wanted), block - 1) and drafts[accepted] == wanted[accepted]:

@@ -10,10 +10,12 @@ import pytest
 from engine import decode as loop
 from engine.cache.transaction import new_caches
 from engine.decode import Step, decode
+from engine.drafters.base import Draft
 from engine.drafters.block import BlockDrafter
 from engine.errors import ConfigurationError, PromptError
 from engine.networks.dflash import DFlash, DFlashConfig
 from engine.pace import Adaptive, Fixed, Pace
+from engine.stops import Stops
 from engine.target import Target
 from tests.engine import tiny
 
@@ -23,8 +25,16 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
     return [random.randrange(5, tiny.VOCAB) for _ in range(length)]
 
 
+TARGETS: dict[int, Target] = {}
+
+
+def target_of(model: Any) -> Target:
+    """One target a model: what it has compiled serves all tests."""
+    return TARGETS.setdefault(id(model), Target(model))
+
+
 def run(model: Any, drafter: Any, prompt: list[int], count: int, pace: Pace, **more: Any) -> list[Step]:
-    return list(decode(Target(model), drafter, prompt, max_tokens=count, pace=pace, **more))
+    return list(decode(target_of(model), drafter, prompt, max_tokens=count, pace=pace, **more))
 
 
 def tokens_of(steps: list[Step]) -> list[int]:
@@ -78,7 +88,7 @@ def test_a_stop_token_anywhere_in_a_block_ends_the_text_there(gemma, block: int,
     end = truth.index(stop)
     caches = new_caches(gemma, block)
     drafter = tiny.ScriptedDrafter(prompt + truth)
-    steps = run(gemma, drafter, prompt, 24, Fixed(block), stops={stop}, caches=caches)
+    steps = run(gemma, drafter, prompt, 24, Fixed(block), stops=Stops({stop}), caches=caches)
     assert tokens_of(steps) == truth[: end + 1]
     assert steps[-1].finish == "stop"
     assert {cache.offset for cache in caches} == {len(prompt) + end}  # all but the stop token itself
@@ -147,7 +157,7 @@ def test_a_real_drafter_with_random_weights_is_harmless(gemma):
 
 def test_without_a_drafter_it_decodes_plainly(gemma):
     prompt = prompt_of(10)
-    steps = run(gemma, None, prompt, 30, Fixed(1), stops=())
+    steps = run(gemma, None, prompt, 30, Fixed(1))
     assert tokens_of(steps) == tiny.plain_tokens(gemma, prompt, 30)
     assert {step.round.block for step in steps[1:]} == {1}
 
@@ -155,7 +165,7 @@ def test_without_a_drafter_it_decodes_plainly(gemma):
 def test_the_first_token_comes_before_anything_is_drafted(gemma):
     prompt = prompt_of(10)
     drafter = tiny.ScriptedDrafter(prompt + tiny.plain_tokens(gemma, prompt, 8))
-    steps = decode(Target(gemma), drafter, prompt, max_tokens=8, pace=Fixed(8))
+    steps = decode(target_of(gemma), drafter, prompt, max_tokens=8, pace=Fixed(8))
     next(steps)
     assert drafter.proposals == 0
     next(steps)
@@ -189,7 +199,7 @@ def test_what_is_yielded_is_committed_so_that_a_caller_may_stop_anywhere(gemma):
         for stop_after in range(1, 9):
             caches = new_caches(gemma, 8)
             drafter = tiny.ScriptedDrafter(prompt + truth, 0.3)
-            steps = decode(Target(gemma), drafter, prompt, max_tokens=60, pace=pace, caches=caches)
+            steps = decode(target_of(gemma), drafter, prompt, max_tokens=60, pace=pace, caches=caches)
             emitted: list[int] = []
             for _, step in zip(range(stop_after), steps, strict=False):
                 emitted.extend(step.tokens)
@@ -206,10 +216,10 @@ def test_what_is_yielded_is_committed_so_that_a_caller_may_stop_anywhere(gemma):
 
 def test_an_exception_while_drafting_leaves_model_and_caches_whole(gemma):
     class Failing(tiny.ScriptedDrafter):
-        def propose(self, bonus: int, count: int) -> mx.array:
+        def propose(self, bonus: int, count: int, sampler: Any = None) -> Draft:
             if len(self.seen) > 20:
                 raise RuntimeError("out of memory")
-            return super().propose(bonus, count)
+            return super().propose(bonus, count, sampler)
 
     prompt = prompt_of(10)
     truth = tiny.plain_tokens(gemma, prompt, 40)

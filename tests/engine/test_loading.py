@@ -10,12 +10,17 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx import nn
+from mlx.utils import tree_flatten
 
+from engine.card import card_of
 from engine.config import Options, open_engine
 from engine.errors import ConfigurationError, DrafterMismatchError, ModelError
-from engine.loading import load_drafter, load_target
+from engine.loading import LoadedDrafter, load_drafter, load_target
+from engine.networks.dflash import DFlash, DFlashConfig
+from engine.networks.dflash2 import build_network
 from engine.pace import Adaptive, Fixed
-from tests.engine import tiny
+from tests.engine import families, tiny
 
 
 @pytest.fixture
@@ -33,6 +38,22 @@ def rewrite(folder: Path, **changes: Any) -> None:
     path = folder / "config.json"
     config = json.loads(path.read_text()) | changes
     path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+
+
+def save(model: Any, folder: Path) -> None:
+    """Put the weights of a model in place of a folder's."""
+    weights = dict(tree_flatten(model.parameters()))
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
+
+
+def fits(module: Any, group: int) -> bool:
+    """Whether a matrix can be packed in groups of this size."""
+    return hasattr(module, "to_quantized") and module.weight.shape[-1] % group == 0
+
+
+def parameters_of(loaded: LoadedDrafter) -> dict[str, mx.array]:
+    """The weights a drafter works with."""
+    return dict(tree_flatten(loaded.drafter.network.parameters()))  # type: ignore[attr-defined]
 
 
 def spoil(folder: Path, name: str, value: float) -> None:
@@ -62,16 +83,122 @@ def test_the_dtype_can_be_chosen(folders: tuple[Path, Path]):
 
 
 def test_a_quantized_target_is_loaded_and_described(target_folder: Path):
-    from mlx import nn
-    from mlx.utils import tree_flatten
-
     model = tiny.build(hidden_size=64, intermediate_size=64)
     nn.quantize(model, group_size=32, bits=4)
-    mx.save_safetensors(
-        str(target_folder / "model.safetensors"), dict(tree_flatten(model.parameters())), {"format": "mlx"}
-    )
+    save(model, target_folder)
     rewrite(target_folder, hidden_size=64, intermediate_size=64, quantization={"group_size": 32, "bits": 4})
     assert load_target(target_folder).card.quantization == "affine 4-bit group 32"
+
+
+def test_what_a_file_says_of_its_packing_counts_not_what_the_config_says(target_folder: Path):
+    rewrite(target_folder, quantization={"group_size": 64, "bits": 8})
+    assert load_target(target_folder).card.quantization is None
+    model = tiny.build(hidden_size=64, intermediate_size=64)
+    nn.quantize(model, 32, 4, class_predicate=lambda name, m: hasattr(m, "to_quantized") and "mlp" in name)
+    nn.quantize(model, 64, 8, class_predicate=lambda name, m: name.endswith("embed_tokens"))
+    save(model, target_folder)
+    rewrite(target_folder, hidden_size=64, intermediate_size=64, quantization={"group_size": 32, "bits": 4})
+    card = load_target(target_folder).card
+    assert card.quantization == "affine 4-bit group 32, affine 8-bit group 64"
+    unpacked = tiny.build(hidden_size=64, intermediate_size=64)
+    assert card.parameters == sum(value.size for _, value in tree_flatten(unpacked.parameters()))
+
+
+@pytest.mark.parametrize(("group", "bits"), [(32, 2), (32, 3), (64, 5), (64, 6), (32, 8)])
+def test_parameters_are_counted_as_if_nothing_were_packed(group: int, bits: int):
+    model = tiny.build(hidden_size=64, intermediate_size=128)
+    expected = sum(value.size for _, value in tree_flatten(model.parameters()))
+    nn.quantize(model, group, bits, class_predicate=lambda _, m: fits(m, group))
+    card = card_of(Path("model"), [Path(__file__)], model)
+    assert card.parameters == expected
+    assert card.quantization == f"affine {bits}-bit group {group}"
+
+
+def test_decay_rates_of_recurrent_layers_keep_their_type(tmp_path: Path):
+    model = load_target(families.save(tmp_path / "qwen", "qwen3_5"), "bfloat16").target.model
+    dtypes = {name.split(".")[-1]: value.dtype for name, value in tree_flatten(model.parameters())}
+    assert (dtypes.pop("A_log"), set(dtypes.values())) == (mx.float32, {mx.bfloat16})
+
+
+def test_the_context_is_unknown_where_the_config_does_not_say(tmp_path: Path):
+    folder = families.save(tmp_path / "llama", "llama")
+    rewrite(folder, max_position_embeddings=None)
+    assert load_target(folder).context is None
+
+
+def shard(folder: Path) -> None:
+    """Split the weights in two files, as large checkpoints are."""
+    whole = folder / "model.safetensors"
+    weights = {name: mx.array(value) for name, value in dict(mx.load(str(whole))).items()}
+    mx.eval(*weights.values())
+    names, index = sorted(weights), {}
+    for part, chosen in enumerate((names[::2], names[1::2]), 1):
+        file = f"model-0000{part}-of-00002.safetensors"
+        mx.save_safetensors(str(folder / file), {name: weights[name] for name in chosen}, {"format": "mlx"})
+        index |= dict.fromkeys(chosen, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    whole.unlink()
+
+
+def test_sharded_folders_are_loaded_and_have_one_digest(target_folder: Path, drafter_folder: Path):
+    target, drafter = (
+        load_target(target_folder),
+        load_drafter(drafter_folder, load_target(target_folder).target),
+    )
+    shard(target_folder)
+    shard(drafter_folder)
+    again = load_target(target_folder)
+    tokens = mx.array([[7, 8, 9]])
+    assert mx.array_equal(again.target.model(tokens), target.target.model(tokens)).item()
+    other = load_drafter(drafter_folder, again.target)
+    assert parameters_of(other).keys() == parameters_of(drafter).keys()
+    for name, value in parameters_of(other).items():
+        assert mx.array_equal(value, parameters_of(drafter)[name]).item(), name
+    lines = "".join(
+        f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n"
+        for file in sorted(drafter_folder.glob("*.safetensors"))
+    )
+    assert other.card.weights_sha256 == hashlib.sha256(lines.encode()).hexdigest()
+    (drafter_folder / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"lacks model-00002-of-00002\.safetensors"):
+        load_drafter(drafter_folder, again.target)
+
+
+def test_a_second_generation_drafter_is_loaded_by_its_published_names(
+    tmp_path: Path, folders: tuple[Path, Path]
+):
+    nested = {"mask_token_id": tiny.MASK, "target_layer_ids": [0, 2, 5], "conv_kernel_size": 3}
+    nested |= {"conv_group_size": 8, "selector_rank": 4, "selector_top_k": 5}
+    config = tiny.drafter_config(architectures=["DFlash2DraftModel"], dflash_config=nested)
+    network = build_network(DFlashConfig.from_dict(config))
+    weights = dict(tree_flatten(network.parameters()))
+    published = {name.replace("codebook.weight", "codebook"): value for name, value in weights.items()}
+    assert published.keys() != weights.keys()
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), published)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    loaded = load_drafter(tmp_path, load_target(folders[0]).target)
+    assert loaded.drafter.name == "dflash2"
+    for name, value in parameters_of(loaded).items():
+        assert mx.array_equal(value, weights[name]).item(), name
+
+
+def test_a_packed_drafter_is_loaded_and_described(drafter_folder: Path, folders: tuple[Path, Path]):
+    target = load_target(folders[0]).target
+    whole = load_drafter(drafter_folder, target)
+    config = json.loads((drafter_folder / "config.json").read_text())
+    network = DFlash(DFlashConfig.from_dict(config))
+    network.load_weights(str(drafter_folder / "model.safetensors"))
+    nn.quantize(network, 32, 8, class_predicate=lambda _, m: fits(m, 32))
+    save(network, drafter_folder)
+    rewrite(drafter_folder, quantization={"group_size": 32, "bits": 8})
+    packed = load_drafter(drafter_folder, target)
+    assert packed.card.quantization == "affine 8-bit group 32"
+    assert packed.card.parameters == whole.card.parameters
+    for name, value in parameters_of(packed).items():
+        assert mx.array_equal(value, dict(tree_flatten(network.parameters()))[name]).item(), name
+    rewrite(drafter_folder, quantization=None)
+    with pytest.raises(ModelError, match=r"the weights hold .*\.biases, which the config does not call for"):
+        load_drafter(drafter_folder, target)
 
 
 def test_a_missing_folder_file_or_tokenizer_is_named(target_folder: Path, tmp_path: Path):
@@ -171,7 +298,10 @@ def test_drafter_weights_must_be_those_the_config_calls_for(drafter_folder: Path
     with pytest.raises(ModelError, match="does not call for"):
         load_drafter(drafter_folder, target)
     rewrite(drafter_folder, num_hidden_layers=3, layer_types=["full_attention"] * 3)
-    with pytest.raises(ModelError, match=r"lack layers\.2"):
+    with pytest.raises(ModelError, match="num_hidden_layers is 3, the weights hold 2 layers"):
+        load_drafter(drafter_folder, target)
+    rewrite(drafter_folder, num_hidden_layers=2, layer_types=["full_attention"] * 2, attention_bias=True)
+    with pytest.raises(ModelError, match=r"lack layers\.0\.self_attn\.k_proj\.bias"):
         load_drafter(drafter_folder, target)
 
 

@@ -105,3 +105,81 @@ def test_writing_into_an_array_changes_it_in_place_so_a_reference_is_no_snapshot
     alias = array
     array[1] = 5
     assert alias.tolist() == [0, 5, 0]
+
+
+def test_an_array_made_from_another_is_a_handle_of_its_own():
+    array = mx.zeros((3,))
+    handle = mx.array(array)
+    array[1] = 5
+    assert handle.tolist() == [0, 0, 0]
+    array -= 1
+    assert handle.tolist() == [0, 0, 0]
+
+
+def test_recurrent_states_are_a_list_of_arrays_with_room_for_lengths():
+    state = cache.ArraysCache(2)
+    assert (state.cache, state.left_padding, state.lengths) == ([None, None], None, None)
+    assert set(vars(state)) == {"cache", "left_padding", "lengths"}
+    assert state.make_mask(4) is None  # so a replay needs none either
+    state.lengths = mx.array([2, 3])
+    state.advance(1)
+    assert state.lengths.tolist() == [1, 2]
+    other = cache.ArraysCache(2)
+    other[0], other[1] = mx.ones((1, 2)), mx.ones((1, 3))
+    batch = cache.ArraysCache.merge([other, other, other])
+    assert [array.shape for array in batch.cache] == [(3, 2), (3, 3)]
+    batch.filter([0, 2])
+    assert batch.extract(1)[1].shape == (1, 3)
+
+
+def test_lists_of_caches_keep_their_members_in_an_attribute():
+    pair = cache.CacheList(cache.KVCache(), cache.ArraysCache(1))
+    assert [type(member) for member in pair.caches] == [cache.KVCache, cache.ArraysCache]
+
+
+def test_a_chunked_cache_trims_exactly_also_after_it_has_dropped_a_chunk():
+    chunked = cache.ChunkedKVCache(4)
+    rows = mx.arange(10, dtype=mx.float32).reshape(1, 1, 10, 1)
+    chunked.update_and_fetch(rows, rows)
+    chunked.maybe_trim_front()
+    assert (chunked.offset, chunked.start_position, chunked.chunk_size) == (10, 6, 4)
+    chunked.update_and_fetch(rows[:, :, :3] + 100, rows[:, :, :3])
+    assert chunked.trim(2) == 2
+    assert chunked.keys_and_values()[0][0, 0, :, 0].tolist() == [6, 7, 8, 9, 100]
+
+
+def test_a_concatenating_cache_brings_trimmed_rows_back_which_is_why_it_is_carried():
+    joined = cache.ConcatenateKVCache()
+    rows = mx.arange(4, dtype=mx.float32).reshape(1, 1, 4, 1)
+    joined.update_and_fetch(rows, rows)
+    joined.trim(2)
+    shown, _ = joined.update_and_fetch(rows[:, :, :1] + 100, rows[:, :, :1])
+    assert shown[0, 0, :, 0].tolist() == [0, 1, 2, 3, 100]
+
+
+@pytest.mark.parametrize("module", ["qwen3_5", "qwen3_next", "mamba2", "falcon_h1", "lfm2", "kimi_linear"])
+def test_recurrent_layers_take_a_cache_and_a_mask_by_these_names(module: str):
+    from importlib import import_module
+
+    from mlx import nn
+
+    code = import_module(f"mlx_lm.models.{module}")
+    mixers = {
+        name
+        for name, member in vars(code).items()
+        if isinstance(member, type)
+        and issubclass(member, nn.Module)
+        and {"cache", "mask"} <= set(inspect.signature(member.__call__).parameters)
+        and ".lengths" in inspect.getsource(member)
+    }
+    assert len(mixers) == 1, mixers
+
+
+def test_no_other_recurrent_layer_compiles_itself_than_those_we_know():
+    from pathlib import Path
+
+    from engine.cache.recorder import SELF_COMPILING
+
+    folder = Path(inspect.getfile(base)).parent
+    found = {path.stem for path in folder.glob("*.py") if "mx.compile(self" in path.read_text()}
+    assert {f"mlx_lm.models.{name}" for name in found} == set(SELF_COMPILING)

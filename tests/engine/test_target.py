@@ -10,6 +10,7 @@ from mlx.utils import tree_flatten
 from engine.errors import ModelError
 from engine.target import Target
 from tests.engine import tiny
+from tests.engine.families import layers_by_hand
 
 TOKENS = mx.array([[7, 8, 9, 10]])
 
@@ -75,52 +76,106 @@ def test_closing_restores_the_model(gemma):
     assert mx.array_equal(target.forward(TOKENS, [None] * 6, None)[0], logits).item()
 
 
-def test_a_layer_that_returns_a_tuple_is_tapped_by_its_first_element():
-    class Layer(nn.Module):
-        def __call__(self, x, mask, cache):
-            return x + 1, "something else"
-
-    class Core(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embed_tokens = nn.Embedding(10, 4)
-            self.layers = [Layer(), Layer()]
-
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.model = Core()
-            self.args = tiny.FAMILIES["llama"][0].ModelArgs.from_dict(
-                tiny.FAMILIES["llama"][1] | {"hidden_size": 4, "vocab_size": 10}
-            )
-
-        @property
-        def layers(self):
-            return self.model.layers
-
-        def __call__(self, tokens, cache=None):
-            h = self.model.embed_tokens(tokens)
-            for layer in self.layers:
-                h = layer(h, None, None)[0]
-            return self.model.embed_tokens.as_linear(h)
-
-    model = Model()
+def test_an_exception_in_the_middle_of_a_forward_leaves_no_rows_behind():
+    model = tiny.build("llama")
     target = Target(model)
-    taps = target.tap((0, 1))
-    rows = target.forward(mx.array([[1, 2]]), [None, None], taps)[1]
+    taps = target.tap((0, 2))
+    expected = forward(target, taps)
+    broken = type("Broken", (nn.Module,), {"__call__": lambda self, *_, **__: 1 / 0})()
+    layers, model.model.layers[1] = list(model.model.layers), broken
+    broken.use_sliding = False
+    with pytest.raises(ZeroDivisionError):
+        forward(target, taps)
+    with pytest.raises(ModelError, match="layer 0 of the target did not run"):
+        taps.take()
+    model.model.layers = layers
+    assert mx.array_equal(forward(target, taps), expected).item()
     taps.close()
-    base = model.model.embed_tokens(mx.array([[1, 2]]))
-    assert mx.allclose(rows, mx.concatenate([base + 1, base + 2], axis=-1))
 
 
-@pytest.mark.parametrize("family", ["gemma3_text", "llama", "qwen3"])
-def test_the_head_is_the_one_the_model_uses(family: str):
-    model = tiny.build(family)
+def test_a_layer_instance_used_twice_is_tapped_at_each_of_its_places():
+    model = tiny.build("llama")
+    first, second, _ = model.model.layers
+    model.model.layers = [first, second, first, second]
+    outputs, _ = layers_by_hand(model, TOKENS)
+    kinds = type(first), type(second)
     target = Target(model)
-    hidden = mx.random.normal((1, 3, 32))
-    owner = model.lm_head if "lm_head" in model else model.model.embed_tokens.as_linear
-    assert mx.array_equal(target.head(hidden), owner(hidden)).item()
+    taps = target.tap((3, 0, 2, 0))
+    rows = forward(target, taps)
+    taps.close()
+    assert mx.array_equal(rows, mx.concatenate([outputs[i] for i in (3, 0, 2, 0)], axis=-1)).item()
+    assert (type(first), type(second)) == kinds
+
+
+def test_a_layer_that_does_not_run_or_does_not_exist_is_named():
+    model = tiny.build("llama")
+    target = Target(model)
+    for index in (3, -1):
+        with pytest.raises(ModelError, match=f"layer {index} cannot be tapped: the target has layers 0 to 2"):
+            target.tap((0, index))
+    skipped = model.model.layers[1]
+    taps = target.tap((0, 1))
+    model.model.layers = [model.model.layers[0], model.model.layers[2]]
+    with pytest.raises(ModelError, match="layer 1 of the target did not run"):
+        forward(target, taps)
+    taps.close()
+    assert "tap_listeners" not in type(skipped).__dict__
+
+
+def test_a_tapped_model_can_be_compiled():
+    model = tiny.build("llama")
+    target = Target(model)
+    taps = target.tap((0, 2))
+    rows, (logits, _) = forward(target, taps), target.forward(TOKENS, [None] * 3, None)
+    both = mx.compile(lambda tokens: target.forward(tokens, [None] * 3, taps))
+    alone = mx.compile(lambda tokens: target.forward(tokens, [None] * 3, None)[0])
+    for _ in range(2):  # traced, then from the compiler's store
+        seen, heard = both(TOKENS)
+        assert mx.allclose(seen, logits, atol=1e-5).item()
+        assert mx.allclose(heard, rows, atol=1e-5).item()
+        assert mx.allclose(alone(TOKENS), logits, atol=1e-5).item()
+    taps.close()
+    assert mx.allclose(alone(TOKENS), logits, atol=1e-5).item()
+
+
+def test_a_model_quantized_while_tapped_is_seen_as_it_is_then():
+    model = tiny.build("llama")
+    target = Target(model)
+    taps = target.tap((0, 2))
+    nn.quantize(model, 32, 4)
+    outputs, logits = layers_by_hand(model, TOKENS)
+    assert mx.array_equal(forward(target, taps), mx.concatenate([outputs[0], outputs[2]], axis=-1)).item()
+    assert mx.array_equal(target.head(model.model.norm(outputs[-1])), logits).item()
     assert mx.array_equal(target.embed(TOKENS), model.model.embed_tokens(TOKENS)).item()
+    assert (target.hidden_size, target.vocab_size) == (Target(model).hidden_size, Target(model).vocab_size)
+    taps.close()
+
+
+def test_another_wrapper_around_a_tapped_layer_does_not_keep_its_listener():
+    model = tiny.build("llama")
+    layer, plain = model.model.layers[0], type(model.model.layers[0])
+    target = Target(model)
+    taps = target.tap((0,))
+    object.__setattr__(layer, "__class__", type("Above", (type(layer),), {}))
+    rows = forward(target, taps)
+    assert rows.shape == (1, 4, 32)
+    taps.close()
+    assert all(not kind.__dict__.get("tap_listeners") for kind in type(layer).__mro__)
+    object.__setattr__(layer, "__class__", plain)
+
+
+def test_closing_leaves_every_object_of_the_model_where_it_was(gemma):
+    def picture() -> list[tuple[str, int, type, list[str]]]:
+        return [(name, id(m), type(m), sorted(vars(m))) for name, m in gemma.named_modules()]
+
+    arrays = {name: id(value) for name, value in tree_flatten(gemma.parameters())}
+    before = picture()
+    target = Target(gemma)
+    taps = target.tap(range(6))
+    forward(target, taps)
+    taps.close()
+    assert picture() == before
+    assert {name: id(value) for name, value in tree_flatten(gemma.parameters())} == arrays
 
 
 def test_a_module_without_layers_is_refused():

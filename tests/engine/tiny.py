@@ -13,6 +13,7 @@ from mlx.utils import tree_flatten, tree_map
 from mlx_lm.generate import generate_step
 from mlx_lm.models import gemma3_text, llama, qwen3
 
+from engine.drafters.base import Draft
 from engine.networks.dflash import DFlash, DFlashConfig
 
 VOCAB = 300
@@ -96,6 +97,9 @@ class ScriptedDrafter:
     def bind(self, target: Any) -> None:
         pass
 
+    def twin(self) -> ScriptedDrafter:
+        raise NotImplementedError("a scripted drafter knows one text only")
+
     def start(self) -> None:
         self.seen, self.rows = [], []
 
@@ -107,12 +111,18 @@ class ScriptedDrafter:
             self.rows.append(taps)
         self.seen.extend(tokens)
 
-    def propose(self, bonus: int, count: int) -> mx.array:
+    def rewind(self, count: int) -> bool:
+        assert count <= len(self.seen)
+        self.seen = self.seen[: len(self.seen) - count]
+        return True
+
+    def propose(self, bonus: int, count: int, sampler: Any = None) -> Draft:
         assert bonus == self.truth[len(self.seen)]
         self.proposals += 1
         at = len(self.seen) + 1
         right = (self.truth + [0] * count)[at : at + count]
-        return mx.array([(t + 1) % VOCAB if self._random.random() < self._wrong else t for t in right])
+        tokens = [(t + 1) % VOCAB if self._random.random() < self._wrong else t for t in right]
+        return Draft(mx.array(tokens, mx.int32))
 
 
 def save_target(folder: Path, family: str = "gemma3_text", seed: int = 3, **changes: Any) -> Path:

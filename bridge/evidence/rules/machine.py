@@ -12,7 +12,15 @@ from bridge.evidence.shown import several, shown
 # holds the same entries as mlx-lm's rotating cache but can be rolled back.
 KV_CLASSES = {
     "native": frozenset(
-        {"KVCache", "RotatingKVCache", "ChunkedKVCache", "ArraysCache", "CacheList", "SlidingRing"}
+        {
+            "KVCache",
+            "RotatingKVCache",
+            "ChunkedKVCache",
+            "ArraysCache",
+            "CacheList",
+            "SlidingRing",
+            "RaggedKV",
+        }
     ),
 }
 WEIGHTLESS_DRAFTERS = frozenset({"prompt-lookup"})

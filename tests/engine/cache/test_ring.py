@@ -10,8 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.models.base import create_causal_mask
+from mlx_lm.models.cache import RotatingKVCache
 
 from engine.cache.ring import SlidingRing
+
+A_ROW = 2 * 2 * 3 * 4  # keys and values, two heads of three float32
 
 
 def rows(start: int, count: int) -> tuple[mx.array, mx.array]:
@@ -25,16 +28,6 @@ def positions(keys: mx.array) -> list[int]:
     return [int(value) for value in keys[0, 0, :, 0].tolist()]
 
 
-class Reference:
-    """Remembers every position; what a window shows is computed from scratch."""
-
-    def __init__(self, window: int) -> None:
-        self.window, self.offset = window, 0
-
-    def view(self, new: int) -> list[int]:
-        return list(range(max(0, self.offset - (self.window - 1)), self.offset + new))
-
-
 def visible(mask: mx.array | str | None, new: int, width: int) -> np.ndarray:
     """A mask in any of mlx's forms as booleans [new, width]."""
     if mask is None:
@@ -45,49 +38,56 @@ def visible(mask: mx.array | str | None, new: int, width: int) -> np.ndarray:
     return np.array(mask)
 
 
-def check_step(ring: SlidingRing, reference: Reference, new: int) -> None:
-    """One update shows exactly what each query may see, in order, with a mask that fits."""
-    mask = ring.make_mask(new)
-    keys, values = ring.update_and_fetch(*rows(reference.offset, new))
-    shown = positions(keys)
-    assert shown == reference.view(new)
+def check_step(ring: SlidingRing, new: int, narrow: int | None = None) -> None:
+    """One update shows every query exactly what an unbounded cache would, wherever the rows lie."""
+    before = ring.offset
+    mask = ring.make_mask(new, window_size=narrow)
+    keys, values = ring.update_and_fetch(*rows(before, new))
     assert mx.array_equal(values, -keys).item()
+    shown = positions(keys)
     seen = visible(mask, new, len(shown))
+    window = min(narrow or ring.window, ring.window)
     for query in range(new):
-        at = reference.offset + query
-        expected = [at - reference.window < p <= at for p in shown]
-        assert seen[query].tolist() == expected
-    reference.offset += new
+        at = before + query
+        expected = {p for p in range(at + 1) if p > at - window or p < ring.sink}
+        found = [p for p, see in zip(shown, seen[query], strict=True) if see]
+        assert sorted(found) == sorted(expected)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     window=st.integers(1, 9),
     headroom=st.integers(1, 6),
+    sink=st.integers(0, 4),
     prompt=st.integers(0, 30),
-    rounds=st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6)), max_size=14),
+    rounds=st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6), st.integers(0, 12)), max_size=14),
 )
-def test_any_sequence_of_rounds_shows_what_an_unbounded_cache_would(window, headroom, prompt, rounds):
-    ring, reference = SlidingRing(window, headroom), Reference(window)
+def test_any_sequence_of_rounds_shows_what_an_unbounded_cache_would(window, headroom, sink, prompt, rounds):
+    ring = SlidingRing(window, headroom, sink)
     if prompt:
-        check_step(ring, reference, prompt)
-    for wished, confirmed in rounds:
+        check_step(ring, prompt)
+    for wished, confirmed, surplus in rounds:
         block = min(wished, headroom)
         kept = min(confirmed, block)
+        begun = ring.offset
         ring.begin(block)
-        check_step(ring, reference, block)
+        check_step(ring, block)
         ring.commit(block - kept)
-        reference.offset -= block - kept
-        assert ring.offset == reference.offset
-        assert ring.size() == min(reference.offset, window)
-    check_step(ring, reference, 1)
+        assert ring.offset == begun + kept
+        assert ring.size() == min(ring.offset, window + sink)
+        assert ring.nbytes <= (sink + window + headroom) * A_ROW
+        if surplus and ring.rewindable(surplus):
+            ring.rewind(surplus)
+            assert ring.offset == begun + kept - surplus
+    check_step(ring, 1)
 
 
 @pytest.mark.parametrize("kept", range(6))
 @pytest.mark.parametrize("before", [0, 1, 7, 8, 9, 16, 40])
-def test_a_rollback_is_exact_on_both_sides_of_the_wrap(before: int, kept: int):
+@pytest.mark.parametrize("sink", [0, 3])
+def test_a_rollback_is_exact_on_both_sides_of_the_wrap(sink: int, before: int, kept: int):
     block, window = 5, 8
-    rolled, straight = SlidingRing(window, block), SlidingRing(window, block)
+    rolled, straight = SlidingRing(window, block, sink), SlidingRing(window, block, sink)
     for ring in (rolled, straight):
         for at in range(before):
             ring.update_and_fetch(*rows(at, 1))
@@ -115,17 +115,42 @@ def test_abort_restores_the_state_of_begin_however_much_has_arrived():
     assert positions(ring.keys_and_values()[0]) == before
 
 
-def test_memory_stays_at_window_plus_headroom():
+@pytest.mark.parametrize("prompt", [1, 8, 8 * 8])
+def test_memory_stays_at_window_plus_headroom(prompt: int):
     ring, window, headroom = SlidingRing(8, 4), 8, 4
-    sizes = []
-    for at in range(0, 8 * window, 2):
+    ring.update_and_fetch(*rows(0, prompt))
+    sizes = [ring.nbytes]
+    for _ in range(4 * window):
         ring.begin(4)
-        ring.update_and_fetch(*rows(at, 4))
+        ring.update_and_fetch(*rows(ring.offset, 4))
         ring.commit(2)
         sizes.append(ring.nbytes)
-    a_row = 2 * 2 * 3 * 4  # keys and values, two heads of three float32
-    assert max(sizes) == (window + headroom) * a_row
+    assert max(sizes) == (window + headroom) * A_ROW
     assert all(later >= earlier for earlier, later in pairwise(sizes))
+
+
+def test_a_full_ring_is_written_in_place_and_never_moves():
+    ring = SlidingRing(8, 4)
+    check_step(ring, 30)
+    buffer = ring.keys
+    for _ in range(20):
+        check_step(ring, 4)
+    assert ring.keys is buffer
+
+
+def test_what_can_be_rewound_is_what_no_block_has_overwritten():
+    ring = SlidingRing(8, 4)
+    check_step(ring, 40)
+    assert ring.rewindable(5)  # the rows of all 12 newest positions are there, the query of 35 sees 28 … 35
+    assert not ring.rewindable(6)
+    ring.rewind(5)
+    assert positions(ring.keys_and_values()[0]) == list(range(28, 35))
+    assert not ring.rewindable(1)
+    check_step(ring, 3)
+    short = SlidingRing(8, 4)
+    check_step(short, 9)
+    assert all(short.rewindable(count) for count in range(10))
+    assert not short.rewindable(10)
 
 
 def test_a_ring_refuses_what_it_cannot_take_back():
@@ -145,17 +170,62 @@ def test_a_ring_refuses_what_it_cannot_take_back():
         ring.update_and_fetch(*rows(34, 4))
 
 
-def test_a_narrower_mask_can_be_asked_for():
-    ring = SlidingRing(8, 4)
-    ring.update_and_fetch(*rows(0, 20))
-    mask = visible(ring.make_mask(2, window_size=3), 2, 9)
-    assert mask.sum(axis=1).tolist() == [3, 3]
+@pytest.mark.parametrize("before", [0, 2, 9, 20])
+@pytest.mark.parametrize("new", [1, 2, 7, 30])
+@pytest.mark.parametrize("sink", [0, 2])
+def test_a_narrower_mask_can_be_asked_for(sink: int, new: int, before: int):
+    ring = SlidingRing(8, 4, sink)
+    if before:
+        check_step(ring, before)
+    check_step(ring, new, narrow=3)
 
 
-def test_the_state_round_trips():
+def test_a_mask_is_an_array_where_one_is_asked_for():
     ring = SlidingRing(8, 4)
-    ring.update_and_fetch(*rows(0, 20))
+    assert ring.make_mask(3) == "causal"
+    assert visible(ring.make_mask(3, return_array=True), 3, 3).tolist() == visible("causal", 3, 3).tolist()
+    assert ring.make_mask(1, return_array=True) is None
+
+
+@pytest.mark.parametrize("prompt", [1, 5, 11, 20])
+@pytest.mark.parametrize("sink", [0, 3])
+def test_one_token_at_a_time_it_holds_what_mlx_lms_rotating_cache_holds(sink: int, prompt: int):
+    ring, rotating = SlidingRing(8, 4, sink), RotatingKVCache(8 + sink, sink)
+    for cache in (ring, rotating):
+        cache.update_and_fetch(*rows(0, prompt))
+    for at in range(prompt, 40):
+        mask = ring.make_mask(1)
+        ours = positions(ring.update_and_fetch(*rows(at, 1))[0])
+        seen = visible(mask, 1, len(ours))[0]
+        theirs = positions(rotating.update_and_fetch(*rows(at, 1))[0])
+        assert sorted(p for p, see in zip(ours, seen, strict=True) if see) == sorted(theirs)
+
+
+def test_inside_a_block_every_query_sees_the_pinned_entries_which_mlx_lms_rotating_cache_hides():
+    ring, rotating = SlidingRing(8, 4, 3), RotatingKVCache(11, 3)
+    for cache in (ring, rotating):
+        for at in range(20):
+            cache.update_and_fetch(*rows(at, 1))
+    pinned = {}
+    for name, cache in (("ring", ring), ("rotating", rotating)):
+        mask = cache.make_mask(4, window_size=11)
+        shown = positions(cache.update_and_fetch(*rows(20, 4))[0])
+        seen = visible(mask, 4, len(shown))
+        pinned[name] = [sum(p < 3 and bool(see) for p, see in zip(shown, row, strict=True)) for row in seen]
+    assert pinned == {"ring": [3, 3, 3, 3], "rotating": [3, 2, 1, 0]}
+
+
+@pytest.mark.parametrize("sink", [0, 3])
+def test_the_state_round_trips(sink: int):
+    ring = SlidingRing(8, 4, sink)
+    check_step(ring, 20)
     copy = SlidingRing.from_state(ring.state)
-    assert positions(copy.update_and_fetch(*rows(20, 1))[0]) == positions(
-        ring.update_and_fetch(*rows(20, 1))[0]
-    )
+    assert positions(copy.keys_and_values()[0]) == positions(ring.keys_and_values()[0])
+    assert [copy.rewindable(count) for count in range(9)] == [ring.rewindable(count) for count in range(9)]
+    check_step(copy, 3)
+
+
+def test_a_ring_needs_a_window_and_headroom():
+    for wrong in [(0, 4, 0), (8, 0, 0), (8, 4, -1)]:
+        with pytest.raises(ValueError, match="must be positive"):
+            SlidingRing(*wrong)

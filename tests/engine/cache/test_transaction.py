@@ -1,156 +1,241 @@
-"""begin, commit and abort over all layers: the caches must be those of plain decoding, layer by layer."""
+"""begin, commit, abort and rewind over all layers: order of calls, counts, memory, and their own cost."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+
 import mlx.core as mx
 import pytest
-from mlx_lm.models.cache import ArraysCache, KVCache, QuantizedKVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import (
+    ArraysCache,
+    CacheList,
+    ConcatenateKVCache,
+    KVCache,
+    RotatingKVCache,
+)
 
 from engine.cache.ring import SlidingRing
 from engine.cache.transaction import Transaction, new_caches, resident
 from engine.decode import decode
-from engine.errors import ModelError
 from engine.pace import Fixed
 from engine.target import Target
 from tests.engine import tiny
+from tests.engine.cache import models
+from tests.engine.cache.invariants import Sequence
 
 
-def visible_rows(cache, window: int | None) -> tuple[mx.array, mx.array]:
-    """What the next query could see, in temporal order."""
-    if isinstance(cache, RotatingKVCache):
-        keys, values = cache._temporal_order(cache.keys), cache._temporal_order(cache.values)
-        keep = min(cache.offset, window - 1)
-        return keys[..., -keep:, :], values[..., -keep:, :]
-    keys, values = cache.keys_and_values()
-    return keys, values
+@contextmanager
+def opened(model, caches) -> Iterator[Transaction]:
+    transaction = Transaction(model, caches)
+    try:
+        yield transaction
+    finally:
+        transaction.close()
 
 
-def assert_caches_equal(ours: list, plain: list) -> None:
-    """Layer by layer, within rounding. A wrong offset means commit kept the wrong number of rows; equal
-    offsets with different rows mean a rollback left or lost an entry."""
-    for layer, (a, b) in enumerate(zip(ours, plain, strict=True)):
-        assert a.offset == b.offset, f"layer {layer}: {a.offset} positions instead of {b.offset}"
-        for x, y in zip(visible_rows(a, tiny.WINDOW), visible_rows(b, tiny.WINDOW), strict=True):
-            assert x.shape == y.shape, f"layer {layer}: {x.shape} against {y.shape}"
-            assert mx.abs(x - y).max().item() < 2e-4, f"layer {layer}: rows differ"
+def forward(model, caches, tokens: list[int]) -> None:
+    mx.eval(model(mx.array([tokens]), cache=caches))
 
 
-@pytest.mark.parametrize("prompt_length", [1, 5, 8, 9, 25])
-@pytest.mark.parametrize("wrong", [0.0, 0.3, 1.0])
-def test_after_rounds_every_layer_equals_plain_decoding(gemma, prompt_length: int, wrong: float):
+@pytest.mark.parametrize(("prompt_length", "wrong"), [(5, 0.3), (25, 1.0)])
+def test_decoding_leaves_the_caches_of_the_tokens_it_gave(gemma, prompt_length: int, wrong: float):
     random = tiny.seeded(prompt_length)
     prompt = [random.randrange(5, tiny.VOCAB) for _ in range(prompt_length)]
     truth = tiny.plain_tokens(gemma, prompt, 30)
-    target, caches = Target(gemma), new_caches(gemma, 5)
-    drafter = tiny.ScriptedDrafter(prompt + truth, wrong)
-    tokens = [
-        token
-        for step in decode(target, drafter, prompt, max_tokens=30, pace=Fixed(5), caches=caches)
-        for token in step.tokens
-    ]
-    assert tokens == truth
-    plain = make_prompt_cache(gemma)
+    caches, drafter = new_caches(gemma, 5), tiny.ScriptedDrafter(prompt + truth, wrong)
+    steps = list(decode(Target(gemma), drafter, prompt, max_tokens=30, pace=Fixed(5), caches=caches))
+    assert [token for step in steps for token in step.tokens] == truth
+    fresh = new_caches(gemma, 5)
     for token in (prompt + truth)[:-1]:
-        mx.eval(gemma(mx.array([[token]]), cache=plain))
-    assert_caches_equal(caches, plain)
+        forward(gemma, fresh, [token])
+    for ours, plain in zip(caches, fresh, strict=True):
+        assert ours.offset == plain.offset
+        for a, b in zip(ours.keys_and_values(), plain.keys_and_values(), strict=True):
+            assert mx.abs(a - b).max().item() < 2e-4
 
 
-def test_quantized_caches_roll_back_to_the_same_codes(gemma):
-    model = tiny.build("qwen3", hidden_size=128, head_dim=32)
-    rolled = [QuantizedKVCache(group_size=32, bits=8) for _ in model.layers]
-    straight = [QuantizedKVCache(group_size=32, bits=8) for _ in model.layers]
-    prompt, wasted, kept = [5, 6, 7, 8], [9, 10, 11], [12, 13]
-    transaction = Transaction(rolled)
-    mx.eval(model(mx.array([prompt]), cache=rolled))
-    transaction.begin(3)
-    mx.eval(model(mx.array([wasted]), cache=rolled))
-    transaction.commit(1)
-    mx.eval(model(mx.array([kept]), cache=rolled))
-    mx.eval(model(mx.array([prompt]), cache=straight))
-    mx.eval(model(mx.array([wasted[:1]]), cache=straight))
-    mx.eval(model(mx.array([kept]), cache=straight))
-    for a, b in zip(rolled, straight, strict=True):
-        ours = mx.dequantize(*a.keys_and_values()[0], group_size=32, bits=8)
-        plain = mx.dequantize(*b.keys_and_values()[0], group_size=32, bits=8)
-        assert mx.abs(ours - plain).max().item() < 0.05
-
-
-def test_an_exception_in_the_middle_of_a_forward_restores_every_layer(gemma):
-    caches = new_caches(gemma, 4)
-    transaction = Transaction(caches)
-    mx.eval(gemma(mx.array([list(range(5, 25))]), cache=caches))
-    before = [[mx.array(x) for x in cache.keys_and_values()] for cache in caches]
-    third = gemma.layers[3]
-    plain = type(third)
-
-    def failing(self, *args, **kwargs):
-        raise RuntimeError("out of memory")
-
-    object.__setattr__(third, "__class__", type("Failing", (plain,), {"__call__": failing}))
-    try:
-        transaction.begin(4)
-        with pytest.raises(RuntimeError, match="out of memory"), transaction.guarded():
-            gemma(mx.array([[1, 2, 3, 4]]), cache=caches)
-    finally:
-        object.__setattr__(third, "__class__", plain)
-    assert {cache.offset for cache in caches} == {20}
-    for cache, rows in zip(caches, before, strict=True):
-        for now, then in zip(cache.keys_and_values(), rows, strict=True):
-            assert mx.array_equal(now, then).item()
-
-
-def test_a_cache_that_cannot_be_undone_is_refused_by_name():
-    with pytest.raises(ModelError, match="ArraysCache"):
-        Transaction([KVCache(), ArraysCache(2)])
-    with pytest.raises(ModelError, match="RotatingKVCache"):
-        Transaction([RotatingKVCache(8)])
-
-
-def test_commit_and_begin_out_of_turn_are_errors():
-    transaction = Transaction([KVCache()])
-    with pytest.raises(ValueError, match="cannot keep"):
-        transaction.commit(0)
-    transaction.begin(2)
-    with pytest.raises(ValueError, match="already open"):
+def test_commit_and_begin_out_of_turn_are_errors(gemma):
+    with opened(gemma, [KVCache()]) as transaction:
+        with pytest.raises(ValueError, match="cannot keep"):
+            transaction.commit(0)
         transaction.begin(2)
-    with pytest.raises(ValueError, match="cannot keep 3"):
-        transaction.commit(3)
-    transaction.abort()
-    transaction.abort()
+        with pytest.raises(ValueError, match="already open"):
+            transaction.begin(2)
+        with pytest.raises(ValueError, match="cannot keep 3"):
+            transaction.commit(3)
+        with pytest.raises(ValueError, match="is open"):
+            transaction.rewind(0)
+        transaction.abort()
+        transaction.abort()
+        assert transaction.rewind(0)
 
 
 def test_a_block_beyond_the_headroom_opens_nothing_in_any_layer(gemma):
     caches = new_caches(gemma, 4)
-    transaction = Transaction(caches)
-    mx.eval(gemma(mx.array([[5, 6, 7]]), cache=caches))
-    with pytest.raises(ValueError, match="headroom of 4"):
-        transaction.begin(5)
-    transaction.begin(4)
-    mx.eval(gemma(mx.array([[8, 9, 10, 11]]), cache=caches))
-    transaction.commit(1)
-    assert {cache.offset for cache in caches} == {4}
+    with opened(gemma, caches) as transaction:
+        assert transaction.room == 4
+        forward(gemma, caches, [5, 6, 7])
+        with pytest.raises(ValueError, match="headroom of 4"):
+            transaction.begin(5)
+        transaction.begin(4)
+        forward(gemma, caches, [8, 9, 10, 11])
+        transaction.commit(1)
+        assert {cache.offset for cache in caches} == {4}
 
 
-def test_sliding_layers_become_rings_and_pinned_entries_are_refused(gemma):
+def test_a_rewind_forgets_positions_in_every_layer_or_in_none(gemma):
+    caches = new_caches(gemma, 4)
+    with opened(gemma, caches) as transaction:
+        forward(gemma, caches, list(range(5, 35)))
+        assert transaction.rewind(5)
+        assert {cache.offset for cache in caches} == {25}
+        assert not transaction.rewind(2)  # the rings no longer hold what position 23 sees
+        assert {cache.offset for cache in caches} == {25}
+
+
+def test_a_recurrent_layer_cannot_be_rewound():
+    model = models.model("qwen3_5")
+    caches = new_caches(model, 4)
+    with opened(model, caches) as transaction:
+        forward(model, caches, [5, 6, 7])
+        assert transaction.rewind(0)
+        assert not transaction.rewind(1)
+        assert caches[1].offset == 3
+
+
+def test_carried_tokens_are_rewound_first_and_counted_by_begin_and_commit(gemma):
+    caches = [ConcatenateKVCache() for _ in gemma.layers]
+    with opened(gemma, caches) as transaction:
+        assert transaction.room is None
+        forward(gemma, caches, [5, 6, 7])
+        transaction.begin(4)
+        forward(gemma, caches, [8, 9, 10, 11])
+        transaction.commit(2)
+        assert (transaction.carried, caches[0].offset) == (2, 3)
+        with pytest.raises(ValueError, match="2 positions are no room for 2 carried"):
+            transaction.begin(2)
+        transaction.begin(3)
+        with pytest.raises(ValueError, match="2 of them carried"):
+            transaction.commit(1)
+        transaction.abort()
+        assert transaction.rewind(1)
+        assert (transaction.carried, caches[0].offset) == (1, 3)
+        assert not transaction.rewind(2)
+        assert transaction.carried == 1
+        transaction.begin(2)
+        forward(gemma, caches, [8, 12])
+        transaction.commit(2)
+        assert (transaction.carried, caches[0].offset) == (0, 5)
+
+
+def test_what_stands_in_a_list_is_taken_back_member_by_member(gemma):
+    pair = CacheList(KVCache(), KVCache())
+    with opened(gemma, [pair]) as transaction:
+        transaction.begin(3)
+        for member in pair.caches:
+            member.update_and_fetch(mx.zeros((1, 1, 3, 2)), mx.zeros((1, 1, 3, 2)))
+        transaction.commit(1)
+        assert [member.offset for member in pair.caches] == [1, 1]
+        assert transaction.carried == 0
+
+
+def test_a_state_nobody_explains_is_put_back_and_carried(gemma):
+    state = ArraysCache(1)
+    state[0] = mx.zeros((1, 2))
+    with opened(gemma, [state]) as transaction:
+        transaction.begin(3)
+        state[0] = mx.ones((1, 2))  # no module of the model was called with this cache
+        transaction.commit(2)
+        assert transaction.carried == 2
+        assert state[0].tolist() == [[0, 0]]
+
+
+def test_a_snapshot_is_not_changed_by_writing_into_the_cache(gemma):
+    state = ArraysCache(1)
+    state[0] = mx.zeros((1, 2))
+    with opened(gemma, [state]) as transaction:
+        for _ in range(2):
+            transaction.begin(3)
+            state[0][0, 1] = 5.0
+            transaction.abort()
+            assert state[0].tolist() == [[0, 0]]
+
+
+def test_rotating_caches_become_rings_also_in_lists_and_with_pinned_entries(gemma):
     classes, nbytes = resident(new_caches(gemma, 4))
     assert classes == {"KVCache": 2, "SlidingRing": 4}
     assert nbytes == 0
 
-    class Pinned:
-        layers = ()
-
+    class Mixed:
         @staticmethod
         def make_cache():
-            return [RotatingKVCache(8, keep=4)]
+            return [RotatingKVCache(8, keep=3), CacheList(ArraysCache(2), RotatingKVCache(8))]
 
-    with pytest.raises(ModelError, match="4 pinned"):
-        new_caches(Pinned(), 4)
+    pinned, pair = new_caches(Mixed(), 4)
+    assert (pinned.window, pinned.headroom, pinned.sink) == (5, 4, 3)
+    assert [type(member) for member in pair.caches] == [ArraysCache, SlidingRing]
+    assert pair.caches[1].window == 8
 
 
-def test_resident_bytes_are_what_the_caches_hold(gemma):
-    caches = new_caches(gemma, 4)
-    mx.eval(gemma(mx.array([list(range(5, 105))]), cache=caches))
+def test_resident_bytes_are_what_the_caches_hold_and_sliding_layers_stay_at_window_plus_headroom(gemma):
     a_row = 2 * 2 * 8 * 4  # keys and values, two heads of eight float32
+    caches = new_caches(gemma, 4)
     rings = [cache for cache in caches if isinstance(cache, SlidingRing)]
-    assert [ring.nbytes for ring in rings] == [(tiny.WINDOW + 4) * a_row] * 4
+    with opened(gemma, caches) as transaction:
+        forward(gemma, caches, [7 + at for at in range(8 * tiny.WINDOW)])
+        for token in range(12):
+            transaction.begin(4)
+            forward(gemma, caches, [token, 8, 9, 10])
+            transaction.commit(1 + token % 4)
+            assert [ring.nbytes for ring in rings] == [(tiny.WINDOW + 4) * a_row] * 4
     assert resident(caches)[1] == 4 * (tiny.WINDOW + 4) * a_row + 2 * 256 * a_row
+
+
+def _seconds(work, rounds: int = 200) -> float:
+    """Median of the times of one call."""
+    times = []
+    for _ in range(rounds):
+        started = perf_counter()
+        work()
+        times.append(perf_counter() - started)
+    return sorted(times)[rounds // 2]
+
+
+def test_begin_and_commit_cost_little_beside_a_forward_with_sixty_layers(gemma):
+    caches = [KVCache() if i % 6 == 5 else SlidingRing(8, 4) for i in range(60)]
+    rows = mx.zeros((1, 1, 4, 2))
+    for cache in caches:
+        cache.update_and_fetch(rows, rows)
+    with opened(gemma, caches) as transaction:
+
+        def turn() -> None:
+            transaction.begin(4)
+            for cache in caches:
+                cache.offset += 4
+            transaction.commit(2)
+            transaction.rewind(2)
+
+        assert _seconds(turn) < 1e-3
+
+
+@pytest.mark.parametrize("kind", ["sliding", "gated-delta", "carry"])
+def test_no_step_of_a_transaction_waits_for_the_device(kind: str, monkeypatch: pytest.MonkeyPatch):
+    sequence = Sequence(kind, 4)
+    sequence.prefill(12)
+
+    def forbidden(*_: object, **__: object) -> None:
+        raise AssertionError("a host synchronisation inside a transaction")
+
+    for name in ("eval", "async_eval", "synchronize"):
+        monkeypatch.setattr(mx, name, forbidden)
+    for name in ("item", "tolist"):
+        monkeypatch.setattr(mx.array, name, forbidden)
+    transaction, text = sequence.transaction, mx.array([[9, 8, 7]])
+    transaction.begin(3)
+    sequence.model(text, cache=sequence.caches)
+    transaction.commit(2)
+    transaction.begin(transaction.carried + 1)
+    transaction.abort()
+    sequence.close()

@@ -17,8 +17,8 @@ from engine.evaluation.probe import probe_machine, ring_rolls_back
 from engine.evaluation.prompts import Prompt, load_prompts
 from engine.evaluation.recall import RecallSwitches, measure_recall
 from engine.evaluation.report import Report, Request, summarise
-from engine.evaluation.rounding import block_error, plain_gap
-from engine.evaluation.single import generate_report, generate_stream
+from engine.evaluation.rounding import Run, block_error, plain_gap
+from engine.evaluation.single import GenerateSwitches, generate_report, generate_stream
 from engine.evaluation.throughput import Switches, find_divergences, measure_throughput, run_arm
 from engine.runtime import prepare
 from tests.engine import tiny
@@ -178,7 +178,7 @@ def test_the_rings_self_test_can_fail(monkeypatch: pytest.MonkeyPatch):
 
 def test_one_generation_streams_its_text_and_can_be_reported(engine: Engine, prompts: list[Prompt]):
     pieces: list[str] = []
-    generation = generate_stream(engine, prompts[0], 20, pieces.append)
+    generation = generate_stream(engine, prompts[0], GenerateSwitches(20), pieces.append)
     assert "".join(pieces) == generation.outcome.text
     document = check(generate_report(engine, prepare(), generation, None))
     assert document["claims"] == []
@@ -205,10 +205,10 @@ def test_a_divergence_is_recorded_with_plain_decodings_gap(engine: Engine, promp
     assert summarise([plain, ours])["comparisons"][0]["identical_samples"] == 0
 
 
-def test_rounding_is_measured_over_whole_blocks(engine: Engine):
+def test_rounding_is_measured_along_the_rounds_that_were_run(engine: Engine):
     text = list(range(20, 40))
-    found = block_error(engine.target, [(text[:8], text[8:])], [2, 8, 16], 3)
-    assert found["positions"] == 2 + 8
+    found = block_error(engine.target, [Run(text[:8], text[8:], [(2, 1), (8, 2), (1, 0), (8, 7)])], 3)
+    assert found["positions"] == 2 + 3 + 1 + 6  # the text ends inside the last block
     assert 0 <= found["max_abs_logit_error"] < 1e-2
 
 

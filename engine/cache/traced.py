@@ -1,0 +1,161 @@
+"""Caches as a compiled forward sees them: buffers of a fixed size; places and masks come from outside.
+
+A graph that is compiled once must not know how many positions are held, so nothing in it has a shape or a
+constant that depends on it: new rows are written at a given place, and attention goes over the whole buffer
+with a given mask, which hides what is free, stale or out of the window. The stand-ins here are made from the
+caches for one forward, and what they hold is read back into them. Masks are slices of tables made once.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Protocol
+
+import mlx.core as mx
+from mlx_lm.models.cache import KVCache
+
+from engine.cache.ring import SlidingRing
+
+STEP = 256  # positions by which a plain buffer grows
+TABLES = 32  # mask tables kept
+
+
+class Traced(Protocol):
+    """What a model's layer asks of its cache, and the buffers to read back."""
+
+    keys: mx.array
+    values: mx.array
+    offset: mx.array
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Write rows [1, KV heads, N, head dim]; returns the whole buffers."""
+
+    def make_mask(
+        self,
+        N: int,  # noqa: N803 - the name models call it by
+        window_size: int | None = None,
+        return_array: bool = False,
+    ) -> mx.array:
+        """Which rows of the buffers N new queries see, bool [N, rows]."""
+
+
+class _StandIn:
+    """What both kinds have in common."""
+
+    def __init__(self, keys: mx.array, values: mx.array, entry: "Entry") -> None:
+        self.keys, self.values = keys, values
+        self.offset, self._places, self._mask = entry
+
+    def make_mask(
+        self,
+        N: int,  # noqa: ARG002, N803 - the mask was made for it; the name models call it by
+        window_size: int | None = None,  # noqa: ARG002 - the cache's own, which decides
+        return_array: bool = False,  # noqa: ARG002 - it always is one
+    ) -> mx.array:
+        """See `Traced`."""
+        return self._mask
+
+
+class TracedKV(_StandIn):
+    """Plain keys and values: position p is in row p."""
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """See `Traced`."""
+        self.keys = mx.slice_update(self.keys, keys, self.offset, axes=[2])
+        self.values = mx.slice_update(self.values, values, self.offset, axes=[2])
+        return self.keys, self.values
+
+
+class TracedRing(_StandIn):
+    """A sliding window with pinned entries: position p is in the row that `SlidingRing` gives it."""
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """See `Traced`."""
+        self.keys[:, :, self._places] = keys
+        self.values[:, :, self._places] = values
+        return self.keys, self.values
+
+
+Entry = tuple[mx.array, mx.array, mx.array]
+"""What a forward of N positions has to be told: offset [1], places of the new rows [N], mask [N, rows]."""
+
+STAND_INS: dict[type, type[TracedKV] | type[TracedRing]] = {KVCache: TracedKV, SlidingRing: TracedRing}
+
+
+def traceable(caches: Sequence[Any]) -> bool:
+    """Whether every cache has a stand-in."""
+    return bool(caches) and all(type(cache) in STAND_INS for cache in caches)
+
+
+def layout(cache: Any) -> tuple[int, ...]:
+    """Caches of one layout and size are told the same by `entry`."""
+    return () if type(cache) is KVCache else (cache.window, cache.headroom, cache.sink)
+
+
+def reserve(cache: Any, new: int) -> bool:
+    """Have room for ``new`` more positions in buffers of a size that seldom changes.
+
+    Returns:
+        False for an empty cache, whose heads are not known yet.
+    """
+    if cache.keys is None or cache.values is None:
+        return False
+    held = cache.keys.shape[2]
+    rows = _steps(max(cache.offset + new, held)) if type(cache) is KVCache else cache.capacity
+    if held < rows:
+        cache.keys, cache.values = _grown(cache.keys, rows), _grown(cache.values, rows)
+    return True
+
+
+def entry(cache: Any, new: int) -> Entry:
+    """What a forward of ``new`` positions on a cache with reserved room has to be told."""
+    offset, rows = cache.offset, cache.keys.shape[2]
+    if type(cache) is KVCache:
+        places, mask = mx.array([offset]), _band(rows, new, None)[:, rows - offset : 2 * rows - offset]
+    else:
+        places = mx.array(
+            [row for first, last in cache.runs(offset, offset + new) for row in range(first, last)]
+        )
+        mask = _ring_mask(cache, new)
+    return mx.array([offset]), places, mask
+
+
+def appended(cache: Any, count: int, written: int) -> None:
+    """Book what a forward has written: ``count`` positions, and ``written`` rows in all."""
+    if type(cache) is KVCache:
+        cache.offset += count
+    else:
+        cache.appended(count, written)
+
+
+def _ring_mask(ring: SlidingRing, new: int) -> mx.array:
+    """Mask [new, capacity] of a ring."""
+    rows = ring.capacity
+    if ring.offset + new <= rows:  # nothing has wrapped: position p is in row p
+        mask = _band(rows, new, ring.window)[:, rows - ring.offset : 2 * rows - ring.offset]
+    else:
+        mask = ring.turned_mask(new)
+    if not ring.sink:
+        return mask
+    query = mx.arange(ring.offset, ring.offset + new)[:, None]
+    row = mx.arange(rows)[None]
+    return mx.where(row < ring.sink, row <= query, mask)
+
+
+@lru_cache(maxsize=TABLES)
+def _band(rows: int, new: int, window: int | None) -> mx.array:
+    """[new, 2·rows]; columns [rows - offset, 2·rows - offset) are the mask over rows in order of position."""
+    ahead = mx.arange(-rows, rows)[None] - mx.arange(new)[:, None]
+    table = ahead <= 0
+    if window is not None:
+        table = table & (ahead > -window)
+    mx.eval(table)
+    return table
+
+
+def _steps(rows: int) -> int:
+    return -(-rows // STEP) * STEP
+
+
+def _grown(buffer: mx.array, rows: int) -> mx.array:
+    room = mx.zeros((*buffer.shape[:2], rows - buffer.shape[2], buffer.shape[3]), buffer.dtype)
+    return mx.concatenate([buffer, room], axis=2)

@@ -1,0 +1,155 @@
+"""A small language model as drafter: it reads the text as the target does and guesses the next tokens.
+
+    feed the committed tokens it has not seen and the bonus   one forward; its last row gives d1
+    feed d1, d2 … d(n-1), one by one                          n - 1 forwards; each gives the next draft
+
+All of it is one graph. Its caches are moved by a transaction of their own, so that rejected drafts leave no
+trace, whatever layers the model has. Nothing is fed before the first draft is asked for: a sequence that is
+decoded plainly costs the drafter nothing. Each draft costs a forward, so only a model much smaller than the
+target can pay.
+"""
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from engine.cache.transaction import Transaction, new_caches, resident
+from engine.drafters.base import Draft, refuse_mismatch
+from engine.errors import ConfigurationError
+from engine.host import launch, read_tokens
+from engine.sampling import Sampler
+from engine.target import Target
+
+CHUNK = 512  # unseen tokens per forward that drafts nothing
+UNSEEN = 32  # unseen tokens that enter with the bonus instead
+
+
+class Autoregressive:
+    """Drafts token by token with an mlx-lm model that shares the target's vocabulary."""
+
+    name = "autoregressive"
+    tap_layers = ()
+
+    def __init__(self, model: Target, block_size: int = 8) -> None:
+        """Draft with ``model``, blocks of up to twice ``block_size``.
+
+        Raises:
+            ConfigurationError: ``block_size`` is less than 2.
+            ModelError: drafts could not be taken back on a cache of the model.
+        """
+        if block_size < 2:
+            raise ConfigurationError(f"a drafter's block must be at least 2, not {block_size}")
+        self._model, self.block_size = model, block_size
+        self._transaction = self._new_transaction()
+        self.start()
+
+    def bind(self, target: Target) -> None:
+        """Check that both models speak of the same tokens.
+
+        Raises:
+            DrafterMismatchError: their vocabularies differ in size.
+        """
+        refuse_mismatch("vocabulary", self._model.vocab_size, target.vocab_size)
+
+    def twin(self) -> "Autoregressive":
+        """See `Drafter.twin`."""
+        return Autoregressive(self._model, self.block_size)
+
+    def start(self) -> None:
+        """Forget the sequence."""
+        self._tokens: list[int] = []  # observed
+        self._drafts: mx.array | None = None  # last proposal [n], while its transaction is open …
+        self._bonus = -1  # … the bonus before it …
+        self._before_bonus = 0  # … and the tokens fed before that in the same transaction
+        self._forget_caches()
+
+    def observe(self, tokens: Sequence[int], taps: mx.array | None) -> None:  # noqa: ARG002 - see `Drafter`
+        """Keep of the last proposal what was confirmed, and take note of the tokens."""
+        if self._drafts is not None:
+            self._settle(self._drafts, tokens)
+        self._tokens.extend(tokens)
+
+    def rewind(self, count: int) -> bool:
+        """Forget tokens; where the caches cannot go back, the rest is read anew at the next proposal."""
+        if count > len(self._tokens):
+            return False
+        self._abandon()
+        surplus = self._fed - (len(self._tokens) - count)
+        if surplus > 0:
+            if self._transaction.rewind(surplus):
+                self._fed -= surplus
+            else:
+                self._forget_caches()
+        del self._tokens[len(self._tokens) - count :]
+        return True
+
+    def propose(self, bonus: int, count: int, sampler: Sampler | None = None) -> Draft:
+        """Draft up to ``count`` tokens, each given those before it, and q where a sampler drew them."""
+        self._abandon()
+        count = min(count, 2 * self.block_size - 1)
+        fed = [*self._catch_up(), bonus]
+        self._transaction.begin(len(fed) - 1 + count)
+        self._bonus, self._before_bonus = bonus, len(fed) - 1
+        row = self._forward(mx.array([fed], mx.int32))  # [1, V]
+        drafts: list[mx.array] = []
+        distributions: list[mx.array] = []
+        for _ in range(count):
+            if drafts:
+                row = self._forward(drafts[-1][None])
+            if sampler is None:
+                drafts.append(mx.argmax(row, axis=-1).astype(mx.int32))  # [1]
+            else:
+                distributions.append(sampler.distribution(row))
+                drafts.append(sampler.draw(distributions[-1]))
+        self._drafts = mx.concatenate(drafts)  # [n]
+        return Draft(self._drafts, mx.concatenate(distributions) if distributions else None)
+
+    @property
+    def nbytes(self) -> int:
+        """Resident bytes of the model's caches."""
+        return resident(self._transaction.caches)[1]
+
+    def _forward(self, tokens: mx.array) -> mx.array:
+        """Feed tokens [1, N]; logits after the last one, [1, V]."""
+        return self._model.forward(tokens, self._transaction.caches, None)[0][:, -1]
+
+    def _catch_up(self) -> list[int]:
+        """Feed what was observed without a proposal; the few tokens to be fed with the bonus remain."""
+        while len(unseen := self._unseen()) > UNSEEN:
+            part = unseen[:CHUNK]
+            self._forward(mx.array([part], mx.int32))
+            launch([cache.state for cache in self._transaction.caches])
+            self._transaction.settle()
+            self._fed = len(self._tokens) - len(unseen) + len(part)
+        return unseen
+
+    def _unseen(self) -> list[int]:
+        """Observed tokens that the caches do not hold: never fed, or carried by the transaction."""
+        return self._tokens[self._fed - self._transaction.carried :]
+
+    def _settle(self, drafts: mx.array, tokens: Sequence[int]) -> None:
+        """Keep the positions of the open transaction whose tokens were committed, drop the others."""
+        # Whoever committed more than the bonus has verified the drafts, so they are known by now.
+        guessed = read_tokens(drafts)[:-1] if len(tokens) > 1 else []
+        same = 0
+        for ours, theirs in zip([self._bonus, *guessed], tokens, strict=False):
+            if ours != theirs:
+                break
+            same += 1
+        self._transaction.commit(self._before_bonus + same)
+        self._fed = len(self._tokens) + same
+        self._drafts = None
+
+    def _abandon(self) -> None:
+        """Take back a proposal nobody committed anything of."""
+        self._transaction.abort()
+        self._drafts = None
+
+    def _forget_caches(self) -> None:
+        self._transaction.close()
+        self._transaction = self._new_transaction()
+        self._fed = 0  # observed tokens that were fed for good
+
+    def _new_transaction(self) -> Transaction:
+        caches = new_caches(self._model.model, UNSEEN + 2 * self.block_size)
+        return Transaction(self._model.model, caches)

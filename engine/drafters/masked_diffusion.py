@@ -1,0 +1,133 @@
+"""A masked diffusion language model as drafter: masks after the text, filled in the order of confidence.
+
+    block = [mask] · n
+    for each of `steps` forwards over context + block, every row seeing every row:
+        guess all that is still masked; fill in the guesses that are surest; never mask them again
+
+The drafts are chosen, not drawn, also when sampling: rejection goes from left to right and needs the
+probability of each draft given those *before* it. A network that fills tokens in any order, each given some
+to its right, does not have that probability, so drawing from its marginals would not give q.
+
+Nothing is kept between rounds: a filled token changes what every row sees, so there are no keys and values to
+reuse. To bound the cost of a round, the network sees the last ``context`` tokens only.
+"""
+
+from array import array
+from collections.abc import Iterator, Sequence
+from sys import getsizeof
+
+import mlx.core as mx
+
+from engine.drafters.base import Draft, refuse_mismatch
+from engine.errors import ConfigurationError, DrafterMismatchError
+from engine.networks.mdlm import MaskedDiffusionModel
+from engine.sampling import Sampler
+from engine.target import Target
+
+
+class MaskedDiffusion:
+    """Drafts a block by unmasking it in a few bidirectional forwards."""
+
+    name = "masked-diffusion"
+    tap_layers = ()
+
+    def __init__(
+        self,
+        network: MaskedDiffusionModel,
+        mask_token_id: int,
+        *,
+        block_size: int = 8,
+        steps: int = 2,
+        context: int = 256,
+    ) -> None:
+        """Draft with ``network``.
+
+        Args:
+            network: the model.
+            mask_token_id: the token that stands for an unknown one.
+            block_size: block length to draft by default, the bonus token included.
+            steps: forwards per block; a block of fewer masks takes one for each.
+            context: committed tokens the network sees, the bonus included.
+
+        Raises:
+            ConfigurationError: a number is not positive, or the block is less than 2.
+        """
+        if block_size < 2 or steps < 1 or context < 1:
+            raise ConfigurationError(
+                f"block_size {block_size}, steps {steps} and context {context} of a masked-diffusion drafter "
+                "must be at least 2, 1 and 1"
+            )
+        self.network, self.mask_token_id = network, mask_token_id
+        self.block_size, self.steps, self.context = block_size, steps, context
+        self.start()
+
+    def bind(self, target: Target) -> None:
+        """Check that both models speak of the same tokens.
+
+        Raises:
+            DrafterMismatchError: their vocabularies differ in size, or the mask is not in them.
+        """
+        size = self.network.args.vocab_size
+        refuse_mismatch("vocabulary", size, target.vocab_size)
+        if not 0 <= self.mask_token_id < size:
+            raise DrafterMismatchError(
+                f"this drafter cannot be used: its mask is token {self.mask_token_id}, its vocabulary {size}"
+            )
+
+    def twin(self) -> "MaskedDiffusion":
+        """See `Drafter.twin`."""
+        return MaskedDiffusion(
+            self.network,
+            self.mask_token_id,
+            block_size=self.block_size,
+            steps=self.steps,
+            context=self.context,
+        )
+
+    def start(self) -> None:
+        """Forget the sequence."""
+        self._tokens = array("i")
+
+    def observe(self, tokens: Sequence[int], taps: mx.array | None) -> None:  # noqa: ARG002 - see `Drafter`
+        """Take note of the tokens."""
+        self._tokens.extend(tokens)
+
+    def rewind(self, count: int) -> bool:
+        """Forget the last tokens; False where there are fewer."""
+        if count > len(self._tokens):
+            return False
+        del self._tokens[len(self._tokens) - count :]
+        return True
+
+    def propose(self, bonus: int, count: int, sampler: Sampler | None = None) -> Draft:  # noqa: ARG002
+        """Fill ``count`` masks behind the bonus; the drafts are chosen, not drawn, also for a ``sampler``."""
+        text = [*self._tokens[max(0, len(self._tokens) + 1 - self.context) :], bonus]
+        return Draft(self._fill(mx.array(text, mx.int32), count))
+
+    def _fill(self, text: mx.array, count: int) -> mx.array:
+        """Tokens [count] behind the text [C]; one graph, no synchronisation."""
+        block = mx.full((count,), self.mask_token_id, mx.int32)
+        masked = mx.arange(count)  # places in the block, ascending
+        for filled in _schedule(count, self.steps):
+            canvas = mx.concatenate([text, block])[None]
+            logits = self.network(canvas, text.shape[0] + masked).astype(mx.float32)  # [M, V]
+            logits = mx.where(mx.arange(logits.shape[-1]) == self.mask_token_id, -mx.inf, logits)
+            confidence = mx.max(logits, axis=-1) - mx.logsumexp(logits, axis=-1)  # log-probability of …
+            guesses = mx.argmax(logits, axis=-1).astype(mx.int32)  # … the likeliest token, [M]
+            order = mx.argsort(-confidence)
+            surest = order[:filled]
+            block = mx.put_along_axis(block, masked[surest], guesses[surest], axis=0)
+            masked = mx.sort(masked[order[filled:]])
+        return block
+
+    @property
+    def nbytes(self) -> int:
+        """Resident bytes: the tokens, 4 each."""
+        return getsizeof(self._tokens)
+
+
+def _schedule(count: int, steps: int) -> Iterator[int]:
+    """How many masks each step fills: as equal as can be, the earlier steps the larger."""
+    steps = min(steps, count)
+    for step in range(steps):
+        yield count // steps + (step < count % steps)

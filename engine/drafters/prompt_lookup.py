@@ -1,0 +1,183 @@
+"""Drafts without a model: what followed the last time the text ended like this (prompt lookup).
+
+The longest suffix of the text that has occurred before is looked up, its most recent occurrence wins, and the
+tokens that followed it are the drafts. A continuation that reaches the end of the text runs on into itself,
+so a period is followed for as long as asked.
+
+Measured on the shipped prompts with the shipped target's greedy output (192 tokens each): the most recent of
+the longest matches is confirmed more often than the first, the most frequent or a vote; and a suffix of L
+tokens earns a block of at most 4·L, since a longer one is rejected more often than it pays.
+
+Everything runs on the host. Not covered: matches across sequences, and tokens that are alike but not equal.
+"""
+
+from array import array
+from collections.abc import Sequence
+from sys import getsizeof
+from zlib import crc32
+
+import mlx.core as mx
+
+from engine.drafters.base import NOTHING, Draft
+from engine.errors import ConfigurationError
+from engine.sampling import Sampler
+from engine.target import Target
+
+GRAMS = (4, 16)  # lengths that are indexed beside the shortest match
+SLOTS = 1 << 16  # of each hash table
+LOOK_AT = 32  # most recent places of a gram that are compared
+LONGEST = 32  # tokens of a suffix that are compared
+REACH = 4  # block tokens, the bonus included, that one matched token is trusted with
+
+
+class TokenIndex:
+    """Where each n-gram of a growing text occurred: hash chains as in LZ77 compressors.
+
+    Place e of a text is the position behind its e-th token. For each n, a table maps the hash of an n-gram to
+    the most recent place an n-gram of that hash ended at, and each place to the one before it. Adding and
+    removing a token is O(1), and a look-up compares a bounded number of tokens, whatever the text is like.
+    """
+
+    def __init__(self, shortest: int) -> None:
+        """Start an empty text; matches of fewer than ``shortest`` tokens are not looked for."""
+        self.grams = tuple(sorted({shortest, *(n for n in GRAMS if n > shortest)}))
+        self._tokens = array("i")
+        self._latest = [array("i", [0]) * SLOTS for _ in self.grams]  # by hash; 0: nowhere
+        self._before = [array("i", [0]) for _ in self.grams]  # by place
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def append(self, token: int) -> None:
+        """Lengthen the text by a token."""
+        self._tokens.append(token)
+        place = len(self._tokens)
+        for n, latest, before in zip(self.grams, self._latest, self._before, strict=True):
+            if place < n:
+                before.append(0)
+                continue
+            slot = _slot(self._tokens[-n:])
+            before.append(latest[slot])
+            latest[slot] = place
+
+    def pop(self) -> None:
+        """Take the last token back; every table is as it was before the token came."""
+        place = len(self._tokens)
+        for n, latest, before in zip(self.grams, self._latest, self._before, strict=True):
+            earlier = before.pop()
+            if place >= n:
+                latest[_slot(self._tokens[-n:])] = earlier
+        self._tokens.pop()
+
+    def find(self, last: int) -> tuple[int, int]:
+        """The longest suffix of the text and a ``last`` token behind it that occurred before.
+
+        Exact for suffixes whose longest indexed gram has occurred at no more than `LOOK_AT` places; otherwise
+        the longest among the most recent ones. Suffixes of more than `LONGEST` tokens count as equal.
+
+        Returns:
+            The place its most recent occurrence ended at, and its length; length 0 if there is none.
+        """
+        text = self._tokens[-LONGEST:]
+        text.append(last)
+        for n, latest, before in reversed(list(zip(self.grams, self._latest, self._before, strict=True))):
+            if len(text) < n:
+                continue
+            best, longest = 0, 0
+            place = latest[_slot(text[-n:])]
+            for _ in range(LOOK_AT):
+                if not place or longest == LONGEST:
+                    break
+                length = self._shared(text, place)
+                if length > longest:
+                    best, longest = place, length
+                place = before[place]
+            if longest >= n:
+                return best, longest
+        return 0, 0
+
+    def following(self, place: int, last: int, count: int) -> list[int]:
+        """``count`` tokens from a place on, running through ``last`` and then into the answer itself."""
+        tokens = [*self._tokens[place : place + count], last][:count]
+        period = len(self._tokens) + 1 - place  # tokens from the place to the end of the text and `last`
+        while len(tokens) < count:
+            tokens.append(tokens[len(tokens) - period])
+        return tokens
+
+    @property
+    def nbytes(self) -> int:
+        """Resident bytes: 4 for each token and place, and the tables."""
+        return sum(getsizeof(part) for part in (self._tokens, *self._latest, *self._before))
+
+    def _shared(self, text: "array[int]", place: int) -> int:
+        """Tokens that the text up to a place and ``text`` end with in common, `LONGEST` at most."""
+        most, length = min(LONGEST, len(text), place), 0
+        while length < most and self._tokens[place - 1 - length] == text[-1 - length]:
+            length += 1
+        return length
+
+
+def _slot(gram: "array[int]") -> int:
+    return crc32(gram) % SLOTS
+
+
+class PromptLookup:
+    """Proposes what followed the last time; nothing where the text is new."""
+
+    name = "prompt-lookup"
+    tap_layers = ()
+    block_size = 8
+    default_shortest = 1
+
+    def __init__(self, shortest: int = default_shortest) -> None:
+        """Draft only where at least so many tokens match.
+
+        Raises:
+            ConfigurationError: ``shortest`` is not 1 to `LONGEST`.
+        """
+        if not 1 <= shortest <= LONGEST:
+            raise ConfigurationError(
+                f"the shortest match of prompt-lookup must be 1 to {LONGEST}, not {shortest}"
+            )
+        self.shortest = shortest
+        self.start()
+
+    def bind(self, target: Target) -> None:
+        """Any target will do: its own text is all that is read."""
+
+    def twin(self) -> "PromptLookup":
+        """See `Drafter.twin`."""
+        return PromptLookup(self.shortest)
+
+    def start(self) -> None:
+        """Forget the sequence."""
+        self._index = TokenIndex(self.shortest)
+
+    def observe(self, tokens: Sequence[int], taps: mx.array | None) -> None:  # noqa: ARG002 - see `Drafter`
+        """Lengthen the text."""
+        for token in tokens:
+            self._index.append(token)
+
+    def rewind(self, count: int) -> bool:
+        """Shorten the text; False where it is shorter than that."""
+        if count > len(self._index):
+            return False
+        for _ in range(count):
+            self._index.pop()
+        return True
+
+    def propose(self, bonus: int, count: int, sampler: Sampler | None = None) -> Draft:  # noqa: ARG002
+        """What followed the longest match; fewer than ``count`` tokens where the match is short.
+
+        The drafts are chosen, not drawn, also for a ``sampler``.
+        """
+        place, length = self._index.find(bonus)
+        if not length:
+            return NOTHING
+        count = min(count, REACH * length - 1)
+        return Draft(mx.array(self._index.following(place, bonus, count), mx.int32))
+
+    @property
+    def nbytes(self) -> int:
+        """Resident bytes of the index."""
+        return self._index.nbytes

@@ -1,0 +1,179 @@
+"""Which drafters there are, and what a ``--drafter`` text opens.
+
+    prompt-lookup, prompt-lookup:3     no model; the number is the shortest match
+    FOLDER                             its config.json says which kind it is
+    KIND:FOLDER                        likewise, and an error if it is another kind
+    prompt-lookup+SPEC                 look-ups where the text repeats itself, else what SPEC names
+
+How folders become networks is `engine.loading`'s business.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlx_lm.utils import load_model
+
+from engine.card import card_of
+from engine.drafters.autoregressive import Autoregressive
+from engine.drafters.lookup_first import LookupFirst
+from engine.drafters.masked_diffusion import MaskedDiffusion
+from engine.drafters.prompt_lookup import PromptLookup
+from engine.errors import ConfigurationError, DrafterMismatchError, ModelError
+from engine.loading import (
+    LoadedDrafter,
+    LoadedTarget,
+    dtype_of,
+    foreign,
+    load_drafter,
+    load_target,
+    make_ready,
+    tokenizer_of,
+)
+from engine.networks.mdlm import classes, is_masked_diffusion, mask_token
+from engine.weights import read_json, require_folder, weight_files
+
+LOOKUP_FIRST = "prompt-lookup+"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of drafter.
+
+    Attributes:
+        help: one line for people.
+        open: from what follows ``KIND:``, the target and the dtype, to the drafter, bound to the target.
+    """
+
+    help: str
+    open: Callable[[str, LoadedTarget, str | None], LoadedDrafter]
+
+
+def open_drafter(spec: str, target: LoadedTarget, dtype: str | None = None) -> LoadedDrafter:
+    """Load what a ``--drafter`` text names and bind it to a target.
+
+    Args:
+        spec: see the top of this file.
+        target: the model to draft for.
+        dtype: float32, float16 or bfloat16; None: float32 on the CPU, as stored on Metal.
+
+    Raises:
+        ConfigurationError: the text does not name a drafter, or its value does not make sense.
+        ModelError: the folder cannot be used.
+        DrafterMismatchError: the drafter was made for another target; the message names both sides.
+    """
+    if spec.startswith(LOOKUP_FIRST):
+        inner = open_drafter(spec.removeprefix(LOOKUP_FIRST), target, dtype)
+        return LoadedDrafter(LookupFirst(inner.drafter), inner.card)
+    kind, colon, argument = spec.partition(":")
+    if kind not in KINDS:
+        if "/" not in spec and not Path(spec).exists():
+            raise ConfigurationError(
+                f"--drafter {spec!r} is neither a folder on this machine nor one of {', '.join(KINDS)}; "
+                "give a folder, KIND:FOLDER, prompt-lookup, prompt-lookup:N, prompt-lookup+FOLDER or none"
+            )
+        return KINDS[kind_of(Path(spec))].open(spec, target, dtype)
+    if kind == PromptLookup.name:
+        return KINDS[kind].open(argument if colon else str(PromptLookup.default_shortest), target, dtype)
+    if not argument:
+        raise ConfigurationError(f"--drafter {spec} lacks its folder; give {kind}:FOLDER")
+    if (found := kind_of(Path(argument))) != kind:
+        raise ConfigurationError(f"--drafter {spec}: the folder holds a drafter of the kind {found}")
+    return KINDS[kind].open(argument, target, dtype)
+
+
+def kind_of(folder: Path) -> str:
+    """The kind of drafter a folder holds, from its ``config.json``.
+
+    Raises:
+        ModelError: there is no such folder or file, or it names no model.
+    """
+    require_folder(folder)
+    config = read_json(folder / "config.json")
+    for kind, holds in SIGNS.items():
+        if holds(config):
+            return kind
+    raise ModelError(
+        f"{folder / 'config.json'} names neither architectures nor a model_type; "
+        f"drafters in folders are {', '.join(SIGNS)}"
+    )
+
+
+def _open_prompt_lookup(argument: str, target: LoadedTarget, dtype: str | None) -> LoadedDrafter:  # noqa: ARG001
+    if not argument.isdecimal():
+        raise ConfigurationError(
+            f"--drafter prompt-lookup:{argument}: the shortest match must be a number of tokens, as in "
+            "prompt-lookup:3"
+        )
+    drafter = PromptLookup(int(argument))
+    drafter.bind(target.target)
+    return LoadedDrafter(drafter, None)
+
+
+def _open_block(argument: str, target: LoadedTarget, dtype: str | None) -> LoadedDrafter:
+    return load_drafter(Path(argument), target.target, dtype)
+
+
+def _open_autoregressive(argument: str, target: LoadedTarget, dtype: str | None) -> LoadedDrafter:
+    model = load_target(Path(argument), dtype)
+    drafter = Autoregressive(model.target)
+    drafter.bind(target.target)
+    refuse_other_tokens(model.tokenizer, target.tokenizer)
+    return LoadedDrafter(drafter, model.card)
+
+
+def _open_masked_diffusion(argument: str, target: LoadedTarget, dtype: str | None) -> LoadedDrafter:
+    folder, wanted = Path(argument), dtype_of(dtype)
+    files = weight_files(folder)
+    config = read_json(folder / "config.json")
+    mask = foreign(folder, "the mask token", lambda: mask_token(folder, config))
+    network, _ = foreign(
+        folder, "the model", lambda: load_model(folder, lazy=True, get_model_classes=classes)
+    )
+    drafter = MaskedDiffusion(network, mask)
+    drafter.bind(target.target)
+    refuse_other_tokens(tokenizer_of(folder, None), target.tokenizer)
+    make_ready(folder, network, wanted)
+    return LoadedDrafter(drafter, card_of(folder, files, network))
+
+
+def refuse_other_tokens(drafter: Any, target: Any) -> None:
+    """Compare two tokenizers: an id that both know must stand for the same text in both.
+
+    Either may know more ids, as a mask or special tokens are added to one of them.
+
+    Raises:
+        DrafterMismatchError: naming the first difference and how many there are.
+    """
+    ours, theirs = ({number: text for text, number in side.get_vocab().items()} for side in (drafter, target))
+    differing = sorted(number for number in ours.keys() & theirs.keys() if ours[number] != theirs[number])
+    if differing:
+        first = differing[0]
+        raise DrafterMismatchError(
+            f"this drafter is for another target: token {first} is {ours[first]!r} in the drafter, "
+            f"{theirs[first]!r} in the target ({len(differing)} tokens differ)"
+        )
+
+
+def _architecture(config: Mapping[str, Any], name: str) -> bool:
+    return name in (config.get("architectures") or ())
+
+
+KINDS: dict[str, Kind] = {
+    "dflash": Kind("a DFlash network: a block in one forward, from the target's hidden states", _open_block),
+    "dflash2": Kind("a DFlash 2 network: likewise, and candidates chosen along the path", _open_block),
+    "prompt-lookup": Kind("no model: what followed the last time the text ended so", _open_prompt_lookup),
+    "autoregressive": Kind("a small model with the target's tokenizer, token by token", _open_autoregressive),
+    "masked-diffusion": Kind(
+        "a masked diffusion model with the target's tokenizer, surest token first", _open_masked_diffusion
+    ),
+}
+
+# How the config.json of a folder gives its kind away; the first that holds.
+SIGNS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
+    "dflash2": lambda config: _architecture(config, "DFlash2DraftModel"),
+    "dflash": lambda config: _architecture(config, "DFlashDraftModel") or "dflash_config" in config,
+    "masked-diffusion": is_masked_diffusion,
+    "autoregressive": lambda config: "model_type" in config,
+}

@@ -1,0 +1,273 @@
+"""Parity: a drafter network against stored outputs of the implementation it was published with.
+
+A *case* is a folder with ``config.json``, ``model.safetensors`` and ``golden.npz``:
+
+    target_embedding [V, H], target_lm_head [V, H]    the target's table and head
+    target_hidden [1, T, K·H]                         taps of T positions
+    blocks [R, B], spans [R, 2]                       the block of each round, and the rows that are new in it
+    round<i>_hidden [1, B, H], round<i>_logits [1, B, V], round<i>_path [1, B-1]    i from 1; path: DFlash 2
+
+The network, its memory and the walk through its candidates are those the engine drafts with; everything is
+computed in float32.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten
+
+from engine.drafters.path import likeliest_path
+from engine.errors import ConfigurationError, ModelError
+from engine.loading import fill_network
+from engine.networks.dflash import Context, DFlash
+from engine.networks.dflash2 import DFlash2, build_network
+from engine.networks.dflash_config import DFlashConfig
+from engine.weights import read_json, weight_files
+
+GOLDEN = "golden.npz"
+REALS, WHOLES = "f", "iu"  # numpy's kinds of types
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+@dataclass(frozen=True)
+class RoundParity:
+    """One block of a case.
+
+    Attributes:
+        case: name of the case's folder.
+        round: 1 for the first.
+        hidden_max_abs: largest difference of a hidden state.
+        logits_max_abs: largest difference of a logit.
+        argmax_agreement: share of block rows whose likeliest token is the same.
+        path_equal: whether the greedy path through the candidates is the same; None for DFlash.
+    """
+
+    case: str
+    round: int
+    hidden_max_abs: float
+    logits_max_abs: float
+    argmax_agreement: float
+    path_equal: bool | None
+
+    def passed(self, tolerance: float) -> bool:
+        """Whether nothing is above the tolerance and every choice is the same; NaN never passes."""
+        close = self.hidden_max_abs <= tolerance and self.logits_max_abs <= tolerance
+        return close and self.argmax_agreement == 1.0 and self.path_equal is not False
+
+
+@dataclass(frozen=True)
+class Parity:
+    """All rounds of all cases."""
+
+    rounds: tuple[RoundParity, ...]
+    tolerance: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether every round did."""
+        return all(item.passed(self.tolerance) for item in self.rounds)
+
+    def document(self) -> dict[str, Any]:
+        """For the JSON line; a difference that is not finite is null there."""
+        return {
+            "kind": "parity",
+            "cases": [self._row(item) for item in self.rounds],
+            "tolerance": self.tolerance,
+            "passed": self.passed,
+        }
+
+    def _row(self, item: RoundParity) -> dict[str, Any]:
+        row = asdict(item) | {"passed": item.passed(self.tolerance)}
+        for name in ("hidden_max_abs", "logits_max_abs"):
+            row[name] = row[name] if isfinite(row[name]) else None
+        return row
+
+
+def compare_all(
+    folder: Path, tolerance: float, progress: Callable[[RoundParity], None] | None = None
+) -> Parity:
+    """Compare a case, or every case in a folder of cases. All are read before the first is computed.
+
+    Args:
+        folder: one case, or a folder whose subfolders are cases.
+        tolerance: largest difference that passes, in the outputs' own units.
+        progress: told of each round as it is done.
+
+    Raises:
+        ConfigurationError: the tolerance is not a number of at least 0.
+        ModelError: the folder or a file in it cannot be used.
+    """
+    if not 0 <= tolerance < float("inf"):
+        raise ConfigurationError(f"--tolerance must be a number of at least 0, not {tolerance}")
+    cases = [Case.read(path) for path in case_folders(folder)]
+    rounds = []
+    for case in cases:
+        for item in case.compare():
+            rounds.append(item)
+            if progress is not None:
+                progress(item)
+    return Parity(tuple(rounds), tolerance)
+
+
+def case_folders(folder: Path) -> list[Path]:
+    """The folder itself if it is a case, else its subfolders that hold anything of a case, sorted.
+
+    Raises:
+        ModelError: there is no such folder, or no case in it.
+    """
+    if not folder.is_dir():
+        raise ModelError(f"{folder} is not a folder; give a case or a folder of cases")
+    parts = ("config.json", GOLDEN)
+    try:
+        if any((folder / part).exists() for part in parts):
+            return [folder]
+        found = [path for path in sorted(folder.iterdir()) if any((path / part).exists() for part in parts)]
+    except OSError as error:
+        raise ModelError(f"{folder} cannot be read: {error.strerror}") from None
+    if not found:
+        raise ModelError(f"{folder} holds no case: config.json, model.safetensors and {GOLDEN}")
+    return found
+
+
+@dataclass(frozen=True)
+class Case:
+    """A case read from disk: the network and the reference arrays, checked."""
+
+    name: str
+    network: DFlash
+    arrays: Arrays
+
+    @classmethod
+    def read(cls, folder: Path) -> "Case":
+        """Read and check one case.
+
+        Raises:
+            ModelError: a file is missing or corrupt, an array is missing, has another shape, or holds NaN or
+                infinity.
+        """
+        config_file = folder / "config.json"
+        raw = read_json(config_file)
+        try:
+            config = DFlashConfig.from_dict(raw)
+        except ModelError as error:
+            raise ModelError(f"{config_file}: {error}") from None
+        network = build_network(config)
+        fill_network(folder, weight_files(folder), network, raw.get("quantization"))
+        network.set_dtype(mx.float32)
+        _refuse_not_finite(folder, network)
+        arrays = _read_arrays(folder / GOLDEN)
+        _check_arrays(folder / GOLDEN, arrays, config)
+        return cls(folder.resolve().name, network, arrays)
+
+    def compare(self) -> list[RoundParity]:
+        """Run the rounds one after another, as drafting would."""
+        context = Context(self.network.config)
+        head = mx.array(self.arrays["target_lm_head"]).T
+        return [self._round(number, context, head) for number in range(1, len(self.arrays["blocks"]) + 1)]
+
+    def _round(self, number: int, context: Context, head: mx.array) -> RoundParity:
+        network, arrays = self.network, self.arrays
+        block = arrays["blocks"][number - 1]
+        first, last = (int(bound) for bound in arrays["spans"][number - 1])
+        embeddings = mx.array(arrays["target_embedding"][block])[None] * network.config.input_embedding_scale
+        hidden = network(embeddings, mx.array(arrays["target_hidden"][:, first:last]), context)
+        logits = network.shape_logits(hidden @ head)
+        path_equal = None
+        if isinstance(network, DFlash2):
+            bonus = mx.array(block[:1].astype(np.int32))
+            candidates = network.candidate_selector(hidden[0, 1:], logits[0, 1:], bonus)
+            path = np.array(likeliest_path(candidates).tokens)
+            path_equal = bool(np.array_equal(path, arrays[f"round{number}_path"][0]))
+        reference = arrays[f"round{number}_logits"]
+        ours = np.array(logits)
+        return RoundParity(
+            case=self.name,
+            round=number,
+            hidden_max_abs=_largest(np.array(hidden), arrays[f"round{number}_hidden"]),
+            logits_max_abs=_largest(ours, reference),
+            argmax_agreement=float((ours.argmax(-1) == reference.argmax(-1)).mean()),
+            path_equal=path_equal,
+        )
+
+
+def _largest(ours: np.ndarray[Any, Any], reference: np.ndarray[Any, Any]) -> float:
+    """Largest absolute difference; infinity where ours is not finite, so that it cannot pass."""
+    difference = np.abs(ours.astype(np.float64) - reference)
+    return float(difference.max()) if np.isfinite(difference).all() else float("inf")
+
+
+def _refuse_not_finite(folder: Path, network: Any) -> None:
+    for name, value in dict(tree_flatten(network.parameters())).items():
+        if not mx.all(mx.isfinite(value)).item():
+            raise ModelError(f"{folder}: {name} holds NaN or infinite weights")
+
+
+def _read_arrays(file: Path) -> Arrays:
+    """The arrays of an npz file; nothing pickled is ever loaded."""
+    if not file.exists():
+        raise ModelError(f"{file} is missing")
+    try:
+        with np.load(file, allow_pickle=False) as stored:
+            return {name: np.asarray(value) for name, value in stored.items()}
+    except Exception as error:  # zip, zlib and numpy raise many kinds; all of them are the file's fault
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ModelError(f"{file} is corrupt: {reason}") from None
+
+
+def _check_arrays(file: Path, arrays: Arrays, config: DFlashConfig) -> None:
+    """Names, kinds and shapes of the arrays, and that their numbers are numbers."""
+
+    def take(name: str, kinds: str, *shape: int | None) -> np.ndarray[Any, Any]:
+        if name not in arrays:
+            raise ModelError(f"{file} lacks {name}")
+        value = arrays[name]
+        fits = value.ndim == len(shape) and all(
+            wanted in (None, found) for wanted, found in zip(shape, value.shape, strict=True)
+        )
+        if not fits:
+            wanted = ", ".join("any" if size is None else str(size) for size in shape)
+            raise ModelError(f"{file}: {name} is {value.shape}, should be ({wanted})")
+        if value.dtype.kind not in kinds:
+            raise ModelError(f"{file}: {name} is of type {value.dtype}")
+        if kinds == REALS:
+            with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinity, caught below
+                arrays[name] = value.astype(np.float32)
+            if not np.isfinite(arrays[name]).all():
+                raise ModelError(f"{file}: {name} holds NaN or infinity")
+        return value
+
+    size, width = config.vocab_size, config.hidden_size
+    take("target_embedding", REALS, size, width)
+    take("target_lm_head", REALS, size, width)
+    rows = take("target_hidden", REALS, 1, None, len(config.target_layer_ids) * width).shape[1]
+    blocks = take("blocks", WHOLES, None, None)
+    rounds, length = blocks.shape
+    if rounds < 1 or length < 2:
+        raise ModelError(f"{file}: blocks is {blocks.shape}; there must be a round, and a draft in its block")
+    _within(file, "blocks", blocks, size)
+    _check_spans(file, take("spans", WHOLES, rounds, 2), rows)
+    for number in range(1, rounds + 1):
+        take(f"round{number}_hidden", REALS, 1, length, width)
+        take(f"round{number}_logits", REALS, 1, length, size)
+        if config.second is not None:
+            path = take(f"round{number}_path", WHOLES, 1, length - 1)
+            _within(file, f"round{number}_path", path, size)
+
+
+def _within(file: Path, name: str, tokens: np.ndarray[Any, Any], vocabulary: int) -> None:
+    if tokens.min() < 0 or tokens.max() >= vocabulary:
+        raise ModelError(f"{file}: {name} holds tokens outside the vocabulary of {vocabulary}")
+
+
+def _check_spans(file: Path, spans: np.ndarray[Any, Any], rows: int) -> None:
+    """Each round's rows begin where those of the round before ended."""
+    end = 0
+    for first, last in spans.tolist():
+        if first != end or not first <= last <= rows:
+            raise ModelError(f"{file}: spans {spans.tolist()} do not run on from 0 within {rows} rows")
+        end = last

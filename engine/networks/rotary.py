@@ -1,0 +1,289 @@
+"""The rotary embedding of a drafter: frequencies of every scaling type, and the rotation itself.
+
+The frequencies follow the definitions of Hugging Face transformers, which the published drafters are trained
+with: ``default``, ``linear``, ``dynamic``, ``yarn``, ``longrope`` and ``llama3``. Two of them depend on how
+long the sequence is by now. Rotating means, for each pair (x, y) of the halves of a head at position p,
+(x, y) → (x cos pω - y sin pω, y cos pω + x sin pω), times an attention factor that only some types have.
+
+On Metal one kernel rotates. mlx's CPU backend would compute the same cosines anew for every layer, for
+queries and keys alike; there they are computed once for many positions and shared.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil, floor, log, pi, sqrt
+from typing import Any
+
+import mlx.core as mx
+
+from engine.errors import ModelError
+from engine.networks.norm import rms_norm
+
+# What each type needs besides the base, and what it may have; transformers' names.
+NEEDED: Mapping[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor",),
+    "longrope": ("short_factor", "long_factor"),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}
+OPTIONAL: Mapping[str, tuple[str, ...]] = {
+    "yarn": ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor", "truncate"),
+    "longrope": ("factor", "attention_factor"),
+}
+ORIGINAL = "original_max_position_embeddings"
+# Fields of the target's own embedding that published drafters carry along and do not use.
+UNUSED = ("mrope_section", "mrope_interleaved")
+
+
+@dataclass(frozen=True)
+class RotaryConfig:
+    """Which rotation: a type of transformers, its base, and the fields that type reads.
+
+    Attributes:
+        kind: one of the keys of `NEEDED`.
+        theta: the base.
+        positions: ``max_position_embeddings``.
+        fields: numbers (``truncate`` a bool, the factors of longrope tuples) by transformers' names.
+    """
+
+    kind: str
+    theta: float
+    positions: int
+    fields: Mapping[str, Any]
+
+    def frequencies(self, dim: int, length: int) -> list[float]:
+        """ω of each pair, [dim / 2], in radians a position, for a sequence of ``length`` positions."""
+        base, fields = self.theta, self.fields
+        if self.kind == "dynamic":
+            stretch = fields["factor"] * max(length, self.positions) / self.positions - (fields["factor"] - 1)
+            base *= stretch ** (dim / (dim - 2))
+        plain = [base ** (-2 * pair / dim) for pair in range(dim // 2)]
+        if self.kind == "linear":
+            return [omega / fields["factor"] for omega in plain]
+        if self.kind == "longrope":
+            factors = fields["long_factor" if length > fields[ORIGINAL] else "short_factor"]
+            return [omega / factor for omega, factor in zip(plain, factors, strict=True)]
+        if self.kind == "llama3":
+            return [self._llama3(omega) for omega in plain]
+        return self._yarn(plain, dim) if self.kind == "yarn" else plain
+
+    @property
+    def grows(self) -> bool:
+        """Whether the frequencies depend on the length of the sequence."""
+        return self.kind in ("dynamic", "longrope")
+
+    @property
+    def attention_factor(self) -> float:
+        """What rotated queries and keys are multiplied with."""
+        fields = self.fields
+        if fields.get("attention_factor") is not None:
+            return float(fields["attention_factor"])
+        if self.kind == "yarn":
+            over, under = fields.get("mscale"), fields.get("mscale_all_dim")
+            factor = fields["factor"]
+            return _mscale(factor, over) / _mscale(factor, under) if over and under else _mscale(factor, 1)
+        if self.kind == "longrope":
+            factor = fields.get("factor") or self.positions / fields[ORIGINAL]
+            return 1.0 if factor <= 1 else sqrt(1 + log(factor) / log(fields[ORIGINAL]))
+        return 1.0
+
+    def _llama3(self, omega: float) -> float:
+        """Slow pairs are stretched, fast ones kept, those between are blended."""
+        fields = self.fields
+        low, high, factor = (fields[name] for name in ("low_freq_factor", "high_freq_factor", "factor"))
+        turns = fields[ORIGINAL] * omega / (2 * pi)  # over the length the model was first trained with
+        if turns < low:
+            return float(omega / factor)
+        if turns > high:
+            return omega
+        blend = (turns - low) / (high - low)
+        return float((1 - blend) * omega / factor + blend * omega)
+
+    def _yarn(self, plain: list[float], dim: int) -> list[float]:
+        """Pairs that turn less than ``beta_slow`` times are stretched, those over ``beta_fast`` are kept."""
+        fields = self.fields
+
+        def pair_turning(times: float) -> float:
+            return float(dim * log(fields[ORIGINAL] / (times * 2 * pi)) / (2 * log(self.theta)))
+
+        low = pair_turning(fields.get("beta_fast") or 32)
+        high = pair_turning(fields.get("beta_slow") or 1)
+        if fields.get("truncate", True):
+            low, high = floor(low), ceil(high)
+        low, high = max(low, 0), min(high, dim - 1)
+        width = (high - low) or 0.001
+        stretched = [min(max((pair - low) / width, 0.0), 1.0) for pair in range(dim // 2)]
+        return [w * (s / fields["factor"] + 1 - s) for w, s in zip(plain, stretched, strict=True)]
+
+
+def _mscale(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * log(factor) + 1.0
+
+
+def rotary_config(raw: Mapping[str, Any], head_dim: int) -> RotaryConfig:
+    """Read ``rope_scaling`` or ``rope_parameters`` of a drafter's config.json, and the base beside or inside.
+
+    Raises:
+        ModelError: the type is not known, or a field is missing, unknown or of the wrong kind.
+    """
+    scaling = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    if not isinstance(scaling, Mapping):
+        raise ModelError(f"drafter rope parameters must be an object, not {scaling!r}")
+    given = {name: value for name, value in scaling.items() if value is not None and name not in UNUSED}
+    kind = given.pop("rope_type", given.pop("type", "default"))
+    given.pop("type", None)
+    if kind not in NEEDED:
+        raise ModelError(f"drafter rope_type {kind!r} is not one of {', '.join(NEEDED)}")
+    theta = given.pop("rope_theta", raw.get("rope_theta"))
+    if theta is None:
+        raise ModelError("drafter config.json: rope_theta is missing")
+    positions = _number("max_position_embeddings", raw.get("max_position_embeddings", 32768))  # as Qwen3's
+    if given.pop("partial_rotary_factor", 1.0) != 1.0 and kind != "default":
+        raise ModelError(f"drafter rope_type {kind!r} does not go with a partial_rotary_factor")
+    fields: dict[str, Any] = {}
+    known = {*NEEDED[kind], *OPTIONAL.get(kind, ()), ORIGINAL}
+    if kind == "default":
+        known.add("factor")  # written by some exporters, used by none
+    if odd := sorted(given.keys() - known):
+        raise ModelError(f"drafter rope parameters: unknown fields {', '.join(odd)} for {kind!r}")
+    if missing := [name for name in NEEDED[kind] if name not in given]:
+        raise ModelError(f"drafter rope parameters: {missing[0]} is missing for {kind!r}")
+    for name, value in given.items():
+        fields[name] = _factors(name, value, head_dim) if name in NEEDED["longrope"] else _number(name, value)
+    if isinstance(raw.get(ORIGINAL), int | float):
+        fields[ORIGINAL] = _number(ORIGINAL, raw[ORIGINAL])
+    fields.setdefault(ORIGINAL, positions)
+    _check_order(kind, head_dim, fields)
+    return RotaryConfig(kind, _number("rope_theta", theta), int(positions), fields)
+
+
+def _number(name: str, value: Any) -> float | bool:
+    if name == "truncate" and isinstance(value, bool):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        if name.startswith("mscale") and value == 0 and not isinstance(value, bool):
+            return 0.0
+        raise ModelError(f"drafter rope parameters: {name} must be a positive number, not {value!r}")
+    return value
+
+
+def _factors(name: str, value: Any, head_dim: int) -> tuple[float, ...]:
+    """The per-pair factors of longrope."""
+    if not isinstance(value, list) or len(value) != head_dim // 2:
+        raise ModelError(f"drafter rope parameters: {name} must hold {head_dim // 2} numbers")
+    return tuple(_number(name, item) for item in value)
+
+
+def _check_order(kind: str, head_dim: int, fields: Mapping[str, Any]) -> None:
+    if kind == "llama3" and not fields["low_freq_factor"] < fields["high_freq_factor"]:
+        raise ModelError("drafter rope parameters: low_freq_factor must be less than high_freq_factor")
+    if kind == "dynamic" and head_dim < 4:
+        raise ModelError(f"drafter rope_type 'dynamic' needs a head_dim of at least 4, not {head_dim}")
+    if kind == "longrope" and fields[ORIGINAL] <= 1:
+        raise ModelError(f"drafter rope parameters: {ORIGINAL} must be more than 1, not {fields[ORIGINAL]}")
+
+
+@dataclass(frozen=True)
+class Angles:
+    """How far rows at consecutive positions are turned.
+
+    Attributes:
+        first: position of the first row.
+        periods: 1 / ω, [head dim / 2].
+        cos: [rows, 2, head dim / 2], the attention factor included; None where one kernel does it all.
+        sin: likewise, negative in the first half.
+    """
+
+    first: int
+    periods: mx.array
+    cos: mx.array | None
+    sin: mx.array | None
+
+    def skip(self, count: int) -> "Angles":
+        """The angles without those of the first ``count`` rows."""
+        if count == 0 or self.cos is None or self.sin is None:
+            return Angles(self.first + count, self.periods, self.cos, self.sin)
+        return Angles(self.first + count, self.periods, self.cos[count:], self.sin[count:])
+
+
+class Rotary:
+    """Rotates queries and keys. Holds the angles of some positions; no parameters."""
+
+    ahead = 1024  # positions computed at once
+
+    def __init__(self, config: RotaryConfig, dim: int, *, kernel: bool | None = None) -> None:
+        """Prepare.
+
+        Args:
+            config: which rotation.
+            dim: head dimension.
+            kernel: rotate by mlx's kernel (True) or by stored angles; None: what suits the device.
+        """
+        self.config, self.dim = config, dim
+        self.kernel = mx.metal.is_available() if kernel is None else kernel
+        self.factor = config.attention_factor
+        self._periods = self._periods_of(0)
+        self._table: tuple[int, mx.array, mx.array] | None = None  # first position, cos, sin
+
+    def __call__(self, rows: mx.array, offset: int | mx.array = 0) -> mx.array:
+        """Rotate rows [N, heads, T, head dim] whose first stands at ``offset`` ([N] or one for all)."""
+        return self._by_kernel(rows, offset, self._periods)
+
+    def angles(self, first: int, count: int, length: int) -> Angles:
+        """The angles of ``count`` positions from ``first`` on, in a sequence of ``length`` positions."""
+        periods = self._periods_of(length) if self.config.grows else self._periods
+        if self.kernel:
+            return Angles(first, periods, None, None)
+        if self.config.grows:
+            cos, sin = self._turns(first, count, periods)
+            return Angles(first, periods, cos, sin)
+        if (
+            self._table is None
+            or first < self._table[0]
+            or first + count > self._table[0] + len(self._table[1])
+        ):
+            self._table = (first, *self._turns(first, max(count, self.ahead), periods))
+        start, cos, sin = self._table
+        return Angles(first, periods, cos[first - start :][:count], sin[first - start :][:count])
+
+    def normalise_and_rotate(self, rows: mx.array, weight: mx.array, eps: float, angles: Angles) -> mx.array:
+        """RMS norm of each head, then the rotation.
+
+        Args:
+            rows: [1, T, heads, head dim] at the positions of ``angles``.
+            weight: of the norm, [head dim].
+            eps: of the norm.
+            angles: as `angles` gives them.
+
+        Returns:
+            [1, heads, T, head dim].
+        """
+        normal = rms_norm(rows, weight, eps)
+        if angles.cos is None or angles.sin is None:
+            return self._by_kernel(normal.transpose(0, 2, 1, 3), angles.first, angles.periods)
+        pairs = normal.reshape(*rows.shape[:-1], 2, self.dim // 2)
+        cos, sin = angles.cos[:, None].astype(rows.dtype), angles.sin[:, None].astype(rows.dtype)
+        turned = _turn(pairs, pairs[..., ::-1, :], cos, sin)
+        return turned.reshape(rows.shape).transpose(0, 2, 1, 3)
+
+    def _by_kernel(self, rows: mx.array, offset: int | mx.array, periods: mx.array) -> mx.array:
+        turned = mx.fast.rope(
+            rows, self.dim, traditional=False, base=None, scale=1.0, offset=offset, freqs=periods
+        )
+        return turned if self.factor == 1.0 else turned * self.factor
+
+    def _periods_of(self, length: int) -> mx.array:
+        return mx.array([1 / omega for omega in self.config.frequencies(self.dim, length)], mx.float32)
+
+    def _turns(self, first: int, count: int, periods: mx.array) -> tuple[mx.array, mx.array]:
+        """Cosines and signed sines, [count, 2, head dim / 2]."""
+        angle = mx.arange(first, first + count, dtype=mx.float32)[:, None] / periods
+        cos, sin = mx.cos(angle) * self.factor, mx.sin(angle) * self.factor
+        return mx.stack([cos, cos], axis=1), mx.stack([-sin, sin], axis=1)
+
+
+@mx.compile
+def _turn(pairs: mx.array, swapped: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
+    return pairs * cos + swapped * sin

@@ -1,0 +1,89 @@
+"""How the next token is drawn: temperature, top-p, min-p, top-k, a seed. Distributions, not decoding.
+
+The distribution is the one mlx-lm's `make_sampler` draws from (top-p, then min-p, then top-k, all before the
+temperature), so plain sampling by mlx-lm and speculative sampling here draw from the same thing.
+"""
+
+import secrets
+from dataclasses import dataclass
+
+import mlx.core as mx
+from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
+
+from engine.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The switches of sampling; temperature 0 is greedy and makes the others meaningless.
+
+    Attributes:
+        temperature: logits are divided by it; 0 takes the most likely token.
+        top_p: keep the smallest set of most likely tokens whose probabilities reach it; 1 keeps all.
+        min_p: drop tokens less likely than this share of the likeliest; 0 drops none.
+        top_k: keep so many of the most likely tokens; 0 keeps all.
+        seed: start of the random numbers; None takes a new one each time.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    top_k: int = 0
+    seed: int | None = None
+
+    def check(self) -> None:
+        """Raise ConfigurationError where a value does not make sense."""
+        if not 0 <= self.temperature <= 100:
+            raise ConfigurationError(f"temperature must lie in 0 to 100, not {self.temperature}")
+        if not 0 < self.top_p <= 1:
+            raise ConfigurationError(f"top-p must lie in (0, 1], not {self.top_p}")
+        if not 0 <= self.min_p <= 1:
+            raise ConfigurationError(f"min-p must lie in [0, 1], not {self.min_p}")
+        if self.top_k < 0:
+            raise ConfigurationError(f"top-k must be at least 0, not {self.top_k}")
+        if self.seed is not None and not 0 <= self.seed < 2**63:
+            raise ConfigurationError(f"the seed must lie in 0 to 2^63 - 1, not {self.seed}")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether nothing is drawn."""
+        return self.temperature == 0
+
+
+class Sampler:
+    """Draws tokens by `Sampling`'s switches, with random numbers of its own."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        """Start the random numbers.
+
+        Raises:
+            ConfigurationError: a switch does not make sense, or there is nothing to draw.
+        """
+        sampling.check()
+        if sampling.greedy:
+            raise ConfigurationError("nothing is drawn at temperature 0")
+        self.sampling = sampling
+        self.seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+        self._key = mx.random.key(self.seed)
+
+    def distribution(self, logits: mx.array) -> mx.array:
+        """Probabilities, float32 of the shape of ``logits`` [N, V], after every filter."""
+        scores = logits.astype(mx.float32)
+        scores = scores - mx.logsumexp(scores, axis=-1, keepdims=True)
+        wish = self.sampling
+        if wish.top_p < 1:
+            scores = apply_top_p(scores, wish.top_p)
+        if wish.min_p > 0:
+            scores = apply_min_p(scores, wish.min_p)
+        if 0 < wish.top_k < scores.shape[-1]:
+            scores = apply_top_k(scores, wish.top_k)
+        return mx.softmax(scores / wish.temperature, axis=-1)
+
+    def draw(self, probabilities: mx.array) -> mx.array:
+        """One token for each row [N, V] of probabilities, int32 [N]; lazy."""
+        return mx.random.categorical(mx.log(probabilities), key=self.key()).astype(mx.int32)
+
+    def key(self) -> mx.array:
+        """A key nobody has used yet."""
+        self._key, key = mx.random.split(self._key)
+        return key

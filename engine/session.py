@@ -1,0 +1,143 @@
+"""One sequence's state: the target's caches, the drafter's memory, and which tokens both hold.
+
+A session can be decoded in again: what a new prompt has in common with the tokens held is not computed twice
+(the next turn of a conversation begins with the turns before it). Where caches or drafter cannot go back to
+the end of the common part, they start over.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from engine.cache.transaction import Transaction, new_caches
+from engine.drafters.base import Drafter
+from engine.host import wait
+from engine.stage import Stage
+from engine.target import Target
+
+
+class Session:
+    """The state of one sequence; `close` it, or use it as a context."""
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None,
+        *,
+        headroom: int,
+        caches: list[Any] | None = None,
+        compiled: bool = True,
+    ) -> None:
+        """Begin an empty sequence.
+
+        Args:
+            target: the model.
+            drafter: bound to ``target``; serves this session alone until it is closed. None: no drafter.
+            headroom: the largest block that will be verified.
+            caches: empty caches from `new_caches`, to look into; made here if not given.
+            compiled: run short blocks through compiled graphs where the model allows it.
+
+        Raises:
+            ModelError: speculation cannot be undone on a cache of the model.
+        """
+        self.target, self.drafter, self.headroom = target, drafter, headroom
+        self.tokens: list[int] = []  # committed: the caches hold all but the last `transaction.carried`
+        self.transaction = Transaction(target.model, caches or new_caches(target.model, headroom))
+        self._taps = target.tap(drafter.tap_layers) if drafter and drafter.tap_layers else None
+        self._stage = (
+            Stage.of(target, self._taps.ids if self._taps else (), self.caches) if compiled else None
+        )
+        if drafter is not None:
+            drafter.start()
+
+    @property
+    def caches(self) -> list[Any]:
+        """The caches of all layers."""
+        return self.transaction.caches
+
+    @property
+    def carried(self) -> list[int]:
+        """Committed tokens the caches do not hold; they go in front of the next forward."""
+        count = self.transaction.carried
+        return self.tokens[len(self.tokens) - count :] if count else []
+
+    def resume(self, prompt: Sequence[int]) -> int:
+        """Keep what is held of a prompt and forget everything else.
+
+        At least the prompt's last token is left to be computed: its forward gives the first new token.
+
+        Returns:
+            How many tokens at the beginning of the prompt are held.
+        """
+        common = _common(self.tokens, prompt[:-1])
+        surplus = len(self.tokens) - common
+        drafter = self.drafter
+        if surplus and not (
+            self.transaction.rewind(surplus) and (drafter is None or drafter.rewind(surplus))
+        ):
+            self._start_over()
+            return 0
+        del self.tokens[common:]
+        return common
+
+    def take_in(self, tokens: Sequence[int]) -> None:
+        """Compute a part of a prompt, for good; where that fails, the session starts over."""
+        carried = self.carried
+        try:
+            _, rows = self.forward(mx.array([[*carried, *tokens]], mx.int32))
+            wait([cache.state for cache in self.caches], rows)
+        except BaseException:
+            self._start_over()
+            raise
+        self.transaction.settle()
+        self._note(tokens, rows if rows is None else rows[:, len(carried) :])
+        mx.clear_cache()
+
+    def forward(self, tokens: mx.array) -> tuple[mx.array, mx.array | None]:
+        """One forward over [1, N] tokens: logits [1, N, V] and the taps' rows."""
+        if self._stage is not None and tokens.shape[1] <= self.headroom:
+            done = self._stage.forward(tokens, self.caches, self.headroom)
+            if done is not None:
+                return done
+        return self.target.forward(tokens, self.caches, self._taps)
+
+    def commit(self, tokens: Sequence[int], rows: mx.array | None) -> None:
+        """Keep the first positions of the open transaction and drop the others.
+
+        Args:
+            tokens: the tokens at the positions kept, those carried excepted.
+            rows: the taps' rows at these positions and perhaps more, [1, at least N, K·hidden].
+        """
+        self.transaction.commit(self.transaction.carried + len(tokens))
+        self._note(tokens, rows if rows is None else rows[:, : len(tokens)])
+
+    def _note(self, tokens: Sequence[int], rows: mx.array | None) -> None:
+        self.tokens.extend(tokens)
+        if self.drafter is not None:
+            self.drafter.observe(tokens, rows)
+
+    def _start_over(self) -> None:
+        self.transaction.close()
+        self.transaction = Transaction(self.target.model, new_caches(self.target.model, self.headroom))
+        self.tokens.clear()
+        if self.drafter is not None:
+            self.drafter.start()
+
+    def close(self) -> None:
+        """Restore the target's layers. The caches may still be looked into."""
+        self.transaction.close()
+        if self._taps is not None:
+            self._taps.close()
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _common(left: Sequence[int], right: Sequence[int]) -> int:
+    """Length of the longest common beginning."""
+    shorter = min(len(left), len(right))
+    return next((index for index in range(shorter) if left[index] != right[index]), shorter)

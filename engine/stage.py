@@ -1,0 +1,105 @@
+"""The target's forward over a short block as one compiled graph.
+
+Most of a small forward's time goes into starting kernels and building the graph, not into arithmetic. A
+compiled graph is built once for each block length and buffer size, and its element-wise work is fused. What
+changes from round to round enters as arrays: the tokens, the position, the buffers.
+
+Models are compiled by name (`FAMILIES`): their code must not look at the position as a number. Layers other
+than plain and sliding ones are not compiled; neither are prompts.
+"""
+
+from typing import Any
+
+import mlx.core as mx
+
+from engine.cache.traced import STAND_INS, Entry, appended, entry, layout, reserve, traceable
+from engine.target import Target
+
+FAMILIES = (
+    "gemma3", "gemma3_text", "gemma4", "gemma4_text", "gpt_oss", "llama", "qwen2", "qwen3", "qwen3_moe",
+)  # fmt: skip
+
+
+class Stage:
+    """The compiled forwards of one sequence's target and caches."""
+
+    def __init__(self, target: Target, taps: tuple[int, ...]) -> None:
+        """Compile nothing yet; that happens at the first block of each length.
+
+        Args:
+            target: the model.
+            taps: layers whose outputs are returned.
+        """
+        self._target, self._taps = target, taps
+        self._graph = mx.compile(self._trace)
+
+    @staticmethod
+    def of(target: Target, taps: tuple[int, ...], caches: list[Any]) -> "Stage | None":
+        """The stage of a model on caches of these kinds, shared by its sequences; None: it has none."""
+        if type(target.model).__module__.rsplit(".", 1)[-1] not in FAMILIES or not traceable(caches):
+            return None
+        key = (taps, tuple(layout(cache) for cache in caches))
+        if key not in target.stages:
+            target.stages[key] = Stage(target, taps)
+        stage: Stage = target.stages[key]
+        return stage
+
+    def forward(
+        self, tokens: mx.array, caches: list[Any], room: int
+    ) -> tuple[mx.array, mx.array | None] | None:
+        """One forward over [1, N] tokens, appending to the caches.
+
+        Args:
+            tokens: token ids [1, N], 1 ≤ N ≤ ``room``.
+            caches: the same kinds at every call.
+            room: positions that may be written behind those held.
+
+        Returns:
+            Logits [1, N, V] and the tapped rows [1, N, K·hidden]; None for caches that are still empty.
+        """
+        count = tokens.shape[1]
+        size = _size(count, room)
+        if not all(reserve(cache, size) for cache in caches):
+            return None
+        if size > count:  # few lengths, few graphs: the surplus rows are computed and forgotten
+            tokens = mx.concatenate([tokens, mx.broadcast_to(tokens[:, -1:], (1, size - count))], axis=1)
+        self._layouts = [layout(cache) for cache in caches]
+        entries = {
+            key: entry(cache, size) for key, cache in dict(zip(self._layouts, caches, strict=True)).items()
+        }
+        self._kinds = [STAND_INS[type(cache)] for cache in caches]
+        buffers = [(cache.keys, cache.values) for cache in caches]
+        for cache in caches:  # a buffer nobody else holds is written in place
+            cache.keys = cache.values = None
+        try:
+            logits, rows, buffers = self._graph(tokens, entries, buffers)
+        finally:
+            for cache, (keys, values) in zip(caches, buffers, strict=True):
+                cache.keys, cache.values = keys, values
+        for cache in caches:
+            appended(cache, count, size)
+        if size > count:
+            logits, rows = logits[:, :count], rows[:, :count]
+        return logits, rows if self._taps else None
+
+    def _trace(
+        self,
+        tokens: mx.array,
+        entries: dict[tuple[int, ...], Entry],
+        buffers: list[tuple[mx.array, mx.array]],
+    ) -> tuple[mx.array, mx.array, list[tuple[mx.array, mx.array]]]:
+        """The graph: runs only when there is none yet for the shapes given."""
+        parts = zip(self._kinds, buffers, self._layouts, strict=True)
+        stand_ins = [kind(*both, entries[key]) for kind, both, key in parts]
+        taps = self._target.tap(self._taps) if self._taps else None
+        try:
+            logits, rows = self._target.forward(tokens, stand_ins, taps)
+        finally:
+            if taps is not None:
+                taps.close()
+        return logits, logits if rows is None else rows, [(each.keys, each.values) for each in stand_ins]
+
+
+def _size(count: int, room: int) -> int:
+    """The length of the graph that serves a block: 1, 2 or a multiple of 4."""
+    return count if count <= 2 else max(count, min(-(-count // 4) * 4, room))
