@@ -85,9 +85,15 @@ class Verdict:
         return len(self.tokens)
 
 
-def unpack(packed: Sequence[int], stops: Stops) -> Verdict:
-    """Read a packed round, cut at the first token that ends the text; ``stops`` takes note of the tokens."""
+def unpack(packed: Sequence[int], stops: Stops, most: int | None = None) -> Verdict:
+    """Read a packed round, cut at the first token that ends the text; ``stops`` takes note of the tokens.
+
+    Args:
+        packed: what `pack_greedy` or `pack_sampled` made.
+        stops: where the text ends.
+        most: tokens that may still be emitted; a block is never longer unless it serves other sequences too.
+    """
     accepted = packed[0]
-    emitted = tuple(packed[1 : accepted + 2])
+    emitted = tuple(packed[1 : accepted + 2])[:most]
     end = stops.find(emitted)
     return Verdict(accepted, emitted if end is None else emitted[:end], stopped=end is not None)

@@ -18,7 +18,7 @@ from statistics import median
 from typing import Protocol
 
 CANDIDATES = (4, 8, 12, 16)
-FORGET, FORGET_SLOWLY = 0.97, 0.998  # weight of the past after a round: of this sequence, of all of them
+FORGET, FORGET_SLOWLY = 0.9, 0.998  # weight of the past after a round: of this sequence, of all of them
 PRIOR_CHANCE = 0.75  # of a draft nobody has tried
 KINSHIP = 1.0  # trials' worth of belief that a draft fares like the one before it
 HERITAGE = 4.0  # trials' worth of belief that a sequence fares like those before it
@@ -26,7 +26,9 @@ HOPE = 0.95  # an unmeasured block is guessed this much cheaper
 RECENT = 9  # rounds a cost is the median of
 TRIALS = 2  # measured rounds before a cost is believed
 PLAIN_TRIALS = 3
-PLAIN_EVERY = 96  # block rounds after which plain steps are measured again
+PLAIN_EVERY, PLAIN_SELDOM = 192, 768  # block rounds after which plain steps are measured again …
+FAR_AHEAD = 1.5  # … seldom, where blocks are so much faster
+LOYALTY = 1.06  # another block than the drafter's own must promise this much more
 PROBE_AFTER, PROBE_AT_MOST = 16, 256  # plain steps before the first probe of a sequence, longest wait
 NOMINAL_ROUND, NOMINAL_TOKEN = 1.3, 0.035  # plain steps a block and each of its tokens cost, unmeasured
 
@@ -105,10 +107,13 @@ class Adaptive:
     def _wish(self) -> int:
         if not self._costs.knows(self._first, TRIALS):
             return self._first
-        if not self._costs.knows(1, PLAIN_TRIALS) or self._block_run >= PLAIN_EVERY:
+        if not self._costs.knows(1, PLAIN_TRIALS):
             return 1
-        best = max(self.blocks, key=self._rate)
-        if self._rate(best) > self._rate(1):
+        best = max(self.blocks, key=self._promise)
+        ahead = self._rate(best) / self._rate(1)
+        if self._block_run >= (PLAIN_SELDOM if ahead > FAR_AHEAD else PLAIN_EVERY):
+            return 1
+        if ahead > 1:
             return best
         self._probing = self._fresh or self._plain_run >= self._wait
         return self.blocks[0] if self._probing else 1
@@ -141,7 +146,12 @@ class Adaptive:
         return self._costs.of(block)
 
     def _rate(self, block: int) -> float:
+        """Tokens a second."""
         return self.expected(block) / self.cost(block)
+
+    def _promise(self, block: int) -> float:
+        """The rate, as blocks are compared: chances learned with one of them flatter the others a little."""
+        return self._rate(block) * (LOYALTY if block == self._first else 1.0)
 
 
 class Chances:

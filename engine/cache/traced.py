@@ -15,7 +15,7 @@ from mlx_lm.models.cache import KVCache
 
 from engine.cache.ring import SlidingRing
 
-STEP = 256  # positions by which a plain buffer grows
+STEP = 128  # positions by which a buffer grows
 TABLES = 32  # mask tables kept
 
 
@@ -100,7 +100,9 @@ def reserve(cache: Any, new: int) -> bool:
     if cache.keys is None or cache.values is None:
         return False
     held = cache.keys.shape[2]
-    rows = _steps(max(cache.offset + new, held)) if type(cache) is KVCache else cache.capacity
+    rows = _steps(max(cache.offset + new, held))
+    if type(cache) is SlidingRing:
+        rows = min(rows, cache.capacity)
     if held < rows:
         cache.keys, cache.values = _grown(cache.keys, rows), _grown(cache.values, rows)
     return True
@@ -128,8 +130,8 @@ def appended(cache: Any, count: int, written: int) -> None:
 
 
 def _ring_mask(ring: SlidingRing, new: int) -> mx.array:
-    """Mask [new, capacity] of a ring."""
-    rows = ring.capacity
+    """Mask [new, rows] of a ring, which has all its rows before it wraps."""
+    rows = int(ring.keys.shape[2])  # type: ignore[union-attr]  # reserved
     if ring.offset + new <= rows:  # nothing has wrapped: position p is in row p
         mask = _band(rows, new, ring.window)[:, rows - ring.offset : 2 * rows - ring.offset]
     else:

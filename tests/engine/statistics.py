@@ -107,7 +107,7 @@ def uniform_ranks(
     sampling: Sampling,
     jitter: Sequence[float],
 ) -> list[float]:
-    """Where each drawn token lies in its distribution given all before it (Rosenblatt 1952).
+    """Where each drawn token lies in its distribution given all before it, likeliest first (Rosenblatt 1952).
 
     Independent and uniform in [0, 1) if and only if every token was drawn from its distribution given all
     before it; ``jitter``, uniform numbers, spreads each token over its share.
@@ -115,6 +115,6 @@ def uniform_ranks(
     logits = model(mx.array([[*prompt, *tokens[:-1]]]))[0, len(prompt) - 1 :]  # [N, V]
     shares = mlx_lm_distribution(logits, sampling).tolist()
     return [
-        min(sum(row[:token]) + row[token] * spread, 1 - 1e-9)
+        min(sum(share for share in row if share > row[token]) + row[token] * spread, 1 - 1e-9)
         for row, token, spread in zip(shares, tokens, jitter, strict=True)
     ]

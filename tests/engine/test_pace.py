@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.pace import PLAIN_TRIALS, TRIALS, Adaptive, Fixed, Tour
+from engine.pace import PLAIN_EVERY, PLAIN_TRIALS, TRIALS, Adaptive, Fixed, Tour
 from tests.engine.tiny import seeded
 
 
@@ -72,9 +72,10 @@ def test_it_comes_back_when_drafts_become_good_again():
 
 def test_plain_steps_are_measured_again_while_blocks_run():
     pace = Adaptive(8)
-    _, blocks = simulate(pace, cheap, lambda _: 0.9, 3000)
+    _, blocks = simulate(pace, cheap, lambda _: 0.6, 3000)
     last_plain = len(blocks) - 1 - blocks[::-1].index(1)
-    assert last_plain > len(blocks) - 80
+    assert max(set(blocks), key=blocks.count) > 1
+    assert last_plain > len(blocks) - PLAIN_EVERY - 5
 
 
 def test_the_expected_tokens_follow_the_chances():
@@ -84,7 +85,7 @@ def test_the_expected_tokens_follow_the_chances():
     assert pace.expected(8) == pytest.approx(8, rel=0.02)
     for _ in range(200):
         pace.record(8, 2, 1.0)
-    assert pace.expected(8) == pytest.approx(3, rel=0.1)
+    assert pace.expected(8) == pytest.approx(3, rel=0.25)  # what other sequences did still counts a little
     assert pace.expected(2) == pytest.approx(2, rel=0.02)
 
 
@@ -108,3 +109,19 @@ def test_a_tour_measures_every_block_and_plain_steps():
     assert all(counts[block] >= TRIALS + 1 for block in pace.blocks)
     assert counts[1] >= PLAIN_TRIALS + 1
     assert all(pace.cost(block) == pytest.approx(cheap(block)) for block in (*pace.blocks, 1))
+
+
+def test_with_nominal_costs_the_blocks_depend_on_the_tokens_alone():
+    def run(cost: Callable[[int], float]) -> list[int]:
+        return simulate(Adaptive(8, nominal=True), cost, lambda done: 0.9 if done < 60 else 0.1, 200)[1]
+
+    assert run(cheap) == run(linear)
+    assert len(set(run(cheap))) > 2
+
+
+def test_a_stale_or_missing_cost_is_guessed_from_the_others():
+    pace = Adaptive(16)
+    for block in (8, 8, 8, 16, 16, 16):
+        pace.record(block, 3, 1.0 + 0.1 * block)
+    assert 0.9 * 1.4 <= pace.cost(4) <= 1.4
+    assert 0.9 * 2.2 <= pace.cost(12) <= 2.2
