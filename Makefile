@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 export UV_PROJECT_ENVIRONMENT := $(VENV)
 export UV_PYTHON_DOWNLOADS := never
 
-.PHONY: setup demo test lint types docs bench e2e clean help
+.PHONY: setup demo test lint types docs bench peers peers-env e2e clean help
 
 $(STAMP): pyproject.toml uv.lock
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or later found; install one (python3 with its venv module)" >&2; exit 1; }
@@ -43,11 +43,20 @@ docs: $(STAMP) ## regenerate the generated pages (CLI help, schemas, preset and 
 
 bench: $(STAMP) ## measure the client and the engine here; results go to benchmarks/results/
 	@$(BIN)/python benchmarks/client.py
-	@$(BIN)/python benchmarks/engine.py
+	@$(BIN)/python benchmarks/throughput.py
+
+peers-env: $(STAMP) ## make .venv-peers: this engine and its peers on the same mlx
+	@UV_PROJECT_ENVIRONMENT=.venv-peers $(BIN)/uv sync --quiet --locked --extra engine --python $(BIN)/python
+	@$(BIN)/uv pip install --quiet --python .venv-peers/bin/python --no-deps -r benchmarks/peers-requirements.txt
+
+peers: peers-env ## measure the engine against other engines on the same weights (most of an hour)
+	@.venv-peers/bin/python benchmarks/peers.py --size tiny --mode plain,oracle,noisy
+	@.venv-peers/bin/python benchmarks/peers.py --size mid --mode plain,oracle
+	@.venv-peers/bin/python benchmarks/peers.py --size demo
 
 clean: ## remove the environment and every cache
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-peers build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -12,8 +12,6 @@ the caller measures.
 
 from collections import deque
 from collections.abc import Sequence
-from itertools import accumulate
-from operator import mul
 from statistics import median
 from typing import Protocol
 
@@ -138,8 +136,7 @@ class Adaptive:
 
     def expected(self, block: int) -> float:
         """E(B): tokens a round with this block is expected to emit."""
-        reached: list[float] = list(accumulate(self._chances.now()[: block - 1], mul))
-        return 1 + sum(reached)
+        return self._chances.expected()[block - 1]
 
     def cost(self, block: int) -> float:
         """c(B), in seconds or, if nominal, plain steps."""
@@ -160,12 +157,12 @@ class Chances:
     def __init__(self, drafts: int) -> None:
         self._all = [[0.0, 0.0] for _ in range(drafts)]  # confirmations and trials, all sequences
         self._own = [[0.0, 0.0] for _ in range(drafts)]  # … of the present one
-        self._now: list[float] | None = None
+        self._expected: list[float] | None = None
 
     def start(self) -> None:
         """A new sequence begins."""
         self._own = [[0.0, 0.0] for _ in self._all]
-        self._now = None
+        self._expected = None
 
     def record(self, block: int, accepted: int) -> None:
         """A round confirmed the first ``accepted`` drafts; the next one, if any, was tried and was not."""
@@ -173,17 +170,18 @@ class Chances:
             for table, kept in ((self._all, FORGET_SLOWLY), (self._own, FORGET)):
                 table[position][0] = kept * table[position][0] + (position < accepted)
                 table[position][1] = kept * table[position][1] + 1
-        self._now = None
+        self._expected = None
 
-    def now(self) -> list[float]:
-        """The chances as they are believed to be."""
-        if self._now is None:
-            self._now, before = [], PRIOR_CHANCE
+    def expected(self) -> list[float]:
+        """E(1), E(2) … by the chances as they are believed to be."""
+        if self._expected is None:
+            self._expected, chance, reached = [1.0], PRIOR_CHANCE, 1.0
             for (hits, trials), (own_hits, own_trials) in zip(self._all, self._own, strict=True):
-                prior = (hits + KINSHIP * before) / (trials + KINSHIP)
-                before = (own_hits + HERITAGE * prior) / (own_trials + HERITAGE)
-                self._now.append(before)
-        return self._now
+                prior = (hits + KINSHIP * chance) / (trials + KINSHIP)
+                chance = (own_hits + HERITAGE * prior) / (own_trials + HERITAGE)
+                reached *= chance
+                self._expected.append(self._expected[-1] + reached)
+        return self._expected
 
 
 class Costs:
@@ -194,6 +192,7 @@ class Costs:
         self._cold = set(blocks)  # blocks whose first round, with its one-time costs, is to come
         self._nominal = nominal
         self._known: dict[int, float] = {}
+        self._settled = False  # every block was measured, nothing is guessed
 
     def knows(self, block: int, trials: int) -> bool:
         """Whether so many rounds of this block were measured."""
@@ -205,7 +204,11 @@ class Costs:
             self._cold.discard(block)
         elif block in self._measured:
             self._measured[block].append(seconds)
-            self._known.clear()
+            if self._settled:
+                self._known.pop(block, None)
+            else:  # a guess is made from what all blocks have cost
+                self._known.clear()
+                self._settled = all(len(costs) > TRIALS for costs in self._measured.values())
 
     def of(self, block: int) -> float:
         """Seconds a round of this block takes, measured or guessed; in plain steps if nominal."""

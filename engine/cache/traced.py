@@ -1,9 +1,10 @@
 """Caches as a compiled forward sees them: buffers of a fixed size; places and masks come from outside.
 
 A graph that is compiled once must not know how many positions are held, so nothing in it has a shape or a
-constant that depends on it: new rows are written at a given place, and attention goes over the whole buffer
-with a given mask, which hides what is free, stale or out of the window. The stand-ins here are made from the
-caches for one forward, and what they hold is read back into them. Masks are slices of tables made once.
+constant that depends on it: new rows are written at a given place, and attention goes over somewhat more
+rows than are held, with a given mask, which hides what is free, stale or out of the window. The stand-ins
+here are made from the caches for one forward, and what they hold is read back into them. Masks are slices of
+tables made once.
 """
 
 from collections.abc import Sequence
@@ -14,8 +15,10 @@ import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
 from engine.cache.ring import SlidingRing
+from engine.host import launch
 
-STEP = 128  # positions by which a buffer grows
+STEP = 256  # positions by which a buffer grows
+FINEST = 64  # rows by which attention widens, at the beginning
 TABLES = 32  # mask tables kept
 
 
@@ -27,7 +30,7 @@ class Traced(Protocol):
     offset: mx.array
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Write rows [1, KV heads, N, head dim]; returns the whole buffers."""
+        """Write rows [1, KV heads, N, head dim]; returns the rows the mask is for."""
 
     def make_mask(
         self,
@@ -35,7 +38,7 @@ class Traced(Protocol):
         window_size: int | None = None,
         return_array: bool = False,
     ) -> mx.array:
-        """Which rows of the buffers N new queries see, bool [N, rows]."""
+        """Which of the buffers' first rows N new queries see, bool [N, rows]."""
 
 
 class _StandIn:
@@ -44,6 +47,10 @@ class _StandIn:
     def __init__(self, keys: mx.array, values: mx.array, entry: "Entry") -> None:
         self.keys, self.values = keys, values
         self.offset, self._places, self._mask = entry
+
+    def _attended(self) -> tuple[mx.array, mx.array]:
+        rows = self._mask.shape[1]
+        return self.keys[..., :rows, :], self.values[..., :rows, :]
 
     def make_mask(
         self,
@@ -62,7 +69,7 @@ class TracedKV(_StandIn):
         """See `Traced`."""
         self.keys = mx.slice_update(self.keys, keys, self.offset, axes=[2])
         self.values = mx.slice_update(self.values, values, self.offset, axes=[2])
-        return self.keys, self.values
+        return self._attended()
 
 
 class TracedRing(_StandIn):
@@ -72,11 +79,11 @@ class TracedRing(_StandIn):
         """See `Traced`."""
         self.keys[:, :, self._places] = keys
         self.values[:, :, self._places] = values
-        return self.keys, self.values
+        return self._attended()
 
 
 Entry = tuple[mx.array, mx.array, mx.array]
-"""What a forward of N positions has to be told: offset [1], places of the new rows [N], mask [N, rows]."""
+"""What a forward of N positions is told: offset [1], places of the new rows [N], mask [N, attended rows]."""
 
 STAND_INS: dict[type, type[TracedKV] | type[TracedRing]] = {KVCache: TracedKV, SlidingRing: TracedRing}
 
@@ -110,14 +117,14 @@ def reserve(cache: Any, new: int) -> bool:
 
 def entry(cache: Any, new: int) -> Entry:
     """What a forward of ``new`` positions on a cache with reserved room has to be told."""
-    offset, rows = cache.offset, cache.keys.shape[2]
+    offset, rows = cache.offset, min(_wide(cache.offset + new), cache.keys.shape[2])
     if type(cache) is KVCache:
         places, mask = mx.array([offset]), _band(rows, new, None)[:, rows - offset : 2 * rows - offset]
     else:
         places = mx.array(
             [row for first, last in cache.runs(offset, offset + new) for row in range(first, last)]
         )
-        mask = _ring_mask(cache, new)
+        mask = _ring_mask(cache, new, rows)
     return mx.array([offset]), places, mask
 
 
@@ -129,9 +136,8 @@ def appended(cache: Any, count: int, written: int) -> None:
         cache.appended(count, written)
 
 
-def _ring_mask(ring: SlidingRing, new: int) -> mx.array:
-    """Mask [new, rows] of a ring, which has all its rows before it wraps."""
-    rows = int(ring.keys.shape[2])  # type: ignore[union-attr]  # reserved
+def _ring_mask(ring: SlidingRing, new: int, rows: int) -> mx.array:
+    """Mask [new, rows] of a ring; ``rows`` are all of them once it has wrapped."""
     if ring.offset + new <= rows:  # nothing has wrapped: position p is in row p
         mask = _band(rows, new, ring.window)[:, rows - ring.offset : 2 * rows - ring.offset]
     else:
@@ -150,12 +156,18 @@ def _band(rows: int, new: int, window: int | None) -> mx.array:
     table = ahead <= 0
     if window is not None:
         table = table & (ahead > -window)
-    mx.eval(table)
+    launch(table)  # not waited for: drafts may be on their way
     return table
 
 
 def _steps(rows: int) -> int:
     return -(-rows // STEP) * STEP
+
+
+def _wide(rows: int) -> int:
+    """The next of a few numbers of rows, four for each doubling: there is a graph for each of them."""
+    step = max(FINEST, (1 << rows.bit_length()) // 8)
+    return -(-rows // step) * step
 
 
 def _grown(buffer: mx.array, rows: int) -> mx.array:

@@ -1,9 +1,9 @@
 """The engine against mlx-lm's own loop on the shipped pair, per prompt set.
 
-    python benchmarks/engine.py [--limit N] [--max-tokens N] [--block auto|N]
+    python benchmarks/throughput.py [--limit N] [--max-tokens N] [--block auto|N]
 
 Runs ``kakeya_engine eval throughput`` (arms interleaved prompt by prompt), has the gate judge each report,
-stores the figures in ``benchmarks/results/engine.json`` and ends with one JSON line.
+stores the figures in ``benchmarks/results/throughput.json`` and ends with one JSON line.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def main() -> None:
                 f"acceptance {row['acceptance_length'] or 0:.2f}  "
                 f"identical {row['identical']}/{row['samples']}"
             )
-    path = write("engine", {"options": vars(options), "rows": rows})
+    path = write("throughput", {"options": vars(options), "rows": rows})
     print(json.dumps({"rows": rows, "stored": str(path)}))
 
 

@@ -1,0 +1,96 @@
+"""This project's engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import mlx.core as mx
+
+from engine.decode import Diagnosis, decode
+from engine.drafters.base import Draft, Drafter
+from engine.loading import load_drafter
+from engine.pace import Adaptive, Fixed, Pace, Tour
+from engine.sampling import Sampler
+from engine.target import Target
+from peerbench.engines.base import AUTO, Arm, Batch, World
+from peerbench.script import Script
+
+WARM_UPS = 4
+
+
+class Kakeya:
+    """Our loop."""
+
+    def __init__(self, world: World) -> None:
+        self._target = world.target.target
+        self._drafter = load_drafter(world.folders.drafter, self._target).drafter
+
+    def arm(self, block: int | str) -> Arm:
+        """See `Engine.arm`."""
+        pace = Adaptive(self._drafter.block_size) if block == AUTO else Fixed(int(block))
+        return KakeyaArm(self._target, self._drafter, pace)
+
+
+class KakeyaArm:
+    """Our loop at one pace, which learns from run to run."""
+
+    def __init__(self, target: Target, drafter: Drafter, pace: Pace) -> None:
+        self._target, self._drafter, self._pace = target, drafter, pace
+
+    def warm_up(self, prompts: Sequence[Sequence[int]], max_tokens: int, script: Script | None) -> None:
+        """Run once; an adaptive pace tries every block, as it does before the engine's own measurements."""
+        tour = Tour(self._pace) if isinstance(self._pace, Adaptive) else None
+        for prompt in prompts[:WARM_UPS]:
+            for _ in self._decode(prompt, max_tokens, script, tour or self._pace):
+                pass
+            if tour is None or tour.finished:
+                break
+
+    def run(self, prompt: Sequence[int], max_tokens: int, script: Script | None) -> Iterator[Batch]:
+        """See `Arm.run`."""
+        return self._decode(prompt, max_tokens, script, self._pace)
+
+    def _decode(
+        self, prompt: Sequence[int], max_tokens: int, script: Script | None, pace: Pace
+    ) -> Iterator[Batch]:
+        drafter: Drafter = self._drafter if script is None else Scripted(self._drafter, script)
+        stages = Diagnosis(stage_times=True)
+        for step in decode(self._target, drafter, prompt, max_tokens=max_tokens, pace=pace, diagnosis=stages):
+            yield Batch(step.tokens, step.round)
+
+
+class Scripted:
+    """A drafter's own drafting, the values replaced by the script's."""
+
+    def __init__(self, drafter: Drafter, script: Script) -> None:
+        self._drafter, self._script = drafter, script
+        self.name, self.tap_layers, self.block_size = drafter.name, drafter.tap_layers, drafter.block_size
+
+    @property
+    def nbytes(self) -> int:
+        """See `Drafter.nbytes`."""
+        return self._drafter.nbytes
+
+    def bind(self, target: Target) -> None:
+        """See `Drafter.bind`."""
+        self._drafter.bind(target)
+
+    def start(self) -> None:
+        """See `Drafter.start`."""
+        self._script.start()
+        self._drafter.start()
+
+    def observe(self, tokens: Sequence[int], taps: mx.array | None) -> None:
+        """See `Drafter.observe`."""
+        self._script.saw(len(tokens))
+        self._drafter.observe(tokens, taps)
+
+    def rewind(self, count: int) -> bool:  # noqa: ARG002 - the protocol's
+        """See `Drafter.rewind`: no sequence is resumed here."""
+        return False
+
+    def propose(self, bonus: int, count: int, sampler: Sampler | None = None) -> Draft:
+        """See `Drafter.propose`."""
+        draft = self._drafter.propose(bonus, count, sampler)
+        return replace(draft, tokens=self._script.say(draft.tokens))

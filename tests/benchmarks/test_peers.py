@@ -1,0 +1,108 @@
+"""The command: its switches, engines that are missing or cannot run, and a whole run with those that can."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import peers
+import pytest
+import results_file
+from peerbench import sizes
+from peerbench.engines import registry
+from peerbench.engines.base import World
+from peerbench.engines.registry import open_engines
+
+from engine.loading import load_target
+
+SMALL = sizes.Shape(hidden=32, layers=6, feed_forward=64, heads=2, kv_heads=1, vocabulary=300, head_dim=16)
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A `tiny` that is over in no time, and a folder for the results."""
+    monkeypatch.setitem(sizes.SHAPES, "tiny", SMALL)
+    monkeypatch.setattr(results_file, "RESULTS", tmp_path / "results")
+    return tmp_path
+
+
+def test_switches_have_the_documented_defaults() -> None:
+    chosen = peers.options([])
+    assert (chosen.size, chosen.blocks, chosen.modes) == ("tiny", [8, 16, "auto"], ["plain"])
+    assert (chosen.tokens, chosen.repetitions, chosen.names) == (256, 7, list(registry.ENGINES))
+    assert peers.options(["--size", "demo"]).tokens == 128
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--block", "8,one"], "--block 'one' is neither auto nor a length"),
+        (["--block", "1"], "--block '1' is neither auto nor a length"),
+        (["--mode", "guess"], "--mode 'guess' is not one of"),
+        (["--size", "huge"], "invalid choice: 'huge'"),
+        (["--tokens", "1"], "--tokens must be at least 2"),
+        (["--repetitions", "-1"], "--repetitions at least 1"),
+    ],
+)
+def test_a_bad_switch_is_named(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        peers.options(arguments)
+    assert message in capsys.readouterr().err
+
+
+def test_an_engine_that_is_not_installed_is_an_error_that_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(registry.ENGINES, "z-lab", ("no_such_package", "zlab", "ZLab"))
+    assert peers.main(["--engines", "kakeya,z-lab"]) == 1
+    error = capsys.readouterr().err
+    assert "not installed here: z-lab" in error
+    assert "make peers-env" in error
+    assert "--engines kakeya" in error
+
+
+def test_an_unknown_engine_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert peers.main(["--engines", "vllm"]) == 1
+    assert "unknown engine 'vllm'" in capsys.readouterr().err
+
+
+def test_an_engine_that_cannot_run_the_models_is_left_out_with_its_reason(small: Path) -> None:
+    folders = replace(sizes.make_folders("tiny", small), small=None)
+    engines, left_out = open_engines(["kakeya", "mlx-lm"], World(folders, load_target(folders.target)))
+    assert list(engines) == ["kakeya"]
+    assert "needs a small model" in left_out["mlx-lm"]
+
+
+def test_a_run_gives_the_tokens_of_plain_decoding_and_what_the_modes_promise(
+    small: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--engines", "kakeya,mlx-lm", "--block", "4,auto", "--mode", "oracle,noisy,plain"]
+    assert peers.main([*arguments, "--tokens", "25", "--repetitions", "1", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    rows = {(row["mode"], row["engine"], row["block"]): row for row in document["rows"]}
+    assert len(rows) == 12
+    assert all(row["identical"] for row in rows.values())
+    assert rows["oracle", "kakeya", 4]["tokens_per_round"] == 4
+    # Drafts 4, 9, 14 … are wrong: rounds end at tokens 4, 8, 9, 13, 14, 18, 19, 23 and 24.
+    assert rows["noisy", "kakeya", 4]["tokens_per_round"] == pytest.approx(24 / 9)
+    assert rows["plain", "kakeya", 4]["tokens_per_round"] < 2
+    stored = json.loads(Path(document["stored"]).read_text())
+    assert set(stored["modes"]) == {"oracle", "noisy", "plain"}
+    assert stored["modes"]["oracle"]["machine"]["cores"]
+
+
+def test_a_mode_measured_later_keeps_the_sections_of_the_others(small: Path) -> None:
+    peers.store("tiny", {"plain": {"rows": [1]}, "oracle": {"rows": [2]}})
+    file = peers.store("tiny", {"oracle": {"rows": [3]}})
+    modes = json.loads(file.read_text())["modes"]
+    assert (modes["plain"]["rows"], modes["oracle"]["rows"]) == ([1], [3])
+
+
+def test_the_shipped_drafter_is_spelled_out_for_engines_that_read_nested_fields_only(tmp_path: Path) -> None:
+    folders = sizes.make_folders("demo", tmp_path)
+    config = json.loads((folders.drafter / "config.json").read_text())
+    assert config["dflash_config"]["input_embedding_scale"] == config["input_embedding_scale"]
+    assert folders.small is None
