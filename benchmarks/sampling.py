@@ -11,8 +11,10 @@ Three rules that all emit text distributed as the target's own:
 
 The first and the last are the engine's; the second lives here alone and takes the place of the engine's rule
 in the same loop. At temperature 0 all three are the same. DFlash drafter alone, a fixed block, code, chat and
-retrieval prompts, several seeds; only rounds of the full block count. The figures do not depend on time. They
-are stored in ``benchmarks/results/sampling.json``; the last line is one JSON line.
+retrieval prompts, several seeds; only rounds of the full block count. Each rule draws texts of its own, some
+easier to draft than others; so rejection and sample-and-compare are also compared on the same rounds, by what
+each can expect of the drafts given p and q. The figures do not depend on time. They are stored in
+``benchmarks/results/sampling.json``; the last line is one JSON line.
 """
 
 from __future__ import annotations
@@ -63,6 +65,25 @@ def sample_and_compare(draft: Draft, logits: mx.array, sampler: Sampler) -> mx.a
     return mx.concatenate([mx.cumprod(hits).sum()[None].astype(mx.int32), tokens])
 
 
+class Rejection:
+    """The engine's rule; notes what it and sample-and-compare can expect of each full block it judges."""
+
+    def __init__(self, block: int) -> None:
+        self._block, self._own = block, loop.pack_sampled
+        self.expected: list[mx.array] = []  # [2] tokens each: by rejection, by sample-and-compare
+
+    def __call__(self, draft: Draft, logits: mx.array, sampler: Sampler) -> mx.array:
+        """As `engine.accept.pack_sampled`."""
+        if len(draft) == self._block - 1:
+            chosen = draft.tokens[:, None]
+            p = mx.take_along_axis(sampler.distribution(logits[:-1]), chosen, axis=-1)[:, 0]
+            q = mx.take_along_axis(draft.q, chosen, axis=-1)[:, 0]
+            chances = mx.stack([mx.minimum(p / q, 1), p])  # of each draft, the drafts before it confirmed
+            self.expected.append(1 + mx.cumprod(chances, axis=1).sum(axis=1))
+            mx.eval(self.expected[-1])
+        return self._own(draft, logits, sampler)
+
+
 @contextmanager
 def accepting_by(rule: Callable[..., mx.array]) -> Iterator[None]:
     """Let the engine's loop accept drawn drafts by another rule for a while."""
@@ -84,6 +105,7 @@ class Bench:
         self.drafter = load_drafter(SHIPPED_DRAFTER, self.target).drafter
         self.likeliest = LikeliestDrafter(self.drafter.network)
         self.likeliest.bind(self.target)
+        self.rejection = Rejection(options.block)
         self.prompts = {
             name: [
                 encode(prompt, loaded.tokenizer, self.target.vocab_size, loaded.context)
@@ -95,7 +117,9 @@ class Bench:
     def emitted(self, rule: str, name: str, sampling: Sampling) -> list[int]:
         """Tokens that each verify forward of a full block emitted, over the prompts of a set."""
         drafter = self.likeliest if rule == "likeliest-draft" else self.drafter
-        accept = sample_and_compare if rule == "sample-and-compare" else loop.pack_sampled
+        accept = {"sample-and-compare": sample_and_compare, "rejection": self.rejection}.get(
+            rule, loop.pack_sampled
+        )
         counts: list[int] = []
         with accepting_by(accept):
             for prompt in self.prompts[name]:
@@ -141,44 +165,44 @@ def line(row: dict[str, Any]) -> str:
     )
 
 
-def gains(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Acceptance length of rejection sampling over that of the other rules, a row a temperature and set."""
-    lengths = {(row["temperature"], row["set"], row["rule"]): row["acceptance_length"] for row in rows}
-    return [
-        {
-            "temperature": temperature,
-            "set": name,
-            "over_sample_and_compare": own / lengths[temperature, name, "sample-and-compare"],
-            "over_likeliest_draft": own / lengths[temperature, name, "likeliest-draft"],
-        }
-        for (temperature, name, rule), own in lengths.items()
-        if rule == "rejection"
-    ]
+def paired(bench: Bench, temperature: float) -> dict[str, Any]:
+    """Both rules on the same drafts: the rejection arm's rounds since the last call."""
+    rounds = [[float(value) for value in pair.tolist()] for pair in bench.rejection.expected]
+    bench.rejection.expected.clear()
+    own, compared = (sum(column) / len(rounds) for column in zip(*rounds, strict=True))
+    return {
+        "temperature": temperature,
+        "rounds": len(rounds),
+        "rejection": own,
+        "sample_and_compare": compared,
+        "gain": own / compared,
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--limit", type=int, default=16, help="prompts of each set")
+    parser.add_argument("--limit", type=int, default=8, help="prompts of each set")
     parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--block", type=int, default=8)
     options = parser.parse_args()
-    bench, rows = Bench(options), []
+    bench, rows, pairs = Bench(options), [], []
     print("tokens emitted per verify forward of a full block")
     for temperature in TEMPERATURES:
         for rule in RULES if temperature else RULES[:1]:
             rows += bench.rows(rule, temperature)
             print(*map(line, rows[-len(bench.prompts) - 1 :]), sep="\n", flush=True)
-    ratios = gains(rows)
-    for row in ratios:
-        print(
-            f"{row['temperature']:<5} {row['set']:<10} rejection over sample-and-compare "
-            f"{row['over_sample_and_compare']:.3f}, over likeliest-draft {row['over_likeliest_draft']:.3f}"
-        )
-    path = write("sampling", {"options": vars(options), "rows": rows, "gains": ratios})
-    print(json.dumps({"rows": rows, "gains": ratios, "stored": str(path.relative_to(ROOT))}))
+        if temperature:
+            pairs.append(pair := paired(bench, temperature))
+            print(
+                f"{temperature:<5} on the same {pair['rounds']} rounds: rejection {pair['rejection']:.3f}, "
+                f"sample-and-compare {pair['sample_and_compare']:.3f}, gain {pair['gain']:.3f}",
+                flush=True,
+            )
+    path = write("sampling", {"options": vars(options), "rows": rows, "paired": pairs})
+    print(json.dumps({"rows": rows, "paired": pairs, "stored": str(path.relative_to(ROOT))}))
 
 
 if __name__ == "__main__":

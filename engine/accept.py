@@ -21,6 +21,17 @@ from engine.sampling import Sampler
 from engine.stops import Stops
 
 
+def likeliest(logits: mx.array) -> mx.array:
+    """The most likely token of each row [..., V], int32 [...], as mlx-lm's greedy decoding takes it.
+
+    mlx-lm compares log-probabilities in the model's own precision, where in 16 bits different logits may
+    become equal and the first of them is taken.
+    """
+    if logits.dtype != mx.float32:
+        logits = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    return mx.argmax(logits, axis=-1).astype(mx.int32)
+
+
 def pack_greedy(drafts: mx.array, logits: mx.array) -> mx.array:
     """Everything the host needs of a greedy round, as one array, so that one transfer suffices.
 
@@ -32,7 +43,7 @@ def pack_greedy(drafts: mx.array, logits: mx.array) -> mx.array:
         int32 [1 + B]: the number of confirmed drafts, then a token for each block row; the emitted tokens
         are the first ``confirmed + 1`` of these.
     """
-    tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
+    tokens = likeliest(logits)
     hits = (drafts == tokens[:-1]).astype(mx.int32)
     return mx.concatenate([mx.cumprod(hits).sum()[None], tokens])
 
@@ -85,15 +96,9 @@ class Verdict:
         return len(self.tokens)
 
 
-def unpack(packed: Sequence[int], stops: Stops, most: int | None = None) -> Verdict:
-    """Read a packed round, cut at the first token that ends the text; ``stops`` takes note of the tokens.
-
-    Args:
-        packed: what `pack_greedy` or `pack_sampled` made.
-        stops: where the text ends.
-        most: tokens that may still be emitted; a block is never longer unless it serves other sequences too.
-    """
+def unpack(packed: Sequence[int], stops: Stops) -> Verdict:
+    """Read a packed round, cut at the first token that ends the text; ``stops`` takes note of the tokens."""
     accepted = packed[0]
-    emitted = tuple(packed[1 : accepted + 2])[:most]
+    emitted = tuple(packed[1 : accepted + 2])
     end = stops.find(emitted)
     return Verdict(accepted, emitted if end is None else emitted[:end], stopped=end is not None)

@@ -17,7 +17,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.accept import pack_greedy, pack_sampled, unpack
+from engine.accept import likeliest, pack_greedy, pack_sampled, unpack
 from engine.drafters.base import NOTHING, Draft, Drafter
 from engine.errors import ConfigurationError, PromptError
 from engine.host import launch, read_token, read_tokens, wait_for
@@ -131,7 +131,7 @@ def decode(
         diagnosis=diagnosis,
     )
     try:
-        with own.transaction.guarded():
+        with own.guarded():
             yield run.prefill(prompt, max_tokens, prefill_chunk)
             run.plan()
             while not run.finish:
@@ -273,7 +273,7 @@ class _Run:
         """The token after a row of logits [1, V], [1]; not evaluated."""
         logits = self._processed(logits, so_far)
         if self.sampler is None:
-            return mx.argmax(logits, axis=-1).astype(mx.int32)
+            return likeliest(logits)
         return self.sampler.draw(self.sampler.distribution(logits))
 
     def _pack(self, draft: Draft, logits: mx.array) -> mx.array:

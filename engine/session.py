@@ -5,7 +5,8 @@ A session can be decoded in again: what a new prompt has in common with the toke
 the end of the common part, they start over.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
@@ -97,7 +98,7 @@ class Session:
     def forward(self, tokens: mx.array) -> tuple[mx.array, mx.array | None]:
         """One forward over [1, N] tokens: logits [1, N, V] and the taps' rows."""
         if self._stage is not None and tokens.shape[1] <= self.headroom:
-            done = self._stage.forward(tokens, self.caches, self.headroom)
+            done = self._stage.forward(tokens, self.caches, self.transaction.room or self.headroom)
             if done is not None:
                 return done
         return self.target.forward(tokens, self.caches, self._taps)
@@ -111,6 +112,15 @@ class Session:
         """
         self.transaction.commit(self.transaction.carried + len(tokens))
         self._note(tokens, rows if rows is None else rows[:, : len(tokens)])
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Abort an open transaction when the block is left by an exception, also after starting over."""
+        try:
+            yield
+        except BaseException:
+            self.transaction.abort()
+            raise
 
     def _note(self, tokens: Sequence[int], rows: mx.array | None) -> None:
         self.tokens.extend(tokens)

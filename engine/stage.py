@@ -21,7 +21,11 @@ FAMILIES = (
 
 
 class Stage:
-    """The compiled forwards of one sequence's target and caches."""
+    """The compiled forwards of a target on caches of some kinds, for one thread.
+
+    Weights are constants of a graph: those of its first run are used, and kept in memory, as long as the
+    target lives. Whoever changes, converts or quantizes a model's weights makes a new `Target` afterwards.
+    """
 
     def __init__(self, target: Target, taps: tuple[int, ...]) -> None:
         """Compile nothing yet; that happens at the first block of each length.

@@ -54,5 +54,5 @@ class Stops:
         self._detokenizer.add_token(token)
         text = self._tail + str(self._detokenizer.last_segment)
         longest = max(map(len, self.texts))
-        self._tail = text[len(text) - longest + 1 :] if longest > 1 else ""
+        self._tail = text[max(len(text) - longest + 1, 0) :]
         return any(stop in text for stop in self.texts)

@@ -28,6 +28,16 @@ RAGGED_FAMILIES = (
 MERGED = (KVCache, SlidingRing, ArraysCache)
 
 
+def refuse_single(model: Any, sequences: Sequence[Sequence[Any]]) -> None:
+    """Raise ModelError where caches of this model, empty ones too, cannot be batched; see `merge`."""
+    kinds = {type(member) for caches in sequences for cache in caches for member in members_of(cache)}
+    if odd := sorted(kind.__name__ for kind in kinds if kind not in MERGED):
+        raise ModelError(f"sequences with {', '.join(odd)} layers cannot be decoded together")
+    family = type(model).__module__.rsplit(".", 1)[-1]
+    if ArraysCache in kinds and family not in RAGGED_FAMILIES:
+        raise ModelError(f"recurrent layers of {family} do not take sequences of different lengths")
+
+
 def merge(model: Any, sequences: Sequence[Sequence[Any]]) -> list[Any]:
     """Caches of single sequences, each with its prompt computed and nothing carried, as caches of a batch.
 
@@ -39,12 +49,7 @@ def merge(model: Any, sequences: Sequence[Sequence[Any]]) -> list[Any]:
         ModelError: a layer's cache cannot be batched; the message names it.
         ValueError: a sequence's caches are empty.
     """
-    kinds = {type(member) for caches in sequences for cache in caches for member in members_of(cache)}
-    if odd := sorted(kind.__name__ for kind in kinds if kind not in MERGED):
-        raise ModelError(f"sequences with {', '.join(odd)} layers cannot be decoded together")
-    family = type(model).__module__.rsplit(".", 1)[-1]
-    if ArraysCache in kinds and family not in RAGGED_FAMILIES:
-        raise ModelError(f"recurrent layers of {family} do not take sequences of different lengths")
+    refuse_single(model, sequences)
     return [_merged(layer) for layer in zip(*sequences, strict=True)]
 
 

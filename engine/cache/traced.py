@@ -19,7 +19,7 @@ from engine.host import launch
 
 STEP = 256  # positions by which a buffer grows
 FINEST = 64  # rows by which attention widens, at the beginning
-TABLES = 32  # mask tables kept
+TABLES = 128  # mask tables kept
 
 
 class Traced(Protocol):

@@ -74,6 +74,13 @@ def throughput(as_json: bool, report_path: Path | None, **values: Any) -> None:
     "--seed", type=int, default=0, show_default=True, help="Order of the prompts; 0 as in the file."
 )
 @click.option("--min-recall", type=float, default=None, help="Also claim this recall.")
+@click.option(
+    "--batch",
+    type=int,
+    default=1,
+    show_default=True,
+    help="Decode so many prompts together (not the oracle's).",
+)
 @engine_options
 @report_options
 def recall(as_json: bool, report_path: Path | None, **values: Any) -> None:
@@ -83,6 +90,7 @@ def recall(as_json: bool, report_path: Path | None, **values: Any) -> None:
     Examples:
       kakeya_engine eval recall --report recall.json
       kakeya_engine eval recall --limit 10 --min-recall 0.9 --json
+      kakeya_engine eval recall --batch 8
     """  # noqa: D301 - click wants the character itself
     request, options = take_request(values), take_engine(values)
 

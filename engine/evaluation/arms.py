@@ -2,7 +2,8 @@
 
 `plain` is mlx-lm's own `generate_step` with the caches the model makes for itself. `speculate` is our loop.
 Both are timed by the same clock from outside: `prefill_s` until the first token is known to the host,
-`decode_s` from there to the last. Neither judges what came out.
+`decode_s` from there to the last; `speculate_together` says what they are where prompts share rounds. None
+judges what came out.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -23,6 +24,7 @@ from engine.loading import LoadedTarget
 from engine.pace import Pace
 from engine.sampling import Sampler, Sampling
 from engine.stops import Stops
+from engine.together import Emitted, Request, Share, decode_together
 
 PLAIN_LOOP, OUR_LOOP = "mlx_lm.generate.generate_step", "kakeya.decode"
 
@@ -117,6 +119,86 @@ def speculate(
         show(stream.finish())
     path = f"speculative:{drafter.name}" if drafter else "plain:kakeya.decode"
     return _outcome(target, clock, rounds, path=path, caches=caches, stops=stops, finish=finish)
+
+
+def speculate_together(
+    engine: Engine, prompts: Sequence[Sequence[int]], max_tokens: int, pace: Pace
+) -> list[Outcome]:
+    """Decoding by our loop, greedily, all prompts together.
+
+    Times are shares, so that those of all prompts add up to what passed: ``prefill_s`` is what the prompt's
+    own computation took; a round's seconds, and what passed between rounds, are divided among the sequences
+    that took part. How long somebody would wait for one of them is therefore not told. Resident bytes are
+    likewise the merged caches' bytes divided by the sequences in them when this one ended.
+
+    Args:
+        engine: the models and switches; nothing is compiled but the ends of prompts.
+        prompts: token ids of each.
+        max_tokens: emit at most so many for each.
+        pace: chooses the blocks.
+    """
+    target, drafter = engine.target, engine.drafter.drafter if engine.drafter else None
+    requests = [
+        Request(prompt, room(target, len(prompt), max_tokens), Stops(target.stops)) for prompt in prompts
+    ]
+    rows = [_Row() for _ in prompts]
+    between = 0.0  # seconds after the prompts that no round accounts for
+    last = perf_counter()
+    for emitted in decode_together(
+        target.target, drafter, requests, pace=pace, prefill_chunk=engine.options.prefill_chunk
+    ):
+        now = perf_counter()
+        for each in emitted:
+            rows[each.request].take(each, len(emitted), now - last)
+        record = emitted[0].step.round
+        if record is not None:
+            between += now - last - record.draft_s - record.verify_s
+        last = now
+    path = f"speculative:{drafter.name}" if drafter else "plain:kakeya.decode"
+    decoded = max(sum(bool(row.rounds) for row in rows), 1)
+    return [
+        row.outcome(target, request.stops, path, max(between, 0.0) / decoded)
+        for row, request in zip(rows, requests, strict=True)
+    ]
+
+
+class _Row:
+    """What one prompt of several got, so far."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.rounds: list[Round] = []
+        self._prefill_s = 0.0
+        self._finish: str | None = None
+        self._share: Share | None = None
+
+    def take(self, emitted: Emitted, sequences: int, seconds: float) -> None:
+        """A step that served so many sequences, so long after the one before it."""
+        record = emitted.step.round
+        if record is None:
+            self._prefill_s = seconds
+        else:
+            draft_s, verify_s = record.draft_s / sequences, record.verify_s / sequences
+            self.rounds.append(replace(record, draft_s=draft_s, verify_s=verify_s))
+        self.tokens.extend(emitted.step.tokens)
+        self._finish, self._share = emitted.step.finish, emitted.share
+
+    def outcome(self, target: LoadedTarget, stops: Stops, path: str, between: float) -> Outcome:
+        """The whole, with its share of the seconds between rounds."""
+        if self._finish is None or self._share is None:
+            raise GenerationError(f"{path} did not finish a text")
+        spent = sum(record.draft_s + record.verify_s for record in self.rounds)
+        return Outcome(
+            tokens=self.tokens,
+            text=text_of(target.tokenizer, self.tokens, stops),
+            finish=self._finish,
+            prefill_s=self._prefill_s,
+            decode_s=spent + between if self.rounds else 0.0,
+            rounds=self.rounds,
+            path=path,
+            cache_classes=self._share.classes,
+            resident_bytes=self._share.nbytes,
+        )
 
 
 def plain_steps(

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from engine.config import Engine, Options, open_engine
@@ -40,3 +45,18 @@ def test_the_shipped_drafter_fits_the_shipped_target_and_is_used(engine: Engine)
     blocks = [item for item in outcome.rounds if item.block > 1]
     assert blocks
     assert sum(item.accepted for item in blocks) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_recall_of_prompts_decoded_together_is_accepted_by_the_gate(tmp_path: Path):
+    report, programs = tmp_path / "recall.json", Path(sys.executable).parent
+    measure = [programs / "kakeya_engine", "eval", "recall", "--batch", "5", "--limit", "12"]
+    subprocess.run([*measure, "--report", report], cwd=tmp_path, check=True, capture_output=True)
+    judged = subprocess.run([programs / "kakeya_mac", "gate", report], capture_output=True, check=False)
+    assert judged.returncode == 0, judged.stdout
+    document = json.loads(report.read_text())
+    assert document["configuration"]["batch"] == 5
+    ours, oracle, _ = document["arms"]
+    assert [row["tokens"] for row in ours["samples"]] == [row["tokens"] for row in oracle["samples"]]
+    assert {name for row in ours["samples"] for name in row["cache"]["classes"]} == {"RaggedKV"}

@@ -112,6 +112,10 @@ def test_recall_and_probe_end_with_one_json_line(capsys, models: list[str], tmp_
     assert code == 0
     assert set(last_json(out)["arms"]) == {"speculative", "oracle", "no_needle"}
     assert len(out.splitlines()) == 1
+    report = tmp_path / "r.json"
+    arguments = ["eval", "recall", "--prompts", own, "--json", "--batch", "4", "--report", str(report)]
+    code, _, _ = call(capsys, *arguments, *models)
+    assert (code, json.loads(report.read_text())["configuration"]["batch"]) == (0, 4)
     code, out, _ = call(capsys, "probe", "--report", str(tmp_path / "p.json"))
     assert code == 0
     assert last_json(out)["ring_rollback_exact"] is True
@@ -130,6 +134,7 @@ def test_recall_and_probe_end_with_one_json_line(capsys, models: list[str], tmp_
         (["eval", "throughput", "--limit", "0"], "--limit must be at least 1"),
         (["eval", "throughput", "--min-speedup", "0.5"], "--min-speedup must be at least 1"),
         (["eval", "recall", "--min-recall", "2"], "--min-recall must lie in"),
+        (["eval", "recall", "--batch", "0"], "--batch must be at least 1"),
         (["probe", "--workload-sha", "a" * 40], "--request-nonce, --preset-digest, --engine-source missing"),
         (["probe", *BOUND, "--workload-sha", "master"], "--workload-sha 'master' has the wrong form"),
         (["frobnicate"], "No such command"),

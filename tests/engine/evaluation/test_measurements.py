@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from engine.config import Engine, Options, open_engine
 from engine.errors import ConfigurationError, PromptError
+from engine.evaluation.arms import speculate_together
 from engine.evaluation.environment import SwapWatch, describe, source_digest
 from engine.evaluation.probe import probe_machine, ring_rolls_back
 from engine.evaluation.prompts import Prompt, load_prompts
@@ -19,10 +21,10 @@ from engine.evaluation.recall import RecallSwitches, measure_recall
 from engine.evaluation.report import Report, Request, summarise
 from engine.evaluation.rounding import Run, block_error, plain_gap
 from engine.evaluation.single import GenerateSwitches, generate_report, generate_stream
-from engine.evaluation.throughput import Switches, find_divergences, measure_throughput, run_arm
+from engine.evaluation.throughput import Switches, encode_all, find_divergences, measure_throughput, run_arm
 from engine.runtime import prepare
 from tests.engine import tiny
-from tests.engine.evaluation.test_prompts import needle_row, write
+from tests.engine.evaluation.test_prompts import FACT, needle_row, write
 
 ROOT = Path(__file__).resolve().parents[3]
 SCHEMA = json.loads((ROOT / "bridge" / "evidence" / "schema.json").read_text())
@@ -154,6 +156,57 @@ def test_recall_runs_the_system_the_oracle_and_the_control(engine: Engine, tmp_p
     assert all(row["needle"]["prompt_contains_needle"] for row in ours["samples"])
     assert [claim["name"] for claim in document["claims"]] == ["recall_parity", "recall"]
     assert len(document["order"]) == 6
+
+
+@pytest.mark.parametrize("block", ["auto", "4", "1"])
+def test_recall_decodes_prompts_together(folders: tuple[Path, Path], tmp_path: Path, block: str):
+    engine = open_engine(Options(folders[0], str(folders[1]), block=block))
+    rows = [needle_row(id=f"r-{i}", prompt=f"{i} {needle_row()['prompt']}") for i in range(5)]
+    prompts = load_prompts(str(write(tmp_path / "p.jsonl", *rows)))
+    seen: list[int] = []
+    document = check(
+        measure_recall(
+            engine,
+            prompts,
+            RecallSwitches(max_tokens=9, batch=3),
+            prepare(),
+            progress=lambda done, *_: seen.append(done),
+        )
+    )
+    ours, oracle, control = document["arms"]
+    assert [row["tokens"] for row in ours["samples"]] == [row["tokens"] for row in oracle["samples"]]
+    assert (document["configuration"]["batch"], document["configuration"]["compiled"]) == (3, False)
+    assert seen == sorted(seen)
+    assert [arm for arm, _ in document["order"][:9:3]] == [ours["name"], "oracle", "no_needle"]
+    assert [arm for arm, _ in document["order"][9::2]] == ["no_needle", "oracle", ours["name"]]
+    for row in (*ours["samples"], *control["samples"]):
+        assert row["cache"]["classes"] == {"RaggedKV": 6}
+        spent = sum(item["draft_s"] + item["verify_s"] for item in row["rounds"])
+        assert 0 < spent <= row["decode_s"] + 1e-6
+    lasted = datetime.fromisoformat(document["finished_at"]) - datetime.fromisoformat(document["started_at"])
+    whole = sum(row["prefill_s"] + row["decode_s"] for arm in document["arms"] for row in arm["samples"])
+    assert whole <= lasted.total_seconds()
+
+
+def test_a_prompt_that_ends_at_once_is_counted_like_its_neighbours(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    prompts = load_prompts(str(write(tmp_path / "p.jsonl", needle_row(), needle_row(id="r-2", prompt=FACT))))
+    encoded = encode_all(engine, prompts)
+    first = run_arm(engine, False, encoded[0], 4, engine.new_pace()).tokens[0]
+    monkeypatch.setattr(type(engine.target), "stops", frozenset({first}))
+    outcomes = speculate_together(engine, encoded, 4, engine.new_pace())
+    assert (outcomes[0].tokens, outcomes[0].finish, outcomes[0].rounds) == ([first], "stop", [])
+    assert outcomes[0].decode_s == 0
+    assert outcomes[0].cache_classes == outcomes[1].cache_classes == {"RaggedKV": 6}
+    assert outcomes[1].rounds
+
+
+def test_a_diagnosis_of_one_sequence_is_refused_for_a_batch(folders: tuple[Path, Path], tmp_path: Path):
+    engine = open_engine(Options(folders[0], str(folders[1]), single_graph=True))
+    prompts = load_prompts(str(write(tmp_path / "p.jsonl", needle_row())))
+    with pytest.raises(ConfigurationError, match="--single-graph"):
+        measure_recall(engine, prompts, RecallSwitches(batch=2), prepare(), progress=quiet)
 
 
 def test_recall_needs_needles(engine: Engine, prompts: list[Prompt]):
