@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 export UV_PROJECT_ENVIRONMENT := $(VENV)
 export UV_PYTHON_DOWNLOADS := never
 
-.PHONY: setup demo test lint types docs bench peers peers-env e2e clean help
+.PHONY: setup demo test lint types docs bench peers peers-env e2e exhaustive clean help
 
 $(STAMP): pyproject.toml uv.lock
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or later found; install one (python3 with its venv module)" >&2; exit 1; }
@@ -30,6 +30,9 @@ test: $(STAMP) ## the fast tests (under 5 minutes on 2 cores)
 
 e2e: $(STAMP) ## the slow tests: whole programs over real servers and the shipped pair
 	@$(BIN)/python -m pytest -q -m 'e2e or slow' --timeout=600
+
+exhaustive: $(STAMP) ## full products of what the other tests sample (most of an hour)
+	@$(BIN)/python -m pytest -q -n 2 -m exhaustive --timeout=1800
 
 lint: $(STAMP) ## ruff: rules and formatting
 	@$(BIN)/ruff check .

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from bridge import __version__, presets
 from bridge.bus.claims import Claim
 from bridge.bus.git import Git
-from bridge.errors import BridgeError, LeaseLost, ParameterError, described
+from bridge.errors import BridgeError, LeaseLost, MachineError, ParameterError, described
 from bridge.evidence.redact import find_secrets, secrets_of
 from bridge.manifest import format_time
 from bridge.presets import Preset
@@ -32,6 +32,8 @@ from bridge.runner.station import Station
 from bridge.runner.verdict import cancelled, judge, of_ending
 
 LOG_NAME = "log.txt"
+ENGINE = "${engine}"  # how the argv of a preset begins that runs the engine
+COMPILING = "compiling kernels, once on this machine"
 
 
 class Job:
@@ -128,6 +130,8 @@ class Job:
         with self._phase(Phase.WORKSPACE):
             self._lay_out(preset)
             argv = self._argv(preset)
+            if preset.argv[0] == ENGINE:
+                self._provide_kernels()
         with self._phase(Phase.RUNNING):
             began = self._now()
             ended = self._run_child(preset, supervised, argv)
@@ -160,6 +164,18 @@ class Job:
             if path in laid.pointers:
                 message = f"parameter {name}: {path!r} is a Git LFS pointer, not the file itself"
                 raise Refusal(Reason.BAD_WORKLOAD, message)
+
+    def _provide_kernels(self) -> None:
+        """Give the job the machine's compiled kernels, made now if they never were. Never fails the job."""
+        kernels = self._station.kernels
+        try:
+            if kernels.wanted:
+                self._heart.line(f"progress 0/1 {COMPILING}")
+                kernels.make(lambda: self._heart.lost or self._abort())
+                self._heart.line(f"progress 1/1 {COMPILING}")
+            kernels.copy_to(self._room.temporary)
+        except (MachineError, OSError) as error:
+            self._note(f"runner: {described(error)}\n")
 
     def _argv(self, preset: Preset) -> list[str]:
         try:

@@ -16,6 +16,7 @@ from bridge.bus.refs import audience_of, is_local
 from bridge.errors import MachineError, SignatureError
 from bridge.presets import Preset, load_all
 from bridge.runner import facts, policy
+from bridge.runner.kernels import Kernels
 from bridge.runner.policy import Policy
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -39,6 +40,7 @@ class Station:
         key: Private key that signs results; None: OpenSSH is missing, results go out unsigned.
         machine: Facts of the machine.
         tools: Versions of what a job stands on.
+        kernels: Compiled kernels that jobs get copies of.
         beat_s: Seconds between heartbeats.
         lease_s: Seconds of silence after which others may take over.
         home: The user's home.
@@ -56,6 +58,7 @@ class Station:
     key: Path | None
     machine: Mapping[str, facts.Fact]
     tools: Mapping[str, str]
+    kernels: Kernels
     beat_s: float
     lease_s: float = DEFAULT_LEASE_S
     home: Path = field(default_factory=Path.home)
@@ -123,6 +126,7 @@ def open_station(
         if signing.available()
         else None
     )
+    tools = facts.tools()
     return Station(
         identity=identity,
         remote=remote,
@@ -134,7 +138,8 @@ def open_station(
         allowed_signers=config_dir / "allowed_signers",
         key=key,
         machine=facts.machine(),
-        tools=facts.tools(),
+        tools=tools,
+        kernels=Kernels(folder / "kernels", tools=tools, ours=os.environ),
         beat_s=beat_s or (BEAT_LOCAL_S if is_local(remote) else BEAT_REMOTE_S),
         lease_s=lease_s,
     )

@@ -205,8 +205,8 @@ def test_the_model_itself_is_called_no_more_often(monkeypatch: pytest.MonkeyPatc
         calls.append(tokens.shape[1])
         return real(self, tokens, *args, **kwargs)
 
-    monkeypatch.setattr(kind, "__call__", call)
     drafter = helped("prompt-lookup+dflash", "qwen3_5")
+    monkeypatch.setattr(kind, "__call__", call)
     steps = list(decode(target, drafter, PROMPT, max_tokens=COUNT, pace=Fixed(8)))
     assert calls == [len(PROMPT) - 1, 1, *(step.round.block for step in steps if step.round)]
 

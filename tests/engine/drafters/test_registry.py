@@ -124,7 +124,7 @@ def test_what_is_no_drafter_is_answered_with_those_there_are(target: LoadedTarge
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ModelError, match="neither architectures nor a model_type"):
         open_drafter(str(tmp_path), target)
-    with pytest.raises(ModelError, match=r"config\.json is not a folder"):
+    with pytest.raises(ModelError, match=r"config\.json is a file, not a folder"):
         open_drafter(str(tmp_path / "config.json"), target)
 
 
