@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from peerbench.measure import Sample, Setting
@@ -19,8 +19,8 @@ def summarise(samples: Sequence[Sample], size: str, baseline: Setting) -> list[d
     this arm's tokens a second, total tokens over total time, by the baseline's in the same repetition), its
     least and greatest value, ``ratio_of_best`` (fastest repetition by the baseline's fastest, which a busy
     machine disturbs least), ``tokens_per_s`` (median) and ``identical`` (all tokens those of the baseline).
-    Where an engine records its rounds, also ``tokens_per_round``, ``draft_s`` and ``verify_s`` (medians of
-    rounds at the block asked for), ``outside_s`` (what else a round takes, on average) and, with full
+    Where an engine records its rounds, also ``tokens_per_round``, ``draft_s`` and ``verify_s`` (means of
+    rounds at the block asked for, median over runs), ``outside_s`` (what else a round takes, on average) and, with full
     acceptance at a fixed block, ``share_of_limit``: measured speed by what the stages of the same run allow,
     block / (draft + verify), median over runs.
 
@@ -78,7 +78,7 @@ def _stages(samples: Sequence[Sample], setting: Setting) -> dict[str, Any]:
     if isinstance(setting.block, int):
         whole = [[record for record in run.rounds if record.block == setting.block] for run in runs]
         stages = [
-            (median(r.draft_s for r in some), median(r.verify_s for r in some)) for some in whole if some
+            (fmean(r.draft_s for r in some), fmean(r.verify_s for r in some)) for some in whole if some
         ]
         figures["draft_s"] = median(draft_s for draft_s, _ in stages)
         figures["verify_s"] = median(verify_s for _, verify_s in stages)
