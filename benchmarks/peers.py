@@ -51,8 +51,8 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     chosen.modes = chosen.mode.split(",")
     if unknown := [mode for mode in chosen.modes if mode not in ("plain", "oracle", "noisy")]:
         parser.error(f"--mode {unknown[0]!r} is not one of plain, oracle, noisy")
-    chosen.tokens = chosen.tokens or DEFAULT_TOKENS[chosen.size]
-    chosen.repetitions = chosen.repetitions or REPETITIONS[chosen.size]
+    chosen.tokens = DEFAULT_TOKENS[chosen.size] if chosen.tokens is None else chosen.tokens
+    chosen.repetitions = REPETITIONS[chosen.size] if chosen.repetitions is None else chosen.repetitions
     if chosen.tokens < 2 or chosen.repetitions < 1:
         parser.error("--tokens must be at least 2 and --repetitions at least 1")
     chosen.names = chosen.engines.split(",")

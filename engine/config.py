@@ -94,7 +94,7 @@ def open_engine(options: Options) -> Engine:
 def _block(block: str) -> int | None:
     if block == "auto":
         return None
-    if not block.isdecimal() or not 1 <= int(block) <= LARGEST_BLOCK:
+    if not (block.isascii() and block.isdecimal()) or not 1 <= int(block) <= LARGEST_BLOCK:
         raise ConfigurationError(f"--block must be auto or a number from 1 to {LARGEST_BLOCK}, not {block!r}")
     return int(block)
 

@@ -12,6 +12,7 @@ from typing import Any
 import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten, tree_map_with_path
+from mlx_lm.models.switch_layers import SwitchLinear
 from mlx_lm.utils import load_config, load_model, load_tokenizer
 
 from engine.card import ModelCard, card_of
@@ -77,8 +78,18 @@ def load_target(path: Path, dtype: str | None = None) -> LoadedTarget:
     tokenizer = tokenizer_of(path, stops)
     model, _ = foreign(path, "the model", lambda: load_model(path), config)
     target = Target(model)
+    if wanted is not None and wanted != mx.float32 and not mx.metal.is_available():
+        _refuse_half_experts(path, model, str(dtype))
     make_ready(path, model, wanted)
     return LoadedTarget(target, tokenizer, card_of(path, files, model), context_length(config))
+
+
+def _refuse_half_experts(path: Path, model: Any, dtype: str) -> None:
+    """Raise ConfigurationError for experts that mlx's CPU backend cannot multiply in 16 bits."""
+    if any(type(module) is SwitchLinear for module in model.modules()):
+        raise ConfigurationError(
+            f"{path}: mlx runs experts in float32 alone on a CPU, not in {dtype}; use --dtype float32"
+        )
 
 
 def load_drafter(path: Path, target: Target, dtype: str | None = None) -> LoadedDrafter:

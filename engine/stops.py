@@ -1,6 +1,7 @@
 """Where a text ends: stop tokens, which are emitted, and stop strings, found as the text grows."""
 
 from collections.abc import Collection, Sequence
+from copy import copy
 from typing import Any
 
 from engine.errors import ConfigurationError
@@ -55,4 +56,6 @@ class Stops:
         text = self._tail + str(self._detokenizer.last_segment)
         longest = max(map(len, self.texts))
         self._tail = text[max(len(text) - longest + 1, 0) :]
-        return any(stop in text for stop in self.texts)
+        ended = copy(self._detokenizer)  # what waits for the next token, a space say, is text if none comes
+        ended.finalize()
+        return any(stop in text + str(ended.last_segment) for stop in self.texts)

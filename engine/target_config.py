@@ -29,6 +29,7 @@ NEVER_GUESSED: dict[str, tuple[str, ...]] = {
     "sliding_window_pattern": ("layer_types", "_sliding_window_pattern"),
 }
 NESTED_NEEDS = ("hidden_size", "num_hidden_layers")
+LARGEST_SIZE = 2**31  # positions and sizes are 32-bit numbers
 
 
 def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -63,9 +64,9 @@ def check_config(path: Path, config: Mapping[str, Any]) -> None:
             missing.append(name)
     if missing:
         raise ModelError(f"{path}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
-    for name in (*SIZES, "max_position_embeddings"):
+    for name in (*SIZES, "max_position_embeddings", "sliding_window"):
         value = known.get(name)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        if value is not None and (type(value) is not int or not 1 <= value < LARGEST_SIZE):
             raise ModelError(f"{path}: {name} must be a positive whole number, not {value!r}")
 
 

@@ -174,7 +174,7 @@ def make(folder: Path, seed: int, spans: tuple[tuple[int, int], ...], config: di
     randomise(model, generator)
     nested, size, width = raw["dflash_config"], raw["vocab_size"], raw["hidden_size"]
     length = raw["block_size"]
-    scale = float(raw.get("input_embedding_scale", 1.0))
+    scale = float(nested.get("input_embedding_scale", raw.get("input_embedding_scale", 1.0)))
     embedding = torch.randn((size, width), generator=generator) / scale
     head = Target(torch.randn((size, width), generator=generator) * width**-0.5)
     hidden = torch.randn((1, spans[-1][1], len(nested["target_layer_ids"]) * width), generator=generator)

@@ -20,9 +20,9 @@ def summarise(samples: Sequence[Sample], size: str, baseline: Setting) -> list[d
     least and greatest value, ``ratio_of_best`` (fastest repetition by the baseline's fastest, which a busy
     machine disturbs least), ``tokens_per_s`` (median) and ``identical`` (all tokens those of the baseline).
     Where an engine records its rounds, also ``tokens_per_round``, ``draft_s`` and ``verify_s`` (means of
-    rounds at the block asked for, median over runs), ``outside_s`` (what else a round takes, on average) and, with full
-    acceptance at a fixed block, ``share_of_limit``: measured speed by what the stages of the same run allow,
-    block / (draft + verify), median over runs.
+    rounds at the block asked for, median over runs), ``outside_s`` (what else a round takes, on average) and,
+    with full acceptance at a fixed block, ``share_of_limit``: measured speed by what the stages of the same
+    run allow, block / (draft + verify), median over runs.
 
     Raises:
         ValueError: there is no sample of the baseline.
@@ -77,9 +77,7 @@ def _stages(samples: Sequence[Sample], setting: Setting) -> dict[str, Any]:
     }
     if isinstance(setting.block, int):
         whole = [[record for record in run.rounds if record.block == setting.block] for run in runs]
-        stages = [
-            (fmean(r.draft_s for r in some), fmean(r.verify_s for r in some)) for some in whole if some
-        ]
+        stages = [(fmean(r.draft_s for r in some), fmean(r.verify_s for r in some)) for some in whole if some]
         figures["draft_s"] = median(draft_s for draft_s, _ in stages)
         figures["verify_s"] = median(verify_s for _, verify_s in stages)
         if setting.mode == "oracle":

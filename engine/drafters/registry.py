@@ -64,7 +64,9 @@ def open_drafter(spec: str, target: LoadedTarget, dtype: str | None = None) -> L
         DrafterMismatchError: the drafter was made for another target; the message names both sides.
     """
     if spec.startswith(LOOKUP_FIRST):
-        inner = open_drafter(spec.removeprefix(LOOKUP_FIRST), target, dtype)
+        if not (rest := spec.removeprefix(LOOKUP_FIRST)):
+            raise ConfigurationError(f"--drafter {spec} lacks the drafter behind it; give {spec}FOLDER")
+        inner = open_drafter(rest, target, dtype)
         return LoadedDrafter(LookupFirst(inner.drafter), inner.card)
     kind, colon, argument = spec.partition(":")
     if kind not in KINDS:
@@ -157,7 +159,8 @@ def refuse_other_tokens(drafter: Any, target: Any) -> None:
 
 
 def _architecture(config: Mapping[str, Any], name: str) -> bool:
-    return name in (config.get("architectures") or ())
+    names = config.get("architectures")
+    return isinstance(names, list) and name in names
 
 
 KINDS: dict[str, Kind] = {

@@ -23,11 +23,12 @@ from mlx.utils import tree_flatten
 
 from engine.drafters.path import likeliest_path
 from engine.errors import ConfigurationError, ModelError
-from engine.loading import fill_network
+from engine.loading import fill_network, foreign
 from engine.networks.dflash import Context, DFlash
 from engine.networks.dflash2 import DFlash2, build_network
 from engine.networks.dflash_config import DFlashConfig
-from engine.weights import read_json, weight_files
+from engine.target_config import check_depth
+from engine.weights import read_json, tensor_shapes, weight_files
 
 GOLDEN = "golden.npz"
 REALS, WHOLES = "f", "iu"  # numpy's kinds of types
@@ -152,12 +153,14 @@ class Case:
         """
         config_file = folder / "config.json"
         raw = read_json(config_file)
+        files = weight_files(folder)
+        check_depth(config_file, raw, tensor_shapes(files))
         try:
-            config = DFlashConfig.from_dict(raw)
+            config: DFlashConfig = foreign(folder, "config.json", lambda: DFlashConfig.from_dict(raw))
         except ModelError as error:
             raise ModelError(f"{config_file}: {error}") from None
-        network = build_network(config)
-        fill_network(folder, weight_files(folder), network, raw.get("quantization"))
+        network = foreign(folder, "config.json", lambda: build_network(config))
+        fill_network(folder, files, network, raw.get("quantization"))
         network.set_dtype(mx.float32)
         _refuse_not_finite(folder, network)
         arrays = _read_arrays(folder / GOLDEN)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from math import isfinite
 from typing import Any
 
 from mlx_lm.sample_utils import make_logits_processors
@@ -44,6 +45,10 @@ class GenerateSwitches:
         """Raise ConfigurationError where a switch does not make sense."""
         if self.max_tokens < 1:
             raise ConfigurationError(f"--max-tokens must be at least 1, not {self.max_tokens}")
+        for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+            if not isfinite(getattr(self, name)):
+                flag = "--" + name.replace("_", "-")
+                raise ConfigurationError(f"{flag} must be a finite number, not {getattr(self, name)}")
         if self.repetition_penalty < 0:
             raise ConfigurationError(f"--repetition-penalty must not be negative: {self.repetition_penalty}")
         if not all(self.stop):

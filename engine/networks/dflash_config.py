@@ -12,6 +12,8 @@ from typing import Any
 from engine.errors import ModelError
 from engine.networks.rotary import RotaryConfig, rotary_config
 
+LARGEST_BLOCK = 512  # tokens; twice as many may be asked for
+LARGEST_CHOICE = 4096  # candidates a position; their pairs are scored
 SLIDING, FULL = "sliding_attention", "full_attention"
 KINDS = {"DFlashDraftModel": "dflash", "DFlash2DraftModel": "dflash2"}  # by the published architecture
 SECOND_KEYS = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
@@ -122,7 +124,16 @@ class DFlashConfig:
             second=Second(*(fields.integer(name) for name in SECOND_KEYS)) if kind == "dflash2" else None,
         )
         config._check()
+        config._check_limits()
         return config
+
+    def _check_limits(self) -> None:
+        limits = [("block_size", self.block_size, LARGEST_BLOCK)]
+        if self.second is not None:
+            limits.append(("selector_top_k", self.second.selector_top_k, LARGEST_CHOICE))
+        for name, value, most in limits:
+            if value > most:
+                raise ModelError(f"drafter config.json: {name} must be at most {most}, not {value}")
 
     def _check(self) -> None:
         def refuse(what: str) -> None:

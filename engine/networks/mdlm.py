@@ -65,8 +65,9 @@ class MaskedDiffusionModel(nn.Module):
 
 def is_masked_diffusion(config: Mapping[str, Any]) -> bool:
     """Whether a ``config.json`` names a model of this layout."""
-    return config.get("model_type") in MODEL_TYPES or any(
-        name in CLASSES for name in config.get("architectures") or ()
+    names = config.get("architectures")
+    return config.get("model_type") in MODEL_TYPES or (
+        isinstance(names, list) and any(name in CLASSES for name in names if isinstance(name, str))
     )
 
 

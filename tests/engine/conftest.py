@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 import engine  # noqa: F401 - before mlx
+from engine.blas import fit_threads
 from tests.engine import tiny
+
+fit_threads(tiny.GEMMA["hidden_size"])  # as for any narrow model; several workers would wait for each other
 
 
 @pytest.fixture(scope="session")
