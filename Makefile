@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 export UV_PROJECT_ENVIRONMENT := $(VENV)
 export UV_PYTHON_DOWNLOADS := never
 
-.PHONY: setup demo test lint types docs bench peers peers-env e2e exhaustive clean help
+.PHONY: setup demo test lint types docs bench peers peers-env slow e2e exhaustive clean help
 
 $(STAMP): pyproject.toml uv.lock
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or later found; install one (python3 with its venv module)" >&2; exit 1; }
@@ -28,10 +28,13 @@ demo: $(STAMP) ## the main job end to end: request, git remote, runner, engine, 
 test: $(STAMP) ## the fast tests (under 5 minutes on 2 cores)
 	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup
 
-e2e: $(STAMP) ## the slow tests: whole programs over real servers and the shipped pair
-	@$(BIN)/python -m pytest -q -m 'e2e or slow' --timeout=600
+slow: $(STAMP) ## the longer tests: whole tables of what make test takes a sample from
+	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m 'slow and not e2e' --timeout=600
 
-exhaustive: $(STAMP) ## full products of what the other tests sample (most of an hour)
+e2e: $(STAMP) ## the end-to-end tests: whole programs over real servers and the shipped pair
+	@$(BIN)/python -m pytest -q -m e2e --timeout=600
+
+exhaustive: $(STAMP) ## full products of what even the slow tests sample (most of an hour)
 	@$(BIN)/python -m pytest -q -n 2 -m exhaustive --timeout=1800
 
 lint: $(STAMP) ## ruff: rules and formatting

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -62,7 +63,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def _block(parser: argparse.ArgumentParser, text: str) -> int | str:
     if text == AUTO:
         return AUTO
-    if not text.isdecimal() or int(text) < 2:
+    if not re.fullmatch("[0-9]{1,9}", text) or int(text) < 2:
         parser.error(f"--block {text!r} is neither auto nor a length of at least 2")
     return int(text)
 

@@ -1,5 +1,6 @@
 """The switches of a run, checked once, and the engine they open."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,7 +95,7 @@ def open_engine(options: Options) -> Engine:
 def _block(block: str) -> int | None:
     if block == "auto":
         return None
-    if not (block.isascii() and block.isdecimal()) or not 1 <= int(block) <= LARGEST_BLOCK:
+    if not re.fullmatch("[0-9]{1,9}", block) or not 1 <= int(block) <= LARGEST_BLOCK:
         raise ConfigurationError(f"--block must be auto or a number from 1 to {LARGEST_BLOCK}, not {block!r}")
     return int(block)
 

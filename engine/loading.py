@@ -6,12 +6,14 @@ CPU weights become float32 (half precision is slow there); on Metal they stay as
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten, tree_map_with_path
+from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.models.switch_layers import SwitchLinear
 from mlx_lm.utils import load_config, load_model, load_tokenizer
 
@@ -78,10 +80,16 @@ def load_target(path: Path, dtype: str | None = None) -> LoadedTarget:
     tokenizer = tokenizer_of(path, stops)
     model, _ = foreign(path, "the model", lambda: load_model(path), config)
     target = Target(model)
+    foreign(path, "config.json", partial(_forward_unevaluated, model), verb="run")
     if wanted is not None and wanted != mx.float32 and not mx.metal.is_available():
         _refuse_half_experts(path, model, str(dtype))
     make_ready(path, model, wanted)
     return LoadedTarget(target, tokenizer, card_of(path, files, model), context_length(config))
+
+
+def _forward_unevaluated(model: Any) -> None:
+    """Build the graph of a forward: what no weight has the shape of may still not fit together."""
+    model(mx.zeros((1, 2), mx.int32), cache=make_prompt_cache(model))
 
 
 def _refuse_half_experts(path: Path, model: Any, dtype: str) -> None:
@@ -170,7 +178,13 @@ def _pack(network: nn.Module, weights: Mapping[str, mx.array], quantization: Map
     )
 
 
-def foreign(path: Path, what: str, work: Callable[[], Any], config: Mapping[str, Any] | None = None) -> Any:
+def foreign(
+    path: Path,
+    what: str,
+    work: Callable[[], Any],
+    config: Mapping[str, Any] | None = None,
+    verb: str = "loaded",
+) -> Any:
     """Run what other libraries make of a folder; whatever they raise is an error of the folder.
 
     Raises:
@@ -187,7 +201,7 @@ def foreign(path: Path, what: str, work: Callable[[], Any], config: Mapping[str,
         reason = words if len(words) <= LONGEST_REASON else f"{words[:LONGEST_REASON]} …"
         guessed = unsaid(config) if config and "shape" in words else []
         hint = f" (config.json does not say {', '.join(guessed)})" if guessed else ""
-        raise ModelError(f"{path}: {what} cannot be loaded: {reason}{hint}") from error
+        raise ModelError(f"{path}: {what} cannot be {verb}: {reason}{hint}") from error
 
 
 def tokenizer_of(path: Path, stops: Any) -> Any:

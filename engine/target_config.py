@@ -76,10 +76,10 @@ def check_depth(path: Path, config: Mapping[str, Any], names: Iterable[str]) -> 
     Raises:
         ModelError: both numbers are in it.
     """
-    found = [int(match[1]) for name in names if (match := re.search(r"(?:^|\.)layers\.(\d+)\.", name))]
+    found = {match[1] for name in names if (match := re.search(r"(?:^|\.)layers\.(\d+)\.", name))}
     layers = text_part(config).get("num_hidden_layers")
-    if found and isinstance(layers, int) and layers > max(found) + 1:
-        raise ModelError(f"{path}: num_hidden_layers is {layers}, the weights hold {max(found) + 1} layers")
+    if found and isinstance(layers, int | float) and layers > len(found):
+        raise ModelError(f"{path}: num_hidden_layers is {layers}, the weights hold {len(found)} layers")
 
 
 def unsaid(config: Mapping[str, Any]) -> list[str]:

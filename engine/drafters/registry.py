@@ -8,6 +8,7 @@
 How folders become networks is `engine.loading`'s business.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,7 +104,7 @@ def kind_of(folder: Path) -> str:
 
 
 def _open_prompt_lookup(argument: str, target: LoadedTarget, dtype: str | None) -> LoadedDrafter:  # noqa: ARG001
-    if not argument.isdecimal():
+    if not re.fullmatch("[0-9]{1,9}", argument):
         raise ConfigurationError(
             f"--drafter prompt-lookup:{argument}: the shortest match must be a number of tokens, as in "
             "prompt-lookup:3"

@@ -12,8 +12,10 @@ from typing import Any
 from engine.errors import ModelError
 from engine.networks.rotary import RotaryConfig, rotary_config
 
+LARGEST_SIZE = 2**31  # sizes are 32-bit numbers
 LARGEST_BLOCK = 512  # tokens; twice as many may be asked for
 LARGEST_CHOICE = 4096  # candidates a position; their pairs are scored
+LARGEST_HEAD = 4096  # its frequencies are computed one by one before the weights are looked at
 SLIDING, FULL = "sliding_attention", "full_attention"
 KINDS = {"DFlashDraftModel": "dflash", "DFlash2DraftModel": "dflash2"}  # by the published architecture
 SECOND_KEYS = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
@@ -128,7 +130,7 @@ class DFlashConfig:
         return config
 
     def _check_limits(self) -> None:
-        limits = [("block_size", self.block_size, LARGEST_BLOCK)]
+        limits = [("block_size", self.block_size, LARGEST_BLOCK), ("head_dim", self.head_dim, LARGEST_HEAD)]
         if self.second is not None:
             limits.append(("selector_top_k", self.second.selector_top_k, LARGEST_CHOICE))
         for name, value, most in limits:
@@ -197,6 +199,8 @@ class _Fields:
         if value < least and value != default:
             wanted = "positive" if least == 1 else f"at least {least}"
             raise ModelError(f"drafter config.json: {name} must be {wanted}, not {value}")
+        if value >= LARGEST_SIZE:
+            raise ModelError(f"drafter config.json: {name} must be less than {LARGEST_SIZE}, not {value}")
         return int(value)
 
     def number(self, name: str, default: float | None = None) -> float:

@@ -35,6 +35,7 @@ OPTIONAL: Mapping[str, tuple[str, ...]] = {
 ORIGINAL = "original_max_position_embeddings"
 # Fields of the target's own embedding that published drafters carry along and do not use.
 UNUSED = ("mrope_section", "mrope_interleaved")
+LARGEST = 1e18  # of any number here: at some length of a sequence larger ones would overflow
 
 
 @dataclass(frozen=True)
@@ -166,6 +167,8 @@ def _number(name: str, value: Any) -> float | bool:
         if name.startswith("mscale") and value == 0 and not isinstance(value, bool):
             return 0.0
         raise ModelError(f"drafter rope parameters: {name} must be a positive number, not {value!r}")
+    if value > LARGEST:
+        raise ModelError(f"drafter rope parameters: {name} must be at most {LARGEST:g}, not {value!r}")
     return value
 
 

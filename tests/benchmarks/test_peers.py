@@ -41,16 +41,24 @@ def test_switches_have_the_documented_defaults() -> None:
         (["--block", "1"], "--block '1' is neither auto nor a length"),
         (["--mode", "guess"], "--mode 'guess' is not one of"),
         (["--size", "huge"], "invalid choice: 'huge'"),
-        (["--tokens", "1"], "--tokens must be at least 2"),
-        (["--repetitions", "-1"], "--repetitions at least 1"),
+        *((["--tokens", count], "--tokens must be at least 2") for count in ("1", "0", "-1", "-256")),
+        (["--tokens", "many"], "--tokens: invalid int value: 'many'"),
+        *((["--repetitions", count], "--repetitions at least 1") for count in ("0", "-1", "-7")),
+        (["--repetitions", "1.5"], "--repetitions: invalid int value: '1.5'"),
     ],
 )
-def test_a_bad_switch_is_named(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+def test_a_bad_switch_is_one_error_and_nothing_is_measured(
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        peers.options(arguments)
-    assert message in capsys.readouterr().err
+    monkeypatch.delattr(peers, "run")
+    with pytest.raises(SystemExit) as ended:
+        peers.main(arguments)
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out) == (2, "")
+    assert message in err.splitlines()[-1]
 
 
 def test_an_engine_that_is_not_installed_is_an_error_that_says_what_to_do(

@@ -46,6 +46,7 @@ def models() -> dict[str, Any]:
     return {family: tiny.build(family) for family in tiny.FAMILIES}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 @pytest.mark.parametrize("wrong", [0.0, 0.25, 1.0])
 def test_every_block_gives_the_plain_tokens(models: dict[str, Any], family: str, wrong: float):
@@ -67,6 +68,7 @@ def test_prompts_on_both_sides_of_the_window_in_any_chunks(gemma, length: int):
         assert tokens_of(run(gemma, drafter, prompt, 24, Fixed(6), prefill_chunk=chunk)) == truth
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("count", range(1, 24))
 def test_max_tokens_is_exact(gemma, count: int):
     prompt = prompt_of(5)
@@ -79,6 +81,7 @@ def test_max_tokens_is_exact(gemma, count: int):
         assert all(step.finish is None for step in steps[:-1])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("block", [1, 4, 8, 16])
 @pytest.mark.parametrize("position", [0, 1, 4, 5, 11])
 def test_a_stop_token_anywhere_in_a_block_ends_the_text_there(gemma, block: int, position: int):
@@ -121,6 +124,7 @@ class Alternating:
         assert 0 <= accepted < block
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(8))
 def test_the_seams_between_plain_steps_and_blocks_are_exact(gemma, seed: int):
     prompt = prompt_of(6, seed)

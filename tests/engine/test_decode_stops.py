@@ -34,12 +34,12 @@ def shipped() -> Engine:
 class Text:
     """The plain continuation of a shipped prompt, and what the engine makes of it with stop strings."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, prompts: str = "code", number: int = 1) -> None:
         loaded = engine.target
         self.target, self.tokenizer = loaded.target, loaded.tokenizer
         assert engine.drafter is not None
         self.drafters = (engine.drafter.drafter, PromptLookup())
-        [prompt] = load_prompts("code", limit=1)
+        prompt = load_prompts(prompts, limit=number)[-1]
         self.prompt = encode(prompt, loaded.tokenizer, loaded.target.vocab_size, loaded.context)
         self.tokens = tiny.plain_tokens(loaded.target.model, self.prompt, COUNT)
         self.text = text_of(loaded.tokenizer, self.tokens, Stops())
@@ -79,6 +79,13 @@ def text(shipped: Engine) -> Text:
     return Text(shipped)
 
 
+@pytest.fixture(scope="module")
+def counting(shipped: Engine) -> Text:
+    """5, 6, 7, …: every space is a token of its own, which detokenizers hold back until the next one."""
+    return Text(shipped, "chat", number=3)
+
+
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("pace", PACES)
 @pytest.mark.parametrize("which", [0, 1], ids=["dflash", "prompt-lookup"])
 def test_the_text_ends_before_the_stop_string_wherever_it_lies(text: Text, pace: str, which: int):
@@ -121,6 +128,21 @@ def test_the_limit_is_exact_before_at_and_after_a_stop_string(text: Text, pace: 
         text.stopped([stop], PACES[pace](), 0, count)
         assert len(text.emitted) == min(count, needed)
         assert text.finish == ("length" if count < needed else "stop")
+
+
+@pytest.mark.parametrize("pace", PACES)
+def test_a_stop_string_that_ends_in_a_space_ends_the_text_with_the_space(counting: Text, pace: str):
+    for stop in (" ", ", ", "7, ", ", 6, 7, "):
+        counting.stopped([stop], PACES[pace](), 0, COUNT)
+        assert (counting.finish, counting.shown) == ("stop", counting.text[: counting.text.index(stop)])
+        assert counting.emitted == counting.tokens_until(stop), "a token late"
+        assert counting.tokenizer.decode(counting.emitted).endswith(stop)
+
+
+def test_a_stop_string_may_end_with_the_last_space_before_the_limit(counting: Text):
+    needed = len(counting.tokens_until("8, "))
+    counting.stopped(["8, "], Fixed(4), 0, needed)
+    assert (counting.finish, len(counting.emitted)) == ("stop", needed)
 
 
 def test_a_stop_string_of_the_prompt_alone_ends_nothing(text: Text):

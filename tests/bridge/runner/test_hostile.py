@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -116,19 +117,42 @@ def test_what_anyone_can_push_does_not_keep_others_from_being_served(
     assert bench.log(asked.nonce) == "hello from test\n", bench.said
 
 
+class Waiting:
+    """A runner of the bench that need not wait: its clock is turned by hand."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.now = 0.0
+        self._runner = Runner(bench.station(), say=bench.said.append, clock=lambda: self.now)
+
+    def serve(self) -> int:
+        """Serve what is there now; returns how many requests that were."""
+        return self._runner.serve(once=True, idle_timeout_s=0)
+
+
+@contextmanager
+def raising(monkeypatch: pytest.MonkeyPatch, name: str, error: Exception) -> Iterator[None]:
+    """Inside the block, calling the function of this name raises."""
+
+    def fail(*_: object, **__: object) -> str:
+        raise error
+
+    with monkeypatch.context() as broken:
+        broken.setattr(name, fail)
+        yield
+
+
 def test_a_server_that_says_no_for_a_while_is_asked_again(bench: Bench) -> None:
     asked = bench.ask()
     hook = bench.house.remote / "hooks" / "pre-receive"
     hook.parent.mkdir(exist_ok=True)
     hook.write_text("#!/bin/sh\necho read-only for maintenance; exit 1\n")
     hook.chmod(0o755)
-    now = [0.0]
-    runner = Runner(bench.station(), say=bench.said.append, clock=lambda: now[0])
+    runner = Waiting(bench)
     for _ in range(6):
-        assert runner.serve(once=True, idle_timeout_s=0) == 0
-        now[0] += 100.0
+        assert runner.serve() == 0
+        runner.now += 100.0
     hook.unlink()
-    assert runner.serve(once=True, idle_timeout_s=0) == 1
+    assert runner.serve() == 1
     assert bench.log(asked.nonce) == "hello from test\n"
 
 
@@ -136,20 +160,13 @@ def test_a_result_that_a_full_disk_kept_back_is_published_afterwards(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = bench.ask()
-    now = [0.0]
-    runner = Runner(bench.station(), say=bench.said.append, clock=lambda: now[0])
-    with monkeypatch.context() as full:
-
-        def refuse(*_: object, **__: object) -> str:
-            raise BusError("git hash-object failed: No space left on device")
-
-        full.setattr("bridge.bus.publish._write_folder", refuse)
-        runner.serve(once=True, idle_timeout_s=0)
-        for _ in range(4):
-            now[0] += 100.0
-            runner.serve(once=True, idle_timeout_s=0)
-    now[0] += 100.0
-    runner.serve(once=True, idle_timeout_s=0)
+    runner = Waiting(bench)
+    full = BusError("git hash-object failed: No space left on device")
+    with raising(monkeypatch, "bridge.bus.publish._write_folder", full):
+        for _ in range(5):
+            runner.serve()
+            runner.now += 100.0
+    runner.serve()
     answer = bench.answer(asked.nonce)
     assert answer.result.attempt == 1
     assert answer.files["log.txt"] == b"hello from test\n"
@@ -160,21 +177,15 @@ def test_a_bug_while_serving_is_named_with_its_place_and_the_runner_goes_on(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = bench.ask()
-    now = [0.0]
-    runner = Runner(bench.station(), say=bench.said.append, clock=lambda: now[0])
-    with monkeypatch.context() as broken:
-
-        def fail(*_: object, **__: object) -> str:
-            raise ZeroDivisionError("seven")
-
-        broken.setattr("bridge.runner.serve.examine", fail)
-        assert runner.serve(once=True, idle_timeout_s=0) == 0
+    runner = Waiting(bench)
+    with raising(monkeypatch, "bridge.runner.serve.examine", ZeroDivisionError("seven")):
+        assert runner.serve() == 0
     [said] = [line for line in bench.said if first.nonce in line]
     assert "ZeroDivisionError: seven at " in said
     assert "test_hostile.py:" in said
     assert "please report it" in said
-    now[0] += 10.0
-    assert runner.serve(once=True, idle_timeout_s=0) == 1
+    runner.now += 10.0
+    assert runner.serve() == 1
     assert bench.log(first.nonce) == "hello from test\n"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from random import Random
 
 import mlx.core as mx
@@ -93,23 +94,20 @@ class Batch:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_after_every_round_each_sequence_holds_what_it_would_alone(kind: str):
-    batch, random = Batch(kind), tiny.seeded(len(kind))
-    batch.check()
-    try:
+    random = tiny.seeded(len(kind))
+    with closing(Batch(kind)) as batch:
+        batch.check()
         for _ in range(8):
             count = random.randint(1, BLOCK)
             kept = [random.randint(0, min(count, 63 - at)) for at in batch.done]
             batch.round(count, kept)
             batch.check()
-    finally:
-        batch.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_exception_or_an_abort_leaves_the_state_of_begin(kind: str):
-    batch = Batch(kind)
-    layers = batch.model.layers
-    try:
+    with closing(Batch(kind)) as batch:
+        layers = batch.model.layers
         for layer in (layers[0], layers[len(layers) // 2], layers[-1]):
             batch.transaction.begin(3)
             with failing(layer), pytest.raises(RuntimeError), batch.transaction.guarded():
@@ -122,22 +120,17 @@ def test_an_exception_or_an_abort_leaves_the_state_of_begin(kind: str):
         batch.check()
         batch.round(4, [4, 0, 2, 1])
         batch.check()
-    finally:
-        batch.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_finished_sequences_leave_and_the_others_go_on(kind: str):
-    batch = Batch(kind)
-    try:
+    with closing(Batch(kind)) as batch:
         batch.round(4, [3, 4, 0, 1])
         batch.transaction.filter([2, 0])
         batch.done = [batch.done[2], batch.done[0]]
         batch.check()
         batch.round(5, [2, 5])
         batch.check()
-    finally:
-        batch.close()
 
 
 @pytest.mark.parametrize("kind", ["plain", "sliding", "sink", "gated-delta"])

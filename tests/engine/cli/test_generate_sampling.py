@@ -99,6 +99,15 @@ def test_the_text_ends_before_a_stop_string(capsys, block: str):
         (("--top-k", "-3"), "top-k must be at least 0"),
         (("--seed", "-1"), "the seed must lie in"),
         (("--repetition-penalty", "-1"), "--repetition-penalty must not be negative"),
+        *(
+            ((f"--{name}-penalty", value), f"--{name}-penalty must be a finite number, not {value}")
+            for name in ("repetition", "presence", "frequency")
+            for value in ("nan", "inf", "-inf")
+        ),
+        (("--repetition-penalty", "1e999"), "--repetition-penalty must be a finite number, not inf"),
+        (("--temperature", "nan"), "temperature must lie in 0 to 100"),
+        (("--top-p", "nan"), "top-p must lie in (0, 1]"),
+        (("--min-p", "nan"), "min-p must lie in [0, 1]"),
         (("--stop", ""), "--stop must not be empty"),
         (("--max-tokens", "0"), "--max-tokens must be at least 1"),
     ],
