@@ -30,7 +30,7 @@ from peerbench.summary import summarise, table
 
 DEFAULT_BLOCKS = {"tiny": "8,16,auto", "mid": "8,16,auto", "demo": "4,8,16,auto"}
 DEFAULT_TOKENS = {"tiny": 256, "mid": 256, "demo": 128}
-REPETITIONS = {"tiny": 7, "mid": 3, "demo": 3}
+REPETITIONS = {"tiny": 7, "mid": 2, "demo": 2}
 
 
 def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -39,11 +39,15 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--size", choices=tuple(DEFAULT_BLOCKS), default="tiny")
-    parser.add_argument("--block", help="block lengths, the bonus token included, and auto, by commas")
+    parser.add_argument(
+        "--block",
+        help="block lengths, the bonus token included, and auto, by commas "
+        "(default 8,16,auto; demo 4,8,16,auto)",
+    )
     parser.add_argument("--mode", default="plain", help="plain, oracle, noisy, by commas (default plain)")
     parser.add_argument("--tokens", type=int, help="new tokens a prompt (256; demo 128)")
     parser.add_argument("--engines", default=",".join(ENGINES), help="which to run, by commas (default all)")
-    parser.add_argument("--repetitions", type=int, help="turns of all arms (tiny 7, mid 3, demo 3)")
+    parser.add_argument("--repetitions", type=int, help="turns of all arms (tiny 7, mid 2, demo 2)")
     parser.add_argument("--json", action="store_true", help="end with one JSON line")
     chosen = parser.parse_args(arguments)
     chosen.blocks = [
@@ -58,6 +62,15 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error("--tokens must be at least 2 and --repetitions at least 1")
     chosen.names = chosen.engines.split(",")
     return chosen
+
+
+def is_whole(chosen: argparse.Namespace) -> bool:
+    """Whether nothing that is measured by default is left out."""
+    return (
+        set(ENGINES) <= set(chosen.names)
+        and {str(block) for block in chosen.blocks} >= set(DEFAULT_BLOCKS[chosen.size].split(","))
+        and chosen.tokens >= DEFAULT_TOKENS[chosen.size]
+    )
 
 
 def _block(parser: argparse.ArgumentParser, text: str) -> int | str:
@@ -124,9 +137,13 @@ def run(chosen: argparse.Namespace, folder: Path) -> dict[str, Any]:
     return sections
 
 
-def store(size: str, sections: dict[str, Any]) -> Path:
-    """Write the sections, keeping those of modes that were measured at another time."""
-    name = f"peers-{size}"
+def store(size: str, sections: dict[str, Any], *, whole: bool) -> Path:
+    """Write the sections, keeping those of modes that were measured at another time.
+
+    A run of fewer engines, blocks or tokens than by default goes to a file of its own, and never
+    takes the place of a whole one.
+    """
+    name = f"peers-{size}" if whole else f"peers-{size}-part"
     file = results_file.RESULTS / f"{name}.json"
     kept = json.loads(file.read_text(encoding="utf-8"))["modes"] if file.exists() else {}
     return results_file.write(name, {"size": size, "modes": kept | sections})
@@ -155,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         sections = run(chosen, Path(folder))
     show(sections)
-    path = store(chosen.size, sections)
+    path = store(chosen.size, sections, whole=is_whole(chosen))
     print(f"stored in {path}")
     rows = [row for section in sections.values() for row in section["rows"]]
     if chosen.json:

@@ -106,11 +106,14 @@ def decode(
         PromptError: the prompt is empty.
         ConfigurationError: ``max_tokens`` is not positive, a block was asked for without a drafter or is
             longer than the session was opened for.
+        ValueError: on going on after another continuation has begun in the session.
     """
     if not prompt:
         raise PromptError("the prompt is empty")
     if max_tokens < 1:
         raise ConfigurationError(f"max_tokens must be at least 1, not {max_tokens}")
+    if prefill_chunk < 1:
+        raise ConfigurationError(f"prefill_chunk must be at least 1, not {prefill_chunk}")
     pace = pace or Fixed(drafter.block_size if drafter else 1)
     if drafter is None and pace.largest > 1:
         raise ConfigurationError(f"a block of {pace.largest} needs a drafter")
@@ -131,14 +134,10 @@ def decode(
         diagnosis=diagnosis,
     )
     try:
-        with own.guarded():
-            yield run.prefill(prompt, max_tokens, prefill_chunk)
-            run.plan()
-            while not run.finish:
-                if run.block > 1:
-                    yield run.verify()
-                else:
-                    yield from run.plain_spell()
+        with own.guarded() as check:
+            for step in run.steps(prompt, max_tokens, prefill_chunk):
+                yield step
+                check()
     finally:
         if session is None:
             own.close()
@@ -168,6 +167,16 @@ class _Run:
         self._remaining = 0
         self._rounds = 0
         self._so_far = mx.array([], mx.int32)  # prompt and emitted tokens, for the processors alone
+
+    def steps(self, prompt: Sequence[int], max_tokens: int, chunk: int) -> Iterator[Step]:
+        """The whole continuation."""
+        yield self.prefill(prompt, max_tokens, chunk)
+        self.plan()
+        while not self.finish:
+            if self.block > 1:
+                yield self.verify()
+            else:
+                yield from self.plain_spell()
 
     def prefill(self, prompt: Sequence[int], max_tokens: int, chunk: int) -> Step:
         """Take in the prompt; the forward of its last token gives the first token."""

@@ -20,13 +20,21 @@ from mlx_lm.utils import load_config, load_model, load_tokenizer
 from engine.card import ModelCard, card_of
 from engine.drafters.base import Drafter
 from engine.drafters.block import BlockDrafter
-from engine.errors import ConfigurationError, EngineError, ModelError
+from engine.errors import ConfigurationError, ModelError
+from engine.foreign import foreign
 from engine.networks.dflash2 import build_network
 from engine.networks.dflash_config import DFlashConfig
 from engine.packing import Shapes, check_packed_shapes, check_packing
 from engine.target import Target
-from engine.target_config import build_unloaded, check_config, check_depth, context_length, unsaid
-from engine.weights import read_json, tensor_shapes, weight_files
+from engine.target_config import (
+    LARGEST_SIZE,
+    build_unloaded,
+    check_config,
+    check_depth,
+    context_length,
+    unsaid,
+)
+from engine.weights import read_json, require_file, tensor_shapes, weight_files
 
 __all__ = ["LoadedDrafter", "LoadedTarget", "ModelCard", "fill_network", "load_drafter", "load_target"]
 
@@ -34,7 +42,6 @@ SHIPPED = Path(__file__).parent / "models" / "demo"
 SHIPPED_TARGET, SHIPPED_DRAFTER = SHIPPED / "target", SHIPPED / "drafter"
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json")
-LONGEST_REASON = 300  # characters of another library's message
 
 
 @dataclass(frozen=True)
@@ -76,15 +83,23 @@ def load_target(path: Path, dtype: str | None = None) -> LoadedTarget:
     config = read_json(path / "config.json")
     check_config(path / "config.json", config)
     _refuse_impossible(path, config, tensor_shapes(files))
-    stops = foreign(path, "generation_config.json", lambda: load_config(path)).get("eos_token_id")
+    stops = opened(path, "generation_config.json", lambda: load_config(path)).get("eos_token_id")
+    _refuse_other_stops(path, stops)
     tokenizer = tokenizer_of(path, stops)
-    model, _ = foreign(path, "the model", lambda: load_model(path), config)
+    model, _ = opened(path, "the model", lambda: load_model(path), config)
     target = Target(model)
-    foreign(path, "config.json", partial(_forward_unevaluated, model), verb="run")
+    opened(path, "config.json", partial(_forward_unevaluated, model), verb="run")
     if wanted is not None and wanted != mx.float32 and not mx.metal.is_available():
         _refuse_half_experts(path, model, str(dtype))
     make_ready(path, model, wanted)
     return LoadedTarget(target, tokenizer, card_of(path, files, model), context_length(config))
+
+
+def _refuse_other_stops(path: Path, stops: Any) -> None:
+    """Raise ModelError for an ``eos_token_id`` that is neither a token id, a list of them, nor left out."""
+    ids = stops if isinstance(stops, list) else [] if stops is None else [stops]
+    if not all(type(token) is int and 0 <= token < LARGEST_SIZE for token in ids):
+        raise ModelError(f"{path}: eos_token_id must be a token id or a list of them, not {stops!r}")
 
 
 def _forward_unevaluated(model: Any) -> None:
@@ -112,7 +127,7 @@ def load_drafter(path: Path, target: Target, dtype: str | None = None) -> Loaded
     files = weight_files(path)
     config = read_json(path / "config.json")
     check_depth(path / "config.json", config, tensor_shapes(files))
-    network = foreign(path, "config.json", lambda: build_network(DFlashConfig.from_dict(config)))
+    network = opened(path, "config.json", lambda: build_network(DFlashConfig.from_dict(config)))
     fill_network(path, files, network, config.get("quantization"))
     make_ready(path, network, wanted)
     drafter: Drafter = BlockDrafter(network)
@@ -142,12 +157,12 @@ def fill_network(
             weights |= mx.load(str(file))  # type: ignore[arg-type]  # a safetensors file holds a dict
         return weights
 
-    weights = foreign(path, "the weights", read)
+    weights = opened(path, "the weights", read)
     if hasattr(network, "sanitize"):  # mlx-lm's name for: published names to those of the modules
         weights = network.sanitize(weights)
     if quantization is not None:
         check_packing(path / "config.json", quantization)
-        foreign(path, "quantization", lambda: _pack(network, weights, quantization))
+        opened(path, "quantization", lambda: _pack(network, weights, quantization))
     _refuse_other_weights(path, network, weights)
     network.load_weights(list(weights.items()))
     network.eval()
@@ -158,7 +173,7 @@ def _refuse_impossible(path: Path, config: dict[str, Any], shapes: Shapes) -> No
     check_depth(path / "config.json", config, shapes)
     if config.get("quantization") is not None:
         check_packing(path / "config.json", config["quantization"])
-        model = foreign(path, "config.json", lambda: build_unloaded(config))
+        model = opened(path, "config.json", lambda: build_unloaded(config))
         check_packed_shapes(path, model, shapes)
 
 
@@ -178,30 +193,26 @@ def _pack(network: nn.Module, weights: Mapping[str, mx.array], quantization: Map
     )
 
 
-def foreign(
+def opened(
     path: Path,
     what: str,
     work: Callable[[], Any],
     config: Mapping[str, Any] | None = None,
     verb: str = "loaded",
 ) -> Any:
-    """Run what other libraries make of a folder; whatever they raise is an error of the folder.
+    """What other libraries make of a folder; whatever they raise is an error of the folder.
 
     Raises:
         ModelError: with their reason on one line, and the sizes ``config`` leaves unsaid.
     """
-    try:
-        return work()
-    except EngineError:
-        raise
-    except Exception as error:
-        words = " ".join(str(error).split()) or type(error).__name__
-        if isinstance(error, KeyError):
-            words = f"{words} is missing"
-        reason = words if len(words) <= LONGEST_REASON else f"{words[:LONGEST_REASON]} …"
-        guessed = unsaid(config) if config and "shape" in words else []
+
+    def refusal(reason: str) -> ModelError:
+        guessed = unsaid(config) if config and "shape" in reason else []
         hint = f" (config.json does not say {', '.join(guessed)})" if guessed else ""
-        raise ModelError(f"{path}: {what} cannot be {verb}: {reason}{hint}") from error
+        return ModelError(f"{path}: {what} cannot be {verb}: {reason}{hint}")
+
+    with foreign(refusal):
+        return work()
 
 
 def tokenizer_of(path: Path, stops: Any) -> Any:
@@ -210,9 +221,19 @@ def tokenizer_of(path: Path, stops: Any) -> Any:
     if not found:
         raise ModelError(f"{path} holds no tokenizer (tokenizer.json)")
     for file in found:
+        require_file(file)
         if file.suffix == ".json":
             read_json(file)
-    return foreign(path, "the tokenizer", lambda: load_tokenizer(path, eos_token_ids=stops))  # type: ignore[no-untyped-call]
+    tokenizer = opened(path, "the tokenizer", lambda: load_tokenizer(path, eos_token_ids=stops))  # type: ignore[no-untyped-call]
+    _fill_holes(tokenizer)
+    return tokenizer
+
+
+def _fill_holes(tokenizer: Any) -> None:
+    """Let ids that stand for nothing in a vocabulary give no text; mlx-lm's detokenizer fails at them."""
+    texts: list[Any] = getattr(tokenizer.detokenizer, "tokenmap", [])  # one for all of its detokenizers
+    for token in [token for token, text in enumerate(texts) if text is None]:
+        texts[token] = ""
 
 
 def make_ready(path: Path, model: Any, dtype: mx.Dtype | None) -> None:

@@ -12,6 +12,8 @@ from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
 
 from engine.errors import ConfigurationError
 
+COLDEST = 1e-6  # logits divided by much less overflow
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -33,8 +35,10 @@ class Sampling:
 
     def check(self) -> None:
         """Raise ConfigurationError where a value does not make sense."""
-        if not 0 <= self.temperature <= 100:
-            raise ConfigurationError(f"temperature must lie in 0 to 100, not {self.temperature}")
+        if self.temperature != 0 and not COLDEST <= self.temperature <= 100:
+            raise ConfigurationError(
+                f"temperature must be 0 or lie in {COLDEST:f} to 100, not {self.temperature}"
+            )
         if not 0 < self.top_p <= 1:
             raise ConfigurationError(f"top-p must lie in (0, 1], not {self.top_p}")
         if not 0 <= self.min_p <= 1:

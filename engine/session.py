@@ -5,7 +5,7 @@ A session can be decoded in again: what a new prompt has in common with the toke
 the end of the common part, they start over.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,13 +36,15 @@ class Session:
             target: the model.
             drafter: bound to ``target``; serves this session alone until it is closed. None: no drafter.
             headroom: the largest block that will be verified.
-            caches: empty caches from `new_caches`, to look into; made here if not given.
+            caches: empty caches from `new_caches`, to look into until the session starts over; made here if
+                not given.
             compiled: run short blocks through compiled graphs where the model allows it.
 
         Raises:
             ModelError: speculation cannot be undone on a cache of the model.
         """
         self.target, self.drafter, self.headroom = target, drafter, headroom
+        self._turn = object()  # stands for the continuation that uses the session
         self.tokens: list[int] = []  # committed: the caches hold all but the last `transaction.carried`
         self.transaction = Transaction(target.model, caches or new_caches(target.model, headroom))
         self._taps = target.tap(drafter.tap_layers) if drafter and drafter.tap_layers else None
@@ -114,12 +116,26 @@ class Session:
         self._note(tokens, rows if rows is None else rows[:, : len(tokens)])
 
     @contextmanager
-    def guarded(self) -> Iterator[None]:
-        """Abort an open transaction when the block is left by an exception, also after starting over."""
+    def guarded(self) -> Iterator[Callable[[], None]]:
+        """Use the session for one continuation, which ends when another begins.
+
+        What an earlier one left open is aborted, and what is open when the block is left by an exception.
+
+        Yields:
+            A check for where the caller had the word: ValueError if another continuation has begun.
+        """
+        self.transaction.abort()
+        self._turn = turn = object()
+
+        def check() -> None:
+            if self._turn is not turn:
+                raise ValueError("this continuation has ended: another one has begun in its session")
+
         try:
-            yield
+            yield check
         except BaseException:
-            self.transaction.abort()
+            if self._turn is turn:
+                self.transaction.abort()
             raise
 
     def _note(self, tokens: Sequence[int], rows: mx.array | None) -> None:

@@ -29,6 +29,7 @@ NEVER_GUESSED: dict[str, tuple[str, ...]] = {
     "sliding_window_pattern": ("layer_types", "_sliding_window_pattern"),
 }
 NESTED_NEEDS = ("hidden_size", "num_hidden_layers")
+SLIDING = "sliding_attention"
 LARGEST_SIZE = 2**31  # positions and sizes are 32-bit numbers
 
 
@@ -58,7 +59,11 @@ def check_config(path: Path, config: Mapping[str, Any]) -> None:
     text = text_part(config)
     known = config if text is config else {**config, **text}
     missing = []
-    for name in dict.fromkeys((*NESTED_NEEDS, *_needs(arguments, flat=text is config))):
+    kinds = text.get("layer_types")
+    needs = [*NESTED_NEEDS, *_needs(arguments, flat=text is config)]
+    if text is config and isinstance(kinds, list) and SLIDING in kinds:
+        needs.append("sliding_window")
+    for name in dict.fromkeys(needs):
         said = (name, *NEVER_GUESSED.get(name, ()))
         if all(known.get(other) is None for other in said):
             missing.append(name)

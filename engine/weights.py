@@ -26,6 +26,12 @@ def require_folder(folder: Path) -> None:
         raise ModelError(f"{folder} cannot be read: {error.strerror}") from None
 
 
+def require_file(path: Path) -> None:
+    """Raise ModelError where a path is neither file nor folder: reading from a pipe may wait for ever."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise ModelError(f"{path} is not a file")
+
+
 def weight_files(folder: Path) -> list[Path]:
     """The ``model*.safetensors`` files of a model folder, checked.
 
@@ -47,6 +53,7 @@ def weight_files(folder: Path) -> list[Path]:
         raise ModelError(f"{folder} holds no model*.safetensors")
     for file in files:
         try:
+            require_file(file)
             _check(file)
         except OSError as error:
             raise ModelError(f"{file} cannot be read: {error.strerror}") from None
@@ -70,6 +77,7 @@ def read_json(path: Path) -> dict[str, Any]:
         ModelError: the file is missing, cannot be read, or does not hold a JSON object.
     """
     try:
+        require_file(path)
         content = path.read_bytes()
     except FileNotFoundError:
         raise ModelError(f"{path} is missing") from None

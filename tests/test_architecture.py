@@ -21,6 +21,30 @@ DOORS = {
     "urllib.request": set[str](),
     "http.client": set[str](),
     "socket": {"bridge/runner/namespaces.py"},  # ioctl on a new namespace's loopback, no connection
+    "numpy": {
+        "engine/cache/ragged.py",  # positions, worked out on the host
+        "engine/evaluation/parity.py",
+        "engine/training/corpora/batches.py",
+        "engine/training/drafter.py",
+        "engine/training/evaluate.py",
+        "engine/training/selfplay.py",
+    },
+}
+
+# what reads an array's buffer, waiting for the device unseen by the tests that count waits -> who may use it
+BUFFERS = {
+    "memoryview": {"engine/host.py"},
+    "np.array": {
+        "engine/evaluation/parity.py",
+        "engine/training/evaluate.py",
+        "engine/training/selfplay.py",
+    },
+    "np.asarray": {"engine/evaluation/parity.py", "engine/training/drafter.py"},
+    "np.asanyarray": set[str](),
+    "np.ascontiguousarray": set[str](),
+    "np.copy": set[str](),
+    "np.from_dlpack": set[str](),
+    "np.frombuffer": set[str](),
 }
 
 
@@ -70,6 +94,34 @@ def test_a_side_effect_has_one_door(door: str):
         if under(name, door) and file not in allowed
     ]
     assert not found
+
+
+def test_numpy_goes_by_one_name():
+    """By another, `BUFFERS` would not find it."""
+    names = {"numpy": "np", "numpy.typing": "npt"}
+    found = []
+    for file, tree in sources("engine"):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                found += [
+                    f"{file}:{node.lineno} {alias.name} as {alias.asname}"
+                    for alias in node.names
+                    if under(alias.name, "numpy") and names.get(alias.name) != alias.asname
+                ]
+            elif isinstance(node, ast.ImportFrom) and under(node.module or "", "numpy"):
+                found.append(f"{file}:{node.lineno} from {node.module}")
+    assert not found
+
+
+def test_only_these_read_an_arrays_buffer():
+    found: dict[str, set[str]] = {reader: set() for reader in BUFFERS}
+    for file, tree in sources("engine"):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name | ast.Attribute):
+                name = ast.unparse(node).removeprefix("builtins.")
+                if name in found:
+                    found[name].add(file)
+    assert found == BUFFERS
 
 
 def test_only_the_edges_print_or_exit():

@@ -36,6 +36,11 @@ ENGINE = "${engine}"  # how the argv of a preset begins that runs the engine
 COMPILING = "compiling kernels, once on this machine"
 
 
+def decodes(preset: Preset) -> bool:
+    """Whether the engine runs a model in a preset's jobs, with mlx's compiled kernels."""
+    return preset.argv[0] == ENGINE and bool(preset.models)
+
+
 class Job:
     """One claimed request.
 
@@ -130,7 +135,7 @@ class Job:
         with self._phase(Phase.WORKSPACE):
             self._lay_out(preset)
             argv = self._argv(preset)
-            if preset.argv[0] == ENGINE:
+            if decodes(preset):
                 self._provide_kernels()
         with self._phase(Phase.RUNNING):
             began = self._now()

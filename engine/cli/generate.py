@@ -11,6 +11,8 @@ from engine.cli.options import engine_options, report_options, take_engine, take
 from engine.cli.reports import store
 from engine.errors import PromptError
 
+LARGEST_PROMPT = 100_000_000  # characters of a file
+
 
 @click.command("generate")
 @click.argument("prompt", required=False)
@@ -93,6 +95,10 @@ def _prompt_text(prompt: str | None, file: Path | None) -> str:
     if prompt is not None:
         return prompt
     try:
-        return sys.stdin.read() if str(file) == "-" else Path(str(file)).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        with click.open_file(str(file), encoding="utf-8") as stream:
+            text = str(stream.read(LARGEST_PROMPT + 1))
+    except (OSError, ValueError) as error:
         raise PromptError(f"{file} cannot be read: {error}") from None
+    if len(text) > LARGEST_PROMPT:
+        raise PromptError(f"{file} holds more than {LARGEST_PROMPT} characters")
+    return text

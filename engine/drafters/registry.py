@@ -26,10 +26,10 @@ from engine.loading import (
     LoadedDrafter,
     LoadedTarget,
     dtype_of,
-    foreign,
     load_drafter,
     load_target,
     make_ready,
+    opened,
     tokenizer_of,
 )
 from engine.networks.mdlm import classes, is_masked_diffusion, mask_token
@@ -130,10 +130,8 @@ def _open_masked_diffusion(argument: str, target: LoadedTarget, dtype: str | Non
     folder, wanted = Path(argument), dtype_of(dtype)
     files = weight_files(folder)
     config = read_json(folder / "config.json")
-    mask = foreign(folder, "the mask token", lambda: mask_token(folder, config))
-    network, _ = foreign(
-        folder, "the model", lambda: load_model(folder, lazy=True, get_model_classes=classes)
-    )
+    mask = opened(folder, "the mask token", lambda: mask_token(folder, config))
+    network, _ = opened(folder, "the model", lambda: load_model(folder, lazy=True, get_model_classes=classes))
     drafter = MaskedDiffusion(network, mask)
     drafter.bind(target.target)
     refuse_other_tokens(tokenizer_of(folder, None), target.tokenizer)

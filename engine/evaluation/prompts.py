@@ -14,9 +14,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from jinja2 import TemplateError
-
 from engine.errors import ModelError, PromptError
+from engine.foreign import foreign
 
 SHIPPED = Path(__file__).parent / "prompts"
 SHIPPED_SETS = ("code", "chat", "retrieval")
@@ -114,15 +113,14 @@ def _tokens(prompt: Prompt, tokenizer: Any) -> list[int]:
     """Token ids, through the chat template where the prompt is a conversation."""
     if prompt.messages is None:
         text = prompt.text or ""
-        special = tokenizer.bos_token is None or not text.startswith(tokenizer.bos_token)
-        return [int(token) for token in tokenizer.encode(text, add_special_tokens=special)]
+        with foreign(lambda reason: PromptError(f"prompt {prompt.id} cannot be tokenized: {reason}")):
+            special = tokenizer.bos_token is None or not text.startswith(tokenizer.bos_token)
+            return [int(token) for token in tokenizer.encode(text, add_special_tokens=special)]
     messages = [{"role": role, "content": content} for role, content in prompt.messages]
-    try:
+    refused = f"prompt {prompt.id} does not go through the chat template"
+    with foreign(lambda reason: PromptError(f"{refused}: {reason}")):
         tokens = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True)
-    except (ValueError, TemplateError) as error:
-        reason = str(error).splitlines() or [type(error).__name__]
-        raise PromptError(f"prompt {prompt.id} does not go through the chat template: {reason[0]}") from None
-    return [int(token) for token in tokens]
+        return [int(token) for token in tokens]
 
 
 def raw_prompt(text: str, identifier: str = "prompt") -> Prompt:
@@ -144,10 +142,9 @@ def _read(file: Path) -> list[Prompt]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        try:
+        place = f"{file} line {number}"
+        with foreign(lambda reason: PromptError(f"{place}: {reason}")):  # noqa: B023 - used at once
             prompts.append(_parse(json.loads(line)))
-        except (ValueError, TypeError, KeyError) as error:
-            raise PromptError(f"{file} line {number}: {error}") from None
     if not prompts:
         raise PromptError(f"{file} holds no prompts")
     return prompts
@@ -164,6 +161,8 @@ def _parse(row: Any) -> Prompt:
         raise ValueError("give either prompt or messages")
     if text is not None and not isinstance(text, str):
         raise TypeError("prompt must be a text")
+    if messages is not None and not (isinstance(messages, list) and all(map(_is_turn, messages))):
+        raise TypeError("messages must be a list of objects with role and content")
     pairs = None if messages is None else tuple((str(m["role"]), str(m["content"])) for m in messages)
     if pairs is not None and (not pairs or any(role not in ROLES for role, _ in pairs)):
         raise ValueError(f"messages must have roles out of {', '.join(ROLES)}")
@@ -176,6 +175,10 @@ def _parse(row: Any) -> Prompt:
     if instruction is None:
         instruction = _instruction(text, needle) if needle and text else ""
     return Prompt(identifier, kind, text, pairs, needle, str(instruction))
+
+
+def _is_turn(message: Any) -> bool:
+    return isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))
 
 
 def _instruction(text: str, needle: Needle) -> str:

@@ -49,8 +49,10 @@ class GenerateSwitches:
             if not isfinite(getattr(self, name)):
                 flag = "--" + name.replace("_", "-")
                 raise ConfigurationError(f"{flag} must be a finite number, not {getattr(self, name)}")
-        if self.repetition_penalty < 0:
-            raise ConfigurationError(f"--repetition-penalty must not be negative: {self.repetition_penalty}")
+        if self.repetition_penalty and not 0.01 <= self.repetition_penalty <= 100:
+            raise ConfigurationError(
+                f"--repetition-penalty must be 0 or lie in 0.01 to 100, not {self.repetition_penalty}"
+            )
         if not all(self.stop):
             raise ConfigurationError("--stop must not be empty")
         self.sampling.check()

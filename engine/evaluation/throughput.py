@@ -8,6 +8,7 @@ different times, something else uses the machine: all of it is measured again, a
 import json
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
+from math import inf
 from typing import Any
 
 from engine.blas import threads
@@ -55,8 +56,10 @@ class Switches:
             raise ConfigurationError(f"--limit must be at least 1, not {self.limit}")
         if self.claim not in CLAIMS:
             raise ConfigurationError(f"--claim {self.claim!r} is not one of {', '.join(CLAIMS)}")
-        if self.min_speedup < 1.0:
-            raise ConfigurationError(f"--min-speedup must be at least 1, not {self.min_speedup}")
+        if not 1 <= self.min_speedup < inf:
+            raise ConfigurationError(
+                f"--min-speedup must be a finite number of at least 1, not {self.min_speedup}"
+            )
 
 
 def measure_throughput(

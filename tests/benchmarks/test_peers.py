@@ -103,10 +103,21 @@ def test_a_run_gives_the_tokens_of_plain_decoding_and_what_the_modes_promise(
 
 
 def test_a_mode_measured_later_keeps_the_sections_of_the_others(small: Path) -> None:
-    peers.store("tiny", {"plain": {"rows": [1]}, "oracle": {"rows": [2]}})
-    file = peers.store("tiny", {"oracle": {"rows": [3]}})
+    peers.store("tiny", {"plain": {"rows": [1]}, "oracle": {"rows": [2]}}, whole=True)
+    file = peers.store("tiny", {"oracle": {"rows": [3]}}, whole=True)
     modes = json.loads(file.read_text())["modes"]
     assert (modes["plain"]["rows"], modes["oracle"]["rows"]) == ([1], [3])
+
+
+@pytest.mark.parametrize(
+    "less", [["--engines", "kakeya,mlx-lm"], ["--block", "8,auto"], ["--tokens", "255"], []], ids=str
+)
+def test_a_part_of_a_measurement_does_not_take_the_place_of_a_whole_one(small: Path, less: list[str]) -> None:
+    whole = peers.is_whole(peers.options(["--size", "tiny", *less]))
+    assert whole == (not less)
+    kept = peers.store("tiny", {"plain": {"rows": [1]}}, whole=True)
+    peers.store("tiny", {"plain": {"rows": [2]}}, whole=whole)
+    assert json.loads(kept.read_text())["modes"]["plain"]["rows"] == [2 if whole else 1]
 
 
 def test_the_shipped_drafter_is_spelled_out_for_engines_that_read_nested_fields_only(tmp_path: Path) -> None:

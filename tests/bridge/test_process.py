@@ -9,6 +9,7 @@ import pytest
 
 from bridge.errors import MachineError
 from bridge.process import find_program, helper_environment, run_program, spawn
+from tests.houses import wait_for
 
 PYTHON = [sys.executable, "-I", "-c"]
 
@@ -37,7 +38,7 @@ def test_a_timeout_is_a_value_and_leaves_no_process(tmp_path: Path) -> None:
     assert time.monotonic() - started < 10
     pids = [int(line) for line in pid_file.read_text().split()]
     assert len(pids) == 2
-    assert not any(_alive(pid) for pid in pids)
+    wait_for(lambda: not any(_alive(pid) for pid in pids), 5, "the end of both")
 
 
 def test_a_flood_is_cut_but_read_to_its_end() -> None:

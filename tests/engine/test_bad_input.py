@@ -7,6 +7,7 @@ Here is what targets and drafters have in common, and prompts; `test_bad_input_t
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -139,6 +140,21 @@ def test_paths_that_cannot_be_used_are_named(bench: Bench, side: str, tmp_path: 
     assert f"{config} cannot be read: Is a directory" in bench.refused()
 
 
+@pytest.mark.parametrize("side", ["target", "drafter"])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_pipe_is_not_waited_for(bench: Bench, side: str, name: str):
+    path = getattr(bench, side if name != "tokenizer.json" else "target") / name
+    path.unlink()
+    os.mkfifo(path)
+    assert bench.refused() == f"{path} is not a file"
+
+
+def test_a_file_without_end_is_not_read_to_its_end(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("engine.cli.generate.LARGEST_PROMPT", 1000)
+    message = bench.refused(command=("generate", "--file", "/dev/zero"))
+    assert message == "/dev/zero holds more than 1000 characters"
+
+
 @pytest.mark.parametrize("prompt", ["", " ", "\n\t ", "\u3000"])
 def test_an_empty_prompt_is_refused(bench: Bench, prompt: str):
     assert bench.refused(prompt=prompt) == "prompt prompt is empty"
@@ -157,10 +173,26 @@ def test_a_prompt_that_is_no_text_or_does_not_go_through_the_template_is_refused
     config = json.loads(path.read_text())
     path.write_text(json.dumps(config | {"chat_template": "{{ raise_exception('no user here') }}"}))
     assert "no user here" in bench.refused("--chat")
-    path.write_text(json.dumps(config | {"chat_template": "{% if %}"}))
-    assert "chat template" in bench.refused("--chat")
+    for template in ("{% if %}", 5, "{% for i in range(10**12) %}{% endfor %}", "{{ 1 / 0 }}"):
+        path.write_text(json.dumps(config | {"chat_template": template}))
+        assert "chat template" in bench.refused("--chat")
     path.write_text(json.dumps({key: value for key, value in config.items() if key != "chat_template"}))
     assert "chat template" in bench.refused("--chat")
+
+
+def test_a_tokenizer_that_fails_at_a_prompt_is_refused(bench: Bench):
+    """Its library ends with something that is no `Exception`."""
+    path = bench.target / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    path.write_text(json.dumps(tokenizer | {"pre_tokenizer": split}))
+    assert bench.refused(prompt="a" * 40 + "b").startswith("prompt prompt cannot be tokenized: ")
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "1e400", "0.5"])
+def test_a_speedup_that_is_no_number_is_refused_before_anything_is_measured(bench: Bench, value: str):
+    message = bench.refused(command=("eval", "throughput", "--claim", "speedup", "--min-speedup", value))
+    assert "--min-speedup must be a finite number of at least 1" in message
 
 
 @pytest.mark.parametrize("command", ["throughput", "recall"])

@@ -89,6 +89,18 @@ def test_a_target_config_that_makes_no_sense_is_refused(bench: Bench, changes: d
     assert message in bench.refused()
 
 
+def test_a_window_is_needed_where_layers_slide(bench: Bench, tmp_path: Path):
+    bench.target = families.save(tmp_path / "sliding", "mistral")
+    rewrite(bench.target, sliding_window=None)
+    assert bench.refused().endswith("config.json: sliding_window is missing")
+
+
+@pytest.mark.parametrize("stops", ["x", {"a": 1}, -1, 2**70, [[1]], 1.5, [True]], ids=str)
+def test_what_is_no_token_ends_no_text(bench: Bench, stops: Any):
+    (bench.target / "generation_config.json").write_text(json.dumps({"eos_token_id": stops}))
+    assert "eos_token_id must be a token id or a list of them" in bench.refused()
+
+
 @pytest.mark.parametrize(
     ("family", "changes"),
     [

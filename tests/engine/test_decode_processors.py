@@ -85,6 +85,7 @@ def test_every_processor_changes_the_text_and_leaves_mlx_lms(family: str, name: 
         assert ours(target_of(family), drafter, PROMPT, name, Fixed(block), COUNT) == truth, block
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_drafts_from_the_text_and_the_adaptive_pace_change_nothing(name: str):
     for pace in (Fixed(6), Adaptive(8, nominal=True)):

@@ -11,6 +11,7 @@ import mlx.core as mx
 import pytest
 
 from engine import decode as loop
+from engine import session as state
 from engine.decode import Diagnosis, Step, decode
 from engine.drafters import autoregressive
 from engine.pace import Fixed
@@ -21,11 +22,10 @@ from tests.engine import families, tiny
 from tests.engine.families import FAMILIES
 from tests.engine.identity import tokens_of
 from tests.engine.random_drafters import KINDS, Helped, make
+from tests.engine.waits import Log, transfers
 
 PROMPT = [7, 8, 9, 50, 60, 70, 80, 90, 100, 110, 120, 130]
 COUNT = 40
-WAITS = ("eval", "synchronize")
-TRANSFERS = ("item", "tolist", "__int__", "__float__", "__bool__", "__array__")
 
 
 @cache
@@ -42,32 +42,6 @@ def helped(kind: str, family: str, right: float = 0.6) -> Helped:
     return Helped(make(kind, target_of(family)), [*PROMPT, *plain(family)], right)
 
 
-class Log:
-    """Everything that makes the host wait for the device or starts work on it, in order."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.events: list[str] = []
-        for name in (*WAITS, "async_eval"):
-            self._count(monkeypatch, mx, name)
-        for name in TRANSFERS:
-            if hasattr(mx.array, name):
-                self._count(monkeypatch, mx.array, name)
-
-    def _count(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
-        real = getattr(owner, name)
-
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            self.events.append(name)
-            return real(*args, **kwargs)
-
-        monkeypatch.setattr(owner, name, counted)
-
-    def take(self) -> list[str]:
-        """What has happened since the last look."""
-        events, self.events = self.events, []
-        return events
-
-
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     return Log(monkeypatch)
@@ -79,9 +53,20 @@ def per_step(log: Log, steps: Iterator[Step]) -> list[tuple[Step, list[str]]]:
     return [(step, log.take()) for step in steps]
 
 
-def test_the_log_sees_every_way_to_wait(log: Log):
+def test_the_log_sees_mlx_s_ways_to_wait_and_the_engine_s_own(log: Log):
     value = mx.array([1.0]) + 1
-    for wait in (mx.eval, mx.async_eval, lambda a: a.item(), lambda a: a.tolist(), bool, float, int):
+    ways = (
+        mx.eval,
+        mx.async_eval,
+        mx.array.item,
+        mx.array.tolist,
+        bool,
+        float,
+        int,
+        state.wait,
+        loop.wait_for,
+    )
+    for wait in ways:
         log.take()
         wait(value)
         assert log.take(), wait
@@ -99,10 +84,17 @@ def test_a_round_waits_once_for_one_transfer(kind: str, compiled: bool, log: Log
     rounds = [(step, events) for step, events in per_step(log, steps) if step.round]
     assert len(rounds) > 5
     for step, events in rounds:
-        assert not set(events) & set(WAITS)
-        reads = [name for name in events if name in TRANSFERS]
         own = int("autoregressive" in kind and step.round.block > 1)  # its drafts, known by then
-        assert len(reads) <= 1 + own, events
+        assert 1 <= transfers(events) <= 1 + own, events
+
+
+def test_stages_are_told_apart_by_one_wait_a_block(log: Log):
+    """The wait that other rounds do without, so the log would see it there."""
+    drafter, diagnosis = helped("dflash", "llama"), Diagnosis(stage_times=True)
+    steps = decode(target_of("llama"), drafter, PROMPT, max_tokens=COUNT, pace=Fixed(8), diagnosis=diagnosis)
+    blocks = [events for step, events in per_step(log, steps) if step.round and step.round.block > 1]
+    assert len(blocks) > 5
+    assert {events.count("wait_for") for events in blocks} == {1}
 
 
 def test_the_reads_of_a_drafting_model_wait_for_nothing(monkeypatch: pytest.MonkeyPatch):

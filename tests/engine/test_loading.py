@@ -15,11 +15,13 @@ from mlx.utils import tree_flatten
 
 from engine.card import card_of
 from engine.config import Options, open_engine
+from engine.detokenize import text_of
 from engine.errors import ConfigurationError, DrafterMismatchError, ModelError
 from engine.loading import LoadedDrafter, load_drafter, load_target
 from engine.networks.dflash import DFlash, DFlashConfig
 from engine.networks.dflash2 import build_network
 from engine.pace import Adaptive, Fixed
+from engine.stops import Stops
 from tests.engine import families, tiny
 
 
@@ -74,6 +76,20 @@ def test_a_target_says_what_it_is(folders: tuple[Path, Path]):
     assert loaded.card.dtype == "float32"
     assert loaded.stops == {tiny.EOS, tiny.END}
     assert (loaded.context, loaded.target.vocab_size) == (512, tiny.VOCAB)
+
+
+def test_an_id_that_stands_for_nothing_gives_no_text(folders: tuple[Path, Path], tmp_path: Path):
+    folder = shutil.copytree(folders[0], tmp_path / "target")
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    whole = {vocabulary[letter]: letter for letter in "abc"}
+    del vocabulary["b"]
+    path.write_text(json.dumps(tokenizer))
+    loaded = load_target(folder).tokenizer
+    tokens = list(whole)
+    assert text_of(loaded, tokens, Stops()) == "ac"
+    assert Stops((), ("ac",), loaded).find(tokens) == 3
 
 
 def test_the_dtype_can_be_chosen(folders: tuple[Path, Path]):

@@ -117,7 +117,10 @@ def test_a_samplers_numbers_are_its_own():
 @pytest.mark.parametrize(
     ("switch", "value", "message"),
     [
-        *[("temperature", value, "temperature must lie in 0 to 100") for value in (-0.1, 101, float("nan"))],
+        *[
+            ("temperature", value, "temperature must be 0 or lie in 0.000001 to 100")
+            for value in (-0.1, 1e-9, 101, float("nan"))
+        ],
         *[("top_p", value, r"top-p must lie in \(0, 1\]") for value in (0, -1, 1.1, float("nan"))],
         *[("min_p", value, r"min-p must lie in \[0, 1\]") for value in (-0.1, 1.5, float("nan"))],
         ("top_k", -1, "top-k must be at least 0"),

@@ -105,9 +105,18 @@ class Conversation:
         return self.computed - before
 
     def turn(
-        self, prompt: Sequence[int], count: int, *, steps: int | None = None, seed: int = 0
+        self,
+        prompt: Sequence[int],
+        count: int,
+        *,
+        steps: int | None = None,
+        seed: int = 0,
+        held: list[Any] | None = None,
     ) -> list[int]:
-        """Continue a prompt by ``count`` tokens, or leave after so many steps; returns what came."""
+        """Continue a prompt by ``count`` tokens, or leave after so many steps; returns what came.
+
+        The continuation is closed then, or put into ``held``.
+        """
         truth = fresh(self.family, tuple(prompt), max(count, 1))
         if isinstance(self.drafter, tiny.ScriptedDrafter):
             self.drafter.truth = [*prompt, *truth]
@@ -125,7 +134,10 @@ class Conversation:
             emitted.extend(step.tokens)
             if taken == steps:
                 break
-        generation.close()  # type: ignore[attr-defined]
+        if held is None:
+            generation.close()  # type: ignore[attr-defined]
+        else:
+            held.append(generation)
         assert emitted == truth[: len(emitted)], "not the tokens of a fresh decode"
         assert self.session.tokens == [*prompt, *emitted][:-1], "all but the newest token are committed"
         assert steps is not None or len(emitted) == count
@@ -189,6 +201,23 @@ def test_leaving_a_turn_at_any_yield_leaves_a_session_that_goes_on(family: str, 
         prompt = [*text, *MORE]
         assert talk.prompt_cost(prompt) == len(MORE) + 1
         talk.turn(prompt, 9, seed=steps + 1)
+    talk.session.close()
+
+
+@pytest.mark.parametrize("kind", ["none", "scripted", "dflash"])
+def test_a_turn_that_is_held_and_not_closed_ends_where_the_next_begins(kind: str):
+    talk = Conversation("gemma3_text", kind)
+    for steps in (1, 2, 3, 5):
+        held: list[Any] = []
+        text = [*FIRST, *talk.turn(FIRST, 40, steps=steps, seed=steps, held=held)]
+        prompt = [*text, *MORE]
+        assert talk.prompt_cost(prompt) == len(MORE) + 1
+        with pytest.raises(ValueError, match="another one has begun in its session"):
+            next(held[0])
+        emitted = talk.turn(prompt, 9, steps=3, seed=steps + 1, held=held)
+        held[0].close()
+        emitted += [token for step in held[1] for token in step.tokens]
+        assert emitted == fresh("gemma3_text", tuple(prompt), 9)
     talk.session.close()
 
 

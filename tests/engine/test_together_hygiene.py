@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -25,6 +26,7 @@ from tests.engine.batches import (
     tokens_of,
 )
 from tests.engine.cache.invariants import failing
+from tests.engine.waits import Log, transfers
 
 
 @pytest.mark.parametrize("pace", ["block 1", "block 8"])
@@ -94,21 +96,39 @@ def test_what_a_sequence_held_is_told_when_it_ends():
         assert share.nbytes == (rings + full) * 2 * 2 * 8 * 4  # keys and values, heads, width, bytes
 
 
-def test_a_round_reads_from_the_device_once(monkeypatch: pytest.MonkeyPatch):
-    reads: list[int] = []
-
-    def counted(array: mx.array) -> list[int]:
-        reads.append(array.size)
-        return [int(token) for token in array.tolist()]  # type: ignore[union-attr, arg-type]
-
-    monkeypatch.setattr(together, "read_tokens", counted)
+@pytest.mark.parametrize("block", [1, 8])
+@pytest.mark.parametrize("kind", ["dflash", "prompt-lookup", "autoregressive"])
+def test_a_round_of_all_waits_once_for_one_transfer(kind: str, block: int, monkeypatch: pytest.MonkeyPatch):
     requests = [Request(prompt_of(length), COUNT) for length in LENGTHS]
-    for block in (1, 8):
-        reads.clear()
-        rounds = decode_together(
-            target_of("gemma3_text"), drafter_of("dflash", "gemma3_text"), requests, pace=Fixed(block)
-        )
-        assert len(list(rounds)) - len(requests) == len(reads)
+    log, seen = Log(monkeypatch), 0
+    for emitted in decode_together(
+        target_of("gemma3_text"), drafter_of(kind, "gemma3_text"), requests, pace=Fixed(block)
+    ):
+        events = log.take()
+        if all(each.step.round for each in emitted):
+            own = len(emitted) if kind == "autoregressive" and block > 1 else 0  # drafts, known by then
+            assert 1 <= transfers(events) <= 1 + own, events
+            seen += 1
+    assert seen > 5
+
+
+@pytest.mark.parametrize("kind", [None, "dflash", "prompt-lookup"])
+def test_the_model_runs_for_prompts_and_once_a_round(kind: str | None, monkeypatch: pytest.MonkeyPatch):
+    calls: list[int] = []
+    target = target_of("qwen3_5")  # not compiled: every forward calls it
+    drafter, model = drafter_of(kind, "qwen3_5") if kind else None, type(target.model)
+    real = model.__call__
+
+    def call(self: Any, tokens: mx.array, *args: Any, **kwargs: Any) -> Any:
+        calls.append(tokens.shape[1])
+        return real(self, tokens, *args, **kwargs)
+
+    monkeypatch.setattr(model, "__call__", call)
+    requests = [Request(prompt_of(length), COUNT) for length in LENGTHS]
+    rounds = list(decode_together(target, drafter, requests, pace=Fixed(8 if kind else 1)))
+    prompts = [count for length in LENGTHS for count in (length - 1, 1) if count]
+    blocks = [[each.step.round.block for each in emitted if each.step.round] for emitted in rounds]
+    assert calls == [*prompts, *(max(of_each) for of_each in blocks if of_each)]
 
 
 def test_plain_steps_are_launched_before_the_last_ones_are_read(monkeypatch: pytest.MonkeyPatch):

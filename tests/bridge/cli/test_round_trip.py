@@ -10,8 +10,6 @@ import pytest
 
 from tests.houses import House, build_house, wait_for
 
-pytestmark = pytest.mark.xdist_group("round trip")  # one house for all
-
 
 @pytest.fixture(scope="module")
 def answered(tmp_path_factory: pytest.TempPathFactory) -> tuple[House, dict]:

@@ -9,6 +9,8 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.houses import House, build_house
 
 RUN = ("run", "--preset", "probe", "--json")
@@ -125,6 +127,7 @@ def submit_seconds(house: House) -> float:
     return time.perf_counter() - start
 
 
+@pytest.mark.slow
 def test_the_cost_of_a_submit_does_not_grow_with_the_checkout(tmp_path: Path):
     small = build_house(tmp_path / "small", {f"f{n}.txt": "x\n" for n in range(10)})
     large = build_house(tmp_path / "large")

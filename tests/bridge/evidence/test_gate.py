@@ -79,6 +79,7 @@ def edited(document: Document, place: tuple[str | int, ...], data: st.DataObject
     return document
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ACCEPTED)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())

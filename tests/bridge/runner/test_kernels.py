@@ -18,11 +18,12 @@ import pytest
 from bridge.bus import refs
 from bridge.bus.claims import read_status
 from bridge.bus.git import Git
+from bridge.presets import load_all
 from bridge.result import Phase, Status
 from bridge.runner import facts, isolation
 from bridge.runner import kernels as kernels_module
 from bridge.runner.isolation import Room
-from bridge.runner.job import COMPILING
+from bridge.runner.job import COMPILING, decodes
 from bridge.runner.kernels import COMPILER, MAKER, Kernels, KernelsMissing
 from bridge.runner.serve import Runner
 from tests.bridge.runner.bench import Bench
@@ -75,8 +76,8 @@ def compiler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def bench(house: House, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    """A bench whose presets count as the engine's, because they begin with ${python}."""
-    monkeypatch.setattr("bridge.runner.job.ENGINE", "${python}")
+    """A bench whose presets count as those in which the engine runs a model."""
+    monkeypatch.setattr("bridge.runner.job.decodes", lambda preset: True)
     made = Bench(house)
     made.install({"look": LOOK, "spoil": SPOIL})
     return made
@@ -134,8 +135,13 @@ def test_a_maker_that_fails_is_logged_once_and_fails_no_job(bench: Bench) -> Non
     assert runs(bench.house.root) == 1
 
 
-def test_a_job_that_does_not_run_the_engine_gets_none(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bridge.runner.job.ENGINE", "${engine}")
+def test_only_jobs_in_which_the_engine_runs_a_model_wait_for_kernels() -> None:
+    presets = {preset.name: decodes(preset) for preset in load_all().values()}
+    assert {name for name, wants in presets.items() if wants} == {"baseline", "recall", "throughput"}
+
+
+def test_a_job_that_runs_no_model_gets_none(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bridge.runner.job.decodes", decodes)
     asked = bench.ask("look")
     runner(bench).serve(once=True, idle_timeout_s=20)
     assert json.loads(bench.log(asked.nonce)) == [{}, []]

@@ -68,6 +68,7 @@ def test_afterwards_only_the_result_is_left(bench: Bench) -> None:
     assert not list(folder.glob("spool-*/*"))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("preset", "status", "reason"),
     [
@@ -314,6 +315,7 @@ def evidence_preset(bench: Bench, program: str) -> None:
     bench.preset("reporter", argv, tail='[evidence]\nkind = "probe"\n')
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("program", "status", "reason"),
     [
@@ -446,6 +448,7 @@ def test_many_runners_answer_each_request_once(bench: Bench) -> None:
     assert sum("claimed" in line for line in bench.said) == len(nonces)
 
 
+@pytest.mark.slow
 def test_an_unreachable_remote_is_waited_for_and_a_result_is_kept_for_it(bench: Bench) -> None:
     away = bench.house.root / "away.git"
     script = bench.house.root / "unplug.py"

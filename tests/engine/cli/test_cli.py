@@ -132,7 +132,10 @@ def test_recall_and_probe_end_with_one_json_line(capsys, models: list[str], tmp_
         (["eval", "throughput", "--prompts", "poems"], "'poems' is neither"),
         (["eval", "throughput", "--claim", "everything"], "everything"),
         (["eval", "throughput", "--limit", "0"], "--limit must be at least 1"),
-        (["eval", "throughput", "--min-speedup", "0.5"], "--min-speedup must be at least 1"),
+        (
+            ["eval", "throughput", "--min-speedup", "0.5"],
+            "--min-speedup must be a finite number of at least 1",
+        ),
         (["eval", "recall", "--min-recall", "2"], "--min-recall must lie in"),
         (["eval", "recall", "--batch", "0"], "--batch must be at least 1"),
         (["probe", "--workload-sha", "a" * 40], "--request-nonce, --preset-digest, --engine-source missing"),

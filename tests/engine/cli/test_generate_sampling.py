@@ -93,19 +93,21 @@ def test_the_text_ends_before_a_stop_string(capsys, block: str):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--temperature", "-1"), "temperature must lie in 0 to 100"),
+        (("--temperature", "-1"), "temperature must be 0 or lie in 0.000001 to 100"),
         (("--top-p", "0"), "top-p must lie in (0, 1]"),
         (("--min-p", "2"), "min-p must lie in [0, 1]"),
         (("--top-k", "-3"), "top-k must be at least 0"),
         (("--seed", "-1"), "the seed must lie in"),
-        (("--repetition-penalty", "-1"), "--repetition-penalty must not be negative"),
+        (("--repetition-penalty", "-1"), "--repetition-penalty must be 0 or lie in 0.01 to 100, not -1"),
+        (("--repetition-penalty", "1e-45"), "--repetition-penalty must be 0 or lie in 0.01 to 100"),
+        (("--temperature", "1e-50"), "temperature must be 0 or lie in 0.000001 to 100, not 1e-50"),
         *(
             ((f"--{name}-penalty", value), f"--{name}-penalty must be a finite number, not {value}")
             for name in ("repetition", "presence", "frequency")
             for value in ("nan", "inf", "-inf")
         ),
         (("--repetition-penalty", "1e999"), "--repetition-penalty must be a finite number, not inf"),
-        (("--temperature", "nan"), "temperature must lie in 0 to 100"),
+        (("--temperature", "nan"), "temperature must be 0 or lie in 0.000001 to 100"),
         (("--top-p", "nan"), "top-p must lie in (0, 1]"),
         (("--min-p", "nan"), "min-p must lie in [0, 1]"),
         (("--stop", ""), "--stop must not be empty"),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from engine.cli import run
@@ -136,6 +137,17 @@ def test_any_difference_is_exit_1_and_shown_where_it_is(
         assert (wrong, right) == (False, True)
     else:
         assert right < 1e-4 < wrong
+
+
+@pytest.mark.parametrize("name", ["round1_hidden", "round2_logits"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_reference_that_is_not_finite_never_passes(capsys, tmp_path: Path, name: str, value: float):
+    def spoil(arrays: Arrays) -> None:
+        arrays[name][0, 0, 0] = value
+
+    code, out, _ = parity(capsys, copy("dflash2", tmp_path, spoil), "--json")
+    assert code == 1
+    assert not json.loads(out)["passed"]
 
 
 def test_outputs_of_ours_that_are_not_finite_never_pass(capsys, tmp_path: Path):

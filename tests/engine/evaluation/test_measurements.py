@@ -124,6 +124,7 @@ def test_throughput_with_a_fixed_block(folders: tuple[Path, Path], prompts: list
         assert [claim["name"] for claim in document["claims"]] == ["identical_output", "no_slowdown"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("count", "max_tokens"), [(4, 40), (5, 32)])
 def test_too_little_to_time_claims_no_speed_by_itself(
     engine: Engine, tmp_path: Path, count: int, max_tokens: int
@@ -158,6 +159,7 @@ def test_recall_runs_the_system_the_oracle_and_the_control(engine: Engine, tmp_p
     assert len(document["order"]) == 6
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("block", ["auto", "4", "1"])
 def test_recall_decodes_prompts_together(folders: tuple[Path, Path], tmp_path: Path, block: str):
     engine = open_engine(Options(folders[0], str(folders[1]), block=block))
