@@ -18,6 +18,10 @@ from engine.target import Target
 FAMILIES = (
     "gemma3", "gemma3_text", "gemma4", "gemma4_text", "gpt_oss", "llama", "qwen2", "qwen3", "qwen3_moe",
 )  # fmt: skip
+# On a CPU a fused kernel works element by element, without vector instructions: from so many elements in a
+# block (its length × hidden size) it costs more than it saves. Measured at 1024 columns: 5 % less time with
+# blocks of 1 and 4, the same with 8, 5 % more with 16.
+LARGEST_ON_CPU = 8192
 
 
 class Stage:
@@ -36,6 +40,7 @@ class Stage:
         """
         self._target, self._taps = target, taps
         self._graph = mx.compile(self._trace)
+        self._longest = None if mx.metal.is_available() else LARGEST_ON_CPU // target.hidden_size
 
     @staticmethod
     def of(target: Target, taps: tuple[int, ...], caches: list[Any]) -> "Stage | None":
@@ -59,10 +64,13 @@ class Stage:
             room: positions that may be written behind those held.
 
         Returns:
-            Logits [1, N, V] and the tapped rows [1, N, K·hidden]; None for caches that are still empty.
+            Logits [1, N, V] and the tapped rows [1, N, K·hidden]; None for caches that are still empty, and
+            for a block so long that compiling it would not pay.
         """
         count = tokens.shape[1]
         size = _size(count, room)
+        if self._longest is not None and size > self._longest:
+            return None
         if not all(reserve(cache, size) for cache in caches):
             return None
         if size > count:  # few lengths, few graphs: the surplus rows are computed and forgotten

@@ -283,6 +283,19 @@ def test_few_graphs_serve_a_long_run(traces: Counter[tuple[int, ...]]):
     assert len(traces) <= 6 * 4 * (length + HEADROOM).bit_length()  # four widths for each doubling
 
 
+def test_long_blocks_of_wide_models_are_not_compiled_on_a_cpu(
+    traces: Counter[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+):
+    target, prompt = Target(families.build("gemma3_text")), text_of(20)
+    truth = tiny.plain_tokens(target.model, prompt, 60)
+    monkeypatch.setattr(mx.metal, "is_available", lambda: False)
+    monkeypatch.setattr("engine.stage.LARGEST_ON_CPU", 8 * target.hidden_size)
+    for block in (4, 8, 12, 16):  # some rounds are compiled, as blocks get shorter at the end
+        drafter = tiny.ScriptedDrafter(prompt + truth, 0.2)
+        assert tokens_of(list(decode(target, drafter, prompt, max_tokens=60, pace=Fixed(block)))) == truth
+    assert max(count for count, *_ in traces) == 8
+
+
 def test_a_second_sequence_needs_no_new_graph(traces: Counter[tuple[int, ...]]):
     target, prompt = Target(families.build("qwen3")), text_of(20)
     truth = tiny.plain_tokens(target.model, prompt, 40)
