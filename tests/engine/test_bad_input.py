@@ -17,17 +17,7 @@ import mlx.core as mx
 import pytest
 
 from tests.engine.evaluation.test_prompts import FACT, needle_row, write
-from tests.engine.refusals import Bench, make_bench, reweigh, rewrite, spoil
-
-
-@pytest.fixture
-def bench(
-    folders: tuple[Path, Path],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Bench:
-    return make_bench(folders, tmp_path, capsys, monkeypatch)
+from tests.engine.refusals import Bench, reweigh, rewrite, spoil
 
 
 def test_good_input_gets_as_far_as_a_model(bench: Bench):

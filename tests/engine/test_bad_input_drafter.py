@@ -9,23 +9,13 @@ import mlx.core as mx
 import pytest
 
 from tests.engine import tiny
-from tests.engine.refusals import Bench, make_bench, reweigh, rewrite
+from tests.engine.refusals import Bench, reweigh, rewrite
 
 DRAFTER_NEEDS = (
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size"),
     *("rms_norm_eps", "rope_theta", "block_size", "dflash_config"),
 )
 SECOND = {"conv_kernel_size": 3, "conv_group_size": 16, "selector_rank": 8}
-
-
-@pytest.fixture
-def bench(
-    folders: tuple[Path, Path],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Bench:
-    return make_bench(folders, tmp_path, capsys, monkeypatch)
 
 
 def test_a_drafter_of_another_target_names_both_sides(bench: Bench, tmp_path: Path):

@@ -11,20 +11,10 @@ import pytest
 
 from engine.loading import load_target
 from tests.engine import families, tiny
-from tests.engine.refusals import Bench, make_bench, reweigh, rewrite, spoil
+from tests.engine.refusals import Bench, reweigh, rewrite, spoil
 
 FLAT = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "rms_norm_eps")
 GEMMA_NEEDS = (*FLAT, "sliding_window", "sliding_window_pattern", "query_pre_attn_scalar")
-
-
-@pytest.fixture
-def bench(
-    folders: tuple[Path, Path],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Bench:
-    return make_bench(folders, tmp_path, capsys, monkeypatch)
 
 
 @pytest.mark.parametrize("name", GEMMA_NEEDS)
