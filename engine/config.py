@@ -6,7 +6,7 @@ from pathlib import Path
 
 from engine.blas import fit_threads
 from engine.decode import Diagnosis
-from engine.drafters.registry import LOOKUP_FIRST, open_drafter
+from engine.drafters.registry import WITH_LOOKUP, open_drafter
 from engine.errors import ConfigurationError
 from engine.loading import SHIPPED_DRAFTER, SHIPPED_TARGET, LoadedDrafter, LoadedTarget, load_target
 from engine.pace import Adaptive, Fixed, Pace
@@ -104,4 +104,4 @@ def _drafter_spec(options: Options) -> str | None:
     if options.drafter is not None:
         return None if options.drafter == "none" else options.drafter
     shipped = options.model is None or options.model.resolve() == SHIPPED_TARGET.resolve()
-    return f"{LOOKUP_FIRST}{SHIPPED_DRAFTER}" if shipped else None
+    return f"{WITH_LOOKUP}{SHIPPED_DRAFTER}" if shipped else None

@@ -4,15 +4,19 @@ A round with block B costs c(B) seconds and is expected to emit E(B) = 1 + Σ_{i
 p_j is the chance that draft j is confirmed when all before it were (Leviathan et al. 2023, with a p for each
 position). The pace takes the B with the largest E(B) / c(B); B = 1 is a plain step with E = 1.
 
-Costs are medians of recent rounds, and lie near a line where few were measured. Chances begin with those of
-all sequences so far and follow the present one. When plain steps win, a short block at the start of each
-sequence, and again after ever more plain steps, looks whether speculation pays again. No clock is read here:
-the caller measures.
+A machine is slower now and faster then, by more than blocks differ, so only rounds that follow each other
+are compared: what the first rounds after a change of blocks took, with what those before it took. Costs agree
+with these comparisons as ratings of players do with their games (Elo 1978), and lie near a line where there
+were few. A length that was not used for long gets a round now and then.
+
+Chances begin with those of all sequences so far and follow the present one. When plain steps win, a short
+block at the start of each sequence, and again after ever more plain steps, looks whether speculation pays
+again. No clock is read here: the caller measures.
 """
 
-from collections import deque
 from collections.abc import Sequence
-from statistics import median
+from dataclasses import dataclass
+from math import exp, log
 from typing import Protocol
 
 CANDIDATES = (4, 8, 12, 16)
@@ -21,11 +25,15 @@ PRIOR_CHANCE = 0.75  # of a draft nobody has tried
 KINSHIP = 1.0  # trials' worth of belief that a draft fares like the one before it
 HERITAGE = 4.0  # trials' worth of belief that a sequence fares like those before it
 HOPE = 0.95  # an unmeasured block is guessed this much cheaper
-RECENT = 9  # rounds a cost is the median of
-TRIALS = 2  # measured rounds before a cost is believed
+COMPARED = 2  # rounds after a change of blocks that are compared with those before it
+SWAY = 0.3  # weight of a round in what rounds take at present
+GIVE = 1 / 16  # least weight of a comparison in what is known of a cost
+OUTLIER = 0.7  # largest surprise that counts: logarithm of a factor of two
+TRIALS = 2  # measured rounds, and comparisons, before a cost is believed
 PLAIN_TRIALS = 3
-PLAIN_EVERY, PLAIN_SELDOM = 192, 768  # block rounds after which plain steps are measured again …
-FAR_AHEAD = 1.5  # … seldom, where blocks are so much faster
+AGAIN, SELDOM = 96, 768  # block rounds after which a length that was compared often is tried again …
+OFTEN = 16  # … sooner, where it was compared less often than this
+FAR_AHEAD = 1.4  # … seldom, where it is so much slower than the best
 LOYALTY = 1.06  # another block than the drafter's own must promise this much more
 PROBE_AFTER, PROBE_AT_MOST = 16, 256  # plain steps before the first probe of a sequence, longest wait
 NOMINAL_ROUND, NOMINAL_TOKEN = 1.3, 0.035  # plain steps a block and each of its tokens cost, unmeasured
@@ -84,12 +92,14 @@ class Adaptive:
         self.largest = max(self.blocks, default=1)
         self._first = min(max(block_size, 1), self.largest)
         self._costs = Costs(self.blocks, nominal=nominal)
+        self._measures = not nominal
         self._chances = Chances(self.largest - 1)
-        self._block_run = 0  # block rounds since plain steps were last measured
+        self._ages = dict.fromkeys((1, *self.blocks), 0)  # block rounds since a length was last measured
         self.start()
 
     def start(self) -> None:
         """See `Pace.start`. Costs are kept."""
+        self._costs.pause()
         self._chances.start()
         self._plain_run = 0  # plain steps since the last block
         self._wait = PROBE_AFTER
@@ -108,38 +118,46 @@ class Adaptive:
         if not self._costs.knows(1, PLAIN_TRIALS):
             return 1
         best = max(self.blocks, key=self._promise)
-        ahead = self._rate(best) / self._rate(1)
-        if self._block_run >= (PLAIN_SELDOM if ahead > FAR_AHEAD else PLAIN_EVERY):
-            return 1
-        if ahead > 1:
-            return best
+        if self._rate(best) > self._rate(1):
+            return self._forgotten(best) or best
         self._probing = self._fresh or self._plain_run >= self._wait
         return self.blocks[0] if self._probing else 1
+
+    def _forgotten(self, best: int) -> int | None:
+        """A length that was not measured for long, while blocks were used."""
+        if not self._measures:
+            return None
+        fast = self._rate(best) / FAR_AHEAD
+        for block, age in self._ages.items():
+            wait = AGAIN if self._rate(block) > fast else SELDOM
+            if block != best and age >= wait * min(max(self._costs.comparisons(block), 1) / OFTEN, 1):
+                return block
+        return None
 
     def record(self, block: int, accepted: int, seconds: float) -> None:
         """See `Pace.record`."""
         if block == 1:
             if self._plain_run:  # the first step of a spell is not pipelined yet
                 self._costs.record(1, seconds)
-                self._block_run = 0
+                self._ages[1] = 0
             self._plain_run += 1
             return
         if not self._fresh:
             self._costs.record(block, seconds)
+            self._ages = {each: 0 if each == block else age + 1 for each, age in self._ages.items()}
         self._chances.record(block, accepted)
         if self._probing:  # if a probe changes nothing, wait longer for the next
             pays = max(map(self._rate, self.blocks)) > self._rate(1)
             self._wait = PROBE_AFTER if pays else min(2 * self._wait, PROBE_AT_MOST)
         self._fresh = self._probing = False
         self._plain_run = 0
-        self._block_run += 1
 
     def expected(self, block: int) -> float:
         """E(B): tokens a round with this block is expected to emit."""
         return self._chances.expected()[block - 1]
 
     def cost(self, block: int) -> float:
-        """c(B), in seconds or, if nominal, plain steps."""
+        """c(B), to be compared with those of other blocks; see `Costs.of`."""
         return self._costs.of(block)
 
     def _rate(self, block: int) -> float:
@@ -185,33 +203,70 @@ class Chances:
 
 
 class Costs:
-    """c(B): what a round costs, from the rounds that were measured."""
+    """c(B): what a round costs beside others, from the rounds that were measured."""
 
     def __init__(self, blocks: Sequence[int], *, nominal: bool) -> None:
-        self._measured: dict[int, deque[float]] = {block: deque(maxlen=RECENT) for block in (1, *blocks)}
-        self._cold = set(blocks)  # blocks whose first round, with its one-time costs, is to come
         self._nominal = nominal
+        self._cold = set(blocks)  # blocks whose first round, with its one-time costs, is to come
+        self._rounds = dict.fromkeys((1, *blocks), 0)
+        self._comparisons = dict.fromkeys((1, *blocks), 0)
+        self._logs: dict[int, float] = {}  # of costs, as far as they were measured
         self._known: dict[int, float] = {}
-        self._settled = False  # every block was measured, nothing is guessed
+        self.pause()
 
-    def knows(self, block: int, trials: int) -> bool:
+    def pause(self) -> None:
+        """What comes next is too long after what came before to be compared with it."""
+        self._spell: _Spell | None = None  # of rounds with the same block
+        self._before: _Spell | None = None
+
+    def knows(self, block: int, rounds: int) -> bool:
         """Whether so many rounds of this block were measured."""
-        return self._nominal or len(self._measured[block]) >= trials
+        return self._nominal or self._rounds[block] >= rounds
+
+    def comparisons(self, block: int) -> int:
+        """How often this block was compared with others."""
+        return self._comparisons[block]
 
     def record(self, block: int, seconds: float) -> None:
         """A round took so long; the first of each block is not counted, nor are blocks cut short."""
+        if self._nominal or block not in self._rounds or seconds <= 0:
+            return
         if block in self._cold:
             self._cold.discard(block)
-        elif block in self._measured:
-            self._measured[block].append(seconds)
-            if self._settled:
-                self._known.pop(block, None)
-            else:  # a guess is made from what all blocks have cost
-                self._known.clear()
-                self._settled = all(len(costs) > TRIALS for costs in self._measured.values())
+            return
+        cost = log(seconds)
+        self._rounds[block] += 1
+        if self._spell is None or block != self._spell.block:
+            self._before, self._spell = self._spell, _Spell(block, cost)
+        self._spell.add(cost)
+        if not self._logs:
+            self._logs[block] = cost
+        elif self._before is not None and self._spell.rounds <= COMPARED:
+            self._compare(block, self._before.block, cost - self._before.level)
+
+    def _compare(self, block: int, other: int, difference: float) -> None:
+        """The costs' logarithms were seen to differ so much: both give way, the lesser known one more."""
+        if other not in self._logs and block not in self._logs:
+            return
+        if block not in self._logs:
+            self._logs[block] = self._logs[other] + difference
+        elif other not in self._logs:
+            self._logs[other] = self._logs[block] - difference
+        else:
+            surprise = difference - (self._logs[block] - self._logs[other])
+            surprise = min(max(surprise, -OUTLIER), OUTLIER)
+            self._logs[block] += surprise * self._give(block)
+            self._logs[other] -= surprise * self._give(other)
+        self._comparisons[block] += 1
+        self._known.clear()
+
+    def _give(self, block: int) -> float:
+        return max(1 / (self._comparisons[block] + 1), GIVE)
 
     def of(self, block: int) -> float:
-        """Seconds a round of this block takes, measured or guessed; in plain steps if nominal."""
+        """What a round of this block takes, measured or guessed, beside others: in seconds of the very first
+        round, as fast as the machine was then, or, if nominal, in plain steps.
+        """
         if self._nominal:
             return 1.0 if block == 1 else NOMINAL_ROUND + NOMINAL_TOKEN * block
         if block not in self._known:
@@ -219,16 +274,15 @@ class Costs:
         return self._known[block]
 
     def _estimate(self, block: int) -> float:
-        own = self._measured[block]
-        if block == 1 or len(own) > TRIALS:
-            return median(own)
-        line = self._line(block)
-        # Unmeasured it is hoped to be a little cheaper, so that it gets its trial when it would matter.
-        return (sum(own) + line) / (len(own) + 1) if own else HOPE * line
+        trials = self._comparisons[block]
+        if block not in self._logs:  # a little hope, so that it gets its trial when it would matter
+            return HOPE * self._line(block)
+        own = exp(self._logs[block])
+        return own if block == 1 or trials > TRIALS else (trials * own + self._line(block)) / (trials + 1)
 
     def _line(self, block: int) -> float:
         """The cost on a straight line through the blocks that were measured, by least squares."""
-        points = [(size, median(costs), len(costs)) for size, costs in self._measured.items() if costs]
+        points = [(size, exp(cost), 1 + self._comparisons[size]) for size, cost in self._logs.items()]
         blocks = [point for point in points if point[0] > 1]
         points = blocks if len(blocks) > 1 else points
         total = sum(weight for *_, weight in points)
@@ -237,6 +291,26 @@ class Costs:
         spread = sum(weight * (x - size) ** 2 for x, _, weight in points)
         slope = sum(w * (x - size) * (y - seconds) for x, y, w in points) / spread if spread else 0.0
         return seconds + max(slope, 0.0) * (block - size)
+
+
+@dataclass
+class _Spell:
+    """Rounds of the same block, one after the other.
+
+    Attributes:
+        block: their length.
+        level: the logarithm of what they take at present.
+        rounds: how many there were.
+    """
+
+    block: int
+    level: float
+    rounds: int = 0
+
+    def add(self, cost: float) -> None:
+        """One more round; ``cost`` is a logarithm."""
+        self.level += SWAY * (cost - self.level)
+        self.rounds += 1
 
 
 class Tour:

@@ -171,11 +171,15 @@ class PromptLookup:
 
         The drafts are chosen, not drawn, also for a ``sampler``.
         """
+        drafts, _ = self.look_up(bonus, count)
+        return Draft(mx.array(drafts, mx.int32)) if drafts else NOTHING
+
+    def look_up(self, bonus: int, count: int) -> tuple[list[int], int]:
+        """The drafts as numbers, and how many tokens matched; none and 0 where the text is new."""
         place, length = self._index.find(bonus)
         if not length:
-            return NOTHING
-        count = min(count, REACH * length - 1)
-        return Draft(mx.array(self._index.following(place, bonus, count), mx.int32))
+            return [], 0
+        return self._index.following(place, bonus, min(count, REACH * length - 1)), length
 
     @property
     def nbytes(self) -> int:

@@ -3,7 +3,7 @@
     prompt-lookup, prompt-lookup:3     no model; the number is the shortest match
     FOLDER                             its config.json says which kind it is
     KIND:FOLDER                        likewise, and an error if it is another kind
-    prompt-lookup+SPEC                 look-ups where the text repeats itself, else what SPEC names
+    prompt-lookup+SPEC                 look-ups where they fare better than what SPEC names
 
 How folders become networks is `engine.loading`'s business.
 """
@@ -18,9 +18,9 @@ from mlx_lm.utils import load_model
 
 from engine.card import card_of
 from engine.drafters.autoregressive import Autoregressive
-from engine.drafters.lookup_first import LookupFirst
 from engine.drafters.masked_diffusion import MaskedDiffusion
 from engine.drafters.prompt_lookup import PromptLookup
+from engine.drafters.with_lookup import WithLookup
 from engine.errors import ConfigurationError, DrafterMismatchError, ModelError
 from engine.loading import (
     LoadedDrafter,
@@ -35,7 +35,7 @@ from engine.loading import (
 from engine.networks.mdlm import classes, is_masked_diffusion, mask_token
 from engine.weights import read_json, require_folder, weight_files
 
-LOOKUP_FIRST = "prompt-lookup+"
+WITH_LOOKUP = "prompt-lookup+"
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,11 @@ def open_drafter(spec: str, target: LoadedTarget, dtype: str | None = None) -> L
         ModelError: the folder cannot be used.
         DrafterMismatchError: the drafter was made for another target; the message names both sides.
     """
-    if spec.startswith(LOOKUP_FIRST):
-        if not (rest := spec.removeprefix(LOOKUP_FIRST)):
+    if spec.startswith(WITH_LOOKUP):
+        if not (rest := spec.removeprefix(WITH_LOOKUP)):
             raise ConfigurationError(f"--drafter {spec} lacks the drafter behind it; give {spec}FOLDER")
         inner = open_drafter(rest, target, dtype)
-        return LoadedDrafter(LookupFirst(inner.drafter), inner.card)
+        return LoadedDrafter(WithLookup(inner.drafter), inner.card)
     kind, colon, argument = spec.partition(":")
     if kind not in KINDS:
         if "/" not in spec and not Path(spec).exists():

@@ -17,9 +17,9 @@ from mlx_lm.models.qwen3 import ModelArgs
 from engine.drafters.autoregressive import Autoregressive
 from engine.drafters.base import Draft, Drafter
 from engine.drafters.block import BlockDrafter
-from engine.drafters.lookup_first import LookupFirst
 from engine.drafters.masked_diffusion import MaskedDiffusion
 from engine.drafters.prompt_lookup import PromptLookup
+from engine.drafters.with_lookup import WithLookup
 from engine.networks.dflash2 import build_network
 from engine.networks.dflash_config import DFlashConfig
 from engine.networks.mdlm import MaskedDiffusionModel
@@ -79,8 +79,8 @@ KINDS: dict[str, Callable[[Target], Drafter]] = {
     "autoregressive": lambda _: Autoregressive(small_model()),
     "autoregressive-itself": lambda target: Autoregressive(Target(target.model)),
     "masked-diffusion": lambda _: MaskedDiffusion(diffusion_model(), tiny.MASK, steps=2),
-    "prompt-lookup+dflash": lambda target: LookupFirst(block_drafter(target), 1),
-    "prompt-lookup+autoregressive": lambda _: LookupFirst(Autoregressive(small_model())),
+    "prompt-lookup+dflash": lambda target: WithLookup(block_drafter(target)),
+    "prompt-lookup+autoregressive": lambda _: WithLookup(Autoregressive(small_model())),
 }
 
 

@@ -21,8 +21,8 @@ from engine.decode import Processor, Step, decode
 from engine.drafters.autoregressive import Autoregressive
 from engine.drafters.base import NOTHING, Draft, Drafter
 from engine.drafters.block import BlockDrafter
-from engine.drafters.lookup_first import LookupFirst
 from engine.drafters.prompt_lookup import PromptLookup
+from engine.drafters.with_lookup import WithLookup
 from engine.networks.dflash2 import build_network
 from engine.networks.dflash_config import DFlashConfig
 from engine.pace import Adaptive, Fixed, Pace
@@ -82,7 +82,7 @@ DRAFTERS: dict[str, Callable[[Target], Drafter]] = {
     "dflash2": partial(dflash, kind="dflash2"),
     "prompt-lookup": lambda target: PromptLookup(),
     "autoregressive": lambda target: Autoregressive(target, block_size=4),
-    "prompt-lookup+dflash": lambda target: LookupFirst(dflash(target), shortest=2),
+    "prompt-lookup+dflash": lambda target: WithLookup(dflash(target)),
 }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.pace import PLAIN_EVERY, PLAIN_TRIALS, TRIALS, Adaptive, Fixed, Tour
+from engine.pace import AGAIN, PLAIN_TRIALS, TRIALS, Adaptive, Fixed, Tour
 from tests.engine.tiny import seeded
 
 
@@ -65,7 +65,7 @@ def test_where_blocks_cost_as_much_as_their_tokens_it_decodes_plainly_even_with_
 def test_it_comes_back_when_drafts_become_good_again():
     pace = Adaptive(8)
     simulate(pace, cheap, lambda _: 0.0, 100)
-    _, blocks = simulate(pace, cheap, lambda done: 0.0 if done < 300 else 0.95, 900)
+    _, blocks = simulate(pace, cheap, lambda done: 0.0 if done < 300 else 0.95, 1200)
     assert blocks[60] == 1
     assert sum(block > 1 for block in blocks[-30:]) > 20
 
@@ -75,7 +75,7 @@ def test_plain_steps_are_measured_again_while_blocks_run():
     _, blocks = simulate(pace, cheap, lambda _: 0.6, 3000)
     last_plain = len(blocks) - 1 - blocks[::-1].index(1)
     assert max(set(blocks), key=blocks.count) > 1
-    assert last_plain > len(blocks) - PLAIN_EVERY - 5
+    assert last_plain > len(blocks) - AGAIN - 5
 
 
 def test_the_expected_tokens_follow_the_chances():
@@ -109,6 +109,30 @@ def test_a_tour_measures_every_block_and_plain_steps():
     assert all(counts[block] >= TRIALS + 1 for block in pace.blocks)
     assert counts[1] >= PLAIN_TRIALS + 1
     assert all(pace.cost(block) == pytest.approx(cheap(block)) for block in (*pace.blocks, 1))
+
+
+def test_a_machine_that_is_slower_now_and_faster_then_does_not_mislead_it():
+    """Spells of some dozen rounds, twice as slow as others: 8 is the best block at any time."""
+    time, random = 0, seeded(5)
+
+    def cost(block: int) -> float:
+        nonlocal time
+        time += 1
+        slow = 2.0 if (time // 40) % 3 == 0 else 1.0
+        return {1: 1.5, 4: 1.7, 8: 2.0, 12: 2.9, 16: 3.8}.get(block, 2.0) * slow * random.uniform(0.9, 1.1)
+
+    pace = Adaptive(8)
+    simulate(Tour(pace), cost, lambda _: 0.8, 200)
+    blocks = [block for seed in range(12) for block in simulate(pace, cost, lambda _: 0.8, 200, seed)[1]]
+    assert blocks.count(8) > 0.9 * len(blocks)
+
+
+def test_short_sequences_teach_it_too():
+    pace, random = Adaptive(8), seeded(6)
+    for seed in range(300):
+        simulate(pace, cheap, lambda _: 0.8, random.randrange(1, 40), seed)
+    ratios = [pace.cost(block) / pace.cost(8) for block in (1, *pace.blocks)]
+    assert ratios == pytest.approx([cheap(block) / cheap(8) for block in (1, *pace.blocks)], rel=0.02)
 
 
 def test_with_nominal_costs_the_blocks_depend_on_the_tokens_alone():

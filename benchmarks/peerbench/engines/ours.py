@@ -1,4 +1,9 @@
-"""This project's engine."""
+"""This project's engine.
+
+At a fixed block it drafts with the DFlash drafter alone, as the peers do. With `auto` it runs as it does for
+the shipped pair when nothing is said: it chooses the length of each block, and looks drafts up in the text
+where these fare better than the drafter's. Scripted drafts always cost the drafter's forward.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,7 @@ import mlx.core as mx
 
 from engine.decode import Diagnosis, decode
 from engine.drafters.base import Draft, Drafter
+from engine.drafters.with_lookup import WithLookup
 from engine.loading import load_drafter
 from engine.pace import Adaptive, Fixed, Pace, Tour
 from engine.sampling import Sampler
@@ -54,7 +60,11 @@ class KakeyaArm:
     def _decode(
         self, prompt: Sequence[int], max_tokens: int, script: Script | None, pace: Pace
     ) -> Iterator[Batch]:
-        drafter: Drafter = self._drafter if script is None else Scripted(self._drafter, script)
+        drafter: Drafter = self._drafter
+        if script is not None:
+            drafter = Scripted(drafter, script)
+        elif isinstance(self._pace, Adaptive):
+            drafter = WithLookup(drafter)
         stages = Diagnosis(stage_times=True)
         for step in decode(self._target, drafter, prompt, max_tokens=max_tokens, pace=pace, diagnosis=stages):
             yield Batch(step.tokens, step.round)

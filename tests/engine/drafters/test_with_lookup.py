@@ -1,0 +1,141 @@
+"""Prompt lookup beside another drafter: who is asked when, and both stay in step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import pytest
+
+from engine.decode import decode
+from engine.drafters.autoregressive import Autoregressive
+from engine.drafters.base import Draft
+from engine.drafters.prompt_lookup import PromptLookup
+from engine.drafters.with_lookup import WithLookup
+from engine.pace import Fixed
+from engine.sampling import Sampler, Sampling
+from engine.target import Target
+from tests.engine import tiny
+
+
+@pytest.fixture(scope="module")
+def model() -> Target:
+    return Target(tiny.build("llama"))
+
+
+def prompt_of(length: int) -> list[int]:
+    random = tiny.seeded(length)
+    return [random.randrange(5, tiny.VOCAB) for _ in range(length)]
+
+
+def test_a_repetition_is_looked_up_and_anything_else_left_to_the_other(model: Target):
+    text = [*prompt_of(20), 6, 7, 8, 9, 10, 11, 6, 7]
+    drafter, other = WithLookup(Autoregressive(model)), Autoregressive(model)
+    drafter.observe(text, None)
+    other.observe(text, None)
+    assert drafter.propose(8, 3).tokens.tolist() == [9, 10, 11]
+    assert drafter.propose(6, 3).tokens.tolist() == other.propose(6, 3).tokens.tolist()
+    sampler = Sampler(Sampling(temperature=1.0, seed=1))
+    assert drafter.propose(8, 3, sampler).q is None
+    assert drafter.propose(6, 3, sampler).q is not None
+
+
+class Mute:
+    """A drafter whose every draft is the token 0, and which keeps count of how often it is asked."""
+
+    name, tap_layers, block_size, nbytes = "mute", (), 8, 0
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def bind(self, target: Target) -> None: ...
+    def twin(self) -> Mute:
+        return Mute()
+
+    def start(self) -> None: ...
+    def observe(self, tokens: Sequence[int], taps: mx.array | None) -> None: ...
+    def rewind(self, count: int) -> bool:
+        return True
+
+    def propose(self, bonus: int, count: int, sampler: Sampler | None = None) -> Draft:
+        self.asked += 1
+        return Draft(mx.zeros(count, mx.int32))
+
+
+def rounds(drafter: WithLookup, text: Sequence[int], start: int) -> None:
+    """Decode a text that is known beforehand, from its token ``start`` on, in blocks of up to 8."""
+    drafter.observe(text[:start], None)
+    while start < len(text) - 1:
+        drafts = drafter.propose(text[start], min(7, len(text) - 1 - start)).tokens.tolist()
+        accepted = 0
+        while accepted < len(drafts) and drafts[accepted] == text[start + 1 + accepted]:
+            accepted += 1
+        drafter.observe(text[start : start + 1 + accepted], None)
+        start += 1 + accepted
+
+
+def test_where_short_matches_come_true_they_are_trusted():
+    words = [[50 + 4 * word + place for place in range(4)] for word in range(10)]
+    random = tiny.seeded(3)
+    text = [token for _ in range(60) for token in words[random.randrange(10)]]
+    drafter = WithLookup(other := Mute())
+    rounds(drafter, text, 80)
+    asked = other.asked
+    rounds(drafter, text, 0)
+    assert other.asked - asked < 30  # of some hundred rounds, nearly all before the words were known
+
+
+def test_where_matches_mislead_the_other_is_asked():
+    new = iter(range(200, 10_000))
+    drafter = WithLookup(other := Mute())
+    drafter.observe([7, 8, 9, next(new)], None)
+    drafter.observe([7, 8], None)
+    drafter.propose(9, 7)
+    assert other.asked == 0  # three tokens match
+    for _ in range(10):  # what followed them the last time never does again; the other is always right
+        drafter.observe([9, *(next(new) for _ in range(7))], None)
+        drafter.observe([7, 8], None)
+        asked = other.asked
+        drafter.propose(9, 7)
+    assert other.asked == asked + 1
+    drafter.start()  # nothing is remembered of another text
+    drafter.observe([7, 8, 9, 10, 7, 8], None)
+    assert drafter.propose(9, 3).tokens.tolist() == [10, 7, 8]
+    assert other.asked == asked + 1
+
+
+def test_both_rewind_or_neither(model: Target):
+    text = [*prompt_of(20), 6, 7, 8, 9, 6, 7]
+    drafter = WithLookup(Autoregressive(model))
+    drafter.observe(text, None)
+    assert not drafter.rewind(len(text) + 1)
+    assert drafter.propose(8, 1).tokens.tolist() == [9]
+    drafter.observe([8, 9, 9], None)
+    assert drafter.rewind(4)
+    other = Autoregressive(model)
+    other.observe(text[:-1], None)
+    assert drafter.propose(4, 2).tokens.tolist() == other.propose(4, 2).tokens.tolist()
+    drafter.observe([7], None)
+    assert drafter.propose(8, 1).tokens.tolist() == [9]
+
+
+def test_its_name_and_size_tell_both(model: Target):
+    drafter = WithLookup(Autoregressive(model, block_size=5))
+    assert (drafter.name, drafter.block_size) == ("prompt-lookup+autoregressive", 5)
+    drafter.observe(text := prompt_of(9), None)
+    drafter.propose(5, 2)
+    parts = PromptLookup(), Autoregressive(model, block_size=5)
+    for part in parts:
+        part.observe(text, None)
+        part.propose(5, 2)
+    assert drafter.nbytes == parts[0].nbytes + parts[1].nbytes
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_decoding_gives_the_plain_tokens(family: str):
+    target = Target(tiny.build(family))
+    prompt = [5 + token % 20 for token in prompt_of(60)]  # few kinds of tokens: matches abound
+    truth = tiny.plain_tokens(target.model, prompt, 48)
+    for other in (Autoregressive(target), PromptLookup()):
+        steps = list(decode(target, WithLookup(other), prompt, max_tokens=48, pace=Fixed(8)))
+        assert [token for step in steps for token in step.tokens] == truth
