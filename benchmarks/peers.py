@@ -30,7 +30,7 @@ from peerbench.summary import summarise, table
 
 DEFAULT_BLOCKS = {"tiny": "8,16,auto", "mid": "8,16,auto", "demo": "4,8,16,auto"}
 DEFAULT_TOKENS = {"tiny": 256, "mid": 256, "demo": 128}
-REPETITIONS = {"tiny": 7, "mid": 3, "demo": 3}
+REPETITIONS = {"tiny": 7, "mid": 3, "demo": 2}
 
 
 def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -47,7 +47,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--mode", default="plain", help="plain, oracle, noisy, by commas (default plain)")
     parser.add_argument("--tokens", type=int, help="new tokens a prompt (256; demo 128)")
     parser.add_argument("--engines", default=",".join(ENGINES), help="which to run, by commas (default all)")
-    parser.add_argument("--repetitions", type=int, help="turns of all arms (tiny 7, mid 3, demo 3)")
+    parser.add_argument("--repetitions", type=int, help="turns of all arms (tiny 7, mid 3, demo 2)")
     parser.add_argument("--json", action="store_true", help="end with one JSON line")
     chosen = parser.parse_args(arguments)
     chosen.blocks = [
