@@ -105,6 +105,7 @@ class Adaptive:
         self._wait = PROBE_AFTER
         self._fresh = True  # no block yet; the first also takes in the prompt, and its cost says nothing
         self._probing = False
+        self._tried: int | None = None  # a length that was asked for because it was not measured for long
 
     def choose(self, remaining: int) -> int:
         """See `Pace.choose`."""
@@ -119,7 +120,8 @@ class Adaptive:
             return 1
         best = max(self.blocks, key=self._promise)
         if self._rate(best) > self._rate(1):
-            return self._forgotten(best) or best
+            self._tried = self._forgotten(best)
+            return self._tried or best
         self._probing = self._fresh or self._plain_run >= self._wait
         return self.blocks[0] if self._probing else 1
 
@@ -145,6 +147,8 @@ class Adaptive:
         if not self._fresh:
             self._costs.record(block, seconds)
             self._ages = {each: 0 if each == block else age + 1 for each, age in self._ages.items()}
+        if self._tried:  # also where the drafter had fewer tokens to propose
+            self._ages[self._tried], self._tried = 0, None
         self._chances.record(block, accepted)
         if self._probing:  # if a probe changes nothing, wait longer for the next
             pays = max(map(self._rate, self.blocks)) > self._rate(1)

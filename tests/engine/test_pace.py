@@ -127,6 +127,15 @@ def test_a_machine_that_is_slower_now_and_faster_then_does_not_mislead_it():
     assert blocks.count(8) > 0.9 * len(blocks)
 
 
+def test_a_length_that_the_drafter_never_fills_is_asked_for_only_now_and_then():
+    pace, asked = Adaptive(8), []
+    for _ in range(400):
+        asked.append(pace.choose(1000))
+        block = min(asked[-1], 8)  # nothing longer is ever proposed
+        pace.record(block, min(block - 1, 3), cheap(block))
+    assert sum(block > 8 for block in asked[100:]) < 30
+
+
 def test_short_sequences_teach_it_too():
     pace, random = Adaptive(8), seeded(6)
     for seed in range(300):
