@@ -21,7 +21,7 @@ class Options:
     Attributes:
         model: folder of the target; None for the shipped one.
         drafter: what `engine.drafters.registry` opens, or ``none``; None for the shipped one, with look-ups
-            first, on the shipped target.
+            beside it, on the shipped target.
         block: ``auto`` or a length of at least 1, the bonus token included.
         prefill_chunk: prompt positions per forward.
         dtype: float32, float16, bfloat16; None for the device's default.

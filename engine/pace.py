@@ -29,10 +29,11 @@ COMPARED = 2  # rounds after a change of blocks that are compared with those bef
 SWAY = 0.3  # weight of a round in what rounds take at present
 GIVE = 1 / 16  # least weight of a comparison in what is known of a cost
 OUTLIER = 0.7  # largest surprise that counts: logarithm of a factor of two
+LEAST = 0.5  # of the cheapest known cost a guessed one is at least so much
 TRIALS = 2  # measured rounds, and comparisons, before a cost is believed
 PLAIN_TRIALS = 3
 AGAIN, SELDOM = 96, 768  # block rounds after which a length that was compared often is tried again …
-OFTEN = 16  # … sooner, where it was compared less often than this
+OFTEN = 32  # … sooner, where it was compared less often than this
 FAR_AHEAD = 1.4  # … seldom, where it is so much slower than the best
 LOYALTY = 1.06  # another block than the drafter's own must promise this much more
 PROBE_AFTER, PROBE_AT_MOST = 16, 256  # plain steps before the first probe of a sequence, longest wait
@@ -105,34 +106,35 @@ class Adaptive:
         self._wait = PROBE_AFTER
         self._fresh = True  # no block yet; the first also takes in the prompt, and its cost says nothing
         self._probing = False
-        self._tried: int | None = None  # a length that was asked for because it was not measured for long
+        self._wished = 0  # the length asked for last
 
     def choose(self, remaining: int) -> int:
         """See `Pace.choose`."""
         if remaining <= 1 or not self.blocks:
             return 1
-        return min(self._wish(), remaining)
+        self._wished = min(self._wish(remaining), remaining)
+        return self._wished
 
-    def _wish(self) -> int:
+    def _wish(self, remaining: int) -> int:
         if not self._costs.knows(self._first, TRIALS):
             return self._first
         if not self._costs.knows(1, PLAIN_TRIALS):
             return 1
         best = max(self.blocks, key=self._promise)
         if self._rate(best) > self._rate(1):
-            self._tried = self._forgotten(best)
-            return self._tried or best
+            return self._forgotten(best, remaining) or best
         self._probing = self._fresh or self._plain_run >= self._wait
         return self.blocks[0] if self._probing else 1
 
-    def _forgotten(self, best: int) -> int | None:
-        """A length that was not measured for long, while blocks were used."""
+    def _forgotten(self, best: int, remaining: int) -> int | None:
+        """A length that was not measured for long, while blocks were used, and that there is room for."""
         if not self._measures:
             return None
         fast = self._rate(best) / FAR_AHEAD
         for block, age in self._ages.items():
             wait = AGAIN if self._rate(block) > fast else SELDOM
-            if block != best and age >= wait * min(max(self._costs.comparisons(block), 1) / OFTEN, 1):
+            due = age >= wait * min(max(self._costs.comparisons(block), 1) / OFTEN, 1)
+            if due and block != best and block <= remaining:
                 return block
         return None
 
@@ -144,11 +146,10 @@ class Adaptive:
                 self._ages[1] = 0
             self._plain_run += 1
             return
-        if not self._fresh:
+        tried = max(block, self._wished)  # a drafter may have less to propose than it was asked for
+        self._ages = {each: 0 if each == tried else age + 1 for each, age in self._ages.items()}
+        if not self._fresh and block == tried:  # short drafts of a mixed drafter are of the cheap kind
             self._costs.record(block, seconds)
-            self._ages = {each: 0 if each == block else age + 1 for each, age in self._ages.items()}
-        if self._tried:  # also where the drafter had fewer tokens to propose
-            self._ages[self._tried], self._tried = 0, None
         self._chances.record(block, accepted)
         if self._probing:  # if a probe changes nothing, wait longer for the next
             pays = max(map(self._rate, self.blocks)) > self._rate(1)
@@ -262,10 +263,11 @@ class Costs:
             self._logs[block] += surprise * self._give(block)
             self._logs[other] -= surprise * self._give(other)
         self._comparisons[block] += 1
+        self._comparisons[other] += 1
         self._known.clear()
 
     def _give(self, block: int) -> float:
-        return max(1 / (self._comparisons[block] + 1), GIVE)
+        return max(1 / (self._comparisons[block] + 2), GIVE)
 
     def of(self, block: int) -> float:
         """What a round of this block takes, measured or guessed, beside others: in seconds of the very first
@@ -294,7 +296,7 @@ class Costs:
         seconds = sum(weight * y for _, y, weight in points) / total
         spread = sum(weight * (x - size) ** 2 for x, _, weight in points)
         slope = sum(w * (x - size) * (y - seconds) for x, y, w in points) / spread if spread else 0.0
-        return seconds + max(slope, 0.0) * (block - size)
+        return max(seconds + max(slope, 0.0) * (block - size), LEAST * min(cost for _, cost, _ in points))
 
 
 @dataclass
@@ -323,6 +325,7 @@ class Tour:
     def __init__(self, pace: Adaptive) -> None:
         self._pace = pace
         self.largest = pace.largest
+        self._asked = 0
         self._stops = [block for block in pace.blocks for _ in range(TRIALS + 1)] + [1] * (PLAIN_TRIALS + 2)
 
     def start(self) -> None:
@@ -338,10 +341,11 @@ class Tour:
         """The next stop of the tour, then whatever the pace wants."""
         if not self._stops:
             return self._pace.choose(remaining)
-        return min(self._stops[0], remaining)
+        self._asked = min(self._stops[0], remaining)
+        return self._asked
 
     def record(self, block: int, accepted: int, seconds: float) -> None:
         """Passed on."""
-        if self._stops and block == self._stops[0]:
+        if self._stops and self._stops[0] in (block, self._asked):  # a drafter may propose less
             self._stops.pop(0)
         self._pace.record(block, accepted, seconds)

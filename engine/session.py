@@ -76,8 +76,8 @@ class Session:
         common = _common(self.tokens, prompt[:-1])
         surplus = len(self.tokens) - common
         drafter = self.drafter
-        if surplus and not (
-            self.transaction.rewind(surplus) and (drafter is None or drafter.rewind(surplus))
+        if (surplus and not self.transaction.rewind(surplus)) or not (
+            drafter is None or drafter.rewind(surplus)  # also by 0: a turn left midway had drafts asked for
         ):
             self._start_over()
             return 0

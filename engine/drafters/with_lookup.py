@@ -1,10 +1,12 @@
 """Prompt lookup beside another drafter: each round the one whose drafts have fared better in this text.
 
 A look-up costs nothing beside a forward of a network, so it may be confirmed a little less. How much a match
-is worth depends on its length and on the text. What a look-up would have drafted is known in every round,
-also where the other drafter was asked, and how much of it comes true is counted as the text goes on.
+is worth depends on its length and on the text. Look-ups are tried in every round that is drafted, also where
+the other drafter is asked, and how much of them comes true is counted as the text goes on. The other's record
+fades while it is not asked, so that it gets another chance.
 
-Nothing is remembered from one text to the next, so the choice depends on the text's own tokens alone.
+Nothing is remembered from one continuation to the next: the choice depends on the text and on where its
+rounds began.
 """
 
 from collections.abc import Sequence
@@ -17,30 +19,36 @@ from engine.drafters.prompt_lookup import PromptLookup
 from engine.sampling import Sampler
 from engine.target import Target
 
-CLASSES = 4  # of matches, by length: 1, 2 or 3, 4 to 7, longer
+LOOKED_UP = (1.0, 2.0, 3.0, 4.0)  # drafts believed to come true after matches of 1, 2–3, 4–7 and more tokens
+PROPOSED = 2.0  # … of a drafter nobody has tried
+TRUST = 2.0  # trials' worth of these beliefs
 FORGET = 0.95  # weight of the past after each trial
-TRUST = 2.0  # trials' worth of belief in what is expected beforehand
-FREE = 0.8  # of a round's time is left where the other drafter is not asked
-EXPECTED = 2.0  # confirmed drafts of a drafter nobody has tried
+FADE = 0.98  # … after each round in which the other drafter was not asked
+FREE = 0.8  # of a round's time is left without the other's forward, measured with a DFlash drafter
 
 
-@dataclass
 class Record:
     """How many drafts of a kind were confirmed, beginning with a belief."""
 
-    believed: float
-    _confirmed: float = 0.0
-    _trials: float = 0.0
+    def __init__(self, believed: float) -> None:
+        """Believe in so many confirmed drafts a round."""
+        self._believed, self._confirmed, self._trials = believed, 0.0, 0.0
 
     def add(self, confirmed: int) -> None:
         """One more trial."""
-        self._confirmed = FORGET * self._confirmed + confirmed
-        self._trials = FORGET * self._trials + 1
+        self.fade(FORGET)
+        self._confirmed += confirmed
+        self._trials += 1
+
+    def fade(self, kept: float) -> None:
+        """Go back towards the belief."""
+        self._confirmed *= kept
+        self._trials *= kept
 
     @property
     def tokens(self) -> float:
         """Tokens that a round with such drafts is expected to emit."""
-        return 1 + (self._confirmed + TRUST * self.believed) / (self._trials + TRUST)
+        return 1 + (self._confirmed + TRUST * self._believed) / (self._trials + TRUST)
 
 
 @dataclass
@@ -76,9 +84,14 @@ class WithLookup:
         self._lookup, self._other = PromptLookup(), other
         self.name = f"{self._lookup.name}+{other.name}"
         self.tap_layers, self.block_size = other.tap_layers, other.block_size
-        self._guesses: list[_Guess] = []
-        self._asked = False  # the other, in the round that is on its way
         self._forget()
+
+    def _forget(self) -> None:
+        """A continuation begins; rounds that have not come to their end never will."""
+        self._matches = [Record(believed) for believed in LOOKED_UP]
+        self._fared = Record(PROPOSED)
+        self._guesses: list[_Guess] = []  # that the text has not decided yet
+        self._asked = False  # the other, for the round on its way
 
     def bind(self, target: Target) -> None:
         """Bind the other drafter.
@@ -109,19 +122,20 @@ class WithLookup:
             self._guesses = [guess for guess in self._guesses if guess.open_after(token)]
 
     def rewind(self, count: int) -> bool:
-        """Both forget, or neither."""
+        """Both forget, or neither; how the drafts have fared is forgotten too."""
         if not (self._other.rewind(count) and self._lookup.rewind(count)):
             return False
-        self._drop()
+        self._forget()
         return True
 
     def propose(self, bonus: int, count: int, sampler: Sampler | None = None) -> Draft:
         """What followed the last time, or what the other drafter proposes."""
         drafts, length = self._lookup.look_up(bonus, count)
         if drafts:
-            record = self._matches[min(length.bit_length(), CLASSES) - 1]
+            record = self._matches[min(length.bit_length(), len(LOOKED_UP)) - 1]
             self._guesses.append(_Guess(record, [bonus, *drafts]))
             if record.tokens > FREE * self._fared.tokens:
+                self._fared.fade(FADE)
                 return Draft(mx.array(drafts, mx.int32))
         draft = self._other.propose(bonus, count, sampler)
         self._asked = len(draft) > 0
@@ -131,13 +145,3 @@ class WithLookup:
     def nbytes(self) -> int:
         """Resident bytes of both."""
         return self._lookup.nbytes + self._other.nbytes
-
-    def _forget(self) -> None:
-        self._matches = [Record(believed=1.0 + kind) for kind in range(CLASSES)]
-        self._fared = Record(believed=EXPECTED)
-        self._drop()
-
-    def _drop(self) -> None:
-        """Rounds that have not come to their end never will."""
-        self._guesses = []
-        self._asked = False

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.pace import AGAIN, PLAIN_TRIALS, TRIALS, Adaptive, Fixed, Tour
+from engine.pace import AGAIN, PLAIN_TRIALS, TRIALS, Adaptive, Costs, Fixed, Tour
 from tests.engine.tiny import seeded
 
 
@@ -37,6 +37,11 @@ def cheap(block: int) -> float:
 def linear(block: int) -> float:
     """A device on which every token of a block costs the same, and drafting a little more."""
     return 1.0 if block == 1 else 1.0 * block + 0.4
+
+
+def linear_then_dear(block: int) -> float:
+    """A device on which blocks of up to 4 cost little and longer ones by their tokens."""
+    return 1.0 if block == 1 else max(1.3, 0.5 * block)
 
 
 def test_with_good_drafts_long_blocks_are_used():
@@ -111,20 +116,93 @@ def test_a_tour_measures_every_block_and_plain_steps():
     assert all(pace.cost(block) == pytest.approx(cheap(block)) for block in (*pace.blocks, 1))
 
 
+def work(seed: int, swaying: float) -> float:
+    """Seconds on a steady machine of the blocks chosen on one that is so much slower in every third spell."""
+    noise, drafts, time, seconds, pace = seeded(seed), seeded(seed + 1), 0, 0.0, Adaptive(8)
+    for _ in range(60):
+        chance, done = noise.choice((0.3, 0.5, 0.65, 0.8, 0.9)), 0
+        pace.start()
+        while done < 128:
+            block, accepted = pace.choose(128 - done), 0
+            while accepted < block - 1 and drafts.random() < chance:
+                accepted += 1
+            time += 1
+            slow = swaying if (time // 60) % 3 == 0 else 1.0
+            pace.record(block, accepted, cheap(block) * slow * noise.uniform(0.9, 1.1))
+            seconds += cheap(block)
+            done += accepted + 1
+    return seconds
+
+
 def test_a_machine_that_is_slower_now_and_faster_then_does_not_mislead_it():
-    """Spells of some dozen rounds, twice as slow as others: 8 is the best block at any time."""
-    time, random = 0, seeded(5)
+    steady = sum(work(seed, 1.0) for seed in range(12))
+    for swaying in (2.0, 3.0):  # costs averaged over rounds would cost 6 % here
+        assert sum(work(seed, swaying) for seed in range(12)) < 1.03 * steady
 
-    def cost(block: int) -> float:
-        nonlocal time
-        time += 1
-        slow = 2.0 if (time // 40) % 3 == 0 else 1.0
-        return {1: 1.5, 4: 1.7, 8: 2.0, 12: 2.9, 16: 3.8}.get(block, 2.0) * slow * random.uniform(0.9, 1.1)
 
+def test_nothing_is_learned_of_costs_while_one_length_is_kept():
+    costs = Costs((4, 8, 16), nominal=False)
+    for block in (8, 8, 16, 16, 8, 16, 16, 16):
+        costs.record(block, {8: 1.0, 16: 1.5}[block])
+    for _ in range(50):
+        costs.record(16, 4.0)  # the machine has become slow
+    for _ in range(3):
+        costs.record(8, 4.0 / 1.5)
+    assert costs.of(16) / costs.of(8) == pytest.approx(1.5)
+
+
+def test_rounds_of_different_continuations_are_not_compared():
+    costs = Costs((4, 8, 16), nominal=False)
+    for block in (8, 8, 16, 16, 8, 16):
+        costs.record(block, {8: 1.0, 16: 1.5}[block])
+    costs.pause()
+    costs.record(8, 100.0)
+    assert costs.of(16) / costs.of(8) == pytest.approx(1.5)
+
+
+def test_one_strange_round_changes_a_cost_by_little():
+    costs = Costs((8, 16), nominal=False)
+    for block in (8, 8, 16, *[8, 16] * 20, 8):
+        costs.record(block, {8: 1.0, 16: 1.5}[block])
+    costs.record(16, 1000.0)
+    assert 1.5 < costs.of(16) / costs.of(8) < 1.5 * 1.15
+
+
+def test_both_lengths_give_way_the_lesser_known_one_more():
+    costs = Costs((4, 8, 16), nominal=False)
+    for block in (8, 8, 16, 4, *[8, 16] * 20):
+        costs.record(block, {4: 0.8, 8: 1.0, 16: 1.5}[block])
+    costs.record(4, 0.8)
+    known = {block: costs.of(block) for block in (4, 8, 16)}
+    costs.record(16, 3.0)  # beside 4: twice what it should be
+    assert costs.of(16) > known[16]
+    assert costs.of(4) < known[4]
+    assert known[4] / costs.of(4) > costs.of(16) / known[16]
+
+
+def test_a_guessed_cost_is_never_nothing():
+    costs = Costs((4, 8, 16), nominal=False)
+    for block in (8, 8, 16, 16, 8, 16, 8, 16):
+        costs.record(block, {8: 1.0, 16: 9.0}[block])
+    assert costs.of(4) == pytest.approx(0.5 * costs.of(8), rel=0.1)
+
+
+def test_a_block_that_the_drafter_left_short_tells_no_cost():
     pace = Adaptive(8)
-    simulate(Tour(pace), cost, lambda _: 0.8, 200)
-    blocks = [block for seed in range(12) for block in simulate(pace, cost, lambda _: 0.8, 200, seed)[1]]
-    assert blocks.count(8) > 0.9 * len(blocks)
+    simulate(Tour(pace), cheap, lambda _: 0.8, 400)
+    before = pace.cost(4) / pace.cost(8)
+    for _ in range(200):
+        wished = pace.choose(1000)
+        block = 4 if wished > 4 else wished
+        pace.record(block, block - 1, 0.1 if wished > 4 else cheap(block))  # looked up
+    assert pace.cost(4) / pace.cost(8) == pytest.approx(before)
+
+
+def test_short_sequences_are_not_cut_for_the_sake_of_measuring():
+    pace, blocks = Adaptive(8), []
+    for seed in range(300):
+        blocks += simulate(pace, linear_then_dear, lambda _: 0.7, 10, seed)[1]
+    assert sum(block > 4 for block in blocks[100:]) < 0.15 * len(blocks[100:])
 
 
 def test_a_length_that_the_drafter_never_fills_is_asked_for_only_now_and_then():

@@ -14,6 +14,7 @@ from engine.drafters.autoregressive import Autoregressive
 from engine.drafters.base import Drafter
 from engine.drafters.block import BlockDrafter
 from engine.drafters.prompt_lookup import PromptLookup
+from engine.drafters.with_lookup import WithLookup
 from engine.errors import ConfigurationError
 from engine.networks.dflash import DFlash, DFlashConfig
 from engine.pace import Fixed, Pace
@@ -23,7 +24,7 @@ from engine.target import Target
 from tests.engine import families, tiny
 
 FAMILIES = ("llama", "gemma3_text", "qwen3_5", "qwen3_next")
-DRAFTERS = ("dflash", "prompt-lookup", "scripted", "none")
+DRAFTERS = ("dflash", "prompt-lookup", "prompt-lookup+dflash", "scripted", "none")
 BLOCK = 5
 FIRST = [7, 8, 9, 50, 60, 70, 80, 90, 100, 110, 9, 50]  # longer than the window
 MORE = [20, 21, 9, 50, 22, 23]
@@ -67,6 +68,10 @@ def drafter_of(kind: str, family: str) -> Drafter | None:
         return None
     if kind == "prompt-lookup":
         return PromptLookup()
+    if kind.startswith("prompt-lookup+"):
+        other = drafter_of(kind.removeprefix("prompt-lookup+"), family)
+        assert other is not None
+        return WithLookup(other)
     if kind == "autoregressive":
         return Autoregressive(target)
     if kind == "scripted":
@@ -274,19 +279,23 @@ def test_a_failing_drafter_leaves_a_session_that_goes_on(family: str, monkeypatc
 
 
 @every_family
-def test_a_session_may_be_sampled_in_and_gives_what_a_fresh_decode_with_the_seed_gives(family: str):
-    target, prompt = target_of(family), [*FIRST, *MORE]
+@pytest.mark.parametrize("kind", ["prompt-lookup", "prompt-lookup+dflash"])
+def test_a_session_may_be_sampled_in_and_gives_what_a_fresh_decode_with_the_seed_gives(
+    family: str, kind: str
+):
+    target, prompt = target_of(family), [*FIRST, *MORE] * 3
 
     def drawn(session: Session | None, drafter: Drafter | None) -> list[int]:
         sampler = Sampler(Sampling(temperature=1.0, seed=3))
         steps = decode(
-            target, drafter, prompt, max_tokens=20, sampler=sampler, pace=Fixed(BLOCK), session=session
+            target, drafter, prompt, max_tokens=40, sampler=sampler, pace=Fixed(BLOCK), session=session
         )
         return [token for step in steps for token in step.tokens]
 
-    talk = Conversation(family, "prompt-lookup")
-    talk.turn(FIRST, 1)
-    assert drawn(talk.session, talk.drafter) == drawn(None, PromptLookup())
+    talk = Conversation(family, kind)
+    talk.turn(FIRST, 30)
+    for _ in range(2):
+        assert drawn(talk.session, talk.drafter) == drawn(None, drafter_of(kind, family))
     talk.session.close()
 
 
