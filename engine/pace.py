@@ -128,7 +128,7 @@ class Adaptive:
 
     def _forgotten(self, best: int, remaining: int) -> int | None:
         """A length that was not measured for long, while blocks were used, and that there is room for."""
-        if not self._measures:
+        if not self._measures or self._fresh:
             return None
         fast = self._rate(best) / FAR_AHEAD
         for block, age in self._ages.items():

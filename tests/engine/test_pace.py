@@ -214,6 +214,13 @@ def test_a_length_that_the_drafter_never_fills_is_asked_for_only_now_and_then():
     assert sum(block > 8 for block in asked[100:]) < 30
 
 
+def test_the_first_round_of_a_sequence_is_not_spent_on_measuring():
+    """It takes in the prompt too, so that its cost would say nothing."""
+    pace = Adaptive(8)
+    first = [simulate(pace, cheap, lambda _: 0.8, 200, seed)[1][0] for seed in range(100)]
+    assert len(set(first[20:])) == 1
+
+
 def test_short_sequences_teach_it_too():
     pace, random = Adaptive(8), seeded(6)
     for seed in range(300):
