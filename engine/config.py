@@ -4,12 +4,16 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.attention import refuse_policy
 from engine.blas import fit_threads
+from engine.cache.policy import NATIVE, KVPolicy, parse_policy
 from engine.decode import Diagnosis
 from engine.drafters.registry import WITH_LOOKUP, open_drafter
 from engine.errors import ConfigurationError
 from engine.loading import SHIPPED_DRAFTER, SHIPPED_TARGET, LoadedDrafter, LoadedTarget, load_target
 from engine.pace import Adaptive, Fixed, Pace
+from engine.restoration.loading import open_restoration
+from engine.restoration.session import RestorationPlan
 
 LARGEST_BLOCK = 1024
 
@@ -27,6 +31,9 @@ class Options:
         dtype: float32, float16, bfloat16; None for the device's default.
         compiled: run short blocks as compiled graphs where the model allows it.
         single_graph: evaluate draft and verify as one graph, to see what two are worth.
+        kv: which keys and values are kept, and how; see `engine.cache.policy`.
+        quantize: pack the target's weights as it is loaded, see `engine.quantize`; None leaves them.
+        projector: folder of the projector that ``restored:learned`` uses; None for the shipped one.
     """
 
     model: Path | None = None
@@ -36,6 +43,9 @@ class Options:
     dtype: str | None = None
     compiled: bool = True
     single_graph: bool = False
+    kv: str = "native"
+    quantize: str | None = None
+    projector: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -47,12 +57,16 @@ class Engine:
         target: the model.
         drafter: None where nothing is drafted: no drafter was given, or every block is to be 1.
         alone: no drafter was given, so there is nothing to compare with plain decoding.
+        policy: which keys and values are kept, and how.
+        restoration: where a restored policy takes keys and values from; None for other policies.
     """
 
     options: Options
     target: LoadedTarget
     drafter: LoadedDrafter | None
     alone: bool
+    policy: KVPolicy = NATIVE
+    restoration: RestorationPlan | None = None
 
     def new_pace(self, *, repeatable: bool = False) -> Pace:
         """A pace as ``block`` asks for, knowing nothing yet; ``repeatable`` if it must not look at time."""
@@ -78,18 +92,28 @@ def open_engine(options: Options) -> Engine:
     block = _block(options.block)
     if options.prefill_chunk < 1:
         raise ConfigurationError(f"--prefill-chunk must be at least 1, not {options.prefill_chunk}")
+    policy = parse_policy(options.kv)
     spec = _drafter_spec(options)
     if spec is None and block is not None and block > 1:
         raise ConfigurationError(f"--block {block} needs a drafter; give --drafter")
-    target = load_target(options.model or SHIPPED_TARGET, options.dtype)
+    target = load_target(options.model or SHIPPED_TARGET, options.dtype, options.quantize)
+    refuse_policy(target.target.model, policy)
+    restoration = open_restoration(
+        policy,
+        target,
+        model=options.model,
+        projector=options.projector,
+        drafter=spec,
+        dtype=options.dtype,
+    )
     fit_threads(target.target.hidden_size)
     if spec is None or block == 1:
-        return Engine(options, target, None, alone=spec is None)
+        return Engine(options, target, None, alone=spec is None, policy=policy, restoration=restoration)
     drafter = open_drafter(spec, target, options.dtype)
     most = 2 * drafter.drafter.block_size
     if block is not None and block > most:
         raise ConfigurationError(f"--block {block} is more than {most}, twice what this drafter was made for")
-    return Engine(options, target, drafter, alone=False)
+    return Engine(options, target, drafter, alone=False, policy=policy, restoration=restoration)
 
 
 def _block(block: str) -> int | None:

@@ -18,10 +18,12 @@ from typing import Any
 import mlx.core as mx
 
 from engine.accept import likeliest, pack_greedy, pack_sampled, unpack
+from engine.cache.policy import NATIVE, KVPolicy
 from engine.drafters.base import NOTHING, Draft, Drafter
 from engine.errors import ConfigurationError, PromptError
 from engine.host import launch, read_token, read_tokens, wait_for
 from engine.pace import Fixed, Pace
+from engine.restoration.session import RestorationPlan
 from engine.sampling import Sampler
 from engine.session import Session
 from engine.stops import Stops
@@ -79,6 +81,8 @@ def decode(
     pace: Pace | None = None,
     prefill_chunk: int = 2048,
     caches: list[Any] | None = None,
+    policy: KVPolicy = NATIVE,
+    restoration: RestorationPlan | None = None,
     session: Session | None = None,
     diagnosis: Diagnosis | None = None,
 ) -> Iterator[Step]:
@@ -96,6 +100,8 @@ def decode(
         pace: chooses block lengths (default: the drafter's own, 1 without a drafter).
         prefill_chunk: prompt positions per forward.
         caches: empty caches from `new_caches`, to look into afterwards; made here if not given.
+        policy: which keys and values are kept, and how (also of ``caches``); a session has its own.
+        restoration: where a restored policy takes keys and values from; a session has its own.
         session: an open session of this target and drafter, to continue in; it stays open.
         diagnosis: see `Diagnosis`.
 
@@ -123,7 +129,13 @@ def decode(
         )
     diagnosis = diagnosis or Diagnosis()
     own = session or Session(
-        target, drafter, headroom=max(pace.largest, 1), caches=caches, compiled=diagnosis.compiled
+        target,
+        drafter,
+        headroom=max(pace.largest, 1),
+        caches=caches,
+        compiled=diagnosis.compiled,
+        policy=policy,
+        restoration=restoration,
     )
     run = _Run(
         own,

@@ -25,6 +25,7 @@ from engine.foreign import foreign
 from engine.networks.dflash2 import build_network
 from engine.networks.dflash_config import DFlashConfig
 from engine.packing import Shapes, check_packed_shapes, check_packing
+from engine.quantize import quantize_target
 from engine.target import Target
 from engine.target_config import (
     LARGEST_SIZE,
@@ -67,16 +68,17 @@ class LoadedDrafter:
     card: ModelCard | None  # None for a drafter without weights
 
 
-def load_target(path: Path, dtype: str | None = None) -> LoadedTarget:
+def load_target(path: Path, dtype: str | None = None, quantize: str | None = None) -> LoadedTarget:
     """Load a model folder with mlx-lm.
 
     Args:
         path: folder with config.json, model*.safetensors and the tokenizer's files.
         dtype: float32, float16 or bfloat16; None: float32 on the CPU, as stored on Metal.
+        quantize: pack the weights, see `engine.quantize`; None leaves them as stored.
 
     Raises:
         ModelError: the folder cannot be used; the message names the file and the reason.
-        ConfigurationError: the dtype is unknown.
+        ConfigurationError: the dtype is unknown, or the weights cannot be packed as asked for.
     """
     wanted = dtype_of(dtype)
     files = weight_files(path)
@@ -87,6 +89,8 @@ def load_target(path: Path, dtype: str | None = None) -> LoadedTarget:
     _refuse_other_stops(path, stops)
     tokenizer = tokenizer_of(path, stops)
     model, _ = opened(path, "the model", lambda: load_model(path), config)
+    if quantize is not None:
+        quantize_target(model, quantize)
     target = Target(model)
     opened(path, "config.json", partial(_forward_unevaluated, model), verb="run")
     if wanted is not None and wanted != mx.float32 and not mx.metal.is_available():

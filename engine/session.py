@@ -11,9 +11,13 @@ from typing import Any
 
 import mlx.core as mx
 
+from engine.attention import CodedAttention
+from engine.cache.policy import NATIVE, KVPolicy
+from engine.cache.restored import RestoredKV
 from engine.cache.transaction import Transaction, new_caches
 from engine.drafters.base import Drafter
 from engine.host import wait
+from engine.restoration.session import RestorationPlan, restoration_for
 from engine.stage import Stage
 from engine.target import Target
 
@@ -29,6 +33,8 @@ class Session:
         headroom: int,
         caches: list[Any] | None = None,
         compiled: bool = True,
+        policy: KVPolicy = NATIVE,
+        restoration: RestorationPlan | None = None,
     ) -> None:
         """Begin an empty sequence.
 
@@ -39,14 +45,20 @@ class Session:
             caches: empty caches from `new_caches`, to look into until the session starts over; made here if
                 not given.
             compiled: run short blocks through compiled graphs where the model allows it.
+            policy: which keys and values are kept, and how; of ``caches`` too where they are given.
+            restoration: where a restored policy takes keys and values from; None for other policies.
 
         Raises:
-            ModelError: speculation cannot be undone on a cache of the model.
+            ModelError: speculation cannot be undone on a cache of the model, or its attention cannot read
+                what the policy keeps.
+            ConfigurationError: the policy applies to no layer of this model.
         """
-        self.target, self.drafter, self.headroom = target, drafter, headroom
+        self.target, self.drafter, self.headroom, self.policy = target, drafter, headroom, policy
         self._turn = object()  # stands for the continuation that uses the session
         self.tokens: list[int] = []  # committed: the caches hold all but the last `transaction.carried`
-        self.transaction = Transaction(target.model, caches or new_caches(target.model, headroom))
+        self.transaction = Transaction(target.model, caches or new_caches(target.model, headroom, policy))
+        self._attention = CodedAttention(target.model) if policy.attended else None
+        self._restoration = restoration_for(restoration, target, self.caches)
         self._taps = target.tap(drafter.tap_layers) if drafter and drafter.tap_layers else None
         self._stage = (
             Stage.of(target, self._taps.ids if self._taps else (), self.caches) if compiled else None
@@ -58,6 +70,11 @@ class Session:
     def caches(self) -> list[Any]:
         """The caches of all layers."""
         return self.transaction.caches
+
+    @property
+    def restored(self) -> int:
+        """Positions times layers whose keys and values were replaced."""
+        return sum(cache.replaced for cache in self.caches if isinstance(cache, RestoredKV))
 
     @property
     def carried(self) -> list[int]:
@@ -76,7 +93,7 @@ class Session:
         common = _common(self.tokens, prompt[:-1])
         surplus = len(self.tokens) - common
         drafter = self.drafter
-        if (surplus and not self.transaction.rewind(surplus)) or not (
+        if (surplus and not self._rewound(common)) or not (
             drafter is None or drafter.rewind(surplus)  # also by 0: a turn left midway had drafts asked for
         ):
             self._start_over()
@@ -84,12 +101,30 @@ class Session:
         del self.tokens[common:]
         return common
 
+    def _rewound(self, length: int) -> bool:
+        """Take caches and restoration back to the first tokens, if they can go there."""
+        if self._restoration is not None and not self._restoration.rewind(length):
+            return False
+        return self.transaction.rewind(len(self.tokens) - length)
+
     def take_in(self, tokens: Sequence[int]) -> None:
         """Compute a part of a prompt, for good; where that fails, the session starts over."""
+        step = self._restoration.chunk if self._restoration else len(tokens)
+        for done in range(0, len(tokens), step):
+            self._take_in(tokens[done : done + step])
+
+    def _take_in(self, tokens: Sequence[int]) -> None:
+        """Compute it in one forward, and restore what it pushes out of the window."""
         carried = self.carried
         try:
-            _, rows = self.forward(mx.array([[*carried, *tokens]], mx.int32))
-            wait([cache.state for cache in self.caches], rows)
+            fed = mx.array([[*carried, *tokens]], mx.int32)
+            if self._restoration is None:
+                _, rows = self.forward(fed)
+            else:
+                at, new = len(self.tokens), len(tokens)
+                rows = self._restoration.forward(fed, self.caches, self._taps, new, at)
+            waiting = self._restoration.waiting if self._restoration else None
+            wait([cache.state for cache in self.caches], rows, waiting)
         except BaseException:
             self._start_over()
             raise
@@ -145,16 +180,23 @@ class Session:
 
     def _start_over(self) -> None:
         self.transaction.close()
-        self.transaction = Transaction(self.target.model, new_caches(self.target.model, self.headroom))
+        caches = new_caches(self.target.model, self.headroom, self.policy)
+        self.transaction = Transaction(self.target.model, caches)
         self.tokens.clear()
+        if self._restoration is not None:
+            self._restoration.start()
         if self.drafter is not None:
             self.drafter.start()
 
     def close(self) -> None:
         """Restore the target's layers. The caches may still be looked into."""
+        if self._restoration is not None:
+            self._restoration.close()
         self.transaction.close()
         if self._taps is not None:
             self._taps.close()
+        if self._attention is not None:
+            self._attention.close()
 
     def __enter__(self) -> "Session":
         return self

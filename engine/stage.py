@@ -12,7 +12,18 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.cache.traced import STAND_INS, Entry, appended, entry, layout, reserve, traceable
+from engine.cache.coded import CodedKV
+from engine.cache.traced import (
+    STAND_INS,
+    Entry,
+    appended,
+    entry,
+    layout,
+    reserve,
+    stood_in,
+    stores_of,
+    traceable,
+)
 from engine.target import Target
 
 FAMILIES = (
@@ -40,14 +51,16 @@ class Stage:
         """
         self._target, self._taps = target, taps
         self._graph = mx.compile(self._trace)
-        self._longest = None if mx.metal.is_available() else LARGEST_ON_CPU // target.hidden_size
+        self._caches: list[Any] = []  # of the forward under way
+        self._longest = longest_graph(target.hidden_size)
 
     @staticmethod
     def of(target: Target, taps: tuple[int, ...], caches: list[Any]) -> "Stage | None":
         """The stage of a model on caches of these kinds, shared by its sequences; None: it has none."""
         if type(target.model).__module__.rsplit(".", 1)[-1] not in FAMILIES or not traceable(caches):
             return None
-        key = (taps, tuple(layout(cache) for cache in caches))
+        codes = tuple(cache.code if type(cache) is CodedKV else None for cache in caches)
+        key = (taps, codes, tuple(layout(store) for store in stores_of(caches)))
         if key not in target.stages:
             target.stages[key] = Stage(target, taps)
         stage: Stage = target.stages[key]
@@ -68,28 +81,30 @@ class Stage:
             for a block so long that compiling it would not pay.
         """
         count = tokens.shape[1]
-        size = _size(count, room)
+        size = graph_length(count, room)
         if self._longest is not None and size > self._longest:
             return None
-        if not all(reserve(cache, size) for cache in caches):
+        stores = stores_of(caches)
+        if not all(reserve(store, size) for store in stores):
             return None
         if size > count:  # few lengths, few graphs: the surplus rows are computed and forgotten
             tokens = mx.concatenate([tokens, mx.broadcast_to(tokens[:, -1:], (1, size - count))], axis=1)
-        self._layouts = [layout(cache) for cache in caches]
+        self._caches, self._layouts = caches, [layout(store) for store in stores]
         entries = {
-            key: entry(cache, size) for key, cache in dict(zip(self._layouts, caches, strict=True)).items()
+            key: entry(store, size) for key, store in dict(zip(self._layouts, stores, strict=True)).items()
         }
-        self._kinds = [STAND_INS[type(cache)] for cache in caches]
-        buffers = [(cache.keys, cache.values) for cache in caches]
-        for cache in caches:  # a buffer nobody else holds is written in place
-            cache.keys = cache.values = None
+        self._kinds = [STAND_INS[type(store)] for store in stores]
+        buffers = [(store.keys, store.values) for store in stores]
+        for store in stores:  # a buffer nobody else holds is written in place
+            store.keys = store.values = None
         try:
             logits, rows, buffers = self._graph(tokens, entries, buffers)
         finally:
-            for cache, (keys, values) in zip(caches, buffers, strict=True):
-                cache.keys, cache.values = keys, values
-        for cache in caches:
-            appended(cache, count, size)
+            self._caches = []
+            for store, (keys, values) in zip(stores, buffers, strict=True):
+                store.keys, store.values = keys, values
+        for store in stores:
+            appended(store, count, size)
         if size > count:
             logits, rows = logits[:, :count], rows[:, :count]
         return logits, rows if self._taps else None
@@ -105,13 +120,18 @@ class Stage:
         stand_ins = [kind(*both, entries[key]) for kind, both, key in parts]
         taps = self._target.tap(self._taps) if self._taps else None
         try:
-            logits, rows = self._target.forward(tokens, stand_ins, taps)
+            logits, rows = self._target.forward(tokens, stood_in(self._caches, stand_ins), taps)
         finally:
             if taps is not None:
                 taps.close()
         return logits, logits if rows is None else rows, [(each.keys, each.values) for each in stand_ins]
 
 
-def _size(count: int, room: int) -> int:
+def longest_graph(hidden_size: int) -> int | None:
+    """The longest block that is worth compiling on this machine; None: any."""
+    return None if mx.metal.is_available() else LARGEST_ON_CPU // hidden_size
+
+
+def graph_length(count: int, room: int) -> int:
     """The length of the graph that serves a block: 1, 2 or a multiple of 4."""
     return count if count <= 2 else max(count, min(-(-count // 4) * 4, room))

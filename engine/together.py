@@ -12,20 +12,24 @@ fixed and the drafter always has drafts. Drafters draft for one sequence at a ti
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
 import mlx.core as mx
 
 from engine.accept import Verdict, likeliest, pack_greedy, pack_sampled, unpack
+from engine.attention import CodedAttention
 from engine.cache.batch import BatchTransaction, merge, refuse_single
+from engine.cache.held import KVUse, kv_use
+from engine.cache.policy import NATIVE, KVPolicy
 from engine.cache.transaction import new_caches, resident
 from engine.decode import CLEAR_EVERY, Round, Step
 from engine.drafters.base import NOTHING, Draft, Drafter
 from engine.errors import ConfigurationError, PromptError
 from engine.host import launch, read_token, read_tokens
 from engine.pace import Fixed, Pace
+from engine.restoration.session import RestorationPlan
 from engine.sampling import Sampler
 from engine.session import Session
 from engine.stops import Stops
@@ -56,10 +60,14 @@ class Share:
     Attributes:
         classes: class names of the merged caches with their counts.
         nbytes: their bytes divided by the sequences in them.
+        kv: likewise what coded layers store.
+        restored: positions times layers of this sequence that were restored.
     """
 
     classes: dict[str, int]
     nbytes: int
+    kv: KVUse | None
+    restored: int = 0
 
 
 @dataclass(frozen=True)
@@ -86,6 +94,8 @@ def decode_together(
     *,
     pace: Pace | None = None,
     prefill_chunk: int = 2048,
+    policy: KVPolicy = NATIVE,
+    restoration: RestorationPlan | None = None,
 ) -> Iterator[tuple[Emitted, ...]]:
     """Continue several prompts at once.
 
@@ -95,6 +105,8 @@ def decode_together(
         requests: what to continue; each has stops and a sampler of its own, shared with no other.
         pace: chooses the block length, the same for all (default: the drafter's own, 1 without one).
         prefill_chunk: prompt positions per forward.
+        policy: which keys and values are kept, and how.
+        restoration: where a restored policy takes keys and values from.
 
     Yields:
         The first token of each sequence when it is known, by itself; then what every sequence of a round got.
@@ -110,23 +122,31 @@ def decode_together(
     pace = pace or Fixed(drafter.block_size if drafter else 1)
     if drafter is None and pace.largest > 1:
         raise ConfigurationError(f"a block of {pace.largest} needs a drafter")
-    refuse_single(target.model, [new_caches(target.model, 1)])
+    refuse_single(target.model, [new_caches(target.model, 1, policy)])
     lanes: list[_Lane] = []
     caches: list[list[Any]] = []
     pace.start()
     for index, request in enumerate(requests):
         lane = _Lane(index, request, drafter.twin() if drafter else None)
-        with Session(target, lane.drafter, headroom=max(pace.largest, 1)) as session:
+        with Session(
+            target,
+            lane.drafter,
+            headroom=max(pace.largest, 1),
+            policy=policy,
+            restoration=restoration,
+        ) as session:
             step = lane.prefill(session, prefill_chunk)
+            lane.restored = session.restored
         if step.finish is None:
             lanes.append(lane)
             caches.append(session.caches)
             yield (Emitted(index, step, None),)
         else:
-            yield (Emitted(index, step, _share(merge(target.model, [session.caches]), 1)),)
+            share = _share(merge(target.model, [session.caches]), 1)
+            yield (Emitted(index, step, replace(share, restored=lane.restored)),)
     if not lanes:
         return
-    batch = _Batch(target, lanes, merge(target.model, caches), pace)
+    batch = _Batch(target, lanes, merge(target.model, caches), pace, policy)
     caches.clear()
     del session
     try:
@@ -137,7 +157,9 @@ def decode_together(
 
 def _share(caches: list[Any], sequences: int) -> Share:
     classes, nbytes = resident(caches)
-    return Share(classes, nbytes // sequences)
+    use = kv_use(caches)
+    share = None if use is None else KVUse(use.layers, use.values // sequences, use.nbytes // sequences)
+    return Share(classes, nbytes // sequences, share)
 
 
 class _Lane:
@@ -145,6 +167,7 @@ class _Lane:
 
     def __init__(self, index: int, request: Request, drafter: Drafter | None) -> None:
         self.index, self.request, self.drafter = index, request, drafter
+        self.restored = 0  # positions times layers
         self.bonus = -1  # its last token, not in the caches yet
         self.remaining = request.max_tokens
         self.finish: str | None = None
@@ -198,11 +221,14 @@ class _Lane:
 class _Batch:
     """The sequences that go on, and their merged caches."""
 
-    def __init__(self, target: Target, lanes: list[_Lane], caches: list[Any], pace: Pace) -> None:
+    def __init__(
+        self, target: Target, lanes: list[_Lane], caches: list[Any], pace: Pace, policy: KVPolicy
+    ) -> None:
         self.target, self.lanes, self.pace = target, lanes, pace
         self.transaction = BatchTransaction(target.model, caches)
         drafter = lanes[0].drafter
         self._taps = target.tap(drafter.tap_layers) if drafter and drafter.tap_layers else None
+        self._attention = CodedAttention(target.model) if policy.attended else None
         self._block = 1  # of the next round, decided by `_plan`
         self._drafts: list[Draft] = []  # of every sequence, launched
         self._launch_s = 0.0
@@ -214,6 +240,8 @@ class _Batch:
         self.transaction.close()
         if self._taps is not None:
             self._taps.close()
+        if self._attention is not None:
+            self._attention.close()
 
     def run(self) -> Iterator[tuple[Emitted, ...]]:
         """Rounds until every sequence has ended."""
@@ -335,7 +363,9 @@ class _Batch:
         over = any(lane.finish for lane in self.lanes)
         share = _share(self.transaction.caches, len(self.lanes)) if over else None
         return tuple(
-            Emitted(lane.index, step, share if lane.finish else None)
+            Emitted(
+                lane.index, step, replace(share, restored=lane.restored) if share and lane.finish else None
+            )
             for lane, step in zip(self.lanes, steps, strict=True)
         )
 

@@ -23,10 +23,12 @@ DOORS = {
     "socket": {"bridge/runner/namespaces.py"},  # ioctl on a new namespace's loopback, no connection
     "numpy": {
         "engine/cache/ragged.py",  # positions, worked out on the host
+        "engine/evaluation/codec.py",
         "engine/evaluation/parity.py",
         "engine/training/corpora/batches.py",
         "engine/training/drafter.py",
         "engine/training/evaluate.py",
+        "engine/training/proposer.py",
         "engine/training/selfplay.py",
     },
 }
@@ -35,11 +37,18 @@ DOORS = {
 BUFFERS = {
     "memoryview": {"engine/host.py"},
     "np.array": {
+        "engine/evaluation/codec.py",
         "engine/evaluation/parity.py",
         "engine/training/evaluate.py",
+        "engine/training/proposer.py",
         "engine/training/selfplay.py",
     },
-    "np.asarray": {"engine/evaluation/parity.py", "engine/training/drafter.py"},
+    "np.asarray": {
+        "engine/evaluation/codec.py",
+        "engine/evaluation/parity.py",
+        "engine/training/drafter.py",
+        "engine/training/proposer.py",
+    },
     "np.asanyarray": set[str](),
     "np.ascontiguousarray": set[str](),
     "np.copy": set[str](),

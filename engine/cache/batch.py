@@ -4,8 +4,8 @@ Each sequence keeps its own number of the block's positions. Keys and values are
 recurrent states are replayed with mlx-lm's own machinery for prompts of different lengths (a mask, and
 ``lengths`` on the cache), projections being answered from the record as for a single sequence.
 
-Not covered, and refused up front: quantized and chunked caches, those that could only be carried, and
-recurrent families whose update does not take lengths.
+Not covered, and refused up front: mlx-lm's quantized and chunked caches, those that could only be carried,
+and recurrent families whose update does not take lengths.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,9 +14,11 @@ from typing import Any
 
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache
 
+from engine.cache.coded import CodedKV
 from engine.cache.ragged import RaggedKV
 from engine.cache.recorder import Wiring
 from engine.cache.recurrent import RecurrentJournal
+from engine.cache.restored import RestoredKV
 from engine.cache.ring import SlidingRing
 from engine.cache.transaction import members_of
 from engine.errors import ModelError
@@ -25,7 +27,7 @@ from engine.errors import ModelError
 RAGGED_FAMILIES = (
     "falcon_h1", "kimi_linear", "lfm2", "mamba2", "qwen3_5", "qwen3_5_moe", "qwen3_next",
 )  # fmt: skip
-MERGED = (KVCache, SlidingRing, ArraysCache)
+MERGED = (KVCache, RestoredKV, SlidingRing, ArraysCache)
 
 
 def refuse_single(model: Any, sequences: Sequence[Sequence[Any]]) -> None:
@@ -58,6 +60,9 @@ def _merged(caches: Sequence[Any]) -> Any:
         merged = CacheList()  # type: ignore[no-untyped-call]
         merged.caches = tuple(_merged(part) for part in zip(*(each.caches for each in caches), strict=True))
         return merged
+    if type(caches[0]) is CodedKV:
+        stores = zip(*(cache.stores for cache in caches), strict=True)
+        return caches[0].over([_merged(store) for store in stores])
     if any(cache.empty() for cache in caches):
         raise ValueError("a sequence joins a batch after its prompt was computed")
     return (ArraysCache if type(caches[0]) is ArraysCache else RaggedKV).merge(caches)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import mlx.core as mx
 from mlx_lm.models.cache import ChunkedKVCache, KVCache, QuantizedKVCache, _BaseCache
 
+from engine.cache.restored import RestoredKV
 from engine.cache.ring import SlidingRing
 
 
@@ -170,6 +171,7 @@ def _restored(value: Any) -> Any:
 
 JOURNALS: dict[type, Any] = {
     KVCache: TrimJournal,
+    RestoredKV: TrimJournal,
     QuantizedKVCache: TrimJournal,
     ChunkedKVCache: TrimJournal,
     SlidingRing: RingJournal,

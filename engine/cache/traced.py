@@ -14,6 +14,8 @@ from typing import Any, Protocol
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
+from engine.cache.coded import CodedKV
+from engine.cache.restored import RestoredKV
 from engine.cache.ring import SlidingRing
 from engine.host import launch
 
@@ -85,17 +87,35 @@ class TracedRing(_StandIn):
 Entry = tuple[mx.array, mx.array, mx.array]
 """What a forward of N positions is told: offset [1], places of the new rows [N], mask [N, attended rows]."""
 
-STAND_INS: dict[type, type[TracedKV] | type[TracedRing]] = {KVCache: TracedKV, SlidingRing: TracedRing}
+STAND_INS: dict[type, type[TracedKV] | type[TracedRing]] = {
+    KVCache: TracedKV,
+    RestoredKV: TracedKV,
+    SlidingRing: TracedRing,
+}
 
 
 def traceable(caches: Sequence[Any]) -> bool:
-    """Whether every cache has a stand-in."""
-    return bool(caches) and all(type(cache) in STAND_INS for cache in caches)
+    """Whether every cache has a stand-in, or is coded over stores that have one."""
+    return bool(caches) and all(type(store) in STAND_INS for store in stores_of(caches))
+
+
+def stores_of(caches: Sequence[Any]) -> list[Any]:
+    """The caches with the stores of coded ones in their place."""
+    return [store for cache in caches for store in (cache.stores if type(cache) is CodedKV else (cache,))]
+
+
+def stood_in(caches: Sequence[Any], stand_ins: Sequence[Traced]) -> list[Any]:
+    """What a model is run on: stand-ins of `stores_of`, those of a coded cache under its code."""
+    given = iter(stand_ins)
+    return [
+        cache.over([next(given) for _ in cache.stores]) if type(cache) is CodedKV else next(given)
+        for cache in caches
+    ]
 
 
 def layout(cache: Any) -> tuple[int, ...]:
     """Caches of one layout and size are told the same by `entry`."""
-    return () if type(cache) is KVCache else (cache.window, cache.headroom, cache.sink)
+    return (cache.window, cache.headroom, cache.sink) if type(cache) is SlidingRing else ()
 
 
 def reserve(cache: Any, new: int) -> bool:
@@ -118,22 +138,22 @@ def reserve(cache: Any, new: int) -> bool:
 def entry(cache: Any, new: int) -> Entry:
     """What a forward of ``new`` positions on a cache with reserved room has to be told."""
     offset, rows = cache.offset, min(_wide(cache.offset + new), cache.keys.shape[2])
-    if type(cache) is KVCache:
-        places, mask = mx.array([offset]), _band(rows, new, None)[:, rows - offset : 2 * rows - offset]
-    else:
+    if type(cache) is SlidingRing:
         places = mx.array(
             [row for first, last in cache.runs(offset, offset + new) for row in range(first, last)]
         )
         mask = _ring_mask(cache, new, rows)
+    else:
+        places, mask = mx.array([offset]), _band(rows, new, None)[:, rows - offset : 2 * rows - offset]
     return mx.array([offset]), places, mask
 
 
 def appended(cache: Any, count: int, written: int) -> None:
     """Book what a forward has written: ``count`` positions, and ``written`` rows in all."""
-    if type(cache) is KVCache:
-        cache.offset += count
-    else:
+    if type(cache) is SlidingRing:
         cache.appended(count, written)
+    else:
+        cache.offset += count
 
 
 def _ring_mask(ring: SlidingRing, new: int, rows: int) -> mx.array:

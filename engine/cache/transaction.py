@@ -5,7 +5,7 @@ A literal table says how each kind of cache is taken back:
     plain, quantized and chunked keys and values    trimmed
     sliding window, with or without pinned entries  our ring: a block overwrites nothing it may bring back
     recurrent state (`ArraysCache`)                 old state, then mlx-lm's update replayed on k positions
-    `CacheList`                                     its members, each in its own way
+    `CacheList`, coded keys and values              their members and stores, each in its own way
     anything else                                   put back as it was, and the k tokens are **carried**
 
 Carried tokens are committed, but no cache holds them. The caller puts them in front of the next forward,
@@ -19,9 +19,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from mlx_lm.models.cache import ArraysCache, CacheList, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import ArraysCache, CacheList
 
+from engine.cache.coded import CodedKV
 from engine.cache.journals import JOURNALS, CarryJournal, Journal
+from engine.cache.policy import NATIVE, KVPolicy
 from engine.cache.recorder import Wiring
 from engine.cache.recurrent import RecurrentJournal
 from engine.cache.ring import SlidingRing
@@ -143,30 +145,28 @@ class Transaction:
 
 
 def members_of(cache: Any) -> Iterator[Any]:
-    """The caches inside a `CacheList`, or the cache itself."""
+    """The caches inside a `CacheList` and the stores of a coded one, or the cache itself."""
     if type(cache) is CacheList:
         for inner in cache.caches:
             yield from members_of(inner)
+    elif type(cache) is CodedKV:
+        yield from cache.stores
     else:
         yield cache
 
 
-def new_caches(model: Any, headroom: int) -> list[Any]:
-    """The model's own caches, with rings of ours in place of mlx-lm's rotating ones.
+def new_caches(model: Any, headroom: int, policy: KVPolicy = NATIVE) -> list[Any]:
+    """Empty caches for one sequence, with rings of ours in place of mlx-lm's rotating ones.
 
     Args:
         model: an mlx-lm language model.
         headroom: the largest block that will be verified.
+        policy: which keys and values are kept, and how.
+
+    Raises:
+        ConfigurationError: the policy applies to no layer of this model.
     """
-    return [_with_rings(cache, headroom) for cache in make_prompt_cache(model)]
-
-
-def _with_rings(cache: Any, headroom: int) -> Any:
-    if type(cache) is RotatingKVCache:
-        return SlidingRing(cache.max_size - cache.keep, headroom, cache.keep)
-    if type(cache) is CacheList:
-        cache.caches = tuple(_with_rings(inner, headroom) for inner in cache.caches)
-    return cache
+    return policy.new_caches(model, headroom)
 
 
 def resident(caches: Sequence[Any]) -> tuple[dict[str, int], int]:

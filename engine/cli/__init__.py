@@ -16,7 +16,10 @@ COMMANDS = {
     "generate": ("engine.cli.generate", "Continue a prompt, drafting ahead."),
     "eval": ("engine.cli.evaluate", "Measure the engine; each command writes one evidence report."),
     "parity": ("engine.cli.parity", "Compare a drafter network with stored reference outputs."),
+    "kv": ("engine.cli.kv", "Check the codes that keys and values are kept in."),
+    "memory": ("engine.cli.memory", "Say how much memory keys and values would take."),
     "probe": ("engine.cli.probe", "Say what this machine is and how fast it multiplies."),
+    "train": ("engine.cli.train", "Train small networks that belong to a target."),
 }
 
 

@@ -1,13 +1,23 @@
 """``kakeya_engine eval``: measurements that end in an evidence report and one JSON line."""
 
-import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
+from engine.cli.evaluation_options import (
+    chat_options,
+    haystack_options,
+    journal_options,
+    keeping,
+    take_chat,
+    take_haystack,
+    take_journals,
+)
+from engine.cli.finish import finish
 from engine.cli.options import engine_options, report_options, take_engine, take_request
-from engine.cli.reports import store
+from engine.cli.shootout import kv, quality
 
 
 @click.group("eval", context_settings={"help_option_names": ["-h", "--help"]})
@@ -20,7 +30,7 @@ def command() -> None:
     "--prompts",
     default="all",
     show_default=True,
-    help="code, chat, retrieval (or several, comma-separated), all, or a file of prompts.",
+    help="code, chat, retrieval (or several, comma-separated), all, or a FILE.jsonl of prompts.",
 )
 @click.option("--limit", type=int, default=8, show_default=True, help="At most so many prompts of each kind.")
 @click.option("--max-tokens", type=int, default=96, show_default=True, help="Tokens to generate a prompt.")
@@ -35,6 +45,8 @@ def command() -> None:
     help="What to claim beside identical output; auto: a speed-up where blocks are cheap.",
 )
 @click.option("--min-speedup", type=float, default=1.0, show_default=True, help="Speed-up to claim.")
+@chat_options
+@journal_options
 @engine_options
 @report_options
 def throughput(as_json: bool, report_path: Path | None, **values: Any) -> None:
@@ -46,7 +58,8 @@ def throughput(as_json: bool, report_path: Path | None, **values: Any) -> None:
       kakeya_engine eval throughput --prompts code --limit 4 --block 8
       kakeya_engine eval throughput --model ~/models/qwen3-4b --drafter ~/models/qwen3-4b-dflash
     """  # noqa: D301 - click wants the character itself
-    request, options = take_request(values), take_engine(values)
+    request, options, chat = take_request(values), take_engine(values), take_chat(values)
+    journals = take_journals(values, report_path)
 
     from engine.runtime import prepare
 
@@ -57,21 +70,30 @@ def throughput(as_json: bool, report_path: Path | None, **values: Any) -> None:
     from engine.evaluation.prompts import load_prompts
     from engine.evaluation.throughput import Switches, measure_throughput
 
-    switches = Switches(**values)
+    switches = Switches(**values, chat=chat)
     switches.check()
     prompts = load_prompts(switches.prompts, switches.limit, switches.seed)
-    with shown_progress() as progress:
-        engine = open_engine(options)
-        report = measure_throughput(engine, prompts, switches, runtime, progress=progress, request=request)
-    _finish(report, report_path, as_json, throughput_table)
+    with keeping(journals):
+        with shown_progress() as progress:
+            engine = open_engine(options)
+            report = measure_throughput(
+                engine, prompts, switches, runtime, progress=progress, request=request, journals=journals
+            )
+        finish(report, report_path, as_json, throughput_table, journals)
 
 
 @command.command("recall")
-@click.option("--prompts", default="retrieval", show_default=True, help="A set or a file with needles.")
+@click.option(
+    "--prompts",
+    default="retrieval",
+    show_default=True,
+    help="The shipped set, a FILE.jsonl with needles, or generated, which takes the shipped set's place "
+    "with --chat and --kv restored.",
+)
 @click.option("--limit", type=int, default=None, help="At most so many prompts [default: all].")
 @click.option("--max-tokens", type=int, default=16, show_default=True, help="Tokens to generate a prompt.")
 @click.option(
-    "--seed", type=int, default=0, show_default=True, help="Order of the prompts; 0 as in the file."
+    "--seed", type=int, default=0, show_default=True, help="Of generated prompts, or of the order of others."
 )
 @click.option("--min-recall", type=float, default=None, help="Also claim this recall.")
 @click.option(
@@ -81,6 +103,9 @@ def throughput(as_json: bool, report_path: Path | None, **values: Any) -> None:
     show_default=True,
     help="Decode so many prompts together (not the oracle's).",
 )
+@haystack_options
+@chat_options
+@journal_options
 @engine_options
 @report_options
 def recall(as_json: bool, report_path: Path | None, **values: Any) -> None:
@@ -91,32 +116,51 @@ def recall(as_json: bool, report_path: Path | None, **values: Any) -> None:
       kakeya_engine eval recall --report recall.json
       kakeya_engine eval recall --limit 10 --min-recall 0.9 --json
       kakeya_engine eval recall --batch 8
+      kakeya_engine eval recall --context 480 --depths 0,0.5,1 --per-depth 10 --seed 3
+      kakeya_engine eval recall --chat --thinking off --model ~/models/qwen3-4b
+      kakeya_engine eval recall --kv sink-window:4,64 --context 480
     """  # noqa: D301 - click wants the character itself
     request, options = take_request(values), take_engine(values)
+    chat, haystack = take_chat(values), take_haystack(values)
+    journals = take_journals(values, report_path)
 
     from engine.runtime import prepare
 
     runtime = prepare()
     from engine.cli.progress import shown_progress
-    from engine.cli.tables import recall_table
+    from engine.cli.tables import depth_table, recall_table
     from engine.config import open_engine
-    from engine.evaluation.prompts import load_prompts
-    from engine.evaluation.recall import RecallSwitches, measure_recall
+    from engine.evaluation.haystack import retrieval_prompts
+    from engine.evaluation.recall import RecallSwitches, measure_recall, reach, recall_by_depth
 
-    switches = RecallSwitches(**values)
+    switches = RecallSwitches(**values, chat=chat, haystack=haystack)
     switches.check()
-    prompts = load_prompts(switches.prompts, switches.limit, switches.seed)
-    with shown_progress() as progress:
-        engine = open_engine(options)
-        report = measure_recall(engine, prompts, switches, runtime, progress=progress, request=request)
-    _finish(report, report_path, as_json, recall_table)
+    with keeping(journals):
+        with shown_progress() as progress:
+            engine = open_engine(options)
+            beyond = reach(engine.policy)
+            haystack = haystack.filled(switches.prompts, unfit=chat.chat or beyond > 0)
+            switches = replace(switches, haystack=haystack)
+            prompts = retrieval_prompts(
+                switches.prompts,
+                haystack,
+                engine.target.tokenizer,
+                limit=switches.limit,
+                seed=switches.seed,
+                switches=chat,
+                beyond=beyond,
+            )
+            report = measure_recall(
+                engine, prompts, switches, runtime, progress=progress, request=request, journals=journals
+            )
+        depths = {arm["name"]: recall_by_depth(arm["samples"]) for arm in report.document["arms"]}
+
+        def tables(document: dict[str, Any]) -> None:
+            recall_table(document)
+            depth_table(depths)
+
+        finish(report, report_path, as_json, tables, journals, recall_by_depth=depths)
 
 
-def _finish(report: Any, path: Path | None, as_json: bool, table: Any) -> None:
-    """Write the report, show the table, end with the JSON line."""
-    from engine.cli.tables import figures
-
-    stored = store(report, path)
-    if not as_json:
-        table(report.document)
-    click.echo(json.dumps(figures(report.document) | {"report": str(stored)}))
+command.add_command(kv)
+command.add_command(quality)

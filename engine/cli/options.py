@@ -13,7 +13,7 @@ BINDING = ("request_nonce", "workload_sha", "preset_digest", "engine_source")
 
 
 def engine_options(command: F) -> F:
-    """--model, --drafter, --block, --prefill-chunk, --dtype, --compile, --single-graph."""
+    """--model, --drafter, --block, --kv, --quantize, --projector and how the engine runs."""
     for option in reversed(
         (
             click.option(
@@ -26,6 +26,22 @@ def engine_options(command: F) -> F:
             ),
             click.option(
                 "--block", default="auto", show_default=True, help="Tokens a verify forward, or auto."
+            ),
+            click.option(
+                "--kv",
+                default="native",
+                show_default=True,
+                metavar="POLICY",
+                help="Which keys and values are kept, and how: native, sliding-bounded[:S,W], "
+                "sink-window[:S,W], affine[:BITS,GROUP], rotated[:BITS,GROUP], lattice[:d4|e8,Q], "
+                "lattice-packed[:d4|e8,BITS], restored:exact|learned|zeros|noise[:S,W]; then perhaps "
+                "@all, @full, @sliding, @inner:N or @2,5.",
+            ),
+            click.option("--quantize", metavar="BITS[,GROUP]", help="Pack the target's weights on loading."),
+            click.option(
+                "--projector",
+                type=click.Path(path_type=Path),
+                help="Folder of the projector for restored:learned [default: the shipped one].",
             ),
             click.option(
                 "--prefill-chunk", type=int, default=2048, show_default=True, help="Prompt tokens a forward."
@@ -77,7 +93,10 @@ def take_engine(values: dict[str, Any]) -> Any:
     """`engine.config.Options` from the values of `engine_options`, which are taken out of ``values``."""
     from engine.config import Options
 
-    names = ("model", "drafter", "block", "prefill_chunk", "dtype", "compiled", "single_graph")
+    names = (
+        "model", "drafter", "block", "prefill_chunk", "dtype", "compiled", "single_graph",
+        "kv", "quantize", "projector",
+    )  # fmt: skip
     return Options(**{name: values.pop(name) for name in names})
 
 

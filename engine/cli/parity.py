@@ -1,4 +1,4 @@
-"""``kakeya_engine parity``: drafter networks against stored reference outputs."""
+"""``kakeya_engine parity``: networks against stored outputs, our loop against plain decoding."""
 
 import json
 from pathlib import Path
@@ -6,6 +6,8 @@ from typing import Any
 
 import click
 
+from engine.cli.options import report_options, take_request
+from engine.cli.reports import store
 from engine.errors import EngineError
 
 
@@ -13,24 +15,43 @@ from engine.errors import EngineError
 @click.option(
     "--golden",
     type=click.Path(path_type=Path),
-    required=True,
     metavar="DIR",
     help="A case (config.json, model.safetensors, golden.npz), or a folder of cases.",
 )
 @click.option(
+    "--target", is_flag=True, help="Compare verify forwards of the target with single-token forwards."
+)
+@click.option("--model", type=click.Path(path_type=Path), help="Folder of the target [default: shipped].")
+@click.option("--prompts", default="all", show_default=True, help="With --target: a set, or a file.")
+@click.option("--limit", type=int, default=2, show_default=True, help="… at most so many of each kind.")
+@click.option("--max-tokens", type=int, default=48, show_default=True, help="… tokens of each text.")
+@click.option("--prefill-chunk", type=int, default=2048, show_default=True, help="… prompt tokens a forward.")
+@click.option(
+    "--dtype",
+    help="Compute in float32, float16 or bfloat16 [default: float32; a target on Metal: as stored].",
+)
+@click.option(
     "--tolerance",
     type=float,
-    default=1e-4,
-    show_default=True,
-    help="Largest absolute difference of a hidden state or logit that passes.",
+    help="Largest absolute difference of a hidden state or logit that passes [default: 1e-4 in float32, 0.25 "
+    "in float16, 1 in bfloat16; of a target in float32 1e-3].",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print nothing but the JSON line.")
-def command(golden: Path, tolerance: float, as_json: bool) -> None:
-    """Compare a drafter network with the outputs of the implementation it was published with.
+@click.option(
+    "--reference", help="Name of the implementation behind --golden, for the report [default: as it says]."
+)
+@report_options
+def command(as_json: bool, report_path: Path | None, **values: Any) -> None:
+    """Compare a drafter network with its published implementation, or our loop with plain decoding.
 
-    Runs every block of every case in float32 through the network the engine drafts with. Passes when no
-    hidden state or logit differs by more than the tolerance, every likeliest token is the same, and, for
-    DFlash 2, the greedy path through the candidates is too.
+    With --golden: every block of every case runs through the network the engine drafts with. Passes when no
+    hidden state or logit differs by more than the tolerance, every likeliest token is the same (in half
+    precision nine of ten, as near ties turn there), and, for DFlash 2, the greedy path through the
+    candidates is too. Stored outputs are float32.
+
+    With --target: what plain decoding makes of prompts is run again in blocks, partly rolled back, and the
+    logits are compared with those of one token at a time on mlx-lm's own caches.
+
+    An evidence report is written with --report, and wherever it is bound to a request.
 
     \b
     Exit codes: 0 all pass, 1 something differs, 2 a case cannot be used.
@@ -39,45 +60,28 @@ def command(golden: Path, tolerance: float, as_json: bool) -> None:
     Examples:
       kakeya_engine parity --golden tests/data/dflash
       kakeya_engine parity --golden tests/data/dflash/dflash2 --tolerance 1e-5
-      kakeya_engine parity --golden tests/data/dflash --json
+      kakeya_engine parity --golden tests/data/dflash --dtype float16 --json
+      kakeya_engine parity --golden cases --reference "dflash 0.1.0 (torch)" --report parity.json
+      kakeya_engine parity --target --prompts code --report parity.json
     """  # noqa: D301 - click wants the character itself
+    request = take_request(values)
     from engine.runtime import prepare
 
-    prepare()
-    from engine.evaluation.parity import compare_all
+    runtime = prepare()
+    from engine.cli.progress import shown_progress
+    from engine.evaluation.parity_evidence import ParitySwitches, measure_parity
 
-    parity = compare_all(golden, tolerance)
+    switches = ParitySwitches(**values)
+    with shown_progress() as progress:
+        parity, report = measure_parity(switches, runtime, progress=progress, request=request)
     document = parity.document()
+    if report_path is not None or request is not None:
+        document["report"] = str(store(report, report_path))
     if not as_json:
-        _table(document)
+        from engine.cli.tables import parity_table
+
+        parity_table(document)
     click.echo(json.dumps(document, allow_nan=False))
     if not parity.passed:
         failed = sum(not row["passed"] for row in document["cases"])
         raise EngineError(f"{failed} of {len(document['cases'])} rounds differ from the reference")
-
-
-def _table(document: dict[str, Any]) -> None:
-    """A line for every round."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=f"parity, tolerance {document['tolerance']:g}", title_justify="left")
-    table.add_column("case", overflow="fold")
-    for column in ("round", "hidden", "logits", "argmax", "path", "passed"):
-        table.add_column(column, justify="left" if column in ("path", "passed") else "right")
-    for row in document["cases"]:
-        path = {None: "-", True: "equal", False: "DIFFERS"}[row["path_equal"]]
-        table.add_row(
-            row["case"],
-            str(row["round"]),
-            *(
-                "not finite" if row[name] is None else f"{row[name]:.2e}"
-                for name in ("hidden_max_abs", "logits_max_abs")
-            ),
-            f"{row['argmax_agreement']:.4f}",
-            path,
-            "yes" if row["passed"] else "NO",
-        )
-    console = Console()
-    console.print(table)
-    console.print("hidden, logits: largest absolute difference; argmax: share of rows that agree")

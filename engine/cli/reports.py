@@ -26,7 +26,7 @@ def store(report: "Report", given: Path | None) -> Path:
     if given is not None:
         report.write(given)
         return given
-    folder = _state() / "reports"
+    folder = state_folder() / "reports"
     stamp = f"{datetime.now(UTC):%Y%m%dt%H%M%S%fz}"
     path = folder / f"{stamp}-{report.document['kind']}-{os.getpid()}.json"
     report.write(path)
@@ -36,7 +36,8 @@ def store(report: "Report", given: Path | None) -> Path:
     return path
 
 
-def _state() -> Path:
+def state_folder() -> Path:
+    """Where the engine keeps what nobody named."""
     if given := os.environ.get("KAKEYA_STATE"):
         return Path(given).expanduser().absolute()
     if sys.platform == "darwin":

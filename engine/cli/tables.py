@@ -6,6 +6,12 @@ from rich.console import Console
 from rich.table import Table
 
 Document = dict[str, Any]
+KV_NOTES = """\
+bits: stored a value where the policy applies; KV bytes: most that was resident;
+key err, val err: relative squared error of what the next query sees, evicted
+positions lost; accept: tokens emitted per verify, the target's own included;
+speed: decoding relative to native; *: control"""
+BITS = {"float32": 32.0, "float16": 16.0, "bfloat16": 16.0}
 
 
 def figures(document: Document) -> Document:
@@ -57,6 +63,124 @@ def recall_table(document: Document) -> None:
     Console().print(table)
 
 
+def depth_table(depths: dict[str, dict[str, float]]) -> None:
+    """Recall of each arm at every depth of the needle, 0 at the start of the haystack."""
+    table = Table(title="recall by depth", title_justify="left")
+    table.add_column("arm")
+    names = list(dict.fromkeys(depth for found in depths.values() for depth in found))
+    for name in names:
+        table.add_column(name, justify="right")
+    for arm, found in depths.items():
+        table.add_row(arm, *(_number(found.get(name), 2) for name in names))
+    Console().print(table)
+
+
+def kv_figures(document: Document) -> list[Document]:
+    """A line of the shoot-out for every arm of our loop that ran the prompts with their needles.
+
+    Speed is relative to the native arm, over all prompts. Plain numbers have the bits of their dtype.
+    """
+    summary, speed = document["summary"]["arms"], "decode_tokens_per_s"
+    [native] = [arm["name"] for arm in document["arms"] if arm["role"] == "baseline"]
+    rows = []
+    for arm in document["arms"]:
+        found = summary[arm["name"]]
+        if arm["role"] == "oracle" or arm["control"] == "no_needle":
+            continue
+        kept = arm["name"] == native
+        rows.append(
+            {
+                "policy": arm["system"]["kv"],
+                "control": arm["control"],
+                "stored_bits_per_value": BITS.get(document["configuration"]["dtype"])
+                if kept
+                else found["stored_bits_per_value"],
+                "max_resident_bytes": found["max_resident_bytes"],
+                "key_distortion": 0.0 if kept else found["key_distortion"],
+                "value_distortion": 0.0 if kept else found["value_distortion"],
+                "recall": found["recall"],
+                "acceptance_length": found["acceptance_length"],
+                "decode_relative_to_native": _quotient(found[speed], summary[native][speed]),
+                "runaway_samples": found["runaway_samples"],
+            }
+        )
+    return rows
+
+
+def kv_table(document: Document) -> None:
+    """The shoot-out: a line for every policy."""
+    table = Table(title="KV policies", title_justify="left", box=None, pad_edge=False, padding=(0, 0, 0, 1))
+    table.add_column("policy", no_wrap=True)
+    for column in ("bits", "KV bytes", "key err", "val err", "recall", "accept", "speed"):
+        table.add_column(column, justify="right")
+    for row in kv_figures(document):
+        table.add_row(
+            row["policy"] + (" *" if row["control"] else ""),
+            _number(row["stored_bits_per_value"], 2),
+            f"{row['max_resident_bytes']:,}",
+            _small(row["key_distortion"]),
+            _small(row["value_distortion"]),
+            _number(row["recall"], 3),
+            _number(row["acceptance_length"], 2),
+            _number(row["decode_relative_to_native"], 2),
+        )
+    console = Console()
+    console.print(table)
+    roles = {arm["name"]: arm["role"] for arm in document["arms"]}
+    for name, arm in document["summary"]["arms"].items():
+        if roles[name] == "oracle" or name == "no_needle":
+            console.print(f"{name}: recall {_number(arm['recall'], 3)}")
+    console.print(KV_NOTES)
+
+
+def quality_table(document: Document, sets: dict[str, tuple[int, int]]) -> None:
+    """Equal outputs by set of prompts, and what differs."""
+    table = Table(title="output against plain decoding", title_justify="left")
+    for column in ("prompts", "identical", "of"):
+        table.add_column(column, justify="left" if column == "prompts" else "right")
+    for name, (equal, count) in sets.items():
+        table.add_row(name, str(equal), str(count))
+    console = Console()
+    console.print(table)
+    rounding = document["rounding"]
+    error = rounding["max_abs_logit_error"] if rounding else None
+    for found in document["divergences"]:
+        console.print(
+            f"{found['prompt_id']} differs from position {found['position']} on; "
+            f"the two best plain logits lie {found['plain_gap']:.3g} apart there"
+        )
+    console.print(f"block and single-token logits differ by at most {_small(error)}")
+    for name, arm in document["summary"]["arms"].items():
+        console.print(f"{name}: {arm['runaway_samples']} of {arm['samples']} outputs run away in repetition")
+
+
+def parity_table(document: Document) -> None:
+    """A line for every round."""
+    table = Table(title=f"parity, tolerance {document['tolerance']:g}", title_justify="left")
+    table.add_column("case", overflow="fold")
+    for column in ("round", "hidden", "logits", "argmax", "path", "passed"):
+        table.add_column(column, justify="left" if column in ("path", "passed") else "right")
+    for row in document["cases"]:
+        path = {None: "-", True: "equal", False: "DIFFERS"}[row["path_equal"]]
+        table.add_row(
+            row["case"],
+            str(row["round"]),
+            *(_difference(row, name) for name in ("hidden_max_abs", "logits_max_abs")),
+            f"{row['argmax_agreement']:.4f}",
+            path,
+            "yes" if row["passed"] else "NO",
+        )
+    console = Console()
+    console.print(table)
+    console.print("hidden, logits: largest absolute difference; argmax: share of rows that agree")
+
+
+def _difference(row: Document, name: str) -> str:
+    if name not in row:
+        return "-"
+    return "not finite" if row[name] is None else f"{row[name]:.2e}"
+
+
 def probe_figures(document: Document) -> Document:
     """The JSON line of a probe."""
     return {"kind": "probe", **document["configuration"], "environment": document["environment"]}
@@ -87,3 +211,11 @@ def probe_table(document: Document, hint: str | None) -> None:
 
 def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _small(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2g}"
+
+
+def _quotient(part: float | None, whole: float | None) -> float | None:
+    return None if part is None or not whole else part / whole

@@ -10,19 +10,28 @@ to its right, does not have that probability, so drawing from its marginals woul
 
 Nothing is kept between rounds: a filled token changes what every row sees, so there are no keys and values to
 reuse. To bound the cost of a round, the network sees the last ``context`` tokens only.
+
+How many masks, forwards and tokens of context is the folder's to say (``draft_block_size``, ``draft_steps``
+and ``draft_context`` of its config.json) and the spec's to overrule: ``masked-diffusion:FOLDER?steps=2``.
 """
 
+import re
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from sys import getsizeof
+from typing import Any
 
 import mlx.core as mx
 
 from engine.drafters.base import Draft, refuse_mismatch
-from engine.errors import ConfigurationError, DrafterMismatchError
+from engine.errors import ConfigurationError, DrafterMismatchError, ModelError
 from engine.networks.mdlm import MaskedDiffusionModel
 from engine.sampling import Sampler
 from engine.target import Target
+
+# What the spec calls a setting → what it is called here, its least and its largest value.
+SETTINGS = {"block": ("block_size", 2, 512), "steps": ("steps", 1, 512), "context": ("context", 1, 1_000_000)}
 
 
 class MaskedDiffusion:
@@ -131,3 +140,45 @@ def _schedule(count: int, steps: int) -> Iterator[int]:
     steps = min(steps, count)
     for step in range(steps):
         yield count // steps + (step < count % steps)
+
+
+def split_spec(argument: str) -> tuple[Path, dict[str, int]]:
+    """Folder and settings of ``FOLDER`` or ``FOLDER?NAME=NUMBER,…``; a folder of just that name comes first.
+
+    Raises:
+        ConfigurationError: what follows the question mark is not of this form, or a number makes no sense.
+    """
+    folder, mark, text = argument.rpartition("?")
+    if not mark or Path(argument).exists():
+        return Path(argument), {}
+    found: dict[str, int] = {}
+    for part in text.split(","):
+        word, _, number = part.partition("=")
+        name, least, largest = SETTINGS.get(word, ("", 1, 0))
+        if name in found or not re.fullmatch("[0-9]{1,9}", number) or not least <= int(number) <= largest:
+            forms = ", ".join(f"{known}={low} to {high}" for known, (_, low, high) in SETTINGS.items())
+            raise ConfigurationError(
+                f"--drafter masked-diffusion:{argument}: {part!r} cannot be set; "
+                f"give each of {forms} at most once, with commas between them"
+            )
+        found[name] = int(number)
+    return Path(folder), found
+
+
+def settings_of(path: Path, config: Mapping[str, Any]) -> dict[str, int]:
+    """The settings that a ``config.json`` at ``path`` names, each ``draft_`` and its name here.
+
+    Raises:
+        ModelError: one of them is no number that makes sense.
+    """
+    found: dict[str, int] = {}
+    for name, least, largest in SETTINGS.values():
+        value = config.get(f"draft_{name}")
+        if value is None:
+            continue
+        if type(value) is not int or not least <= value <= largest:
+            raise ModelError(
+                f"{path}: draft_{name} must be a number from {least} to {largest}, not {value!r}"
+            )
+        found[name] = value
+    return found

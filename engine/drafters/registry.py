@@ -3,13 +3,16 @@
     prompt-lookup, prompt-lookup:3     no model; the number is the shortest match
     FOLDER                             its config.json says which kind it is
     KIND:FOLDER                        likewise, and an error if it is another kind
+    masked-diffusion:FOLDER?steps=4    likewise, with other settings than the folder's (block, steps, context)
     prompt-lookup+SPEC                 look-ups where they fare better than what SPEC names
 
 How folders become networks is `engine.loading`'s business.
 """
 
+import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ from mlx_lm.utils import load_model
 
 from engine.card import card_of
 from engine.drafters.autoregressive import Autoregressive
-from engine.drafters.masked_diffusion import MaskedDiffusion
+from engine.drafters.masked_diffusion import MaskedDiffusion, settings_of, split_spec
 from engine.drafters.prompt_lookup import PromptLookup
 from engine.drafters.with_lookup import WithLookup
 from engine.errors import ConfigurationError, DrafterMismatchError, ModelError
@@ -81,7 +84,8 @@ def open_drafter(spec: str, target: LoadedTarget, dtype: str | None = None) -> L
         return KINDS[kind].open(argument if colon else str(PromptLookup.default_shortest), target, dtype)
     if not argument:
         raise ConfigurationError(f"--drafter {spec} lacks its folder; give {kind}:FOLDER")
-    if (found := kind_of(Path(argument))) != kind:
+    folder = split_spec(argument)[0] if kind == MaskedDiffusion.name else Path(argument)
+    if (found := kind_of(folder)) != kind:
         raise ConfigurationError(f"--drafter {spec}: the folder holds a drafter of the kind {found}")
     return KINDS[kind].open(argument, target, dtype)
 
@@ -127,16 +131,30 @@ def _open_autoregressive(argument: str, target: LoadedTarget, dtype: str | None)
 
 
 def _open_masked_diffusion(argument: str, target: LoadedTarget, dtype: str | None) -> LoadedDrafter:
-    folder, wanted = Path(argument), dtype_of(dtype)
+    (folder, asked), wanted = split_spec(argument), dtype_of(dtype)
     files = weight_files(folder)
     config = read_json(folder / "config.json")
+    settings = settings_of(folder / "config.json", config) | asked
     mask = opened(folder, "the mask token", lambda: mask_token(folder, config))
     network, _ = opened(folder, "the model", lambda: load_model(folder, lazy=True, get_model_classes=classes))
-    drafter = MaskedDiffusion(network, mask)
+    drafter = MaskedDiffusion(network, mask, **settings)
     drafter.bind(target.target)
-    refuse_other_tokens(tokenizer_of(folder, None), target.tokenizer)
+    with _unheard("transformers.configuration_utils"):  # does not know the layout, but its tokenizer
+        tokenizer = tokenizer_of(folder, None)
+    refuse_other_tokens(tokenizer, target.tokenizer)
     make_ready(folder, network, wanted)
     return LoadedDrafter(drafter, card_of(folder, files, network))
+
+
+@contextmanager
+def _unheard(name: str) -> Iterator[None]:
+    """Keep a logger of another library silent."""
+    logger = logging.getLogger(name)
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def refuse_other_tokens(drafter: Any, target: Any) -> None:

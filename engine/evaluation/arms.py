@@ -15,6 +15,8 @@ import mlx.core as mx
 from mlx_lm.generate import generate_step, generation_stream
 from mlx_lm.models.cache import make_prompt_cache
 
+from engine.cache.held import KVUse, kv_use
+from engine.cache.restored import RestoredKV
 from engine.cache.transaction import new_caches, resident
 from engine.config import Engine
 from engine.decode import Processor, Round, decode
@@ -51,6 +53,8 @@ class Outcome:
     path: str
     cache_classes: dict[str, int]
     resident_bytes: int
+    kv: KVUse | None = None  # of a policy that codes or replaces values
+    restored: int = 0  # positions times layers whose keys and values were injected
 
 
 def plain(target: LoadedTarget, prompt: Sequence[int], max_tokens: int, prefill_chunk: int) -> Outcome:
@@ -90,7 +94,7 @@ def speculate(
         wish: how tokens are taken; greedily and to the model's stop tokens if not given.
     """
     target, drafter = engine.target, engine.drafter.drafter if engine.drafter else None
-    caches = new_caches(target.target.model, pace.largest)
+    caches = new_caches(target.target.model, pace.largest, engine.policy)
     wish = wish or Wish()
     stops = Stops(target.stops, wish.stop_texts, target.tokenizer)
     rounds: list[Round] = []
@@ -107,6 +111,8 @@ def speculate(
         pace=pace,
         prefill_chunk=engine.options.prefill_chunk,
         caches=caches,
+        policy=engine.policy,
+        restoration=engine.restoration,
         diagnosis=replace(engine.diagnosis, stage_times=True),
     ):
         clock.saw(step.tokens)
@@ -145,7 +151,13 @@ def speculate_together(
     between = 0.0  # seconds after the prompts that no round accounts for
     last = perf_counter()
     for emitted in decode_together(
-        target.target, drafter, requests, pace=pace, prefill_chunk=engine.options.prefill_chunk
+        target.target,
+        drafter,
+        requests,
+        pace=pace,
+        prefill_chunk=engine.options.prefill_chunk,
+        policy=engine.policy,
+        restoration=engine.restoration,
     ):
         now = perf_counter()
         for each in emitted:
@@ -198,6 +210,8 @@ class _Row:
             path=path,
             cache_classes=self._share.classes,
             resident_bytes=self._share.nbytes,
+            kv=self._share.kv,
+            restored=self._share.restored,
         )
 
 
@@ -266,4 +280,6 @@ def _outcome(
         path=path,
         cache_classes=classes,
         resident_bytes=nbytes,
+        kv=kv_use(caches),
+        restored=sum(cache.replaced for cache in caches if isinstance(cache, RestoredKV)),
     )

@@ -6,9 +6,10 @@ A *case* is a folder with ``config.json``, ``model.safetensors`` and ``golden.np
     target_hidden [1, T, K·H]                         taps of T positions
     blocks [R, B], spans [R, 2]                       the block of each round, and the rows that are new in it
     round<i>_hidden [1, B, H], round<i>_logits [1, B, V], round<i>_path [1, B-1]    i from 1; path: DFlash 2
+    reference []                                      the implementation's name, a text; may be missing
 
-The network, its memory and the walk through its candidates are those the engine drafts with; everything is
-computed in float32.
+The network, its memory and the walk through its candidates are those the engine drafts with. The stored
+outputs are float32; ours are computed in float32, or in half precision to see what that costs.
 """
 
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from mlx.utils import tree_flatten
 
 from engine.drafters.path import likeliest_path
 from engine.errors import ConfigurationError, ModelError
-from engine.loading import fill_network, opened
+from engine.loading import DTYPES, fill_network, opened
 from engine.networks.dflash import Context, DFlash
 from engine.networks.dflash2 import DFlash2, build_network
 from engine.networks.dflash_config import DFlashConfig
@@ -31,50 +32,77 @@ from engine.target_config import check_depth
 from engine.weights import read_json, require_file, tensor_shapes, weight_files
 
 GOLDEN = "golden.npz"
-REALS, WHOLES = "f", "iu"  # numpy's kinds of types
+REALS, WHOLES, TEXT = "f", "iu", "U"  # numpy's kinds of types
+NAME = "reference"
+DIFFERENCES = ("hidden_max_abs", "logits_max_abs")
+# The largest difference that passes unless told otherwise. In float32 it is the order of additions that
+# differs; half precision rounds every intermediate value, and logits of 10 are told apart by 0.008 and 0.06.
+TOLERANCES = {"float32": 1e-4, "float16": 0.25, "bfloat16": 1.0}
+# The smallest share of a block's rows whose likeliest token is the same: half precision turns near ties.
+FEWEST_EQUAL = {"float32": 1.0, "float16": 0.9, "bfloat16": 0.9}
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 @dataclass(frozen=True)
 class RoundParity:
-    """One block of a case.
+    """One block of a case, or of a text (`engine.evaluation.target_parity`).
 
     Attributes:
-        case: name of the case's folder.
+        case: name of the case's folder, or the prompt's id.
         round: 1 for the first.
-        hidden_max_abs: largest difference of a hidden state.
+        hidden_max_abs: largest difference of a hidden state; None where only logits are compared.
         logits_max_abs: largest difference of a logit.
         argmax_agreement: share of block rows whose likeliest token is the same.
-        path_equal: whether the greedy path through the candidates is the same; None for DFlash.
+        path_equal: whether the greedy path through the candidates is the same; None where there is none.
+        rows: rows of the block.
     """
 
     case: str
     round: int
-    hidden_max_abs: float
+    hidden_max_abs: float | None
     logits_max_abs: float
     argmax_agreement: float
     path_equal: bool | None
+    rows: int
 
-    def passed(self, tolerance: float) -> bool:
-        """Whether nothing is above the tolerance and every choice is the same; NaN never passes."""
-        close = self.hidden_max_abs <= tolerance and self.logits_max_abs <= tolerance
-        return close and self.argmax_agreement == 1.0 and self.path_equal is not False
+    def passed(self, tolerance: float, fewest: float) -> bool:
+        """Whether nothing is above the tolerance and choices agree; NaN never passes.
+
+        Args:
+            tolerance: the largest difference that passes.
+            fewest: the smallest share of equal choices that does.
+        """
+        differences = (self.hidden_max_abs, self.logits_max_abs)
+        close = all(value is None or value <= tolerance for value in differences)
+        return close and self.argmax_agreement >= fewest and self.path_equal is not False
 
 
 @dataclass(frozen=True)
 class Parity:
-    """All rounds of all cases."""
+    """All rounds of all cases.
+
+    Attributes:
+        rounds: in the order run.
+        tolerance: largest difference that passes.
+        dtype: what ours was computed in.
+        references: names of the implementations compared with, as the cases say.
+    """
 
     rounds: tuple[RoundParity, ...]
     tolerance: float
+    dtype: str = "float32"
+    references: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
         """Whether every round did."""
-        return all(item.passed(self.tolerance) for item in self.rounds)
+        return all(self._passes(item) for item in self.rounds)
+
+    def _passes(self, item: RoundParity) -> bool:
+        return item.passed(self.tolerance, FEWEST_EQUAL.get(self.dtype, 1.0))
 
     def document(self) -> dict[str, Any]:
-        """For the JSON line; a difference that is not finite is null there."""
+        """For the JSON line; a difference that is not finite is null there, one not looked at is left out."""
         return {
             "kind": "parity",
             "cases": [self._row(item) for item in self.rounds],
@@ -83,36 +111,62 @@ class Parity:
         }
 
     def _row(self, item: RoundParity) -> dict[str, Any]:
-        row = asdict(item) | {"passed": item.passed(self.tolerance)}
-        for name in ("hidden_max_abs", "logits_max_abs"):
-            row[name] = row[name] if isfinite(row[name]) else None
-        return row
+        row = asdict(item) | {"passed": self._passes(item)}
+        del row["rows"]
+        if item.hidden_max_abs is None:
+            del row["hidden_max_abs"]
+        return row | {name: finite(row[name]) for name in DIFFERENCES if name in row}
+
+
+def finite(value: float | None) -> float | None:
+    """The number, or None where there is none or it is not finite."""
+    return value if value is not None and isfinite(value) else None
+
+
+def settled(tolerance: float | None, dtype: str) -> float:
+    """The tolerance that was given, or the one of the dtype.
+
+    Raises:
+        ConfigurationError: the tolerance is not a number of at least 0, or the dtype is unknown.
+    """
+    if dtype not in TOLERANCES:
+        raise ConfigurationError(f"--dtype {dtype!r} is not one of {', '.join(TOLERANCES)}")
+    if tolerance is None:
+        return TOLERANCES[dtype]
+    if not 0 <= tolerance < float("inf"):
+        raise ConfigurationError(f"--tolerance must be a number of at least 0, not {tolerance}")
+    return tolerance
 
 
 def compare_all(
-    folder: Path, tolerance: float, progress: Callable[[RoundParity], None] | None = None
+    folder: Path,
+    tolerance: float | None = None,
+    progress: Callable[[RoundParity], None] | None = None,
+    *,
+    dtype: str = "float32",
 ) -> Parity:
     """Compare a case, or every case in a folder of cases. All are read before the first is computed.
 
     Args:
         folder: one case, or a folder whose subfolders are cases.
-        tolerance: largest difference that passes, in the outputs' own units.
+        tolerance: largest difference that passes, in the outputs' own units; None for the dtype's.
         progress: told of each round as it is done.
+        dtype: what ours is computed in.
 
     Raises:
-        ConfigurationError: the tolerance is not a number of at least 0.
+        ConfigurationError: the tolerance is not a number of at least 0, or the dtype is unknown.
         ModelError: the folder or a file in it cannot be used.
     """
-    if not 0 <= tolerance < float("inf"):
-        raise ConfigurationError(f"--tolerance must be a number of at least 0, not {tolerance}")
-    cases = [Case.read(path) for path in case_folders(folder)]
+    largest = settled(tolerance, dtype)
+    cases = [Case.read(path, dtype) for path in case_folders(folder)]
     rounds = []
     for case in cases:
         for item in case.compare():
             rounds.append(item)
             if progress is not None:
                 progress(item)
-    return Parity(tuple(rounds), tolerance)
+    names = {str(case.arrays[NAME]) for case in cases if NAME in case.arrays}
+    return Parity(tuple(rounds), largest, dtype, tuple(sorted(names)))
 
 
 def case_folders(folder: Path) -> list[Path]:
@@ -142,10 +196,11 @@ class Case:
     name: str
     network: DFlash
     arrays: Arrays
+    dtype: mx.Dtype = mx.float32
 
     @classmethod
-    def read(cls, folder: Path) -> "Case":
-        """Read and check one case.
+    def read(cls, folder: Path, dtype: str = "float32") -> "Case":
+        """Read and check one case; ``dtype`` is what the network is computed in.
 
         Raises:
             ModelError: a file is missing or corrupt, an array is missing, has another shape, or holds NaN or
@@ -161,24 +216,28 @@ class Case:
             raise ModelError(f"{config_file}: {error}") from None
         network = opened(folder, "config.json", lambda: build_network(config))
         fill_network(folder, files, network, raw.get("quantization"))
-        network.set_dtype(mx.float32)
+        network.set_dtype(DTYPES[dtype])
         _refuse_not_finite(folder, network)
         arrays = _read_arrays(folder / GOLDEN)
         _check_arrays(folder / GOLDEN, arrays, config)
-        return cls(folder.resolve().name, network, arrays)
+        return cls(folder.resolve().name, network, arrays, DTYPES[dtype])
 
     def compare(self) -> list[RoundParity]:
         """Run the rounds one after another, as drafting would."""
         context = Context(self.network.config)
-        head = mx.array(self.arrays["target_lm_head"]).T
+        head = self._taken("target_lm_head").T
         return [self._round(number, context, head) for number in range(1, len(self.arrays["blocks"]) + 1)]
+
+    def _taken(self, name: str, rows: Any = slice(None)) -> mx.array:
+        """An array of the case, or some of its first axis's rows, in the dtype of the network."""
+        return mx.array(self.arrays[name][rows]).astype(self.dtype)
 
     def _round(self, number: int, context: Context, head: mx.array) -> RoundParity:
         network, arrays = self.network, self.arrays
         block = arrays["blocks"][number - 1]
         first, last = (int(bound) for bound in arrays["spans"][number - 1])
-        embeddings = mx.array(arrays["target_embedding"][block])[None] * network.config.input_embedding_scale
-        hidden = network(embeddings, mx.array(arrays["target_hidden"][:, first:last]), context)
+        embeddings = self._taken("target_embedding", block)[None] * network.config.input_embedding_scale
+        hidden = network(embeddings, self._taken("target_hidden")[:, first:last], context)
         logits = network.shape_logits(hidden @ head)
         path_equal = None
         if isinstance(network, DFlash2):
@@ -187,15 +246,21 @@ class Case:
             path = np.array(likeliest_path(candidates).tokens)
             path_equal = bool(np.array_equal(path, arrays[f"round{number}_path"][0]))
         reference = arrays[f"round{number}_logits"]
-        ours = np.array(logits)
+        ours = _host(logits)
         return RoundParity(
             case=self.name,
             round=number,
-            hidden_max_abs=_largest(np.array(hidden), arrays[f"round{number}_hidden"]),
+            hidden_max_abs=_largest(_host(hidden), arrays[f"round{number}_hidden"]),
             logits_max_abs=_largest(ours, reference),
             argmax_agreement=float((ours.argmax(-1) == reference.argmax(-1)).mean()),
             path_equal=path_equal,
+            rows=len(block),
         )
+
+
+def _host(array: mx.array) -> np.ndarray[Any, Any]:
+    """The same numbers for numpy, which knows no bfloat16."""
+    return np.array(array.astype(mx.float32))
 
 
 def _largest(ours: np.ndarray[Any, Any], reference: np.ndarray[Any, Any]) -> float:
@@ -245,6 +310,8 @@ def _check_arrays(file: Path, arrays: Arrays, config: DFlashConfig) -> None:
                 raise ModelError(f"{file}: {name} holds NaN or infinity")
         return value
 
+    if NAME in arrays:
+        take(NAME, TEXT)
     size, width = config.vocab_size, config.hidden_size
     take("target_embedding", REALS, size, width)
     take("target_lm_head", REALS, size, width)

@@ -4,6 +4,7 @@ A file holds one JSON object a line: ``id``, ``kind`` (code, chat, retrieval or 
 either ``prompt`` (raw text) or ``messages`` (for the model's chat template). Retrieval prompts add
 ``answer``, ``needle`` (the sentence of the prompt that holds the answer) and ``depth`` (0 to 1);
 ``instruction`` may say what the prompt asks beside its content, so that foreign instructions can be told.
+Files of gsm8k, HumanEval, MBPP and MT-bench are read as they are, see `engine.evaluation.layouts`.
 """
 
 import json
@@ -15,6 +16,8 @@ from random import Random
 from typing import Any
 
 from engine.errors import ModelError, PromptError
+from engine.evaluation.layouts import translated
+from engine.evaluation.templates import ChatSwitches, chat_tokens
 from engine.foreign import foreign
 
 SHIPPED = Path(__file__).parent / "prompts"
@@ -83,12 +86,26 @@ def load_prompts(name: str, limit: int | None = None, seed: int = 0) -> list[Pro
     return chosen
 
 
-def encode(prompt: Prompt, tokenizer: Any, vocab_size: int, context: int | None) -> list[int]:
+def encode(
+    prompt: Prompt,
+    tokenizer: Any,
+    vocab_size: int,
+    context: int | None,
+    switches: ChatSwitches | None = None,
+) -> list[int]:
     """Token ids of a prompt, as mlx-lm's `stream_generate` would make them.
+
+    Args:
+        prompt: the prompt.
+        tokenizer: mlx-lm's wrapper.
+        vocab_size: tokens the model knows.
+        context: positions the model was made for, None if unknown.
+        switches: how conversations are put to the model; as its template does by itself if not given.
 
     Raises:
         PromptError: it says nothing, is no text, does not fit the context, or the model's chat template is
             missing or refuses it.
+        ConfigurationError: the chat template ignores a switch.
         ModelError: the tokenizer does not belong to the model.
     """
     contents = [prompt.text or ""] if prompt.messages is None else [text for _, text in prompt.messages]
@@ -99,7 +116,7 @@ def encode(prompt: Prompt, tokenizer: Any, vocab_size: int, context: int | None)
             text.encode()
     except UnicodeEncodeError as error:
         raise PromptError(f"prompt {prompt.id} is not valid Unicode: {error.reason}") from None
-    tokens = _tokens(prompt, tokenizer)
+    tokens = tokens_of(prompt, tokenizer, switches or ChatSwitches())
     if not tokens:
         raise PromptError(f"prompt {prompt.id} is empty: the tokenizer makes nothing of it")
     if max(tokens) >= vocab_size:
@@ -109,18 +126,21 @@ def encode(prompt: Prompt, tokenizer: Any, vocab_size: int, context: int | None)
     return tokens
 
 
-def _tokens(prompt: Prompt, tokenizer: Any) -> list[int]:
-    """Token ids, through the chat template where the prompt is a conversation."""
-    if prompt.messages is None:
-        text = prompt.text or ""
-        with foreign(lambda reason: PromptError(f"prompt {prompt.id} cannot be tokenized: {reason}")):
-            special = tokenizer.bos_token is None or not text.startswith(tokenizer.bos_token)
-            return [int(token) for token in tokenizer.encode(text, add_special_tokens=special)]
-    messages = [{"role": role, "content": content} for role, content in prompt.messages]
-    refused = f"prompt {prompt.id} does not go through the chat template"
-    with foreign(lambda reason: PromptError(f"{refused}: {reason}")):
-        tokens = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True)
-        return [int(token) for token in tokens]
+def tokens_of(prompt: Prompt, tokenizer: Any, switches: ChatSwitches) -> list[int]:
+    """Token ids, through the chat template where the prompt is a conversation or is to become one.
+
+    Raises:
+        PromptError: it cannot be tokenized.
+        ConfigurationError: the chat template ignores a switch.
+    """
+    if prompt.messages is not None:
+        return chat_tokens(prompt.messages, tokenizer, switches, prompt.id)
+    text = prompt.text or ""
+    if switches.chat:
+        return chat_tokens([("user", text)], tokenizer, switches, prompt.id)
+    with foreign(lambda reason: PromptError(f"prompt {prompt.id} cannot be tokenized: {reason}")):
+        special = tokenizer.bos_token is None or not text.startswith(tokenizer.bos_token)
+        return [int(token) for token in tokenizer.encode(text, add_special_tokens=special)]
 
 
 def raw_prompt(text: str, identifier: str = "prompt") -> Prompt:
@@ -144,15 +164,16 @@ def _read(file: Path) -> list[Prompt]:
             continue
         place = f"{file} line {number}"
         with foreign(lambda reason: PromptError(f"{place}: {reason}")):  # noqa: B023 - used at once
-            prompts.append(_parse(json.loads(line)))
+            prompts.append(_parse(json.loads(line), number))
     if not prompts:
         raise PromptError(f"{file} holds no prompts")
     return prompts
 
 
-def _parse(row: Any) -> Prompt:
+def _parse(row: Any, number: int) -> Prompt:
     if not isinstance(row, dict):
         raise TypeError("not a JSON object")
+    row = translated(row, number)
     if unknown := sorted(set(row) - FIELDS):
         raise ValueError(f"unknown fields {', '.join(unknown)}")
     identifier, kind = str(row["id"]), str(row.get("kind", "raw"))

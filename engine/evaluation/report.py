@@ -1,7 +1,7 @@
-"""The evidence report: rows, the summary derived from them, and the file. Claims are made elsewhere.
+"""The evidence report: rows, what is derived from them, and the file. Claims are made elsewhere.
 
-The format is ``kakeya.evidence/1``. Every figure of the summary is computed from the rows as they stand in
-the file (times rounded to 1e-7 s), so that a reader who recomputes it gets the same number.
+The format is ``kakeya.evidence/1``. Times are rounded to 1e-7 s in the rows, and everything derived is
+derived from what the rows say then.
 """
 
 import hashlib
@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from engine.errors import EngineError
 from engine.evaluation.arms import Outcome
-from engine.evaluation.prompts import Prompt
+from engine.evaluation.prompts import Needle, Prompt
+from engine.evaluation.summary import liveness, parity_summary, summarise
 
 SCHEMA = "kakeya.evidence/1"
 LARGEST = 32 * 2**20
@@ -43,6 +43,8 @@ class Arm:
     drafter: str | None = None
     block: str | None = None
     control: str | None = None
+    kv: str = "native"  # canonical policy
+    restoration: str | None = None  # source of restored keys and values
     samples: list[dict[str, Any]] = field(default_factory=list)
 
     def document(self) -> dict[str, Any]:
@@ -51,8 +53,8 @@ class Arm:
             "loop": self.loop,
             "drafter": self.drafter,
             "block": self.block,
-            "kv": "native",
-            "restoration": None,
+            "kv": self.kv,
+            "restoration": self.restoration,
         }
         return {
             "name": self.name,
@@ -64,8 +66,34 @@ class Arm:
         }
 
 
-def sample(prompt: Prompt, tokens: Sequence[int], outcome: Outcome) -> dict[str, Any]:
-    """A row: what one system made of one prompt. Needles are judged on the text of the row."""
+@dataclass(frozen=True)
+class Distortion:
+    """Relative squared error of the keys and values that the next query sees after the prompt.
+
+    Against native caches on the same prompt; evicted positions count as lost.
+    """
+
+    keys: float
+    values: float
+
+
+def sample(
+    prompt: Prompt,
+    tokens: Sequence[int],
+    outcome: Outcome,
+    *,
+    answer_text: str | None = None,
+    distortion: Distortion | None = None,
+) -> dict[str, Any]:
+    """A row: what one system made of one prompt.
+
+    Args:
+        prompt: the prompt; a needle of it is sought in what the row calls the answer.
+        tokens: its tokens.
+        outcome: what came of it.
+        answer_text: the text without its reasoning, where reasoning was stripped.
+        distortion: of the keys and values, where the policy keeps some otherwise than natively.
+    """
     row: dict[str, Any] = {
         "prompt_id": prompt.id,
         "prompt_sha256": tokens_digest(tokens),
@@ -93,86 +121,43 @@ def sample(prompt: Prompt, tokens: Sequence[int], outcome: Outcome) -> dict[str,
             "measured": True,
         },
     }
-    if prompt.needle is not None and prompt.text is not None:
-        needle = prompt.needle
-        present = needle.sentence in prompt.text
-        elsewhere = prompt.text.replace(needle.sentence, "", 1)
-        row["needle"] = {
-            "needle": needle.sentence,
-            "answer": needle.answer,
-            "depth": needle.depth,
-            "prompt_contains_answer_outside_needle": bool(needle.answer) and needle.answer in elsewhere,
-            "prompt_contains_needle": present,
-            "hit": bool(needle.answer) and needle.answer in outcome.text,
+    answer = outcome.text if answer_text is None else answer_text
+    if answer != outcome.text:
+        row["answer_text"] = answer
+    if outcome.kv is not None:
+        row["kv"] = {
+            "layers": list(outcome.kv.layers),
+            "values": outcome.kv.values,
+            "bytes": outcome.kv.nbytes,
+            "key_distortion": distortion.keys if distortion else None,
+            "value_distortion": distortion.values if distortion else None,
         }
+    if outcome.restored:
+        row["restored_positions"] = outcome.restored
+    if prompt.needle is not None and prompt.text is not None:
+        row["needle"] = _needle(prompt.needle, prompt.text, answer, outcome.text)
     return row
+
+
+def _needle(needle: Needle, prompt: str, answer: str, text: str) -> dict[str, Any]:
+    """What a prompt hides, and whether it stands in the answer.
+
+    It must stand in the whole text, too: what reasoning was taken out between may not join to a hit.
+    """
+    elsewhere = prompt.replace(needle.sentence, "", 1)
+    return {
+        "needle": needle.sentence,
+        "answer": needle.answer,
+        "depth": needle.depth,
+        "prompt_contains_answer_outside_needle": bool(needle.answer) and needle.answer in elsewhere,
+        "prompt_contains_needle": needle.sentence in prompt,
+        "hit": bool(needle.answer) and needle.answer in answer and needle.answer in text,
+    }
 
 
 def tokens_digest(tokens: Sequence[int]) -> str:
     """sha256 of the tokens as ASCII decimals joined by single spaces."""
     return hashlib.sha256(" ".join(map(str, tokens)).encode("ascii")).hexdigest()
-
-
-def summarise(arms: Sequence[Arm]) -> dict[str, Any]:
-    """All derived figures, from the rows alone."""
-    baselines = [arm for arm in arms if arm.role == "baseline"]
-    systems = [arm for arm in arms if arm.role == "sut"]
-    return {
-        "arms": {arm.name: _arm_summary(arm.samples) for arm in arms},
-        "comparisons": [_comparison(arm, baseline) for baseline in baselines[:1] for arm in systems],
-    }
-
-
-def _arm_summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    decoded = [len(row["tokens"]) - 1 for row in rows]
-    verified = [item for row in rows for item in row["rounds"] if item["block"] >= 2]
-    needles = [row["needle"]["hit"] for row in rows if "needle" in row]
-    return {
-        "samples": len(rows),
-        "generated_tokens": sum(decoded) + len(rows),
-        "decoded_tokens": sum(decoded),
-        "median_decoded_tokens": median(decoded) if decoded else 0,
-        "decode_tokens_per_s": _ratio(sum(decoded), sum(row["decode_s"] for row in rows)),
-        "end_to_end_tokens_per_s": _ratio(
-            sum(decoded) + len(rows), sum(row["prefill_s"] + row["decode_s"] for row in rows)
-        ),
-        "verify_rounds": len(verified),
-        "acceptance_length": _ratio(sum(item["accepted"] + 1 for item in verified), len(verified)),
-        "recall": _ratio(sum(needles), len(needles)),
-        "max_resident_bytes": max((row["cache"]["resident_bytes"] for row in rows), default=None),
-    }
-
-
-def _comparison(arm: Arm, baseline: Arm) -> dict[str, Any]:
-    """The arm against the baseline over the prompts both ran."""
-    plain = {row["prompt_id"]: row for row in baseline.samples}
-    ours = [row for row in arm.samples if row["prompt_id"] in plain]
-    theirs = [plain[row["prompt_id"]] for row in ours]
-    ours_summary, theirs_summary = _arm_summary(ours), _arm_summary(theirs)
-    pairs = list(zip(ours, theirs, strict=True))
-    ratios = [
-        (b["decode_s"] / (len(b["tokens"]) - 1)) / (a["decode_s"] / (len(a["tokens"]) - 1))
-        for a, b in pairs
-        if len(a["tokens"]) > 1 and len(b["tokens"]) > 1 and a["decode_s"] > 0
-    ]
-    return {
-        "arm": arm.name,
-        "baseline": baseline.name,
-        "decode_ratio": _ratio(ours_summary["decode_tokens_per_s"], theirs_summary["decode_tokens_per_s"]),
-        "median_decode_ratio": median(ratios) if ratios else None,
-        "end_to_end_ratio": _ratio(
-            ours_summary["end_to_end_tokens_per_s"], theirs_summary["end_to_end_tokens_per_s"]
-        ),
-        "identical_samples": sum(a["tokens"] == b["tokens"] for a, b in pairs),
-        "compared_samples": len(pairs),
-    }
-
-
-def liveness(arms: Sequence[Arm]) -> dict[str, Any]:
-    """What ran in the rows: forwards of our loop, and those of the drafter (one for every block)."""
-    rounds = [item for arm in arms for row in arm.samples for item in row["rounds"]]
-    drafted = sum(1 for item in rounds if item["block"] >= 2)
-    return {"rounds": len(rounds), "drafter_forwards": drafted, "restored_positions": 0, "fallbacks": []}
 
 
 @dataclass(frozen=True)
@@ -195,6 +180,7 @@ class Report:
         rounding: dict[str, float | int] | None = None,
         divergences: Sequence[dict[str, Any]] = (),
         restarts: Sequence[dict[str, Any]] = (),
+        parity: dict[str, Any] | None = None,
         request: Request | None = None,
     ) -> "Report":
         """Put the parts together and derive the rest."""
@@ -220,6 +206,9 @@ class Report:
             "restarts": list(restarts),
             "summary": summarise(arms),
         }
+        if parity is not None:
+            document["parity"] = parity
+            document["summary"]["parity"] = parity_summary(parity["rounds"])
         return cls(document)
 
     def write(self, path: Path) -> None:
@@ -259,7 +248,3 @@ def stamp(moment: datetime) -> str:
 
 def _seconds(value: float) -> float:
     return round(value, 7)
-
-
-def _ratio(part: float | None, whole: float | None) -> float | None:
-    return None if part is None or not whole else part / whole

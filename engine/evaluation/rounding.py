@@ -5,7 +5,7 @@ best logits lie closer together than that, the arms may rightly choose different
 along the rounds that were run: what a block leaves in the caches is rounded differently too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -39,33 +39,48 @@ def block_error(target: LoadedTarget, runs: Sequence[Run], chunk: int) -> dict[s
     """
     worst, positions = 0.0, 0
     for run in runs:
-        headroom = max((block for block, _ in run.rounds), default=1)
-        singles = make_prompt_cache(target.target.model)
-        with Session(target.target, None, headroom=headroom) as session:
-            for start in range(0, len(run.prompt), chunk):
-                part = run.prompt[start : start + chunk]
-                session.take_in(part)
-                target.target.forward(mx.array([part]), singles, None)
-                wait([cache.state for cache in singles])
-            done = 0
-            for block, accepted in run.rounds:
-                kept = min(accepted + 1, len(run.tokens) - done)
-                if kept < 1:
-                    break
-                error = _round_error(target, session, singles, run.tokens[done : done + block], (block, kept))
-                worst, positions = max(worst, error), positions + kept
-                done += kept
+        for together, alone in paired_logits(target, run, chunk):
+            error = read_float(mx.abs(together - alone).astype(mx.float32).max())
+            worst, positions = max(worst, error), positions + together.shape[1]
     return {"max_abs_logit_error": worst, "positions": positions}
 
 
-def _round_error(
+def paired_logits(target: LoadedTarget, run: Run, chunk: int) -> Iterator[tuple[mx.array, mx.array]]:
+    """Logits of a text's blocks, run through our session, and of single-token forwards on mlx-lm's caches.
+
+    Args:
+        target: the model.
+        run: the text with its rounds, which are followed as far as the text goes.
+        chunk: prompt positions per forward.
+
+    Yields:
+        Of each round the logits at the k positions kept: [1, k, V] of the block, [1, k, V] one by one.
+    """
+    headroom = max((block for block, _ in run.rounds), default=1)
+    singles = make_prompt_cache(target.target.model)
+    with Session(target.target, None, headroom=headroom) as session:
+        for start in range(0, len(run.prompt), chunk):
+            part = run.prompt[start : start + chunk]
+            session.take_in(part)
+            target.target.forward(mx.array([part]), singles, None)
+            wait([cache.state for cache in singles])
+        done = 0
+        for block, accepted in run.rounds:
+            kept = min(accepted + 1, len(run.tokens) - done)
+            if kept < 1:
+                break
+            yield _round(target, session, singles, run.tokens[done : done + block], (block, kept))
+            done += kept
+
+
+def _round(
     target: LoadedTarget,
     session: Session,
     singles: list[object],
     tokens: Sequence[int],
     lengths: tuple[int, int],
-) -> float:
-    """One block of the session against as many single steps as are kept of it."""
+) -> tuple[mx.array, mx.array]:
+    """One block of the session, and as many single steps as are kept of it; both computed."""
     block, kept = lengths
     fed = [*tokens, *[tokens[-1]] * (block - len(tokens))]  # what was drafted behind does not matter
     session.transaction.begin(len(session.carried) + block)
@@ -76,9 +91,9 @@ def _round_error(
         logits, _ = target.target.forward(mx.array([[token]]), singles, None)
         wait(logits)
         alone.append(logits)
-    error = read_float(mx.abs(together - mx.concatenate(alone, axis=1)).astype(mx.float32).max())
+    wait(together)
     session.commit(tokens[:kept], None)
-    return error
+    return together, mx.concatenate(alone, axis=1)
 
 
 def plain_gap(target: LoadedTarget, prompt: Sequence[int], position: int, chunk: int) -> float:

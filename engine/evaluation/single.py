@@ -13,7 +13,8 @@ from engine.errors import ConfigurationError
 from engine.evaluation.arms import OUR_LOOP, Outcome, Wish, speculate
 from engine.evaluation.environment import SwapWatch, describe
 from engine.evaluation.prompts import Prompt, encode
-from engine.evaluation.report import Arm, Report, Request, now, sample, summarise
+from engine.evaluation.report import Arm, Report, Request, now, sample
+from engine.evaluation.summary import summarise
 from engine.evaluation.throughput import configuration, models
 from engine.runtime import Runtime
 from engine.sampling import Sampling

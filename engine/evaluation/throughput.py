@@ -1,29 +1,34 @@
 """Speculative against plain decoding of the same prompts, interleaved prompt by prompt.
 
 Measures; whether the figures may be believed is for the gate. Decode-only and end-to-end figures both come
-from the rows. One untimed warm-up an arm on the first prompt's real shape. When identical work takes very
-different times, something else uses the machine: all of it is measured again, and the report says so.
+from the rows. One untimed warm-up an arm on the first prompt, and one prefill of the longest. When identical
+work takes very different times, something else uses the machine: all of it is measured again, and the report
+says so.
 """
 
 import json
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from math import inf
 from typing import Any
 
 from engine.blas import threads
+from engine.cache.policy import NATIVE
 from engine.config import Engine
 from engine.errors import ConfigurationError, PromptError
 from engine.evaluation.arms import OUR_LOOP, PLAIN_LOOP, Outcome, plain, room, speculate
 from engine.evaluation.environment import SwapWatch, describe
+from engine.evaluation.fingerprint import fingerprint
+from engine.evaluation.interleave import Lane, Progress, run_interleaved, scored_rows
+from engine.evaluation.journal import Journals
 from engine.evaluation.prompts import Prompt, encode
-from engine.evaluation.report import Arm, Report, Request, now, sample
+from engine.evaluation.report import Arm, Report, Request, now
 from engine.evaluation.rounding import Run, block_error, plain_gap
 from engine.evaluation.steady import disturbance
+from engine.evaluation.templates import ChatSwitches
 from engine.pace import Adaptive, Pace, Tour
 from engine.runtime import Runtime
-
-Progress = Callable[[int, int, str, str], None]  # done, total, phase, detail
 
 PLAIN, SPECULATIVE = "plain", "speculative"
 CLAIMS = ("auto", "speedup", "no-slowdown", "none")
@@ -31,7 +36,6 @@ NO_SLOWDOWN = 0.9
 ROUNDING_TEXTS = 3
 MADE_UP_BLOCKS = (2, 4, 8, 16)
 WARM_UPS = 4
-RESTARTS = 3
 STEP = "drafting/verifying"
 # What the gate asks of a speed; with less, `auto` claims identical output alone.
 FEWEST_SAMPLES, FEWEST_TOKENS = 5, 32
@@ -47,9 +51,11 @@ class Switches:
     seed: int = 0
     claim: str = "auto"
     min_speedup: float = 1.0
+    chat: ChatSwitches = field(default_factory=ChatSwitches)
 
     def check(self) -> None:
         """Raise ConfigurationError where a switch does not make sense."""
+        self.chat.check()
         if self.max_tokens < 1:
             raise ConfigurationError(f"--max-tokens must be at least 1, not {self.max_tokens}")
         if self.limit is not None and self.limit < 1:
@@ -70,71 +76,120 @@ def measure_throughput(
     *,
     progress: Progress,
     request: Request | None = None,
+    journals: Journals | None = None,
 ) -> Report:
-    """Run the arms over the prompts: both, or plain decoding alone where there is no drafter.
+    """Run the arms over the prompts: both, or plain decoding alone where there is nothing of ours to compare.
 
     Raises:
-        ConfigurationError: a claim cannot be made without a drafter, or a switch does not make sense.
+        ConfigurationError: a claim cannot be made without a drafter, a switch does not make sense, or the
+            journal belongs to another run.
         PromptError: a prompt does not fit the model, or leaves no room for a second token.
     """
     switches.check()
+    if engine.policy.source is not None:
+        raise ConfigurationError(
+            f"--kv {engine.policy.spec} means nothing without its controls: eval recall and eval kv run them"
+        )
     if engine.alone and switches.claim not in ("auto", "none"):
         raise ConfigurationError(f"--claim {switches.claim} compares with speculation; give --drafter PATH")
     started, swap = now(), SwapWatch()
-    encoded = encode_all(engine, prompts)
-    claims = [] if engine.alone else throughput_claims(engine, switches, runtime, len(prompts))
-    total = len(_arms(engine)) * len(prompts)
-    progress(0, total, "warming up", prompts[0].id)
+    encoded = encode_all(engine, prompts, switches.chat)
+    claims = throughput_claims(engine, switches, runtime, len(prompts)) if _compares(engine) else []
+    settings = configuration(engine, runtime, "eval throughput", switches)
+    environment = describe(runtime, swap, models(engine))
+    marks = fingerprint(environment, settings, prompts, encoded, request)
+    journal = journals.open(marks) if journals else None
+    arms = _arms(engine)
+    progress(0, len(arms) * len(prompts), "warming up", prompts[0].id)
     pace = warm_up(engine, encoded, switches.max_tokens)
-    restarts: list[dict[str, Any]] = []
-    disturbed: str | None = None
-    while True:
-        arms = _arms(engine)
-        order: list[tuple[str, str]] = []
-        for index, (prompt, tokens) in enumerate(zip(prompts, encoded, strict=True)):
-            for arm in arms if index % 2 == 0 else reversed(arms):
-                progress(len(order), total, "decoding" if arm.role == "baseline" else STEP, prompt.id)
-                outcome = run_arm(engine, arm.role == "sut", tokens, switches.max_tokens, pace)
-                arm.samples.append(sample(prompt, tokens, outcome))
-                order.append((arm.name, prompt.id))
-            watched = bool(claims) and len(restarts) < RESTARTS
-            disturbed = disturbance(*(arm.samples for arm in arms)) if watched else None
-            if disturbed is not None:
-                break
-        if disturbed is None:
-            break
-        restarts.append({"after_samples": len(order), "reason": disturbed})
-        progress(0, total, "measuring again", f"({disturbed})")
-    progress(total, total, "checking", "rounding and divergences")
-    divergences = [] if engine.alone else find_divergences(engine, encoded, arms[0], arms[-1])
+    row = scored_rows(engine.target.tokenizer)
+    course = run_interleaved(
+        [
+            Lane(
+                arm,
+                prompts,
+                encoded,
+                run=partial(_run, engine, arm.role == "sut", switches.max_tokens, pace),
+                row=row,
+                phase="decoding" if arm.role == "baseline" else STEP,
+            )
+            for arm in arms
+        ],
+        progress=progress,
+        journal=journal,
+        watch=(lambda: disturbance(*(arm.samples for arm in arms))) if claims else None,
+    )
+    progress(len(course.order), len(course.order), "checking", "rounding and divergences")
+    divergences = [] if len(arms) == 1 else find_divergences(engine, encoded, arms[0], arms[-1])
     rounding = measure_rounding(engine, encoded, arms, {found["prompt_id"] for found in divergences})
     return Report.build(
         "throughput",
-        started=started,
+        started=journal.started if journal else started,
         claims=claims,
         environment=describe(runtime, swap, models(engine)),
-        configuration=configuration(engine, runtime, "eval throughput", switches),
+        configuration=settings | {"resumed": course.resumed},
         arms=arms,
-        order=order,
+        order=course.order,
         rounding=rounding,
         divergences=divergences,
-        restarts=restarts,
+        restarts=course.restarts,
         request=request,
     )
+
+
+def _compares(engine: Engine) -> bool:
+    """Whether anything of ours differs from plain decoding."""
+    return not engine.alone or engine.policy != NATIVE
 
 
 def _arms(engine: Engine) -> list[Arm]:
     """Empty arms: plain decoding, and ours where there is something to compare."""
     baseline = Arm(PLAIN, "baseline", PLAIN_LOOP)
+    return [baseline, our_arm(engine, SPECULATIVE)] if _compares(engine) else [baseline]
+
+
+def our_arm(engine: Engine, name: str, role: str = "sut", control: str | None = None) -> Arm:
+    """An empty arm of our loop, saying what the engine runs it with."""
     drafter = engine.drafter.drafter.name if engine.drafter else None
-    system = Arm(SPECULATIVE, "sut", OUR_LOOP, drafter=drafter, block=engine.options.block)
-    return [baseline] if engine.alone else [baseline, system]
+    block = None if engine.alone else engine.options.block
+    policy = engine.policy
+    return Arm(
+        name,
+        role,
+        OUR_LOOP,
+        drafter=drafter,
+        block=block,
+        control=control,
+        kv=policy.spec,
+        restoration=policy.source,
+    )
 
 
-def encode_all(engine: Engine, prompts: Sequence[Prompt]) -> list[list[int]]:
-    """Tokens of every prompt, checked before any work."""
+def _run(
+    engine: Engine, ours: bool, max_tokens: int, pace: Pace, encoded: Sequence[list[int]]
+) -> list[Outcome]:
+    """Prompts through one arm, one after the other."""
+    return [run_arm(engine, ours, tokens, max_tokens, pace) for tokens in encoded]
+
+
+def encode_all(
+    engine: Engine, prompts: Sequence[Prompt], switches: ChatSwitches | None = None
+) -> list[list[int]]:
+    """Tokens of every prompt, checked before any work.
+
+    Raises:
+        ConfigurationError: a switch of the chat template is given, and no prompt goes through it.
+        PromptError: a prompt does not fit the model.
+    """
+    switches = switches or ChatSwitches()
+    if switches.given and not switches.chat and all(prompt.messages is None for prompt in prompts):
+        raise ConfigurationError(
+            f"{switches.given[0]} is for the chat template, and none of these prompts is a conversation; "
+            "add --chat to make them some"
+        )
     target = engine.target
-    encoded = [encode(p, target.tokenizer, target.target.vocab_size, target.context) for p in prompts]
+    size, context = target.target.vocab_size, target.context
+    encoded = [encode(prompt, target.tokenizer, size, context, switches) for prompt in prompts]
     for prompt, tokens in zip(prompts, encoded, strict=True):
         if room(target, len(tokens), 2) < 2:
             raise PromptError(f"prompt {prompt.id} leaves no room in the context of {target.context}")
@@ -144,10 +199,15 @@ def encode_all(engine: Engine, prompts: Sequence[Prompt]) -> list[list[int]]:
 def warm_up(engine: Engine, encoded: Sequence[Sequence[int]], max_tokens: int) -> Pace:
     """Run both arms on the first prompt, untimed, and let an adaptive pace learn what its blocks cost.
 
-    Where the first text ends before every block was tried, a few more prompts are used for that.
+    Where the first text ends before every block was tried, a few more prompts are used for that. The longest
+    prompt is prefilled once by each arm, so that none of its shapes is met first in a row.
     """
     plain(engine.target, encoded[0], max_tokens, engine.options.prefill_chunk)
     pace = engine.new_pace()
+    longest = max(encoded, key=len)
+    if len(longest) > len(encoded[0]):
+        plain(engine.target, longest, 1, engine.options.prefill_chunk)
+        speculate(engine, longest, 1, pace)
     if not isinstance(pace, Adaptive):
         speculate(engine, encoded[0], max_tokens, pace)
         return pace
@@ -220,8 +280,13 @@ def find_divergences(
 def throughput_claims(
     engine: Engine, switches: Switches, runtime: Runtime, prompts: int
 ) -> list[dict[str, Any]]:
-    """What the report asks to be believed for; known before anything is timed."""
+    """What the report asks to be believed for; known before anything is timed.
+
+    A policy may change the output, so that by itself nothing is claimed of it here.
+    """
     claim = switches.claim
+    if claim == "auto" and engine.policy != NATIVE:
+        claim = "none"
     if claim == "auto":
         claim = "speedup" if runtime.fast and engine.drafter else "no-slowdown"
         if prompts < FEWEST_SAMPLES or switches.max_tokens <= FEWEST_TOKENS:
@@ -239,9 +304,13 @@ def throughput_claims(
 
 def models(engine: Engine) -> dict[str, Any]:
     """The model cards of the environment block."""
-    cards = {"target": engine.target.card}
-    card = engine.drafter.card if engine.drafter else None
-    return cards if card is None else {**cards, "drafter": card}
+    learned = engine.restoration.learned if engine.restoration else None
+    cards = {
+        "target": engine.target.card,
+        "drafter": engine.drafter.card if engine.drafter else None,
+        "projector": learned.card if learned else None,
+    }
+    return {role: card for role, card in cards.items() if card is not None}
 
 
 def configuration(engine: Engine, runtime: Runtime, command: str, switches: Any) -> dict[str, Any]:
@@ -251,14 +320,25 @@ def configuration(engine: Engine, runtime: Runtime, command: str, switches: Any)
         "command": command,
         "block": options.block if engine.drafter else "1",
         "drafter": engine.drafter.drafter.name if engine.drafter else None,
+        "kv": engine.policy.spec,
+        "quantize": options.quantize,
+        "projector": options.projector.name if options.projector else None,
         "prefill_chunk": options.prefill_chunk,
         "dtype": engine.target.card.dtype,
         "fused_kernels": runtime.compiles,
         "compiled": options.compiled,
         "single_graph": options.single_graph,
         "blas_threads": threads(),
-        **{name: _flat(value) for name, value in asdict(switches).items()},
+        **_flattened(asdict(switches)),
     }
+
+
+def _flattened(values: dict[str, Any]) -> dict[str, Any]:
+    """Groups of switches spread out: a configuration has no levels."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= _flattened(value) if isinstance(value, dict) else {name: _flat(value)}
+    return flat
 
 
 def _flat(value: Any) -> Any:

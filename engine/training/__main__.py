@@ -1,4 +1,4 @@
-"""The command that makes the demo pair: corpora, tokenizer, target, drafter, prompts, figures, card."""
+"""The command that makes the demo pair: corpora, tokenizer, target, drafters, prompts, figures, card."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import click
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = ROOT / "models" / "demo"
 PROMPTS = ROOT / "evaluation" / "prompts"
+MADE = ("target", "drafter", "proposer")
 
 
 def _progress() -> Callable[[dict[str, Any]], None]:
@@ -125,20 +126,68 @@ def drafter(options: dict[str, Any]) -> None:
 
 @main.command()
 @click.pass_obj
-def export(options: dict[str, Any]) -> None:
+def proposer(options: dict[str, Any]) -> None:
+    """Let the target continue more prompts, then train the masked diffusion proposer on that.
+
+    The target is the one trained here, else the shipped one; so the proposer of the shipped pair needs
+    nothing but this stage.
+    """
+    from engine.training import evaluate as evaluating
+    from engine.training import proposer as proposing
+    from engine.training import selfplay, trainer
+    from engine.training.tokenizer import DemoTokenizer
+
+    work, tiny = options["work"], options["tiny"]
+    if (work / "target").exists():
+        model, tokenizer = _trained_target(options), _tokenizer(work, options["seed"])
+    else:
+        shipped = options["out"] / "target"
+        model, tokenizer = evaluating.load_target(shipped)[0], DemoTokenizer.load(shipped)
+    data = selfplay.collect(
+        model,
+        tokenizer,
+        work / "proposer-selfplay",
+        seed=options["seed"] + proposing.SELFPLAY_SEED,
+        batches=(1, 0) if tiny else proposing.SELFPLAY_BATCHES,
+        rows=16 if tiny else 128,
+        taps=(),
+        progress=_progress(),
+    )
+    config = proposing.configuration(vars(model.args))
+    network = proposing.build(config, options["seed"], model.model.embed_tokens.weight)
+    folded, single = (4, 2) if tiny else (proposing.FOLDED_STEPS, proposing.SINGLE_STEPS)
+    task = proposing.ProposerTask(network, data, options["seed"], folded=folded)
+    schedule = trainer.Schedule(steps=folded + single, decay=0.5)
+    trainer.fit(task, schedule, work / "proposer", progress=_progress(), every=50, keep_every=50)
+
+
+@main.command()
+@click.option("--only", type=click.Choice(MADE), multiple=True, default=MADE, help="Leave the others alone.")
+@click.pass_obj
+def export(options: dict[str, Any], only: tuple[str, ...]) -> None:
     """Write the shipped folders from the newest checkpoints."""
     from engine.training import demo_target, trainer
     from engine.training import drafter as drafting
     from engine.training import export as exporting
+    from engine.training import proposer as proposing
 
     out, work = options["out"], options["work"]
     target_config = demo_target.configuration()
-    _tokenizer(work, options["seed"])
-    exporting.write_model(_trained_target(options), target_config, out / "target")
-    exporting.copy_tokenizer(work / "tokenizer", out / "target")
-    network = drafting.build(drafting.configuration(target_config), options["seed"])
-    trainer.load_weights(work / "drafter", network)
-    exporting.write_model(network, drafting.configuration(target_config), out / "drafter")
+    if "target" in only:
+        _tokenizer(work, options["seed"])
+        exporting.write_model(_trained_target(options), target_config, out / "target")
+        exporting.copy_tokenizer(work / "tokenizer", out / "target")
+    if "drafter" in only:
+        config = drafting.configuration(target_config)
+        network = drafting.build(config, options["seed"])
+        trainer.load_weights(work / "drafter", network)
+        exporting.write_model(network, config, out / "drafter")
+    if "proposer" in only:
+        config = proposing.configuration(target_config)
+        diffusion = proposing.build(config, options["seed"])
+        trainer.load_weights(work / "proposer", diffusion)
+        exporting.write_model(diffusion, config, out / "proposer")
+        exporting.copy_tokenizer(out / "target", out / "proposer")
     exporting.write_digests(out)
 
 
@@ -160,24 +209,31 @@ def prompts(options: dict[str, Any]) -> None:
 
 @main.command()
 @click.option("--needles", default=120, show_default=True, help="Held-out needles at each context length.")
+@click.option("--proposer-alone", is_flag=True, help="Keep the recorded figures of target and drafter.")
 @click.pass_obj
-def evaluate(options: dict[str, Any], needles: int) -> None:
+def evaluate(options: dict[str, Any], needles: int, proposer_alone: bool) -> None:
     """Measure the shipped pair; write evaluation.json, the model card and the digests."""
     from engine.drafters.block import BlockDrafter
     from engine.training import card
     from engine.training import drafter as drafting
     from engine.training import evaluate as evaluating
     from engine.training import export as exporting
+    from engine.training import proposer as proposing
 
-    out = options["out"]
-    network = drafting.load(out / "drafter")
-    report = evaluating.evaluate(
-        out / "target",
-        BlockDrafter(network),
-        options["prompts"],
-        needles=8 if options["tiny"] else needles,
-        seed=options["seed"],
-        progress=_progress(),
+    out, progress = options["out"], _progress()
+    if proposer_alone:
+        report = json.loads((out / "evaluation.json").read_text(encoding="utf-8"))
+    else:
+        report = evaluating.evaluate(
+            out / "target",
+            BlockDrafter(drafting.load(out / "drafter")),
+            options["prompts"],
+            needles=8 if options["tiny"] else needles,
+            seed=options["seed"],
+            progress=progress,
+        )
+    report["proposer"] = evaluating.evaluate_proposer(
+        out / "target", proposing.load(out / "proposer"), options["prompts"], progress=progress
     )
     (out / "evaluation.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     (out / "README.md").write_text(card.render(report), encoding="utf-8")
@@ -189,7 +245,7 @@ def evaluate(options: dict[str, Any], needles: int) -> None:
 @click.pass_context
 def everything(context: click.Context) -> None:
     """Every stage in order: the one command that makes the pair."""
-    for stage in (target, drafter, export, prompts, evaluate):
+    for stage in (target, drafter, proposer, export, prompts, evaluate):
         click.echo(f"== {stage.name}")
         context.invoke(stage)
 

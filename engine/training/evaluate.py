@@ -14,17 +14,20 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from engine.drafters.block import BlockDrafter
+from engine.drafters.base import Drafter
+from engine.drafters.masked_diffusion import MaskedDiffusion
+from engine.networks.mdlm import MaskedDiffusionModel
 from engine.target import Target
 from engine.training import prompts as prompt_sets
 from engine.training.corpora import retrieval
 from engine.training.corpora.lexicon import HELD_OUT, TRAIN, generator, held_out_two_piece_names
-from engine.training.tokenizer import END, EOS, DemoTokenizer
+from engine.training.tokenizer import END, EOS, MASK, DemoTokenizer
 
 Progress = Callable[[dict[str, Any]], None]
 STOPS = (EOS, END)
 CONTEXTS = (128, 256, 400, 480)
 KINDS = ("code", "chat", "retrieval")
+PROPOSER_TOKENS, PROPOSER_BLOCK, PROPOSER_STEPS = 64, 8, (1, 2, 4)
 BY_KIND_BLOCK = 8  # block at which code acceptance is split by what was held out
 
 
@@ -93,17 +96,20 @@ def loop_period(tokens: Sequence[int], *, longest: int = 40, least: int = 30) ->
 
 
 def rounds(
-    target: Target, drafter: BlockDrafter, prompt: Sequence[int], continuation: Sequence[int], block: int
+    target: Target, drafter: Drafter, prompt: Sequence[int], continuation: Sequence[int], block: int
 ) -> list[int]:
     """Tokens emitted by each verify while drafting along the target's greedy continuation."""
-    taps = target.tap(drafter.tap_layers)
-    tokens = [*prompt, *continuation]
-    _, rows = target.forward(mx.array([tokens]), target.model.make_cache(), taps)
-    taps.close()
-    if rows is None:
-        raise ValueError("the drafter taps no layer")
+    tokens, rows = [*prompt, *continuation], None
+    if drafter.tap_layers:
+        taps = target.tap(drafter.tap_layers)
+        _, rows = target.forward(mx.array([tokens]), target.model.make_cache(), taps)
+        taps.close()
+
+    def tell(start: int, end: int) -> None:
+        drafter.observe(tokens[start:end], None if rows is None else rows[:, start:end])
+
     drafter.start()
-    drafter.observe(list(prompt), rows[:, : len(prompt)])
+    tell(0, len(prompt))
     emitted, at = [], 0
     while at < len(continuation) - 1:
         drafts = np.array(drafter.propose(continuation[at], block - 1).tokens).tolist()
@@ -112,8 +118,7 @@ def rounds(
         while accepted < min(len(wanted), block - 1) and drafts[accepted] == wanted[accepted]:
             accepted += 1
         step = min(accepted + 1, len(continuation) - 1 - at)
-        start = len(prompt) + at
-        drafter.observe(continuation[at : at + step], rows[:, start : start + step])
+        tell(len(prompt) + at, len(prompt) + at + step)
         emitted.append(step)
         at += step
     return emitted
@@ -129,7 +134,7 @@ def encode_prompt(tokenizer: Any, prompt: dict[str, Any]) -> list[int]:
 
 
 def shipped_sets(
-    model: Any, tokenizer: Any, drafter: BlockDrafter, folder: Path, *, tokens: int, blocks: Sequence[int]
+    model: Any, tokenizer: Any, drafter: Drafter, folder: Path, *, tokens: int, blocks: Sequence[int]
 ) -> dict[str, dict[str, Any]]:
     """Acceptance length (tokens emitted per verify) and loops on each shipped prompt set."""
     target = Target(model)
@@ -166,7 +171,7 @@ def shipped_sets(
 
 def evaluate(
     target_folder: Path,
-    drafter: BlockDrafter,
+    drafter: Drafter,
     prompts: Path,
     *,
     needles: int,
@@ -194,4 +199,36 @@ def evaluate(
         progress({f"recall_400_{key}": found["all"]})
     report["chat_recall_400"] = chat_recall(model, tokenizer, length=380, count=needles, seed=seed)
     progress({"chat_recall_400": report["chat_recall_400"]})
+    return report
+
+
+def evaluate_proposer(
+    target_folder: Path, network: MaskedDiffusionModel, prompts: Path, *, progress: Progress
+) -> dict[str, Any]:
+    """What the model card says of the proposer: tokens emitted per verify, by its forwards for a block."""
+    model, tokenizer = load_target(target_folder)
+    target = Target(model)
+    texts = {
+        kind: [
+            (encoded, greedy(model, encoded, PROPOSER_TOKENS))
+            for encoded in (
+                encode_prompt(tokenizer, prompt) for prompt in prompt_sets.read(prompts / f"{kind}.jsonl")
+            )
+        ]
+        for kind in KINDS
+    }
+    report: dict[str, Any] = {"tokens": PROPOSER_TOKENS, "block": PROPOSER_BLOCK, "acceptance": {}}
+    for steps in PROPOSER_STEPS:
+        drafter = MaskedDiffusion(network, MASK, steps=steps)
+        drafter.bind(target)
+        found = {}
+        for kind in KINDS:
+            emitted = [
+                count
+                for prompt, continuation in texts[kind]
+                for count in rounds(target, drafter, prompt, continuation, PROPOSER_BLOCK)
+            ]
+            found[kind] = round(sum(emitted) / len(emitted), 3)
+        report["acceptance"][str(steps)] = found
+        progress({"steps": steps, **found})
     return report

@@ -136,7 +136,8 @@ def _step(
         if index in taps:
             tapped.append(h[:, 0])
     logits = model.model.embed_tokens.as_linear(model.model.norm(h))
-    return mx.argmax(logits[:, 0], axis=-1), mx.concatenate(tapped, axis=-1).astype(mx.float16)
+    taken = mx.concatenate(tapped, axis=-1) if tapped else mx.zeros((rows, 0))
+    return mx.argmax(logits[:, 0], axis=-1), taken.astype(mx.float16)
 
 
 def continue_greedily(

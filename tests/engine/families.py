@@ -181,10 +181,22 @@ FAMILIES: dict[str, Family] = {
 QUANTIZED = ("llama", "qwen3", "qwen3_moe", "gemma3_text", "gemma4_text", "gpt_oss")
 
 
-def build(family: str, quantized: bool = False, seed: int = 3) -> Any:
-    """A random model of the family, float32; quantized: its matrices in affine 4-bit groups of 32."""
+def build(family: str, quantized: bool = False, seed: int = 3, head_dim: int | None = None) -> Any:
+    """A random model of the family, float32.
+
+    Args:
+        family: its name.
+        quantized: its matrices in affine 4-bit groups of 32.
+        seed: of the weights.
+        head_dim: of every head but global ones, which are twice as wide; None: as in the table.
+    """
     entry = FAMILIES[family]
     config = deepcopy(entry.config)  # mlx-lm's argument classes write into nested ones
+    if head_dim is not None:
+        text = config.get("text_config", config)
+        text["head_dim"] = head_dim
+        if "global_head_dim" in text:
+            text["global_head_dim"] = 2 * head_dim
     code = import_module(f"mlx_lm.models.{'llama' if family == 'mistral' else family}")
     mx.random.seed(seed)
     model = code.Model(code.ModelArgs.from_dict(config))

@@ -13,7 +13,14 @@ import pytest
 
 from engine.cli import run
 from tests.engine.cli.parity_cases import DATA, Arrays, copy, parity
+from tests.engine.evaluation.test_prompts import write
 
+BOUND = (
+    *("--request-nonce", "20260102t030405z0123456789ab"),
+    *("--workload-sha", "a" * 40),
+    *("--preset-digest", "b" * 64),
+    *("--engine-source", "installed"),
+)
 CASES = sorted(path.name for path in DATA.iterdir() if path.is_dir())
 
 
@@ -161,6 +168,48 @@ def test_outputs_of_ours_that_are_not_finite_never_pass(capsys, tmp_path: Path):
     assert code == 1
     row = json.loads(out)["cases"][0]
     assert (row["hidden_max_abs"], row["passed"]) == (None, False)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_passes_with_a_tolerance_of_its_own(capsys, dtype: str):
+    code, out, _ = parity(capsys, DATA / "full", "--dtype", dtype, "--json")
+    document = json.loads(out)
+    assert (code, document["passed"]) == (0, True)
+    assert 1e-4 < max(row["logits_max_abs"] for row in document["cases"]) < document["tolerance"]
+    code, out, err = parity(capsys, DATA / "full", "--dtype", dtype, "--tolerance", "1e-4", "--json")
+    assert (code, json.loads(out)["passed"]) == (1, False)
+    assert "2 of 2 rounds differ" in err
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_a_report_is_written_where_it_is_asked_for(
+    capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: bool
+):
+    monkeypatch.setenv("KAKEYA_STATE", str(tmp_path / "state"))
+    where = tmp_path / "parity.json"
+    flags = BOUND if bound else ("--report", where)
+    code, out, _ = parity(capsys, DATA / "full", "--reference", "dflash 0.1.0 (torch)", "--json", *flags)
+    assert code == 0
+    document = json.loads(out)
+    report = json.loads(Path(document["report"]).read_text())
+    assert (report["kind"], "request" in report) == ("parity", bound)
+    assert bound or document["report"] == str(where)
+    assert [row["logits_max_abs"] for row in report["parity"]["rounds"]] == [
+        row["logits_max_abs"] for row in document["cases"]
+    ]
+
+
+def test_a_target_is_compared_with_plain_decoding(capsys, folders: tuple[Path, Path], tmp_path: Path):
+    own = write(tmp_path / "own.jsonl", {"id": "a-1", "prompt": "x = 1"})
+    arguments = ["parity", "--target", "--model", str(folders[0]), "--prompts", str(own), "--max-tokens", "9"]
+    assert run(arguments) == 0
+    out, err = capsys.readouterr()
+    assert "progress 1/1 comparing" in err
+    document = json.loads(out.splitlines()[-1])
+    assert document["passed"] is True
+    assert [row["case"] for row in document["cases"]] == ["a-1"] * 3
+    assert "hidden_max_abs" not in document["cases"][0]
+    assert [row[2] for row in rows_of(out)] == ["-"] * 3
 
 
 def test_help_shows_how(capsys):

@@ -12,7 +12,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.engine.cli.parity_cases import Arrays, copy, parity, reconfigure
+from engine.cli import run
+from tests.engine.cli.parity_cases import DATA, Arrays, copy, parity, reconfigure
 
 
 def drop(name: str) -> Callable[[Arrays], None]:
@@ -214,3 +215,27 @@ def test_a_folder_without_cases_is_exit_2(capsys, tmp_path: Path):
     code, _, err = parity(capsys, tmp_path)
     assert code == 2
     assert "holds no case" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "give either --golden DIR or --target"),
+        (("--target", "--golden", "cases"), "give either --golden DIR or --target"),
+        (("--target", "--reference", "torch"), "leave it out with --target"),
+        (("--target", "--model", "nowhere"), "nowhere"),
+        (("--golden", str(DATA), "--dtype", "int8"), "--dtype 'int8' is not one of"),
+        (("--golden", str(DATA), "--workload-sha", "a" * 40), "--request-nonce"),
+    ],
+)
+def test_what_is_to_be_compared_must_be_clear(arguments: tuple[str, ...], message: str, capsys):
+    assert run(["parity", *arguments, "--json"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+
+
+def test_a_reference_name_that_is_no_text_is_exit_2(capsys, tmp_path: Path):
+    code, _, err = parity(capsys, copy("full", tmp_path, lambda arrays: arrays.update(reference=np.zeros(3))))
+    assert code == 2
+    assert "reference is (3,), should be ()" in err

@@ -7,6 +7,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx import nn
 from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models.qwen3 import ModelArgs
 
@@ -135,6 +136,38 @@ def test_each_forward_guesses_the_masked_rows_alone_and_what_is_filled_stays():
         assert rows == [place for place in range(9, 17) if tokens[place] == tiny.MASK]
         known = [place for place in range(9, 17) if place not in rows]
         assert [tokens[place] for place in known] == [drafts[place - 9] for place in known]
+
+
+class Everywhere(MaskedDiffusionModel):
+    """Computes norm and head for every row, and only then looks at the masked ones."""
+
+    def __call__(self, tokens: mx.array, rows: mx.array) -> mx.array:
+        return super().__call__(tokens, mx.arange(tokens.shape[1]))[rows]
+
+
+KINDS = (MaskedDiffusionModel, Everywhere)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4])
+def test_drafts_are_those_of_a_head_over_all_rows(steps: int):
+    for seed in range(8):
+        text = prompt_of(6 + 9 * seed, seed)
+        some, all_rows = (MaskedDiffusion(network(kind=kind), tiny.MASK, steps=steps) for kind in KINDS)
+        assert drafted(some, text, 7) == drafted(all_rows, text, 7)
+
+
+def test_the_head_is_computed_for_masked_rows_alone(monkeypatch: pytest.MonkeyPatch):
+    rows: list[int] = []
+    head = nn.Embedding.as_linear
+
+    def counting(table: nn.Embedding, hidden: mx.array) -> mx.array:
+        rows.append(hidden.size // hidden.shape[-1])
+        return head(table, hidden)
+
+    monkeypatch.setattr(nn.Embedding, "as_linear", counting)
+    for kind in KINDS:
+        drafted(MaskedDiffusion(network(kind=kind), tiny.MASK, steps=3), prompt_of(40), 7)
+    assert rows == [7, 4, 2, 47, 47, 47]
 
 
 def test_the_mask_itself_is_never_drafted():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from engine.drafters.masked_diffusion import MaskedDiffusion
 from engine.drafters.prompt_lookup import PromptLookup
 from engine.drafters.registry import KINDS, SIGNS, kind_of, open_drafter, refuse_other_tokens
 from engine.errors import ConfigurationError, DrafterMismatchError, ModelError
-from engine.loading import LoadedTarget, load_target
+from engine.loading import LoadedTarget, load_target, tokenizer_of
 from engine.networks.mdlm import MaskedDiffusionModel, mask_token
 from tests.engine import tiny
 
@@ -162,6 +163,80 @@ def test_a_tokenizer_may_know_more_tokens_than_the_other():
     refuse_other_tokens(Words(a=0), Words(a=0, b=1))
     with pytest.raises(DrafterMismatchError, match="token 1 is 'c' in the drafter, 'b' in the target"):
         refuse_other_tokens(Words(a=0, c=1), Words(a=0, b=1))
+
+
+def test_a_diffusion_folder_says_how_to_draft_and_the_spec_overrules_it(
+    target: LoadedTarget, diffusion: Path, tmp_path: Path
+):
+    copy = changed(diffusion, tmp_path / "copy", draft_block_size=5, draft_steps=3)
+    for spec, expected in (
+        (str(diffusion), (8, 2, 256)),
+        (str(copy), (5, 3, 256)),
+        (f"masked-diffusion:{copy}", (5, 3, 256)),
+        (f"masked-diffusion:{copy}?steps=1", (5, 1, 256)),
+        (f"masked-diffusion:{copy}?context=64,block=16", (16, 3, 64)),
+    ):
+        drafter = open_drafter(spec, target).drafter
+        assert isinstance(drafter, MaskedDiffusion)
+        assert (drafter.block_size, drafter.steps, drafter.context) == expected
+
+
+def test_a_folder_with_a_question_mark_in_its_name_is_a_folder(
+    target: LoadedTarget, diffusion: Path, tmp_path: Path
+):
+    copy = changed(diffusion, tmp_path / "what?steps=9")
+    drafter = open_drafter(f"masked-diffusion:{copy}", target).drafter
+    assert isinstance(drafter, MaskedDiffusion)
+    assert drafter.steps == 2
+
+
+def test_a_layout_that_transformers_does_not_know_is_no_warning(target: LoadedTarget, diffusion: Path):
+    heard: list[str] = []
+    logger = logging.getLogger("transformers")
+    handler = logging.Handler()
+    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    try:
+        open_drafter(str(diffusion), target)
+        assert heard == []
+        tokenizer_of(diffusion, None)
+        assert any("a2d-qwen3" in message for message in heard)  # or there was nothing to hold back
+    finally:
+        logger.removeHandler(handler)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "steps",
+        "steps=",
+        "steps=0",
+        "steps=x",
+        "block=1",
+        "block=513",
+        "context=0",
+        "seed=1",
+        "steps=1,steps=2",
+    ],
+)
+def test_a_setting_of_the_spec_that_makes_no_sense_is_refused(
+    target: LoadedTarget, diffusion: Path, text: str
+):
+    with pytest.raises(ConfigurationError, match=r"cannot be set; give each of block=2 to 512, steps=1"):
+        open_drafter(f"masked-diffusion:{diffusion}?{text}", target)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("draft_steps", 0), ("draft_steps", True), ("draft_block_size", 1), ("draft_context", "256")],
+)
+def test_a_setting_of_the_folder_that_makes_no_sense_is_refused(
+    target: LoadedTarget, diffusion: Path, tmp_path: Path, field: str, value: object
+):
+    copy = changed(diffusion, tmp_path / "copy", **{field: value})
+    with pytest.raises(ModelError, match=rf"config\.json: {field} must be a number from .*, not {value!r}"):
+        open_drafter(str(copy), target)
 
 
 def test_a_quantized_diffusion_model_is_loaded_as_it_is(target: LoadedTarget, tmp_path: Path):

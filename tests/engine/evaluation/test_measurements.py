@@ -18,9 +18,10 @@ from engine.evaluation.environment import SwapWatch, describe, source_digest
 from engine.evaluation.probe import probe_machine, ring_rolls_back
 from engine.evaluation.prompts import Prompt, load_prompts
 from engine.evaluation.recall import RecallSwitches, measure_recall
-from engine.evaluation.report import Report, Request, summarise
+from engine.evaluation.report import Report, Request
 from engine.evaluation.rounding import Run, block_error, plain_gap
 from engine.evaluation.single import GenerateSwitches, generate_report, generate_stream
+from engine.evaluation.summary import summarise
 from engine.evaluation.throughput import Switches, encode_all, find_divergences, measure_throughput, run_arm
 from engine.runtime import prepare
 from tests.engine import tiny

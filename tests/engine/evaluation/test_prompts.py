@@ -135,3 +135,45 @@ def test_a_prompt_that_cannot_be_used_is_refused_by_id(folders: tuple[Path, Path
         encode(raw_prompt(""), target.tokenizer, target.target.vocab_size, target.context)
     with pytest.raises(ModelError, match="the model knows 8"):
         encode(raw_prompt("x"), target.tokenizer, 8, None)
+
+
+@pytest.mark.parametrize(
+    ("row", "identifier", "kind", "text", "asked"),
+    [
+        ({"question": "How many?", "answer": "#### 12"}, "gsm8k-1", "gsm8k", None, "How many?"),
+        (
+            {
+                "task_id": "HumanEval/3",
+                "prompt": "def f():",
+                "entry_point": "f",
+                "test": "",
+                "canonical_solution": "",
+            },
+            "HumanEval/3",
+            "humaneval",
+            "def f():",
+            None,
+        ),
+        (
+            {"task_id": 11, "text": "Write f.", "code": "", "test_list": []},
+            "mbpp-11",
+            "mbpp",
+            None,
+            "Write f.",
+        ),
+        (
+            {"question_id": 81, "category": "writing", "turns": ["Write.", "Again."]},
+            "mt-bench-81",
+            "writing",
+            None,
+            "Write.",
+        ),
+    ],
+)
+def test_files_of_well_known_sets_are_read_as_they_are(
+    tmp_path: Path, row: dict[str, Any], identifier: str, kind: str, text: str | None, asked: str | None
+):
+    [prompt] = load_prompts(str(write(tmp_path / "set.jsonl", row)))
+    assert (prompt.id, prompt.kind, prompt.text) == (identifier, kind, text)
+    assert prompt.messages == (None if asked is None else (("user", asked),))
+    assert prompt.needle is None

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from engine.cache.held import KVUse
 from engine.decode import Round
 from engine.errors import EngineError
 from engine.evaluation.arms import Outcome
 from engine.evaluation.prompts import Needle, Prompt, raw_prompt
-from engine.evaluation.report import Arm, Report, liveness, now, sample, summarise, tokens_digest
+from engine.evaluation.report import Arm, Distortion, Report, now, sample, tokens_digest
+from engine.evaluation.summary import liveness, parity_summary, summarise
 
 
 def outcome(count: int, decode_s: float, rounds: list[Round] | None = None, text: str = "t", **more: Any):
@@ -93,6 +95,62 @@ def test_digests_are_of_ascii_decimals_joined_by_spaces():
     import hashlib
 
     assert tokens_digest([12, 3]) == hashlib.sha256(b"12 3").hexdigest()
+
+
+def test_a_policys_rows_say_what_was_held_restored_and_answered():
+    needle = Needle("The code is 4821.", "4821", 0.5)
+    prompt = Prompt("r-1", "retrieval", "A. The code is 4821. B.", None, needle, "")
+    use = KVUse(layers=(1, 2), values=1000, nbytes=625)
+    found = outcome(3, 1.0, text="<think>4821?</think> 48 21", kv=use, restored=12)
+    row = sample(prompt, [1], found, answer_text="48 21", distortion=Distortion(0.25, 0.5))
+    assert row["kv"] == {
+        "layers": [1, 2],
+        "values": 1000,
+        "bytes": 625,
+        "key_distortion": 0.25,
+        "value_distortion": 0.5,
+    }
+    assert (row["restored_positions"], row["answer_text"], row["needle"]["hit"]) == (12, "48 21", False)
+    plain = sample(prompt, [1], outcome(3, 1.0, text="4821"), answer_text="4821")
+    assert plain.keys().isdisjoint({"kv", "restored_positions", "answer_text"})
+    joined = sample(prompt, [1], outcome(3, 1.0, text="48<think></think>21"), answer_text="4821")
+    assert joined["needle"]["hit"] is False
+    arm = Arm("a", "sut", "k", kv="affine:4,64@all", samples=[row, plain])
+    figures = summarise([arm])["arms"]["a"]
+    assert (figures["stored_bits_per_value"], figures["key_distortion"]) == (5.0, 0.25)
+    assert liveness([arm])["restored_positions"] == 12
+    assert arm.document()["system"]["kv"] == "affine:4,64@all"
+
+
+def test_outputs_that_loop_are_counted():
+    arm = Arm("a", "sut", "k")
+    for tokens in ([7] * 48, list(range(48))):
+        arm.samples.append(sample(raw_prompt("x"), [1], outcome(1, 1.0, tokens=tokens)))
+    assert summarise([arm])["arms"]["a"]["runaway_samples"] == 1
+
+
+def test_a_comparison_with_a_reference_is_summed_up():
+    turn = {"hidden_max_abs": 0.5, "logits_max_abs": 0.25, "argmax_agreement": 1.0, "path_equal": None}
+    rounds = [
+        {"case": "a", "round": 1, "rows": 4, **turn},
+        {"case": "a", "round": 2, "rows": 12, **turn, "argmax_agreement": 0.5, "path_equal": True},
+    ]
+    document = Report.build(
+        "parity", started=now(), claims=[], environment={}, configuration={}, parity={"rounds": rounds}
+    ).document
+    assert document["summary"]["parity"] == {
+        "cases": 1,
+        "rounds": 2,
+        "rows": 16,
+        "hidden_max_abs": 0.5,
+        "logits_max_abs": 0.25,
+        "argmax_agreement": 0.625,
+        "paths_equal": 1,
+        "paths_compared": 1,
+    }
+    rounds[0]["hidden_max_abs"] = None
+    assert parity_summary(rounds)["hidden_max_abs"] is None
+    assert "parity" not in build().document
 
 
 def build(**more: Any) -> Report:

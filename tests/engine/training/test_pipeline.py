@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from engine.drafters.registry import open_drafter
 from engine.loading import load_drafter, load_target
 from engine.training import export
 from engine.training.__main__ import main
@@ -21,6 +22,7 @@ def test_all_stages_run_and_the_pair_loads(tmp_path: Path) -> None:
     target = load_target(out / "target")
     drafter = load_drafter(out / "drafter", target.target)
     assert drafter.drafter.block_size == 8
+    assert open_drafter(str(out / "proposer"), target).drafter.name == "masked-diffusion"
     assert json.loads((out / "DIGESTS.json").read_text()) == export.digests(out)
     assert sorted(path.name for path in prompts.iterdir()) == ["chat.jsonl", "code.jsonl", "retrieval.jsonl"]
     assert json.loads(result.output.splitlines()[-1])["needles"] == 8

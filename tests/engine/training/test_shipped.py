@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from engine.training import card, demo_target, drafter, export, prompts
+from engine.training import card, demo_target, drafter, export, prompts, proposer
 from engine.training.corpora.lexicon import HELD_OUT, TRAIN
 from engine.training.corpora.retrieval import Fact
 from engine.training.tokenizer import DemoTokenizer
@@ -27,12 +27,13 @@ def report() -> dict[str, dict[str, object]]:
 def test_every_file_has_the_digest_on_record() -> None:
     recorded = json.loads((PAIR / export.DIGESTS).read_text(encoding="utf-8"))
     assert recorded == export.digests(PAIR)
-    assert {"target/model.safetensors", "drafter/model.safetensors"} <= set(recorded)
+    assert {f"{name}/model.safetensors" for name in ("target", "drafter", "proposer")} <= set(recorded)
 
 
 def test_the_pair_is_small_and_half_precision() -> None:
     assert sum(path.stat().st_size for path in PAIR.rglob("*") if path.is_file()) <= 12_000_000
-    for name in ("target", "drafter"):
+    assert sum(path.stat().st_size for path in (PAIR / "proposer").iterdir()) <= 2_500_000
+    for name in ("target", "drafter", "proposer"):
         with safe_open(PAIR / name / "model.safetensors", "np") as weights:
             assert {weights.get_slice(key).get_dtype() for key in weights.keys()} == {"F16"}  # noqa: SIM118
 
@@ -41,6 +42,7 @@ def test_the_configurations_are_those_the_code_would_write() -> None:
     for name, config in (
         ("target", demo_target.configuration()),
         ("drafter", drafter.configuration(demo_target.configuration())),
+        ("proposer", proposer.configuration(demo_target.configuration())),
     ):
         shipped = json.loads((PAIR / name / "config.json").read_text(encoding="utf-8"))
         assert shipped == {**config, "dtype": "float16"}
@@ -92,6 +94,20 @@ def test_the_recorded_figures_reach_the_floors(
         assert sets["code"]["acceptance"]["8"] >= 3.5  # type: ignore[index]
         assert sets["retrieval"]["acceptance"]["8"] >= 2.5  # type: ignore[index]
         assert sets["code"]["looping"] == []
+
+
+def test_the_proposers_tokenizer_is_the_targets() -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (PAIR / "proposer" / name).read_bytes() == (PAIR / "target" / name).read_bytes()
+
+
+@pytest.mark.parametrize(("kind", "floor"), [("code", 2.2), ("chat", 1.5), ("retrieval", 2.3)])
+def test_the_proposer_is_accepted_on_every_set(
+    report: dict[str, dict[str, dict[str, dict[str, float]]]], kind: str, floor: float
+) -> None:
+    assert list(report["proposer"]["acceptance"]) == ["1", "2", "4"]
+    for found in report["proposer"]["acceptance"].values():
+        assert found[kind] >= floor
 
 
 def test_the_held_out_names_are_single_tokens_of_the_shipped_tokenizer() -> None:

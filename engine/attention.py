@@ -1,0 +1,146 @@
+"""Attention over codes: what a model's attention calls when a cache hands it rows that are still in code.
+
+mlx-lm's models call `scaled_dot_product_attention` by its name in their own module. While one of our caches
+is in use that name stands for a function of ours there, which does its own work for `CodedRows` and leaves
+everything else to mlx-lm's. It is installed once a module however many sequences use it, and taken back when
+the last one closes. Modules without that name cannot read codes; so have models that look into keys before.
+
+    scores  = q · kᵀ · scale      on codes, all query heads of a KV head as rows of one product
+    weights = softmax(scores)     with the layer's own sink logit, where it has one
+    output  = weights · v         on codes
+"""
+
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models import base
+
+from engine.cache.codecs.base import CodedRows
+from engine.cache.policy import NATIVE, KVPolicy
+from engine.errors import ConfigurationError, ModelError
+from engine.foreign import foreign
+
+NAME = "scaled_dot_product_attention"
+_USERS: dict[str, int] = {}  # open users of each module
+_MLX_LM = base.scaled_dot_product_attention
+
+
+class CodedAttention:
+    """Lets the attention of a model read codes until it is closed."""
+
+    def __init__(self, model: Any) -> None:
+        """Install it in the modules of the model's layers.
+
+        Raises:
+            ModelError: no module of the model attends by the name we know.
+        """
+        self._modules = _attending(model)
+        if not self._modules:
+            raise ModelError(f"{type(model).__module__} has no attention that can read coded keys and values")
+        for module in self._modules:
+            _USERS[module.__name__] = _USERS.get(module.__name__, 0) + 1
+            setattr(module, NAME, attention)
+
+    def close(self) -> None:
+        """Take it back where nobody else uses it. Closing twice does nothing."""
+        for module in self._modules:
+            _USERS[module.__name__] -= 1
+            if not _USERS[module.__name__]:
+                del _USERS[module.__name__]
+                setattr(module, NAME, _MLX_LM)
+        self._modules = []
+
+
+def attention(  # noqa: PLR0917 - the order is mlx-lm's
+    queries: mx.array,
+    keys: Any,
+    values: Any,
+    cache: Any,
+    scale: float,
+    mask: mx.array | str | None,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    """mlx-lm's `scaled_dot_product_attention`, also for `CodedRows`; arguments are its own.
+
+    Args:
+        queries: [B, heads, L, D].
+        keys: [B, KV heads, S, D], coded or not; values alike.
+        values: see keys.
+        cache: not looked at for coded rows.
+        scale: factor of the scores.
+        mask: "causal", None, or what may be broadcast to [B, heads, L, S]; bool (True: seen) or additive.
+        sinks: a logit of each head that takes a share and gives nothing, [heads].
+
+    Returns:
+        [B, heads, L, D of the values].
+    """
+    if not isinstance(keys, CodedRows):
+        plain: Callable[..., mx.array] = _MLX_LM
+        return plain(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
+    batch, heads, length, dim = queries.shape
+    kv_heads, seen = keys.shape[1], keys.shape[2]
+    grouped = (batch, kv_heads, heads // kv_heads, length)
+    rows = (queries * scale).reshape(batch, kv_heads, -1, dim)  # all query heads of a KV head
+    scores = keys.codec.score(rows, keys.parts).reshape(*grouped, seen)
+    weights = _softmax(_masked(scores, mask), sinks)
+    mixed: mx.array = values.codec.mix(weights.reshape(batch, kv_heads, -1, seen), values.parts)
+    return mixed.reshape(batch, heads, length, -1)
+
+
+def _masked(scores: mx.array, mask: mx.array | str | None) -> mx.array:
+    """Scores [B, KV heads, heads a KV head, L, S] with what is hidden at the lowest number."""
+    if mask is None:
+        return scores
+    length, seen = scores.shape[-2:]
+    if isinstance(mask, str):
+        mask = mx.arange(seen - length, seen)[:, None] >= mx.arange(seen)[None]
+    if mask.ndim == 4:  # [B, heads or 1, L, S]
+        own = mask.shape[1] > 1
+        mask = mask.reshape(mask.shape[0], *scores.shape[1:3], length, seen) if own else mask[:, :, None]
+    if mask.dtype != mx.bool_:
+        return scores + mask
+    return mx.where(mask, scores, mx.finfo(scores.dtype).min)
+
+
+def _softmax(scores: mx.array, sinks: mx.array | None) -> mx.array:
+    if sinks is None:
+        return mx.softmax(scores, axis=-1, precise=True)
+    logits = sinks.astype(scores.dtype).reshape(1, *scores.shape[1:3], 1, 1)
+    column = mx.broadcast_to(logits, (*scores.shape[:-1], 1))
+    return mx.softmax(mx.concatenate([scores, column], axis=-1), axis=-1, precise=True)[..., :-1]
+
+
+def _attending(model: Any) -> list[ModuleType]:
+    """The Python modules of a model's parts in which the name stands for mlx-lm's function, or ours."""
+    names = sorted({type(part).__module__ for part in model.modules()})
+    known: tuple[Callable[..., Any], ...] = (_MLX_LM, attention)
+    modules = [sys.modules[name] for name in names if name in sys.modules]
+    return [module for module in modules if getattr(module, NAME, None) in known]
+
+
+def refuse_policy(model: Any, policy: KVPolicy) -> None:
+    """Run a model's forward on a policy's caches without computing anything.
+
+    Raises:
+        ConfigurationError: the policy applies to no layer of the model, or its code to no head dimension.
+        ModelError: the model's attention does not go together with the policy's caches.
+    """
+    if policy.kind == NATIVE.kind:
+        return
+    caches = policy.new_caches(model, 1)
+    family = type(model).__module__.rsplit(".", 1)[-1]
+    attention = CodedAttention(model) if policy.attended else None
+    try:
+        with foreign(lambda reason: ModelError(f"--kv {policy.spec} does not work with {family}: {reason}")):
+            model(mx.zeros((1, 2), mx.int32), cache=caches)
+            model(mx.zeros((1, 1), mx.int32), cache=caches)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"--kv {policy.spec}: {error}") from None
+    finally:
+        if attention is not None:
+            attention.close()
+    if unused := [layer for layer in policy.chosen_layers(model) if caches[layer].empty()]:
+        raise ModelError(f"--kv {policy.spec}: {family} does not use the cache of layer {unused[0]}")

@@ -1,0 +1,117 @@
+"""Affine codes: groups of neighbouring values share a scale and a bias, each value is a small integer.
+
+    value ≈ scale · code + bias,   0 ≤ code < 2^bits        (mlx's own layout and products)
+
+`Rotated` turns the rows by an orthonormal Hadamard matrix R first. Outliers of single channels are spread
+over all of them, so the same bits hold more. Products survive the turn: (R q)·(R k) = q·k, and what is mixed
+from turned values is turned back once, after the sum. Attention therefore reads the codes themselves.
+
+Scales and biases are kept in 16 bits whatever the model computes in.
+"""
+
+import mlx.core as mx
+
+from engine.cache.codecs.base import Parts
+from engine.cache.codecs.hadamard import Hadamard
+from engine.errors import ConfigurationError
+
+BITS = (2, 3, 4, 5, 6, 8)
+GROUPS = (32, 64, 128)
+LARGEST = 65504.0  # of float16
+
+
+class Affine:
+    """mlx's affine code over the values as they are."""
+
+    parts = 3  # codes, scales, biases
+
+    def __init__(self, bits: int, group: int, dim: int) -> None:
+        """A code for rows of ``dim`` values.
+
+        Args:
+            bits: of a code, one of `BITS`.
+            group: at most so many values share a scale; the largest of `GROUPS` that fits is taken.
+            dim: the head dimension.
+
+        Raises:
+            ConfigurationError: no group divides the dimension.
+        """
+        fitting = [size for size in GROUPS if size <= group and dim % size == 0]
+        if not fitting:
+            raise ConfigurationError(
+                f"a head dimension of {dim} cannot be quantized in groups of {group}: none of "
+                f"{', '.join(str(size) for size in GROUPS if size <= group)} divides it"
+            )
+        self.bits, self.group, self.dim = bits, max(fitting), dim
+
+    def encode(self, rows: mx.array) -> Parts:
+        """See `Codec.encode`."""
+        codes, scales, biases = mx.quantize(rows, group_size=self.group, bits=self.bits)
+        return codes, _short(scales), _short(biases)
+
+    def decode(self, parts: Parts, dtype: mx.Dtype) -> mx.array:
+        """See `Codec.decode`."""
+        codes, scales, biases = parts
+        return mx.dequantize(
+            codes, scales.astype(dtype), biases.astype(dtype), group_size=self.group, bits=self.bits
+        )
+
+    def bits_per_value(self) -> float:
+        """See `Codec.bits_per_value`."""
+        return self.bits + 32 / self.group
+
+    def score(self, queries: mx.array, keys: Parts) -> mx.array:
+        """See `AttendedCodec.score`."""
+        return self._product(queries, keys, transpose=True)
+
+    def mix(self, weights: mx.array, values: Parts) -> mx.array:
+        """See `AttendedCodec.mix`."""
+        return self._product(weights, values, transpose=False)
+
+    def _product(self, left: mx.array, parts: Parts, *, transpose: bool) -> mx.array:
+        codes, scales, biases = parts
+        return mx.quantized_matmul(
+            left,
+            codes,
+            scales.astype(left.dtype),
+            biases.astype(left.dtype),
+            transpose=transpose,
+            group_size=self.group,
+            bits=self.bits,
+        )
+
+
+class Rotated(Affine):
+    """The affine code over rows turned by a Hadamard matrix."""
+
+    def __init__(self, bits: int, group: int, dim: int) -> None:
+        """See `Affine`.
+
+        Raises:
+            ConfigurationError: there is no Hadamard matrix of this size, or no group divides it.
+        """
+        super().__init__(bits, group, dim)
+        self._turn = Hadamard(dim)
+
+    def encode(self, rows: mx.array) -> Parts:
+        """See `Codec.encode`."""
+        return super().encode(self._turn.rotate(rows))
+
+    def decode(self, parts: Parts, dtype: mx.Dtype) -> mx.array:
+        """See `Codec.decode`."""
+        return self._turn.unrotate(super().decode(parts, dtype))
+
+    def score(self, queries: mx.array, keys: Parts) -> mx.array:
+        """See `AttendedCodec.score`; the queries are turned like the keys."""
+        return super().score(self._turn.rotate(queries), keys)
+
+    def mix(self, weights: mx.array, values: Parts) -> mx.array:
+        """See `AttendedCodec.mix`; the sum is turned back."""
+        return self._turn.unrotate(super().mix(weights, values))
+
+
+def _short(side: mx.array) -> mx.array:
+    """Side information in 16 bits; beyond the range of float16 it is cut off, not infinite."""
+    if side.dtype == mx.bfloat16:
+        return side
+    return mx.clip(side, -LARGEST, LARGEST).astype(mx.float16)

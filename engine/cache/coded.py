@@ -1,0 +1,145 @@
+"""Keys and values kept in a code, in the same places as plain ones.
+
+A code turns each row into a few arrays (`engine.cache.codecs`). Every one of them is kept by a plain store of
+its own: mlx-lm's growing cache, our ring, or their counterparts in batches and compiled blocks. So windows,
+rollback, merging and masks are those of the stores, and nothing here knows about positions.
+
+New rows are encoded before they are attended to, also those of the block itself: what a query sees of a
+position does not depend on how many came with it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import mlx.core as mx
+from mlx_lm.models.cache import _BaseCache
+
+from engine.cache.codecs.base import AttendedCodec, Codec, CodedRows, Parts
+from engine.cache.ragged import RaggedKV
+
+MakeCodec = Callable[[int], Codec]
+
+
+class CodedKV(_BaseCache):
+    """Cache of one attention layer whose rows are stored in a code."""
+
+    def __init__(self, code: str, make: MakeCodec, stores: Sequence[Any], *, attended: bool) -> None:
+        """An empty cache.
+
+        Args:
+            code: its name; codes of one name are the same.
+            make: gives the code for a head dimension; raises ConfigurationError where there is none.
+            stores: empty plain caches of one kind, one for each array of the code.
+            attended: attention reads the codes themselves (`AttendedCodec`); otherwise they are decoded
+                at every read.
+        """
+        self.code = code
+        self.stores = list(stores)
+        self.attended = attended
+        self._make = make
+        self._codecs: tuple[Codec, Codec] | None = None  # of keys and of values, once their widths are known
+        self._dtype = mx.float32
+
+    def over(self, stores: Sequence[Any]) -> "CodedKV":
+        """The same code over other stores."""
+        other = CodedKV(self.code, self._make, stores, attended=self.attended)
+        other._codecs, other._dtype = self._codecs, self._dtype
+        return other
+
+    # --- what a model's layer calls -----------------------------------------------------------------
+
+    @property
+    def offset(self) -> Any:
+        """Position of the next row, or of each sequence's next row."""
+        return self.stores[0].offset
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        """Encode and append rows.
+
+        Args:
+            keys: [B, KV heads, N, D]; values alike, perhaps of another D.
+            values: see keys.
+
+        Returns:
+            What attention gets for all rows the mask speaks of: decoded arrays, or `CodedRows`.
+        """
+        codec_k, codec_v = self._codecs_for(keys, values)
+        self._dtype = keys.dtype
+        pairs = zip(self.stores, codec_k.encode(keys), codec_v.encode(values), strict=True)
+        seen = [store.update_and_fetch(key, value) for store, key, value in pairs]
+        seen_k, seen_v = zip(*seen, strict=True)
+        return self._read(codec_k, seen_k), self._read(codec_v, seen_v)
+
+    def make_mask(
+        self,
+        N: int,  # noqa: N803 - the name models call it by
+        window_size: int | None = None,
+        return_array: bool = False,
+    ) -> mx.array | str | None:
+        """The mask of the stores, which are all alike."""
+        mask: mx.array | str | None = self.stores[0].make_mask(
+            N, window_size=window_size, return_array=return_array
+        )
+        return mask
+
+    def _codecs_for(self, keys: mx.array, values: mx.array) -> tuple[Codec, Codec]:
+        if self._codecs is None:
+            self._codecs = self._make(keys.shape[-1]), self._make(values.shape[-1])
+        return self._codecs
+
+    def _read(self, codec: Codec, parts: Sequence[mx.array]) -> Any:
+        if self.attended:
+            return CodedRows(cast(AttendedCodec, codec), tuple(parts))
+        return codec.decode(tuple(parts), self._dtype)
+
+    # --- batches --------------------------------------------------------------------------------------
+
+    def extract(self, row: int) -> "CodedKV":
+        """One sequence of a batch on its own, a copy."""
+        return self.over([store.extract(row) for store in self.stores])
+
+    def filter(self, rows: Sequence[int]) -> None:
+        """Keep these sequences of a batch, in this order."""
+        for store in self.stores:
+            store.filter(rows)
+
+    # --- what mlx-lm and accounting ask ----------------------------------------------------------------
+
+    def keys_and_values(self) -> tuple[mx.array | None, mx.array | None]:
+        """What the next query can see, decoded, in the order of positions."""
+        if self.empty() or self._codecs is None:
+            return None, None
+        pairs = [store.keys_and_values() for store in self.stores]
+        codec_k, codec_v = self._codecs
+        keys: Parts = tuple(key for key, _ in pairs)
+        values: Parts = tuple(value for _, value in pairs)
+        return codec_k.decode(keys, self._dtype), codec_v.decode(values, self._dtype)
+
+    @property  # type: ignore[misc]  # mlx-lm's can be set; coded caches are not saved
+    def state(self) -> Any:
+        """The stores' arrays, for those who evaluate a cache."""
+        return [store.state for store in self.stores]
+
+    def size(self) -> int:
+        """Positions that are attended to."""
+        return int(self.stores[0].size())
+
+    def empty(self) -> bool:
+        """Whether nothing has been stored."""
+        return bool(self.stores[0].empty())
+
+    @property
+    def nbytes(self) -> int:
+        """Resident bytes of all stores, free rows included."""
+        return sum(int(store.nbytes) for store in self.stores)
+
+    def held(self) -> tuple[int, int]:
+        """Values of keys and values that are stored, and the bytes of their codes, free rows excluded."""
+        if self._codecs is None or self.stores[0].keys is None:
+            return 0, 0
+        batch, heads, capacity, _ = self.stores[0].keys.shape
+        store = self.stores[0]
+        lengths = store.lengths if isinstance(store, RaggedKV) else [int(store.offset)]
+        rows = sum(min(length, capacity) for length in lengths)
+        dims = sum(codec.dim for codec in self._codecs)
+        return rows * heads * dims, self.nbytes * rows // (batch * capacity)

@@ -1,0 +1,67 @@
+"""What a cache holds, as a reader of the next query sees it: positions, keys and values, decoded."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from engine.cache.coded import CodedKV
+from engine.cache.ring import SlidingRing
+
+
+@dataclass(frozen=True)
+class Held:
+    """Rows of one attention layer.
+
+    Attributes:
+        positions: of the rows, ascending.
+        keys: [1, KV heads, n, D]; values alike.
+        values: see keys.
+    """
+
+    positions: list[int]
+    keys: mx.array
+    values: mx.array
+
+
+def held(cache: Any) -> Held | None:
+    """What the next query sees of an attention layer's cache; None for an empty one and for other kinds."""
+    store = cache.stores[0] if type(cache) is CodedKV else cache
+    if not hasattr(store, "keys") or store.empty():
+        return None
+    keys, values = cache.keys_and_values()
+    if keys is None or values is None:
+        return None
+    return Held(_positions(store), keys, values)
+
+
+def _positions(store: Any) -> list[int]:
+    if type(store) is SlidingRing:
+        pinned = min(store.sink, store.offset)
+        return [*range(pinned), *range(max(store.offset - store.window + 1, pinned), store.offset)]
+    return list(range(int(store.offset)))
+
+
+@dataclass(frozen=True)
+class KVUse:
+    """What coded layers store.
+
+    Attributes:
+        layers: their numbers.
+        values: numbers of keys and values in them.
+        nbytes: bytes of their codes, free rows excluded.
+    """
+
+    layers: tuple[int, ...]
+    values: int
+    nbytes: int
+
+
+def kv_use(caches: Sequence[Any]) -> KVUse | None:
+    """What the coded layers among the caches store; None where there are none."""
+    found = {layer: cache.held() for layer, cache in enumerate(caches) if type(cache) is CodedKV}
+    if not found:
+        return None
+    values, nbytes = (sum(pair[part] for pair in found.values()) for part in (0, 1))
+    return KVUse(tuple(found), values, nbytes)

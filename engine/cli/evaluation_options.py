@@ -1,0 +1,125 @@
+"""Options that several evaluations share: the journal, the chat template's switches, made-up haystacks."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from engine.cli.reports import state_folder
+from engine.errors import ConfigurationError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _with(command: F, *options: Callable[[F], F]) -> F:
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def journal_options(command: F) -> F:
+    """--journal and --resume/--no-resume."""
+    return _with(
+        command,
+        click.option(
+            "--journal",
+            type=click.Path(dir_okay=False, path_type=Path),
+            metavar="FILE",
+            help="Keep finished rows here until the report is written "
+            "[default: REPORT.partial.jsonl, or a file in the state folder].",
+        ),
+        click.option(
+            "--resume/--no-resume",
+            default=True,
+            show_default=True,
+            help="Go on with the journal of an interrupted run, or delete it.",
+        ),
+    )
+
+
+def chat_options(command: F) -> F:
+    """--chat, --thinking, --channel-prefix and --system."""
+    return _with(
+        command,
+        click.option("--chat", is_flag=True, help="Send texts through the chat template, as a user's turn."),
+        click.option(
+            "--thinking",
+            type=click.Choice(["default", "on", "off"]),
+            default="default",
+            show_default=True,
+            help="Tell the chat template whether to reason; refused where it has no such switch.",
+        ),
+        click.option(
+            "--channel-prefix",
+            metavar="TEXT",
+            help="Begin the model's turn with this, e.g. '<|channel|>final<|message|>'.",
+        ),
+        click.option("--system", metavar="TEXT", help="Put a system turn before every conversation."),
+    )
+
+
+def haystack_options(command: F) -> F:
+    """--context, --depths and --per-depth; any of them makes prompts up."""
+    return _with(
+        command,
+        click.option(
+            "--context", type=int, metavar="N", help="Make prompts of so many tokens up [default: 440]."
+        ),
+        click.option(
+            "--depths",
+            metavar="LIST",
+            help="… with the needle at these shares of the haystack [default: 0,0.25,0.5,0.75,1].",
+        ),
+        click.option("--per-depth", type=int, metavar="K", help="… so many at each depth [default: 4]."),
+    )
+
+
+def take_journals(values: dict[str, Any], report: Path | None) -> Any:
+    """`engine.evaluation.journal.Journals` from the values of `journal_options`, which are taken out."""
+    from engine.evaluation.journal import Journals
+
+    path, resume = values.pop("journal"), values.pop("resume")
+    if path is None and report is not None:
+        path = report.with_name(f"{report.name}.partial.jsonl")
+    return Journals(path, state_folder() / "journals", resume)
+
+
+def take_chat(values: dict[str, Any]) -> Any:
+    """`engine.evaluation.templates.ChatSwitches` from the values of `chat_options`, which are taken out."""
+    from engine.evaluation.templates import ChatSwitches
+
+    names = ("chat", "thinking", "channel_prefix", "system")
+    return ChatSwitches(**{name: values.pop(name) for name in names})
+
+
+def take_haystack(values: dict[str, Any]) -> Any:
+    """`engine.evaluation.haystack.Haystack` from the values of `haystack_options`, which are taken out.
+
+    Raises:
+        ConfigurationError: the depths are not numbers.
+    """
+    from engine.evaluation.haystack import Haystack
+
+    given = values.pop("depths")
+    try:
+        depths = None if given is None else tuple(float(depth) for depth in given.split(","))
+    except ValueError:
+        raise ConfigurationError(f"--depths {given!r} is not a list such as 0,0.5,1") from None
+    return Haystack(values.pop("context"), depths, values.pop("per_depth"))
+
+
+@contextmanager
+def keeping(journals: Any) -> Iterator[None]:
+    """Say where an interrupted measurement's rows are, and close the journal in any case."""
+    try:
+        yield
+    except BaseException:
+        if journals.opened is not None and journals.opened.close():
+            click.echo(
+                f"kakeya_engine: finished rows are kept in {journals.opened.path}; "
+                "the same command goes on from there",
+                err=True,
+            )
+        raise

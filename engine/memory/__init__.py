@@ -1,0 +1,1 @@
+"""How much memory a run takes, said beforehand: a published formula, and the caches' own code on shapes."""

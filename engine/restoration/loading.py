@@ -1,0 +1,143 @@
+"""What ``--kv restored:SOURCE`` needs, opened and checked before any work.
+
+The source ``learned`` needs a projector and the DFlash network it was trained with, whether or not that
+network also drafts. For the shipped target both are shipped. Otherwise the projector's folder is given, and
+the network is that of ``--drafter``, or of the folder ``drafter`` beside the projector's.
+"""
+
+from pathlib import Path
+
+from engine.cache.policy import KVPolicy
+from engine.card import ModelCard, card_of
+from engine.drafters.block import BlockDrafter
+from engine.drafters.registry import WITH_LOOKUP
+from engine.errors import ConfigurationError, DrafterMismatchError, ModelError
+from engine.loading import (
+    SHIPPED,
+    SHIPPED_TARGET,
+    LoadedTarget,
+    dtype_of,
+    fill_network,
+    load_drafter,
+    make_ready,
+)
+from engine.networks.projector import DrafterFeatures, Projector, ProjectorConfig
+from engine.restoration.session import RestorationPlan
+from engine.restoration.sites import sites_of
+from engine.restoration.sources import LEARNED, Learned
+from engine.target import Target
+from engine.weights import digest, read_json, weight_files
+
+SHIPPED_PROJECTOR = SHIPPED / "projector"
+BESIDE = "drafter"
+
+
+def open_restoration(
+    policy: KVPolicy,
+    target: LoadedTarget,
+    *,
+    model: Path | None = None,
+    projector: Path | None = None,
+    drafter: str | None = None,
+    dtype: str | None = None,
+    seed: int = 0,
+) -> RestorationPlan | None:
+    """The plan a policy asks for; None where it restores nothing.
+
+    Args:
+        policy: what ``--kv`` said.
+        target: the model.
+        model: folder it was loaded from; None for the shipped one.
+        projector: folder of a projector; None for the shipped one on the shipped target.
+        drafter: the ``--drafter`` text, in which a DFlash folder is looked for; None if there is none.
+        dtype: float32, float16 or bfloat16; None: float32 on the CPU, as stored on Metal.
+        seed: of the source ``noise``.
+
+    Raises:
+        ConfigurationError: the projector, or its drafter, is not said, or is said and not needed.
+        ModelError: keys and values of a layer cannot be restored, or a folder cannot be used.
+        DrafterMismatchError: the projector was trained for another target, or with another drafter.
+    """
+    if projector is not None and policy.source != LEARNED:
+        raise ConfigurationError(f"--projector goes with --kv restored:{LEARNED} alone, not {policy.spec}")
+    if policy.source is None:
+        return None
+    layers = policy.chosen_layers(target.target.model)
+    sites = sites_of(target.target.model, layers)
+    learned = None
+    if policy.source == LEARNED:
+        shipped = model is None or model.resolve() == SHIPPED_TARGET.resolve()
+        folder = projector or (SHIPPED_PROJECTOR if shipped else None)
+        if folder is None:
+            raise ConfigurationError(
+                f"--kv {policy.spec} needs a projector for this target; give --projector FOLDER "
+                "(kakeya_engine train projector makes one)"
+            )
+        learned = load_learned(folder, target, drafter, dtype)
+        for site in sites:
+            learned.projector.of(site.layer).check(folder, site.layer, site.widths)
+    return RestorationPlan(policy.source, policy.sink, policy.window, learned, seed)
+
+
+def load_learned(
+    folder: Path, target: LoadedTarget, drafter: str | None = None, dtype: str | None = None
+) -> Learned:
+    """Load a projector and the drafter network it was trained with.
+
+    Raises:
+        ConfigurationError: that network is neither in ``drafter`` nor beside the projector.
+        ModelError: a folder cannot be used.
+        DrafterMismatchError: the projector was trained for another target, or with another drafter.
+    """
+    files = weight_files(folder)
+    config = ProjectorConfig.from_dict(read_json(folder / "config.json"))
+    _refuse_other("target", config.target, target.card.weights_sha256)
+    projector = Projector(config)
+    fill_network(folder, files, projector, None)
+    features = features_of(_drafter_folder(folder, config, drafter), target.target, dtype)[0]
+    if (features.taps, features.size) != (config.taps, config.features):
+        raise ModelError(
+            f"{folder / 'config.json'}: target_layer_ids {list(config.taps)} and feature_size "
+            f"{config.features} are not the drafter's {list(features.taps)} and {features.size}"
+        )
+    make_ready(folder, projector, dtype_of(dtype))
+    return Learned(features, projector, card_of(folder, files, projector))
+
+
+def features_of(folder: Path, target: Target, dtype: str | None) -> tuple[DrafterFeatures, ModelCard]:
+    """The features of a DFlash drafter's folder, and the drafter's card.
+
+    Raises:
+        ModelError: the folder does not hold a DFlash or DFlash 2 drafter.
+        DrafterMismatchError: it was made for another target.
+    """
+    loaded = load_drafter(folder, target, dtype)
+    if not isinstance(loaded.drafter, BlockDrafter) or loaded.card is None:
+        raise ModelError(f"{folder} holds no DFlash drafter")
+    return DrafterFeatures(loaded.drafter.network), loaded.card
+
+
+def _drafter_folder(projector: Path, config: ProjectorConfig, drafter: str | None) -> Path:
+    """Where the projector's drafter is: in ``--drafter``, or beside the projector."""
+    named = Path((drafter or "").removeprefix(WITH_LOOKUP).removeprefix("dflash:").removeprefix("dflash2:"))
+    beside = projector.resolve().parent / BESIDE
+    found = {}
+    for folder in (beside, named):
+        if folder != Path() and (folder / "config.json").is_file():
+            found[digest(weight_files(folder))] = folder
+    if not found:
+        raise ConfigurationError(
+            f"{projector} needs the DFlash drafter it was trained with; give it as --drafter "
+            f"(with --block 1 it does not draft), or put it at {beside}"
+        )
+    if config.drafter not in found:
+        _refuse_other("drafter", config.drafter, list(found)[-1])
+    return found[config.drafter]
+
+
+def _refuse_other(what: str, wanted: str, found: str) -> None:
+    if wanted != found:
+        raise DrafterMismatchError(
+            f"this projector is for another {what}: it was trained with weights {wanted[:12]}…, "
+            f"this {what} has {found[:12]}…"
+        )

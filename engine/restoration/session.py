@@ -1,0 +1,165 @@
+"""Restoration of one sequence: which positions are evicted by now, and rows put in their places.
+
+A prompt is computed in short chunks. After each, the positions older than the last W, and not among the first
+S, get their restored rows, so that every later chunk, and the continuation, sees
+
+    [first S as they are | restored | last W as they are]
+
+Only prompt positions are restored: tokens the model has generated stay as they are, also in later turns.
+What is restored stays restored; a sequence that would have to go back behind it starts over.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from engine.cache.restored import RestoredKV
+from engine.restoration.sites import sites_of
+from engine.restoration.sources import HEARD, LEARNED, FromDrafter, Learned, Rows, Source
+from engine.taps import Taps
+from engine.target import Target
+
+SHORTEST = 8  # positions of a chunk, at least
+PER_WINDOW = 4  # chunks a window holds otherwise
+
+
+@dataclass(frozen=True)
+class RestorationPlan:
+    """How evicted positions are restored; `engine.restoration.loading` makes it.
+
+    Attributes:
+        source: exact, learned, zeros or noise.
+        sink: positions at the beginning that stay.
+        window: newest positions that stay.
+        learned: what the source ``learned`` needs; None for the others.
+        seed: of the source ``noise``.
+    """
+
+    source: str
+    sink: int
+    window: int
+    learned: Learned | None = None
+    seed: int = 0
+
+    @property
+    def chunk(self) -> int:
+        """Prompt positions of a forward, at most."""
+        return max(SHORTEST, self.window // PER_WINDOW)
+
+
+def restoration_for(
+    plan: RestorationPlan | None, target: Target, caches: Sequence[Any]
+) -> "Restoration | None":
+    """The restoration of a new sequence; None where nothing is to be restored.
+
+    Raises:
+        ValueError: caches to be restored without a plan, or a plan without them.
+        ModelError: keys and values of a layer cannot be restored.
+    """
+    layers = [index for index, cache in enumerate(caches) if type(cache) is RestoredKV]
+    if (plan is None) == bool(layers):
+        raise ValueError("a restored policy and a plan how to restore go together")
+    return None if plan is None else Restoration(plan, target, layers)
+
+
+@dataclass
+class _Part:
+    """Positions in a row whose turn has not come."""
+
+    start: int
+    count: int
+    rows: Rows
+
+    def cut(self, count: int) -> Rows:
+        """Take the first positions out."""
+        first = [row[:count] for row in self.rows]
+        self.rows = [row[count:] for row in self.rows]
+        self.start, self.count = self.start + count, self.count - count
+        return first
+
+
+class Restoration:
+    """Hears the prefill of one sequence and overwrites its caches. Close it to restore the model."""
+
+    def __init__(self, plan: RestorationPlan, target: Target, layers: Sequence[int]) -> None:
+        """Listen to the target; ``layers`` have caches of the kind `RestoredKV`.
+
+        Raises:
+            ModelError: keys and values of a layer cannot be restored.
+            ValueError: the source is not known, or ``learned`` without what it needs.
+        """
+        self._target, self._sites = target, sites_of(target.model, layers)
+        self._sink, self._window, self.chunk = plan.sink, plan.window, plan.chunk
+        self._source: Source
+        if plan.source == LEARNED and plan.learned is not None:
+            self._source = FromDrafter(target, self._sites, plan.learned)
+        elif plan.source in HEARD:
+            self._source = HEARD[plan.source](self._sites, plan.seed)
+        else:
+            raise ValueError(f"nothing restores from {plan.source!r}")
+        self.start()
+
+    def start(self) -> None:
+        """Forget the sequence."""
+        self._parts: list[_Part] = []
+        self._end = 0  # behind the newest position that is restored
+        self._source.start()
+
+    def forward(
+        self, tokens: mx.array, caches: list[Any], taps: Taps | None, new: int, position: int
+    ) -> mx.array | None:
+        """Compute a chunk of a prompt, then restore what it pushes out of the window.
+
+        Args:
+            tokens: ids [1, N], appended to the caches.
+            caches: those of the sequence.
+            taps: the drafter's, or None.
+            new: how many of the tokens, at the end, are the prompt's.
+            position: of the first of those.
+
+        Returns:
+            The tapped rows [1, N, K·hidden], or None without taps.
+        """
+        with self._source.listening():
+            _, rows = self._target.forward(tokens, caches, taps)
+        self._parts.append(_Part(position, new, self._source.heard(new)))
+        limit = position + new - self._window  # positions before it are evicted
+        while self._parts and self._parts[0].start < limit:
+            part = self._parts[0]
+            start = part.start
+            evicted = part.cut(min(limit - start, part.count))
+            if not part.count:
+                self._parts.pop(0)
+            surplus = max(self._sink - start, 0)
+            self._overwrite(caches, start + surplus, [row[surplus:] for row in evicted])
+        return rows
+
+    def _overwrite(self, caches: list[Any], start: int, kept: Rows) -> None:
+        """Put the rows of positions from ``start`` on into the caches."""
+        if not kept[0].shape[0]:
+            return
+        for site, (keys, values) in zip(self._sites, self._source.rows(kept), strict=True):
+            cache = caches[site.layer]
+            cache.overwrite(start, *site.place(keys, values, start, cache.keys.shape[1]))
+        self._end = start + kept[0].shape[0]
+
+    @property
+    def waiting(self) -> list[Rows]:
+        """What is kept of positions whose turn has not come."""
+        return [part.rows for part in self._parts]
+
+    def rewind(self, length: int) -> bool:
+        """Go back to the first ``length`` positions; False where some of their window are restored."""
+        if self._end > max(length - self._window, 0):
+            return False
+        for part in self._parts:
+            part.rows = [row[: max(length - part.start, 0)] for row in part.rows]
+            part.count = min(part.count, max(length - part.start, 0))
+        self._parts = [part for part in self._parts if part.count]
+        return True
+
+    def close(self) -> None:
+        """Give the target's modules their classes back. Closing twice does nothing."""
+        self._source.close()

@@ -1,0 +1,115 @@
+"""Where a layer makes its keys and values, and how rows from elsewhere become like them.
+
+    projection(x)  [N, KV heads · head dim]   what a source supplies: not normalised, not rotated
+    keys   = rope(k_norm(projection), position)
+    values = v_norm(projection)               most families leave values as they are
+
+Norms and rotation are the layer's own modules. Families differ in more than these say, so attention modules
+are known by name (`KINDS`); others are refused.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from engine.errors import ModelError
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What attention modules of a name have in common.
+
+    Attributes:
+        scale: the attribute that queries are multiplied with.
+        keys_first: keys are rotated before queries are.
+        sinks: scores beside those of the positions, one a head, are in ``sinks``.
+    """
+
+    scale: str = "scale"
+    keys_first: bool = False
+    sinks: bool = False
+
+
+# By module and class of mlx-lm's attention; the tests go through this table.
+KINDS: dict[str, Kind] = {
+    "gemma3_text.Attention": Kind(),
+    "gemma4_text.Attention": Kind(keys_first=True),
+    "gpt_oss.AttentionBlock": Kind(scale="sm_scale", sinks=True),
+    "llama.Attention": Kind(),
+    "qwen2.Attention": Kind(),
+    "qwen3.Attention": Kind(),
+    "qwen3_moe.Attention": Kind(),
+    "qwen3_next.Qwen3NextAttention": Kind(),
+}
+UNSTEADY = "DynamicNTKScalingRoPE"  # rotates by the length of the sequence, so rows cannot be rotated later
+
+
+@dataclass(frozen=True)
+class Site:
+    """The attention of one layer."""
+
+    layer: int
+    attention: Any
+    kind: Kind
+
+    @property
+    def projections(self) -> tuple[Any, ...]:
+        """The modules that give keys and values; one where it gives both."""
+        return tuple(self.attention[name] for name in ("k_proj", "v_proj") if name in self.attention)
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Of the rows for keys and for values."""
+        found = [int(projection.weight.shape[0]) for projection in self.projections]
+        return found[0], found[-1]
+
+    def place(self, keys: mx.array, values: mx.array, start: int, heads: int) -> tuple[mx.array, mx.array]:
+        """Rows as attention reads them.
+
+        Args:
+            keys: as the key projection gives them, [N, heads · head dim].
+            values: as the value projection does, [N, heads · value dim].
+            start: position of the first row; the others follow.
+            heads: KV heads.
+
+        Returns:
+            Keys and values [1, heads, N, head dim].
+        """
+        return self.placed(keys[None], values[None], start, heads)
+
+    def placed(self, keys: mx.array, values: mx.array, start: int, heads: int) -> tuple[mx.array, mx.array]:
+        """As `place`, for several sequences at once: [S, N, heads · dim] to [S, heads, N, dim]."""
+        keys, values = (rows.reshape(*rows.shape[:2], heads, -1) for rows in (keys, values))
+        if "k_norm" in self.attention:
+            keys = self.attention.k_norm(keys)
+        if "v_norm" in self.attention:
+            values = self.attention.v_norm(values)
+        rotated: mx.array = self.attention.rope(keys.transpose(0, 2, 1, 3), offset=start)
+        return rotated, values.transpose(0, 2, 1, 3)
+
+
+def sites_of(model: Any, layers: Sequence[int]) -> list[Site]:
+    """The attention of chosen layers of an mlx-lm model.
+
+    Raises:
+        ModelError: one is of a kind whose rows cannot be supplied from elsewhere; the message names it.
+    """
+    return [_site(model.layers[layer], layer) for layer in layers]
+
+
+def _site(block: Any, layer: int) -> Site:
+    attention: Any = getattr(block, "self_attn", {})
+    plain = type(attention)
+    name = f"{plain.__module__.rsplit('.', 1)[-1]}.{plain.__name__}"
+    if name not in KINDS or "k_proj" not in attention:
+        raise ModelError(
+            f"keys and values of layer {layer} ({name}) cannot be restored; this is known of "
+            f"{', '.join(KINDS)}"
+        )
+    if type(attention.rope).__name__ == UNSTEADY:
+        raise ModelError(
+            f"keys of layer {layer} cannot be restored: they are rotated by the length of the text by then"
+        )
+    return Site(layer, attention, KINDS[name])

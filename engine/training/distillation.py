@@ -1,0 +1,178 @@
+"""What restored keys and values change: a layer's attention output, with and without them.
+
+A query at t sees the first S positions and the last W as they are, and restored ones between, where "last"
+counts from the chunk it is computed in, exactly as in `engine.restoration.session`. The loss compares what
+comes out for each head with what the exact keys and values give:
+
+    direction  1 - cosine        norm  (log of the ratio of lengths)²
+
+Queries are weighted by how much of their exact attention falls on positions that are restored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from engine.networks.projector import DrafterFeatures
+from engine.restoration.capture import Capture
+from engine.restoration.session import RestorationPlan
+from engine.restoration.sites import Site
+from engine.target import Target
+
+HIDDEN = -1e9  # score of a position that is not seen
+LEAST = 0.02  # weight of a query that looks at nothing restored
+TINY = 1e-6
+
+
+@dataclass(frozen=True)
+class LayerRows:
+    """One layer's part of some texts, S of T tokens.
+
+    Attributes:
+        key_rows: as the projection gives them, [S, T, KV heads · head dim].
+        value_rows: likewise.
+        queries: normalised, rotated and scaled, [S, heads, T, head dim].
+        keys: as attention reads them, [S, KV heads, T, head dim].
+        values: likewise.
+        sinks: scores beside the positions' [heads], or None.
+    """
+
+    key_rows: mx.array
+    value_rows: mx.array
+    queries: mx.array
+    keys: mx.array
+    values: mx.array
+    sinks: mx.array | None
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What a forward over some texts has shown: features [S, T, F], and each layer's rows."""
+
+    features: mx.array
+    layers: list[LayerRows]
+
+
+class Watcher:
+    """Runs a target and takes apart what chosen layers do. Close it to restore the model."""
+
+    def __init__(self, target: Target, sites: Sequence[Site], features: DrafterFeatures) -> None:
+        self._target, self.sites, self._features = target, list(sites), features
+        modules = [(*site.projections, site.attention.rope, site.attention.rope) for site in sites]
+        self._counts = [len(each) for each in modules]
+        self._capture = Capture([module for each in modules for module in each])
+        self._taps = target.tap(features.taps)
+
+    def watch(self, tokens: mx.array) -> Texts:
+        """Run texts [S, T] from their beginning."""
+        with self._capture.collecting(), self._taps.collecting():
+            self._target.model(tokens)
+        outputs = iter(self._capture.outputs())
+        layers = []
+        for site, count in zip(self.sites, self._counts, strict=True):
+            *rows, first, second = (next(outputs) for _ in range(count))
+            queries, keys = (second, first) if site.kind.keys_first else (first, second)
+            layers.append(_layer_rows(site, rows[0], rows[-1], queries, keys.shape[1]))
+        return Texts(self._features(self._taps.take()), layers)
+
+    def close(self) -> None:
+        """Give the target's modules their classes back."""
+        self._capture.close()
+        self._taps.close()
+
+
+def _layer_rows(
+    site: Site, key_rows: mx.array, value_rows: mx.array, queries: mx.array, heads: int
+) -> LayerRows:
+    keys, values = site.placed(key_rows, value_rows, 0, heads)
+    scale: float = getattr(site.attention, site.kind.scale)
+    sinks = site.attention.sinks if site.kind.sinks else None
+    return LayerRows(key_rows, value_rows, queries * scale, keys, values, sinks)
+
+
+@dataclass(frozen=True)
+class Sight:
+    """Which positions some queries see [Q, T], and which of those are restored."""
+
+    queries: mx.array
+    seen: mx.array
+    restored: mx.array
+
+    @classmethod
+    def of(cls, plan: RestorationPlan, length: int, queries: Sequence[int]) -> Sight:
+        """For queries at given positions of texts of ``length`` tokens."""
+        at = mx.array(list(queries), mx.int32)[:, None]
+        position = mx.arange(length)[None]
+        edge = at - at % plan.chunk - plan.window
+        restored = (position >= plan.sink) & (position < edge)
+        return cls(at[:, 0], position <= at, restored)
+
+    @staticmethod
+    def first(plan: RestorationPlan) -> int:
+        """The first position whose query sees something restored."""
+        behind = plan.sink + plan.window
+        return behind + plan.chunk - behind % plan.chunk
+
+
+def losses(site: Site, rows: LayerRows, restored: tuple[mx.array, mx.array], sight: Sight) -> mx.array:
+    """Direction and norm term of a layer, [2].
+
+    Args:
+        site: the layer.
+        rows: what was seen of it.
+        restored: key and value rows in place of its own, as `LayerRows.key_rows`.
+        sight: the queries and what they see.
+    """
+    keys, values = site.placed(*restored, 0, rows.keys.shape[1])
+    queries = rows.queries[:, :, sight.queries]
+    scores = _scores(queries, rows.keys)
+    exact, weights = _attended(scores, sight.seen, rows.sinks, rows.values)
+    share = mx.stop_gradient(mx.where(sight.restored, weights, 0).sum(axis=-1)) + LEAST  # [S, G, H/G, Q]
+    mixed = mx.where(sight.restored, _scores(queries, keys), scores)
+    weights = _softmax(mixed, sight.seen, rows.sinks)
+    far, near = mx.where(sight.restored, weights, 0), mx.where(sight.restored, 0, weights)
+    output = far @ values[:, :, None] + near @ rows.values[:, :, None]
+    length, wanted = _length(output), _length(exact)
+    direction = 1 - (output * exact).sum(axis=-1) / (length * wanted)
+    norm = mx.square(mx.log(length / wanted))
+    total = share.sum()
+    return mx.stack([(share * direction).sum() / total, (share * norm).sum() / total])
+
+
+def _scores(queries: mx.array, keys: mx.array) -> mx.array:
+    """[S, G, heads / G, Q, T] from queries [S, heads, Q, D] and keys [S, G, T, D]."""
+    texts, heads, count, dim = queries.shape
+    grouped = queries.reshape(texts, keys.shape[1], heads // keys.shape[1], count, dim)
+    return grouped @ keys[:, :, None].swapaxes(-1, -2)
+
+
+def _softmax(scores: mx.array, seen: mx.array, sinks: mx.array | None) -> mx.array:
+    scores = mx.where(seen, scores, HIDDEN)
+    if sinks is None:
+        return mx.softmax(scores, axis=-1)
+    beside = mx.broadcast_to(
+        sinks.reshape(1, *scores.shape[1:3], 1, 1), (*scores.shape[:-1], 1)
+    )  # heads in the order of their groups
+    return mx.softmax(mx.concatenate([scores, beside], axis=-1), axis=-1)[..., :-1]
+
+
+def _attended(
+    scores: mx.array, seen: mx.array, sinks: mx.array | None, values: mx.array
+) -> tuple[mx.array, mx.array]:
+    weights = _softmax(scores, seen, sinks)
+    return weights @ values[:, :, None], weights
+
+
+def _length(rows: mx.array) -> mx.array:
+    return mx.sqrt((rows * rows).sum(axis=-1) + TINY)
+
+
+def relative_error(found: mx.array, wanted: mx.array) -> mx.array:
+    """Squared difference over the squared deviation from the mean; 1: no better than the mean."""
+    axes: Any = tuple(range(wanted.ndim - 1))
+    spread = wanted - wanted.mean(axis=axes, keepdims=True)
+    return mx.square(found - wanted).sum() / mx.maximum(mx.square(spread).sum(), TINY)

@@ -1,0 +1,109 @@
+"""``eval kv`` and ``eval quality``: a table, one JSON line, a report, and bad switches before any work."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.evidence.gate import judge_file
+from engine.cli import run
+from tests.engine.evaluation.test_prompts import write
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("KAKEYA_STATE", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def models(folders: tuple[Path, Path]) -> list[str]:
+    return ["--model", str(folders[0]), "--drafter", str(folders[1])]
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = run(["eval", *arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def last_json(out: str) -> dict[str, Any]:
+    return json.loads(out.strip().splitlines()[-1])
+
+
+def test_one_command_prints_the_shootout(capsys, models: list[str], tmp_path: Path):
+    report = tmp_path / "kv.json"
+    code, out, err = call(
+        capsys,
+        *("kv", "--policies", "sink-window:2,20 sliding-bounded:1,4", "--context", "330", "--depths", "0.2"),
+        *("--per-depth", "1", "--speed-prompts", "none", "--max-tokens", "8", "--answer-tokens", "4"),
+        *("--no-compile", "--report", str(report), *models),
+    )
+    assert code == 0, err
+    lines = out.splitlines()
+    table = [line.strip() for line in lines].index("KV policies")
+    assert [line.split()[0] for line in lines[table + 2 : table + 5]] == [
+        "native",
+        "sink-window:2,20@all",
+        "sliding-bounded:1,4@sliding",
+    ]
+    assert all(len(line) <= 80 for line in lines[:-1])
+    found = last_json(out)
+    assert (found["kind"], found["claims"], found["report"]) == ("kv", [], str(report))
+    assert [line["policy"] for line in found["policies"]] == [
+        "native",
+        "sink-window:2,20@all",
+        "sliding-bounded:1,4@sliding",
+    ]
+    assert set(found["recall_by_depth"]) == {"oracle", "native", "no_needle"} | {
+        line["policy"] for line in found["policies"]
+    }
+    assert judge_file(report).violations == ()
+    assert "progress 5/5 checking kv" in err
+
+
+def test_quality_tells_equal_outputs_by_set(capsys, models: list[str], tmp_path: Path):
+    rows = [{"id": f"a-{i}", "prompt": f"x = {i}\n" * 3} for i in range(3)]
+    own, report = str(write(tmp_path / "own.jsonl", *rows)), tmp_path / "q.json"
+    arguments = ("quality", "--prompts", own, "--max-tokens", "12", "--report", str(report), *models)
+    code, out, err = call(capsys, *arguments)
+    assert code == 0, err
+    assert "│ a       │         3 │  3 │" in out
+    assert "ours: 0 of 3 outputs run away in repetition" in out
+    assert last_json(out)["identical_by_set"] == {"a": [3, 3]}
+    assert judge_file(report).violations == ()
+    code, out, _ = call(capsys, *arguments, "--kv", "sink-window:1,2", "--json")
+    assert code == 0
+    assert len(out.splitlines()) == 1
+    assert last_json(out)["claims"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("kv", "--policies", "lattice:e9,3"), "'e9' is no lattice"),
+        (("kv", "--policies", ""), "at least one policy"),
+        (("kv", "--kv", "affine:4,64"), "give --policies 'affine:4,64' in place of --kv"),
+        (("kv", "--depths", "deep"), "--depths 'deep'"),
+        (("kv", "--claim-parity", "sink-window"), "add --speed-prompts none"),
+        (("kv", "--context", "60"), "too short"),
+        (("quality", "--claim", "match"), "--min-match go together"),
+        (("quality", "--min-match", "0.5"), "--min-match go together"),
+        (("quality", "--drafter", "none", "--limit", "1"), "nothing to compare"),
+        (("quality", "--kv", "restored:exact", "--limit", "1"), "without its controls"),
+    ],
+)
+def test_switches_that_make_no_sense_are_exit_2(capsys, arguments: tuple[str, ...], message: str):
+    code, out, err = call(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+@pytest.mark.parametrize("name", ["kv", "quality"])
+def test_help_shows_how(capsys, name: str):
+    code, out, _ = call(capsys, name, "--help")
+    assert code == 0
+    assert f"kakeya_engine eval {name} --report {name}.json" in out

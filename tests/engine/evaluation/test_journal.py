@@ -1,0 +1,143 @@
+"""A journal keeps what was finished, and gives it back to the same run and to no other."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.errors import ConfigurationError, EngineError
+from engine.evaluation.journal import Entry, Journal, Journals
+
+MARKS = {"max_tokens": 16, "prompts": "a" * 64, "kv": "native"}
+
+
+def row(number: int) -> dict[str, Any]:
+    return {"prompt_id": f"p-{number}", "decode_s": 0.1 + 0.2 * number, "text": "grün\n\u2028"}
+
+
+def filled(path: Path, rows: int) -> Journal:
+    journal = Journal.open(path, MARKS)
+    for number in range(rows):
+        journal.add("plain", [row(number)])
+    journal.close()
+    return journal
+
+
+def test_finished_rows_come_back_as_they_were(tmp_path: Path):
+    first = filled(tmp_path / "new" / "j.jsonl", 3)
+    again = Journal.open(first.path, MARKS)
+    assert again.taken == [Entry("plain", [row(number)]) for number in range(3)]
+    assert again.started.isoformat() == first.started.isoformat()
+    again.add("plain", [row(3)])
+    again.close()
+    assert len(Journal.open(first.path, MARKS).taken) == 4
+
+
+@pytest.mark.parametrize("lost", range(1, 200, 7))
+def test_a_line_that_was_not_finished_never_happened(tmp_path: Path, lost: int):
+    path = filled(tmp_path / "j.jsonl", 3).path
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(path.read_bytes()[: -min(lost, len(lines[-1]))])
+    journal = Journal.open(path, MARKS)
+    assert len(journal.taken) == 2
+    journal.add("plain", [row(2)])
+    journal.close()
+    assert path.read_bytes() == b"".join(lines)
+
+
+def test_a_first_line_that_was_not_finished_is_begun_again(tmp_path: Path):
+    path = tmp_path / "j.jsonl"
+    path.write_bytes(b'0123 {"fingerp')
+    assert Journal.open(path, MARKS).taken == []
+
+
+def test_rows_given_up_are_not_taken_over(tmp_path: Path):
+    journal = Journal.open(tmp_path / "j.jsonl", MARKS)
+    journal.add("plain", [row(0)])
+    journal.restart({"after_samples": 1, "reason": "busy"})
+    journal.add("plain", [row(1)])
+    journal.close()
+    again = Journal.open(journal.path, MARKS)
+    assert [entry.rows for entry in again.taken] == [[row(1)]]
+    assert again.restarts == [{"after_samples": 1, "reason": "busy"}]
+
+
+def test_another_run_is_refused_and_told_what_differs(tmp_path: Path):
+    path = filled(tmp_path / "j.jsonl", 1).path
+    before = path.read_bytes()
+    with pytest.raises(
+        ConfigurationError, match=r"kv was native, is e8; max_tokens was 16, is 32\).*--no-resume"
+    ):
+        Journal.open(path, MARKS | {"max_tokens": 32, "kv": "e8"})
+    with pytest.raises(ConfigurationError, match="seed was nothing, is 3"):
+        Journal.open(path, MARKS | {"seed": 3})
+    assert path.read_bytes() == before
+    assert Journal.open(path, MARKS | {"max_tokens": 32}, resume=False).taken == []
+
+
+@pytest.mark.parametrize("line", [0, 1, 2])
+def test_an_edited_journal_is_refused(tmp_path: Path, line: int):
+    path = filled(tmp_path / "j.jsonl", 3).path
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[line] = lines[line].replace(b"0", b"1") if line else lines[line].replace(b"16", b"61")
+    path.write_bytes(b"".join(lines))
+    with pytest.raises(ConfigurationError, match=f"damaged in line {line + 1}"):
+        Journal.open(path, MARKS)
+
+
+def test_a_line_taken_out_is_noticed(tmp_path: Path):
+    path = filled(tmp_path / "j.jsonl", 3).path
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:2], *lines[3:]]))
+    with pytest.raises(ConfigurationError, match="damaged in line 3"):
+        Journal.open(path, MARKS)
+
+
+def test_two_processes_do_not_share_a_journal(tmp_path: Path):
+    journal = Journal.open(tmp_path / "j.jsonl", MARKS)
+    with pytest.raises(ConfigurationError, match="another process"):
+        Journal.open(journal.path, MARKS)
+
+
+def test_only_a_journal_with_rows_is_left_behind(tmp_path: Path):
+    journal = Journal.open(tmp_path / "j.jsonl", MARKS)
+    assert not journal.close()
+    assert not journal.path.exists()
+    journal = Journal.open(tmp_path / "j.jsonl", MARKS)
+    journal.add("plain", [row(0)])
+    assert journal.close()
+    again = Journal.open(journal.path, MARKS)
+    assert again.close()
+    assert again.path.exists()
+    Journal.open(journal.path, MARKS).remove()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_place_that_cannot_be_written_is_an_error(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EngineError, match="cannot be opened"):
+        Journal.open(tmp_path / "file" / "j.jsonl", MARKS)
+
+
+def test_journals_nobody_named_have_names_of_their_own_and_few_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("engine.evaluation.journal.KEPT", 2)
+    for number in range(4):
+        journal = Journals(None, tmp_path).open(MARKS | {"seed": number})
+        journal.add("plain", [row(number)])
+        journal.close()
+        os.utime(journal.path, (number, number))
+    assert len(list(tmp_path.iterdir())) == 2
+    assert Journals(None, tmp_path).open(MARKS | {"seed": 3}).taken == [Entry("plain", [row(3)])]
+
+
+def test_every_line_is_json_behind_its_digest(tmp_path: Path):
+    path = filled(tmp_path / "j.jsonl", 2).path
+    head, *rows = [json.loads(line.partition(b" ")[2]) for line in path.read_bytes().splitlines()]
+    assert head["fingerprint"] == MARKS
+    assert [entry["rows"][0]["prompt_id"] for entry in rows] == ["p-0", "p-1"]

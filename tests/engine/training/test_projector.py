@@ -1,0 +1,234 @@
+"""Training a projector: the restored rows are compared where inference puts them, and the error goes down."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import make_prompt_cache
+
+from engine.cache.policy import parse_policy
+from engine.errors import ConfigurationError, EngineError, ModelError
+from engine.loading import LoadedTarget, load_target
+from engine.networks.projector import DrafterFeatures
+from engine.restoration.loading import load_learned
+from engine.restoration.session import RestorationPlan
+from engine.restoration.sites import sites_of
+from engine.session import Session
+from engine.target import Target
+from engine.training.corpora.lexicon import HELD_OUT
+from engine.training.distillation import Sight, Watcher, losses, relative_error
+from engine.training.projector import train_projector, write_projector
+from engine.training.projector_fit import ProjectorSwitches, TargetTokenizer, texts
+from tests.engine import families, random_drafters
+
+TOY = ProjectorSwitches(window=8, steps=24, batches=2, texts=2, length=192)
+PLAN = RestorationPlan("exact", 2, 8)
+
+
+@pytest.fixture(scope="module")
+def target(folders: tuple[Path, Path]) -> LoadedTarget:
+    return load_target(folders[0])
+
+
+@pytest.fixture(scope="module")
+def trained(
+    target: LoadedTarget, folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, Any], list[tuple[int, int, str, str]]]:
+    """A projector's folder, its figures, and what was told of the progress."""
+    out, told = tmp_path_factory.mktemp("trained") / "projector", []
+    figures = train_projector(target, folders[1], out, TOY, progress=lambda *step: told.append(step))
+    return out, figures, told
+
+
+def watcher_of(family: str) -> Watcher:
+    target = Target(families.build(family))
+    layers = parse_policy("restored:exact").chosen_layers(target.model)
+    features = DrafterFeatures(random_drafters.block_drafter(target).network)
+    return Watcher(target, sites_of(target.model, layers), features)
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_queries_keys_and_values_are_those_attention_works_with(family: str) -> None:
+    """They reproduce what the output projection of the layer is given."""
+    watcher = watcher_of(family)
+    model = watcher._target.model
+    tokens = mx.array([[(7 * i) % 290 + 5 for i in range(30)]], mx.int32)
+    seen = watcher.watch(tokens)
+    watcher.close()
+    caches = make_prompt_cache(model)
+    model(tokens, cache=caches)
+    sight = Sight.of(PLAN, 30, range(20, 30))
+    for site, rows in zip(watcher.sites, seen.layers, strict=True):
+        keys, values = caches[site.layer].keys_and_values()
+        assert mx.allclose(rows.keys, keys, rtol=1e-4, atol=1e-4)
+        assert mx.allclose(rows.values, values, rtol=1e-4, atol=1e-4)
+        own = losses(site, rows, (rows.key_rows, rows.value_rows), sight)
+        assert mx.abs(own).max().item() < 1e-4
+        other = losses(site, rows, (-rows.key_rows, -rows.value_rows), sight)
+        assert other[0].item() > 1e-3
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "gemma4_text", "gpt_oss", "qwen3_next"])
+def test_queries_are_the_ones_attention_asks(family: str) -> None:
+    """What attention gives with them is what the layer's output projection is given, gates apart."""
+    watcher = watcher_of(family)
+    heard: list[mx.array] = []
+    site = watcher.sites[0]
+    plain = type(site.attention.o_proj)
+
+    def call(self: Any, x: mx.array) -> mx.array:
+        heard.append(x)
+        out: mx.array = plain.__call__(self, x)
+        return out
+
+    site.attention.o_proj.__class__ = type(plain.__name__, (plain,), {"__call__": call})
+    seen = watcher.watch(mx.array([[(7 * i) % 290 + 5 for i in range(30)]], mx.int32))
+    watcher.close()
+    rows = seen.layers[0]
+    output = mx.fast.scaled_dot_product_attention(
+        rows.queries, rows.keys, rows.values, scale=1.0, mask="causal", sinks=rows.sinks
+    )
+    output = output.transpose(0, 2, 1, 3).reshape(1, 30, -1)
+    if family == "qwen3_next":
+        ratio = heard[0] / output
+        assert ((ratio > -1e-3) & (ratio < 1 + 1e-3)).all().item()
+    else:
+        assert mx.allclose(heard[0], output, rtol=1e-3, atol=1e-4)
+
+
+def test_a_query_sees_restored_what_inference_has_restored_by_then() -> None:
+    sight = Sight.of(PLAN, 40, [23, 24, 31])
+    assert Sight.first(PLAN) == 16
+    for row, query in enumerate((23, 24, 31)):
+        chunk = query - query % 8
+        restored = [place for place, value in enumerate(sight.restored[row].tolist()) if value]
+        assert restored == list(range(2, chunk - 8))
+        assert sight.seen[row].tolist() == [place <= query for place in range(40)]
+
+
+def test_the_loss_goes_down_and_the_folder_says_so(
+    trained: tuple[Path, dict[str, Any], list[tuple[int, int, str, str]]],
+) -> None:
+    out, figures, told = trained
+    before, after = figures["held_out"]["regression"], figures["held_out"]["distilled"]
+    assert after["direction"] < before["direction"] < 1
+    assert [row["step"] for row in figures["log"]] == list(range(1, 25))
+    document = json.loads((out / "config.json").read_text())
+    assert document["training"] == {"switches": asdict(TOY), **figures}
+    assert sorted(path.name for path in out.iterdir()) == ["config.json", "model.safetensors"]
+    assert [step[0] for step in told] == list(range(told[0][1]))
+
+
+def test_the_file_loads_and_restores(
+    trained: tuple[Path, dict[str, Any], list[tuple[int, int, str, str]]],
+    target: LoadedTarget,
+    folders: tuple[Path, Path],
+) -> None:
+    learned = load_learned(trained[0], target, str(folders[1]))
+    policy = parse_policy("restored:learned:4,8")
+    plan = RestorationPlan("learned", 4, 8, learned)
+    with Session(target.target, None, headroom=1, policy=policy, restoration=plan) as session:
+        session.take_in(list(range(5, 65)))
+        assert session.restored == 2 * (60 - 4 - 8)
+
+
+def test_training_again_gives_the_same_file(
+    trained: tuple[Path, dict[str, Any], list[tuple[int, int, str, str]]],
+    target: LoadedTarget,
+    folders: tuple[Path, Path],
+    tmp_path: Path,
+) -> None:
+    figures = train_projector(target, folders[1], tmp_path, TOY, progress=lambda *_: None)
+    assert figures == trained[1]
+    same = (tmp_path / "model.safetensors").read_bytes() == (trained[0] / "model.safetensors").read_bytes()
+    assert same
+
+
+def test_training_leaves_the_target_as_it_was(
+    target: LoadedTarget, folders: tuple[Path, Path], tmp_path: Path
+):
+    classes = [type(module) for module in target.target.model.modules()]
+    toy = ProjectorSwitches(window=8, steps=0, batches=1, texts=1, length=192)
+    train_projector(target, folders[1], tmp_path, toy, progress=lambda *_: None)
+    assert [type(module) for module in target.target.model.modules()] == classes
+
+
+def test_texts_depend_on_seed_and_key_and_fill_their_length(target: LoadedTarget) -> None:
+    tokenizer = TargetTokenizer(target.tokenizer)
+    first = texts(tokenizer, TOY, "a")
+    assert first.shape == (2, 192)
+    assert mx.array_equal(first, texts(tokenizer, TOY, "a"))
+    assert not mx.array_equal(first, texts(tokenizer, TOY, "b"))
+    assert not mx.array_equal(first, texts(tokenizer, TOY, "a", HELD_OUT))
+
+
+def test_marks_become_those_of_the_target(target: LoadedTarget) -> None:
+    tokenizer = TargetTokenizer(target.tokenizer)
+    own = target.tokenizer
+    assert tokenizer.encode("<bos>a<eos>") == (own.bos_token_id, *tokenizer.encode("a"), own.eos_token_id)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": -1}, "--steps must be at least 0, not -1"),
+        ({"length": 100}, "--length must be at least 192, not 100"),
+        ({"length": 513}, "--length 513 is more than the target's context of 512"),
+        ({"window": 0}, "not 0"),
+        ({"window": 190}, "--length 192 leaves nothing to restore beyond --sink 4 and --window 190"),
+        ({"layers": "0"}, "layer 0 slides"),
+        ({"layers": "best"}, "'best' names no layers"),
+    ],
+)
+def test_switches_that_make_no_sense_are_refused(
+    changes: dict[str, Any],
+    message: str,
+    target: LoadedTarget,
+    folders: tuple[Path, Path],
+    tmp_path: Path,
+) -> None:
+    switches = ProjectorSwitches(**(asdict(TOY) | changes))
+    with pytest.raises(ConfigurationError, match=message):
+        train_projector(target, folders[1], tmp_path, switches, progress=lambda *_: None)
+
+
+def test_another_models_folder_is_left_alone(target: LoadedTarget, folders: tuple[Path, Path]) -> None:
+    with pytest.raises(ConfigurationError, match="holds another model"):
+        train_projector(target, folders[1], folders[0], TOY, progress=lambda *_: None)
+
+
+def test_a_file_is_no_folder(target: LoadedTarget, folders: tuple[Path, Path], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match="cannot be made a folder"):
+        train_projector(target, folders[1], tmp_path / "file", TOY, progress=lambda *_: None)
+
+
+def test_a_drafter_that_is_no_dflash_is_refused(
+    target: LoadedTarget, folders: tuple[Path, Path], tmp_path: Path
+):
+    with pytest.raises(ModelError, match="DFlash drafters are qwen3"):
+        train_projector(target, folders[0], tmp_path, TOY, progress=lambda *_: None)
+
+
+def test_a_folder_that_vanishes_is_our_failure_not_the_users_input(
+    trained: tuple[Path, dict[str, Any], list[tuple[int, int, str, str]]],
+    target: LoadedTarget,
+    folders: tuple[Path, Path],
+    tmp_path: Path,
+) -> None:
+    learned = load_learned(trained[0], target, str(folders[1]))
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(EngineError, match="cannot be written"):
+        write_projector(learned.projector, tmp_path, {})
+
+
+def test_the_relative_error_of_the_mean_is_one() -> None:
+    rows = mx.random.normal((3, 50, 4), key=mx.random.key(1))
+    assert relative_error(rows, rows).item() == 0
+    mean = mx.broadcast_to(rows.mean(axis=(0, 1)), rows.shape)
+    assert relative_error(mean, rows).item() == pytest.approx(1, abs=1e-5)
