@@ -7,6 +7,7 @@ Only the house is built here. The request goes through the ordinary client, the 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -15,11 +16,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bridge import settings
+from bridge import presets, settings
 from bridge.bus.git import Git, Update
 from bridge.client import trust
 from bridge.errors import MachineError
 from bridge.process import Spawned, spawn
+from bridge.runner import models
+from bridge.runner.policy import FILE_NAME
 from bridge.runner.station import open_station
 from bridge.settings import Settings
 
@@ -86,6 +89,7 @@ def build(parent: Path | None = None) -> DemoHouse:
         first = scratch.commit_tree(tree, [], "a workload\n")
         scratch.push(str(house.remote), [Update("refs/heads/main", first, "")])
     outside.run("clone", "--quiet", str(house.remote), str(house.workload))
+    write_policy(house.settings.config_dir)
     station = open_station(
         RUNNER_NAME,
         str(house.remote),
@@ -95,6 +99,28 @@ def build(parent: Path | None = None) -> DemoHouse:
     if station.public_key is not None:
         trust.add(house.settings.trusted_runners, RUNNER_NAME, station.public_key)
     return house
+
+
+def write_policy(config_dir: Path) -> None:
+    """Name the shipped models, in the owner's policy, for every model that a preset lets them stand in for.
+
+    A demo shows the way of a request, also on a Mac, where nothing stands in unless its owner says so.
+
+    Args:
+        config_dir: Where ``policy.toml`` is written; made for the owner alone if it is not there.
+    """
+    lines = {}
+    for preset in presets.load_all().values():
+        for need in preset.models:
+            folder = models.shipped(need.stand_in) if need.stand_in else None
+            if folder is not None and folder.is_dir():
+                lines[need.name] = f"{need.name} = {json.dumps(str(folder), ensure_ascii=False)}\n"
+    config_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    policy = config_dir / FILE_NAME
+    policy.touch(mode=0o600)
+    policy.write_text(
+        "# Written by the demo: its models are the shipped ones.\n[models]\n" + "".join(lines.values())
+    )
 
 
 @contextlib.contextmanager

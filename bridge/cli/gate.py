@@ -16,13 +16,16 @@ Examples:
   kakeya_mac gate out/report.json --json
   kakeya_mac gate report.json --nonce 20260301t120000z0123456789ab
   kakeya_mac gate --explain SPEEDUP_SAMPLES
+  kakeya_mac gate --explain all
 
 Exit code 0: every file accepted; 3: at least one rejected, or not readable as a report."""
 )
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--nonce", metavar="NONCE", help="The request the reports must belong to.")
 @click.option("--workload-sha", metavar="SHA", help="The workload commit they must belong to.")
-@click.option("--explain", metavar="CODE", help="Say when a rule rejects, and what to do about it.")
+@click.option(
+    "--explain", metavar="CODE", help="Say when a rule rejects, and what to do about it; all: of every rule."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON line instead of text.")
 def gate(
     files: tuple[Path, ...], nonce: str | None, workload_sha: str | None, explain: str | None, as_json: bool
@@ -57,15 +60,23 @@ def gate(
 
 
 def _explain(code: str, as_json: bool) -> int:
+    from difflib import get_close_matches
+
     from bridge.evidence.rules import ELSEWHERE, RULES, explain
 
-    name = code.upper()
-    explanation = explain(name)
-    if explanation is None:
-        known = ", ".join([*ELSEWHERE, *RULES])
-        raise click.BadParameter(f"no rule is called {code!r}; rules: {known}", param_hint="--explain")
+    known = [*ELSEWHERE, *RULES]
+    name = code.strip().upper().replace("-", "_")
+    if explain(name) is None and name != "ALL":
+        near = get_close_matches(name, known, n=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"rules: {', '.join(known)}"
+        raise click.BadParameter(f"no rule is called {code!r}; {hint}", param_hint="--explain")
+    entries = [
+        {"code": each, "rejected_when": found.rejected_when, "remedy": found.remedy}
+        for each in (known if name == "ALL" else [name])
+        if (found := explain(each)) is not None
+    ]
     if as_json:
-        echo_json({"code": name, "rejected_when": explanation.rejected_when, "remedy": explanation.remedy})
-    else:
-        click.echo(f"{name}: rejected when {explanation.rejected_when}\n  {explanation.remedy}")
+        echo_json({"rules": entries} if name == "ALL" else entries[0])
+    for entry in () if as_json else entries:
+        click.echo(f"{entry['code']}: rejected when {entry['rejected_when']}\n  {entry['remedy']}")
     return 0

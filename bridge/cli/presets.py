@@ -19,7 +19,7 @@ Examples:
 def presets(name: str | None, as_json: bool) -> int:
     """The presets installed here, or one of them with each parameter's type, bounds and default."""
     from bridge import presets as library
-    from bridge.render.presets import bounds, default, preset_json, template_line
+    from bridge.render.presets import bounds, default, model_line, preset_json, template_line
 
     if name is not None:
         preset = library.get(name)
@@ -35,7 +35,7 @@ def presets(name: str | None, as_json: bool) -> int:
             click.echo(f"  -p {parameter.name}=<{parameter.type}>  (default {default(parameter)})")
             click.echo(f"      {parameter.description}; allowed: {bounds(parameter)}")
         for need in preset.models:
-            click.echo(f"  model {need.name}: here {need.here}; on a Mac {need.mac}")
+            click.echo(f"  model {need.name}: {model_line(need)}")
         click.echo(f"\n  runs     {template_line(preset)}")
         evidence = preset.evidence_kind or "none"
         click.echo(f"  timeout  {preset.timeout_s} s; {preset.engine} code; evidence: {evidence}")

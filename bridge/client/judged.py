@@ -17,7 +17,9 @@ from bridge.bus.results import Believed
 from bridge.errors import PresetError
 from bridge.evidence.gate import Binding, Judgement
 from bridge.evidence.gate import judge as gate
+from bridge.evidence.promised import broken_promises
 from bridge.manifest import parse_time
+from bridge.presets import Promise
 from bridge.result import EXIT_CODES, Reason, Result, Status, Verdict, Violation
 
 _MAX_VIOLATIONS = 1000
@@ -70,23 +72,22 @@ def _broken(result: Result, judgements: Mapping[str, Judgement]) -> list[Violati
         for path, judgement in judgements.items()
         for violation in judgement.violations
     ]
-    promised = _promised_kind(result.preset)
-    if promised is None:
+    promise = _promise(result.preset)
+    if promise is None:
         return broken
     if not judgements:
-        message = f"the preset {result.preset} promises a {promised} report, and the result holds none"
+        message = f"the preset {result.preset} promises a {promise.kind} report, and the result holds none"
         broken.append(Violation(code="NO_EVIDENCE", message=message))
     for path, judgement in judgements.items():
-        if judgement.accepted and judgement.kind != promised:
-            message = f"the preset promises a {promised} report, this is a {judgement.kind} report"
-            broken.append(Violation(code="WRONG_KIND", message=message, file=path))
+        lacking = broken_promises(promise, judgement)
+        broken += [violation.model_copy(update={"file": path}) for violation in lacking]
     return broken
 
 
-def _promised_kind(preset: str | None) -> str | None:
+def _promise(preset: str | None) -> Promise | None:
     """The evidence a preset promises; None: none, or it is a preset that is not installed here."""
     try:
-        return None if preset is None else presets.get(preset).evidence_kind
+        return None if preset is None else presets.get(preset).evidence
     except PresetError:
         return None
 

@@ -4,13 +4,17 @@ Definitions, for an arm's samples with n_i generated tokens: decoded_i = n_i - 1
 first), decode rate = sum decoded_i / sum decode_s_i, end-to-end rate = sum n_i / sum (prefill_s_i +
 decode_s_i), acceptance length = mean of (accepted + 1) over the rounds of at least two tokens. A rate without
 seconds is null. A missing time counts as zero seconds here: MISSING_STAGE_TIMINGS rejects such a row.
+Stored bits per value = 8 sum bytes_i / sum values_i over the rows that carry `kv`; distortions are means over
+the rows that have them. A sample runs away by the definition of `bridge.evidence.runaway`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import median
 
-from bridge.evidence.report import Arm, ArmSummary, Comparison, Report, Sample, Summary
+from bridge.evidence.report import Arm, ArmSummary, Comparison, Parity, ParitySummary, Report, Sample, Summary
+from bridge.evidence.runaway import degeneration
 
 
 def summarise(report: Report) -> Summary:
@@ -22,6 +26,7 @@ def summarise(report: Report) -> Summary:
             for arm in report.with_role("sut")
             for baseline in report.with_role("baseline")
         ),
+        parity=None if report.parity is None else summarise_parity(report.parity),
     )
 
 
@@ -29,6 +34,7 @@ def summarise_arm(arm: Arm) -> ArmSummary:
     """The figures of one arm."""
     samples = arm.samples
     accepted = [turn.accepted for sample in samples for turn in sample.rounds if turn.block >= 2]
+    kept = [sample.kv for sample in samples if sample.kv is not None]
     return ArmSummary(
         samples=len(samples),
         generated_tokens=sum(len(sample.tokens) for sample in samples),
@@ -40,6 +46,10 @@ def summarise_arm(arm: Arm) -> ArmSummary:
         acceptance_length=quotient(sum(accepted) + len(accepted), len(accepted)),
         recall=recall(arm),
         max_resident_bytes=max((sample.cache.resident_bytes for sample in samples), default=None),
+        stored_bits_per_value=quotient(8 * sum(kv.bytes for kv in kept), sum(kv.values for kv in kept)),
+        key_distortion=mean([kv.key_distortion for kv in kept]),
+        value_distortion=mean([kv.value_distortion for kv in kept]),
+        runaway_samples=sum(degeneration(sample.tokens) is not None for sample in samples),
     )
 
 
@@ -71,14 +81,52 @@ def paired(arm: Arm, other: Arm) -> list[tuple[Sample, Sample]]:
 
 
 def hit(sample: Sample) -> bool:
-    """Whether the sample's answer stands in its generated text; an empty answer is never a hit."""
-    return sample.needle is not None and sample.needle.answer != "" and sample.needle.answer in sample.text
+    """Whether the sample's answer stands in what it answered; an empty answer is never a hit.
+
+    It must stand in the whole text, too: what reasoning was taken out between may not join to an answer.
+    """
+    needle = sample.needle
+    if needle is None or needle.answer == "":
+        return False
+    return needle.answer in sample.answer and needle.answer in sample.text
 
 
 def recall(arm: Arm) -> float | None:
     """Share of the samples with a needle whose answer came back, or None when there is none."""
     hits = [hit(sample) for sample in arm.samples if sample.needle is not None]
     return sum(hits) / len(hits) if hits else None
+
+
+def parity_difference(parity: Parity) -> float | None:
+    """The largest difference of a hidden state or a logit, or None where one is not finite."""
+    logits = largest([turn.logits_max_abs for turn in parity.rounds])
+    if not parity.compares_hidden or logits is None:
+        return logits
+    hidden = largest([turn.hidden_max_abs for turn in parity.rounds])
+    return None if hidden is None else max(hidden, logits)
+
+
+def summarise_parity(parity: Parity) -> ParitySummary:
+    """The figures of a comparison with a reference."""
+    turns = parity.rounds
+    rows = sum(turn.rows for turn in turns)
+    paths = [turn.path_equal for turn in turns if turn.path_equal is not None]
+    return ParitySummary(
+        cases=len({turn.case for turn in turns}),
+        rounds=len(turns),
+        rows=rows,
+        hidden_max_abs=largest([turn.hidden_max_abs for turn in turns]),
+        logits_max_abs=largest([turn.logits_max_abs for turn in turns]),
+        argmax_agreement=quotient(sum(turn.argmax_agreement * turn.rows for turn in turns), rows),
+        paths_equal=sum(paths),
+        paths_compared=len(paths),
+    )
+
+
+def largest(figures: Sequence[float | None]) -> float | None:
+    """The largest figure, or None where there is none or one is missing."""
+    known = [figure for figure in figures if figure is not None]
+    return max(known) if known and len(known) == len(figures) else None
 
 
 def decode_rate(samples: tuple[Sample, ...]) -> float | None:
@@ -100,6 +148,12 @@ def per_token(sample: Sample) -> float | None:
 def quotient(numerator: float | None, denominator: float | None) -> float | None:
     """`numerator / denominator`, or None where one is missing or the denominator is zero."""
     return None if numerator is None or not denominator else numerator / denominator
+
+
+def mean(figures: Sequence[float | None]) -> float | None:
+    """Mean of the figures that are there, or None when none is."""
+    known = [figure for figure in figures if figure is not None]
+    return sum(known) / len(known) if known else None
 
 
 def first_divergence(ours: tuple[int, ...], plain: tuple[int, ...]) -> int | None:

@@ -26,7 +26,9 @@ MAX_DEPTH = 16
 MAX_CONTAINERS = 250_000  # objects and arrays in one report; keeps the generic validator under half a minute
 MAX_NUMBER = 1e15  # seconds, bytes, tokens: nothing measured here is larger
 MAX_ERRORS = 20
-MODEL_TEXT = frozenset({"text", "needle", "answer"})  # from models and prompts: may hold any character
+MODEL_TEXT = frozenset(
+    {"text", "answer_text", "needle", "answer"}
+)  # from models and prompts: may hold any character
 
 
 class _NotStrict(Exception):

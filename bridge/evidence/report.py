@@ -110,6 +110,16 @@ class Needle(_Frozen):
     hit: bool
 
 
+class KVUse(_Frozen):
+    """What a KV policy held after a run: layers, numbers of keys and values, bytes of their codes."""
+
+    layers: tuple[int, ...]
+    values: int
+    bytes: int
+    key_distortion: float | None
+    value_distortion: float | None
+
+
 class Sample(_Frozen):
     """One prompt run through one arm. Times are seconds; `tokens` are all generated tokens."""
 
@@ -122,16 +132,24 @@ class Sample(_Frozen):
     tokens: tuple[int, ...]
     tokens_sha256: str
     text: str
+    answer_text: str | None = None
     finish_reason: str
     path: str
     rounds: tuple[Round, ...]
     cache: Cache
+    kv: KVUse | None = None
+    restored_positions: int | None = None
     needle: Needle | None = None
 
     @property
     def decoded(self) -> int:
         """Tokens generated after the first, which the prefill gives."""
         return max(len(self.tokens) - 1, 0)
+
+    @property
+    def answer(self) -> str:
+        """The text in which an answer counts: without its reasoning, where that was stripped."""
+        return self.text if self.answer_text is None else self.answer_text
 
 
 class System(_Frozen):
@@ -197,8 +215,42 @@ class Restart(_Frozen):
     reason: str
 
 
+class Implementation(_Frozen):
+    """A side of a parity comparison: its name, and a digest over what it is or what it wrote."""
+
+    implementation: str
+    sha256: str
+
+
+class ParityRound(_Frozen):
+    """One block of a case; a difference that is not finite is None."""
+
+    case: str
+    round: int
+    hidden_max_abs: float | None
+    logits_max_abs: float | None
+    argmax_agreement: float
+    path_equal: bool | None
+    rows: int
+
+
+class Parity(_Frozen):
+    """Outputs of the subject against stored ones of the reference, both computed in `dtype`."""
+
+    tolerance: float
+    dtype: str
+    rounds: tuple[ParityRound, ...]
+    reference: Implementation
+    subject: Implementation
+
+    @property
+    def compares_hidden(self) -> bool:
+        """Whether hidden states were compared, or logits alone."""
+        return any(turn.hidden_max_abs is not None for turn in self.rounds)
+
+
 class ArmSummary(_Frozen):
-    """Figures of one arm; tokens per second, tokens per verify, bytes."""
+    """Figures of one arm; tokens per second, tokens per verify, bytes, bits."""
 
     samples: int
     generated_tokens: int
@@ -210,6 +262,10 @@ class ArmSummary(_Frozen):
     acceptance_length: float | None
     recall: float | None
     max_resident_bytes: int | None
+    stored_bits_per_value: float | None
+    key_distortion: float | None
+    value_distortion: float | None
+    runaway_samples: int
 
 
 class Comparison(_Frozen):
@@ -224,11 +280,25 @@ class Comparison(_Frozen):
     compared_samples: int
 
 
+class ParitySummary(_Frozen):
+    """Figures of a comparison with a reference: counts, largest differences, share of equal choices."""
+
+    cases: int
+    rounds: int
+    rows: int
+    hidden_max_abs: float | None
+    logits_max_abs: float | None
+    argmax_agreement: float | None
+    paths_equal: int
+    paths_compared: int
+
+
 class Summary(_Frozen):
     """Everything derived from the rows."""
 
     arms: dict[str, ArmSummary]
     comparisons: tuple[Comparison, ...]
+    parity: ParitySummary | None = None
 
 
 class Report(_Frozen):
@@ -248,6 +318,7 @@ class Report(_Frozen):
     rounding: Rounding | None
     divergences: tuple[Divergence, ...]
     restarts: tuple[Restart, ...]
+    parity: Parity | None = None
     summary: Summary
 
     def arm(self, name: str) -> Arm | None:

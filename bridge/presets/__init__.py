@@ -12,13 +12,14 @@ from pathlib import Path
 
 from bridge.errors import PresetError
 from bridge.presets.parameters import parse_cli, validate
-from bridge.presets.preset import ModelNeed, Parameter, Preset, Requires, read
+from bridge.presets.preset import ModelNeed, Parameter, Preset, Promise, Requires, read
 from bridge.presets.template import argv, evidence_name, show
 
 __all__ = [
     "ModelNeed",
     "Parameter",
     "Preset",
+    "Promise",
     "Requires",
     "argv",
     "evidence_name",

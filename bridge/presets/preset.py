@@ -72,11 +72,36 @@ class Requires:
 
 @dataclass(frozen=True)
 class ModelNeed:
-    """A model the argv names: what stands for it where nothing is configured, and what a Mac should hold."""
+    """A model the argv names.
+
+    Attributes:
+        name: As in the argv, and of its folder on the machine.
+        mac: What a real Mac holds under that name, in words.
+        stand_in: Name of the shipped model that is used instead where there is no Metal; None: nothing is.
+    """
 
     name: str
-    here: str
     mac: str
+    stand_in: str | None = None
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What the report of a preset must be and show, whatever values the request gives.
+
+    Attributes:
+        kind: Its kind.
+        claims: Names of claims that it must make; the gate judges whether they hold.
+        drafter: Every arm under test drafts.
+        restoration: An arm under test restores evicted positions.
+        kv: Kinds of KV policies (``sliding-bounded``), each of which an arm under test must use.
+    """
+
+    kind: str
+    claims: tuple[str, ...] = ()
+    drafter: bool = False
+    restoration: bool = False
+    kv: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -95,8 +120,13 @@ class Preset:
     params: Mapping[str, Parameter] = field(default_factory=dict)
     requires: Requires = field(default_factory=Requires)
     models: tuple[ModelNeed, ...] = ()
-    evidence_kind: str | None = None
+    evidence: Promise | None = None
     rejected_exit_code: int | None = None
+
+    @property
+    def evidence_kind(self) -> str | None:
+        """The kind of the report it promises; None: none."""
+        return None if self.evidence is None else self.evidence.kind
 
     @property
     def runs_repo_code(self) -> bool:
@@ -155,7 +185,7 @@ def _build(document: dict[str, Any], digest: str, path: Path) -> Preset:
             modules=tuple(requires.get("modules", ())),
         ),
         models=tuple(ModelNeed(name, **entry) for name, entry in document.get("models", {}).items()),
-        evidence_kind=document.get("evidence", {}).get("kind"),
+        evidence=_promise(document["evidence"]) if "evidence" in document else None,
         rejected_exit_code=document.get("rejected_exit_code"),
     )
     if path.stem != preset.name:
@@ -175,6 +205,11 @@ def _parameter(name: str, entry: dict[str, Any]) -> Parameter:
     enum = tuple(known.pop("enum", ()))
     max_length = known.pop("maxLength", 1000)
     return Parameter(name=name, enum=enum, max_length=max_length, **known)
+
+
+def _promise(entry: dict[str, Any]) -> Promise:
+    lists = {name: tuple(entry.get(name, ())) for name in ("claims", "kv")}
+    return Promise(**{**entry, **lists})
 
 
 def _check_schema(document: dict[str, Any], path: Path) -> None:

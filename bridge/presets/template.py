@@ -1,8 +1,9 @@
 """From a preset and checked values to the argv of a child process.
 
 An element is a literal, a placeholder, or ``--flag=`` and a placeholder; a placeholder never stands inside
-other text, so no value can break out of its element. ``{name}`` is a parameter. ``${kind}`` and
-``${kind:name}`` are resolved on the machine that runs:
+other text, so no value can break out of its element. ``{name}`` is a parameter; ``{name?--flag}`` is that
+flag where the boolean parameter is true, and no element where it is false. ``${kind}`` and ``${kind:name}``
+are resolved on the machine that runs:
 
     ${engine}        the installed engine: interpreter, -I, -m, engine      (several elements)
     ${bridge}        the installed bridge, likewise                         (several elements)
@@ -27,7 +28,8 @@ SEVERAL = frozenset({"engine", "bridge", "request"})
 NAMELESS = SEVERAL | {"python"}
 NAMED = frozenset({"model", "env", "out"})
 _ELEMENT = re.compile(
-    r"(?P<flag>--[a-z][a-z0-9-]*=)?"
+    r"\{(?P<switch>[a-z][a-z0-9_]*)\?(?P<literal>--[a-z][a-z0-9-]*)\}"
+    r"|(?P<flag>--[a-z][a-z0-9-]*=)?"
     r"(?:\{(?P<param>[a-z][a-z0-9_]*)\}|\$\{(?P<kind>[a-z]+)(?::(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*))?\})"
 )
 _SECRET = re.compile(r"TOKEN|SECRET|KEY|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
@@ -51,7 +53,9 @@ def argv(preset: Preset, params: Mapping[str, ParamValue], resolver: Resolver) -
             filled.append(element)
             continue
         flag = match["flag"] or ""
-        if match["param"]:
+        if match["switch"]:
+            filled.extend([match["literal"]] if params[match["switch"]] is True else [])
+        elif match["param"]:
             filled.append(flag + _word(preset, match["param"], params[match["param"]], bare=not flag))
         else:
             words = resolver(match["kind"], match["name"] or "")
@@ -79,6 +83,11 @@ def check(preset: Preset) -> None:
                 raise PresetError(
                     f"preset {preset.name}: {element!r}: a placeholder is a whole element or a flag's value"
                 )
+        elif match["switch"]:
+            used.add(match["switch"])
+            declared = preset.params.get(match["switch"])
+            if declared is not None and declared.type != "boolean":
+                raise PresetError(f"preset {preset.name}: {element!r}: a switch is a boolean parameter")
         elif match["param"]:
             used.add(match["param"])
         else:

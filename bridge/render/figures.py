@@ -24,6 +24,11 @@ def ratio_text(value: float | None) -> str:
     return MISSING if value is None else f"{value:.2f}x"
 
 
+def difference_text(value: float | None) -> str:
+    """A difference of outputs, e.g. ``2.6e-05``."""
+    return MISSING if value is None else f"{value:.2g}"
+
+
 def bytes_text(value: float | None) -> str:
     """Bytes in binary units, e.g. ``1.5 MiB``."""
     if value is None:
@@ -37,11 +42,17 @@ def bytes_text(value: float | None) -> str:
 
 def claim_text(claim: ClaimFigure) -> str:
     """A claim's figure beside its bound, e.g. ``2.13x (claimed: 1.00x)``, and whether the rows reach it."""
-    text = {"speedup": ratio_text, "no_slowdown": ratio_text, "resident_bytes": bytes_text}.get(
-        claim.name, number_text
-    )
+    text = _CLAIM_TEXTS.get(claim.name, number_text)
     shown = [] if claim.figure is None else [text(claim.figure)]
     if claim.bound is not None:
         shown.append(f"(claimed: {text(claim.bound)})")
     shown.append("met" if claim.met else "NOT MET")
     return " ".join(shown)
+
+
+_CLAIM_TEXTS = {
+    "speedup": ratio_text,
+    "no_slowdown": ratio_text,
+    "resident_bytes": bytes_text,
+    "parity": difference_text,
+}

@@ -64,6 +64,9 @@ def outcome_lines(judged: Judged) -> Iterator[str]:
     total = sum(result.phase_seconds.values())
     attempt = "" if result.attempt == 1 else f", attempt {result.attempt}"
     yield f"  ran on   {_line(result.runner.name)} ({total:.1f} s{attempt}), {_line(believed.sentence)}"
+    for fact, value in result.runner.machine.items():
+        if fact.startswith("model:"):
+            yield f"  model    {_line(fact.removeprefix('model:'))}: {_line(str(value))}"
     yield f"  request  {result.request_commit}"
     yield f"  result   {believed.commit} on {_line(believed.ref)}"
     for file in result.files:

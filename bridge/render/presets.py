@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from bridge.presets import Parameter, Preset, show
-from bridge.presets import argv as fill
+from bridge.presets import ModelNeed, Parameter, Preset
 
 
 def bounds(parameter: Parameter) -> str:
     """What a value may be, in words: the enum, the range, the allowed folder."""
     if parameter.enum:
         return " | ".join(str(value) for value in parameter.enum)
+    if parameter.type == "boolean":
+        return "true | false"
     if parameter.minimum is not None or parameter.maximum is not None:
         return f"{_number(parameter.minimum)} to {_number(parameter.maximum)}"
     if parameter.format == "repo-path":
@@ -43,16 +44,23 @@ def preset_json(preset: Preset) -> dict[str, Any]:
         "timeout_s": preset.timeout_s,
         "evidence": preset.evidence_kind,
         "params": preset.params_schema(),
-        "models": {need.name: {"here": need.here, "mac": need.mac} for need in preset.models},
+        "models": {need.name: {"mac": need.mac, "stand_in": need.stand_in} for need in preset.models},
         "argv": list(preset.argv),
         "digest": preset.digest,
     }
 
 
+def model_line(need: ModelNeed) -> str:
+    """What a model is, where its folder is looked for, and what stands in for it."""
+    variable = "KAKEYA_MODEL_" + need.name.upper().replace("-", "_")
+    place = f"in ~/kakeya-models/{need.name}, or where the policy or {variable} says"
+    instead = f"; without Metal the shipped {need.stand_in} stands in" if need.stand_in else ""
+    return f"{need.mac}; {place}{instead}"
+
+
 def template_line(preset: Preset) -> str:
     """The argv template on one line; placeholders as they are written."""
-    values = {name: f"{{{name}}}" for name in preset.params}
-    return " ".join(fill(preset, values, show))
+    return " ".join(preset.argv)
 
 
 def presets_markdown(presets: Iterable[Preset]) -> str:
@@ -78,7 +86,7 @@ def presets_markdown(presets: Iterable[Preset]) -> str:
                     f"| {parameter.description} |\n"
                 )
         for need in preset.models:
-            parts.append(f"\nModel `{need.name}`: here {need.here}; on a Mac {need.mac}.\n")
+            parts.append(f"\nModel `{need.name}`: {model_line(need)}.\n")
     return "".join(parts)
 
 

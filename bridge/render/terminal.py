@@ -7,17 +7,17 @@ there is no terminal rich draws the same tables without colour.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from bridge.bus.untrusted import clean_line
-from bridge.render.figures import bytes_text, claim_text, number_text, ratio_text
+from bridge.render.figures import bytes_text, claim_text, difference_text, number_text, ratio_text
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from bridge.evidence.gate import Judgement
-    from bridge.evidence.report import Environment, Report, Summary
+    from bridge.evidence.report import Report, Summary
 
 _BLAS_HINT = "apt install libopenblas0-pthread"
 
@@ -29,12 +29,7 @@ def evidence_tables(judgement: Judgement) -> Iterator[Table]:
     """
     report, figures = judgement.report, judgement.figures
     if report is not None and figures is not None:
-        if report.kind == "throughput":
-            yield throughput_table(report, figures)
-        elif report.kind == "recall":
-            yield recall_table(report, figures)
-        else:
-            yield machine_table(report.environment)
+        yield _TABLES[report.kind](report, figures)
     yield verdict_table(judgement)
 
 
@@ -77,8 +72,71 @@ def recall_table(report: Report, figures: Summary) -> Table:
     return table
 
 
-def machine_table(environment: Environment) -> Table:
+def quality_table(report: Report, figures: Summary) -> Table:
+    """One row an arm: prompts, outputs that equal the baseline's, outputs that run away."""
+    table = _table("arm", "role", "prompts", "identical", "runaway", "acceptance length")
+    compared = {pair.arm: pair for pair in figures.comparisons}
+    for arm in report.arms:
+        row, pair = figures.arms[arm.name], compared.get(arm.name)
+        table.add_row(
+            *_plain(
+                arm.name,
+                arm.role,
+                str(row.samples),
+                "" if pair is None else f"{pair.identical_samples}/{pair.compared_samples}",
+                str(row.runaway_samples),
+                "" if row.acceptance_length is None else number_text(row.acceptance_length),
+            )
+        )
+    return table
+
+
+def kv_table(report: Report, figures: Summary) -> Table:
+    """One row an arm: bits and bytes, distortion, recall, acceptance length, speed against native caches."""
+    headings = ["role", "bits", "KV resident", "distortion K", "V", "recall", "acceptance length", "ratio"]
+    table = _table("arm", *headings)
+    compared = {pair.arm: pair for pair in figures.comparisons}
+    for arm in report.arms:
+        row, pair = figures.arms[arm.name], compared.get(arm.name)
+        table.add_row(
+            *_plain(
+                arm.name,
+                arm.control or arm.role,
+                number_text(row.stored_bits_per_value),
+                bytes_text(row.max_resident_bytes),
+                number_text(row.key_distortion),
+                number_text(row.value_distortion),
+                number_text(row.recall),
+                number_text(row.acceptance_length),
+                "" if pair is None else ratio_text(pair.decode_ratio),
+            )
+        )
+    return table
+
+
+def parity_table(report: Report, figures: Summary) -> Table:
+    """What was compared with what, how much of it, and the largest differences."""
+    table = _table("parity", "")
+    parity, found = report.parity, figures.parity
+    if parity is None or found is None:
+        return table
+    facts = {
+        "subject": parity.subject.implementation,
+        "reference": parity.reference.implementation,
+        "compared": f"{found.cases} cases, {found.rounds} rounds, {found.rows} rows in {parity.dtype}",
+        "hidden states": difference_text(found.hidden_max_abs),
+        "logits": f"{difference_text(found.logits_max_abs)} (tolerance {difference_text(parity.tolerance)})",
+        "equal choices": number_text(found.argmax_agreement),
+        "equal paths": f"{found.paths_equal}/{found.paths_compared}",
+    }
+    for name, fact in facts.items():
+        table.add_row(*_plain(name, fact))
+    return table
+
+
+def machine_table(report: Report, _figures: Summary) -> Table:
     """The machine of a probe, one fact a row."""
+    environment = report.environment
     table = _table("machine", "")
     facts = {
         "system": f"{environment.system} {environment.os_release} on {environment.machine}",
@@ -91,6 +149,16 @@ def machine_table(environment: Environment) -> Table:
     for name, fact in facts.items():
         table.add_row(*_plain(name, fact))
     return table
+
+
+_TABLES: dict[str, Callable[[Report, Summary], Table]] = {
+    "throughput": throughput_table,
+    "recall": recall_table,
+    "quality": quality_table,
+    "kv": kv_table,
+    "parity": parity_table,
+    "probe": machine_table,
+}
 
 
 def verdict_table(judgement: Judgement) -> Table:

@@ -11,12 +11,14 @@ import importlib.util
 import os
 import platform
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from bridge.errors import MachineError
 from bridge.presets import Preset
 from bridge.process import run_program
 from bridge.runner.child import Enforced
+from bridge.runner.models import Found
 
 Fact = str | int | float | bool | None
 _PROGRAM_S = 10.0
@@ -47,6 +49,11 @@ def isolation(enforced: Enforced | None) -> dict[str, Fact]:
         "isolation_file_writes": False,
         "isolation_memory": False,
     }
+
+
+def of_models(found: Mapping[str, Found]) -> dict[str, Fact]:
+    """Where each model of a job's preset was found, and which shipped model stood in for it."""
+    return {f"model:{name}": str(model) for name, model in found.items()}
 
 
 def tools() -> dict[str, str]:

@@ -83,6 +83,7 @@ class Job:
         self._seconds: dict[str, float] = {}
         self._commands: list[Command] = []
         self._files: dict[str, tuple[bytes, str]] = {}
+        self._models: dict[str, models.Found] = {}
         self._started = now()
 
     def run(self) -> tuple[spool.Entry, Verdict] | None:
@@ -134,6 +135,7 @@ class Job:
             raise ValueError("a request that is not refused has a preset and a supervisor")
         with self._phase(Phase.WORKSPACE):
             self._lay_out(preset)
+            self._find_models(preset)
             argv = self._argv(preset)
             if decodes(preset):
                 self._provide_kernels()
@@ -170,6 +172,24 @@ class Job:
                 message = f"parameter {name}: {path!r} is a Git LFS pointer, not the file itself"
                 raise Refusal(Reason.BAD_WORKLOAD, message)
 
+    def _find_models(self, preset: Preset) -> None:
+        """Where the preset's models lie here, said in the log and to whoever waits."""
+        station = self._station
+        places = models.Places(
+            configured=station.policy.models,
+            environment=station.environment,
+            home=station.home,
+            metal=bool(station.machine["metal"]),
+            workload=self._room.workspace if preset.runs_repo_code else None,
+        )
+        try:
+            self._models = models.resolve(preset.models, places)
+        except models.ModelMissing as error:
+            raise Refusal.of(Reason.MODEL_MISSING, error) from None
+        for name, found in self._models.items():
+            self._note(f"runner: model {name}: {found}\n")
+            self._heart.line(f"model {name}: {found}")
+
     def _provide_kernels(self) -> None:
         """Give the job the machine's compiled kernels, made now if they never were. Never fails the job."""
         kernels = self._station.kernels
@@ -185,8 +205,6 @@ class Job:
     def _argv(self, preset: Preset) -> list[str]:
         try:
             return presets.argv(preset, self._checked.params, self._resolve)
-        except models.ModelMissing as error:
-            raise Refusal.of(Reason.MODEL_MISSING, error) from None
         except ParameterError as error:
             raise Refusal.of(Reason.BAD_PARAMETER, error) from None
 
@@ -202,14 +220,7 @@ class Job:
         if kind == "out":
             return [str(self._room.out / f"{name}.json")]
         if kind == "model":
-            folder = models.resolve(
-                name,
-                configured=station.policy.models,
-                environment=station.environment,
-                home=station.home,
-                workload=self._room.workspace if preset.runs_repo_code else None,
-            )
-            return [str(folder)]
+            return [str(self._models[name].folder)]
         if kind == "env":
             if name not in station.environment:
                 raise Refusal(Reason.MACHINE_UNFIT, f"the runner's environment has no {name}")
@@ -318,7 +329,7 @@ class Job:
 
     def _runner(self, enforced: Enforced | None) -> RunnerFacts:
         station = self._station
-        machine = {**station.machine, **facts.isolation(enforced)}
+        machine = {**station.machine, **facts.isolation(enforced), **facts.of_models(self._models)}
         return RunnerFacts(
             name=station.identity.name, id=station.identity.id, version=__version__, machine=machine
         )

@@ -9,7 +9,7 @@ needed, two hours at most. The file:
     max_timeout_s = 7200                      # no job runs longer
 
     [models]                                  # where ${model:NAME} lies on this machine
-    demo-target = "/Users/me/models/gemma"
+    gemma-4-26b-a4b = "/Users/me/models/gemma"
 
 No key opens the network: no preset can ask for it yet.
 """

@@ -7,8 +7,9 @@ from datetime import datetime
 
 from bridge.evidence.gate import Binding
 from bridge.evidence.gate import judge as gate
+from bridge.evidence.promised import broken_promises
 from bridge.presets import Preset
-from bridge.result import Reason, Status, Verdict, Violation
+from bridge.result import Reason, Status, Verdict
 from bridge.runner.child import Ended
 
 
@@ -53,16 +54,16 @@ def judge(
         began: When the child started (aware).
         finished: When it ended (aware).
     """
-    if preset.evidence_kind is None:
+    if preset.evidence is None:
         return Verdict(status=Status.PASSED, reason=Reason.OK, message="the job ended with exit code 0")
     if report is None:
         return _failed(Reason.NO_EVIDENCE, "the job ended with exit code 0 but left no report")
     binding = Binding(nonce, workload_sha, preset.digest, preset.engine, began, finished)
     judgement = gate(report, binding=binding)
-    violations = [violation.model_copy(update={"file": name}) for violation in judgement.violations]
-    if judgement.accepted and judgement.kind != preset.evidence_kind:
-        message = f"the preset promises a {preset.evidence_kind} report, this is a {judgement.kind} report"
-        violations.append(Violation(code="WRONG_KIND", message=message, file=name))
+    violations = [
+        violation.model_copy(update={"file": name})
+        for violation in (*judgement.violations, *broken_promises(preset.evidence, judgement))
+    ]
     if violations:
         codes = ", ".join(dict.fromkeys(violation.code for violation in violations))
         return Verdict(

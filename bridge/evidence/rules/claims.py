@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bridge.evidence.case import Case
-from bridge.evidence.figures import compare, quotient, summarise_arm
+from bridge.evidence.figures import compare, parity_difference, quotient
 from bridge.evidence.report import Arm, Claim
 from bridge.evidence.shown import shown
 
-Figure = Callable[[Arm, Arm | None], float | None]
+Figure = Callable[[Case, Arm, Arm | None], float | None]
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class ClaimKind:
     """The form of one claim.
 
     Attributes:
-        figure: The number the claim is about, from its arm and the arm it compares with.
+        figure: The number the claim is about, of its arm and the arm it compares with.
         bound: The one bound the claim carries, or None.
         against: The role of the arm it compares with, or None.
         lowest: A bound below this claims nothing.
@@ -45,7 +45,7 @@ class ClaimFigure:
     met: bool
 
 
-def _identity(arm: Arm, baseline: Arm | None) -> float | None:
+def _identity(_case: Case, arm: Arm, baseline: Arm | None) -> float | None:
     if baseline is None:
         return None
     pair = compare(arm, baseline)
@@ -54,29 +54,38 @@ def _identity(arm: Arm, baseline: Arm | None) -> float | None:
 
 CLAIMS: dict[str, ClaimKind] = {
     "identical_output": ClaimKind(_identity, None, "baseline"),
+    "exact_match": ClaimKind(_identity, "at_least", "baseline", lowest=0.01, highest=1.0),
     "speedup": ClaimKind(
-        lambda arm, base: compare(arm, base).decode_ratio if base else None,
+        lambda _, arm, base: compare(arm, base).decode_ratio if base else None,
         "at_least",
         "baseline",
         lowest=1.0,
     ),
     "no_slowdown": ClaimKind(
-        lambda arm, base: compare(arm, base).decode_ratio if base else None,
+        lambda _, arm, base: compare(arm, base).decode_ratio if base else None,
         "at_least",
         "baseline",
         lowest=0.8,
         highest=1.0,
     ),
     "acceptance_length": ClaimKind(
-        lambda arm, _: summarise_arm(arm).acceptance_length, "at_least", lowest=1.0, highest=1024
+        lambda case, arm, _: case.figures.arms[arm.name].acceptance_length,
+        "at_least",
+        lowest=1.0,
+        highest=1024,
     ),
-    "recall": ClaimKind(lambda arm, _: summarise_arm(arm).recall, "at_least", lowest=0.01, highest=1.0),
-    "recall_parity": ClaimKind(lambda arm, _: summarise_arm(arm).recall, None, "oracle"),
-    "resident_bytes": ClaimKind(lambda arm, _: summarise_arm(arm).max_resident_bytes, "at_most", lowest=1),
-    "restoration": ClaimKind(lambda arm, _: summarise_arm(arm).recall, None),
+    "recall": ClaimKind(
+        lambda case, arm, _: case.figures.arms[arm.name].recall, "at_least", lowest=0.01, highest=1.0
+    ),
+    "recall_parity": ClaimKind(lambda case, arm, _: case.figures.arms[arm.name].recall, None, "oracle"),
+    "resident_bytes": ClaimKind(
+        lambda case, arm, _: case.figures.arms[arm.name].max_resident_bytes, "at_most", lowest=1
+    ),
+    "restoration": ClaimKind(lambda case, arm, _: case.figures.arms[arm.name].recall, None),
 }
-# The one claim about no arm: the environment block describes the machine (ENVIRONMENT_INCOMPLETE judges it).
-MACHINE = "machine"
+# The claims about no arm: the environment block describes the machine (ENVIRONMENT_INCOMPLETE judges it), and
+# outputs agree with a reference's (PARITY_TOLERANCE judges every round, too).
+MACHINE, PARITY = "machine", "parity"
 
 
 def claim_not_met(case: Case) -> Iterator[str]:
@@ -96,6 +105,8 @@ def _claim_figure(case: Case, claim: Claim) -> ClaimFigure:
     met = _problem(case, claim) is None
     if claim.name == MACHINE:
         return ClaimFigure(claim.name, None, None, None, None, met)
+    if claim.name == PARITY:
+        return ClaimFigure(claim.name, None, None, claim.at_most, _difference(case), met)
     kind = CLAIMS[claim.name]
     arm, other = case.arm_of(claim), _against(case, claim, kind)
     return ClaimFigure(
@@ -103,7 +114,7 @@ def _claim_figure(case: Case, claim: Claim) -> ClaimFigure:
         arm=arm.name if arm else claim.arm,
         against=other.name if other else None,
         bound=getattr(claim, kind.bound) if kind.bound else None,
-        figure=kind.figure(arm, other) if arm else None,
+        figure=kind.figure(case, arm, other) if arm else None,
         met=met,
     )
 
@@ -119,6 +130,8 @@ def _problem(case: Case, claim: Claim) -> str | None:
     if claim.name == MACHINE:
         extra = [name for name, value in claim if name != "name" and value is not None]
         return f"a claim about the machine takes no {extra[0]}" if extra else None
+    if claim.name == PARITY:
+        return _parity_problem(case, claim)
     kind = CLAIMS.get(claim.name)
     if kind is None:
         return "the gate knows no such claim"
@@ -134,11 +147,13 @@ def _problem(case: Case, claim: Claim) -> str | None:
     # A missing oracle is CONTROL_MISSING; one of another role cannot be compared with.
     if kind.against == "oracle" and claim.baseline is not None and (other is None or other.role != "oracle"):
         return f"{shown(claim.baseline)} is no oracle"
-    if claim.name == "identical_output":
-        return _identity_problem(case, arm, other)
+    if claim.name in ("identical_output", "exact_match"):
+        problem = _identity_problem(case, claim, arm, other)
+        if problem:
+            return problem
     if kind.bound is None:
         return None  # decided by RECALL_BELOW_ORACLE and the restoration rules
-    figure, bound = kind.figure(arm, other), getattr(claim, kind.bound)
+    figure, bound = kind.figure(case, arm, other), getattr(claim, kind.bound)
     if figure is None:
         return "the rows give no such figure"
     reached = figure >= bound if kind.bound == "at_least" else figure <= bound
@@ -157,10 +172,26 @@ def _malformed(claim: Claim, kind: ClaimKind) -> str | None:
     return None
 
 
-def _identity_problem(case: Case, arm: Arm, baseline: Arm | None) -> str | None:
-    """Identity needs every prompt compared and the rounding error measured; OUTPUT_DIVERGED judges tokens."""
-    if case.report.rounding is None:
+def _identity_problem(case: Case, claim: Claim, arm: Arm, baseline: Arm | None) -> str | None:
+    """Sameness needs plain decoding of every prompt; identity but for ties, the rounding error too."""
+    if claim.name == "identical_output" and case.report.rounding is None:
         return "the rounding error of this model was not measured"
     if baseline is None or compare(arm, baseline).compared_samples < max(len(arm.samples), 1):
         return "not every prompt of the arm was run by the baseline"
+    if baseline.system.drafter is not None and case.report.kind != "kv":
+        return f"the baseline {shown(baseline.name)} is no plain decoding"
     return None
+
+
+def _difference(case: Case) -> float | None:
+    return None if case.report.parity is None else parity_difference(case.report.parity)
+
+
+def _parity_problem(case: Case, claim: Claim) -> str | None:
+    extra = [name for name in ("arm", "baseline", "at_least") if getattr(claim, name) is not None]
+    if extra or claim.at_most is None:
+        return f"takes no {extra[0]}" if extra else "lacks at_most"
+    figure = _difference(case)
+    if figure is None:
+        return "the rows give no such figure"
+    return None if figure <= claim.at_most else f"the rows give {figure:.6g}, not {claim.at_most:g}"

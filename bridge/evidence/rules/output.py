@@ -9,25 +9,22 @@ from collections.abc import Iterator
 
 from bridge.evidence.case import SPEED_CLAIMS, Case
 from bridge.evidence.figures import first_divergence, paired
-from bridge.evidence.report import Arm, Divergence, Report, Sample
+from bridge.evidence.policies import parse_policy
+from bridge.evidence.report import Arm, Claim, Divergence, Report, Sample
+from bridge.evidence.runaway import degeneration
 from bridge.evidence.shown import several, shown
 
 NO_INSTRUCTION = hashlib.sha256(b"").hexdigest()
-
-# A tail of at least LOOP_TOKENS tokens that repeats a cycle of up to SHORT_CYCLE tokens three times, or one
-# of up to LONG_CYCLE tokens four times, is a loop. So is an output of at least WINDOWED_TOKENS tokens in
-# which fewer than DISTINCT_SHARE of the WINDOW-token windows differ: code from templates repeats lines, but
-# hardly ever sixteen tokens in a row, while a loop of c tokens leaves only c different windows.
-LOOP_TOKENS, SHORT_CYCLE, LONG_CYCLE = 48, 16, 64
-WINDOWED_TOKENS, WINDOW, DISTINCT_SHARE = 96, 16, 0.3
 
 # Of the prompts compared with plain decoding, at most this share may differ and be excused as ties: models in
 # 4 or 16 bits flip at a near tie now and then, but hardly at most prompts of a set; a broken path does.
 MOST_TIES = 0.5
 
-# Claims about how an arm decodes, and claims that hold its answers to something.
+# Claims about how an arm decodes, and the recall that holds its answers to something.
 OF_DECODING = SPEED_CLAIMS | {"acceptance_length"}
-OF_ANSWERS = frozenset({"recall", "recall_parity"})
+HELD_RECALL = 0.5
+# Claims that no generated token bears on.
+OF_NO_OUTPUT = frozenset({"machine", "resident_bytes", "parity"})
 
 # The largest believable difference between the logits of a block forward and of single forwards. Above it the
 # block forward is wrong, and a wrong forward must not excuse the divergences it causes.
@@ -45,7 +42,7 @@ def output_diverged(case: Case) -> Iterator[str]:
         for baseline in report.with_role("baseline"):
             different = _divergent(arm, baseline)
             found.update((arm.name, ours.prompt_id) for ours, _, _ in different)
-            if "identical_output" in _claimed(arm, case):
+            if any(claim.name == "identical_output" for claim in _claimed(arm, case)):
                 yield from _other_endings(arm, baseline)
             if _keeps_output(arm, baseline, case):
                 yield from _not_excused(arm, different, recorded, report)
@@ -54,9 +51,9 @@ def output_diverged(case: Case) -> Iterator[str]:
         yield f"a divergence of {shown(key[0])}/{shown(key[1])} is recorded, but the rows show none"
 
 
-def _claimed(arm: Arm, case: Case) -> set[str]:
-    """The names of the claims about an arm."""
-    return {claim.name for claim in case.report.claims if case.arm_of(claim) is arm}
+def _claimed(arm: Arm, case: Case) -> list[Claim]:
+    """The claims about an arm."""
+    return [claim for claim in case.report.claims if case.arm_of(claim) is arm]
 
 
 def _keeps_output(arm: Arm, baseline: Arm, case: Case) -> bool:
@@ -65,10 +62,16 @@ def _keeps_output(arm: Arm, baseline: Arm, case: Case) -> bool:
     It has to where that is claimed and where the two differ in nothing that may change the output. Where they
     do, its decoding still counts for nothing unless its output is held to something: recall, or the baseline.
     """
-    ours, plain, claimed = arm.system, baseline.system, _claimed(arm, case)
-    if "identical_output" in claimed or (ours.kv, ours.restoration) == (plain.kv, plain.restoration):
+    ours, plain = arm.system, baseline.system
+    claimed = {claim.name for claim in _claimed(arm, case)}
+    if "identical_output" in claimed or parse_policy(ours.kv) == parse_policy(plain.kv):
         return True
-    return not claimed.isdisjoint(OF_DECODING) and claimed.isdisjoint(OF_ANSWERS)
+    return not claimed.isdisjoint(OF_DECODING) and not any(_holds(claim) for claim in _claimed(arm, case))
+
+
+def _holds(claim: Claim) -> bool:
+    """Whether a claim holds an arm's output to its answers."""
+    return claim.name == "recall_parity" or (claim.name == "recall" and (claim.at_least or 0) >= HELD_RECALL)
 
 
 def _other_endings(arm: Arm, baseline: Arm) -> Iterator[str]:
@@ -147,12 +150,8 @@ def rounding_implausible(case: Case) -> Iterator[str]:
 
 
 def output_degenerate(case: Case) -> Iterator[str]:
-    """A generated text runs away in repetition, so that its speed or its answers say nothing."""
-    if not _judges_output(case):
-        return
-    for arm in case.report.arms:
-        if arm.role == "control":  # a control may be meant to break the model
-            continue
+    """A text that a claim depends on runs away in repetition: its speed and its answers say nothing."""
+    for arm in _depended_on(case):
         for sample in arm.samples:
             loop = degeneration(sample.tokens)
             if loop:
@@ -161,45 +160,35 @@ def output_degenerate(case: Case) -> Iterator[str]:
 
 def _judges_output(case: Case) -> bool:
     """Whether any claim depends on what was generated; a run that claims nothing is a record."""
-    return any(claim.name not in ("machine", "resident_bytes") for claim in case.report.claims)
+    return any(claim.name not in OF_NO_OUTPUT for claim in case.report.claims)
 
 
-def degeneration(tokens: tuple[int, ...]) -> str | None:
-    """How an output degenerates into repetition, or None when it does not."""
-    for cycle in range(1, LONG_CYCLE + 1):
-        tail = _periodic_tail(tokens, cycle)
-        repeats = 3 if cycle <= SHORT_CYCLE else 4
-        if tail >= max(LOOP_TOKENS, repeats * cycle):
-            return f"the last {tail} of {len(tokens)} tokens repeat a cycle of {cycle}"
-    if len(tokens) >= WINDOWED_TOKENS:
-        windows = [tokens[i : i + WINDOW] for i in range(len(tokens) - WINDOW + 1)]
-        share = len(set(windows)) / len(windows)
-        if share < DISTINCT_SHARE:
-            return f"only {share:.0%} of the {WINDOW}-token windows in {len(tokens)} tokens differ"
-    return None
-
-
-def _periodic_tail(tokens: tuple[int, ...], cycle: int) -> int:
-    """Length of the longest tail that repeats its first `cycle` tokens, those included; 0 without repeat."""
-    start = len(tokens) - 1
-    while start >= cycle and tokens[start] == tokens[start - cycle]:
-        start -= 1
-    matched = len(tokens) - 1 - start
-    return matched + cycle if matched else 0
+def _depended_on(case: Case) -> Iterator[Arm]:
+    """The arms whose output a claim is about or compares with, once each; controls may break the model."""
+    claims = [claim for claim in case.report.claims if claim.name not in OF_NO_OUTPUT]
+    arms = [arm for claim in claims for arm in (case.arm_of(claim), case.baseline_of(claim))]
+    arms += [case.oracle_of(claim) for claim in claims if claim.name == "recall_parity"]
+    names = {arm.name for arm in arms if arm is not None and arm.role != "control"}
+    return (arm for arm in case.report.arms if arm.name in names)
 
 
 def prompt_contaminated(case: Case) -> Iterator[str]:
     """Arms ran different prompts under one id, or a set carries several instructions or a foreign one."""
-    prompts: dict[str, set[str]] = defaultdict(set)
+    prompts: dict[str, set[tuple[str, int]]] = defaultdict(set)
+    needles: dict[str, set[tuple[str, str, float]]] = defaultdict(set)
     instructions: dict[str, set[str]] = defaultdict(set)
     for arm in case.report.arms:
         for sample in arm.samples:
             instructions[prompt_set(sample.prompt_id)].add(sample.instruction_sha256)
+            if sample.needle is not None:
+                sought = sample.needle
+                needles[sample.prompt_id].add((sought.needle, sought.answer, sought.depth))
             if arm.control != "no_needle":  # its prompts differ on purpose
-                prompts[sample.prompt_id].add(sample.prompt_sha256)
-    different = [prompt for prompt, digests in prompts.items() if len(digests) > 1]
-    if different:
-        yield f"arms ran different prompts under one id: {several(different)}"
+                prompts[sample.prompt_id].add((sample.prompt_sha256, sample.prompt_tokens))
+    for what, found in (("ran different prompts", prompts), ("seek different needles", needles)):
+        different = [prompt for prompt, variants in found.items() if len(variants) > 1]
+        if different:
+            yield f"arms {what} under one id: {several(different)}"
     for name, digests in instructions.items():
         if len(digests) > 1:
             yield f"the prompts of set {shown(name)} carry {len(digests)} different instructions"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bridge.evidence.case import Case
+from bridge.evidence.policies import Policy, parse_policy
 from bridge.evidence.report import Arm, Report, Sample, System
 from bridge.evidence.shown import several, shown
 
@@ -60,6 +61,7 @@ def silent_fallback(case: Case) -> Iterator[str]:
                 yield f"{shown(arm.name)}/{shown(sample.prompt_id)}: {problem}"
                 break
     yield from _contradicted_switches(case.report)
+    yield from _contradicted_parity(case.report)
     for fallback in case.report.liveness.fallbacks:
         if fallback.component not in HARMLESS_FALLBACKS:
             yield f"{shown(fallback.component)} fell back {fallback.count} times: {shown(fallback.reason)}"
@@ -103,9 +105,31 @@ def _contradicted_switches(report: Report) -> Iterator[str]:
                     f"configuration.{switch} is {shown(stated[switch])}, but arm {shown(arm.name)} "
                     f"declares {shown(getattr(system, switch))}"
                 )
+        if "kv" in stated and report.kind != "kv" and _policy(stated["kv"]) != parse_policy(system.kv):
+            yield (
+                f"configuration.kv is {shown(stated['kv'])}, but arm {shown(arm.name)} "
+                f"declares {shown(system.kv)}"
+            )
     target = report.environment.models.get("target")
     if target is not None and stated.get("dtype") not in (None, target.dtype):
         yield f"configuration.dtype is {shown(stated['dtype'])}, but the target's is {shown(target.dtype)}"
+
+
+def _contradicted_parity(report: Report) -> Iterator[str]:
+    """A comparison whose subject, dtype or tolerance is not what ran."""
+    parity, stated = report.parity, report.configuration
+    if parity is None:
+        return
+    if parity.subject.sha256 != report.environment.git.source_sha256:
+        yield "parity.subject.sha256 is not the digest of the engine that ran"
+    for switch, ran in (("dtype", parity.dtype), ("tolerance", parity.tolerance)):
+        if stated.get(switch) not in (None, ran):
+            yield f"configuration.{switch} is {shown(stated[switch])}, but parity says {shown(ran)}"
+
+
+def _policy(switch: object) -> Policy | None:
+    """A KV policy as a switch says it; none is native."""
+    return parse_policy("native" if switch is None else str(switch))
 
 
 def _as_text(switch: object) -> str | None:
@@ -150,10 +174,16 @@ def self_comparison(case: Case) -> Iterator[str]:
     for reference in references(case):
         for arm in case.report.with_role("sut"):
             pair = f"{shown(arm.name)} and {shown(reference.name)}"
-            if arm.system == reference.system and not is_plain(arm.system):  # that is BASELINE_AS_SUT
+            same = _canonical(arm.system) == _canonical(reference.system)
+            if same and not is_plain(arm.system):  # that is BASELINE_AS_SUT
                 yield f"{pair} declare the same system"
             if len(arm.samples) >= 2 and _clock(arm) == _clock(reference):
                 yield f"{pair} hold the same measurements"
+
+
+def _canonical(system: System) -> tuple[object, ...]:
+    """A system by what it is, however its policy is spelt."""
+    return system.loop, system.drafter, system.block, parse_policy(system.kv) or system.kv
 
 
 def references(case: Case) -> tuple[Arm, ...]:

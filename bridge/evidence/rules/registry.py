@@ -9,7 +9,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from bridge.evidence.case import Case
-from bridge.evidence.rules import binding, claims, machine, output, paths, retrieval, rows, speed
+from bridge.evidence.rules import (
+    binding,
+    claims,
+    kinds,
+    machine,
+    memory,
+    output,
+    parity,
+    paths,
+    restoration,
+    retrieval,
+    rows,
+    speed,
+)
 
 Check = Callable[[Case], Iterator[str]]
 
@@ -51,6 +64,14 @@ ELSEWHERE: dict[str, Explanation] = {
         "the report is not of the kind that the preset promises (checked by the runner)",
         "Use an engine and presets of the same version.",
     ),
+    "CLAIM_MISSING": Explanation(
+        "the report does not make a claim that the preset promises (checked by the runner and the client)",
+        "Ask for what the preset measures; an engine that cannot claim it has not done that job.",
+    ),
+    "NO_EVIDENCE": Explanation(
+        "the preset promises a report, and the result holds none (checked when a result is read)",
+        "Find out why the job wrote no report; its log says what it did.",
+    ),
     "SECRET_IN_EVIDENCE": Explanation(
         "the report contains a secret-named value of the runner's environment (checked by the runner)",
         "Keep secrets out of the runner's environment, or out of what the job writes.",
@@ -73,13 +94,15 @@ RULES: dict[str, Rule] = {
         binding.wrong_request,
     ),
     "KIND_MISMATCH": Rule(
-        "the arms are not those of the report's kind: none, doubled names, two baselines, a probe with rows",
+        "the arms are not those of the report's kind: none, doubled names, two baselines, a probe or parity "
+        "report with rows, a comparison with a reference anywhere else, a kv report whose arms differ in "
+        "more than their KV policies",
         "One baseline at most, every arm with its own name, rows only where the kind has them.",
-        rows.kind_mismatch,
+        kinds.kind_mismatch,
     ),
     "ROW_INCONSISTENT": Rule(
-        "a row contradicts itself (token digest, rounds that cannot give its tokens, hit, text) or holds "
-        "more tokens than configuration.max_tokens",
+        "a row contradicts itself (token digest, rounds that cannot give its tokens, hit, text, an answer "
+        "that is not the text without its reasoning) or holds more tokens than configuration.max_tokens",
         "Do not edit rows; if nobody did, report a bug of the engine.",
         rows.row_inconsistent,
     ),
@@ -111,7 +134,7 @@ RULES: dict[str, Rule] = {
     ),
     "SILENT_FALLBACK": Rule(
         "a declared loop, drafter, block or other component was not what ran, or the configuration names "
-        "another drafter, block or dtype",
+        "another drafter, block, KV policy or dtype",
         "Declare what ran, or make the declared component run.",
         paths.silent_fallback,
     ),
@@ -131,7 +154,8 @@ RULES: dict[str, Rule] = {
         paths.self_comparison,
     ),
     "PROMPT_CONTAMINATED": Rule(
-        "arms ran different prompts under one id, or a set carries mixed or foreign instructions",
+        "arms ran different prompts or seek different needles under one id, or a set carries mixed or "
+        "foreign instructions",
         "Run the same prompts in every arm, and each set with its own instruction only.",
         output.prompt_contaminated,
     ),
@@ -147,13 +171,14 @@ RULES: dict[str, Rule] = {
         output.rounding_implausible,
     ),
     "OUTPUT_DEGENERATE": Rule(
-        "an output runs away in repetition (controls and reports without claims excepted)",
+        "an output that a claim depends on runs away in repetition (controls excepted)",
         "Use prompts the model can answer, or fewer tokens; loops inflate acceptance.",
         output.output_degenerate,
     ),
     "RECALL_VACUOUS": Rule(
         "an empty, one-character or prompt-contained answer counts as a hit; recall is claimed without "
-        "needles, with one answer for most prompts, or against an oracle that answers nothing",
+        "needles, with one answer for most prompts, or against an oracle that answers nothing or was cut "
+        "short",
         "Hide answers that stand nowhere else in the prompt, and vary them.",
         retrieval.recall_vacuous,
     ),
@@ -163,23 +188,26 @@ RULES: dict[str, Rule] = {
         retrieval.recall_below_oracle,
     ),
     "RESTORATION_CLAIM": Rule(
-        "restoration is claimed or declared where nothing was restored, or no arm under test declares it",
-        "Count restored positions, and declare restoration on the arm that has it.",
-        retrieval.restoration_claim,
+        "restoration is claimed or declared where a row restored nothing, or not what its prompt evicts, or "
+        "from another source than its KV policy says; or liveness does not count what the rows hold; or no "
+        "arm under test declares it",
+        "Count restored positions of every row, and declare restoration on the arm that has it.",
+        restoration.restoration_claim,
     ),
     "CONTROL_MISSING": Rule(
-        "controls over the same prompts are missing: exact and noise for an arm that restores, claimed or "
-        "not; no_needle for a claim of recall; a plain oracle for parity",
+        "controls over the same prompts are missing: exact and noise of the same policy for an arm that "
+        "restores, claimed or not; no_needle for a claim of recall; a plain oracle for parity",
         "Run the control arms with it.",
-        retrieval.control_missing,
+        restoration.control_missing,
     ),
     "CONTROL_FAILED": Rule(
-        "a noise or no_needle control still answers, or an exact control does not",
+        "a noise or no_needle control still answers, reasoning included, or was cut short, or an exact "
+        "control does not answer",
         "The mechanism has no effect, or answers leak; the figure means nothing until that is found.",
-        retrieval.control_failed,
+        restoration.control_failed,
     ),
     "SPEEDUP_SAMPLES": Rule(
-        "a speed is claimed with fewer than 5 samples in an arm",
+        "a speed is claimed with fewer than 5 samples, or different prompts, in an arm",
         "Run more prompts.",
         speed.speedup_samples,
     ),
@@ -221,15 +249,28 @@ RULES: dict[str, Rule] = {
     "MEMORY_ANALYTIC_AS_MEASURED": Rule(
         "resident bytes are stated or claimed from a formula",
         "Sum the caches' nbytes after the run, or state no resident bytes.",
-        machine.memory_analytic_as_measured,
+        memory.memory_analytic_as_measured,
     ),
     "MEMORY_CLAIM_MISMATCH": Rule(
-        "the caches held are not those of the declared KV policy, or hold nothing",
+        "the caches held are not those of the declared KV policy, hold nothing, take bits a value that the "
+        "policy cannot give, or fewer bytes than its codes need of what native caches hold",
         "Declare the policy that was in use, and measure after the run.",
-        machine.memory_claim_mismatch,
+        memory.memory_claim_mismatch,
+    ),
+    "PARITY_TOLERANCE": Rule(
+        "outputs differ from the reference's by more than the tolerance, are not finite or lead to other "
+        "choices; or the tolerance is looser than the dtype's rounding (1e-3 in float32, 0.5 in float16, 1 "
+        "in bfloat16)",
+        "Find the first round that differs; a wider tolerance hides it.",
+        parity.parity_tolerance,
+    ),
+    "PARITY_SELF": Rule(
+        "reference and subject have one name or digest, no row was compared, or nothing differs in any round",
+        "Compare with outputs that another implementation computed.",
+        parity.parity_self,
     ),
     "ENVIRONMENT_INCOMPLETE": Rule(
-        "machine, versions, source or weight digests are missing or placeholders, or both models have one "
+        "machine, versions, source or weight digests are missing or placeholders, or two models have one "
         "digest",
         "Let the engine write the environment on the machine that ran. A null git.sha is complete: an "
         "installed engine has no checkout, and source_sha256 names what ran.",

@@ -12,36 +12,14 @@ from pydantic import BaseModel
 from bridge.evidence.case import Case
 from bridge.evidence.figures import hit, paired
 from bridge.evidence.report import Arm, Sample
+from bridge.evidence.rules.answers import answer_problems, answers_differ
+from bridge.evidence.rules.parity import round_problems
 from bridge.evidence.shown import several, shown
 
 RELATIVE = 1e-9
 ROUNDS_SLACK = 1.05  # clocks are read at slightly different moments
 ROUNDS_SLACK_S = 0.002
 REPORT_SLACK_S = 1.0  # the report's own times may be whole seconds
-
-
-def kind_mismatch(case: Case) -> Iterator[str]:
-    """The report's arms are not those of its kind."""
-    report = case.report
-    names = [arm.name for arm in report.arms]
-    doubled = [name for name, count in Counter(names).items() if count > 1]
-    if doubled:
-        yield f"several arms are called {several(doubled)}"
-    if len(report.with_role("baseline")) > 1:
-        yield "more than one arm is the baseline"
-    if len(report.with_role("oracle")) > 1:
-        yield "more than one arm is the oracle"
-    for arm in report.arms:
-        if (arm.control is not None) != (arm.role == "control"):
-            yield f"arm {shown(arm.name)} of role {arm.role} has control {arm.control}"
-    if report.kind == "probe":
-        if report.arms or report.order or report.divergences:
-            yield "a probe report carries arms, an order or divergences"
-        return
-    if not report.arms or not any(arm.samples for arm in report.arms):
-        yield f"a {report.kind} report carries no rows"
-    if report.kind == "recall" and not report.with_role("sut"):
-        yield "a recall report has no arm under test"
 
 
 def row_inconsistent(case: Case) -> Iterator[str]:
@@ -60,6 +38,9 @@ def row_inconsistent(case: Case) -> Iterator[str]:
                 if ours.tokens == theirs.tokens and ours.text != theirs.text:
                     pair = f"{shown(arm.name)} and {shown(other.name)}"
                     yield f"{pair} have equal tokens but different texts for {shown(ours.prompt_id)}"
+    yield from answers_differ(case.report)
+    if case.report.parity is not None:
+        yield from round_problems(case.report.parity)
 
 
 def _within(count: int, most: object) -> bool:
@@ -74,6 +55,7 @@ def _row_problems(arm: Arm, sample: Sample) -> Iterator[str]:
         yield "tokens_sha256 is not the digest of the tokens"
     if sample.needle is not None and sample.needle.hit != hit(sample):
         yield f"needle.hit is {sample.needle.hit}, but the text says {hit(sample)}"
+    yield from answer_problems(sample)
     for turn in sample.rounds:
         if turn.accepted >= turn.block:
             yield f"a round of block {turn.block} accepted {turn.accepted} drafts"
@@ -155,6 +137,10 @@ def summary_mismatch(case: Case) -> Iterator[str]:
         yield f"summary.comparisons must compare {sorted(expected)}, not {several([str(k) for k in found])}"
     for key in expected.keys() & found.keys():
         yield from _differences(f"comparison {shown(key[0])}", found[key], expected[key], set())
+    if stated.parity is not None and figures.parity is not None:
+        yield from _differences("summary.parity", stated.parity, figures.parity, set())
+    elif stated.parity is not figures.parity:
+        yield "summary.parity does not belong to a comparison, or is missing"
 
 
 def _all_measured(arm: Arm | None) -> bool:
@@ -171,5 +157,5 @@ def _differences(where: str, stated: BaseModel, computed: BaseModel, skip: set[s
 def same_figure(stated: object, computed: object) -> bool:
     """Equal, or equal within 1e-9 where both are numbers."""
     if isinstance(stated, int | float) and isinstance(computed, int | float):
-        return math.isclose(stated, computed, rel_tol=RELATIVE, abs_tol=1e-12)
+        return math.isclose(stated, computed, rel_tol=RELATIVE)
     return stated == computed

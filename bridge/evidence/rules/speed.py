@@ -23,10 +23,13 @@ SAME_LENGTH = 1.1  # prompts whose lengths differ by less are the same amount of
 
 
 def speedup_samples(case: Case) -> Iterator[str]:
-    """Fewer than five samples in an arm."""
+    """Fewer than five samples in an arm, or than five different prompts."""
     for arm in case.speed_arms():
+        prompts = len({sample.prompt_sha256 for sample in arm.samples})
         if len(arm.samples) < FEWEST_SAMPLES:
             yield f"arm {shown(arm.name)} has {len(arm.samples)} samples, a speed needs {FEWEST_SAMPLES}"
+        elif prompts < FEWEST_SAMPLES:
+            yield f"arm {shown(arm.name)} ran {prompts} different prompts, a speed needs {FEWEST_SAMPLES}"
 
 
 def speedup_tokens(case: Case) -> Iterator[str]:

@@ -61,7 +61,19 @@ def test_gate_rejects_what_is_not_a_report_by_name(house: House, tmp_path: Path)
     assert "nothing.json" in missing.err
     assert house.kakeya("gate").code == 2
     assert "more prompts" in house.kakeya("gate", "--explain", "SPEEDUP_SAMPLES").out.lower()
-    assert house.kakeya("gate", "--explain", "NO_SUCH_RULE").code == 2
+    unknown = house.kakeya("gate", "--explain", "SPEEDUP_SAMPLE")
+    assert unknown.code == 2
+    assert "did you mean SPEEDUP_SAMPLES" in unknown.err
+
+
+def test_gate_explains_every_code_alone_and_all_of_them_together(house: House):
+    rules = house.kakeya("gate", "--explain", "all", "--json").json["rules"]
+    text = house.kakeya("gate", "--explain", "all").out
+    assert len(rules) == len({rule["code"] for rule in rules}) > 40
+    for rule in rules:
+        assert f"{rule['code']}: rejected when {rule['rejected_when']}" in text
+    one = house.kakeya("gate", "--explain", "parity-self", "--json").json
+    assert one in rules
 
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIO2hFPxuv2uvMyGPxuv2uvMyGPxuv2uvMyGPxuv2uvMy"

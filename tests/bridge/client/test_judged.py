@@ -92,6 +92,15 @@ def test_a_preset_that_promises_a_report_is_not_passed_without_one_or_with_anoth
         assert [violation.code for violation in seen.verdict.violations] == [code]
 
 
+def test_a_report_that_keeps_every_rule_but_not_its_presets_promise_is_rejected() -> None:
+    seen = judged(throughput(), preset="throughput-bounded")
+    assert seen.judgements[REPORT].accepted
+    assert seen.exit_code == 3
+    assert [(violation.code, violation.file) for violation in seen.verdict.violations] == [
+        ("SILENT_FALLBACK", REPORT)
+    ]
+
+
 @pytest.mark.parametrize("preset", ["tests", "gate", "somebodys-own", None])
 def test_a_preset_that_promises_no_report_here_passes_without_one(preset: str | None) -> None:
     assert judged(None, preset=preset).verdict == PASSED

@@ -1,28 +1,20 @@
-"""Complete valid reports, built from rows; the summary comes from arithmetic of the tests' own.
-
-Builders return plain documents. `settle` derives everything derivable again (digests, rounds, order, hits,
-summary), so that a test can change one thing and keep the rest true.
-"""
+"""Complete valid reports of every kind, built from rows. Builders return plain documents."""
 
 from __future__ import annotations
 
 import copy
 import hashlib
 import json
-from statistics import median
-from typing import Any
 
-Document = dict[str, Any]
+from tests.bridge.evidence.derived import Document, digest, settle, summary
+
+__all__ = ["Document", "digest", "settle", "summary"]
 
 NONCE = "20260301t120000z0123456789ab"
 WORKLOAD = "ab" * 20
 PLAIN_LOOP = "mlx_lm.generate.generate_step"
 EMPTY = hashlib.sha256(b"").hexdigest()
 QUESTION = hashlib.sha256(b"What is the secret code of {name}?").hexdigest()
-
-
-def digest(tokens: list[int]) -> str:
-    return hashlib.sha256(" ".join(str(token) for token in tokens).encode()).hexdigest()
 
 
 def filler(seed: int, count: int) -> list[int]:
@@ -47,21 +39,19 @@ def environment() -> Document:
         "versions": {"python": "3.12.4", "mlx": "0.32.4", "mlx_lm": "0.32.2", "kakeya": "0.1.0"},
         "git": {"sha": "cd" * 20, "dirty": False, "source_sha256": "ef" * 32},
         "models": {
-            "target": {
-                "id": "demo-target",
-                "weights_sha256": "12" * 32,
-                "dtype": "float32",
-                "quantization": None,
-                "parameters": 1_800_000,
-            },
-            "drafter": {
-                "id": "demo-drafter",
-                "weights_sha256": "34" * 32,
-                "dtype": "float32",
-                "quantization": None,
-                "parameters": 345_000,
-            },
+            "target": model("demo-target", "12" * 32, 1_800_000),
+            "drafter": model("demo-drafter", "34" * 32, 345_000),
         },
+    }
+
+
+def model(name: str, weights: str, parameters: int) -> Document:
+    return {
+        "id": name,
+        "weights_sha256": weights,
+        "dtype": "float32",
+        "quantization": None,
+        "parameters": parameters,
     }
 
 
@@ -212,121 +202,100 @@ def recall() -> Document:
 def restoration() -> Document:
     """The recall report with a restoring arm under test, and its exact and noise controls."""
     document = recall()
+    document["environment"]["models"]["projector"] = model("demo-projector", "78" * 32, 12_000)
     sut, oracle, without = document["arms"]
-    sut["system"]["restoration"] = "learned"
+    for row in oracle["samples"]:
+        row["prompt_tokens"] = 200
+    sut |= restoring(sut, "learned")
     extra = []
     for control in ("exact", "noise"):
-        other = copy.deepcopy(sut)
-        other |= {"name": control, "role": "control", "control": control}
-        other["system"]["restoration"] = control
-        for row in other["samples"]:
-            if control == "noise":
-                row["tokens"] = [token + 1 for token in row["tokens"]]
-                row["text"] = "nothing"
+        other = restoring(sut, control) | {"name": control, "role": "control", "control": control}
+        for row in other["samples"] if control == "noise" else ():
+            row["tokens"] = [token + 1 for token in row["tokens"]]
+            row["text"] = "nothing"
         extra.append(other)
     document["arms"] = [sut, oracle, without, *extra]
     document["claims"].append({"name": "restoration", "arm": "speculative"})
-    document["liveness"]["restored_positions"] = 512
+    return settle(document)
+
+
+def restoring(one: Document, source: str) -> Document:
+    """The arm as it would be with three full layers restored behind a window of 4 + 64 positions."""
+    other = copy.deepcopy(one)
+    other["system"] |= {"kv": f"restored:{source}:4,64@full", "restoration": source}
+    for row in other["samples"]:
+        row["prompt_tokens"] = 200
+        row["cache"]["classes"] = {"RestoredKV": 3, "SlidingRing": 6}
+        row["restored_positions"] = 3 * (200 - 68)
+    return other
+
+
+def kv() -> Document:
+    """Policies against native caches: codes that keep the answers, and a window that loses them."""
+    document = recall()
+    native, oracle, without = document["arms"]
+    native |= {"name": "native", "role": "baseline"}
+    coded, bounded = copy.deepcopy(native), copy.deepcopy(native)
+    coded |= {"name": "affine:4,64@all", "role": "sut"}
+    bounded |= {"name": "sink-window:4,64@all", "role": "sut"}
+    for i, row in enumerate(coded["samples"]):
+        row["decode_s"] = 0.07
+        row["cache"]["classes"] = {"CodedKV": 9}
+        row["cache"]["resident_bytes"] = 70_000
+        row["kv"] = {"layers": list(range(9)), "values": 100_000, "bytes": 56_250}
+        row["kv"] |= {"key_distortion": 0.01 + i / 1000, "value_distortion": 0.02}
+    for i, row in enumerate(bounded["samples"]):
+        row["decode_s"], row["tokens"], row["text"] = 0.05, filler(500 + i, 12), "nothing"
+        row["cache"] |= {"classes": {"SlidingRing": 9}, "resident_bytes": 30_000}
+        row["kv"] = {"layers": list(range(9)), "values": 7_000, "bytes": 28_000}
+        row["kv"] |= {"key_distortion": 0.6, "value_distortion": 0.7}
+    for one in (coded, bounded):
+        one["system"]["kv"] = one["name"]
+    claims: list[Document] = [
+        {"name": "recall_parity", "arm": coded["name"]},
+        {"name": "recall", "arm": coded["name"], "at_least": 0.9},
+        {"name": "resident_bytes", "arm": coded["name"], "at_most": 80_000},
+    ]
+    return base("kv", claims, [oracle, native, coded, bounded, without])
+
+
+def quality() -> Document:
+    """The throughput report's rows, held to nothing but their sameness."""
+    document = throughput()
+    claims: list[Document] = [
+        {"name": "identical_output", "arm": "speculative", "baseline": "plain"},
+        {"name": "exact_match", "arm": "speculative", "baseline": "plain", "at_least": 0.95},
+    ]
+    return document | {"kind": "quality", "claims": claims}
+
+
+def parity() -> Document:
+    """Two cases of two rounds, one of them with paths."""
+    document = base("parity", [{"name": "parity", "at_most": 1e-4}], [])
+    document["parity"] = {
+        "tolerance": 1e-4,
+        "dtype": "float32",
+        "reference": {"implementation": "torch package 0.1.0", "sha256": "9a" * 32},
+        "subject": {"implementation": "kakeya engine 0.1.0 (mlx 0.32.4)", "sha256": "ef" * 32},
+        "rounds": [
+            {
+                "case": case,
+                "round": number,
+                "hidden_max_abs": number * 1e-6,
+                "logits_max_abs": number * 2e-6,
+                "argmax_agreement": 1.0,
+                "path_equal": path,
+                "rows": 8,
+            }
+            for case, path in (("dflash", None), ("dflash2", True))
+            for number in (1, 2)
+        ],
+    }
     return settle(document)
 
 
 def probe() -> Document:
     return base("probe", [{"name": "machine"}], [])
-
-
-def settle(document: Document) -> Document:
-    """Derive again what can be derived from the rows."""
-    drafted = forwards = 0
-    for one in document["arms"]:
-        for row in one["samples"]:
-            row["tokens_sha256"] = digest(row["tokens"])
-            if "needle" in row:
-                row["needle"]["hit"] = (
-                    bool(row["needle"]["answer"]) and row["needle"]["answer"] in row["text"]
-                )
-            drafted += len(row["rounds"])
-            forwards += sum(turn["block"] >= 2 for turn in row["rounds"])
-    document["liveness"] |= {"rounds": drafted, "drafter_forwards": forwards}
-    document["order"] = interleaved(document["arms"])
-    document["summary"] = summary(document)
-    return document
-
-
-def interleaved(arms: list[Document]) -> list[list[str]]:
-    """Prompt by prompt, turning the arms' order round each time."""
-    order: list[list[str]] = []
-    prompts = list(dict.fromkeys(row["prompt_id"] for one in arms for row in one["samples"]))
-    for i, prompt in enumerate(prompts):
-        names = [one["name"] for one in arms if any(row["prompt_id"] == prompt for row in one["samples"])]
-        order += [[name, prompt] for name in (names if i % 2 == 0 else reversed(names))]
-    return order
-
-
-def summary(document: Document) -> Document:
-    """The summary, written independently of the gate's own arithmetic."""
-    arms = {one["name"]: _arm_summary(one["samples"]) for one in document["arms"]}
-    baselines = [one for one in document["arms"] if one["role"] == "baseline"]
-    tested = [one for one in document["arms"] if one["role"] == "sut"]
-    return {"arms": arms, "comparisons": [_comparison(a, b) for a in tested for b in baselines]}
-
-
-def _arm_summary(rows: list[Document]) -> Document:
-    generated = decoded = verified = confirmed = 0
-    decode_s = total_s = 0.0
-    scored = hits = 0
-    for row in rows:
-        generated += len(row["tokens"])
-        decoded += len(row["tokens"]) - 1
-        decode_s += row.get("decode_s") or 0
-        total_s += (row.get("decode_s") or 0) + (row.get("prefill_s") or 0)
-        for turn in row["rounds"]:
-            if turn["block"] > 1:
-                verified += 1
-                confirmed += turn["accepted"] + 1
-        if "needle" in row:
-            scored += 1
-            hits += row["needle"]["hit"]
-    return {
-        "samples": len(rows),
-        "generated_tokens": generated,
-        "decoded_tokens": decoded,
-        "median_decoded_tokens": median([len(row["tokens"]) - 1 for row in rows]) if rows else 0,
-        "decode_tokens_per_s": decoded / decode_s if decode_s else None,
-        "end_to_end_tokens_per_s": generated / total_s if total_s else None,
-        "verify_rounds": verified,
-        "acceptance_length": confirmed / verified if verified else None,
-        "recall": hits / scored if scored else None,
-        "max_resident_bytes": max(row["cache"]["resident_bytes"] for row in rows) if rows else None,
-    }
-
-
-def _comparison(tested: Document, plain: Document) -> Document:
-    theirs = {row["prompt_id"]: row for row in plain["samples"]}
-    both = [(row, theirs[row["prompt_id"]]) for row in tested["samples"] if row["prompt_id"] in theirs]
-    fast, slow = _arm_summary([a for a, _ in both]), _arm_summary([b for _, b in both])
-    ratios = []
-    for a, b in both:
-        if (
-            len(a["tokens"]) > 1
-            and len(b["tokens"]) > 1
-            and a.get("decode_s")
-            and b.get("decode_s") is not None
-        ):
-            mine, other = a["decode_s"] / (len(a["tokens"]) - 1), b["decode_s"] / (len(b["tokens"]) - 1)
-            ratios.append(other / mine)
-
-    def over(key: str) -> float | None:
-        return fast[key] / slow[key] if fast[key] is not None and slow[key] else None
-
-    return {
-        "arm": tested["name"],
-        "baseline": plain["name"],
-        "decode_ratio": over("decode_tokens_per_s"),
-        "median_decode_ratio": median(ratios) if ratios else None,
-        "end_to_end_ratio": over("end_to_end_tokens_per_s"),
-        "identical_samples": sum(a["tokens"] == b["tokens"] for a, b in both),
-        "compared_samples": len(both),
-    }
 
 
 def dump(document: Document) -> bytes:

@@ -8,8 +8,8 @@ import pytest
 
 from bridge.evidence.gate import judge
 from tests.bridge.evidence import reports
+from tests.bridge.evidence.breakers import Breaker, chain, change, claims, codes, only, rows
 from tests.bridge.evidence.reports import Document, arm, dump, filler, settle
-from tests.bridge.evidence.test_rules import Breaker, chain, change, claims, codes, only, rows
 
 
 def forged(kind: str, *changes: Breaker) -> Document:
@@ -124,14 +124,18 @@ def test_identical_outputs_end_for_the_same_reason(claimed: str, expected: set[s
 
 
 def declares_restoration(document: Document) -> None:
-    document["arms"][1]["system"]["restoration"] = "x"
-    document["liveness"]["restored_positions"] = 64
+    """The arm under test restores; the prompts of both arms are long enough for that."""
+    document["environment"]["models"]["projector"] = reports.model("demo-projector", "78" * 32, 12_000)
+    document["arms"][1] = reports.restoring(document["arms"][1], "learned")
+    for row in rows(document, "plain"):
+        row["prompt_tokens"] = 200
+    settle(document)
 
 
 def with_controls(document: Document) -> None:
     """An exact control that gives the plain output, and a noise control that does not."""
     for control in ("exact", "noise"):
-        other = copy.deepcopy(document["arms"][1])
+        other = reports.restoring(document["arms"][1], control)
         other |= {"name": control, "role": "control", "control": control}
         for row in other["samples"]:
             answer = " ".join(f"w{token}" for token in row["tokens"][:5])
@@ -174,12 +178,18 @@ def test_a_restoring_arm_that_claims_nothing_of_its_decoding_may_differ() -> Non
 
 
 @pytest.mark.parametrize(
-    ("claimed", "expected"), [(["recall"], set()), (["recall_parity"], set()), ([], {"OUTPUT_DIVERGED"})]
+    ("claimed", "least", "expected"),
+    [
+        (["recall"], 0.9, set()),
+        (["recall"], 0.01, {"OUTPUT_DIVERGED"}),
+        (["recall_parity"], 0.9, set()),
+        ([], 0.9, {"OUTPUT_DIVERGED"}),
+    ],
 )
 def test_a_restoring_arm_may_differ_where_its_recall_is_claimed(
-    claimed: list[str], expected: set[str]
+    claimed: list[str], least: float, expected: set[str]
 ) -> None:
-    document = forged("restoration")
+    document = forged("restoration", change("claims", 1, "at_least", to=least))
     document["arms"].append(
         arm("plain", "baseline", reports.plain_system(), copy.deepcopy(rows(document, "oracle")))
     )
@@ -198,8 +208,8 @@ def test_what_a_control_restored_is_not_what_was_tested() -> None:
 
 def test_a_speed_is_not_compared_with_plain_decoding_that_restores() -> None:
     document = forged("throughput", declares_restoration, with_controls)
-    document["arms"][0]["system"]["restoration"] = "x"
-    assert codes(document) == {"SPEEDUP_BASELINE_LOOP"}
+    document["arms"][0] = reports.restoring(document["arms"][0], "learned")
+    assert codes(settle(document)) == {"SPEEDUP_BASELINE_LOOP"}
 
 
 # --- the configuration --------------------------------------------------------------------------------------

@@ -41,12 +41,17 @@ CLASSES: dict[str, type[Any]] = {
     "properties.restarts.items": model.Restart,
     "properties.rounding.oneOf.1": model.Rounding,
     "properties.summary": model.Summary,
+    "properties.parity": model.Parity,
+    "$defs.parity_round": model.ParityRound,
+    "$defs.implementation": model.Implementation,
+    "$defs.parity_summary": model.ParitySummary,
     "$defs.claim": model.Claim,
     "$defs.model": model.Model,
     "$defs.round": model.Round,
     "$defs.cache": model.Cache,
     "$defs.sample": model.Sample,
     "$defs.sample.properties.needle": model.Needle,
+    "$defs.sample.properties.kv": model.KVUse,
     "$defs.arm": model.Arm,
     "$defs.arm.properties.system": model.System,
     "$defs.divergence": model.Divergence,
@@ -106,7 +111,7 @@ def test_another_schema_is_legacy(stated: object) -> None:
     assert verdict(dump(document))[0] == {"LEGACY_SCHEMA"}
 
 
-@pytest.mark.parametrize("kind", ["kv", "parity", "quality", "", None, 3, ["throughput"], {}])
+@pytest.mark.parametrize("kind", ["speed", "Recall", "", None, 3, ["throughput"], {}])
 def test_a_kind_the_gate_cannot_judge_is_rejected(kind: object) -> None:
     assert verdict(dump(reports.throughput() | {"kind": kind}))[0] == {"UNKNOWN_KIND"}
 

@@ -26,9 +26,59 @@ def write(folder: Path, tail: str = WORD, stem: str = "mine", **changes: str) ->
     return path
 
 
+OURS = {
+    "baseline",
+    "drafter-parity",
+    "drafter-parity-fp32",
+    "engine-tests",
+    "gate",
+    "integration-tests",
+    "kv",
+    "probe",
+    "proposer",
+    "quality",
+    "recall",
+    "restored",
+    "restored-speculative",
+    "scorecard",
+    "single-graph",
+    "tests",
+    "throughput",
+    "throughput-bounded",
+}
+EARLIER = {
+    "mlx-env-probe": "probe",
+    "mlx-backend-tests": "engine-tests",
+    "integration-tests": "integration-tests",
+    "pytest-path": "tests",
+    "k3-native-baseline": "baseline",
+    "k3-step1-incremental": "restored",
+    "k3-step2-fused": "restored-speculative",
+    "k3-step2-fused-allmlx": "restored-speculative",
+    "k3-fused-allmlx-natural": "recall",
+    "k3-fused-allmlx-code": "throughput",
+    "k3-fused-allmlx-code-trim": "throughput-bounded",
+    "k3-fused-singlefused-probe": "single-graph",
+    "k3-drafter-parity": "drafter-parity",
+    "k3-drafter-parity-fp32": "drafter-parity-fp32",
+    "k3-kv-quant-eval": "kv",
+    "k3-evidence-gate": "gate",
+    "k3-beta-scorecard": "scorecard",
+}
+STAND_INS = {
+    "gemma-4-26b-a4b": "demo-target",
+    "gemma-4-26b-a4b-dflash": "demo-drafter",
+    "gemma-4-26b-a4b-projector": "demo-projector",
+    "qwen3-1-7b": "demo-target",
+    "qwen3-0-6b-mdlm": "demo-proposer",
+}
+DRAFTERS = {"gemma-4-26b-a4b-dflash", "qwen3-0-6b-mdlm"}
+
+
 def test_the_bundled_presets_load_and_are_described() -> None:
     bundled = presets.load_all()
-    assert list(bundled) == ["baseline", "gate", "probe", "recall", "tests", "throughput"]
+    assert set(bundled) == OURS
+    assert list(bundled) == sorted(bundled)
     for preset in bundled.values():
         assert preset.summary
         assert preset.description
@@ -37,29 +87,57 @@ def test_the_bundled_presets_load_and_are_described() -> None:
         assert preset.evidence_kind is None or presets.evidence_name(preset) == "report.json"
 
 
-def test_only_the_tests_preset_runs_repository_code() -> None:
-    assert [preset.name for preset in presets.load_all().values() if preset.runs_repo_code] == ["tests"]
+def test_only_the_presets_of_pytest_run_repository_code() -> None:
+    running = {preset.name for preset in presets.load_all().values() if preset.runs_repo_code}
+    assert running == {"tests", "engine-tests", "integration-tests"}
 
 
-@pytest.mark.parametrize(
-    ("alias", "name"),
-    [
-        ("mlx-env-probe", "probe"),
-        ("k3-native-baseline", "baseline"),
-        ("k3-fused-allmlx-code", "throughput"),
-        ("pytest-path", "tests"),
-        ("k3-evidence-gate", "gate"),
-        ("recall", "recall"),
-    ],
-)
+@pytest.mark.parametrize(("alias", "name"), EARLIER.items())
 def test_names_of_the_earlier_system_resolve(alias: str, name: str) -> None:
     assert presets.get(alias).name == name
+
+
+def test_every_alias_is_a_name_of_the_earlier_system() -> None:
+    aliases = {alias for preset in presets.load_all().values() for alias in preset.aliases}
+    assert aliases == set(EARLIER) - OURS
+
+
+def test_each_model_is_named_as_on_a_mac_and_has_a_shipped_stand_in() -> None:
+    for preset in presets.load_all().values():
+        for need in preset.models:
+            assert STAND_INS[need.name] == need.stand_in
+
+
+def test_every_preset_that_runs_the_engine_promises_evidence() -> None:
+    for preset in presets.load_all().values():
+        assert (preset.evidence is not None) == (preset.argv[0] == "${engine}"), preset.name
+
+
+def test_a_preset_that_names_a_drafter_promises_one_unless_it_verifies_single_tokens() -> None:
+    for preset in presets.load_all().values():
+        drafts = any(need.name in DRAFTERS for need in preset.models)
+        assert preset.evidence is None or preset.evidence.drafter == (
+            drafts and "--block=1" not in preset.argv
+        )
+
+
+def test_a_promise_is_read_whole(tmp_path: Path) -> None:
+    argv = '["${engine}", "{word}", "--report=${out:report}"]'
+    evidence = (
+        '[evidence]\nkind = "recall"\nclaims = ["recall_parity"]\n'
+        'drafter = true\nrestoration = true\nkv = ["restored"]\n'
+    )
+    preset = presets.read(write(tmp_path, WORD + evidence, argv=argv))
+    promised = presets.Promise(
+        "recall", claims=("recall_parity",), drafter=True, restoration=True, kv=("restored",)
+    )
+    assert preset.evidence == promised
 
 
 def test_an_unknown_name_is_refused_with_the_closest() -> None:
     with pytest.raises(PresetError, match="'thruput'") as caught:
         presets.get("thruput")
-    assert "did you mean throughput?" in (caught.value.remedy or "")
+    assert "did you mean throughput" in (caught.value.remedy or "")
 
 
 def test_an_owner_may_add_presets_but_not_take_a_name(tmp_path: Path) -> None:
@@ -88,6 +166,9 @@ def test_an_alias_may_not_be_taken_twice(tmp_path: Path) -> None:
         ({"name": '"other"'}, WORD, "named 'mine' but says"),
         ({"argv": '["sh", "-c", "echo {word}"]'}, WORD, "whole element"),
         ({"argv": '["/bin/echo", "x{word}"]'}, WORD, "whole element"),
+        ({"argv": '["/bin/echo", "{word?--chat}"]'}, WORD, "a switch is a boolean parameter"),
+        ({"argv": '["/bin/echo", "{other?--chat}", "{word}"]'}, WORD, "'other', which is not declared"),
+        ({"argv": '["/bin/echo", "{word?rm}", "{word}"]'}, WORD, "whole element"),
         ({"argv": '["/bin/echo", "{other}"]'}, WORD, "'other', which is not declared"),
         ({"argv": '["/bin/echo"]'}, WORD, "'word' is declared but argv never uses it"),
         ({"argv": '["${shell}", "{word}"]'}, WORD, "not a placeholder"),
@@ -99,6 +180,12 @@ def test_an_alias_may_not_be_taken_twice(tmp_path: Path) -> None:
         ({"engine": '"workload"'}, WORD, 'needs workspace = "full"'),
         ({}, WORD + '[evidence]\nkind = "probe"\n', "no \\${out:NAME}"),
         ({}, WORD + '[evidence]\nkind = "poem"\n', "evidence.kind"),
+        ({}, WORD + '[evidence]\nkind = "recall"\nclaims = []\n', "evidence.claims"),
+        ({}, WORD + '[evidence]\nkind = "recall"\ndrafter = false\n', "evidence.drafter"),
+        ({}, WORD + '[evidence]\nkind = "recall"\nkv = ["native"]\n', "evidence.kv"),
+        ({}, WORD + '[models.big]\nmac = "a model"\nstand_in = "tiny"\n', "models.big.stand_in"),
+        ({}, WORD + '[models.big]\nstand_in = "demo-target"\n', "'mac' is a required property"),
+        ({}, WORD + '[models.big]\nmac = "a model"\nhere = "another"\n', "'here' was unexpected"),
         ({}, WORD.replace('default = "a"', 'default = "c"'), "'c' is not one of a, b"),
         ({}, WORD.replace('enum = ["a", "b"]\n', ""), "params.word"),
         ({}, WORD.replace('enum = ["a", "b"]', 'pattern = "("'), "the pattern"),

@@ -18,7 +18,14 @@ TESTS = presets.get("tests")
 
 def test_defaults_are_filled_in_and_given_values_kept() -> None:
     values = presets.validate(THROUGHPUT, {"limit": 3})
-    assert values == {"prompts": "code", "limit": 3, "max_tokens": 96, "block": "auto"}
+    assert values == {
+        "prompts": "code",
+        "limit": 3,
+        "max_tokens": 96,
+        "block": "auto",
+        "chat": False,
+        "thinking": "default",
+    }
 
 
 @pytest.mark.parametrize(

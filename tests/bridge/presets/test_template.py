@@ -22,12 +22,13 @@ def test_every_placeholder_is_replaced_by_whole_elements() -> None:
         "two",
         "eval",
         "throughput",
-        "--model=<model demo-target>",
-        "--drafter=<model demo-drafter>",
+        "--model=<model gemma-4-26b-a4b>",
+        "--drafter=<model gemma-4-26b-a4b-dflash>",
         "--prompts=code",
         "--limit=3",
         "--max-tokens=96",
         "--block=auto",
+        "--thinking=default",
         "--report=<out report>",
         "one",
         "two",
@@ -80,3 +81,13 @@ def test_booleans_are_written_in_lower_case() -> None:
         params=MappingProxyType({"on": Parameter("on", "boolean", "a switch")}),
     )
     assert presets.argv(preset, {"on": True}, resolver) == ["echo", "--on=true"]
+
+
+@pytest.mark.parametrize(("on", "expected"), [(True, ["echo", "--chat", "x"]), (False, ["echo", "x"])])
+def test_a_switch_is_its_flag_or_nothing(on: bool, expected: list[str]) -> None:
+    preset = replace(
+        presets.get("gate"),
+        argv=("echo", "{on?--chat}", "x"),
+        params=MappingProxyType({"on": Parameter("on", "boolean", "a switch")}),
+    )
+    assert presets.argv(preset, {"on": on}, resolver) == expected

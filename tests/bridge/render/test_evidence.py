@@ -73,6 +73,28 @@ def edited(document: Document, text: str) -> Document:
     return document
 
 
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (
+            "kv",
+            ["affine:4,64@all", "4.50", "68.4 KiB", "0.014", "no_needle", "sink-window:4,64@all", "0.600"],
+        ),
+        ("quality", ["speculative", "8/8", "runaway", "exact_match", "(claimed: 0.950) met"]),
+        (
+            "parity",
+            ["torch package 0.1.0", "2 cases, 4 rounds, 32 rows", "4e-06 (claimed: 0.0001) met", "2/2"],
+        ),
+        ("restoration", ["noise", "recall", "1.00"]),
+        ("probe", ["Apple M4", "24.0 GiB"]),
+    ],
+)
+def test_a_report_of_every_kind_shows_its_figures(kind: str, expected: list[str]) -> None:
+    text = drawn(*evidence_tables(judge(dump(getattr(reports, kind)()))))
+    for part in expected:
+        assert part in text
+
+
 def test_a_throughput_report_shows_what_the_demo_promises() -> None:
     text = drawn(*evidence_tables(judge(dump(reports.throughput()))))
     for expected in (

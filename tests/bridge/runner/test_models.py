@@ -1,51 +1,114 @@
-"""Where a model is looked for: the order, the list in the refusal, and no LFS pointer passes."""
+"""Where a model is looked for, what may stand in for it and where not, and that no LFS pointer passes."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from bridge.runner import models
+from bridge.presets import ModelNeed
+from bridge.runner import facts, models
+from bridge.runner.models import Found, ModelMissing, Places
+
+TARGET = ModelNeed("big", "a big model", "demo-target")
+DRAFTER = ModelNeed("big-drafter", "its drafter", "demo-drafter")
 
 
-def test_the_places_are_tried_in_order(tmp_path: Path) -> None:
-    home, workload = tmp_path / "home", tmp_path / "workload"
-    folders = {
-        "policy": tmp_path / "policy",
-        "variable": tmp_path / "variable",
-        "home": home / "kakeya-models" / "big",
-        "workload": workload / "models" / "big",
-    }
-    for folder in folders.values():
-        folder.mkdir(parents=True)
-    configured, environment = {"big": folders["policy"]}, {"KAKEYA_MODEL_BIG": str(folders["variable"])}
+def places(
+    root: Path,
+    *,
+    metal: bool = False,
+    configured: Mapping[str, Path] | None = None,
+    environment: Mapping[str, str] | None = None,
+    workload: Path | None = None,
+) -> Places:
+    return Places(configured or {}, environment or {}, root / "home", metal, workload)
+
+
+def at_home(root: Path, name: str) -> Path:
+    folder = root / "home" / "kakeya-models" / name
+    folder.mkdir(parents=True)
+    return folder
+
+
+@pytest.mark.parametrize("metal", [True, False])
+def test_the_places_are_tried_in_order(tmp_path: Path, metal: bool) -> None:
+    workload = tmp_path / "workload"
+    for folder in ("policy", "variable", "home/kakeya-models/big", "workload/models/big"):
+        (tmp_path / folder).mkdir(parents=True)
+    configured, environment = {"big": tmp_path / "policy"}, {"KAKEYA_MODEL_BIG": str(tmp_path / "variable")}
 
     def found(**changes: object) -> Path:
         arguments: dict[str, object] = {
+            "metal": metal,
             "configured": configured,
             "environment": environment,
-            "home": home,
             "workload": workload,
         }
-        return models.resolve("big", **{**arguments, **changes})  # type: ignore[arg-type]
+        here = places(tmp_path, **{**arguments, **changes})  # type: ignore[arg-type]
+        model = models.resolve([TARGET], here)["big"]
+        assert model.stand_in is None
+        return model.folder
 
-    assert found() == folders["policy"]
-    assert found(configured={}) == folders["variable"]
-    assert found(configured={}, environment={}) == folders["home"]
-    folders["home"].rmdir()
-    assert found(configured={}, environment={}) == folders["workload"]
-    with pytest.raises(models.ModelMissing):
-        found(configured={}, environment={}, workload=None)
+    assert found() == tmp_path / "policy"
+    assert found(configured={}) == tmp_path / "variable"
+    assert found(configured={}, environment={}) == tmp_path / "home/kakeya-models/big"
+    (tmp_path / "home/kakeya-models/big").rmdir()
+    assert found(configured={}, environment={}) == workload / "models" / "big"
 
 
-def test_the_refusal_lists_every_place(tmp_path: Path) -> None:
-    with pytest.raises(models.ModelMissing) as caught:
-        models.resolve(
-            "gemma-4",
-            configured={"gemma-4": tmp_path / "gone"},
-            environment={},
-            home=tmp_path,
-            workload=tmp_path,
-        )
+def test_without_metal_the_shipped_models_stand_in_and_say_so(tmp_path: Path) -> None:
+    found = models.resolve([TARGET, DRAFTER], places(tmp_path))
+    assert found == {
+        "big": Found(models.shipped("demo-target") or Path(), "demo-target"),
+        "big-drafter": Found(models.shipped("demo-drafter") or Path(), "demo-drafter"),
+    }
+    assert facts.of_models(found) == {
+        "model:big": f"stand-in demo-target: {found['big'].folder}",
+        "model:big-drafter": f"stand-in demo-drafter: {found['big-drafter'].folder}",
+    }
+
+
+def test_with_metal_nothing_stands_in_and_the_refusal_says_where_the_model_belongs(tmp_path: Path) -> None:
+    with pytest.raises(ModelMissing, match="the model big is not on this machine") as caught:
+        models.resolve([TARGET, DRAFTER], places(tmp_path, metal=True))
+    assert caught.value.remedy == (
+        "put a big model in ~/kakeya-models/big on the runner, or name its folder in the policy;"
+        " demo-target stands in only where there is no Metal"
+    )
+
+
+@pytest.mark.parametrize("metal", [True, False])
+def test_what_the_owner_named_is_used_also_where_it_is_the_shipped_model(tmp_path: Path, metal: bool) -> None:
+    folder = models.shipped("demo-target")
+    assert folder is not None
+    found = models.resolve([TARGET], places(tmp_path, metal=metal, configured={"big": folder}))
+    assert found == {"big": Found(folder, None)}
+
+
+def test_half_a_pair_is_completed_by_no_stand_in(tmp_path: Path) -> None:
+    at_home(tmp_path, "big")
+    with pytest.raises(ModelMissing, match="the model big-drafter") as caught:
+        models.resolve([TARGET, DRAFTER], places(tmp_path))
+    assert "demo-drafter does not stand in beside a real big" in (caught.value.remedy or "")
+    own = at_home(tmp_path, "big-drafter")
+    assert models.resolve([TARGET, DRAFTER], places(tmp_path))["big-drafter"] == Found(own)
+
+
+@pytest.mark.parametrize("metal", [True, False])
+def test_a_shipped_model_named_by_its_own_name_is_found_on_every_machine(tmp_path: Path, metal: bool) -> None:
+    own = ModelNeed("demo-target", "the shipped target")
+    found = models.resolve([own], places(tmp_path, metal=metal))["demo-target"]
+    assert found.stand_in is None
+    assert found.folder.parts[-4:] == ("engine", "models", "demo", "target")
+
+
+@pytest.mark.parametrize("metal", [True, False])
+def test_the_refusal_lists_every_place(tmp_path: Path, metal: bool) -> None:
+    here = places(
+        tmp_path, metal=metal, configured={"gemma-4": tmp_path / "gone"}, workload=tmp_path / "workload"
+    )
+    with pytest.raises(ModelMissing) as caught:
+        models.resolve([ModelNeed("gemma-4", "Gemma 4")], here)
     assert caught.value.message == (
         "the model gemma-4 is not on this machine; looked at: models.gemma-4 in the policy (no folder);"
         " KAKEYA_MODEL_GEMMA_4 (not set); ~/kakeya-models/gemma-4 (no folder);"
@@ -53,17 +116,8 @@ def test_the_refusal_lists_every_place(tmp_path: Path) -> None:
     )
 
 
-def test_the_demo_pair_is_found_beside_the_installed_engine(tmp_path: Path) -> None:
-    with pytest.raises(models.ModelMissing, match="not on this machine"):
-        models.resolve("demo", configured={}, environment={}, home=tmp_path)
-    shipped = models._shipped("demo-target")
-    assert shipped is not None
-    assert shipped.parts[-4:] == ("engine", "models", "demo", "target")
-
-
 def test_weights_that_are_lfs_pointers_are_refused(tmp_path: Path) -> None:
-    folder = tmp_path / "kakeya-models" / "big"
-    folder.mkdir(parents=True)
-    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
-    with pytest.raises(models.ModelMissing, match="LFS pointer instead of weights"):
-        models.resolve("big", configured={}, environment={}, home=tmp_path)
+    pointer = at_home(tmp_path, "big") / "model.safetensors"
+    pointer.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    with pytest.raises(ModelMissing, match="LFS pointer instead of weights"):
+        models.resolve([TARGET], places(tmp_path))

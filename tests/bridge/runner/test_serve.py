@@ -158,7 +158,7 @@ def test_a_preset_that_this_machine_cannot_run_is_refused(bench: Bench) -> None:
     bench.preset(
         "modelled",
         ["/bin/true", "${model:gone}"],
-        tail='[models.gone]\nhere = "nothing"\nmac = "something"\n',
+        tail='[models.gone]\nmac = "something"\n',
     )
     expected = {
         "huge": ("refused", "machine_unfit"),

@@ -1,0 +1,177 @@
+"""KV policies as arms declare them: the text, which caches it may hold, and how many bits a value can take.
+
+The grammar is the engine's `--kv`, read here again so that a report cannot declare what no engine knows:
+
+    native | sliding-bounded[:S,W] | sink-window[:S,W] | affine[:BITS,GROUP] | rotated[:BITS,GROUP]
+    lattice[:d4|e8,Q] | lattice-packed[:d4|e8,BITS] | restored:exact|learned|zeros|noise[:S,W]
+
+each but the first perhaps followed by @ and layers: all, full, sliding, inner:N, or numbers such as 2,5-7.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+# Cache classes of a native arm: mlx-lm's own, the engine's ring, which holds the same entries as mlx-lm's
+# rotating cache but can be rolled back, and the engine's batch of either.
+NATIVE_CLASSES = frozenset(
+    {
+        "KVCache",
+        "RotatingKVCache",
+        "ChunkedKVCache",
+        "ArraysCache",
+        "CacheList",
+        "SlidingRing",
+        "RaggedKV",
+    }
+)
+FULL, SLIDING, BATCHED = (
+    frozenset({"KVCache"}),
+    frozenset({"RotatingKVCache", "SlidingRing"}),
+    frozenset({"RaggedKV"}),
+)
+CODED = "CodedKV"
+
+SOURCES = ("exact", "learned", "zeros", "noise")
+AFFINE_BITS, GROUPS, PACKED_BITS = (2, 3, 4, 5, 6, 8), (32, 64, 128), tuple(range(2, 9))
+LARGEST_Q, LARGEST_WINDOW = 1023, 2**20
+_NUMBER = "[0-9]{1,7}"
+_RANGE = "[0-9]{1,4}(?:-[0-9]{1,4})?"
+_LAYERS = re.compile(rf"all|full|sliding|inner:[0-9]{{1,4}}|{_RANGE}(?:,{_RANGE})*", re.ASCII)
+_PAIR = re.compile(rf"({_NUMBER}),({_NUMBER})", re.ASCII)
+_LATTICE = re.compile(rf"(d4|e8),({_NUMBER})", re.ASCII)
+
+# kind -> (what is left out after the colon, the layers)
+_DEFAULTS = {
+    "sliding-bounded": ("4,64", "sliding"),
+    "sink-window": ("4,64", "all"),
+    "affine": ("4,64", "all"),
+    "rotated": ("4,64", "all"),
+    "lattice": ("e8,38", "inner:2"),
+    "lattice-packed": ("e8,5", "inner:2"),
+    "restored": ("4,64", "full"),
+}
+# Layers of one kind share a mask: these kinds take no others.
+_BOUNDED = {"sliding-bounded": ("sliding",), "sink-window": ("all", "full", "sliding")}
+_CODED_KINDS = frozenset({"affine", "rotated", "lattice", "lattice-packed"})
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A KV policy, every default written out.
+
+    Attributes:
+        kind: ``native`` or what stands before the colon.
+        values: The two values of a kind, as texts; none for ``native``.
+        layers: The layers it applies to, as written.
+        source: What restores evicted positions, or None.
+    """
+
+    kind: str
+    values: tuple[str, ...] = ()
+    layers: str = "all"
+    source: str | None = None
+
+    @property
+    def coded(self) -> bool:
+        """Whether keys and values are kept in a code."""
+        return self.kind in _CODED_KINDS
+
+    @property
+    def classes(self) -> frozenset[str]:
+        """The cache classes an arm of this policy may hold."""
+        if self.coded:
+            return NATIVE_CLASSES | {CODED}
+        return NATIVE_CLASSES | {"RestoredKV"} if self.source else NATIVE_CLASSES
+
+    @property
+    def needed(self) -> frozenset[str]:
+        """The classes of which it must hold one, or the policy was not in use; empty for ``native``."""
+        if self.kind == "native":
+            return frozenset()
+        if self.coded:
+            return frozenset({CODED})
+        return BATCHED | ({"RestoredKV"} if self.source else {"SlidingRing"})
+
+    @property
+    def replaced(self) -> frozenset[str]:
+        """The native classes that none of its layers can have left, by the layers it names."""
+        if self.kind in ("native", "sliding-bounded"):
+            return frozenset()
+        full, sliding = FULL, SLIDING if self.coded else frozenset[str]()  # a narrow ring stays itself
+        known = {"all": full | sliding | (BATCHED if self.coded else frozenset()), "full": full}
+        return known.get(self.layers, sliding if self.layers == "sliding" else frozenset())
+
+    @property
+    def numbers(self) -> frozenset[int] | None:
+        """The layers that are named by number, or None."""
+        if not self.layers[0].isdigit():
+            return None
+        spans = [part.partition("-") for part in self.layers.split(",")]
+        return frozenset(n for first, _, last in spans for n in range(int(first), int(last or first) + 1))
+
+    @property
+    def stored_bits(self) -> tuple[float, float]:
+        """The fewest and the most bits that a held value can take, side information included.
+
+        affine, rotated: B for the value, and a scale and a bias of 16 bits for 32 values to a group.
+        lattice-packed: B, and two scalars of 16 bits a vector of 8 to 4096 values.
+        lattice: what tells 2 q + 1 levels of a lattice apart (D4 has half a point a unit, so a quarter of a
+        bit less), up to 16 bits and the two scalars.
+        Others hold plain numbers of 16 or 32 bits.
+        """
+        if self.kind in ("affine", "rotated"):
+            bits, group = int(self.values[0]), int(self.values[1])
+            return bits + 32 / group, bits + 32 / GROUPS[0]
+        if self.kind == "lattice-packed":
+            bits = int(self.values[1])
+            return bits + 32 / 4096, bits + 32 / 8
+        if self.kind == "lattice":
+            return math.log2(2 * int(self.values[1])) - 0.25, 16 + 32 / 8
+        return 16.0, 32.0
+
+    def with_source(self, source: str) -> Policy:
+        """The same policy restoring from elsewhere."""
+        return Policy(self.kind, self.values, self.layers, source)
+
+
+NATIVE = Policy("native")
+
+
+def parse_policy(text: str) -> Policy | None:
+    """What a declared ``kv`` says, or None where it is no policy."""
+    if text == "native":
+        return NATIVE
+    body, at, layers = text.partition("@")
+    kind, colon, rest = body.partition(":")
+    if kind not in _DEFAULTS or (at and not _LAYERS.fullmatch(layers)):
+        return None
+    if at and layers not in _BOUNDED.get(kind, (layers,)):
+        return None
+    source: str | None = None
+    if kind == "restored":
+        source, colon, rest = rest.partition(":")
+        if source not in SOURCES:
+            return None
+    values, everywhere = _DEFAULTS[kind]
+    read = _values(kind, rest if colon else values)
+    return None if read is None else Policy(kind, read, layers if at else everywhere, source)
+
+
+def _values(kind: str, text: str) -> tuple[str, str] | None:
+    """The two values of a kind, numbers in their shortest form, or None where they are out of bounds."""
+    found = (_LATTICE if kind.startswith("lattice") else _PAIR).fullmatch(text)
+    if found is None:
+        return None
+    first, number = found[1], int(found[2])
+    if kind == "lattice":
+        return (first, str(number)) if 1 <= number <= LARGEST_Q else None
+    if kind == "lattice-packed":
+        return (first, str(number)) if number in PACKED_BITS else None
+    if kind in ("affine", "rotated"):
+        possible = int(first) in AFFINE_BITS and number in GROUPS
+    else:
+        possible = int(first) <= LARGEST_WINDOW and 1 <= number <= LARGEST_WINDOW
+    return (str(int(first)), str(number)) if possible else None

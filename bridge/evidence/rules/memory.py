@@ -1,0 +1,109 @@
+"""Is memory what was measured, and do the caches describe the KV policy that the arm declares?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bridge.evidence.case import Case
+from bridge.evidence.figures import paired
+from bridge.evidence.policies import CODED, NATIVE, Policy, parse_policy
+from bridge.evidence.report import Arm, KVUse, Sample
+from bridge.evidence.shown import several, shown
+
+WIDEST_BITS = 32  # of a value in native caches
+LEAST_SHARE = 0.9  # arms that end at other lengths hold a little more or less
+
+
+def memory_analytic_as_measured(case: Case) -> Iterator[str]:
+    """Bytes from a formula stand where measured ones are meant."""
+    for arm in case.report.arms:
+        formulas = sum(not sample.cache.measured for sample in arm.samples)
+        stated = case.report.summary.arms.get(arm.name)
+        if formulas and stated is not None and stated.max_resident_bytes is not None:
+            yield f"arm {shown(arm.name)} states resident bytes, but {formulas} rows carry a formula's"
+    for claim in case.report.claims:
+        of = case.arm_of(claim) if claim.name == "resident_bytes" else None
+        if of is not None and any(not sample.cache.measured for sample in of.samples):
+            yield f"resident_bytes is claimed of {shown(of.name)} from a formula"
+
+
+def memory_claim_mismatch(case: Case) -> Iterator[str]:
+    """The stated memory does not describe the caches that were used."""
+    for arm in case.report.arms:
+        policy = parse_policy(arm.system.kv)
+        if policy is None:
+            yield f"arm {shown(arm.name)} declares kv {shown(arm.system.kv)}, which is no policy"
+            continue
+        yield from (f"arm {shown(arm.name)}: {problem}" for problem in _class_problems(arm, policy))
+        for sample in arm.samples:
+            problem = _use_problem(sample, policy)
+            if problem:
+                yield f"{shown(arm.name)}/{shown(sample.prompt_id)}: {problem}"
+        if policy.coded:
+            yield from _less_than_its_bits(arm, policy, case)
+
+
+def _class_problems(arm: Arm, policy: Policy) -> Iterator[str]:
+    """Caches that the policy does not explain, or lacks."""
+    held = {name for sample in arm.samples for name in sample.cache.classes}
+    foreign = sorted(held - policy.classes)
+    if foreign:
+        yield f"declares kv {arm.system.kv}, but held {several(foreign)}"
+    idle = sum(policy.needed.isdisjoint(sample.cache.classes) for sample in arm.samples)
+    if policy.needed and idle:
+        yield f"declares kv {arm.system.kv}, but {idle} rows held no {' or '.join(sorted(policy.needed))}"
+    left = sorted(held & policy.replaced)
+    if left:
+        yield f"declares kv {arm.system.kv}, but held {several(left)} in such layers"
+    empty = sum(sample.cache.measured and sample.cache.resident_bytes == 0 for sample in arm.samples)
+    if empty:
+        yield f"{empty} caches hold 0 bytes after a run"
+
+
+def _use_problem(sample: Sample, policy: Policy) -> str | None:
+    """What is wrong with a row's `kv`, or None: it must be there for a code, and fit the policy."""
+    use = sample.kv
+    if policy.kind == "native":
+        return None if use is None else "native caches carry a kv block"
+    if use is None:
+        return (
+            f"kv {policy.kind} keeps values in a code, but the row does not say how many"
+            if policy.coded
+            else None
+        )
+    return _layer_problem(sample, use, policy) or _bits_problem(sample, use, policy)
+
+
+def _less_than_its_bits(arm: Arm, policy: Policy, case: Case) -> Iterator[str]:
+    """Caches that hold less than the codes of what the same loop's native caches held of the same prompt."""
+    for native in case.report.with_role("baseline"):
+        if parse_policy(native.system.kv) != NATIVE or native.system.loop != arm.system.loop:
+            continue
+        share = policy.stored_bits[0] / WIDEST_BITS
+        for coded, plain in paired(arm, native):
+            bytes_, least = coded.cache.resident_bytes, share * plain.cache.resident_bytes
+            if coded.cache.measured and plain.cache.measured and bytes_ < LEAST_SHARE * least:
+                yield (
+                    f"{shown(arm.name)}/{shown(coded.prompt_id)}: {bytes_} resident bytes cannot hold what "
+                    f"{shown(native.name)} held in {plain.cache.resident_bytes}"
+                )
+
+
+def _layer_problem(sample: Sample, use: KVUse, policy: Policy) -> str | None:
+    if policy.numbers is not None and set(use.layers) != policy.numbers:
+        return f"kv.layers names {len(use.layers)} layers, others than {policy.layers}"
+    coded = sample.cache.classes.get(CODED, 0)
+    if policy.coded and coded != len(use.layers):
+        return f"{coded} caches hold codes, but kv.layers names {len(use.layers)} layers"
+    return None
+
+
+def _bits_problem(sample: Sample, use: KVUse, policy: Policy) -> str | None:
+    """Stored bits that the policy cannot give; each layer's bytes may have been rounded down."""
+    fewest, most = policy.stored_bits
+    bits = 8 * use.bytes / use.values
+    if 8 * (use.bytes + len(use.layers)) < fewest * use.values or bits > most * (1 + 1e-9):
+        return f"{bits:.4g} bits a value, but kv {policy.kind} stores {fewest:.4g} to {most:.4g}"
+    if sample.cache.measured and use.bytes > sample.cache.resident_bytes:
+        return f"{use.bytes} bytes of codes in {sample.cache.resident_bytes} resident bytes"
+    return None

@@ -1,0 +1,152 @@
+"""What follows from a report's rows, by arithmetic of the tests' own, apart from the gate's and the engine's.
+
+`settle` derives everything derivable again (digests, counters, order, hits, summary), so that a test can
+change one thing and keep the rest true.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from statistics import median
+from typing import Any
+
+Document = dict[str, Any]
+
+
+def digest(tokens: list[int]) -> str:
+    return hashlib.sha256(" ".join(str(token) for token in tokens).encode()).hexdigest()
+
+
+def settle(document: Document) -> Document:
+    """Derive again what can be derived from the rows."""
+    drafted = forwards = restored = 0
+    for one in document["arms"]:
+        for row in one["samples"]:
+            row["tokens_sha256"] = digest(row["tokens"])
+            if "needle" in row:
+                answer = row["needle"]["answer"]
+                row["needle"]["hit"] = bool(answer) and answer in row.get("answer_text", row["text"])
+            restored += row.get("restored_positions", 0)
+            drafted += len(row["rounds"])
+            forwards += sum(turn["block"] >= 2 for turn in row["rounds"])
+    document["liveness"] |= {"rounds": drafted, "drafter_forwards": forwards, "restored_positions": restored}
+    document["order"] = interleaved(document["arms"])
+    document["summary"] = summary(document)
+    return document
+
+
+def interleaved(arms: list[Document]) -> list[list[str]]:
+    """Prompt by prompt, turning the arms' order round each time."""
+    order: list[list[str]] = []
+    prompts = list(dict.fromkeys(row["prompt_id"] for one in arms for row in one["samples"]))
+    for i, prompt in enumerate(prompts):
+        names = [one["name"] for one in arms if any(row["prompt_id"] == prompt for row in one["samples"])]
+        order += [[name, prompt] for name in (names if i % 2 == 0 else reversed(names))]
+    return order
+
+
+def summary(document: Document) -> Document:
+    """The summary, written independently of the gate's own arithmetic."""
+    arms = {one["name"]: _arm_summary(one["samples"]) for one in document["arms"]}
+    baselines = [one for one in document["arms"] if one["role"] == "baseline"]
+    tested = [one for one in document["arms"] if one["role"] == "sut"]
+    found: Document = {"arms": arms, "comparisons": [_comparison(a, b) for a in tested for b in baselines]}
+    return (
+        found | {"parity": _parity_summary(document["parity"]["rounds"])} if "parity" in document else found
+    )
+
+
+def _parity_summary(rounds: list[Document]) -> Document:
+    def worst(name: str) -> float | None:
+        figures = [turn[name] for turn in rounds]
+        return None if None in figures or not figures else max(figures)
+
+    same = sum(round(turn["argmax_agreement"] * turn["rows"]) for turn in rounds)
+    rows = sum(turn["rows"] for turn in rounds)
+    return {
+        "cases": len({turn["case"] for turn in rounds}),
+        "rounds": len(rounds),
+        "rows": rows,
+        "hidden_max_abs": worst("hidden_max_abs"),
+        "logits_max_abs": worst("logits_max_abs"),
+        "argmax_agreement": same / rows if rows else None,
+        "paths_equal": sum(turn["path_equal"] is True for turn in rounds),
+        "paths_compared": sum(turn["path_equal"] is not None for turn in rounds),
+    }
+
+
+def _arm_summary(rows: list[Document]) -> Document:
+    generated = decoded = verified = confirmed = 0
+    decode_s = total_s = 0.0
+    scored = hits = 0
+    coded = [row["kv"] for row in rows if "kv" in row]
+    for row in rows:
+        generated += len(row["tokens"])
+        decoded += len(row["tokens"]) - 1
+        decode_s += row.get("decode_s") or 0
+        total_s += (row.get("decode_s") or 0) + (row.get("prefill_s") or 0)
+        for turn in row["rounds"]:
+            if turn["block"] > 1:
+                verified += 1
+                confirmed += turn["accepted"] + 1
+        if "needle" in row:
+            scored += 1
+            hits += row["needle"]["hit"]
+    return {
+        "samples": len(rows),
+        "generated_tokens": generated,
+        "decoded_tokens": decoded,
+        "median_decoded_tokens": median([len(row["tokens"]) - 1 for row in rows]) if rows else 0,
+        "decode_tokens_per_s": decoded / decode_s if decode_s else None,
+        "end_to_end_tokens_per_s": generated / total_s if total_s else None,
+        "verify_rounds": verified,
+        "acceptance_length": confirmed / verified if verified else None,
+        "recall": hits / scored if scored else None,
+        "max_resident_bytes": max(row["cache"]["resident_bytes"] for row in rows) if rows else None,
+        "stored_bits_per_value": 8 * sum(kv["bytes"] for kv in coded) / sum(kv["values"] for kv in coded)
+        if coded
+        else None,
+        "key_distortion": _mean([kv["key_distortion"] for kv in coded]),
+        "value_distortion": _mean([kv["value_distortion"] for kv in coded]),
+        "runaway_samples": sum(_loops(row["tokens"]) for row in rows),
+    }
+
+
+def _mean(figures: list[float | None]) -> float | None:
+    known = [figure for figure in figures if figure is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _loops(tokens: list[int]) -> bool:
+    """Loops as the builders make them: forty-eight tokens at the end that repeat a cycle of at most 16."""
+    tail = tokens[-48:]
+    return len(tail) == 48 and any(tail[cycle:] == tail[:-cycle] for cycle in range(1, 17))
+
+
+def _comparison(tested: Document, plain: Document) -> Document:
+    theirs = {row["prompt_id"]: row for row in plain["samples"]}
+    both = [(row, theirs[row["prompt_id"]]) for row in tested["samples"] if row["prompt_id"] in theirs]
+    fast, slow = _arm_summary([a for a, _ in both]), _arm_summary([b for _, b in both])
+    ratios = []
+    for a, b in both:
+        if (
+            len(a["tokens"]) > 1
+            and len(b["tokens"]) > 1
+            and a.get("decode_s")
+            and b.get("decode_s") is not None
+        ):
+            mine, other = a["decode_s"] / (len(a["tokens"]) - 1), b["decode_s"] / (len(b["tokens"]) - 1)
+            ratios.append(other / mine)
+
+    def over(key: str) -> float | None:
+        return fast[key] / slow[key] if fast[key] is not None and slow[key] else None
+
+    return {
+        "arm": tested["name"],
+        "baseline": plain["name"],
+        "decode_ratio": over("decode_tokens_per_s"),
+        "median_decode_ratio": median(ratios) if ratios else None,
+        "end_to_end_ratio": over("end_to_end_tokens_per_s"),
+        "identical_samples": sum(a["tokens"] == b["tokens"] for a, b in both),
+        "compared_samples": len(both),
+    }

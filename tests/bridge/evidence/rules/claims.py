@@ -1,0 +1,156 @@
+"""Reports of machines that cannot be told or timed, and claims that their rows do not reach."""
+
+from __future__ import annotations
+
+from tests.bridge.evidence.breakers import (
+    Rules,
+    both,
+    chain,
+    change,
+    claim,
+    claims,
+    drop_baseline,
+    only,
+    put,
+    rows,
+)
+from tests.bridge.evidence.reports import Document, settle
+
+
+def no_slowdown(document: Document) -> None:
+    claims(document, "identical_output")
+    document["claims"].append({"name": "no_slowdown", "at_least": 0.9})
+    for fast, plain in zip(rows(document, "speculative"), rows(document, "plain"), strict=True):
+        put(document, fast, plain["tokens"], round(plain["decode_s"] * 1.05, 7))
+    settle(document)
+
+
+def environment_incomplete(document: Document) -> None:
+    del document["environment"]["models"]["drafter"]
+
+
+def thermal_or_power(document: Document) -> None:
+    document["environment"]["power_source"] = "battery"
+
+
+def claim_not_met(document: Document) -> None:
+    document["claims"][1]["at_least"] = 2.5
+
+
+def linux_without_checkout(document: Document) -> None:
+    document["environment"] |= {"system": "Linux", "chip": "AMD EPYC", "metal": False, "blas": "reference"}
+    document["environment"] |= {
+        "power_source": "not_applicable",
+        "thermal_state": "unknown",
+        "swapping": None,
+    }
+    document["environment"]["git"] |= {"sha": None, "dirty": None}  # source_sha256 names what ran
+
+
+def slower_but_only_identical(document: Document) -> None:
+    """Sequential, few, short and slow: nothing about speed is claimed."""
+    claims(document, "identical_output")
+    for arm in document["arms"]:
+        del arm["samples"][3:]
+    for row in both(document):
+        put(document, row, row["tokens"][:9], 0.9)
+    settle(document)
+    document["order"].sort()
+    document["environment"]["power_source"] = "battery"
+
+
+def plain_alone(document: Document) -> None:
+    document["claims"] = []
+    document["rounding"] = None
+    del document["arms"][1]
+    del document["environment"]["models"]["drafter"]
+    for row in rows(document, "plain"):
+        put(document, row, [9] * 64, 0.2)  # honest about a model that loops: nothing is claimed
+    settle(document)
+
+
+def baseline_that_drafts(document: Document) -> None:
+    document["arms"][0]["system"] |= {"loop": "kakeya.decode", "drafter": "prompt-lookup", "block": "auto"}
+    for row in rows(document, "plain"):
+        row["path"] = "speculative:prompt-lookup"
+        put(document, row | {"rounds": []}, row["tokens"], row["decode_s"])
+        row["rounds"] = rows(document, "speculative")[0]["rounds"]
+    settle(document)
+
+
+def one_mismatch(document: Document) -> None:
+    """A tie that identical_output excuses and exact_match counts."""
+    document["claims"][1]["at_least"] = 0.9
+    row = rows(document, "speculative")[0]
+    plain = row["tokens"][40]
+    row["tokens"] = [*row["tokens"][:40], plain + 1, *row["tokens"][41:]]
+    row["text"] += "!"
+    document["divergences"] = [
+        {
+            "arm": "speculative",
+            "prompt_id": row["prompt_id"],
+            "position": 40,
+            "plain_token": plain,
+            "speculative_token": plain + 1,
+            "plain_gap": 1e-5,
+        }
+    ]
+    settle(document)
+
+
+RULES = Rules(
+    alone={
+        "ENVIRONMENT_INCOMPLETE": ("throughput", environment_incomplete),
+        "THERMAL_OR_POWER": ("throughput", thermal_or_power),
+        "CLAIM_NOT_MET": ("throughput", claim_not_met),
+    },
+    variants=[
+        ("ENVIRONMENT_INCOMPLETE", "probe", change("environment", "chip", to="unknown")),
+        ("ENVIRONMENT_INCOMPLETE", "probe", change("environment", "versions", "mlx", to=" ")),
+        ("ENVIRONMENT_INCOMPLETE", "probe", change("environment", "git", "sha", to=None)),
+        ("ENVIRONMENT_INCOMPLETE", "probe", change("environment", "git", "source_sha256", to="0" * 64)),
+        ("ENVIRONMENT_INCOMPLETE", "probe", change("environment", "models", "target", "parameters", to=0)),
+        ("THERMAL_OR_POWER", "throughput", change("environment", "thermal_state", to="serious")),
+        ("THERMAL_OR_POWER", "throughput", change("environment", "swapping", to=True)),
+        ("CLAIM_NOT_MET", "throughput", claim(name="no_slowdown", at_least=0.1)),
+        ("CLAIM_NOT_MET", "throughput", claim(name="speedup", at_least=0.9)),
+        ("CLAIM_NOT_MET", "throughput", claim(name="speedup")),
+        ("CLAIM_NOT_MET", "throughput", claim(name="speedup", at_least=1.2, at_most=3)),
+        ("CLAIM_NOT_MET", "throughput", claim(name="identical_output", at_least=1)),
+        ("CLAIM_NOT_MET", "throughput", claim(name="resident_bytes", at_most=1000)),
+        ("CLAIM_NOT_MET", "throughput", claim(name="acceptance_length", arm="nobody", at_least=2)),
+        ("CLAIM_NOT_MET", "throughput", claim(name="identical_output", baseline="speculative")),
+        ("CLAIM_NOT_MET", "throughput", change("rounding", to=None)),
+        ("CLAIM_NOT_MET", "throughput", chain(only("identical_output"), drop_baseline)),
+        ("CLAIM_NOT_MET", "recall", claim(name="speedup", at_least=1.0)),
+        ("CLAIM_NOT_MET", "recall", claim(name="recall", at_least=1.5)),
+        ("CLAIM_NOT_MET", "recall", claim(name="recall_parity", baseline="no_needle")),
+        ("CLAIM_NOT_MET", "probe", change("claims", 0, "arm", to="plain")),
+        ("CLAIM_NOT_MET", "quality", claim(name="exact_match")),
+        ("CLAIM_NOT_MET", "quality", claim(name="exact_match", at_least=0)),
+        ("CLAIM_NOT_MET", "quality", claim(name="parity", at_most=1e-4)),
+        ("CLAIM_NOT_MET", "quality", baseline_that_drafts),
+        ("CLAIM_NOT_MET", "quality", one_mismatch),
+        ("CLAIM_NOT_MET", "parity", change("claims", 0, "at_most", to=1e-6)),
+        ("CLAIM_NOT_MET", "parity", change("claims", 0, "at_least", to=1e-6)),
+        ("CLAIM_NOT_MET", "parity", change("claims", 0, to={"name": "parity"})),
+        ("CLAIM_NOT_MET", "parity", change("claims", 0, "arm", to="plain")),
+        (
+            "ENVIRONMENT_INCOMPLETE",
+            "restoration",
+            lambda document: document["environment"]["models"].pop("projector"),
+        ),
+        (
+            "ENVIRONMENT_INCOMPLETE",
+            "restoration",
+            change("environment", "models", "projector", "weights_sha256", to="12" * 32),
+        ),
+    ],
+    honest=[
+        ("throughput", linux_without_checkout),
+        ("recall", linux_without_checkout),
+        ("throughput", slower_but_only_identical),
+        ("throughput", plain_alone),
+        ("throughput", no_slowdown),
+    ],
+)

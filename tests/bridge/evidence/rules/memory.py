@@ -1,0 +1,148 @@
+"""Reports whose caches are not those of their policy, or were never measured."""
+
+from __future__ import annotations
+
+from tests.bridge.evidence.breakers import Breaker, Rules, chain, change, claims, resettle, rows
+from tests.bridge.evidence.reports import Document
+
+
+def memory_analytic_as_measured(document: Document) -> None:
+    claims(document, "speedup")
+    for row in rows(document, "plain"):
+        row["cache"]["measured"] = False
+
+
+def memory_claim_mismatch(document: Document) -> None:
+    for row in rows(document, "plain"):
+        row["cache"]["classes"] = {"QuantizedKVCache": 9}
+
+
+CODED, BOUNDED = "affine:4,64@all", "sink-window:4,64@all"
+
+
+def declared(name: str, policy: str) -> Breaker:
+    """Another policy than the caches of an arm are of; no claim depends on the name."""
+
+    def apply(document: Document) -> None:
+        document["claims"] = []
+        arm = next(one for one in document["arms"] if one["name"] == name)
+        arm["system"]["kv"] = policy
+
+    return apply
+
+
+def caches(name: str, **classes: int) -> Breaker:
+    def apply(document: Document) -> None:
+        for row in rows(document, name):
+            row["cache"]["classes"] = dict(classes)
+
+    return apply
+
+
+def used(name: str, **fields: object) -> Breaker:
+    """Other fields of every kv block of an arm; with none, no kv block."""
+
+    def apply(document: Document) -> None:
+        for row in rows(document, name):
+            row["kv"] = row["kv"] | fields
+            if not fields:
+                del row["kv"]
+
+    return chain(apply, resettle)
+
+
+def lattice(policy: str, stored: int) -> Breaker:
+    """Nine layers of which the inner five hold so many bytes for 100,000 values."""
+    layers = used(CODED, layers=[2, 3, 4, 5, 6], bytes=stored)
+    return chain(declared(CODED, policy), caches(CODED, CodedKV=5, SlidingRing=4), larger, layers)
+
+
+def larger(document: Document) -> None:
+    for row in rows(document, CODED):
+        row["cache"]["resident_bytes"] = 900_000
+
+
+def tiny(document: Document) -> None:
+    """Codes of fewer values than the prompt has, in fewer bytes."""
+    for row in rows(document, CODED):
+        row["cache"]["resident_bytes"] = 50_000
+        row["kv"] |= {"values": 16, "bytes": 9}
+    resettle(document)
+
+
+def bounded(policy: str, **classes: int) -> Breaker:
+    return chain(declared(BOUNDED, policy), caches(BOUNDED, **classes))
+
+
+def batched(document: Document) -> None:
+    caches(CODED, CodedKV=9)(document)
+    caches("native", RaggedKV=9)(document)
+    caches(BOUNDED, RaggedKV=9)(document)
+
+
+RULES = Rules(
+    alone={
+        "MEMORY_ANALYTIC_AS_MEASURED": ("throughput", memory_analytic_as_measured),
+        "MEMORY_CLAIM_MISMATCH": ("throughput", memory_claim_mismatch),
+    },
+    variants=[
+        (
+            "MEMORY_ANALYTIC_AS_MEASURED",
+            "throughput",
+            change("arms", 1, "samples", 0, "cache", "measured", to=False),
+        ),
+        (
+            "MEMORY_CLAIM_MISMATCH",
+            "throughput",
+            chain(change("arms", 0, "samples", 0, "cache", "resident_bytes", to=0), resettle),
+        ),
+        ("MEMORY_CLAIM_MISMATCH", "recall", change("arms", 0, "system", "kv", to="lattice:e8,38")),
+        *[
+            ("MEMORY_CLAIM_MISMATCH", "kv", breaker)
+            for breaker in (
+                declared(CODED, "affine:4"),
+                declared(CODED, "affine:7,64@all"),
+                declared(CODED, "native@all"),
+                declared(CODED, "lattice:e9,38"),
+                declared(CODED, "AFFINE"),
+                declared(CODED, "affine:8,64@all"),
+                declared(CODED, "affine:3,64@all"),
+                declared(CODED, "affine:4,64@0-7"),
+                declared(CODED, "affine:4,64@0-9"),
+                declared(BOUNDED, "restored:exact"),
+                caches(CODED, KVCache=9),
+                caches(CODED, CodedKV=8),
+                caches(CODED, CodedKV=9, KVCache=3),
+                caches(CODED, CodedKV=9, SlidingRing=3),
+                caches(BOUNDED, KVCache=9),
+                caches(BOUNDED, KVCache=3, SlidingRing=6),
+                caches("native", CodedKV=9),
+                caches("oracle", RestoredKV=9),
+                used(CODED),
+                used(CODED, bytes=50_000),
+                used(CODED, bytes=70_001, values=112_000),
+                used(CODED, layers=[0, 1, 2]),
+                tiny,
+                used(BOUNDED, bytes=7_000),
+                used(BOUNDED, bytes=29_000),
+                lambda document: rows(document, "native")[0].update(kv=rows(document, CODED)[0]["kv"]),
+                lattice("lattice-packed:e8,5", 60_000),
+                lattice("lattice-packed:e8,5", 120_000),
+                lattice("lattice:e8,38", 70_000),
+            )
+        ],
+    ],
+    honest=[
+        ("kv", declared(CODED, "affine@0-8")),
+        ("kv", chain(declared(CODED, "rotated:4,128"), used(CODED, bytes=53_125))),
+        ("kv", lattice("lattice-packed:e8,5", 65_625)),
+        ("kv", lattice("lattice-packed:d4,2@inner:40", 27_000)),
+        ("kv", lattice("lattice:e8,38", 103_125)),
+        ("kv", lattice("lattice:d4,127@2-6", 103_125)),
+        ("kv", chain(caches(CODED, CodedKV=9, ArraysCache=3))),
+        ("kv", bounded("sliding-bounded", KVCache=3, SlidingRing=6)),
+        ("kv", bounded("sink-window:0,32@full", SlidingRing=9)),
+        ("kv", chain(bounded("sink-window", SlidingRing=9), used(BOUNDED))),
+        ("kv", batched),
+    ],
+)

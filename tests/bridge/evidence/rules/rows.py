@@ -1,0 +1,93 @@
+"""Reports whose identity, times or rows contradict themselves, and those that do not."""
+
+from __future__ import annotations
+
+import copy
+
+from tests.bridge.evidence import reports
+from tests.bridge.evidence.breakers import Rules, chain, change, claims, resettle, rows
+from tests.bridge.evidence.reports import Document, settle
+
+
+def texts_of_equal_tokens(document: Document) -> None:
+    rows(document, "oracle")[0]["text"] += " "
+
+
+def doubled_row(document: Document) -> None:
+    for arm in document["arms"]:
+        arm["samples"].append(copy.deepcopy(arm["samples"][0]))
+    settle(document)
+
+
+def stale_report(document: Document) -> None:
+    document["started_at"] = "2026-02-28T12:00:05Z"
+
+
+def wrong_request(document: Document) -> None:
+    document["request"]["nonce"] = "20260301t120000zba9876543210"
+
+
+def kind_mismatch(document: Document) -> None:
+    document["kind"] = "probe"
+    document["claims"] = []
+
+
+def row_inconsistent(document: Document) -> None:
+    rows(document, "speculative")[0]["rounds"].pop()
+    document["summary"] = reports.summary(document)
+
+
+def order_mismatch(document: Document) -> None:
+    document["order"] += [["plain", "code-900"], ["speculative", "code-900"]]
+
+
+def missing_stage_timings(document: Document) -> None:
+    claims(document, "identical_output")
+    del rows(document, "plain")[0]["prefill_s"]
+    document["summary"] = reports.summary(document)
+
+
+def timings_impossible(document: Document) -> None:
+    rows(document, "speculative")[0]["rounds"][0]["verify_s"] = 0.5
+
+
+def summary_mismatch(document: Document) -> None:
+    document["summary"]["comparisons"][0]["decode_ratio"] *= 1 + 1e-6
+
+
+RULES = Rules(
+    alone={
+        "STALE_REPORT": ("throughput", stale_report),
+        "WRONG_REQUEST": ("throughput", wrong_request),
+        "KIND_MISMATCH": ("throughput", kind_mismatch),
+        "ROW_INCONSISTENT": ("throughput", row_inconsistent),
+        "ORDER_MISMATCH": ("throughput", order_mismatch),
+        "MISSING_STAGE_TIMINGS": ("throughput", missing_stage_timings),
+        "TIMINGS_IMPOSSIBLE": ("throughput", timings_impossible),
+        "SUMMARY_MISMATCH": ("throughput", summary_mismatch),
+    },
+    variants=[
+        ("STALE_REPORT", "probe", change("finished_at", to="2026-03-01T12:00:04Z")),
+        ("STALE_REPORT", "probe", change("finished_at", to="2026-03-01T12:01:09Z")),
+        ("WRONG_REQUEST", "probe", lambda document: document.pop("request")),
+        ("WRONG_REQUEST", "probe", change("request", "workload_sha", to="ba" * 20)),
+        ("WRONG_REQUEST", "probe", change("request", "preset_digest", to="65" * 32)),
+        ("WRONG_REQUEST", "probe", change("request", "engine_source", to="workload")),
+        ("KIND_MISMATCH", "throughput", chain(change("arms", to=[]), change("claims", to=[]), resettle)),
+        ("ROW_INCONSISTENT", "recall", change("arms", 0, "samples", 0, "tokens_sha256", to="9a" * 32)),
+        ("ROW_INCONSISTENT", "recall", texts_of_equal_tokens),
+        ("ORDER_MISMATCH", "throughput", lambda document: document["order"].pop()),
+        ("ORDER_MISMATCH", "recall", doubled_row),
+        (
+            "MISSING_STAGE_TIMINGS",
+            "recall",
+            chain(change("arms", 1, "samples", 0, "prefill_s", to=0), resettle),
+        ),
+        ("TIMINGS_IMPOSSIBLE", "throughput", change("finished_at", to="2026-03-01T12:00:06Z")),
+        ("TIMINGS_IMPOSSIBLE", "recall", change("arms", 0, "samples", 0, "rounds", 0, "verify_s", to=0)),
+        ("SUMMARY_MISMATCH", "throughput", change("summary", "comparisons", to=[])),
+        ("SUMMARY_MISMATCH", "throughput", change("summary", "arms", "plain", "recall", to=1.0)),
+        ("SUMMARY_MISMATCH", "throughput", lambda document: document["summary"]["arms"].pop("plain")),
+        ("SUMMARY_MISMATCH", "recall", change("summary", "arms", "no_needle", "recall", to=0.1)),
+    ],
+)

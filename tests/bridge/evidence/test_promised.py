@@ -1,0 +1,64 @@
+"""A report that keeps every rule, but is not what its preset promised, is not passed."""
+
+from collections.abc import Callable
+
+import pytest
+
+from bridge.evidence.gate import judge
+from bridge.evidence.promised import broken_promises
+from bridge.evidence.rules.registry import explain
+from bridge.presets import Promise
+from tests.bridge.evidence import reports
+from tests.bridge.evidence.reports import Document
+
+
+def codes(promise: Promise, document: Document) -> list[str]:
+    judgement = judge(reports.dump(document))
+    assert judgement.accepted, judgement.violations
+    return [violation.code for violation in broken_promises(promise, judgement)]
+
+
+def undrafted() -> Document:
+    """The throughput report of an engine that drafted nothing, and says so."""
+    document = reports.throughput()
+    document["claims"] = [claim for claim in document["claims"] if claim["name"] == "identical_output"]
+    arm = document["arms"][1]
+    arm["system"] |= {"drafter": None, "block": None}
+    for row in arm["samples"]:
+        row |= {"path": "plain:kakeya.decode", "rounds": []}
+    return reports.settle(document)
+
+
+KEPT: dict[str, tuple[Promise, Callable[[], Document]]] = {
+    "throughput": (Promise("throughput", ("identical_output", "speedup"), drafter=True), reports.throughput),
+    "recall": (Promise("recall", ("recall_parity",), drafter=True), reports.recall),
+    "restoration": (Promise("recall", ("restoration",), drafter=True, restoration=True), reports.restoration),
+    "probe": (Promise("probe", ("machine",)), reports.probe),
+}
+BROKEN: dict[str, tuple[Promise, Callable[[], Document], str]] = {
+    "another kind": (Promise("recall"), reports.throughput, "WRONG_KIND"),
+    "a claim that is not made": (Promise("recall", ("restoration",)), reports.recall, "CLAIM_MISSING"),
+    "no drafter": (Promise("throughput", drafter=True), undrafted, "ENGINE_NEVER_RAN"),
+    "nothing under test": (Promise("probe", drafter=True), reports.probe, "ENGINE_NEVER_RAN"),
+    "no restoration": (Promise("recall", restoration=True), reports.recall, "RESTORATION_CLAIM"),
+    "native caches": (Promise("recall", kv=("sliding-bounded",)), reports.recall, "SILENT_FALLBACK"),
+}
+
+
+@pytest.mark.parametrize("case", KEPT)
+def test_a_report_with_everything_promised_keeps_the_promise(case: str) -> None:
+    promise, build = KEPT[case]
+    assert codes(promise, build()) == []
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_is_lacking_has_its_code(case: str) -> None:
+    promise, build, code = BROKEN[case]
+    assert codes(promise, build()) == [code]
+    assert explain(code) is not None
+
+
+def test_a_report_that_cannot_be_read_is_the_gates_matter() -> None:
+    judgement = judge(b"{}")
+    assert judgement.violations
+    assert list(broken_promises(Promise("recall", ("recall",)), judgement)) == []

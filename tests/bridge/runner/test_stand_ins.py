@@ -1,0 +1,69 @@
+"""A machine with Metal runs the named model or refuses; elsewhere the result says what stood in."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from bridge.bus.results import Believed
+from bridge.demo import write_policy
+from bridge.presets import load_all
+from bridge.runner.models import shipped
+from bridge.runner.policy import load
+from bridge.runner.serve import Runner
+from tests.bridge.runner.bench import Bench
+from tests.houses import House
+
+MODEL = '[models.big]\nmac = "a big model"\nstand_in = "demo-target"\n'
+
+
+@pytest.fixture
+def bench(house: House) -> Bench:
+    made = Bench(house)
+    made.preset("modelled", ["/bin/ls", "${model:big}"], tail=MODEL)
+    return made
+
+
+def served(bench: Bench, machine: Mapping[str, bool]) -> Believed:
+    """What a runner on a machine with these facts makes of a request."""
+    asked = bench.ask("modelled")
+    station = bench.station()
+    station = replace(station, machine={**station.machine, **machine}, home=bench.house.root)
+    Runner(station, say=bench.said.append, idle_s=0.2).serve(once=True, idle_timeout_s=20)
+    return bench.answer(asked.nonce)
+
+
+def test_without_metal_the_stand_in_is_named_in_the_result_and_the_log(bench: Bench) -> None:
+    answer = served(bench, {"metal": False})
+    assert answer.result.verdict.status == "passed"
+    fact = answer.result.runner.machine["model:big"]
+    assert str(fact).startswith("stand-in demo-target: /")
+    assert f"runner: model big: {fact}\n" in answer.files["log.txt"].decode()
+    assert "config.json" in answer.files["log.txt"].decode()
+
+
+def test_with_metal_the_request_is_refused_and_nothing_runs(bench: Bench) -> None:
+    result = served(bench, {"metal": True}).result
+    assert (result.verdict.status, result.verdict.reason) == ("refused", "model_missing")
+    assert "~/kakeya-models/big on the runner" in result.verdict.message
+    assert result.commands == ()
+
+
+def test_with_metal_the_owner_may_name_the_shipped_model(bench: Bench) -> None:
+    write_policy(bench.config)
+    policy = bench.config / "policy.toml"
+    policy.write_text(policy.read_text().replace("gemma-4-26b-a4b =", "big ="))
+    result = served(bench, {"metal": True}).result
+    assert result.verdict.status == "passed"
+    assert str(result.runner.machine["model:big"]).endswith("engine/models/demo/target")
+
+
+def test_the_demos_policy_names_a_shipped_model_for_every_model_that_one_may_stand_in_for(
+    bench: Bench,
+) -> None:
+    write_policy(bench.config)
+    named = load(bench.config / "policy.toml").models
+    for preset in load_all().values():
+        for need in preset.models:
+            folder = shipped(need.stand_in) if need.stand_in else None
+            assert folder is None or not folder.is_dir() or named[need.name] == folder
