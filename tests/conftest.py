@@ -13,13 +13,19 @@ from tests.worlds import World, make_world
 
 @pytest.hookimpl(tryfirst=True)  # before the marks select
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of the cases of a test marked ``sampled(n)``, let one in n be fast and the others slow."""
+    """Of the cases of a test marked ``sampled(n, m)``, let one in n be fast.
+
+    Of the others one in m (without m: each) is slow, and the rest are exhaustive.
+    """
     seen: Counter[str] = Counter()
+    rest: Counter[str] = Counter()
     for item in items:
         if mark := item.get_closest_marker("sampled"):
             test = item.nodeid.partition("[")[0]
-            if seen[test] % mark.args[0]:
-                item.add_marker(pytest.mark.slow)
+            fast, slow = (*mark.args, 1)[:2]
+            if seen[test] % fast:
+                item.add_marker(pytest.mark.exhaustive if rest[test] % slow else pytest.mark.slow)
+                rest[test] += 1
             seen[test] += 1
 
 

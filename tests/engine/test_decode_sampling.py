@@ -232,7 +232,7 @@ def test_three_tokens_have_the_targets_joint_distribution(
     assert_drawn_from(triples(kind, sampling, pace, draws), exact(sampling))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("kind", "name"), [("dflash", "all"), ("prompt-lookup", "repetition")])
 def test_three_tokens_have_the_joint_distribution_that_processors_leave(kind: str, name: str):
     drawn = triples(kind, HOT, "block 3", DRAWS, processors=PROCESSORS[name]())
@@ -334,7 +334,7 @@ def assert_every_token_is_drawn_from_the_target(steps: Sequence[Step], sampling:
     assert_drawn_from(values, dict.fromkeys(cells, 1 / len(cells)))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("kind", "sampling", "pace"),
     [
@@ -362,7 +362,7 @@ def test_a_wrong_acceptance_shows_in_long_texts(monkeypatch: pytest.MonkeyPatch)
         assert_every_token_is_drawn_from_the_target(steps, HOT, seed=3)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("pace", ["block 3", "auto", "seams"])
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_a_seed_repeats_a_text_and_another_gives_another(kind: str, pace: str):

@@ -177,7 +177,7 @@ def test_every_drafter_on_every_family_with_every_block_on_both_sides_of_the_win
         check(family, kind, block=block, length=length, right=right, count=LONG)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", KINDS)
 def test_helped_drafts_are_confirmed_in_part_and_fully(kind: str):
     settings: dict[str, Any] = {"block": 8, "length": 21}
@@ -196,7 +196,7 @@ LIMITS = [
 ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("count", "family", "kind"), LIMITS)
 def test_the_limit_is_exact_inside_a_block(count: int, family: str, kind: str):
     for block in (8, AUTO):
@@ -230,7 +230,7 @@ STOPS = [
 ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("position", "family", "kind"), STOPS)
 def test_a_stop_token_ends_the_text_inside_a_block(position: int, family: str, kind: str):
     stopped(family, kind, position, (8, 16)[position % 2])

@@ -35,7 +35,7 @@ def both(kv: str, quantize: str | None, prompt: Prompt) -> tuple[Outcome, Outcom
     return found, plain(target, tokens, TOKENS, 2048)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", SHIPPED_SETS)
 @pytest.mark.parametrize("quantize", [None, "8,64", "4,64"])
@@ -48,6 +48,7 @@ def test_every_shipped_prompt_continues_as_in_plain_decoding(quantize: str | Non
     assert different == []
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("quantize", "kind"), [(None, "code"), ("8,64", "retrieval"), ("4,64", "chat")])
 def test_a_prompt_continues_as_in_plain_decoding(quantize: str | None, kind: str):
     [prompt] = load_prompts(kind, limit=1)
@@ -56,6 +57,7 @@ def test_a_prompt_continues_as_in_plain_decoding(quantize: str | None, kind: str
     assert sum(item.accepted for item in found.rounds) > 0
 
 
+@pytest.mark.slow
 def test_a_window_that_does_not_cover_the_sequence_changes_the_output():
     pairs = [both(SMALL, None, prompt) for prompt in load_prompts("retrieval", limit=3)]
     assert any(found.tokens != expected.tokens for found, expected in pairs)

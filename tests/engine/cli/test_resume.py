@@ -76,7 +76,8 @@ def finished(capsys: pytest.CaptureFixture[str], command: list[str], report: Pat
     return document
 
 
-@pytest.mark.parametrize("torn", [False, True])
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("torn", [True, False])
 def test_a_killed_run_goes_on_and_keeps_its_rows(capsys, command: list[str], tmp_path: Path, torn: bool):
     report = tmp_path / "out" / "r.json"
     journal = tmp_path / "out" / "r.json.partial.jsonl"
@@ -108,6 +109,7 @@ def test_another_run_does_not_go_on_with_it(capsys, command: list[str], tmp_path
     assert not journal.exists()
 
 
+@pytest.mark.slow
 def test_an_interrupt_says_where_the_rows_are(capsys, command: list[str], tmp_path: Path, state: Path):
     journal = tmp_path / "mine.jsonl"
     command = [*command, "--journal", str(journal)]
@@ -119,7 +121,8 @@ def test_an_interrupt_says_where_the_rows_are(capsys, command: list[str], tmp_pa
     assert json.loads(Path(line["report"]).read_text())["configuration"]["resumed"] >= 2
 
 
-@pytest.mark.parametrize("rows", [0, 3])
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("rows", [3, 0])
 def test_a_run_without_a_report_keeps_its_rows_in_the_state_folder(
     capsys, command: list[str], state: Path, monkeypatch: pytest.MonkeyPatch, rows: int
 ):

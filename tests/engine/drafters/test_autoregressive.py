@@ -185,7 +185,7 @@ def test_another_vocabulary_is_refused_naming_both_sides():
         drafter.bind(Target(tiny.build("qwen3")))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_decoding_gives_the_plain_tokens(family: str):
     model = tiny.build(family)
