@@ -66,6 +66,7 @@ class LoadedDrafter:
 
     drafter: Drafter
     card: ModelCard | None  # None for a drafter without weights
+    settings: str | None = None  # how it was set up beyond its weights, as a report says it
 
 
 def load_target(path: Path, dtype: str | None = None, quantize: str | None = None) -> LoadedTarget:

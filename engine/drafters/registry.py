@@ -71,7 +71,7 @@ def open_drafter(spec: str, target: LoadedTarget, dtype: str | None = None) -> L
         if not (rest := spec.removeprefix(WITH_LOOKUP)):
             raise ConfigurationError(f"--drafter {spec} lacks the drafter behind it; give {spec}FOLDER")
         inner = open_drafter(rest, target, dtype)
-        return LoadedDrafter(WithLookup(inner.drafter), inner.card)
+        return LoadedDrafter(WithLookup(inner.drafter), inner.card, inner.settings)
     kind, colon, argument = spec.partition(":")
     if kind not in KINDS:
         if "/" not in spec and not Path(spec).exists():
@@ -143,7 +143,8 @@ def _open_masked_diffusion(argument: str, target: LoadedTarget, dtype: str | Non
         tokenizer = tokenizer_of(folder, None)
     refuse_other_tokens(tokenizer, target.tokenizer)
     make_ready(folder, network, wanted)
-    return LoadedDrafter(drafter, card_of(folder, files, network))
+    settings_used = f"steps={drafter.steps},block={drafter.block_size},context={drafter.context}"
+    return LoadedDrafter(drafter, card_of(folder, files, network), settings_used)
 
 
 @contextmanager

@@ -320,6 +320,7 @@ def configuration(engine: Engine, runtime: Runtime, command: str, switches: Any)
         "command": command,
         "block": options.block if engine.drafter else "1",
         "drafter": engine.drafter.drafter.name if engine.drafter else None,
+        "drafter_settings": engine.drafter.settings if engine.drafter else None,
         "kv": engine.policy.spec,
         "quantize": options.quantize,
         "projector": options.projector.name if options.projector else None,
