@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -57,9 +58,10 @@ BUFFERS = {
 }
 
 
-def sources(package: str) -> Iterator[tuple[str, ast.Module]]:
-    for path in sorted((ROOT / package).rglob("*.py")):
-        yield str(path.relative_to(ROOT)), ast.parse(path.read_text(encoding="utf-8"))
+@cache
+def sources(package: str) -> list[tuple[str, ast.Module]]:
+    paths = sorted((ROOT / package).rglob("*.py"))
+    return [(str(path.relative_to(ROOT)), ast.parse(path.read_text(encoding="utf-8"))) for path in paths]
 
 
 def imports(tree: ast.Module) -> Iterator[str]:

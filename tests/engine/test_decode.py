@@ -147,6 +147,7 @@ def test_the_drafter_is_told_the_taps_of_a_plain_forward(gemma):
     assert mx.abs(rows - expected).max().item() < 1e-3
 
 
+@pytest.mark.slow
 def test_a_real_drafter_with_random_weights_is_harmless(gemma):
     mx.random.seed(0)
     drafter = BlockDrafter(DFlash(DFlashConfig.from_dict(tiny.drafter_config())))

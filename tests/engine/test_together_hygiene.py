@@ -29,6 +29,7 @@ from tests.engine.cache.invariants import failing
 from tests.engine.waits import Log, transfers
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("pace", ["block 1", "block 8"])
 @pytest.mark.parametrize("family", ["gemma3_text", "gemma4_text", "qwen3_next"])
 def test_whoever_stops_listening_leaves_the_model_as_it_was(family: str, pace: str):
@@ -45,6 +46,7 @@ def test_whoever_stops_listening_leaves_the_model_as_it_was(family: str, pace: s
     assert [tokens_of(steps) for steps in found] == [plain(family, length) for length in LENGTHS]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("pace", ["block 1", "block 8"])
 @pytest.mark.parametrize("family", ["gemma3_text", "qwen3_5"])
 def test_an_exception_in_a_round_leaves_the_model_as_it_was(family: str, pace: str):
@@ -96,6 +98,7 @@ def test_what_a_sequence_held_is_told_when_it_ends():
         assert share.nbytes == (rings + full) * 2 * 2 * 8 * 4  # keys and values, heads, width, bytes
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("block", [1, 8])
 @pytest.mark.parametrize("kind", ["dflash", "prompt-lookup", "autoregressive"])
 def test_a_round_of_all_waits_once_for_one_transfer(kind: str, block: int, monkeypatch: pytest.MonkeyPatch):

@@ -31,6 +31,7 @@ from tests.engine.statistics import assert_drawn_from, joint_distribution
 ALWAYS_DRAFTING = ("dflash", "dflash2", "autoregressive", "prompt-lookup+dflash")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("block", "family", "kind"), mostly_slow((1, 4), ("llama", "gemma3_text", "qwen3_next"), ALWAYS_DRAFTING)
 )

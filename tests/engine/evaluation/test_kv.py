@@ -119,6 +119,7 @@ def test_the_lines_of_the_table_are_the_reports_figures(document: dict[str, Any]
     assert lines["affine:4,64@all"]["decode_relative_to_native"] == pytest.approx(ratio["decode_ratio"])
 
 
+@pytest.mark.slow
 def test_an_interrupted_shootout_goes_on_where_it_was(engine: Engine, tmp_path: Path):
     needles = Haystack(120, (0.5,), 2)
     switches = replace(SMALL, policies=("affine:4,64@full",), haystack=needles, speed_prompts="none")

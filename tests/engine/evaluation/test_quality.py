@@ -65,6 +65,7 @@ def test_a_policy_that_drops_what_was_seen_differs_and_claims_nothing(
     assert judge(json.dumps(document).encode()).violations == ()
 
 
+@pytest.mark.slow
 def test_a_window_that_covers_the_sequence_may_claim_identity(
     folders: tuple[Path, Path], prompts: list[Prompt]
 ):
