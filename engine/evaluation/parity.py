@@ -33,6 +33,7 @@ from engine.weights import read_json, require_file, tensor_shapes, weight_files
 
 GOLDEN = "golden.npz"
 REALS, WHOLES, TEXT = "f", "iu", "U"  # numpy's kinds of types
+LONGEST_NAME = 400  # characters of a reference's name
 NAME = "reference"
 DIFFERENCES = ("hidden_max_abs", "logits_max_abs")
 # The largest difference that passes unless told otherwise. In float32 it is the order of additions that
@@ -311,7 +312,9 @@ def _check_arrays(file: Path, arrays: Arrays, config: DFlashConfig) -> None:
         return value
 
     if NAME in arrays:
-        take(NAME, TEXT)
+        named = str(take(NAME, TEXT))
+        if not named.isprintable() or not 0 < len(named) <= LONGEST_NAME:
+            raise ModelError(f"{file}: {NAME} must be 1 to {LONGEST_NAME} printable characters")
     size, width = config.vocab_size, config.hidden_size
     take("target_embedding", REALS, size, width)
     take("target_lm_head", REALS, size, width)

@@ -239,3 +239,12 @@ def test_a_reference_name_that_is_no_text_is_exit_2(capsys, tmp_path: Path):
     code, _, err = parity(capsys, copy("full", tmp_path, lambda arrays: arrays.update(reference=np.zeros(3))))
     assert code == 2
     assert "reference is (3,), should be ()" in err
+
+
+@pytest.mark.parametrize("name", ["torch\ud800", "tor\u202ech", "", "t" * 401])
+def test_a_reference_name_a_report_could_not_hold_is_exit_2(name: str, capsys, tmp_path: Path):
+    code, _, err = parity(
+        capsys, copy("full", tmp_path, lambda arrays: arrays.update(reference=np.array(name)))
+    )
+    assert code == 2
+    assert "reference must be 1 to 400 printable characters" in err
