@@ -6,7 +6,7 @@ the end of the common part, they start over.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import mlx.core as mx
@@ -56,15 +56,23 @@ class Session:
         self.target, self.drafter, self.headroom, self.policy = target, drafter, headroom, policy
         self._turn = object()  # stands for the continuation that uses the session
         self.tokens: list[int] = []  # committed: the caches hold all but the last `transaction.carried`
-        self.transaction = Transaction(target.model, caches or new_caches(target.model, headroom, policy))
-        self._attention = CodedAttention(target.model) if policy.attended else None
-        self._restoration = restoration_for(restoration, target, self.caches)
-        self._taps = target.tap(drafter.tap_layers) if drafter and drafter.tap_layers else None
-        self._stage = (
-            Stage.of(target, self._taps.ids if self._taps else (), self.caches) if compiled else None
-        )
-        if drafter is not None:
-            drafter.start()
+        with ExitStack() as opened:  # what fails half way leaves the model as it was
+            self.transaction = Transaction(target.model, caches or new_caches(target.model, headroom, policy))
+            opened.callback(lambda: self.transaction.close())  # noqa: PLW0108 - the one of then
+            if policy.attended:
+                opened.callback(CodedAttention(target.model).close)
+            self._restoration = restoration_for(restoration, target, self.caches)
+            if self._restoration is not None:
+                opened.callback(self._restoration.close)
+            self._taps = target.tap(drafter.tap_layers) if drafter and drafter.tap_layers else None
+            if self._taps is not None:
+                opened.callback(self._taps.close)
+            self._stage = (
+                Stage.of(target, self._taps.ids if self._taps else (), self.caches) if compiled else None
+            )
+            if drafter is not None:
+                drafter.start()
+            self._opened = opened.pop_all()
 
     @property
     def caches(self) -> list[Any]:
@@ -179,9 +187,10 @@ class Session:
             self.drafter.observe(tokens, rows)
 
     def _start_over(self) -> None:
-        self.transaction.close()
-        caches = new_caches(self.target.model, self.headroom, self.policy)
+        before, caches = self.transaction, new_caches(self.target.model, self.headroom, self.policy)
+        before.abort()
         self.transaction = Transaction(self.target.model, caches)
+        before.close()  # not earlier: who also listens to the model's modules would be thrown out with it
         self.tokens.clear()
         if self._restoration is not None:
             self._restoration.start()
@@ -190,13 +199,7 @@ class Session:
 
     def close(self) -> None:
         """Restore the target's layers. The caches may still be looked into."""
-        if self._restoration is not None:
-            self._restoration.close()
-        self.transaction.close()
-        if self._taps is not None:
-            self._taps.close()
-        if self._attention is not None:
-            self._attention.close()
+        self._opened.close()
 
     def __enter__(self) -> "Session":
         return self

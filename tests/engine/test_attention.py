@@ -10,7 +10,7 @@ import pytest
 from mlx_lm.models import base, llama, qwen3
 
 from engine.attention import NAME, CodedAttention, attention, refuse_policy
-from engine.cache.codecs.affine import Affine, Rotated
+from engine.cache.codecs.affine import LARGEST, Affine, Rotated
 from engine.cache.codecs.base import CodedRows
 from engine.cache.policy import parse_policy
 from engine.errors import ConfigurationError, ModelError
@@ -76,6 +76,18 @@ def test_zero_tiny_and_huge_rows_stay_finite(scale):
     for codec in (Affine(4, 64, DIM), Rotated(4, 64, DIM)):
         decoded = codec.decode(codec.encode(scale * rows(2, 3, DIM)), mx.float32)
         assert mx.all(mx.isfinite(decoded)).item()
+
+
+@pytest.mark.parametrize("scale", [3000.0, 60000.0])
+def test_large_half_precision_rows_stay_finite_and_near(scale):
+    given = mx.clip(scale * rows(3, 256), -60000, 60000).astype(mx.float16)
+    given[0, 0], given[0, 1] = 10 * scale // 16, -10 * scale // 16
+    for codec in (Affine(8, 64, 256), Rotated(8, 64, 256)):
+        decoded = codec.decode(codec.encode(given), mx.float16).astype(mx.float32)
+        exact = given.astype(mx.float32)
+        assert mx.all(mx.isfinite(decoded)).item()
+        if scale < LARGEST / 16:  # a turned row may hold sixteen times as much in one place
+            assert (mx.square(decoded - exact).sum() / mx.square(exact).sum()).item() < 2e-3
 
 
 def test_groups_are_the_largest_that_fit_the_head():

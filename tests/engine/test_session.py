@@ -8,14 +8,16 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx_lm.models import base, llama
 
+from engine.cache.policy import parse_policy
 from engine.decode import decode
 from engine.drafters.autoregressive import Autoregressive
 from engine.drafters.base import Drafter
 from engine.drafters.block import BlockDrafter
 from engine.drafters.prompt_lookup import PromptLookup
 from engine.drafters.with_lookup import WithLookup
-from engine.errors import ConfigurationError
+from engine.errors import ConfigurationError, ModelError
 from engine.networks.dflash import DFlash, DFlashConfig
 from engine.pace import Fixed, Pace
 from engine.sampling import Sampler, Sampling
@@ -318,3 +320,13 @@ def test_closing_restores_the_layers(family: str):
     with Session(target, drafter_of("dflash", family), headroom=BLOCK) as session:
         list(decode(target, session.drafter, FIRST, max_tokens=9, pace=Fixed(BLOCK), session=session))
     assert [type(module) for _, module in target.model.named_modules()] == classes
+
+
+def test_a_session_that_cannot_be_opened_leaves_the_model_as_it_was():
+    model = families.build("llama", head_dim=32)
+    before = {id(module): type(module) for module in model.modules()}
+    drafter = tiny.ScriptedDrafter([5], taps=(99,))
+    with pytest.raises(ModelError, match="layer 99"):
+        Session(Target(model), drafter, headroom=4, policy=parse_policy("affine:4,32"))
+    assert {id(module): type(module) for module in model.modules()} == before
+    assert llama.scaled_dot_product_attention is base.scaled_dot_product_attention

@@ -9,6 +9,8 @@ from turned values is turned back once, after the sum. Attention therefore reads
 Scales and biases are kept in 16 bits whatever the model computes in.
 """
 
+from collections.abc import Callable
+
 import mlx.core as mx
 
 from engine.cache.codecs.base import Parts
@@ -46,15 +48,18 @@ class Affine:
 
     def encode(self, rows: mx.array) -> Parts:
         """See `Codec.encode`."""
-        codes, scales, biases = mx.quantize(rows, group_size=self.group, bits=self.bits)
+        wide = rows.astype(mx.float32) if rows.dtype == mx.float16 else rows  # a group's range may not fit
+        codes, scales, biases = mx.quantize(wide, group_size=self.group, bits=self.bits)
         return codes, _short(scales), _short(biases)
 
     def decode(self, parts: Parts, dtype: mx.Dtype) -> mx.array:
         """See `Codec.decode`."""
         codes, scales, biases = parts
-        return mx.dequantize(
-            codes, scales.astype(dtype), biases.astype(dtype), group_size=self.group, bits=self.bits
+        wide = mx.float32 if dtype == mx.float16 else dtype
+        rows = mx.dequantize(
+            codes, scales.astype(wide), biases.astype(wide), group_size=self.group, bits=self.bits
         )
+        return _within(rows, dtype)
 
     def bits_per_value(self) -> float:
         """See `Codec.bits_per_value`."""
@@ -95,19 +100,30 @@ class Rotated(Affine):
 
     def encode(self, rows: mx.array) -> Parts:
         """See `Codec.encode`."""
-        return super().encode(self._turn.rotate(rows))
+        turned = self._turn.rotate(rows.astype(mx.float32))
+        return super().encode(turned if rows.dtype == mx.float16 else turned.astype(rows.dtype))
 
     def decode(self, parts: Parts, dtype: mx.Dtype) -> mx.array:
         """See `Codec.decode`."""
-        return self._turn.unrotate(super().decode(parts, dtype))
+        return self._turned(super().decode(parts, dtype), self._turn.unrotate)
 
     def score(self, queries: mx.array, keys: Parts) -> mx.array:
         """See `AttendedCodec.score`; the queries are turned like the keys."""
-        return super().score(self._turn.rotate(queries), keys)
+        return super().score(self._turned(queries, self._turn.rotate), keys)
 
     def mix(self, weights: mx.array, values: Parts) -> mx.array:
         """See `AttendedCodec.mix`; the sum is turned back."""
-        return self._turn.unrotate(super().mix(weights, values))
+        return self._turned(super().mix(weights, values), self._turn.unrotate)
+
+    @staticmethod
+    def _turned(rows: mx.array, turn: Callable[[mx.array], mx.array]) -> mx.array:
+        """Turn rows in float32: the sums on the way would leave the range of float16."""
+        return _within(turn(rows.astype(mx.float32)), rows.dtype)
+
+
+def _within(rows: mx.array, dtype: mx.Dtype) -> mx.array:
+    """Rows in a type; beyond the range of float16 they are cut off, not infinite."""
+    return mx.clip(rows, -LARGEST, LARGEST).astype(dtype) if dtype == mx.float16 else rows.astype(dtype)
 
 
 def _short(side: mx.array) -> mx.array:

@@ -275,3 +275,24 @@ def test_without_injection_nothing_is_counted_and_noise_changes_nothing(
     with opened("llama", "noise") as disabled, opened("llama", None) as native:
         assert said(disabled, PROMPT) == said(native, PROMPT)
         assert disabled.restored == 0
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "gemma3_text"])
+def test_a_session_that_starts_over_restores_again(family: str):
+    """Recurrent layers are listened to by two: neither may take the other's place away."""
+    target = Target(families.build(family))
+    policy = parse_policy("restored:exact:2,6")
+    plan = RestorationPlan("exact", policy.sink, policy.window)
+    first, edited = list(range(5, 45)), [9, *range(6, 45)]
+
+    def continued(session: Session | None, prompt: list[int]) -> list[int]:
+        more = {"session": session} if session else {"policy": policy, "restoration": plan}
+        steps = decode(target, None, prompt, max_tokens=6, **more)
+        return [token for step in steps for token in step.tokens]
+
+    with Session(target, None, headroom=4, policy=policy, restoration=plan) as session:
+        assert continued(session, first) == continued(None, first)
+        assert session.restored > 0
+        for prompt in (edited, first):
+            assert continued(session, prompt) == continued(None, prompt)
+            assert session.restored > 0
