@@ -57,19 +57,11 @@ def _table(document: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title="lattice code against stored round trips", title_justify="left")
-    columns = (
-        "entry",
-        "vectors",
-        "identical",
-        "relative MSE",
-        "reference's",
-        "ratio",
-        "worst difference",
-        "passed",
-    )
-    for column in columns:
-        table.add_column(column, justify="left" if column in ("entry", "passed") else "right")
+    title = "lattice code against stored round trips"
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 0, 0, 1))
+    for column in ("entry", "vectors", "identical", "MSE", "reference", "ratio", "worst", "passed"):
+        left = column in ("entry", "passed")
+        table.add_column(column, justify="left" if left else "right", no_wrap=True)
     for entry in document["entries"]:
         ratio = entry["mse_ratio"]
         table.add_row(
@@ -84,4 +76,6 @@ def _table(document: dict[str, Any]) -> None:
         )
     console = Console()
     console.print(table)
-    console.print("identical: blocks with the same lattice point; relative MSE: mean over the rows")
+    console.print(
+        "identical: blocks with the same lattice point; MSE: relative, mean over the rows; worst: difference"
+    )

@@ -10,7 +10,8 @@ KV_NOTES = """\
 bits: stored a value where the policy applies; KV bytes: most that was resident;
 key err, val err: relative squared error of what the next query sees, evicted
 positions lost; accept: tokens emitted per verify, the target's own included;
-speed: decoding relative to native; *: control"""
+speed: decoding relative to native; *: control; =: holds what native caches hold,
+so on this model the policy changes nothing"""
 BITS = {"float32": 32.0, "float16": 16.0, "bfloat16": 16.0}
 
 
@@ -102,6 +103,10 @@ def kv_figures(document: Document) -> list[Document]:
                 "acceptance_length": found["acceptance_length"],
                 "decode_relative_to_native": _quotient(found[speed], summary[native][speed]),
                 "runaway_samples": found["runaway_samples"],
+                "same_as_native": not kept
+                and arm["system"]["restoration"] is None
+                and found["key_distortion"] == found["value_distortion"] == 0
+                and found["max_resident_bytes"] == summary[native]["max_resident_bytes"],
             }
         )
     return rows
@@ -115,7 +120,7 @@ def kv_table(document: Document) -> None:
         table.add_column(column, justify="right")
     for row in kv_figures(document):
         table.add_row(
-            row["policy"] + (" *" if row["control"] else ""),
+            row["policy"] + (" *" if row["control"] else " =" if row["same_as_native"] else ""),
             _number(row["stored_bits_per_value"], 2),
             f"{row['max_resident_bytes']:,}",
             _small(row["key_distortion"]),

@@ -173,10 +173,10 @@ def test_restorations_of_different_windows_have_controls_of_their_own():
 
 
 def test_the_default_fits_a_report_and_has_a_pair_at_equal_stored_bits(engine: Engine):
-    assert len(arms_of(engine, KVSwitches().parsed)) == 16
+    assert len(arms_of(engine, KVSwitches().parsed)) == 17
     assert {"rotated:5,64@inner:2", "lattice-packed:e8,5"} < set(POLICIES)
     more = [parse_policy(f"sink-window:4,{window}") for window in range(100, 117)]
-    with pytest.raises(ConfigurationError, match="33 arms"):
+    with pytest.raises(ConfigurationError, match="34 arms"):
         arms_of(engine, [*KVSwitches().parsed, *more])
 
 
@@ -184,7 +184,7 @@ def test_the_default_fits_a_report_and_has_a_pair_at_equal_stored_bits(engine: E
     ("changes", "message"),
     [
         ({"policies": ()}, "at least one policy"),
-        ({"policies": ("affine", "affine:4,64@all")}, "none twice"),
+        ({"policies": ("affine", "affine:4,64@all")}, "names affine:4,64@all twice"),
         ({"policies": ("native",)}, "native is the baseline"),
         ({"policies": ("afine",)}, "'afine' is none of"),
         ({"claim_parity": ("rotated",), "speed_prompts": "none"}, "none of --policies"),
