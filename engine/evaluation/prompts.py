@@ -70,9 +70,7 @@ def load_prompts(name: str, limit: int | None = None, seed: int = 0) -> list[Pro
     elif Path(name).is_file():
         files = [Path(name)]
     else:
-        raise PromptError(
-            f"{name!r} names no prompts: it is neither all, {', '.join(SHIPPED_SETS)} nor a file"
-        )
+        raise PromptError(f"prompts: {name!r} is neither all, {', '.join(SHIPPED_SETS)} nor a file")
     prompts = [prompt for file in files for prompt in _read(file)]
     identifiers = [prompt.id for prompt in prompts]
     if twice := {identifier for identifier in identifiers if identifiers.count(identifier) > 1}:
