@@ -12,6 +12,7 @@ fixed and the drafter always has drafts. Drafters draft for one sequence at a ti
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
@@ -62,12 +63,14 @@ class Share:
         nbytes: their bytes divided by the sequences in them.
         kv: likewise what coded layers store.
         restored: positions times layers of this sequence that were restored.
+        drafter_forwards: of this sequence's drafter.
     """
 
     classes: dict[str, int]
     nbytes: int
     kv: KVUse | None
     restored: int = 0
+    drafter_forwards: int = 0
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,7 @@ def decode_together(
             yield (Emitted(index, step, None),)
         else:
             share = _share(merge(target.model, [session.caches]), 1)
-            yield (Emitted(index, step, replace(share, restored=lane.restored)),)
+            yield (Emitted(index, step, lane.own(share)),)
     if not lanes:
         return
     batch = _Batch(target, lanes, merge(target.model, caches), pace, policy)
@@ -209,6 +212,11 @@ class _Lane:
         if self.drafter is not None:
             self.drafter.observe(tokens, rows if rows is None else rows[:, : len(tokens)])
 
+    def own(self, share: Share) -> Share:
+        """A share, with what is counted for this sequence by itself."""
+        forwards = self.drafter.forwards if self.drafter is not None else 0
+        return replace(share, restored=self.restored, drafter_forwards=forwards)
+
     def emit(self, tokens: tuple[int, ...], record: Round | None, stopped: bool) -> Step:
         """Book what was emitted."""
         self.bonus = tokens[-1]
@@ -225,10 +233,16 @@ class _Batch:
         self, target: Target, lanes: list[_Lane], caches: list[Any], pace: Pace, policy: KVPolicy
     ) -> None:
         self.target, self.lanes, self.pace = target, lanes, pace
-        self.transaction = BatchTransaction(target.model, caches)
         drafter = lanes[0].drafter
-        self._taps = target.tap(drafter.tap_layers) if drafter and drafter.tap_layers else None
-        self._attention = CodedAttention(target.model) if policy.attended else None
+        with ExitStack() as opened:  # what fails half way leaves the model as it was
+            self.transaction = BatchTransaction(target.model, caches)
+            opened.callback(self.transaction.close)
+            self._taps = target.tap(drafter.tap_layers) if drafter and drafter.tap_layers else None
+            if self._taps is not None:
+                opened.callback(self._taps.close)
+            if policy.attended:
+                opened.callback(CodedAttention(target.model).close)
+            self._opened = opened.pop_all()
         self._block = 1  # of the next round, decided by `_plan`
         self._drafts: list[Draft] = []  # of every sequence, launched
         self._launch_s = 0.0
@@ -237,11 +251,7 @@ class _Batch:
 
     def close(self) -> None:
         """Restore the target's layers."""
-        self.transaction.close()
-        if self._taps is not None:
-            self._taps.close()
-        if self._attention is not None:
-            self._attention.close()
+        self._opened.close()
 
     def run(self) -> Iterator[tuple[Emitted, ...]]:
         """Rounds until every sequence has ended."""
@@ -363,9 +373,7 @@ class _Batch:
         over = any(lane.finish for lane in self.lanes)
         share = _share(self.transaction.caches, len(self.lanes)) if over else None
         return tuple(
-            Emitted(
-                lane.index, step, replace(share, restored=lane.restored) if share and lane.finish else None
-            )
+            Emitted(lane.index, step, lane.own(share) if share and lane.finish else None)
             for lane, step in zip(self.lanes, steps, strict=True)
         )
 

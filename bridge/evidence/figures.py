@@ -10,6 +10,7 @@ the rows that have them. A sample runs away by the definition of `bridge.evidenc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from statistics import median
 
@@ -146,8 +147,11 @@ def per_token(sample: Sample) -> float | None:
 
 
 def quotient(numerator: float | None, denominator: float | None) -> float | None:
-    """`numerator / denominator`, or None where one is missing or the denominator is zero."""
-    return None if numerator is None or not denominator else numerator / denominator
+    """`numerator / denominator`, or None where one is missing or the result is no finite number."""
+    if numerator is None or not denominator:
+        return None
+    result = numerator / denominator
+    return result if math.isfinite(result) else None
 
 
 def mean(figures: Sequence[float | None]) -> float | None:

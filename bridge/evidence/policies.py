@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 # Cache classes of a native arm: mlx-lm's own, the engine's ring, which holds the same entries as mlx-lm's
 # rotating cache but can be rolled back, and the engine's batch of either.
@@ -37,6 +38,7 @@ CODED = "CodedKV"
 SOURCES = ("exact", "learned", "zeros", "noise")
 AFFINE_BITS, GROUPS, PACKED_BITS = (2, 3, 4, 5, 6, 8), (32, 64, 128), tuple(range(2, 9))
 LARGEST_Q, LARGEST_WINDOW = 1023, 2**20
+LONGEST_LAYERS = 400  # characters: every one of a hundred layers by its number fits
 _NUMBER = "[0-9]{1,7}"
 _RANGE = "[0-9]{1,4}(?:-[0-9]{1,4})?"
 _LAYERS = re.compile(rf"all|full|sliding|inner:[0-9]{{1,4}}|{_RANGE}(?:,{_RANGE})*", re.ASCII)
@@ -104,7 +106,7 @@ class Policy:
         known = {"all": full | sliding | (BATCHED if self.coded else frozenset()), "full": full}
         return known.get(self.layers, sliding if self.layers == "sliding" else frozenset())
 
-    @property
+    @cached_property
     def numbers(self) -> frozenset[int] | None:
         """The layers that are named by number, or None."""
         if not self.layers[0].isdigit():
@@ -140,13 +142,14 @@ class Policy:
 NATIVE = Policy("native")
 
 
+@lru_cache(maxsize=256)
 def parse_policy(text: str) -> Policy | None:
     """What a declared ``kv`` says, or None where it is no policy."""
     if text == "native":
         return NATIVE
     body, at, layers = text.partition("@")
     kind, colon, rest = body.partition(":")
-    if kind not in _DEFAULTS or (at and not _LAYERS.fullmatch(layers)):
+    if kind not in _DEFAULTS or (at and not _names_layers(layers)):
         return None
     if at and layers not in _BOUNDED.get(kind, (layers,)):
         return None
@@ -158,6 +161,11 @@ def parse_policy(text: str) -> Policy | None:
     values, everywhere = _DEFAULTS[kind]
     read = _values(kind, rest if colon else values)
     return None if read is None else Policy(kind, read, layers if at else everywhere, source)
+
+
+def _names_layers(text: str) -> bool:
+    """Whether the text behind the @ names layers, and few enough to be counted at once."""
+    return len(text) <= LONGEST_LAYERS and _LAYERS.fullmatch(text) is not None
 
 
 def _values(kind: str, text: str) -> tuple[str, str] | None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from bridge.evidence.gate import Judgement
 from bridge.evidence.report import Report
+from bridge.evidence.rules.machine import WEIGHTLESS_DRAFTERS
 from bridge.evidence.shown import shown
 from bridge.presets import Promise
 from bridge.result import Violation
@@ -36,9 +37,11 @@ def broken_promises(promise: Promise, judgement: Judgement) -> Iterator[Violatio
 
 def _lacking_components(promise: Promise, report: Report) -> Iterator[Violation]:
     tested = report.with_role("sut")
-    undrafted = [arm.name for arm in tested if arm.system.drafter is None]
-    if promise.drafter and (undrafted or not tested):
-        who = f"arm {shown(undrafted[0])} declares none" if undrafted else "no arm is under test"
+    without = {None, *WEIGHTLESS_DRAFTERS}
+    undrafted = [arm.name for arm in tested if arm.system.drafter in without]
+    if promise.drafter and (undrafted or not tested or "drafter" not in report.environment.models):
+        who = "environment.models names none" if tested else "no arm is under test"
+        who = f"arm {shown(undrafted[0])} declares none that has weights" if undrafted else who
         yield Violation(code="ENGINE_NEVER_RAN", message=f"the preset promises a drafter, and {who}")
     if promise.restoration and not any(arm.system.restoration for arm in tested):
         message = "the preset promises restoration, and no arm under test declares it"

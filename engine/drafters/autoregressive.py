@@ -40,6 +40,7 @@ class Autoregressive:
         if block_size < 2:
             raise ConfigurationError(f"a drafter's block must be at least 2, not {block_size}")
         self._model, self.block_size = model, block_size
+        self.forwards = 0
         self._transaction = self._new_transaction()
         self.start()
 
@@ -111,6 +112,7 @@ class Autoregressive:
 
     def _forward(self, tokens: mx.array) -> mx.array:
         """Feed tokens [1, N]; logits after the last one, [1, V]."""
+        self.forwards += 1
         return self._model.forward(tokens, self._transaction.caches, None)[0][:, -1]
 
     def _catch_up(self) -> list[int]:

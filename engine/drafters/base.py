@@ -50,6 +50,10 @@ class Drafter(Protocol):
     def nbytes(self) -> int:
         """Resident bytes of its sequence state."""
 
+    @property
+    def forwards(self) -> int:
+        """Forwards of its network since it was made; 0 for one without."""
+
     def bind(self, target: Target) -> None:
         """Check that it fits the target, and use that target from now on."""
 

@@ -28,6 +28,7 @@ class BlockDrafter:
         config = network.config
         self.network, self.name = network, config.kind
         self.tap_layers, self.block_size = config.target_layer_ids, config.block_size
+        self.forwards = 0
         self._target: Target | None = None
         self._no_rows = mx.zeros((1, 0, len(config.target_layer_ids) * config.hidden_size))
         self.start()
@@ -96,6 +97,7 @@ class BlockDrafter:
         embeddings = self._target.embed(block)
         if config.input_embedding_scale != 1.0:
             embeddings = embeddings * config.input_embedding_scale
+        self.forwards += 1
         hidden = network(embeddings, self._take_waiting(), self._context)[:, 1:]
         logits = network.shape_logits(self._target.head(hidden))[0]  # [count, V]
         if isinstance(network, DFlash2):

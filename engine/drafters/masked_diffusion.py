@@ -68,6 +68,7 @@ class MaskedDiffusion:
             )
         self.network, self.mask_token_id = network, mask_token_id
         self.block_size, self.steps, self.context = block_size, steps, context
+        self.forwards = 0
         self.start()
 
     def bind(self, target: Target) -> None:
@@ -119,6 +120,7 @@ class MaskedDiffusion:
         masked = mx.arange(count)  # places in the block, ascending
         for filled in _schedule(count, self.steps):
             canvas = mx.concatenate([text, block])[None]
+            self.forwards += 1
             logits = self.network(canvas, text.shape[0] + masked).astype(mx.float32)  # [M, V]
             logits = mx.where(mx.arange(logits.shape[-1]) == self.mask_token_id, -mx.inf, logits)
             confidence = mx.max(logits, axis=-1) - mx.logsumexp(logits, axis=-1)  # log-probability of …

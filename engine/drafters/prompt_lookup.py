@@ -127,6 +127,7 @@ class PromptLookup:
     name = "prompt-lookup"
     tap_layers = ()
     block_size = 8
+    forwards = 0  # there is no network
     default_shortest = 1
 
     def __init__(self, shortest: int = default_shortest) -> None:

@@ -145,3 +145,8 @@ class WithLookup:
     def nbytes(self) -> int:
         """Resident bytes of both."""
         return self._lookup.nbytes + self._other.nbytes
+
+    @property
+    def forwards(self) -> int:
+        """Forwards of the other drafter's network."""
+        return self._other.forwards

@@ -55,6 +55,7 @@ class Outcome:
     resident_bytes: int
     kv: KVUse | None = None  # of a policy that codes or replaces values
     restored: int = 0  # positions times layers whose keys and values were injected
+    drafter_forwards: int = 0  # of the drafter's network, counted where it runs
 
 
 def plain(target: LoadedTarget, prompt: Sequence[int], max_tokens: int, prefill_chunk: int) -> Outcome:
@@ -98,6 +99,7 @@ def speculate(
     wish = wish or Wish()
     stops = Stops(target.stops, wish.stop_texts, target.tokenizer)
     rounds: list[Round] = []
+    forwards_before = drafter.forwards if drafter else 0
     stream = TextStream(target.tokenizer, stops)
     clock, finish = _Clock(), None
     for step in decode(
@@ -124,7 +126,8 @@ def speculate(
     if show is not None:
         show(stream.finish())
     path = f"speculative:{drafter.name}" if drafter else "plain:kakeya.decode"
-    return _outcome(target, clock, rounds, path=path, caches=caches, stops=stops, finish=finish)
+    outcome = _outcome(target, clock, rounds, path=path, caches=caches, stops=stops, finish=finish)
+    return replace(outcome, drafter_forwards=drafter.forwards - forwards_before if drafter else 0)
 
 
 def speculate_together(
@@ -212,6 +215,7 @@ class _Row:
             resident_bytes=self._share.nbytes,
             kv=self._share.kv,
             restored=self._share.restored,
+            drafter_forwards=self._share.drafter_forwards,
         )
 
 

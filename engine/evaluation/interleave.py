@@ -79,10 +79,11 @@ class _Job:
     def ids(self) -> list[str]:
         return [prompt.id for prompt in self.lane.prompts[self.part]]
 
-    def rows(self) -> list[dict[str, Any]]:
+    def entry(self) -> Entry:
         prompts, encoded = self.lane.prompts[self.part], self.lane.encoded[self.part]
         outcomes = self.lane.run(encoded)
-        return [self.lane.row(*each) for each in zip(prompts, encoded, outcomes, strict=True)]
+        rows = [self.lane.row(*each) for each in zip(prompts, encoded, outcomes, strict=True)]
+        return Entry(self.lane.arm.name, rows, sum(outcome.drafter_forwards for outcome in outcomes))
 
 
 def run_interleaved(
@@ -131,8 +132,8 @@ class _Steps:
         """All turns, or the reason to give up after one of them."""
         for turn in _turns(self.lanes, self.batch):
             for job in turn:
-                rows = self._rows(job)
-                job.lane.arm.samples.extend(rows)
+                entry = self._entry(job)
+                job.lane.arm.take(entry.rows, entry.drafter_forwards)
                 self.course.order.extend((job.lane.arm.name, identifier) for identifier in job.ids)
             if watch and not self.kept and (reason := watch()):
                 return reason
@@ -147,20 +148,20 @@ class _Steps:
         self.course.order.clear()
         self.course.resumed = 0
         for lane in self.lanes:
-            lane.arm.samples.clear()
+            lane.arm.clear()
         self.progress(0, self.total, "measuring again", f"({reason})")
 
-    def _rows(self, job: _Job) -> list[dict[str, Any]]:
+    def _entry(self, job: _Job) -> Entry:
         """The rows of a job: those that were kept, or new ones."""
         if self.kept:
-            rows = _taken_over(self.kept.popleft(), job.lane.arm, job.ids)
-            self.course.resumed += len(rows)
-            return rows
+            entry = _taken_over(self.kept.popleft(), job.lane.arm, job.ids)
+            self.course.resumed += len(entry.rows)
+            return entry
         self.progress(len(self.course.order), self.total, job.lane.phase, job.ids[0])
-        rows = job.rows()
+        entry = job.entry()
         if self.journal:
-            self.journal.add(job.lane.arm.name, rows)
-        return rows
+            self.journal.add(entry)
+        return entry
 
 
 def _turns(lanes: Sequence[Lane], batch: int) -> Iterator[list[_Job]]:
@@ -175,10 +176,10 @@ def _turns(lanes: Sequence[Lane], batch: int) -> Iterator[list[_Job]]:
         yield jobs
 
 
-def _taken_over(entry: Entry, arm: Arm, ids: Sequence[str]) -> list[dict[str, Any]]:
-    """The rows of a journal's entry, which must be those that come next."""
+def _taken_over(entry: Entry, arm: Arm, ids: Sequence[str]) -> Entry:
+    """A journal's entry, whose rows must be those that come next."""
     if entry.arm != arm.name or [row["prompt_id"] for row in entry.rows] != list(ids):
         raise ConfigurationError(
             f"the journal has rows of {entry.arm} where {arm.name} comes next; give --no-resume to begin anew"
         )
-    return entry.rows
+    return entry

@@ -26,10 +26,17 @@ SHOWN_LENGTH = 40
 
 @dataclass(frozen=True)
 class Entry:
-    """Rows that one arm finished together: one, or those of a batch."""
+    """Rows that one arm finished together: one, or those of a batch.
+
+    Attributes:
+        arm: its name.
+        rows: as a report has them.
+        drafter_forwards: of its drafter's network, behind all of these rows.
+    """
 
     arm: str
     rows: list[dict[str, Any]]
+    drafter_forwards: int = 0
 
 
 @dataclass
@@ -80,9 +87,9 @@ class Journal:
             raise
         return journal
 
-    def add(self, arm: str, rows: list[dict[str, Any]]) -> None:
+    def add(self, entry: Entry) -> None:
         """Keep finished rows."""
-        self._write({"arm": arm, "rows": rows})
+        self._write({"arm": entry.arm, "rows": entry.rows, "drafter_forwards": entry.drafter_forwards})
 
     def restart(self, given_up: dict[str, Any]) -> None:
         """Note that all rows so far were given up, and why."""
@@ -130,7 +137,7 @@ class Journal:
                 self.restarts.append(entry["restart"])
                 self.taken.clear()
             else:
-                self.taken.append(Entry(entry["arm"], entry["rows"]))
+                self.taken.append(Entry(entry["arm"], entry["rows"], entry["drafter_forwards"]))
 
     def _entries_of(self, data: bytes) -> Iterator[dict[str, Any]]:
         """The entries of whole lines, each proved by its digest."""

@@ -46,6 +46,17 @@ class Arm:
     kv: str = "native"  # canonical policy
     restoration: str | None = None  # source of restored keys and values
     samples: list[dict[str, Any]] = field(default_factory=list)
+    drafter_forwards: int = 0  # behind the samples, for `liveness`; the rows do not hold them
+
+    def take(self, rows: Sequence[dict[str, Any]], drafter_forwards: int) -> None:
+        """Some more rows, and the forwards of the drafter's network behind them."""
+        self.samples.extend(rows)
+        self.drafter_forwards += drafter_forwards
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self.samples.clear()
+        self.drafter_forwards = 0
 
     def document(self) -> dict[str, Any]:
         """The arm as it stands in the report."""

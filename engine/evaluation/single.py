@@ -100,6 +100,8 @@ class Generation:
             "acceptance_length": summary["acceptance_length"],
             "resident_bytes": self.outcome.resident_bytes,
             "path": self.outcome.path,
+            "kv": self.arm.kv,
+            "restored_positions": self.outcome.restored,
         }
 
     def line(self) -> str:
@@ -131,7 +133,7 @@ def generate_stream(
     arm = Arm(name, "sut", OUR_LOOP, drafter=drafter, block=engine.options.block if drafter else None)
     pace = engine.new_pace(repeatable=switches.seed is not None)
     outcome = speculate(engine, tokens, switches.max_tokens, pace, show=show, wish=switches.wish())
-    arm.samples.append(sample(prompt, tokens, outcome))
+    arm.take([sample(prompt, tokens, outcome)], outcome.drafter_forwards)
     return Generation(prompt, tokens, outcome, arm, switches, started, swap)
 
 

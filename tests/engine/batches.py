@@ -68,6 +68,7 @@ class Scripted:
     block_size = 8
     tap_layers = (0, 2)
     nbytes = 0
+    forwards = 0
     twins = 0
 
     def __init__(self, texts: Sequence[Sequence[int]], wrong: float = 0.3, seed: int = 0) -> None:
@@ -112,6 +113,7 @@ class Silent:
     block_size = 4
     tap_layers = ()
     nbytes = 0
+    forwards = 0
 
     def __init__(self, seed: int = 0) -> None:
         self._random = tiny.seeded(seed)

@@ -106,6 +106,10 @@ class Helped:
     def nbytes(self) -> int:
         return self._drafter.nbytes
 
+    @property
+    def forwards(self) -> int:
+        return self._drafter.forwards
+
     def bind(self, target: Target) -> None:
         self._drafter.bind(target)
 

@@ -96,6 +96,7 @@ class Certain:
     block_size = 4
     tap_layers = ()
     nbytes = 0
+    forwards = 0
 
     def __init__(self) -> None:
         self._seen: list[int] = []

@@ -83,6 +83,7 @@ class ScriptedDrafter:
     name = "scripted"
     block_size = 8
     nbytes = 0
+    forwards = 0
 
     def __init__(
         self, truth: Sequence[int], wrong: float = 0.0, seed: int = 0, taps: tuple[int, ...] = (0, 2)

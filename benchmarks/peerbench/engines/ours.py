@@ -82,6 +82,11 @@ class Scripted:
         """See `Drafter.nbytes`."""
         return self._drafter.nbytes
 
+    @property
+    def forwards(self) -> int:
+        """See `Drafter.forwards`."""
+        return self._drafter.forwards
+
     def bind(self, target: Target) -> None:
         """See `Drafter.bind`."""
         self._drafter.bind(target)

@@ -9,6 +9,7 @@ from typing import Literal
 from bridge.evidence.case import Case
 from bridge.evidence.figures import compare, parity_difference, quotient
 from bridge.evidence.report import Arm, Claim
+from bridge.evidence.rules.paths import is_plain, references
 from bridge.evidence.shown import shown
 
 Figure = Callable[[Case, Arm, Arm | None], float | None]
@@ -83,6 +84,9 @@ CLAIMS: dict[str, ClaimKind] = {
     ),
     "restoration": ClaimKind(lambda case, arm, _: case.figures.arms[arm.name].recall, None),
 }
+# Claims of the same tokens, and of a figure over the arm's own prompts.
+SAMENESS = frozenset({"identical_output", "exact_match"})
+SHARES = frozenset({"acceptance_length", "recall", "recall_parity", "restoration"})
 # The claims about no arm: the environment block describes the machine (ENVIRONMENT_INCOMPLETE judges it), and
 # outputs agree with a reference's (PARITY_TOLERANCE judges every round, too).
 MACHINE, PARITY = "machine", "parity"
@@ -147,10 +151,9 @@ def _problem(case: Case, claim: Claim) -> str | None:
     # A missing oracle is CONTROL_MISSING; one of another role cannot be compared with.
     if kind.against == "oracle" and claim.baseline is not None and (other is None or other.role != "oracle"):
         return f"{shown(claim.baseline)} is no oracle"
-    if claim.name in ("identical_output", "exact_match"):
-        problem = _identity_problem(case, claim, arm, other)
-        if problem:
-            return problem
+    problem = _identity_problem(case, claim, arm, other) or _left_out(case, claim, arm)
+    if problem:
+        return problem
     if kind.bound is None:
         return None  # decided by RECALL_BELOW_ORACLE and the restoration rules
     figure, bound = kind.figure(case, arm, other), getattr(claim, kind.bound)
@@ -173,14 +176,39 @@ def _malformed(claim: Claim, kind: ClaimKind) -> str | None:
 
 
 def _identity_problem(case: Case, claim: Claim, arm: Arm, baseline: Arm | None) -> str | None:
-    """Sameness needs plain decoding of every prompt; identity but for ties, the rounding error too."""
+    """Sameness needs plain decoding of the same prompts; identity but for ties, the rounding error too."""
+    if claim.name not in SAMENESS:
+        return None
     if claim.name == "identical_output" and case.report.rounding is None:
         return "the rounding error of this model was not measured"
-    if baseline is None or compare(arm, baseline).compared_samples < max(len(arm.samples), 1):
-        return "not every prompt of the arm was run by the baseline"
-    if baseline.system.drafter is not None and case.report.kind != "kv":
+    if baseline is None or not arm.samples or _prompts(arm) != _prompts(baseline):
+        return "the arm and the baseline did not run the same prompts"
+    # The baseline of a kv report is the system itself with native caches; KIND_MISMATCH judges it.
+    if case.report.kind != "kv" and not is_plain(baseline.system):
         return f"the baseline {shown(baseline.name)} is no plain decoding"
     return None
+
+
+def _left_out(case: Case, claim: Claim, arm: Arm) -> str | None:
+    """A share over fewer prompts than the arms beside it ran: the others may be those that failed."""
+    if claim.name not in SHARES:
+        return None
+    for reference in references(case):
+        if claim.name == "acceptance_length":
+            ours, theirs = _prompts(arm), _prompts(reference) if reference.role == "baseline" else frozenset()
+        else:
+            ours, theirs = _needle_prompts(arm), _needle_prompts(reference)
+        if theirs and ours != theirs:
+            return f"{shown(arm.name)} and {shown(reference.name)} did not run the same prompts"
+    return None
+
+
+def _prompts(arm: Arm) -> frozenset[str]:
+    return frozenset(sample.prompt_id for sample in arm.samples)
+
+
+def _needle_prompts(arm: Arm) -> frozenset[str]:
+    return frozenset(sample.prompt_id for sample in arm.samples if sample.needle is not None)
 
 
 def _difference(case: Case) -> float | None:

@@ -12,6 +12,9 @@ from bridge.evidence.shown import several, shown
 
 WIDEST_BITS = 32  # of a value in native caches
 LEAST_SHARE = 0.9  # arms that end at other lengths hold a little more or less
+HALF = 0.5  # buffers may be up to twice as long as what they hold
+STEP = 256  # positions by which mlx-lm's buffers grow
+BATCHED = "RaggedKV"  # caches of a batch hold several sequences and count once
 
 
 def memory_analytic_as_measured(case: Case) -> Iterator[str]:
@@ -29,6 +32,8 @@ def memory_analytic_as_measured(case: Case) -> Iterator[str]:
 
 def memory_claim_mismatch(case: Case) -> Iterator[str]:
     """The stated memory does not describe the caches that were used."""
+    claims = [claim for claim in case.report.claims if claim.name == "resident_bytes"]
+    claimed = {arm.name for claim in claims if (arm := case.arm_of(claim)) is not None}
     for arm in case.report.arms:
         policy = parse_policy(arm.system.kv)
         if policy is None:
@@ -41,6 +46,10 @@ def memory_claim_mismatch(case: Case) -> Iterator[str]:
                 yield f"{shown(arm.name)}/{shown(sample.prompt_id)}: {problem}"
         if policy.coded:
             yield from _less_than_its_bits(arm, policy, case)
+        elif policy != NATIVE or arm.name in claimed:
+            yield from _less_than_it_keeps(arm, policy, case)
+    yield from _layers_differ(case)
+    yield from _distortions_differ(case)
 
 
 def _class_problems(arm: Arm, policy: Policy) -> Iterator[str]:
@@ -71,6 +80,8 @@ def _use_problem(sample: Sample, policy: Policy) -> str | None:
             if policy.coded
             else None
         )
+    if policy.coded and 0 in _distortions(use):
+        return f"kv {policy.kind} rounds every value, but a distortion is 0"
     return _layer_problem(sample, use, policy) or _bits_problem(sample, use, policy)
 
 
@@ -87,6 +98,57 @@ def _less_than_its_bits(arm: Arm, policy: Policy, case: Case) -> Iterator[str]:
                     f"{shown(arm.name)}/{shown(coded.prompt_id)}: {bytes_} resident bytes cannot hold what "
                     f"{shown(native.name)} held in {plain.cache.resident_bytes}"
                 )
+
+
+def _less_than_it_keeps(arm: Arm, policy: Policy, case: Case) -> Iterator[str]:
+    """Caches that hold less than the positions they keep took in another arm's native caches."""
+    for native in case.report.arms:
+        if native is arm or parse_policy(native.system.kv) != NATIVE or native.control == "no_needle":
+            continue
+        for ours, plain in paired(arm, native):
+            if _unmeasured(ours) or _unmeasured(plain):
+                continue
+            length = ours.prompt_tokens + len(ours.tokens)
+            kept = min(length, sum(map(int, policy.values)) or length)
+            least = HALF * plain.cache.resident_bytes * kept / (length + STEP)
+            if ours.cache.resident_bytes < least:
+                yield (
+                    f"{shown(arm.name)}/{shown(ours.prompt_id)}: {ours.cache.resident_bytes} resident bytes "
+                    f"cannot hold {kept} positions, of {length} that {shown(native.name)} held in "
+                    f"{plain.cache.resident_bytes}"
+                )
+
+
+def _unmeasured(sample: Sample) -> bool:
+    """Whether a row's bytes are no measurement of its own sequence."""
+    return not sample.cache.measured or BATCHED in sample.cache.classes
+
+
+def _layers_differ(case: Case) -> Iterator[str]:
+    """One target has as many caches in every arm."""
+    counts: dict[int, str] = {}
+    for arm in case.report.arms:
+        for sample in arm.samples:
+            if BATCHED not in sample.cache.classes:
+                counts.setdefault(sum(sample.cache.classes.values()), arm.name)
+    if len(counts) > 1:
+        held = [f"{count} in {name}" for count, name in sorted(counts.items())]
+        yield f"the arms hold different numbers of caches: {several(held)}"
+
+
+def _distortions_differ(case: Case) -> Iterator[str]:
+    """The arms that measured a distortion measured it at the same prompts."""
+    measured = {}
+    for arm in case.report.arms:
+        found = {s.prompt_id for s in arm.samples if s.kv is not None and None not in _distortions(s.kv)}
+        if found:
+            measured[arm.name] = found
+    if len({frozenset(found) for found in measured.values()}) > 1:
+        yield f"the distortions of {several(sorted(measured))} were measured at different prompts"
+
+
+def _distortions(use: KVUse) -> tuple[float | None, float | None]:
+    return use.key_distortion, use.value_distortion
 
 
 def _layer_problem(sample: Sample, use: KVUse, policy: Policy) -> str | None:

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 
 from bridge.evidence.case import Case
 from bridge.evidence.report import Parity, ParityRound
+from bridge.evidence.rules.machine import PLACEHOLDERS
 from bridge.evidence.shown import several, shown
 
 # The loosest tolerance that still says something, by dtype: outputs of one network differ by the order of its
 # additions, and half precision rounds every value on the way.
 LIMITS = {"float32": 1e-3, "float16": 0.5, "bfloat16": 1.0}
+OF_LOGITS = "parity --target"  # the command whose comparisons have no hidden states
 # Half precision cannot tell near ties apart; single precision has to choose alike in every row.
 FEWEST_EQUAL = {"float32": 1.0, "float16": 0.9, "bfloat16": 0.9}
 
@@ -28,16 +30,17 @@ def parity_tolerance(case: Case) -> Iterator[str]:
     for tolerance in {parity.tolerance, *(bound for bound in claimed if bound is not None)}:
         if tolerance > limit:
             yield f"a tolerance of {tolerance:g} says nothing in {parity.dtype}, at most {limit:g} does"
+    logits_alone = case.report.configuration.get("command") == OF_LOGITS
     for turn in parity.rounds:
-        problem = _problem(turn, parity)
+        problem = _problem(turn, parity, hidden=parity.compares_hidden or not logits_alone)
         if problem:
             yield f"{shown(turn.case)} round {turn.round}: {problem}"
 
 
-def _problem(turn: ParityRound, parity: Parity) -> str | None:
+def _problem(turn: ParityRound, parity: Parity, *, hidden: bool) -> str | None:
     """What is wrong with a round, or None when it agrees."""
     differences = {"logits": turn.logits_max_abs}
-    if parity.compares_hidden:
+    if hidden:
         differences["hidden states"] = turn.hidden_max_abs
     for what, figure in differences.items():
         if figure is None:
@@ -60,6 +63,8 @@ def parity_self(case: Case) -> Iterator[str]:
     reference, subject = parity.reference, parity.subject
     if _name(reference.implementation) == _name(subject.implementation):
         yield f"reference and subject are both {shown(subject.implementation)}"
+    if _name(reference.implementation) in {"", *map(_name, PLACEHOLDERS)}:
+        yield f"the reference is called {shown(reference.implementation)}, which names no implementation"
     if reference.sha256 in (subject.sha256, case.report.environment.git.source_sha256):
         yield "the reference's digest is the subject's"
     if not parity.rounds:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from bridge.evidence.case import Case
 from bridge.evidence.policies import Policy, parse_policy
 from bridge.evidence.report import Arm, Report, Sample, System
+from bridge.evidence.rules.machine import WEIGHTLESS_DRAFTERS
 from bridge.evidence.shown import several, shown
 
 PLAIN_LOOP = "mlx_lm.generate.generate_step"
@@ -19,13 +20,16 @@ PLAIN_PATHS = {
 PLAIN_BLOCKS = frozenset({"1", "auto", None})
 # Fallbacks that change how fast something runs, not what ran. Every other one is a declared component lost.
 HARMLESS_FALLBACKS = frozenset({"compile", "blas"})
+# What the name of a drafter begins with that asks another one only where a look-up finds nothing better.
+SPARING = tuple(f"{name}+" for name in sorted(WEIGHTLESS_DRAFTERS))
 
 
 def engine_never_ran(case: Case) -> Iterator[str]:
-    """An arm declares a drafter, but nothing was drafted, or fewer forwards were counted than the rows hold.
+    """An arm declares a drafter, but nothing was drafted, or its network ran less often than the rows need.
 
     Rounds of one token are plain steps. A pace may choose them for most of a run, but it looks at blocks now
-    and then; an arm under test without one block is plain decoding, whatever is claimed of it.
+    and then; an arm under test without one block is plain decoding, whatever is claimed of it. A drafter
+    without a network has no forwards, one beside look-ups has some, any other at least one for each block.
     """
     speculative = [arm for arm in case.report.arms if arm.system.drafter is not None and arm.samples]
     live = case.report.liveness
@@ -38,13 +42,20 @@ def engine_never_ran(case: Case) -> Iterator[str]:
             yield f"{declared}, but each of its {len(turns)} rounds is a plain step of one token"
     if not speculative:
         return
-    if live.drafter_forwards == 0:
-        yield "liveness.drafter_forwards is 0 beside a speculative arm"
-    verified = sum(turn.block >= 2 for arm in speculative for sample in arm.samples for turn in sample.rounds)
+    verified = _blocks(speculative)
     if live.rounds < verified:
         yield f"liveness counts {live.rounds} rounds, but the rows hold {verified} of two tokens or more"
-    if 0 < live.drafter_forwards < verified:
-        yield f"the rows hold {verified} drafted blocks, but the drafter ran {live.drafter_forwards} times"
+    networks = [arm for arm in speculative if arm.system.drafter not in WEIGHTLESS_DRAFTERS]
+    if networks and live.drafter_forwards == 0:
+        yield "liveness.drafter_forwards is 0 beside an arm whose drafter has a network"
+    drafted = _blocks([arm for arm in networks if not (arm.system.drafter or "").startswith(SPARING)])
+    if 0 < live.drafter_forwards < drafted:
+        yield f"the rows hold {drafted} drafted blocks, but the drafter ran {live.drafter_forwards} times"
+
+
+def _blocks(arms: Sequence[Arm]) -> int:
+    """Rounds of two tokens or more."""
+    return sum(turn.block >= 2 for arm in arms for sample in arm.samples for turn in sample.rounds)
 
 
 def silent_fallback(case: Case) -> Iterator[str]:

@@ -117,7 +117,8 @@ RULES: dict[str, Rule] = {
         rows.missing_stage_timings,
     ),
     "TIMINGS_IMPOSSIBLE": Rule(
-        "rounds take longer than their row, rows longer than the report, or a verification no time",
+        "rounds take longer than their row, rows longer than the report, a verification no time or, where a "
+        "speed is claimed, less than a fifth of a plain step",
         "Do not edit times; if nobody did, report a bug of the engine.",
         rows.timings_impossible,
     ),
@@ -127,8 +128,8 @@ RULES: dict[str, Rule] = {
         rows.summary_mismatch,
     ),
     "ENGINE_NEVER_RAN": Rule(
-        "a speculative arm has no rounds, none of two tokens or more, or more of those than there were "
-        "drafter forwards",
+        "a speculative arm has no rounds, none of two tokens or more, or its drafter's network ran less "
+        "often than its blocks need",
         "Find out why the drafter did not load or never proposed; see liveness.fallbacks.",
         paths.engine_never_ran,
     ),
@@ -154,8 +155,8 @@ RULES: dict[str, Rule] = {
         paths.self_comparison,
     ),
     "PROMPT_CONTAMINATED": Rule(
-        "arms ran different prompts or seek different needles under one id, or a set carries mixed or "
-        "foreign instructions",
+        "arms ran different prompts or seek different needles under one id, one prompt stands under several "
+        "ids where sameness or recall is claimed, or a set carries mixed or foreign instructions",
         "Run the same prompts in every arm, and each set with its own instruction only.",
         output.prompt_contaminated,
     ),
@@ -202,7 +203,7 @@ RULES: dict[str, Rule] = {
     ),
     "CONTROL_FAILED": Rule(
         "a noise or no_needle control still answers, reasoning included, or was cut short, or an exact "
-        "control does not answer",
+        "control answers less than half of its prompts",
         "The mechanism has no effect, or answers leak; the figure means nothing until that is found.",
         restoration.control_failed,
     ),
@@ -253,19 +254,22 @@ RULES: dict[str, Rule] = {
     ),
     "MEMORY_CLAIM_MISMATCH": Rule(
         "the caches held are not those of the declared KV policy, hold nothing, take bits a value that the "
-        "policy cannot give, or fewer bytes than its codes need of what native caches hold",
+        "policy cannot give, or fewer bytes than its codes or positions need of what native caches hold; the "
+        "arms hold different numbers of caches; or a distortion is 0 for a code, or was measured at other "
+        "prompts than another arm's",
         "Declare the policy that was in use, and measure after the run.",
         memory.memory_claim_mismatch,
     ),
     "PARITY_TOLERANCE": Rule(
         "outputs differ from the reference's by more than the tolerance, are not finite or lead to other "
         "choices; or the tolerance is looser than the dtype's rounding (1e-3 in float32, 0.5 in float16, 1 "
-        "in bfloat16)",
+        "in bfloat16); or hidden states are left out where not the target alone was compared",
         "Find the first round that differs; a wider tolerance hides it.",
         parity.parity_tolerance,
     ),
     "PARITY_SELF": Rule(
-        "reference and subject have one name or digest, no row was compared, or nothing differs in any round",
+        "reference and subject have one name or digest, the reference is named by a placeholder, no row was "
+        "compared, or nothing differs in any round",
         "Compare with outputs that another implementation computed.",
         parity.parity_self,
     ),
@@ -282,7 +286,8 @@ RULES: dict[str, Rule] = {
         machine.thermal_or_power,
     ),
     "CLAIM_NOT_MET": Rule(
-        "a claim is malformed, names an arm that is not there, or the rows do not reach it",
+        "a claim is malformed, names an arm that is not there, leaves out prompts that the arm it is held "
+        "against ran, calls another baseline than plain decoding its original, or is not reached by the rows",
         "Claim what the rows give.",
         claims.claim_not_met,
     ),

@@ -13,6 +13,7 @@ from bridge.evidence.rules.retrieval import PARITY_POINTS, cut_short
 from bridge.evidence.shown import shown
 
 CONTROL_RECALL = 0.1  # a control that must not answer may answer by chance this often
+EXACT_RECALL = 0.5  # a control that must answer, and answers less, shows a target that answers nothing
 
 
 def restoration_claim(case: Case) -> Iterator[str]:
@@ -130,6 +131,8 @@ def control_failed(case: Case) -> Iterator[str]:
             for tested in case.report.with_role("sut"):
                 yield from cut_short(arm, tested)
         if arm.control == "exact" and share is not None:
+            if share < EXACT_RECALL:
+                yield f"control {shown(arm.name)} (exact) answers only {share:.3f} of its prompts"
             for oracle in case.report.with_role("oracle"):
                 reference = recall(oracle)
                 if reference is not None and share < reference - PARITY_POINTS - 1e-9:

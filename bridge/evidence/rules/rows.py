@@ -6,11 +6,12 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterator
+from statistics import median
 
 from pydantic import BaseModel
 
 from bridge.evidence.case import Case
-from bridge.evidence.figures import hit, paired
+from bridge.evidence.figures import hit, paired, per_token
 from bridge.evidence.report import Arm, Sample
 from bridge.evidence.rules.answers import answer_problems, answers_differ
 from bridge.evidence.rules.parity import round_problems
@@ -19,6 +20,7 @@ from bridge.evidence.shown import several, shown
 RELATIVE = 1e-9
 ROUNDS_SLACK = 1.05  # clocks are read at slightly different moments
 ROUNDS_SLACK_S = 0.002
+LEAST_VERIFY = 0.2  # of a plain step: a block's verification is a forward of the target, too
 REPORT_SLACK_S = 1.0  # the report's own times may be whole seconds
 
 
@@ -120,6 +122,19 @@ def timings_impossible(case: Case) -> Iterator[str]:
     lasted = (case.report.finished_at - case.report.started_at).total_seconds()
     if total > max(lasted, 0.0) + REPORT_SLACK_S and lasted >= 0:
         yield f"the rows took {total:.3f} s, but the whole report {lasted:.3f} s"
+    for arm, baseline in case.speed_pairs():
+        yield from _verified_too_fast(arm, baseline)
+
+
+def _verified_too_fast(arm: Arm, baseline: Arm) -> Iterator[str]:
+    """Blocks that the target verified in a fraction of what one of its plain steps takes."""
+    steps = [seconds for sample in baseline.samples if (seconds := per_token(sample)) is not None]
+    verified = [turn.verify_s for sample in arm.samples for turn in sample.rounds if turn.block >= 2]
+    if steps and verified and median(verified) < LEAST_VERIFY * median(steps):
+        yield (
+            f"{shown(arm.name)} verified a block in {1e3 * median(verified):.4f} ms, where a plain step of "
+            f"{shown(baseline.name)} took {1e3 * median(steps):.4f} ms"
+        )
 
 
 def summary_mismatch(case: Case) -> Iterator[str]:

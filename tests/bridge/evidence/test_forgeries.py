@@ -207,7 +207,7 @@ def test_what_a_control_restored_is_not_what_was_tested() -> None:
 
 
 def test_a_speed_is_not_compared_with_plain_decoding_that_restores() -> None:
-    document = forged("throughput", declares_restoration, with_controls)
+    document = forged("throughput", only("speedup"), declares_restoration, with_controls)
     document["arms"][0] = reports.restoring(document["arms"][0], "learned")
     assert codes(settle(document)) == {"SPEEDUP_BASELINE_LOOP"}
 

@@ -42,6 +42,18 @@ def test_judging_twice_gives_the_same_and_order_of_keys_does_not_matter() -> Non
     assert judge(dump(document)) == judge(dump(document)) == judge(again)
 
 
+def test_seconds_too_few_to_divide_by_give_no_figure() -> None:
+    document = copy.deepcopy(ACCEPTED["throughput"])
+    for row in document["arms"][1]["samples"]:
+        row["decode_s"] = 5e-324
+        for turn in row["rounds"]:
+            turn |= {"draft_s": 0, "verify_s": 5e-324}
+    judgement = judge(dump(document))
+    assert not judgement.accepted
+    assert "Infinity" not in json.dumps(judgement.to_document())
+    json.dumps(judgement.to_document(), allow_nan=False)
+
+
 def test_a_rule_broken_everywhere_gives_a_bounded_list() -> None:
     document = copy.deepcopy(ACCEPTED["throughput"])
     for arm in document["arms"]:

@@ -57,6 +57,14 @@ def test_what_is_left_out_is_the_default(text: str, layers: str, values: tuple[s
     assert (policy.layers, policy.values) == (layers, values)
 
 
+def test_ranges_of_layers_are_counted_once_and_not_without_end() -> None:
+    policy = parse_policy("affine@" + ",".join(["0-9999"] * 57))
+    assert policy is not None
+    assert policy.numbers == frozenset(range(10_000))
+    assert policy.numbers is policy.numbers
+    assert parse_policy("affine@" + ",".join(["0-9999"] * 58)) is None
+
+
 @settings(max_examples=400, deadline=None)
 @given(
     name=st.sampled_from(NAMES),

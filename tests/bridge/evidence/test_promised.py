@@ -29,16 +29,37 @@ def undrafted() -> Document:
     return reports.settle(document)
 
 
+def looked_up() -> Document:
+    """The throughput report of a drafter that has no weights."""
+    document = reports.throughput()
+    arm = document["arms"][1]
+    arm["system"]["drafter"] = "prompt-lookup"
+    for row in arm["samples"]:
+        row["path"] = "speculative:prompt-lookup"
+    return reports.settle(document)
+
+
+def both_drafters() -> Document:
+    document = looked_up()
+    document["arms"][1]["system"]["drafter"] = "prompt-lookup+dflash"
+    for row in document["arms"][1]["samples"]:
+        row["path"] = "speculative:prompt-lookup+dflash"
+    return document
+
+
 KEPT: dict[str, tuple[Promise, Callable[[], Document]]] = {
     "throughput": (Promise("throughput", ("identical_output", "speedup"), drafter=True), reports.throughput),
     "recall": (Promise("recall", ("recall_parity",), drafter=True), reports.recall),
     "restoration": (Promise("recall", ("restoration",), drafter=True, restoration=True), reports.restoration),
+    "lookups and a network": (Promise("throughput", drafter=True), both_drafters),
+    "lookups alone": (Promise("throughput"), looked_up),
     "probe": (Promise("probe", ("machine",)), reports.probe),
 }
 BROKEN: dict[str, tuple[Promise, Callable[[], Document], str]] = {
     "another kind": (Promise("recall"), reports.throughput, "WRONG_KIND"),
     "a claim that is not made": (Promise("recall", ("restoration",)), reports.recall, "CLAIM_MISSING"),
     "no drafter": (Promise("throughput", drafter=True), undrafted, "ENGINE_NEVER_RAN"),
+    "a drafter without weights": (Promise("throughput", drafter=True), looked_up, "ENGINE_NEVER_RAN"),
     "nothing under test": (Promise("probe", drafter=True), reports.probe, "ENGINE_NEVER_RAN"),
     "no restoration": (Promise("recall", restoration=True), reports.recall, "RESTORATION_CLAIM"),
     "native caches": (Promise("recall", kv=("sliding-bounded",)), reports.recall, "SILENT_FALLBACK"),

@@ -43,7 +43,7 @@ def test_a_repetition_is_looked_up_and_anything_else_left_to_the_other(model: Ta
 class Mute:
     """A drafter whose every draft is the token 0, and which keeps count of how often it is asked."""
 
-    name, tap_layers, block_size, nbytes = "mute", (), 8, 0
+    name, tap_layers, block_size, nbytes, forwards = "mute", (), 8, 0, 0
 
     def __init__(self) -> None:
         self.asked = 0

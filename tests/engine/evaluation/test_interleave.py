@@ -11,7 +11,7 @@ import pytest
 from engine.errors import ConfigurationError
 from engine.evaluation.arms import Outcome
 from engine.evaluation.interleave import RESTARTS, Course, Lane, run_interleaved
-from engine.evaluation.journal import Journal
+from engine.evaluation.journal import Entry, Journal
 from engine.evaluation.prompts import raw_prompt
 from engine.evaluation.report import Arm, sample
 from tests.engine.evaluation.test_report import outcome
@@ -48,7 +48,7 @@ class Bench:
         if len(self.runs) == self.killed_at:
             raise Killed
         self.runs.append((name, [tokens[0] for tokens in encoded]))
-        return [outcome(3 + tokens[0], 0.5) for tokens in encoded]
+        return [outcome(3 + tokens[0], 0.5, drafter_forwards=2 + tokens[0]) for tokens in encoded]
 
     def go(self, **more: Any) -> Course:
         return run_interleaved(self.lanes, progress=lambda *_: None, **more)
@@ -56,6 +56,10 @@ class Bench:
     @property
     def rows(self) -> list[list[dict[str, Any]]]:
         return [lane.arm.samples for lane in self.lanes]
+
+    @property
+    def forwards(self) -> list[int]:
+        return [lane.arm.drafter_forwards for lane in self.lanes]
 
 
 def test_every_prompt_goes_through_all_arms_and_every_other_one_the_other_way_round():
@@ -93,6 +97,7 @@ def test_a_run_killed_anywhere_goes_on_where_it_was(tmp_path: Path, together: bo
         assert course.order == order
         assert course.resumed == sum(len(prompts) for _, prompts in first.runs)
         assert second.rows == whole.rows
+        assert second.forwards == whole.forwards == [2 + 3 + 4 + 5] * 3
 
 
 def test_a_disturbance_gives_up_all_rows_and_a_later_process_knows(tmp_path: Path):
@@ -108,18 +113,20 @@ def test_a_disturbance_gives_up_all_rows_and_a_later_process_knows(tmp_path: Pat
     assert course.restarts == [{"after_samples": 6, "reason": "busy"}]
     assert (course.resumed, len(course.order)) == (2, 12)
     assert len(again.runs) == 10
+    assert again.forwards == [2 + 3 + 4 + 5] * 3
 
 
 def test_after_the_last_restart_nothing_is_watched(tmp_path: Path):
     bench = Bench(2)
     course = bench.go(watch=lambda: "busy")
     assert len(course.restarts) == RESTARTS
+    assert bench.forwards == [2 + 3] * 3
     assert len(course.order) == 6
 
 
 def test_rows_of_another_course_are_refused(tmp_path: Path):
     journal = Journal.open(tmp_path / "j.jsonl", {})
-    journal.add("oracle", [{"prompt_id": "p-0"}])
+    journal.add(Entry("oracle", [{"prompt_id": "p-0"}]))
     journal.close()
     with pytest.raises(ConfigurationError, match="oracle where ours comes next"):
         Bench(2).go(journal=Journal.open(tmp_path / "j.jsonl", {}))

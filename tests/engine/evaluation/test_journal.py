@@ -22,7 +22,7 @@ def row(number: int) -> dict[str, Any]:
 def filled(path: Path, rows: int) -> Journal:
     journal = Journal.open(path, MARKS)
     for number in range(rows):
-        journal.add("plain", [row(number)])
+        journal.add(Entry("plain", [row(number)]))
     journal.close()
     return journal
 
@@ -32,7 +32,7 @@ def test_finished_rows_come_back_as_they_were(tmp_path: Path):
     again = Journal.open(first.path, MARKS)
     assert again.taken == [Entry("plain", [row(number)]) for number in range(3)]
     assert again.started.isoformat() == first.started.isoformat()
-    again.add("plain", [row(3)])
+    again.add(Entry("plain", [row(3)]))
     again.close()
     assert len(Journal.open(first.path, MARKS).taken) == 4
 
@@ -44,7 +44,7 @@ def test_a_line_that_was_not_finished_never_happened(tmp_path: Path, lost: int):
     path.write_bytes(path.read_bytes()[: -min(lost, len(lines[-1]))])
     journal = Journal.open(path, MARKS)
     assert len(journal.taken) == 2
-    journal.add("plain", [row(2)])
+    journal.add(Entry("plain", [row(2)]))
     journal.close()
     assert path.read_bytes() == b"".join(lines)
 
@@ -57,9 +57,9 @@ def test_a_first_line_that_was_not_finished_is_begun_again(tmp_path: Path):
 
 def test_rows_given_up_are_not_taken_over(tmp_path: Path):
     journal = Journal.open(tmp_path / "j.jsonl", MARKS)
-    journal.add("plain", [row(0)])
+    journal.add(Entry("plain", [row(0)]))
     journal.restart({"after_samples": 1, "reason": "busy"})
-    journal.add("plain", [row(1)])
+    journal.add(Entry("plain", [row(1)]))
     journal.close()
     again = Journal.open(journal.path, MARKS)
     assert [entry.rows for entry in again.taken] == [[row(1)]]
@@ -108,7 +108,7 @@ def test_only_a_journal_with_rows_is_left_behind(tmp_path: Path):
     assert not journal.close()
     assert not journal.path.exists()
     journal = Journal.open(tmp_path / "j.jsonl", MARKS)
-    journal.add("plain", [row(0)])
+    journal.add(Entry("plain", [row(0)]))
     assert journal.close()
     again = Journal.open(journal.path, MARKS)
     assert again.close()
@@ -129,7 +129,7 @@ def test_journals_nobody_named_have_names_of_their_own_and_few_stay(
     monkeypatch.setattr("engine.evaluation.journal.KEPT", 2)
     for number in range(4):
         journal = Journals(None, tmp_path).open(MARKS | {"seed": number})
-        journal.add("plain", [row(number)])
+        journal.add(Entry("plain", [row(number)]))
         journal.close()
         os.utime(journal.path, (number, number))
     assert len(list(tmp_path.iterdir())) == 2

@@ -9,9 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import mlx.core as mx
 import pytest
 
+from bridge.evidence.gate import judge
 from engine.config import Engine, Options, open_engine
+from engine.drafters.base import Draft
+from engine.drafters.block import BlockDrafter
 from engine.errors import ConfigurationError, PromptError
 from engine.evaluation.arms import speculate_together
 from engine.evaluation.environment import SwapWatch, describe, source_digest
@@ -24,6 +28,7 @@ from engine.evaluation.single import GenerateSwitches, generate_report, generate
 from engine.evaluation.summary import summarise
 from engine.evaluation.throughput import Switches, encode_all, find_divergences, measure_throughput, run_arm
 from engine.runtime import prepare
+from engine.sampling import Sampler
 from tests.engine import tiny
 from tests.engine.evaluation.test_prompts import FACT, needle_row, write
 
@@ -266,6 +271,72 @@ def test_rounding_is_measured_along_the_rounds_that_were_run(engine: Engine):
     found = block_error(engine.target, [Run(text[:8], text[8:], [(2, 1), (8, 2), (1, 0), (8, 7)])], 3)
     assert found["positions"] == 2 + 3 + 1 + 6  # the text ends inside the last block
     assert 0 <= found["max_abs_logit_error"] < 1e-2
+
+
+def dead(self: BlockDrafter, bonus: int, count: int, sampler: Sampler | None = None) -> Draft:
+    """Proposes constants, and never asks its network."""
+    return Draft(mx.full((count,), 7, mx.int32))
+
+
+def never_ran(document: dict[str, Any]) -> bool:
+    found = judge(json.dumps(document).encode()).violations
+    return "ENGINE_NEVER_RAN" in {violation.code for violation in found}
+
+
+def drafted(document: dict[str, Any]) -> int:
+    """Blocks in all rows."""
+    rounds = [each for arm in document["arms"] for row in arm["samples"] for each in row["rounds"]]
+    return sum(each["block"] >= 2 for each in rounds)
+
+
+def test_a_drafter_that_never_asks_its_network_is_found_out(
+    folders: tuple[Path, Path], prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
+):
+    engine = open_engine(Options(folders[0], str(folders[1]), block="4"))
+    for patched in (False, True):
+        if patched:
+            monkeypatch.setattr(BlockDrafter, "propose", dead)
+        measured = measure_throughput(
+            engine, prompts[:2], Switches(max_tokens=12, claim="no-slowdown"), prepare(), progress=quiet
+        )
+        document = check(measured)
+        assert drafted(document) > 0
+        assert document["liveness"]["drafter_forwards"] == (0 if patched else drafted(document))
+        assert never_ran(document) is patched
+        generation = generate_stream(engine, prompts[0], GenerateSwitches(12), lambda _: None)
+        document = check(generate_report(engine, prepare(), generation, None))
+        assert never_ran(document) is patched
+        assert (document["liveness"]["drafter_forwards"] == 0) is patched
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("patched", [False, True])
+def test_the_drafters_of_a_batch_are_counted_each_by_itself(
+    folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: int, patched: bool
+):
+    engine = open_engine(Options(folders[0], str(folders[1]), block="4"))
+    rows = [needle_row(id=f"r-{i}", prompt=f"{i} {needle_row()['prompt']}") for i in range(4)]
+    prompts = load_prompts(str(write(tmp_path / "p.jsonl", *rows)))
+    if patched:
+        monkeypatch.setattr(BlockDrafter, "propose", dead)
+    switches = RecallSwitches(max_tokens=9, batch=batch)
+    document = check(measure_recall(engine, prompts, switches, prepare(), progress=quiet))
+    assert drafted(document) > 0
+    assert document["liveness"]["drafter_forwards"] == (0 if patched else drafted(document))
+    assert never_ran(document) is patched
+
+
+@pytest.mark.parametrize("kind", ["prompt-lookup", "prompt-lookup+dflash"])
+def test_look_ups_are_no_forwards(folders: tuple[Path, Path], prompts: list[Prompt], kind: str):
+    spec = kind if kind == "prompt-lookup" else f"prompt-lookup+{folders[1]}"
+    engine = open_engine(Options(folders[0], spec, block="4"))
+    switches = Switches(max_tokens=16, claim="no-slowdown")
+    document = check(measure_throughput(engine, prompts[:2], switches, prepare(), progress=quiet))
+    forwards = document["liveness"]["drafter_forwards"]
+    assert document["arms"][1]["system"]["drafter"] == kind
+    assert drafted(document) > 0
+    assert forwards == 0 if kind == "prompt-lookup" else 0 < forwards <= drafted(document)
+    assert not never_ran(document)
 
 
 def test_the_environment_names_what_ran(engine: Engine):

@@ -37,8 +37,8 @@ def two_arms() -> list[Arm]:
     rounds = [Round(1, 0, 0.0, 0.1), Round(8, 3, 0.2, 0.3), Round(8, 5, 0.2, 0.3)]
     for index, (plain_s, our_s) in enumerate([(1.0, 0.5), (2.0, 0.5)]):
         prompt = raw_prompt("x", f"p-{index}")
-        plain.samples.append(sample(prompt, [1, 2], outcome(11, plain_s)))
-        ours.samples.append(sample(prompt, [1, 2], outcome(11, our_s, rounds)))
+        plain.take([sample(prompt, [1, 2], outcome(11, plain_s))], 0)
+        ours.take([sample(prompt, [1, 2], outcome(11, our_s, rounds))], 7)  # not what the rounds would say
     return [plain, ours]
 
 
@@ -59,7 +59,7 @@ def test_the_summary_is_what_the_rows_give():
     assert (pair["identical_samples"], pair["compared_samples"]) == (2, 2)
     assert liveness(two_arms()) == {
         "rounds": 6,
-        "drafter_forwards": 4,
+        "drafter_forwards": 14,
         "restored_positions": 0,
         "fallbacks": [],
     }

@@ -80,6 +80,30 @@ def batched(document: Document) -> None:
     caches(BOUNDED, RaggedKV=9)(document)
 
 
+def holding(kind_arm: str, resident_bytes: int) -> Breaker:
+    """Other resident bytes in every row of an arm, claimed of it where it is under test."""
+
+    def apply(document: Document) -> None:
+        document["claims"] = [{"name": "resident_bytes", "arm": kind_arm, "at_most": resident_bytes}]
+        for row in rows(document, kind_arm):
+            row["cache"]["resident_bytes"] = resident_bytes
+        resettle(document)
+
+    return apply
+
+
+def distorted_at_fewer(document: Document) -> None:
+    rows(document, BOUNDED)[0]["kv"] |= {"key_distortion": None, "value_distortion": None}
+    resettle(document)
+
+
+def rows_cut(document: Document) -> None:
+    """Distortions of one policy alone, at some of its prompts."""
+    for row in rows(document, BOUNDED) + rows(document, CODED)[3:]:
+        row["kv"] |= {"key_distortion": None, "value_distortion": None}
+    resettle(document)
+
+
 RULES = Rules(
     alone={
         "MEMORY_ANALYTIC_AS_MEASURED": ("throughput", memory_analytic_as_measured),
@@ -97,6 +121,9 @@ RULES = Rules(
             chain(change("arms", 0, "samples", 0, "cache", "resident_bytes", to=0), resettle),
         ),
         ("MEMORY_CLAIM_MISMATCH", "recall", change("arms", 0, "system", "kv", to="lattice:e8,38")),
+        ("MEMORY_CLAIM_MISMATCH", "throughput", holding("speculative", 1)),
+        ("MEMORY_CLAIM_MISMATCH", "restoration", holding("speculative", 1)),
+        ("MEMORY_CLAIM_MISMATCH", "throughput", caches("speculative", KVCache=1)),
         *[
             ("MEMORY_CLAIM_MISMATCH", "kv", breaker)
             for breaker in (
@@ -118,6 +145,11 @@ RULES = Rules(
                 caches(BOUNDED, KVCache=3, SlidingRing=6),
                 caches("native", CodedKV=9),
                 caches("oracle", RestoredKV=9),
+                chain(used(BOUNDED), holding(BOUNDED, 1)),
+                caches(CODED, CodedKV=9, ArraysCache=3),
+                distorted_at_fewer,
+                used(CODED, key_distortion=0),
+                used(CODED, value_distortion=0.0),
                 used(CODED),
                 used(CODED, bytes=50_000),
                 used(CODED, bytes=70_001, values=112_000),
@@ -139,7 +171,10 @@ RULES = Rules(
         ("kv", lattice("lattice-packed:d4,2@inner:40", 27_000)),
         ("kv", lattice("lattice:e8,38", 103_125)),
         ("kv", lattice("lattice:d4,127@2-6", 103_125)),
-        ("kv", chain(caches(CODED, CodedKV=9, ArraysCache=3))),
+        ("kv", rows_cut),
+        ("kv", used(BOUNDED, key_distortion=0.0)),
+        ("kv", chain(used(BOUNDED), holding(BOUNDED, 50_000))),
+        ("throughput", holding("speculative", 100_000)),
         ("kv", bounded("sliding-bounded", KVCache=3, SlidingRing=6)),
         ("kv", bounded("sink-window:0,32@full", SlidingRing=9)),
         ("kv", chain(bounded("sink-window", SlidingRing=9), used(BOUNDED))),

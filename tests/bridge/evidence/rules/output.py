@@ -103,6 +103,19 @@ def another_needle(document: Document) -> None:
         row["needle"] |= {"answer": "9999", "needle": "The secret code is 9999."}
 
 
+def one_prompt_twice(*names: str) -> Breaker:
+    """The second prompt is the first, in every arm that may be asked the same."""
+
+    def apply(document: Document) -> None:
+        claims(document, *names)
+        for arm in document["arms"]:
+            if arm["role"] != "control":
+                first, second = arm["samples"][:2]
+                second["prompt_sha256"] = first["prompt_sha256"]
+
+    return apply
+
+
 RULES = Rules(
     alone={
         "PROMPT_CONTAMINATED": ("throughput", prompt_contaminated),
@@ -114,6 +127,10 @@ RULES = Rules(
         ("PROMPT_CONTAMINATED", "recall", another_needle),
         ("PROMPT_CONTAMINATED", "recall", change("arms", 0, "samples", 0, "prompt_tokens", to=61)),
         ("PROMPT_CONTAMINATED", "throughput", different_prompts),
+        ("PROMPT_CONTAMINATED", "quality", one_prompt_twice("identical_output")),
+        ("PROMPT_CONTAMINATED", "quality", one_prompt_twice("exact_match")),
+        ("PROMPT_CONTAMINATED", "recall", one_prompt_twice("recall")),
+        ("PROMPT_CONTAMINATED", "recall", one_prompt_twice("recall_parity")),
         ("PROMPT_CONTAMINATED", "recall", mixed_set),
         ("OUTPUT_DIVERGED", "throughput", unlisted_divergence),
         ("OUTPUT_DIVERGED", "throughput", misplaced_divergence),
@@ -127,6 +144,7 @@ RULES = Rules(
     ],
     honest=[
         ("throughput", excused_tie),
+        ("throughput", one_prompt_twice("speedup")),
         ("kv", an_unclaimed_policy_that_loops),
     ],
 )

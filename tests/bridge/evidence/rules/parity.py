@@ -50,6 +50,16 @@ def half_precision(document: Document) -> None:
     in_round("logits_max_abs", 0.2)(document)
 
 
+def of_the_target(document: Document) -> None:
+    """A comparison of the whole model has logits alone."""
+    document["configuration"]["command"] = "parity --target"
+    every("hidden_max_abs", None)(document)
+
+
+def called(name: str) -> Breaker:
+    return change("parity", "reference", "implementation", to=name)
+
+
 RULES = Rules(
     alone={
         "PARITY_TOLERANCE": ("parity", in_round("path_equal", to=False)),
@@ -60,12 +70,20 @@ RULES = Rules(
         ("PARITY_TOLERANCE", "parity", in_round("hidden_max_abs", WIDE)),
         ("PARITY_TOLERANCE", "parity", in_round("logits_max_abs", None)),
         ("PARITY_TOLERANCE", "parity", in_round("hidden_max_abs", None)),
+        ("PARITY_TOLERANCE", "parity", every("hidden_max_abs", None)),
+        (
+            "PARITY_TOLERANCE",
+            "parity",
+            chain(every("hidden_max_abs", None), change("configuration", "command", to="parity --golden")),
+        ),
+        ("PARITY_TOLERANCE", "parity", chain(of_the_target, in_round("hidden_max_abs", 1e-6, 0))),
         ("PARITY_TOLERANCE", "parity", in_round("argmax_agreement", 0.875)),
         ("PARITY_TOLERANCE", "parity", tolerating(2e-3)),
         ("PARITY_TOLERANCE", "parity", tolerating(0.6, "float16")),
         ("PARITY_TOLERANCE", "parity", tolerating(1e-4, "int8")),
         ("PARITY_TOLERANCE", "parity", change("claims", 0, "at_most", to=0.1)),
         ("PARITY_TOLERANCE", "parity", chain(half_precision, in_round("argmax_agreement", 0.8))),
+        *[("PARITY_SELF", "parity", called(name)) for name in ("unknown", " N/A ", "???", "None")],
         ("PARITY_SELF", "parity", nothing_compared),
         ("PARITY_SELF", "parity", no_difference),
         ("PARITY_SELF", "parity", change("parity", "reference", "sha256", to="ef" * 32)),
@@ -80,7 +98,7 @@ RULES = Rules(
         ("KIND_MISMATCH", "parity", change("order", to=[["plain", "code-001"]])),
     ],
     honest=[
-        ("parity", every("hidden_max_abs", None)),
+        ("parity", of_the_target),
         ("parity", half_precision),
         ("parity", chain(in_round("hidden_max_abs", 0.0), in_round("logits_max_abs", 0))),
         ("parity", tolerating(9e-4)),

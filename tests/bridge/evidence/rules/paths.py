@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.bridge.evidence.breakers import Rules, chain, change, claim, claims, only, rows
+from tests.bridge.evidence.breakers import Breaker, Rules, chain, change, claim, claims, only, rows
 from tests.bridge.evidence.reports import Document, settle
 
 
@@ -20,6 +20,18 @@ def all_rounds_plain_but_declared(document: Document) -> None:
 
 def engine_never_ran(document: Document) -> None:
     document["liveness"]["drafter_forwards"] = 0
+
+
+def drafter(name: str, drafter_forwards: int) -> Breaker:
+    """Another drafter, whose network ran so often."""
+
+    def apply(document: Document) -> None:
+        document["arms"][1]["system"]["drafter"] = name
+        for row in rows(document, "speculative"):
+            row["path"] = f"speculative:{name}"
+        document["liveness"]["drafter_forwards"] = drafter_forwards
+
+    return apply
 
 
 def silent_fallback(document: Document) -> None:
@@ -50,6 +62,12 @@ def plain_steps_between(document: Document) -> None:
     settle(document)
 
 
+def plain_steps_alone(document: Document) -> None:
+    for row in rows(document, "speculative"):
+        single = {"block": 1, "accepted": 0, "draft_s": 0.0, "verify_s": 0.0001}
+        row["rounds"] = [dict(single) for _ in row["tokens"][1:]]
+
+
 def fixed_block_that_shrinks(document: Document) -> None:
     document["arms"][1]["system"]["block"] = "8"
     row = rows(document, "speculative")[0]  # 64 decoded tokens: 15 rounds of 4 and the last four tokens
@@ -75,6 +93,9 @@ RULES = Rules(
     variants=[
         ("ENGINE_NEVER_RAN", "throughput", change("liveness", "rounds", to=3)),
         ("ENGINE_NEVER_RAN", "throughput", change("liveness", "drafter_forwards", to=3)),
+        ("ENGINE_NEVER_RAN", "throughput", drafter("autoregressive", 3)),
+        ("ENGINE_NEVER_RAN", "throughput", drafter("prompt-lookup+dflash", 0)),
+        ("ENGINE_NEVER_RAN", "throughput", chain(drafter("prompt-lookup", 0), plain_steps_alone)),
         ("SILENT_FALLBACK", "throughput", fixed_block),
         ("SILENT_FALLBACK", "throughput", chain(only("identical_output"), all_rounds_plain_but_declared)),
         (
@@ -97,6 +118,9 @@ RULES = Rules(
         ("SELF_COMPARISON", "kv", same_policy_spelt_otherwise),
     ],
     honest=[
+        ("throughput", drafter("prompt-lookup", 0)),
+        ("throughput", drafter("prompt-lookup+dflash", 1)),
+        ("throughput", drafter("autoregressive", 5000)),
         ("throughput", plain_steps_between),
         ("throughput", fixed_block_that_shrinks),
         (

@@ -79,6 +79,26 @@ def control_cut_short(document: Document) -> None:
     settle(document)
 
 
+def nobody_answers(document: Document) -> None:
+    """A target that answers nothing: its controls cannot tell what restoring does."""
+    document["claims"] = [{"name": "restoration", "arm": "speculative"}]
+    for name in ("speculative", "oracle", "exact"):
+        for i, row in enumerate(rows(document, name)):
+            row["tokens"], row["text"] = filler(300 + i, 12), "nothing"
+    settle(document)
+
+
+def half_answered(answered: int) -> Breaker:
+    def apply(document: Document) -> None:
+        nobody_answers(document)
+        for name in ("speculative", "oracle", "exact"):
+            for i, row in enumerate(rows(document, name)[:answered]):
+                row["tokens"], row["text"] = filler(i, 12), row["needle"]["answer"]
+        settle(document)
+
+    return apply
+
+
 RULES = Rules(
     alone={
         "RESTORATION_CLAIM": ("restoration", restoration_claim),
@@ -94,6 +114,8 @@ RULES = Rules(
         ("CONTROL_MISSING", "recall", chain(lambda document: document["arms"][2]["samples"].pop(), resettle)),
         ("CONTROL_FAILED", "restoration", noise_still_answers),
         ("CONTROL_FAILED", "restoration", exact_is_lost),
+        ("CONTROL_FAILED", "restoration", nobody_answers),
+        ("CONTROL_FAILED", "restoration", half_answered(4)),
         ("CONTROL_MISSING", "restoration", control_of_another_window),
         ("CONTROL_MISSING", "restoration", mislabelled_control),
         ("CONTROL_FAILED", "restoration", noise_answers_in_reasoning),
@@ -110,6 +132,7 @@ RULES = Rules(
     ],
     honest=[
         ("restoration", in_a_batch),
+        ("restoration", half_answered(5)),
         ("restoration", tested_exactly),
         ("restoration", restored("speculative", 393)),
     ],

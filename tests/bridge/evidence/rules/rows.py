@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 from tests.bridge.evidence import reports
-from tests.bridge.evidence.breakers import Rules, chain, change, claims, resettle, rows
+from tests.bridge.evidence.breakers import Breaker, Rules, chain, change, claims, resettle, rows
 from tests.bridge.evidence.reports import Document, settle
 
 
@@ -55,6 +55,19 @@ def summary_mismatch(document: Document) -> None:
     document["summary"]["comparisons"][0]["decode_ratio"] *= 1 + 1e-6
 
 
+def verified_in_no_time(share: float) -> Breaker:
+    """Blocks verified in a share of what a plain step takes."""
+
+    def apply(document: Document) -> None:
+        claims(document, "speedup")
+        for row in rows(document, "speculative"):
+            for turn in row["rounds"]:
+                turn["verify_s"] = share * 0.005
+        settle(document)
+
+    return apply
+
+
 RULES = Rules(
     alone={
         "STALE_REPORT": ("throughput", stale_report),
@@ -85,9 +98,14 @@ RULES = Rules(
         ),
         ("TIMINGS_IMPOSSIBLE", "throughput", change("finished_at", to="2026-03-01T12:00:06Z")),
         ("TIMINGS_IMPOSSIBLE", "recall", change("arms", 0, "samples", 0, "rounds", 0, "verify_s", to=0)),
+        ("TIMINGS_IMPOSSIBLE", "throughput", verified_in_no_time(0.15)),
         ("SUMMARY_MISMATCH", "throughput", change("summary", "comparisons", to=[])),
         ("SUMMARY_MISMATCH", "throughput", change("summary", "arms", "plain", "recall", to=1.0)),
         ("SUMMARY_MISMATCH", "throughput", lambda document: document["summary"]["arms"].pop("plain")),
         ("SUMMARY_MISMATCH", "recall", change("summary", "arms", "no_needle", "recall", to=0.1)),
+    ],
+    honest=[
+        ("throughput", verified_in_no_time(0.25)),
+        ("throughput", chain(verified_in_no_time(0.01), change("claims", to=[]))),
     ],
 )

@@ -44,6 +44,7 @@ def speedup_scope(document: Document) -> None:
 
 
 def speedup_baseline_loop(document: Document) -> None:
+    claims(document, "speedup")  # sameness asks for plain decoding, too
     document["arms"][0]["system"]["loop"] = "kakeya.decode"
     for row in rows(document, "plain"):
         row["path"] = "plain:kakeya.decode"
