@@ -15,14 +15,14 @@ from tests.worlds import World, make_world
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of the cases of a test marked ``sampled(n, m)``, let one in n be fast.
 
-    Of the others one in m (without m: each) is slow, and the rest are exhaustive.
+    Of the others one in m (without m: every second one) is slow, and the rest are exhaustive.
     """
     seen: Counter[str] = Counter()
     rest: Counter[str] = Counter()
     for item in items:
         if mark := item.get_closest_marker("sampled"):
             test = item.nodeid.partition("[")[0]
-            fast, slow = (*mark.args, 1)[:2]
+            fast, slow = (*mark.args, 2)[:2]
             if seen[test] % fast:
                 item.add_marker(pytest.mark.exhaustive if rest[test] % slow else pytest.mark.slow)
                 rest[test] += 1
