@@ -11,6 +11,7 @@ from engine.cli.evaluation_options import (
     haystack_options,
     journal_options,
     keeping,
+    set_options,
     take_chat,
     take_haystack,
     take_journals,
@@ -26,17 +27,7 @@ def command() -> None:
 
 
 @command.command("throughput")
-@click.option(
-    "--prompts",
-    default="all",
-    show_default=True,
-    help="code, chat, retrieval (or several, comma-separated), all, or a FILE.jsonl of prompts.",
-)
-@click.option("--limit", type=int, default=8, show_default=True, help="At most so many prompts of each kind.")
-@click.option("--max-tokens", type=int, default=96, show_default=True, help="Tokens to generate a prompt.")
-@click.option(
-    "--seed", type=int, default=0, show_default=True, help="Order of the prompts; 0 as in the file."
-)
+@set_options
 @click.option(
     "--claim",
     type=click.Choice(["auto", "speedup", "no-slowdown", "none"]),

@@ -1,4 +1,4 @@
-"""Options that several evaluations share: the journal, the chat template's switches, made-up haystacks."""
+"""Options that several evaluations share: prompt sets, journal, chat template, made-up haystacks."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +17,28 @@ def _with(command: F, *options: Callable[[F], F]) -> F:
     for option in reversed(options):
         command = option(command)
     return command
+
+
+def set_options(command: F) -> F:
+    """--prompts, --limit, --max-tokens and --seed, for evaluations over sets of prompts."""
+    return _with(
+        command,
+        click.option(
+            "--prompts",
+            default="all",
+            show_default=True,
+            help="code, chat, retrieval (or several, comma-separated), all, or a FILE.jsonl of prompts.",
+        ),
+        click.option(
+            "--limit", type=int, default=8, show_default=True, help="At most so many prompts of each kind."
+        ),
+        click.option(
+            "--max-tokens", type=int, default=96, show_default=True, help="Tokens to generate a prompt."
+        ),
+        click.option(
+            "--seed", type=int, default=0, show_default=True, help="Order of the prompts; 0 as in the file."
+        ),
+    )
 
 
 def journal_options(command: F) -> F:
