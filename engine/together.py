@@ -22,7 +22,7 @@ import mlx.core as mx
 from engine.accept import Verdict, likeliest, pack_greedy, pack_sampled, unpack
 from engine.attention import CodedAttention
 from engine.cache.batch import BatchTransaction, merge, refuse_single
-from engine.cache.held import KVUse, kv_use
+from engine.cache.held import KVUse, kept_positions, kv_use
 from engine.cache.policy import NATIVE, KVPolicy
 from engine.cache.transaction import new_caches, resident
 from engine.decode import CLEAR_EVERY, Round, Step
@@ -62,6 +62,7 @@ class Share:
         classes: class names of the merged caches with their counts.
         nbytes: their bytes divided by the sequences in them.
         kv: likewise what coded layers store.
+        kept: see `engine.cache.held.kept_positions`.
         restored: positions times layers of this sequence that were restored.
         drafter_forwards: of this sequence's drafter.
     """
@@ -69,6 +70,7 @@ class Share:
     classes: dict[str, int]
     nbytes: int
     kv: KVUse | None
+    kept: int | None
     restored: int = 0
     drafter_forwards: int = 0
 
@@ -162,7 +164,7 @@ def _share(caches: list[Any], sequences: int) -> Share:
     classes, nbytes = resident(caches)
     use = kv_use(caches)
     share = None if use is None else KVUse(use.layers, use.values // sequences, use.nbytes // sequences)
-    return Share(classes, nbytes // sequences, share)
+    return Share(classes, nbytes // sequences, share, kept_positions(caches))
 
 
 class _Lane:

@@ -82,6 +82,14 @@ class Policy:
         return self.kind in _CODED_KINDS
 
     @property
+    def bound(self) -> int | None:
+        """The most positions that a query may see in any layer with a window; None where that is not bounded.
+
+        Where full layers alone are bounded, the model's own windows may be wider.
+        """
+        return sum(map(int, self.values)) if self.kind in _BOUNDED and self.layers != "full" else None
+
+    @property
     def classes(self) -> frozenset[str]:
         """The cache classes an arm of this policy may hold."""
         if self.coded:

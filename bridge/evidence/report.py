@@ -138,6 +138,7 @@ class Sample(_Frozen):
     rounds: tuple[Round, ...]
     cache: Cache
     kv: KVUse | None = None
+    kept_positions: int | None = None
     restored_positions: int | None = None
     needle: Needle | None = None
 

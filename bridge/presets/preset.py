@@ -95,6 +95,9 @@ class Promise:
         drafter: Every arm under test drafts.
         restoration: An arm under test restores evicted positions.
         kv: Kinds of KV policies (``sliding-bounded``), each of which an arm under test must use.
+        dtype: In which a parity report compared.
+        tolerance: The loosest that a parity report may have compared with.
+        hidden_states: A parity report compares hidden states, not logits alone.
     """
 
     kind: str
@@ -102,6 +105,9 @@ class Promise:
     drafter: bool = False
     restoration: bool = False
     kv: tuple[str, ...] = ()
+    dtype: str | None = None
+    tolerance: float | None = None
+    hidden_states: bool = False
 
 
 @dataclass(frozen=True)

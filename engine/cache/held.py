@@ -7,6 +7,7 @@ from typing import Any
 import mlx.core as mx
 
 from engine.cache.coded import CodedKV
+from engine.cache.ragged import RaggedKV
 from engine.cache.ring import SlidingRing
 
 
@@ -38,9 +39,14 @@ def held(cache: Any) -> Held | None:
 
 def _positions(store: Any) -> list[int]:
     if type(store) is SlidingRing:
-        pinned = min(store.sink, store.offset)
-        return [*range(pinned), *range(max(store.offset - store.window + 1, pinned), store.offset)]
+        return _seen(store.offset, store.window, store.sink)
     return list(range(int(store.offset)))
+
+
+def _seen(length: int, window: int, sink: int) -> list[int]:
+    """Positions before `length` that the query there sees through a window with pinned ones."""
+    pinned = min(sink, length)
+    return [*range(pinned), *range(max(length - window + 1, pinned), length)]
 
 
 @dataclass(frozen=True)
@@ -65,3 +71,17 @@ def kv_use(caches: Sequence[Any]) -> KVUse | None:
         return None
     values, nbytes = (sum(pair[part] for pair in found.values()) for part in (0, 1))
     return KVUse(tuple(found), values, nbytes)
+
+
+def kept_positions(caches: Sequence[Any]) -> int | None:
+    """The most positions that the next query sees in a layer that is our ring, or a batch of rings.
+
+    That is what a bounding policy bounds, and what a model's own window does. None without such layers.
+    """
+    seen = []
+    for cache in caches:
+        if type(cache) is SlidingRing:
+            seen.append(len(_positions(cache)))
+        elif type(cache) is RaggedKV and cache.window is not None:
+            seen += [len(_seen(length, cache.window, cache.sink)) for length in cache.lengths]
+    return max(seen, default=None)

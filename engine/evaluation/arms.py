@@ -15,7 +15,7 @@ import mlx.core as mx
 from mlx_lm.generate import generate_step, generation_stream
 from mlx_lm.models.cache import make_prompt_cache
 
-from engine.cache.held import KVUse, kv_use
+from engine.cache.held import KVUse, kept_positions, kv_use
 from engine.cache.restored import RestoredKV
 from engine.cache.transaction import new_caches, resident
 from engine.config import Engine
@@ -54,6 +54,7 @@ class Outcome:
     cache_classes: dict[str, int]
     resident_bytes: int
     kv: KVUse | None = None  # of a policy that codes or replaces values
+    kept: int | None = None  # positions, see `kept_positions`
     restored: int = 0  # positions times layers whose keys and values were injected
     drafter_forwards: int = 0  # of the drafter's network, counted where it runs
 
@@ -214,6 +215,7 @@ class _Row:
             cache_classes=self._share.classes,
             resident_bytes=self._share.nbytes,
             kv=self._share.kv,
+            kept=self._share.kept,
             restored=self._share.restored,
             drafter_forwards=self._share.drafter_forwards,
         )
@@ -285,5 +287,6 @@ def _outcome(
         cache_classes=classes,
         resident_bytes=nbytes,
         kv=kv_use(caches),
+        kept=kept_positions(caches),
         restored=sum(cache.replaced for cache in caches if isinstance(cache, RestoredKV)),
     )

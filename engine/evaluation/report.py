@@ -143,6 +143,8 @@ def sample(
             "key_distortion": distortion.keys if distortion else None,
             "value_distortion": distortion.values if distortion else None,
         }
+    if outcome.kept is not None:
+        row["kept_positions"] = outcome.kept
     if outcome.restored:
         row["restored_positions"] = outcome.restored
     if prompt.needle is not None and prompt.text is not None:

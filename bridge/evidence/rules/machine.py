@@ -13,9 +13,11 @@ PLACEHOLDERS = frozenset({"unknown", "none", "null", "n/a", "na", "?", "-", "tod
 
 
 def environment_incomplete(case: Case) -> Iterator[str]:
-    """Machine, versions, source or weights are missing, or named by a placeholder or another's digest."""
+    """Machine, versions, source or weights are missing, impossible, or named by a placeholder."""
     report = case.report
     yield from _placeholders(report.environment)
+    if report.environment.metal and report.environment.system != "Darwin":
+        yield f"environment.metal is true on {shown(report.environment.system)}, which has no Metal"
     git = report.environment.git
     if git.sha is None and git.dirty is not None:
         yield f"environment.git says dirty {git.dirty} of no commit"

@@ -41,7 +41,7 @@ def memory_claim_mismatch(case: Case) -> Iterator[str]:
             continue
         yield from (f"arm {shown(arm.name)}: {problem}" for problem in _class_problems(arm, policy))
         for sample in arm.samples:
-            problem = _use_problem(sample, policy)
+            problem = _use_problem(sample, policy) or _bound_problem(sample, policy)
             if problem:
                 yield f"{shown(arm.name)}/{shown(sample.prompt_id)}: {problem}"
         if policy.coded:
@@ -83,6 +83,20 @@ def _use_problem(sample: Sample, policy: Policy) -> str | None:
     if policy.coded and 0 in _distortions(use):
         return f"kv {policy.kind} rounds every value, but a distortion is 0"
     return _layer_problem(sample, use, policy) or _bits_problem(sample, use, policy)
+
+
+def _bound_problem(sample: Sample, policy: Policy) -> str | None:
+    """What is wrong with the positions a bounding policy kept, or None."""
+    if policy.bound is None:
+        return None
+    kept = sample.kept_positions
+    if kept is None:
+        return f"kv {policy.kind} bounds its layers, but the row does not say how many positions they kept"
+    return (
+        f"kv {policy.kind} keeps {policy.bound} positions, but {kept} were kept"
+        if kept > policy.bound
+        else None
+    )
 
 
 def _less_than_its_bits(arm: Arm, policy: Policy, case: Case) -> Iterator[str]:

@@ -13,13 +13,15 @@ from bridge.evidence.shown import several, shown
 PARITY_POINTS = 0.05
 SHORTEST_ANSWER = 2  # one character turns up in any text
 COMMON_ANSWER = 0.5  # a constant output must not pass for retrieval
+MOST_FOREIGN = 3  # answers of other prompts in one text: more is a list that was not read from the prompt
 
 
 def recall_vacuous(case: Case) -> Iterator[str]:
     """A hit that shows no retrieval, or recall claimed where there was nothing to retrieve."""
     for arm in case.report.arms:
+        answers = {s.needle.answer for s in arm.samples if s.needle is not None}
         for sample in arm.samples if arm.role != "control" else ():
-            problem = _vacuous_hit(sample)
+            problem = _vacuous_hit(sample, answers)
             if problem:
                 yield f"{shown(arm.name)}/{shown(sample.prompt_id)} is counted as a hit, but {problem}"
     for claim in case.report.claims:
@@ -35,7 +37,8 @@ def recall_vacuous(case: Case) -> Iterator[str]:
             yield from cut_short(oracle, arm_of)
 
 
-def _vacuous_hit(sample: Sample) -> str | None:
+def _vacuous_hit(sample: Sample, answers: set[str]) -> str | None:
+    """What makes a hit worthless, or None; `answers` are those of all prompts of the arm."""
     needle = sample.needle
     if needle is None or not (needle.hit or hit(sample)):
         return None
@@ -45,6 +48,10 @@ def _vacuous_hit(sample: Sample) -> str | None:
         return "the prompt gives the answer outside its needle"
     if not needle.prompt_contains_needle or needle.answer not in needle.needle:
         return "its prompt holds no needle with the answer"
+    others = [each for each in answers if len(each.strip()) >= SHORTEST_ANSWER and each not in needle.answer]
+    foreign = sum(each in sample.answer for each in others)
+    if foreign > MOST_FOREIGN:
+        return f"its text holds the answers of {foreign} other prompts, too"
     return None
 
 

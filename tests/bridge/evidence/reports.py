@@ -247,6 +247,7 @@ def kv() -> Document:
     for i, row in enumerate(bounded["samples"]):
         row["decode_s"], row["tokens"], row["text"] = 0.05, filler(500 + i, 12), "nothing"
         row["cache"] |= {"classes": {"SlidingRing": 9}, "resident_bytes": 60_000}
+        row["kept_positions"] = 67
         row["kv"] = {"layers": list(range(9)), "values": 7_000, "bytes": 28_000}
         row["kv"] |= {"key_distortion": 0.6, "value_distortion": 0.7}
     for one in (coded, bounded):

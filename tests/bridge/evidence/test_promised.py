@@ -47,6 +47,32 @@ def both_drafters() -> Document:
     return document
 
 
+def claimed_of_native() -> Document:
+    """Recall parity of an arm with native caches, beside one with the promised policy that claims nothing."""
+    document = reports.kv()
+    native, bounded = document["arms"][1], document["arms"][3]
+    native["role"], document["kind"] = "sut", "recall"
+    bounded["role"] = "sut"
+    document["claims"] = [{"name": "recall_parity", "arm": native["name"]}]
+    return reports.settle(document)
+
+
+def of_logits() -> Document:
+    document = reports.parity()
+    document["configuration"]["command"] = "parity --target"
+    for turn in document["parity"]["rounds"]:
+        turn["hidden_max_abs"] = None
+    return reports.settle(document)
+
+
+def in_half() -> Document:
+    document = reports.parity()
+    document["parity"]["dtype"] = "bfloat16"
+    return reports.settle(document)
+
+
+SINGLE = Promise("parity", ("parity",), dtype="float32", tolerance=1e-4, hidden_states=True)
+
 KEPT: dict[str, tuple[Promise, Callable[[], Document]]] = {
     "throughput": (Promise("throughput", ("identical_output", "speedup"), drafter=True), reports.throughput),
     "recall": (Promise("recall", ("recall_parity",), drafter=True), reports.recall),
@@ -54,6 +80,8 @@ KEPT: dict[str, tuple[Promise, Callable[[], Document]]] = {
     "lookups and a network": (Promise("throughput", drafter=True), both_drafters),
     "lookups alone": (Promise("throughput"), looked_up),
     "probe": (Promise("probe", ("machine",)), reports.probe),
+    "parity": (SINGLE, reports.parity),
+    "a policy": (Promise("kv", ("recall_parity",), kv=("affine",)), reports.kv),
 }
 BROKEN: dict[str, tuple[Promise, Callable[[], Document], str]] = {
     "another kind": (Promise("recall"), reports.throughput, "WRONG_KIND"),
@@ -62,6 +90,14 @@ BROKEN: dict[str, tuple[Promise, Callable[[], Document], str]] = {
     "a drafter without weights": (Promise("throughput", drafter=True), looked_up, "ENGINE_NEVER_RAN"),
     "nothing under test": (Promise("probe", drafter=True), reports.probe, "ENGINE_NEVER_RAN"),
     "no restoration": (Promise("recall", restoration=True), reports.recall, "RESTORATION_CLAIM"),
+    "a claim about another arm": (
+        Promise("recall", ("recall_parity",), kv=("sink-window",)),
+        claimed_of_native,
+        "CLAIM_MISSING",
+    ),
+    "half precision": (SINGLE, in_half, "PARITY_TOLERANCE"),
+    "logits alone": (SINGLE, of_logits, "PARITY_TOLERANCE"),
+    "a looser tolerance": (Promise("parity", tolerance=1e-5), reports.parity, "PARITY_TOLERANCE"),
     "native caches": (Promise("recall", kv=("sliding-bounded",)), reports.recall, "SILENT_FALLBACK"),
 }
 

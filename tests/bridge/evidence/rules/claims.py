@@ -144,6 +144,7 @@ RULES = Rules(
         ("ENVIRONMENT_INCOMPLETE", "probe", change("environment", "git", "sha", to=None)),
         ("ENVIRONMENT_INCOMPLETE", "probe", change("environment", "git", "source_sha256", to="0" * 64)),
         ("ENVIRONMENT_INCOMPLETE", "probe", change("environment", "models", "target", "parameters", to=0)),
+        ("ENVIRONMENT_INCOMPLETE", "probe", change("environment", "system", to="Linux")),
         ("THERMAL_OR_POWER", "throughput", change("environment", "thermal_state", to="serious")),
         ("THERMAL_OR_POWER", "throughput", change("environment", "swapping", to=True)),
         ("CLAIM_NOT_MET", "throughput", claim(name="no_slowdown", at_least=0.1)),

@@ -74,6 +74,18 @@ def bounded(policy: str, **classes: int) -> Breaker:
     return chain(declared(BOUNDED, policy), caches(BOUNDED, **classes))
 
 
+def kept(positions: int | None) -> Breaker:
+    """What the bounded layers kept; None: they do not say."""
+
+    def apply(document: Document) -> None:
+        for row in rows(document, BOUNDED):
+            row["kept_positions"] = positions
+            if positions is None:
+                del row["kept_positions"]
+
+    return apply
+
+
 def batched(document: Document) -> None:
     caches(CODED, CodedKV=9)(document)
     caches("native", RaggedKV=9)(document)
@@ -158,6 +170,9 @@ RULES = Rules(
                 used(BOUNDED, bytes=7_000),
                 used(BOUNDED, bytes=29_000),
                 lambda document: rows(document, "native")[0].update(kv=rows(document, CODED)[0]["kv"]),
+                kept(None),
+                kept(69),
+                chain(bounded("sliding-bounded", KVCache=3, SlidingRing=6), kept(1024)),
                 lattice("lattice-packed:e8,5", 60_000),
                 lattice("lattice-packed:e8,5", 120_000),
                 lattice("lattice:e8,38", 70_000),
@@ -179,5 +194,7 @@ RULES = Rules(
         ("kv", bounded("sink-window:0,32@full", SlidingRing=9)),
         ("kv", chain(bounded("sink-window", SlidingRing=9), used(BOUNDED))),
         ("kv", batched),
+        ("kv", kept(12)),
+        ("kv", chain(bounded("sink-window:0,32@full", SlidingRing=9), kept(1024))),
     ],
 )

@@ -20,6 +20,15 @@ def short_answers(document: Document) -> None:
     settle(document)
 
 
+def recited(document: Document) -> None:
+    """One text that holds every answer, which no prompt gave."""
+    answers = [row["needle"]["answer"] for row in rows(document, "speculative")]
+    for arm in ("speculative", "oracle"):
+        for row in rows(document, arm):
+            row["text"] = " ".join(answers)
+    settle(document)
+
+
 def deaf_oracle(document: Document) -> None:
     claims(document, "recall_parity")
     for arm in ("speculative", "oracle"):
@@ -123,6 +132,7 @@ RULES = Rules(
         ("RECALL_VACUOUS", "recall", oracle_cut_short),
         ("RECALL_VACUOUS", "recall", same_answers),
         ("RECALL_VACUOUS", "recall", short_answers),
+        ("RECALL_VACUOUS", "recall", recited),
         ("RECALL_VACUOUS", "recall", deaf_oracle),
         (
             "RECALL_VACUOUS",
