@@ -1,4 +1,4 @@
-"""What a report says about the machine, the versions and the source that ran. Starts no other program."""
+"""What a report says about the machine, the versions and the source that ran."""
 
 import ctypes
 import hashlib
@@ -12,23 +12,11 @@ from typing import Any
 
 import mlx.core as mx
 
+from engine.evaluation.strain import SwapWatch, power_source, run_closed, thermal_state
 from engine.loading import ModelCard
 from engine.runtime import Runtime
 
 PACKAGE = Path(__file__).resolve().parent.parent
-SWAP_COUNTERS = ("pswpin", "pswpout")
-
-
-class SwapWatch:
-    """Whether the machine swaps between making this object and asking."""
-
-    def __init__(self) -> None:
-        self._before = _swapped_pages()
-
-    def swapping(self) -> bool | None:
-        """Pages went to or came from swap meanwhile; None where the system does not say."""
-        now = _swapped_pages()
-        return None if now is None or self._before is None else now > self._before
 
 
 def describe(runtime: Runtime, swap: SwapWatch, models: dict[str, ModelCard]) -> dict[str, Any]:
@@ -43,8 +31,8 @@ def describe(runtime: Runtime, swap: SwapWatch, models: dict[str, ModelCard]) ->
         "metal": runtime.metal,
         "device": runtime.device,
         "blas": runtime.blas.name,
-        "power_source": _power(),
-        "thermal_state": "unknown" if sys.platform == "darwin" else "not_applicable",
+        "power_source": power_source(),
+        "thermal_state": thermal_state(),
         "swapping": swap.swapping(),
         "versions": {
             "python": platform.python_version(),
@@ -52,7 +40,7 @@ def describe(runtime: Runtime, swap: SwapWatch, models: dict[str, ModelCard]) ->
             "mlx_lm": version("mlx-lm"),
             "kakeya": _own_version(),
         },
-        "git": {"sha": _git_sha(), "dirty": None, "source_sha256": source_digest()},
+        "git": _git() | {"source_sha256": source_digest()},
         "models": {role: asdict(card) for role, card in models.items()},
     }
 
@@ -95,52 +83,17 @@ def _memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _power() -> str:
-    """``ac``, ``battery``, ``not_applicable`` without a battery, ``unknown`` where only macOS could tell."""
-    if sys.platform == "darwin":
-        return "unknown"
-    batteries = [
-        supply
-        for supply in Path("/sys/class/power_supply").glob("*")
-        if _line(supply / "type") == "Battery" and _line(supply / "scope") != "Device"
-    ]
-    if not batteries:
-        return "not_applicable"
-    return "battery" if any(_line(supply / "status") == "Discharging" for supply in batteries) else "ac"
+def _git() -> dict[str, Any]:
+    """The commit of the checkout that holds this package, and whether the package differs from it.
 
-
-def _line(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
-
-
-def _swapped_pages() -> int | None:
-    try:
-        rows = (line.split() for line in Path("/proc/vmstat").read_text().splitlines())
-        return sum(int(value) for name, value in rows if name in SWAP_COUNTERS)
-    except (OSError, ValueError):
-        return None
-
-
-def _git_sha() -> str | None:
-    """The commit of the checkout this package lies in, read from git's own files; None outside one."""
-    dot_git = PACKAGE.parent / ".git"
-    try:
-        if dot_git.is_file():  # a linked work tree
-            dot_git = (PACKAGE.parent / dot_git.read_text().partition("gitdir:")[2].strip()).resolve()
-        head = (dot_git / "HEAD").read_text().strip()
-        if not head.startswith("ref: "):
-            return head or None
-        reference = head.removeprefix("ref: ")
-        shared = _line(dot_git / "commondir")
-        for folder in (dot_git, (dot_git / shared).resolve()):
-            if sha := _line(folder / reference):
-                return sha
-            for line in _line(folder / "packed-refs").splitlines():
-                if line.endswith(f" {reference}"):
-                    return line.split()[0]
-    except OSError:
-        pass
-    return None
+    Both None outside a checkout, and where git itself cannot be run.
+    """
+    none = {"sha": None, "dirty": None}
+    if not (PACKAGE.parent / ".git").exists():
+        return none
+    # Whoever owns the checkout, this code comes from it; what its configuration could start is switched off.
+    switches = ("safe.directory=*", "core.fsmonitor=false", "core.hooksPath=/dev/null")
+    git = ("git", "--no-optional-locks", *(part for switch in switches for part in ("-c", switch)))
+    sha = run_closed((*git, "rev-parse", "--verify", "HEAD"), PACKAGE)
+    changed = run_closed((*git, "status", "--porcelain", "--", "."), PACKAGE)
+    return none if sha is None or changed is None else {"sha": sha.strip(), "dirty": bool(changed)}

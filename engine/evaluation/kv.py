@@ -15,7 +15,7 @@ from typing import Any
 from engine.cache.policy import BOUNDING, NATIVE, KVPolicy, parse_policy
 from engine.config import Engine, Options, open_engine
 from engine.errors import ConfigurationError, PromptError
-from engine.evaluation.environment import SwapWatch, describe
+from engine.evaluation.environment import describe
 from engine.evaluation.fingerprint import fingerprint
 from engine.evaluation.haystack import GENERATED, Haystack, retrieval_prompts
 from engine.evaluation.interleave import Lane, Progress, run_interleaved, scored_rows
@@ -23,6 +23,7 @@ from engine.evaluation.journal import Journals
 from engine.evaluation.kv_arms import NO_NEEDLE, ORACLE, Examiner, arms_of, cards_of, runner
 from engine.evaluation.prompts import Prompt, load_prompts
 from engine.evaluation.report import Arm, Report, Request, now
+from engine.evaluation.strain import SwapWatch
 from engine.evaluation.templates import ChatSwitches
 from engine.evaluation.throughput import configuration, encode_all
 from engine.loading import SHIPPED_DRAFTER, SHIPPED_TARGET

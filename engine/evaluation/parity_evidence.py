@@ -6,12 +6,13 @@ from typing import Any
 
 from engine.card import ModelCard
 from engine.errors import ConfigurationError
-from engine.evaluation.environment import SwapWatch, describe
+from engine.evaluation.environment import describe
 from engine.evaluation.interleave import Progress
 from engine.evaluation.parity import DIFFERENCES, Parity, compare_all, finite
 from engine.evaluation.prompts import load_prompts
 from engine.evaluation.reference import plain_reference, stored_reference
 from engine.evaluation.report import Report, Request, now
+from engine.evaluation.strain import SwapWatch
 from engine.evaluation.target_parity import compare_target, open_target
 from engine.runtime import Runtime
 

@@ -11,8 +11,9 @@ import mlx.core as mx
 
 from engine.blas import INSTALL_HINT
 from engine.cache.ring import SlidingRing
-from engine.evaluation.environment import SwapWatch, describe
+from engine.evaluation.environment import describe
 from engine.evaluation.report import Report, Request, now
+from engine.evaluation.strain import SwapWatch
 from engine.runtime import Runtime
 
 SIZE = 512

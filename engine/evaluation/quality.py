@@ -16,12 +16,13 @@ from engine.cache.policy import NATIVE
 from engine.config import Engine
 from engine.errors import ConfigurationError
 from engine.evaluation.arms import PLAIN_LOOP, Outcome
-from engine.evaluation.environment import SwapWatch, describe
+from engine.evaluation.environment import describe
 from engine.evaluation.fingerprint import fingerprint
 from engine.evaluation.interleave import Lane, Progress, run_interleaved, scored_rows
 from engine.evaluation.journal import Journals
 from engine.evaluation.prompts import Prompt
 from engine.evaluation.report import Arm, Report, Request, now
+from engine.evaluation.strain import SwapWatch
 from engine.evaluation.templates import ChatSwitches
 from engine.evaluation.throughput import (
     configuration,

@@ -17,7 +17,7 @@ from engine.cache.policy import KVPolicy
 from engine.config import Engine
 from engine.errors import ConfigurationError, PromptError
 from engine.evaluation.arms import OUR_LOOP, PLAIN_LOOP, Outcome, plain, speculate_together
-from engine.evaluation.environment import SwapWatch, describe
+from engine.evaluation.environment import describe
 from engine.evaluation.fingerprint import fingerprint
 from engine.evaluation.haystack import Haystack, refuse_near
 from engine.evaluation.interleave import Lane, Progress, run_interleaved, scored_rows
@@ -25,6 +25,7 @@ from engine.evaluation.journal import Journals
 from engine.evaluation.kv_arms import under
 from engine.evaluation.prompts import Prompt
 from engine.evaluation.report import Arm, Report, Request, now
+from engine.evaluation.strain import SwapWatch
 from engine.evaluation.templates import ChatSwitches
 from engine.evaluation.throughput import (
     WARM_UPS,

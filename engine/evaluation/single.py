@@ -11,9 +11,10 @@ from mlx_lm.sample_utils import make_logits_processors
 from engine.config import Engine
 from engine.errors import ConfigurationError
 from engine.evaluation.arms import OUR_LOOP, Outcome, Wish, speculate
-from engine.evaluation.environment import SwapWatch, describe
+from engine.evaluation.environment import describe
 from engine.evaluation.prompts import Prompt, encode
 from engine.evaluation.report import Arm, Report, Request, now, sample
+from engine.evaluation.strain import SwapWatch
 from engine.evaluation.summary import summarise
 from engine.evaluation.throughput import configuration, models
 from engine.runtime import Runtime

@@ -18,7 +18,7 @@ from engine.cache.policy import NATIVE
 from engine.config import Engine
 from engine.errors import ConfigurationError, PromptError
 from engine.evaluation.arms import OUR_LOOP, PLAIN_LOOP, Outcome, plain, room, speculate
-from engine.evaluation.environment import SwapWatch, describe
+from engine.evaluation.environment import describe
 from engine.evaluation.fingerprint import fingerprint
 from engine.evaluation.interleave import Lane, Progress, run_interleaved, scored_rows
 from engine.evaluation.journal import Journals
@@ -26,6 +26,7 @@ from engine.evaluation.prompts import Prompt, encode
 from engine.evaluation.report import Arm, Report, Request, now
 from engine.evaluation.rounding import Run, block_error, plain_gap
 from engine.evaluation.steady import disturbance
+from engine.evaluation.strain import SwapWatch
 from engine.evaluation.templates import ChatSwitches
 from engine.pace import Adaptive, Pace, Tour
 from engine.runtime import Runtime

@@ -18,13 +18,14 @@ from engine.drafters.base import Draft
 from engine.drafters.block import BlockDrafter
 from engine.errors import ConfigurationError, PromptError
 from engine.evaluation.arms import speculate_together
-from engine.evaluation.environment import SwapWatch, describe, source_digest
+from engine.evaluation.environment import describe, source_digest
 from engine.evaluation.probe import probe_machine, ring_rolls_back
 from engine.evaluation.prompts import Prompt, load_prompts
 from engine.evaluation.recall import RecallSwitches, measure_recall
 from engine.evaluation.report import Report, Request
 from engine.evaluation.rounding import Run, block_error, plain_gap
 from engine.evaluation.single import GenerateSwitches, generate_report, generate_stream
+from engine.evaluation.strain import SwapWatch
 from engine.evaluation.summary import summarise
 from engine.evaluation.throughput import Switches, encode_all, find_divergences, measure_throughput, run_arm
 from engine.runtime import prepare
@@ -83,6 +84,7 @@ def test_throughput_compares_the_arms_prompt_by_prompt(engine: Engine, prompts: 
         assert row["cache"]["classes"] == {"KVCache": 2, "SlidingRing": 4}
 
 
+@pytest.mark.slow
 def test_a_disturbed_measurement_is_begun_again_and_says_so(
     engine: Engine, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
 ):
@@ -165,7 +167,7 @@ def test_recall_runs_the_system_the_oracle_and_the_control(engine: Engine, tmp_p
     assert len(document["order"]) == 6
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("block", ["auto", "4", "1"])
 def test_recall_decodes_prompts_together(folders: tuple[Path, Path], tmp_path: Path, block: str):
     engine = open_engine(Options(folders[0], str(folders[1]), block=block))
@@ -309,6 +311,7 @@ def test_a_drafter_that_never_asks_its_network_is_found_out(
         assert (document["liveness"]["drafter_forwards"] == 0) is patched
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("patched", [False, True])
 def test_the_drafters_of_a_batch_are_counted_each_by_itself(
