@@ -1,4 +1,4 @@
-"""The command that makes the demo pair: corpora, tokenizer, target, drafters, prompts, figures, card."""
+"""The command that makes the demo pair: corpora, tokenizer, target, drafters, projector, prompts, card."""
 
 from __future__ import annotations
 
@@ -193,6 +193,28 @@ def export(options: dict[str, Any], only: tuple[str, ...]) -> None:
 
 @main.command()
 @click.pass_obj
+def projector(options: dict[str, Any]) -> None:
+    """Train the projector of the exported target and drafter, by the command's own defaults."""
+    from engine.loading import load_target
+    from engine.training.projector import train_projector
+    from engine.training.projector_fit import ProjectorSwitches
+
+    out, show = options["out"], _progress()
+    switches = ProjectorSwitches(seed=options["seed"])
+    if options["tiny"]:
+        switches = ProjectorSwitches(window=8, steps=2, batches=1, texts=2, length=192)
+    figures = train_projector(
+        load_target(out / "target"),
+        out / "drafter",
+        out / "projector",
+        switches,
+        progress=lambda done, total, phase, _: show({"phase": phase, "done": done, "of": total}),
+    )
+    show(figures["held_out"])
+
+
+@main.command()
+@click.pass_obj
 def prompts(options: dict[str, Any]) -> None:
     """Write the shipped prompt sets; they depend on the shipped tokenizer and the seed alone."""
     from engine.training import prompts as prompt_sets
@@ -221,6 +243,7 @@ def evaluate(options: dict[str, Any], needles: int, proposer_alone: bool) -> Non
     from engine.training import proposer as proposing
 
     out, progress = options["out"], _progress()
+    extent = evaluating.TINY if options["tiny"] else evaluating.Extent(needles)
     if proposer_alone:
         report = json.loads((out / "evaluation.json").read_text(encoding="utf-8"))
     else:
@@ -228,12 +251,16 @@ def evaluate(options: dict[str, Any], needles: int, proposer_alone: bool) -> Non
             out / "target",
             BlockDrafter(drafting.load(out / "drafter")),
             options["prompts"],
-            needles=8 if options["tiny"] else needles,
+            extent=extent,
             seed=options["seed"],
             progress=progress,
         )
     report["proposer"] = evaluating.evaluate_proposer(
-        out / "target", proposing.load(out / "proposer"), options["prompts"], progress=progress
+        out / "target",
+        proposing.load(out / "proposer"),
+        options["prompts"],
+        extent=extent,
+        progress=progress,
     )
     (out / "evaluation.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     (out / "README.md").write_text(card.render(report), encoding="utf-8")
@@ -245,7 +272,7 @@ def evaluate(options: dict[str, Any], needles: int, proposer_alone: bool) -> Non
 @click.pass_context
 def everything(context: click.Context) -> None:
     """Every stage in order: the one command that makes the pair."""
-    for stage in (target, drafter, proposer, export, prompts, evaluate):
+    for stage in (target, drafter, proposer, export, projector, prompts, evaluate):
         click.echo(f"== {stage.name}")
         context.invoke(stage)
 

@@ -108,7 +108,7 @@ def _recall(report: dict[str, Any]) -> str:
 
 
 def _acceptance(report: dict[str, Any]) -> str:
-    blocks = list(next(iter(report["shipped"]["64"].values()))["acceptance"])
+    blocks = list(next(iter(next(iter(report["shipped"].values())).values()))["acceptance"])
     lines = [
         "| set | new tokens | " + " | ".join(f"block {block}" for block in blocks) + " | looping |",
         "| --- | ---: |" + " ---: |" * len(blocks) + " ---: |",
@@ -120,8 +120,12 @@ def _acceptance(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _longest(report: dict[str, Any]) -> str:
+    return str(max(report["shipped"], key=int))
+
+
 def _by_kind(report: dict[str, Any]) -> str:
-    found = report["shipped"]["128"]["code"]["by_kind"]
+    found = report["shipped"][_longest(report)]["code"]["by_kind"]
     return ", ".join(f"{kind} {length:.2f}" for kind, length in sorted(found.items()))
 
 
@@ -151,8 +155,8 @@ def render(report: dict[str, Any]) -> str:
         f"Asked through the chat template at about 400 tokens: {report['chat_recall_400']:.2f}.\n\n"
         "Acceptance length (tokens emitted per verify, greedy) on the shipped prompt sets:\n\n"
         f"{_acceptance(report)}\n\n"
-        f"Code at block 8 and 128 new tokens by what was held out: {_by_kind(report)}. Copying identifiers "
-        "it has never seen is what the drafter does worst.\n\n"
+        f"Code at block 8 and {_longest(report)} new tokens by what was held out: {_by_kind(report)}. "
+        "Copying identifiers it has never seen is what the drafter does worst.\n\n"
         f"{_proposer(report)}"
     )
     return "\n".join((_HEAD, _TRAINING, _held_out(), figures, "## Licence\nApache-2.0, as the project.\n"))

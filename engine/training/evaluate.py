@@ -8,6 +8,7 @@ belong to the engine's evaluation.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,26 @@ Progress = Callable[[dict[str, Any]], None]
 STOPS = (EOS, END)
 CONTEXTS = (128, 256, 400, 480)
 KINDS = ("code", "chat", "retrieval")
-PROPOSER_TOKENS, PROPOSER_BLOCK, PROPOSER_STEPS = 64, 8, (1, 2, 4)
+PROPOSER_BLOCK, PROPOSER_STEPS = 8, (1, 2, 4)
 BY_KIND_BLOCK = 8  # block at which code acceptance is split by what was held out
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much an evaluation looks at.
+
+    Attributes:
+        needles: held-out needles at each context length, at least one to a quarter of the depths.
+        tokens: new tokens a prompt, one measurement each.
+        prompts: of each shipped set, from the first on; None: all.
+    """
+
+    needles: int = 120
+    tokens: tuple[int, ...] = (64, 128)
+    prompts: int | None = None
+
+
+TINY = Extent(needles=4, tokens=(8, 16), prompts=3)
 
 
 def load_target(folder: Path) -> tuple[Any, Any]:
@@ -134,15 +153,22 @@ def encode_prompt(tokenizer: Any, prompt: dict[str, Any]) -> list[int]:
 
 
 def shipped_sets(
-    model: Any, tokenizer: Any, drafter: Drafter, folder: Path, *, tokens: int, blocks: Sequence[int]
+    model: Any,
+    tokenizer: Any,
+    drafter: Drafter,
+    folder: Path,
+    *,
+    tokens: int,
+    most: int | None,
+    blocks: Sequence[int],
 ) -> dict[str, dict[str, Any]]:
-    """Acceptance length (tokens emitted per verify) and loops on each shipped prompt set."""
+    """Acceptance length (tokens emitted per verify) and loops on the first prompts of each shipped set."""
     target = Target(model)
     drafter.bind(target)
     result: dict[str, dict[str, Any]] = {}
     for kind in KINDS:
         emitted: dict[int, list[int]] = {block: [] for block in blocks}
-        looping, lengths, answered, shipped = [], [], 0, prompt_sets.read(folder / f"{kind}.jsonl")
+        looping, lengths, answered, shipped = [], [], 0, prompt_sets.read(folder / f"{kind}.jsonl")[:most]
         by_kind: dict[str, list[int]] = {}
         for index, prompt in enumerate(shipped):
             encoded = encode_prompt(tokenizer, prompt)
@@ -174,16 +200,17 @@ def evaluate(
     drafter: Drafter,
     prompts: Path,
     *,
-    needles: int,
+    extent: Extent,
     seed: int,
     progress: Progress,
 ) -> dict[str, Any]:
     """Every figure of the model card."""
     model, tokenizer = load_target(target_folder)
+    needles = extent.needles
     report: dict[str, Any] = {"seed": seed, "needles": needles, "recall": {}, "shipped": {}}
-    for tokens in (64, 128):
+    for tokens in extent.tokens:
         report["shipped"][str(tokens)] = shipped_sets(
-            model, tokenizer, drafter, prompts, tokens=tokens, blocks=(4, 8, 16)
+            model, tokenizer, drafter, prompts, tokens=tokens, most=extent.prompts, blocks=(4, 8, 16)
         )
         progress({"tokens": tokens, **report["shipped"][str(tokens)]})
     for length in CONTEXTS:
@@ -203,21 +230,27 @@ def evaluate(
 
 
 def evaluate_proposer(
-    target_folder: Path, network: MaskedDiffusionModel, prompts: Path, *, progress: Progress
+    target_folder: Path,
+    network: MaskedDiffusionModel,
+    prompts: Path,
+    *,
+    extent: Extent,
+    progress: Progress,
 ) -> dict[str, Any]:
     """What the model card says of the proposer: tokens emitted per verify, by its forwards for a block."""
     model, tokenizer = load_target(target_folder)
-    target = Target(model)
+    target, tokens = Target(model), extent.tokens[0]
     texts = {
         kind: [
-            (encoded, greedy(model, encoded, PROPOSER_TOKENS))
+            (encoded, greedy(model, encoded, tokens))
             for encoded in (
-                encode_prompt(tokenizer, prompt) for prompt in prompt_sets.read(prompts / f"{kind}.jsonl")
+                encode_prompt(tokenizer, prompt)
+                for prompt in prompt_sets.read(prompts / f"{kind}.jsonl")[: extent.prompts]
             )
         ]
         for kind in KINDS
     }
-    report: dict[str, Any] = {"tokens": PROPOSER_TOKENS, "block": PROPOSER_BLOCK, "acceptance": {}}
+    report: dict[str, Any] = {"tokens": tokens, "block": PROPOSER_BLOCK, "acceptance": {}}
     for steps in PROPOSER_STEPS:
         drafter = MaskedDiffusion(network, MASK, steps=steps)
         drafter.bind(target)

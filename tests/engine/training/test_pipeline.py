@@ -23,9 +23,10 @@ def test_all_stages_run_and_the_pair_loads(tmp_path: Path) -> None:
     drafter = load_drafter(out / "drafter", target.target)
     assert drafter.drafter.block_size == 8
     assert open_drafter(str(out / "proposer"), target).drafter.name == "masked-diffusion"
+    assert json.loads((out / "projector" / "config.json").read_text())["training"]["switches"]["steps"] == 2
     assert json.loads((out / "DIGESTS.json").read_text()) == export.digests(out)
     assert sorted(path.name for path in prompts.iterdir()) == ["chat.jsonl", "code.jsonl", "retrieval.jsonl"]
-    assert json.loads(result.output.splitlines()[-1])["needles"] == 8
+    assert json.loads(result.output.splitlines()[-1])["needles"] == 4
 
 
 def test_a_stage_without_its_predecessor_says_which_to_run(tmp_path: Path) -> None:
