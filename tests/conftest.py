@@ -13,7 +13,7 @@ from tests.worlds import World, make_world
 
 @pytest.hookimpl(tryfirst=True)  # before the marks select
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of the cases of a test marked ``sampled(n, m)``, let one in n be fast.
+    """Of the cases of a test marked ``sampled(n, m)``, let one in n be fast; none where n is 0.
 
     Of the others one in m (without m: every second one) is slow, and the rest are exhaustive.
     """
@@ -23,7 +23,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if mark := item.get_closest_marker("sampled"):
             test = item.nodeid.partition("[")[0]
             fast, slow = (*mark.args, 2)[:2]
-            if seen[test] % fast:
+            if not fast or seen[test] % fast:
                 item.add_marker(pytest.mark.exhaustive if rest[test] % slow else pytest.mark.slow)
                 rest[test] += 1
             seen[test] += 1

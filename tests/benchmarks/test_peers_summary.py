@@ -74,6 +74,7 @@ def test_tokens_of_the_first_batch_are_not_timed() -> None:
     assert run.seconds > 0
 
 
+@pytest.mark.slow
 def test_arms_take_turns_and_the_first_of_a_repetition_is_another_one_each_time() -> None:
     calls: list[str] = []
 

@@ -55,7 +55,7 @@ def sampled_rounds(draws: int, q: list[list[float]] | None) -> list[list[int]]:
     return [[int(value) for value in row] for row in mx.stack(rounds).tolist()]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize("q", [None, Q, P[:2]], ids=["chosen", "drawn", "equal"])
 def test_emitted_tokens_are_the_targets_whatever_was_drafted(q):
     rounds = sampled_rounds(2000, q)
@@ -65,6 +65,7 @@ def test_emitted_tokens_are_the_targets_whatever_was_drafted(q):
     assert_drawn_from([row[3] for row in rounds if row[0] == 2], P[2])
 
 
+@pytest.mark.slow
 def test_drafts_are_confirmed_as_often_as_the_distributions_overlap():
     overlap = sum(min(a, b) for a, b in zip(P[0], Q[0], strict=True))
     confirmed = np.mean([row[0] >= 1 for row in sampled_rounds(2000, Q)])

@@ -46,7 +46,7 @@ def models() -> dict[str, Any]:
     return {family: tiny.build(family) for family in tiny.FAMILIES}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 @pytest.mark.parametrize("wrong", [0.0, 0.25, 1.0])
 def test_every_block_gives_the_plain_tokens(models: dict[str, Any], family: str, wrong: float):
@@ -68,7 +68,7 @@ def test_prompts_on_both_sides_of_the_window_in_any_chunks(gemma, length: int):
         assert tokens_of(run(gemma, drafter, prompt, 24, Fixed(6), prefill_chunk=chunk)) == truth
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6, 1)
 @pytest.mark.parametrize("count", range(1, 24))
 def test_max_tokens_is_exact(gemma, count: int):
     prompt = prompt_of(5)
@@ -97,6 +97,7 @@ def test_a_stop_token_anywhere_in_a_block_ends_the_text_there(gemma, block: int,
     assert {cache.offset for cache in caches} == {len(prompt) + end}  # all but the stop token itself
 
 
+@pytest.mark.slow
 def test_the_adaptive_pace_changes_nothing_in_the_tokens(gemma):
     prompt = prompt_of(13)
     truth = tiny.plain_tokens(gemma, prompt, 120)

@@ -41,7 +41,7 @@ def text_of(model: Any) -> Any:
     return getattr(model, "language_model", model)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8, 2)
 @every_family
 def test_the_random_text_wanders_so_that_wrong_caches_show(family: str, quantized: bool):
     assert len(set(plain(family, quantized))) > 32

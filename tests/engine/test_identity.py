@@ -157,12 +157,12 @@ def test_every_two_settings_meet_in_some_run():
     assert wanted <= set().union(*(pairs(row) for row in CHOSEN))
 
 
-@pytest.mark.parametrize("row", CHOSEN[::7], ids=label)
+@pytest.mark.parametrize("row", CHOSEN[::14], ids=label)
 def test_drafters_give_the_plain_tokens(row: dict[str, Any]):
     check(**row)
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(0, 2)
 @pytest.mark.parametrize("row", CHOSEN, ids=label)
 def test_every_drafter_on_every_family_gives_the_plain_tokens_far_past_the_window(row: dict[str, Any]):
     check(**row, count=LONG)
@@ -256,6 +256,7 @@ def test_sixteen_bits_differ_at_ties_alone(family: str, variant: str, kind: str)
     check(family, kind, variant, right=0.7, count=SHORT)
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("family", QUANTIZED)
 def test_quantized_weights_change_nothing_in_the_comparison(family: str):
     kind = DRAFTERS[QUANTIZED.index(family) % len(DRAFTERS)]

@@ -164,6 +164,7 @@ def test_the_next_turn_computes_only_what_is_new(family: str, kind: str):
     talk.session.close()
 
 
+@pytest.mark.sampled(3, 1)
 @every_drafter
 @every_family
 def test_the_same_prompt_again_gives_the_same_tokens(family: str, kind: str):
@@ -198,7 +199,7 @@ def test_a_ring_goes_back_as_far_as_its_headroom(back: int):
     talk.session.close()
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12, 2)
 @pytest.mark.parametrize("kind", [*DRAFTERS, "autoregressive"])
 @every_family
 def test_leaving_a_turn_at_any_yield_leaves_a_session_that_goes_on(family: str, kind: str):
@@ -280,6 +281,7 @@ def test_a_failing_drafter_leaves_a_session_that_goes_on(family: str, monkeypatc
     talk.session.close()
 
 
+@pytest.mark.sampled(3, 1)
 @every_family
 @pytest.mark.parametrize("kind", ["prompt-lookup", "prompt-lookup+dflash"])
 def test_a_session_may_be_sampled_in_and_gives_what_a_fresh_decode_with_the_seed_gives(

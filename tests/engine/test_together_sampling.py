@@ -31,7 +31,7 @@ from tests.engine.statistics import assert_drawn_from, joint_distribution
 ALWAYS_DRAFTING = ("dflash", "dflash2", "autoregressive", "prompt-lookup+dflash")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(8, 2)
 @pytest.mark.parametrize(
     ("block", "family", "kind"), mostly_slow((1, 4), ("llama", "gemma3_text", "qwen3_next"), ALWAYS_DRAFTING)
 )
@@ -78,6 +78,7 @@ def draws_of(count: int) -> list[tuple[int, ...]]:
     return found
 
 
+@pytest.mark.slow
 def test_drawn_tokens_have_the_targets_joint_distribution():
     exact = joint_distribution(four_tokens().model, [0, 1, 2, 3, 1, 0, 2, 1], Sampling(temperature=1.0))
     assert_drawn_from(draws_of(600), exact)

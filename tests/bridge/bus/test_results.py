@@ -63,6 +63,7 @@ def test_a_second_result_is_refused(world: World):
     assert read(world, submitted).commit == first.commit
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("where", ["on its branch", "on a ref of its own"])
 def test_the_same_result_brought_again_is_the_one_that_stands(world: World, where: str):
     """A runner that died between the push and taking note of it pushes its spool again."""
@@ -302,6 +303,7 @@ def refusal(world: World, nonce: str, files: dict[str, bytes | None], **changes:
     return commit
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("inbox", ["deleted", "still there"])
 @pytest.mark.parametrize("case", BAD_MANIFESTS)
 def test_a_refusal_of_what_is_no_request_can_be_read(world: World, case: str, inbox: str):

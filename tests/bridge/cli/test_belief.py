@@ -154,6 +154,7 @@ def test_a_promised_report_that_is_missing_is_a_rejection(world: World):
     assert done.json["violations"][0]["code"] == "NO_EVIDENCE"
 
 
+@pytest.mark.slow
 def test_a_refusal_of_an_unreadable_request_is_shown_from_any_clone(world: World):
     for files in BAD_MANIFESTS.values():
         nonce = world.manifest().nonce

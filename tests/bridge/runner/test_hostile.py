@@ -207,6 +207,7 @@ def not_a_result(entry: Path) -> None:
     (entry / "result.json").write_text('{"nonce": 1e999}')
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("damage", [half_removed, for_main, of_no_commit, not_a_result])
 def test_a_damaged_result_in_the_spool_is_set_aside(bench: Bench, damage: Callable[[Path], None]) -> None:
     bench.ask()
@@ -237,6 +238,7 @@ print('deep')
 """
 
 
+@pytest.mark.slow
 def test_a_tree_too_deep_for_any_path_is_cleaned_up(bench: Bench) -> None:
     program(bench, "deep", DEEP)
     asked = bench.ask("deep")

@@ -119,6 +119,7 @@ def test_a_secret_of_the_runner_is_cut_from_the_log(bench: Bench, monkeypatch: p
     assert bench.log(asked.nonce) == "the token is [redacted:MY_SECRET_TOKEN]\n"
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -152,6 +153,7 @@ def test_what_may_not_run_is_refused_with_its_reason_published(
     assert refs.inbox_ref(asked.nonce) not in bench.house.remote_refs()
 
 
+@pytest.mark.slow
 def test_a_preset_that_this_machine_cannot_run_is_refused(bench: Bench) -> None:
     bench.preset("huge", ["/bin/true"], tail="[requires]\nmemory_gb = 1e9\n")
     bench.preset("lacking", ["/bin/true"], tail='[requires]\nmodules = ["no_such_module"]\n')
@@ -426,6 +428,7 @@ def test_two_runners_of_one_name_are_a_clear_error(bench: Bench) -> None:
     thread.join(20)
 
 
+@pytest.mark.slow
 def test_many_runners_answer_each_request_once(bench: Bench) -> None:
     nonces = [bench.ask(params={"word": f"number {index}"}).nonce for index in range(6)]
     stop = threading.Event()
@@ -488,6 +491,7 @@ def test_a_killed_runner_leaves_nothing_running_and_the_next_one_finishes(bench:
     assert answer.files["log.txt"] == b"second try\n"
 
 
+@pytest.mark.slow
 def test_a_request_whose_runners_always_die_ends_as_lost(bench: Bench) -> None:
     asked = bench.ask("sleep")
     for _ in range(3):

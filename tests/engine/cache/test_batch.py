@@ -92,6 +92,7 @@ class Batch:
             sequence.close()
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_after_every_round_each_sequence_holds_what_it_would_alone(kind: str):
     random = tiny.seeded(len(kind))

@@ -73,26 +73,36 @@ ROUNDS = [(8, 3), (1, 1), (6, 6), (8, 1), (3, 2), (8, 8), (5, 4), (8, 2), (4, 4)
 SINGLES = [(1, 1)] * (LENGTH - 5)
 
 
-@pytest.mark.sampled(8, 3)
+@pytest.mark.sampled(16, 4)
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize(("policy", "family"), CASES)
 def test_blocks_leave_what_single_steps_leave(policy, family, compiled):
-    """A value on the edge between two codes may fall on either side: few rows differ, and by one step."""
+    """A value on the edge between two codes may fall on either side: few rows differ, and by one step.
+
+    What layers above the first such row hold may differ a little everywhere.
+    """
     ours, caches = follow(policy, family, ROUNDS, compiled)
     theirs, singles = follow(policy, family, SINGLES, compiled=False)
     worst = [np.abs(a - b).max() for a, b in zip(ours, theirs, strict=True)]
     assert np.median(worst) < 2e-3
     coded = parse_policy(policy).coded
     assert max(worst) < (0.5 if coded else 2e-3)
+    turned = False
     for one, other in zip(caches, singles, strict=True):
         assert type(one) is type(other)
         mine, plain = held(one), held(other)
         if mine is None or plain is None:
             continue
         assert mine.positions == plain.positions
-        for a, b in ((mine.keys, plain.keys), (mine.values, plain.values)):
-            rows = mx.abs(a - b).max(axis=(0, 1, 3))
-            assert mx.mean(rows > 2e-3).item() <= 0.2 * coded
+        rows = np.stack(
+            [
+                mx.abs(a - b).max(axis=(0, 1, 3))
+                for a, b in ((mine.keys, plain.keys), (mine.values, plain.values))
+            ]
+        )
+        assert rows.max() < (0.5 if coded else 2e-3)
+        assert turned or np.mean(rows > 2e-3, axis=1).max() <= 0.2
+        turned = turned or bool(np.any(rows > 2e-3))
 
 
 @pytest.mark.parametrize("policy", ["affine:8,64", "lattice-packed:e8,5@all", "sink-window:2,6"])

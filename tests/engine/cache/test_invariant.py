@@ -48,7 +48,7 @@ def play(kind: str, wrong: float, block: int, prompt: int) -> Sequence:
     return sequence
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(8, 2)
 @pytest.mark.parametrize(("kind", "drafts", "block", "prompt"), QUICK)
 def test_after_every_round_every_layer_is_that_of_plain_decoding(kind, drafts, block, prompt):
     play(kind, WRONG[drafts], block, prompt)

@@ -96,6 +96,7 @@ def test_a_killed_run_goes_on_and_keeps_its_rows(capsys, command: list[str], tmp
     assert judge(json.dumps(document).encode()).violations == ()
 
 
+@pytest.mark.slow
 def test_another_run_does_not_go_on_with_it(capsys, command: list[str], tmp_path: Path):
     report = tmp_path / "r.json"
     journal = tmp_path / "r.json.partial.jsonl"

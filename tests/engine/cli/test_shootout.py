@@ -65,6 +65,7 @@ def test_one_command_prints_the_shootout(capsys, models: list[str], tmp_path: Pa
     assert "progress 5/5 checking kv" in err
 
 
+@pytest.mark.slow
 def test_quality_tells_equal_outputs_by_set(capsys, models: list[str], tmp_path: Path):
     rows = [{"id": f"a-{i}", "prompt": f"x = {i}\n" * 3} for i in range(3)]
     own, report = str(write(tmp_path / "own.jsonl", *rows)), tmp_path / "q.json"

@@ -69,6 +69,7 @@ def test_every_call_of_the_network_is_counted(kind: str, monkeypatch: pytest.Mon
     assert drafter.twin().forwards == 0
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sequence_of_several_has_the_forwards_of_its_own_drafter(
     kind: str, monkeypatch: pytest.MonkeyPatch

@@ -232,6 +232,7 @@ def test_biases_are_refused():
         classes(CONFIG | {"attention_bias": True})
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_decoding_gives_the_plain_tokens(family: str):
     model, prompt = tiny.build(family), prompt_of(19)
