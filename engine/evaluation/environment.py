@@ -12,7 +12,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.evaluation.strain import SwapWatch, power_source, run_closed, thermal_state
+from engine.child import printed_by
+from engine.evaluation.strain import SwapWatch, power_source, thermal_state
 from engine.loading import ModelCard
 from engine.runtime import Runtime
 
@@ -94,6 +95,6 @@ def _git() -> dict[str, Any]:
     # Whoever owns the checkout, this code comes from it; what its configuration could start is switched off.
     switches = ("safe.directory=*", "core.fsmonitor=false", "core.hooksPath=/dev/null")
     git = ("git", "--no-optional-locks", *(part for switch in switches for part in ("-c", switch)))
-    sha = run_closed((*git, "rev-parse", "--verify", "HEAD"), PACKAGE)
-    changed = run_closed((*git, "status", "--porcelain", "--", "."), PACKAGE)
+    sha = printed_by((*git, "rev-parse", "--verify", "HEAD"), PACKAGE)
+    changed = printed_by((*git, "status", "--porcelain", "--", "."), PACKAGE)
     return none if sha is None or changed is None else {"sha": sha.strip(), "dirty": bool(changed)}

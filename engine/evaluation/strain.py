@@ -5,13 +5,12 @@ What a system does not tell is ``unknown`` (or None), never a guess.
 """
 
 import re
-import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
+from engine.child import printed_by
+
 SWAP_COUNTERS = ("pswpin", "pswpout")
-TOOL_SECONDS = 5.0
 # notifyutil's number of com.apple.system.thermalpressurelevel, from OSThermalNotification.h
 PRESSURES = {0: "nominal", 1: "fair", 2: "serious", 3: "critical", 4: "critical"}
 
@@ -31,7 +30,7 @@ class SwapWatch:
 def power_source() -> str:
     """``ac``, ``battery``, ``not_applicable`` without a battery, ``unknown`` where nothing says it."""
     if sys.platform == "darwin":
-        return power_of(_printed("/usr/bin/pmset", "-g", "batt"))
+        return power_of(printed_by(("/usr/bin/pmset", "-g", "batt")) or "")
     batteries = [
         supply
         for supply in Path("/sys/class/power_supply").glob("*")
@@ -46,7 +45,9 @@ def thermal_state() -> str:
     """``nominal``, ``fair``, ``serious`` or ``critical`` on macOS; ``not_applicable`` elsewhere."""
     if sys.platform != "darwin":
         return "not_applicable"
-    return pressure_of(_printed("/usr/bin/notifyutil", "-g", "com.apple.system.thermalpressurelevel"))
+    return pressure_of(
+        printed_by(("/usr/bin/notifyutil", "-g", "com.apple.system.thermalpressurelevel")) or ""
+    )
 
 
 def power_of(printed: str) -> str:
@@ -73,35 +74,12 @@ def swapped_of(printed: str) -> int | None:
 
 def _swapped_pages() -> int | None:
     if sys.platform == "darwin":
-        return swapped_of(_printed("/usr/bin/vm_stat"))
+        return swapped_of(printed_by(("/usr/bin/vm_stat",)) or "")
     try:
         rows = (line.split() for line in Path("/proc/vmstat").read_text().splitlines())
         return sum(int(value) for name, value in rows if name in SWAP_COUNTERS)
     except (OSError, ValueError):
         return None
-
-
-def _printed(*argv: str) -> str:
-    """What a tool of the system prints; nothing where it is not there, fails or takes too long."""
-    return run_closed(argv) or ""
-
-
-def run_closed(argv: Sequence[str], folder: Path | None = None) -> str | None:
-    """Run a program without input and with an empty environment; what it printed, or None where it failed."""
-    try:
-        done = subprocess.run(  # noqa: S603 - the callers give literal commands
-            argv,
-            cwd=folder,
-            env={"PATH": "/usr/bin:/bin:/usr/local/bin:/opt/homebrew/bin", "LC_ALL": "C"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=TOOL_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode == 0 else None
 
 
 def _line(path: Path) -> str:

@@ -1,0 +1,18 @@
+"""A program of the system is asked; what goes wrong with it is an absent answer."""
+
+from engine.child import printed_by
+
+
+def test_what_it_prints_comes_back() -> None:
+    assert printed_by(("/bin/echo", "so")) == "so\n"
+
+
+def test_a_program_that_fails_or_is_not_there_says_nothing() -> None:
+    assert printed_by(("/bin/sh", "-c", "echo so; exit 3")) is None
+    assert printed_by(("/nowhere/at-all",)) is None
+
+
+def test_it_gets_no_input_and_none_of_our_environment() -> None:
+    assert printed_by(("cat",)) == ""
+    names = {line.partition("=")[0] for line in (printed_by(("env",)) or "").splitlines()}
+    assert names == {"PATH", "LC_ALL"}
