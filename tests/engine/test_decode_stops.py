@@ -85,7 +85,7 @@ def counting(shipped: Engine) -> Text:
     return Text(shipped, "chat", number=3)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7, 2)
 @pytest.mark.parametrize("pace", PACES)
 @pytest.mark.parametrize("which", [0, 1], ids=["dflash", "prompt-lookup"])
 def test_the_text_ends_before_the_stop_string_wherever_it_lies(text: Text, pace: str, which: int):

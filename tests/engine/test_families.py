@@ -133,7 +133,7 @@ def test_a_noisy_drafter_gives_the_plain_tokens_far_past_the_window(family: str,
     assert any(0 < step.round.accepted < step.round.block - 1 for step in steps if step.round)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(7, 2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_stop_tokens_and_the_limit_cut_inside_a_block(family: str):
     model, prompt, truth = built(family), TOKENS[0].tolist(), plain(family)

@@ -196,7 +196,7 @@ LIMITS = [
 ]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(9, 2)
 @pytest.mark.parametrize(("count", "family", "kind"), LIMITS)
 def test_the_limit_is_exact_inside_a_block(count: int, family: str, kind: str):
     for block in (8, AUTO):
@@ -230,7 +230,7 @@ STOPS = [
 ]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(9, 2)
 @pytest.mark.parametrize(("position", "family", "kind"), STOPS)
 def test_a_stop_token_ends_the_text_inside_a_block(position: int, family: str, kind: str):
     stopped(family, kind, position, (8, 16)[position % 2])

@@ -151,7 +151,7 @@ class Conversation:
         return emitted
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(11, 2)
 @every_drafter
 @every_family
 def test_the_next_turn_computes_only_what_is_new(family: str, kind: str):
@@ -244,7 +244,7 @@ class Failing:
         return self._real(*arguments)
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(19, 2)
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize(
     ("after", "kind"), [(0, "none"), (2, "dflash"), (3, "none"), (4, "dflash"), (7, "none")]

@@ -171,7 +171,7 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[int, ...]]:
     return counted
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(9, 2)
 @pytest.mark.parametrize("family", SERVED)
 def test_blocks_of_every_length_with_rollbacks_far_past_the_window(family: str, both: Callable[..., Both]):
     for length in (1, tiny.WINDOW - 1, 40):

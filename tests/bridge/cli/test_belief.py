@@ -58,7 +58,7 @@ def report_for(world: World, nonce: str) -> Document:
     return document
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5, 2)
 @pytest.mark.parametrize("command", HANDLE_COMMANDS)
 @pytest.mark.parametrize("signed", ["unsigned", "by a stranger"])
 def test_a_client_that_trusts_a_runner_shows_nothing_else_unless_it_is_told_to(
@@ -109,7 +109,7 @@ def test_unsigned_results_are_allowed_only_where_one_is_shown(house: House):
     assert "--wait" in done.err
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(7, 2)
 @pytest.mark.parametrize("case", ["genuine", "edited", "of no request"])
 @pytest.mark.parametrize("command", ["result", "status", "wait"])
 def test_a_passed_result_is_passed_here_only_with_evidence_that_this_gate_accepts(

@@ -111,6 +111,7 @@ def in_result(text: str) -> str:
     return json.dumps(document, indent=2, sort_keys=True) + "\n"
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("amend", [False, True], ids=["on top", "amended"])
 @pytest.mark.parametrize(
     ("target", "change"), [("evidence", one_byte), ("result.json", in_result), ("log", one_byte)]

@@ -94,6 +94,7 @@ def name_more_files_than_any_memory_holds(bench: Bench) -> None:
         bench.house.git("update-ref", ref, commit, cwd=bench.house.remote)
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize(
     "attack",
     [

@@ -317,7 +317,7 @@ def evidence_preset(bench: Bench, program: str) -> None:
     bench.preset("reporter", argv, tail='[evidence]\nkind = "probe"\n')
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5, 2)
 @pytest.mark.parametrize(
     ("program", "status", "reason"),
     [
@@ -349,6 +349,7 @@ def test_only_a_plain_report_that_the_gate_accepts_counts(
     assert b"battery" not in published
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize(("edit", "expected"), [(1.0, ("passed", "ok")), (1.5, ("rejected", "evidence"))])
 def test_the_gate_preset_ends_as_the_gate_decides(
     bench: Bench, edit: float, expected: tuple[str, str]

@@ -43,6 +43,7 @@ def drafter_and_spy(kind: str, patch: pytest.MonkeyPatch) -> tuple[Drafter, Spy]
     return drafter, Spy(drafter, patch)
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_call_of_the_network_is_counted(kind: str, monkeypatch: pytest.MonkeyPatch):
     drafter, spy = drafter_and_spy(kind, monkeypatch)

@@ -132,7 +132,7 @@ def test_throughput_with_a_fixed_block(folders: tuple[Path, Path], prompts: list
         assert [claim["name"] for claim in document["claims"]] == ["identical_output", "no_slowdown"]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(0, 1)
 @pytest.mark.parametrize(("count", "max_tokens"), [(4, 40), (5, 32)])
 def test_too_little_to_time_claims_no_speed_by_itself(
     engine: Engine, tmp_path: Path, count: int, max_tokens: int
@@ -329,6 +329,7 @@ def test_the_drafters_of_a_batch_are_counted_each_by_itself(
     assert never_ran(document) is patched
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("kind", ["prompt-lookup", "prompt-lookup+dflash"])
 def test_look_ups_are_no_forwards(folders: tuple[Path, Path], prompts: list[Prompt], kind: str):
     spec = kind if kind == "prompt-lookup" else f"prompt-lookup+{folders[1]}"

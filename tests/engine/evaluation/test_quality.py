@@ -53,6 +53,7 @@ def test_speculation_on_native_caches_is_claimed_to_give_plain_decodings_text(
     assert judge(json.dumps(document).encode()).violations == ()
 
 
+@pytest.mark.slow
 def test_a_policy_that_drops_what_was_seen_differs_and_claims_nothing(
     folders: tuple[Path, Path], prompts: list[Prompt]
 ):
