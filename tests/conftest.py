@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from pathlib import Path
 
@@ -9,6 +10,16 @@ import pytest
 
 from tests.houses import House, build_house
 from tests.worlds import World, make_world
+
+
+def pytest_configure() -> None:
+    """Let signals end programs again where the tests run in a shell's background or under nohup.
+
+    Such a shell has them ignored, and every child would inherit that.
+    """
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 @pytest.hookimpl(tryfirst=True)  # before the marks select

@@ -85,8 +85,6 @@ def test_a_demo_that_is_stopped_takes_its_runner_along(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # a shell's background jobs and nohup ignore signals, and would hand that on
-        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # noqa: PLW1509 - no threads here
     )
     assert demo.stderr is not None
     runner = 0

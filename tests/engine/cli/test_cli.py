@@ -198,8 +198,6 @@ def test_an_interrupt_is_code_130_and_leaves_no_report(models: list[str], own: s
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # a shell's background jobs ignore the signal, and would hand that on
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no threads here
     )
     assert child.stderr is not None
     for line in child.stderr:
