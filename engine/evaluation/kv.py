@@ -31,7 +31,7 @@ from engine.runtime import Runtime
 
 POLICIES = (
     "sliding-bounded:4,64",
-    "sliding-bounded:4,24",  # narrower than the shipped target's own windows
+    "sliding-bounded:0,16",  # half of the shipped target's own windows
     "sink-window:4,64",
     "affine:8,64",
     "affine:4,64",
