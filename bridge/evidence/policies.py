@@ -83,11 +83,8 @@ class Policy:
 
     @property
     def bound(self) -> int | None:
-        """The most positions that a query may see in any layer with a window; None where that is not bounded.
-
-        Where full layers alone are bounded, the model's own windows may be wider.
-        """
-        return sum(map(int, self.values)) if self.kind in _BOUNDED and self.layers != "full" else None
+        """The most positions that a query may see in a layer it applies to; None where nothing is bounded."""
+        return sum(map(int, self.values)) if self.kind in _BOUNDED else None
 
     @property
     def classes(self) -> frozenset[str]:

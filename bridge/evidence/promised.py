@@ -8,11 +8,13 @@ gate (``ENGINE_NEVER_RAN``, ``RESTORATION_CLAIM``, ``SILENT_FALLBACK`` compare d
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from bridge.evidence.gate import Judgement
+from bridge.evidence.policies import parse_policy
 from bridge.evidence.report import Arm, Parity, Report
 from bridge.evidence.rules.machine import WEIGHTLESS_DRAFTERS
+from bridge.evidence.rules.paths import is_plain
 from bridge.evidence.shown import shown
 from bridge.presets import Promise
 from bridge.result import Violation
@@ -51,18 +53,24 @@ def _lacking_claims(promise: Promise, report: Report) -> Iterator[Violation]:
 def _is_promised(arm: Arm, promise: Promise) -> bool:
     """Whether an arm declares the promised components."""
     return (
-        (not promise.restoration or arm.system.restoration is not None)
-        and (not promise.kv or _kv_kind(arm) in promise.kv)
-        and (not promise.drafter or not _lacks_drafter(arm))
+        (promise.restoration is None or arm.system.restoration == promise.restoration)
+        and (not promise.kv or any(_uses(arm, policy) for policy in promise.kv))
+        and (promise.drafter is None or _drafts(arm, promise.drafter))
     )
 
 
-def _lacks_drafter(arm: Arm) -> bool:
-    return arm.system.drafter is None or arm.system.drafter in WEIGHTLESS_DRAFTERS
+def _drafts(arm: Arm, kind: str) -> bool:
+    """Whether an arm's drafter is a network, of that kind or ``any``; look-ups may stand before it."""
+    network = (arm.system.drafter or "").rpartition("+")[2]
+    return bool(network) and network not in WEIGHTLESS_DRAFTERS and kind in ("any", network)
 
 
-def _kv_kind(arm: Arm) -> str:
-    return arm.system.kv.partition("@")[0].partition(":")[0]
+def _uses(arm: Arm, promised: str) -> bool:
+    """Whether an arm's KV policy is the promised one, or of the promised kind."""
+    policy = parse_policy(arm.system.kv)
+    if ":" in promised:
+        return policy is not None and policy == parse_policy(promised)
+    return policy is not None and policy.kind == promised
 
 
 def _lax_parity(promise: Promise, parity: Parity) -> Iterator[Violation]:
@@ -80,16 +88,32 @@ def _lax_parity(promise: Promise, parity: Parity) -> Iterator[Violation]:
 
 def _lacking_components(promise: Promise, report: Report) -> Iterator[Violation]:
     tested = report.with_role("sut")
-    undrafted = [arm.name for arm in tested if _lacks_drafter(arm)]
-    if promise.drafter and (undrafted or not tested or "drafter" not in report.environment.models):
-        who = "environment.models names none" if tested else "no arm is under test"
-        who = f"arm {shown(undrafted[0])} declares none that has weights" if undrafted else who
-        yield Violation(code="ENGINE_NEVER_RAN", message=f"the preset promises a drafter, and {who}")
-    if promise.restoration and not any(arm.system.restoration for arm in tested):
-        message = "the preset promises restoration, and no arm under test declares it"
+    if promise.drafter is not None:
+        yield from _lacking_drafter(promise.drafter, tested, report)
+    if promise.baseline and not any(is_plain(arm.system) for arm in report.with_role("baseline")):
+        message = "the preset promises mlx-lm's plain decoding, and no baseline is that"
+        yield Violation(code="SPEEDUP_BASELINE_LOOP", message=message)
+    if promise.restoration is not None and not any(
+        arm.system.restoration == promise.restoration for arm in tested
+    ):
+        message = f"the preset promises {promise.restoration} restoration, and no arm under test declares it"
         yield Violation(code="RESTORATION_CLAIM", message=message)
-    used = {_kv_kind(arm) for arm in tested}
-    for kind in promise.kv:
-        if kind not in used:
-            message = f"the preset promises a {kind} KV cache, and no arm under test declares it"
+    for policy in promise.kv:
+        if not any(_uses(arm, policy) for arm in tested):
+            message = f"the preset promises a {policy} KV cache, and no arm under test declares it"
             yield Violation(code="SILENT_FALLBACK", message=message)
+    for switch, value in promise.configuration.items():
+        stated = report.configuration.get(switch)
+        if stated != value or type(stated) is not type(value):
+            message = f"the preset promises {switch} {value}, and configuration says {shown(stated)}"
+            yield Violation(code="SILENT_FALLBACK", message=message)
+
+
+def _lacking_drafter(kind: str, tested: Sequence[Arm], report: Report) -> Iterator[Violation]:
+    undrafted = [arm.name for arm in tested if not _drafts(arm, kind)]
+    if not undrafted and tested and "drafter" in report.environment.models:
+        return
+    wanted = "a drafter" if kind == "any" else f"a drafter of the kind {kind}"
+    who = "environment.models names none" if tested else "no arm is under test"
+    who = f"arm {shown(undrafted[0])} declares none of that kind that has weights" if undrafted else who
+    yield Violation(code="ENGINE_NEVER_RAN", message=f"the preset promises {wanted}, and {who}")

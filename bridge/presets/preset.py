@@ -92,9 +92,11 @@ class Promise:
     Attributes:
         kind: Its kind.
         claims: Names of claims that it must make; the gate judges whether they hold.
-        drafter: Every arm under test drafts.
-        restoration: An arm under test restores evicted positions.
-        kv: Kinds of KV policies (``sliding-bounded``), each of which an arm under test must use.
+        drafter: Every arm under test drafts: ``any`` network, or of that kind (``masked-diffusion``).
+        baseline: An arm is mlx-lm's plain decoding.
+        restoration: What an arm under test restores evicted positions from (``learned``).
+        kv: KV policies, or kinds of them (``sliding-bounded``), each of which an arm under test must use.
+        configuration: Switches that the report must name with these values.
         dtype: In which a parity report compared.
         tolerance: The loosest that a parity report may have compared with.
         hidden_states: A parity report compares hidden states, not logits alone.
@@ -102,9 +104,11 @@ class Promise:
 
     kind: str
     claims: tuple[str, ...] = ()
-    drafter: bool = False
-    restoration: bool = False
+    drafter: str | None = None
+    baseline: bool = False
+    restoration: str | None = None
     kv: tuple[str, ...] = ()
+    configuration: Mapping[str, ParamValue] = field(default_factory=dict)
     dtype: str | None = None
     tolerance: float | None = None
     hidden_states: bool = False

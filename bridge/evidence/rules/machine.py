@@ -18,6 +18,8 @@ def environment_incomplete(case: Case) -> Iterator[str]:
     yield from _placeholders(report.environment)
     if report.environment.metal and report.environment.system != "Darwin":
         yield f"environment.metal is true on {shown(report.environment.system)}, which has no Metal"
+    if report.environment.system == "Darwin" and report.environment.thermal_state == "not_applicable":
+        yield "environment.thermal_state is not_applicable on Darwin, which has one"
     git = report.environment.git
     if git.sha is None and git.dirty is not None:
         yield f"environment.git says dirty {git.dirty} of no commit"

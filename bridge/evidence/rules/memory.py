@@ -11,7 +11,7 @@ from bridge.evidence.report import Arm, KVUse, Sample
 from bridge.evidence.shown import several, shown
 
 WIDEST_BITS = 32  # of a value in native caches
-LEAST_SHARE = 0.9  # arms that end at other lengths hold a little more or less
+LEAST_SHARE = 0.9  # what native caches held beside the codes' layers may differ a little
 HALF = 0.5  # buffers may be up to twice as long as what they hold
 STEP = 256  # positions by which mlx-lm's buffers grow
 BATCHED = "RaggedKV"  # caches of a batch hold several sequences and count once
@@ -34,6 +34,7 @@ def memory_claim_mismatch(case: Case) -> Iterator[str]:
     """The stated memory does not describe the caches that were used."""
     claims = [claim for claim in case.report.claims if claim.name == "resident_bytes"]
     claimed = {arm.name for claim in claims if (arm := case.arm_of(claim)) is not None}
+    native = _native_window(case)
     for arm in case.report.arms:
         policy = parse_policy(arm.system.kv)
         if policy is None:
@@ -41,7 +42,7 @@ def memory_claim_mismatch(case: Case) -> Iterator[str]:
             continue
         yield from (f"arm {shown(arm.name)}: {problem}" for problem in _class_problems(arm, policy))
         for sample in arm.samples:
-            problem = _use_problem(sample, policy) or _bound_problem(sample, policy)
+            problem = _use_problem(sample, policy) or _bound_problem(sample, policy, native)
             if problem:
                 yield f"{shown(arm.name)}/{shown(sample.prompt_id)}: {problem}"
         if policy.coded:
@@ -85,18 +86,27 @@ def _use_problem(sample: Sample, policy: Policy) -> str | None:
     return _layer_problem(sample, use, policy) or _bits_problem(sample, use, policy)
 
 
-def _bound_problem(sample: Sample, policy: Policy) -> str | None:
-    """What is wrong with the positions a bounding policy kept, or None."""
+def _bound_problem(sample: Sample, policy: Policy, native: int | None) -> str | None:
+    """What is wrong with the positions a bounding policy kept, or None.
+
+    Where full layers alone are bounded, the model's own windows may be wider: `native`, what those kept,
+    or None where no row says so.
+    """
     if policy.bound is None:
         return None
-    kept = sample.kept_positions
+    kept, most = sample.kept_positions, policy.bound
     if kept is None:
         return f"kv {policy.kind} bounds its layers, but the row does not say how many positions they kept"
-    return (
-        f"kv {policy.kind} keeps {policy.bound} positions, but {kept} were kept"
-        if kept > policy.bound
-        else None
-    )
+    if policy.layers == "full":
+        most = max(most, kept if native is None else native)
+    return f"kv {policy.kind} keeps {most} positions, but {kept} were kept" if kept > most else None
+
+
+def _native_window(case: Case) -> int | None:
+    """The most positions that a window of the model's own kept in a native arm; None where no row says so."""
+    native = [arm for arm in case.report.arms if parse_policy(arm.system.kv) == NATIVE]
+    kept = [s.kept_positions for arm in native for s in arm.samples if s.kept_positions is not None]
+    return max(kept, default=None)
 
 
 def _less_than_its_bits(arm: Arm, policy: Policy, case: Case) -> Iterator[str]:
@@ -106,7 +116,8 @@ def _less_than_its_bits(arm: Arm, policy: Policy, case: Case) -> Iterator[str]:
             continue
         share = policy.stored_bits[0] / WIDEST_BITS
         for coded, plain in paired(arm, native):
-            bytes_, least = coded.cache.resident_bytes, share * plain.cache.resident_bytes
+            least = share * _share_of_rows(coded, plain) * plain.cache.resident_bytes
+            bytes_ = coded.cache.resident_bytes
             if coded.cache.measured and plain.cache.measured and bytes_ < LEAST_SHARE * least:
                 yield (
                     f"{shown(arm.name)}/{shown(coded.prompt_id)}: {bytes_} resident bytes cannot hold what "
@@ -122,15 +133,28 @@ def _less_than_it_keeps(arm: Arm, policy: Policy, case: Case) -> Iterator[str]:
         for ours, plain in paired(arm, native):
             if _unmeasured(ours) or _unmeasured(plain):
                 continue
-            length = ours.prompt_tokens + len(ours.tokens)
+            length, seen = _length(ours), _length(plain)
             kept = min(length, sum(map(int, policy.values)) or length)
-            least = HALF * plain.cache.resident_bytes * kept / (length + STEP)
+            least = HALF * plain.cache.resident_bytes * kept / (seen + STEP)
             if ours.cache.resident_bytes < least:
                 yield (
                     f"{shown(arm.name)}/{shown(ours.prompt_id)}: {ours.cache.resident_bytes} resident bytes "
-                    f"cannot hold {kept} positions, of {length} that {shown(native.name)} held in "
+                    f"cannot hold {kept} positions, of {seen} that {shown(native.name)} held in "
                     f"{plain.cache.resident_bytes}"
                 )
+
+
+def _length(sample: Sample) -> int:
+    return sample.prompt_tokens + len(sample.tokens)
+
+
+def _share_of_rows(ours: Sample, plain: Sample) -> float:
+    """The least share of plain's rows that ours has, where buffers grow by `STEP`s.
+
+    The last tokens may not have come in yet, and a buffer may be one step longer than it has to be.
+    """
+    least, most = -(-(_length(ours) - 2) // STEP), -(-_length(plain) // STEP)
+    return 1.0 if least >= most else max(least, 1) / (most + 1)
 
 
 def _unmeasured(sample: Sample) -> bool:

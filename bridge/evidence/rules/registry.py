@@ -65,7 +65,8 @@ ELSEWHERE: dict[str, Explanation] = {
         "Use an engine and presets of the same version.",
     ),
     "CLAIM_MISSING": Explanation(
-        "the report does not make a claim that the preset promises (checked by the runner and the client)",
+        "the report does not make a claim that the preset promises, or makes it of arms without the "
+        "components that the preset tests (checked by the runner and the client)",
         "Ask for what the preset measures; an engine that cannot claim it has not done that job.",
     ),
     "NO_EVIDENCE": Explanation(
@@ -129,13 +130,14 @@ RULES: dict[str, Rule] = {
     ),
     "ENGINE_NEVER_RAN": Rule(
         "a speculative arm has no rounds, none of two tokens or more, or its drafter's network ran less "
-        "often than its blocks need",
+        "often than its blocks need; or a preset promises a drafter that an arm under test does not declare",
         "Find out why the drafter did not load or never proposed; see liveness.fallbacks.",
         paths.engine_never_ran,
     ),
     "SILENT_FALLBACK": Rule(
         "a declared loop, drafter, block or other component was not what ran, or the configuration names "
-        "another drafter, block, KV policy or dtype",
+        "another drafter, block, KV policy or dtype; or a preset promises a KV policy or a switch that no "
+        "arm declares",
         "Declare what ran, or make the declared component run.",
         paths.silent_fallback,
     ),
@@ -178,9 +180,10 @@ RULES: dict[str, Rule] = {
     ),
     "RECALL_VACUOUS": Rule(
         "an empty, one-character or prompt-contained answer counts as a hit; recall is claimed without "
-        "needles, with one answer for most prompts, or against an oracle that answers nothing or was cut "
-        "short",
-        "Hide answers that stand nowhere else in the prompt, and vary them.",
+        "needles, with one answer for most prompts, of texts that recite the answers of many prompts, or "
+        "against an oracle that answers nothing or was cut short",
+        "Hide answers that stand nowhere else in the prompt, and vary them; an output that lists answers of "
+        "other prompts did not read its own.",
         retrieval.recall_vacuous,
     ),
     "RECALL_BELOW_ORACLE": Rule(
@@ -190,8 +193,9 @@ RULES: dict[str, Rule] = {
     ),
     "RESTORATION_CLAIM": Rule(
         "restoration is claimed or declared where a row restored nothing, or not what its prompt evicts, or "
-        "from another source than its KV policy says; or liveness does not count what the rows hold; or no "
-        "arm under test declares it",
+        "from another source than its KV policy says; or it is claimed of zeros or noise, which are "
+        "controls; or liveness does not count what the rows hold; or no arm under test declares it, or not "
+        "from the source that a preset promises",
         "Count restored positions of every row, and declare restoration on the arm that has it.",
         restoration.restoration_claim,
     ),
@@ -228,7 +232,8 @@ RULES: dict[str, Rule] = {
         speed.speedup_scope,
     ),
     "SPEEDUP_BASELINE_LOOP": Rule(
-        "the plain arm is not mlx-lm's asynchronous generate_step",
+        "the plain arm is not mlx-lm's asynchronous generate_step, or a preset promises one and there "
+        "is none",
         "Compare with mlx_lm.generate.generate_step and no drafter.",
         speed.speedup_baseline_loop,
     ),
@@ -256,26 +261,28 @@ RULES: dict[str, Rule] = {
         "the caches held are not those of the declared KV policy, hold nothing, take bits a value that the "
         "policy cannot give, or fewer bytes than its codes or positions need of what native caches hold; the "
         "arms hold different numbers of caches; or a distortion is 0 for a code, or was measured at other "
-        "prompts than another arm's",
+        "prompts than another arm's; or rows of a bounding policy do not say how many positions were kept, "
+        "or kept more than it allows",
         "Declare the policy that was in use, and measure after the run.",
         memory.memory_claim_mismatch,
     ),
     "PARITY_TOLERANCE": Rule(
         "outputs differ from the reference's by more than the tolerance, are not finite or lead to other "
         "choices; or the tolerance is looser than the dtype's rounding (1e-3 in float32, 0.5 in float16, 1 "
-        "in bfloat16); or hidden states are left out where not the target alone was compared",
-        "Find the first round that differs; a wider tolerance hides it.",
+        "in bfloat16); or hidden states are left out where not the target alone was compared; or a preset "
+        "promises another dtype, a closer tolerance or hidden states",
+        "Find the first round that differs; a wider tolerance hides it. For a preset, compare as it says.",
         parity.parity_tolerance,
     ),
     "PARITY_SELF": Rule(
         "reference and subject have one name or digest, the reference is named by a placeholder, no row was "
-        "compared, or nothing differs in any round",
+        "compared, or nothing differs in any round (blocks of the target alone may equal single steps)",
         "Compare with outputs that another implementation computed.",
         parity.parity_self,
     ),
     "ENVIRONMENT_INCOMPLETE": Rule(
-        "machine, versions, source or weight digests are missing or placeholders, or two models have one "
-        "digest",
+        "machine, versions, source or weight digests are missing or placeholders, two models have one "
+        "digest, or Metal is said of a system that has none",
         "Let the engine write the environment on the machine that ran. A null git.sha is complete: an "
         "installed engine has no checkout, and source_sha256 names what ran.",
         machine.environment_incomplete,

@@ -13,6 +13,7 @@ from bridge.evidence.rules.retrieval import PARITY_POINTS, cut_short
 from bridge.evidence.shown import shown
 
 CONTROL_RECALL = 0.1  # a control that must not answer may answer by chance this often
+MEANINGLESS = ("zeros", "noise")  # sources that can only be controls
 EXACT_RECALL = 0.5  # a control that must answer, and answers less, shows a target that answers nothing
 
 
@@ -23,6 +24,8 @@ def restoration_claim(case: Case) -> Iterator[str]:
         arm = case.arm_of(claim)
         if claim.name == "restoration" and arm is not None and arm.system.restoration is None:
             yield f"restoration is claimed of {shown(arm.name)}, which declares none"
+        if claim.name == "restoration" and arm is not None and arm.system.restoration in MEANINGLESS:
+            yield f"restoration is claimed of {shown(arm.name)}, which restores {arm.system.restoration}"
     counted = 0
     for arm in report.arms:
         yield from (f"arm {shown(arm.name)} {problem}" for problem in _arm_problems(arm))

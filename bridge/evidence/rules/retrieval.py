@@ -13,15 +13,17 @@ from bridge.evidence.shown import several, shown
 PARITY_POINTS = 0.05
 SHORTEST_ANSWER = 2  # one character turns up in any text
 COMMON_ANSWER = 0.5  # a constant output must not pass for retrieval
-MOST_FOREIGN = 3  # answers of other prompts in one text: more is a list that was not read from the prompt
+# Of other prompts' answers, the share that makes a text a list which was not read from its prompt; so many
+# of them are looked for, evenly spread, as a report of thousands of rows has to be judged in seconds.
+RECITED = 0.3
+SOUGHT = 64
 
 
 def recall_vacuous(case: Case) -> Iterator[str]:
     """A hit that shows no retrieval, or recall claimed where there was nothing to retrieve."""
     for arm in case.report.arms:
-        answers = {s.needle.answer for s in arm.samples if s.needle is not None}
         for sample in arm.samples if arm.role != "control" else ():
-            problem = _vacuous_hit(sample, answers)
+            problem = _vacuous_hit(sample)
             if problem:
                 yield f"{shown(arm.name)}/{shown(sample.prompt_id)} is counted as a hit, but {problem}"
     for claim in case.report.claims:
@@ -37,8 +39,7 @@ def recall_vacuous(case: Case) -> Iterator[str]:
             yield from cut_short(oracle, arm_of)
 
 
-def _vacuous_hit(sample: Sample, answers: set[str]) -> str | None:
-    """What makes a hit worthless, or None; `answers` are those of all prompts of the arm."""
+def _vacuous_hit(sample: Sample) -> str | None:
     needle = sample.needle
     if needle is None or not (needle.hit or hit(sample)):
         return None
@@ -48,10 +49,6 @@ def _vacuous_hit(sample: Sample, answers: set[str]) -> str | None:
         return "the prompt gives the answer outside its needle"
     if not needle.prompt_contains_needle or needle.answer not in needle.needle:
         return "its prompt holds no needle with the answer"
-    others = [each for each in answers if len(each.strip()) >= SHORTEST_ANSWER and each not in needle.answer]
-    foreign = sum(each in sample.answer for each in others)
-    if foreign > MOST_FOREIGN:
-        return f"its text holds the answers of {foreign} other prompts, too"
     return None
 
 
@@ -62,6 +59,20 @@ def _vacuous_claim(arm: Arm) -> Iterator[str]:
     answers = Counter(s.needle.answer for s in arm.samples if s.needle is not None)
     if len(arm.samples) > 2 and answers and max(answers.values()) > COMMON_ANSWER * len(arm.samples):
         yield f"one answer, {shown(answers.most_common(1)[0][0])}, fits more than half of the prompts"
+    sought = sorted(answer for answer in answers if len(answer.strip()) >= SHORTEST_ANSWER)
+    sought = sought[:: -(-len(sought) // SOUGHT) or 1]
+    recited = [sample.prompt_id for sample in arm.samples if _recites(sample, sought)]
+    if recited:
+        yield f"the text holds the answers of many other prompts, too, at {several(recited)}"
+
+
+def _recites(sample: Sample, answers: list[str]) -> bool:
+    """Whether a hit's text also holds two or more, and a good share, of other prompts' answers."""
+    if sample.needle is None or not hit(sample):
+        return False
+    others = [each for each in answers if each not in sample.needle.answer]
+    found = sum(each in sample.answer for each in others)
+    return found >= 2 and found >= RECITED * len(others)
 
 
 def recall_below_oracle(case: Case) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import time
 from typing import Any
@@ -203,6 +204,23 @@ def test_a_large_true_report_is_judged_in_seconds() -> None:
     judgement = judge(dump(reports.settle(document)))
     assert judgement.kind == "throughput"
     assert time.process_time() - started < 30
+
+
+def test_a_large_report_with_needles_is_judged_in_seconds() -> None:
+    """Every text is held against the answers of other prompts."""
+    document = reports.recall()
+    for arm in document["arms"]:
+        rows = []
+        for i in range(1000):
+            row = copy.deepcopy(arm["samples"][i % len(arm["samples"])])
+            row["needle"] |= {"answer": f"{i:05}", "needle": f"The code is {i:05}."}
+            row |= {"prompt_id": f"retrieval-{i}", "text": "nothing" if "control" in arm else f"{i:05}"}
+            rows.append(row)
+        arm["samples"] = rows
+    started = time.process_time()
+    judgement = judge(dump(reports.settle(document)))
+    assert judgement.kind == "recall"
+    assert time.process_time() - started < 10
 
 
 json_values = st.recursive(

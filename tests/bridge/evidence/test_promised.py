@@ -74,26 +74,54 @@ def in_half() -> Document:
 SINGLE = Promise("parity", ("parity",), dtype="float32", tolerance=1e-4, hidden_states=True)
 
 KEPT: dict[str, tuple[Promise, Callable[[], Document]]] = {
-    "throughput": (Promise("throughput", ("identical_output", "speedup"), drafter=True), reports.throughput),
-    "recall": (Promise("recall", ("recall_parity",), drafter=True), reports.recall),
-    "restoration": (Promise("recall", ("restoration",), drafter=True, restoration=True), reports.restoration),
-    "lookups and a network": (Promise("throughput", drafter=True), both_drafters),
+    "throughput": (Promise("throughput", ("identical_output", "speedup"), drafter="any"), reports.throughput),
+    "recall": (Promise("recall", ("recall_parity",), drafter="any"), reports.recall),
+    "restoration": (
+        Promise("recall", ("restoration",), drafter="any", restoration="learned"),
+        reports.restoration,
+    ),
+    "lookups and a network": (Promise("throughput", drafter="any"), both_drafters),
     "lookups alone": (Promise("throughput"), looked_up),
     "probe": (Promise("probe", ("machine",)), reports.probe),
     "parity": (SINGLE, reports.parity),
+    "a kind of drafter": (Promise("throughput", drafter="dflash"), both_drafters),
+    "a baseline": (Promise("throughput", baseline=True), reports.throughput),
+    "a whole policy": (Promise("kv", kv=("sink-window:4,64", "affine")), reports.kv),
+    "a switch": (Promise("throughput", configuration={"max_tokens": 96}), reports.throughput),
     "a policy": (Promise("kv", ("recall_parity",), kv=("affine",)), reports.kv),
 }
 BROKEN: dict[str, tuple[Promise, Callable[[], Document], str]] = {
     "another kind": (Promise("recall"), reports.throughput, "WRONG_KIND"),
     "a claim that is not made": (Promise("recall", ("restoration",)), reports.recall, "CLAIM_MISSING"),
-    "no drafter": (Promise("throughput", drafter=True), undrafted, "ENGINE_NEVER_RAN"),
-    "a drafter without weights": (Promise("throughput", drafter=True), looked_up, "ENGINE_NEVER_RAN"),
-    "nothing under test": (Promise("probe", drafter=True), reports.probe, "ENGINE_NEVER_RAN"),
-    "no restoration": (Promise("recall", restoration=True), reports.recall, "RESTORATION_CLAIM"),
+    "no drafter": (Promise("throughput", drafter="any"), undrafted, "ENGINE_NEVER_RAN"),
+    "a drafter without weights": (Promise("throughput", drafter="any"), looked_up, "ENGINE_NEVER_RAN"),
+    "nothing under test": (Promise("probe", drafter="any"), reports.probe, "ENGINE_NEVER_RAN"),
+    "no restoration": (Promise("recall", restoration="learned"), reports.recall, "RESTORATION_CLAIM"),
     "a claim about another arm": (
         Promise("recall", ("recall_parity",), kv=("sink-window",)),
         claimed_of_native,
         "CLAIM_MISSING",
+    ),
+    "another kind of drafter": (
+        Promise("throughput", drafter="masked-diffusion"),
+        reports.throughput,
+        "ENGINE_NEVER_RAN",
+    ),
+    "no baseline": (Promise("probe", baseline=True), reports.probe, "SPEEDUP_BASELINE_LOOP"),
+    "a control in the place of the projector": (
+        Promise("recall", restoration="exact"),
+        reports.restoration,
+        "RESTORATION_CLAIM",
+    ),
+    "a window so wide that nothing is bounded": (
+        Promise("kv", kv=("sink-window:4,32",)),
+        reports.kv,
+        "SILENT_FALLBACK",
+    ),
+    "another switch": (
+        Promise("throughput", configuration={"single_graph": True}),
+        reports.throughput,
+        "SILENT_FALLBACK",
     ),
     "half precision": (SINGLE, in_half, "PARITY_TOLERANCE"),
     "logits alone": (SINGLE, of_logits, "PARITY_TOLERANCE"),

@@ -116,20 +116,26 @@ def test_every_preset_that_runs_the_engine_promises_evidence() -> None:
 def test_a_preset_that_names_a_drafter_promises_one_unless_it_verifies_single_tokens() -> None:
     for preset in presets.load_all().values():
         drafts = any(need.name in DRAFTERS for need in preset.models)
-        assert preset.evidence is None or preset.evidence.drafter == (
-            drafts and "--block=1" not in preset.argv
-        )
+        promised = preset.evidence is not None and preset.evidence.drafter is not None
+        assert preset.evidence is None or promised == (drafts and "--block=1" not in preset.argv)
 
 
 def test_a_promise_is_read_whole(tmp_path: Path) -> None:
     argv = '["${engine}", "{word}", "--report=${out:report}"]'
     evidence = (
         '[evidence]\nkind = "recall"\nclaims = ["recall_parity"]\n'
-        'drafter = true\nrestoration = true\nkv = ["restored"]\n'
+        'drafter = "any"\nbaseline = true\nrestoration = "learned"\nkv = ["restored"]\n'
+        "configuration = { single_graph = true }\n"
     )
     preset = presets.read(write(tmp_path, WORD + evidence, argv=argv))
     promised = presets.Promise(
-        "recall", claims=("recall_parity",), drafter=True, restoration=True, kv=("restored",)
+        "recall",
+        claims=("recall_parity",),
+        drafter="any",
+        baseline=True,
+        restoration="learned",
+        kv=("restored",),
+        configuration={"single_graph": True},
     )
     assert preset.evidence == promised
 

@@ -145,6 +145,7 @@ RULES = Rules(
         ("ENVIRONMENT_INCOMPLETE", "probe", change("environment", "git", "source_sha256", to="0" * 64)),
         ("ENVIRONMENT_INCOMPLETE", "probe", change("environment", "models", "target", "parameters", to=0)),
         ("ENVIRONMENT_INCOMPLETE", "probe", change("environment", "system", to="Linux")),
+        ("ENVIRONMENT_INCOMPLETE", "probe", change("environment", "thermal_state", to="not_applicable")),
         ("THERMAL_OR_POWER", "throughput", change("environment", "thermal_state", to="serious")),
         ("THERMAL_OR_POWER", "throughput", change("environment", "swapping", to=True)),
         ("CLAIM_NOT_MET", "throughput", claim(name="no_slowdown", at_least=0.1)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.bridge.evidence.breakers import Breaker, Rules, chain, change, claims, resettle, rows
-from tests.bridge.evidence.reports import Document
+from tests.bridge.evidence.reports import Document, filler, rounds_for, settle
 
 
 def memory_analytic_as_measured(document: Document) -> None:
@@ -74,14 +74,32 @@ def bounded(policy: str, **classes: int) -> Breaker:
     return chain(declared(BOUNDED, policy), caches(BOUNDED, **classes))
 
 
-def kept(positions: int | None) -> Breaker:
-    """What the bounded layers kept; None: they do not say."""
+def kept(positions: int | None, arm: str = BOUNDED) -> Breaker:
+    """What an arm's layers with a window kept; None: they do not say."""
 
     def apply(document: Document) -> None:
-        for row in rows(document, BOUNDED):
+        for row in rows(document, arm):
             row["kept_positions"] = positions
             if positions is None:
                 del row["kept_positions"]
+
+    return apply
+
+
+def ended(name: str, tokens: int, resident_bytes: int) -> Breaker:
+    """An arm whose texts have so many tokens, and whose caches hold so much; nothing is claimed."""
+
+    def apply(document: Document) -> None:
+        document["claims"] = []
+        document["configuration"]["max_tokens"] = 4096
+        for i, row in enumerate(rows(document, name)):
+            row["tokens"], row["text"] = filler(700 + i, tokens), f"{tokens} tokens"
+            row["cache"]["resident_bytes"] = resident_bytes
+            if row["rounds"]:
+                row["rounds"] = rounds_for(tokens - 1, row["decode_s"])
+        for row in rows(document, "no_needle"):
+            row["finish_reason"] = "stop"
+        settle(document)
 
     return apply
 
@@ -167,11 +185,15 @@ RULES = Rules(
                 used(CODED, bytes=70_001, values=112_000),
                 used(CODED, layers=[0, 1, 2]),
                 tiny,
+                chain(ended("native", 1500, 4_000_000), ended(CODED, 1500, 300_000)),
+                chain(ended("native", 60, 900_000), ended(BOUNDED, 60, 30_000)),
                 used(BOUNDED, bytes=7_000),
                 used(BOUNDED, bytes=29_000),
                 lambda document: rows(document, "native")[0].update(kv=rows(document, CODED)[0]["kv"]),
                 kept(None),
                 kept(69),
+                chain(bounded("sink-window:0,32@full", SlidingRing=9), kept(None)),
+                chain(bounded("sink-window:0,32@full", SlidingRing=9), kept(512, "native"), kept(1024)),
                 chain(bounded("sliding-bounded", KVCache=3, SlidingRing=6), kept(1024)),
                 lattice("lattice-packed:e8,5", 60_000),
                 lattice("lattice-packed:e8,5", 120_000),
@@ -196,5 +218,9 @@ RULES = Rules(
         ("kv", batched),
         ("kv", kept(12)),
         ("kv", chain(bounded("sink-window:0,32@full", SlidingRing=9), kept(1024))),
+        ("kv", chain(bounded("sink-window:0,32@full", SlidingRing=9), kept(1024, "native"), kept(1024))),
+        # buffers grow by steps: what ends sooner may hold much less
+        ("kv", chain(ended("native", 240, 800_000), ended(CODED, 100, 60_000))),
+        ("kv", chain(ended("native", 2000, 900_000), ended(BOUNDED, 20, 50_000))),
     ],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.bridge.evidence.breakers import Breaker, Rules, chain, change, resettle
-from tests.bridge.evidence.reports import Document
+from tests.bridge.evidence.reports import Document, settle
 
 WIDE = 2e-4
 
@@ -56,6 +56,11 @@ def of_the_target(document: Document) -> None:
     every("hidden_max_abs", None)(document)
 
 
+def one_round(document: Document) -> None:
+    del document["parity"]["rounds"][1:]
+    settle(document)
+
+
 def called(name: str) -> Breaker:
     return change("parity", "reference", "implementation", to=name)
 
@@ -66,6 +71,7 @@ RULES = Rules(
         "PARITY_SELF": ("parity", named_alike),
     },
     variants=[
+        ("PARITY_SELF", "parity", chain(one_round, every("hidden_max_abs", 0), every("logits_max_abs", 0))),
         ("PARITY_TOLERANCE", "parity", in_round("logits_max_abs", WIDE)),
         ("PARITY_TOLERANCE", "parity", in_round("hidden_max_abs", WIDE)),
         ("PARITY_TOLERANCE", "parity", in_round("logits_max_abs", None)),
@@ -98,6 +104,7 @@ RULES = Rules(
         ("KIND_MISMATCH", "parity", change("order", to=[["plain", "code-001"]])),
     ],
     honest=[
+        ("parity", chain(of_the_target, every("logits_max_abs", 0))),
         ("parity", of_the_target),
         ("parity", half_precision),
         ("parity", chain(in_round("hidden_max_abs", 0.0), in_round("logits_max_abs", 0))),

@@ -18,6 +18,14 @@ def all_rounds_plain_but_declared(document: Document) -> None:
     settle(document)
 
 
+def short_finds(document: Document) -> None:
+    """A fixed block, and rounds that are shorter here and there, as look-ups give them."""
+    document["arms"][1]["system"]["block"] = "8"
+    for row in rows(document, "speculative"):
+        row["rounds"][0]["block"] = 5
+    settle(document)
+
+
 def engine_never_ran(document: Document) -> None:
     document["liveness"]["drafter_forwards"] = 0
 
@@ -97,6 +105,7 @@ RULES = Rules(
         ("ENGINE_NEVER_RAN", "throughput", drafter("prompt-lookup+dflash", 0)),
         ("ENGINE_NEVER_RAN", "throughput", chain(drafter("prompt-lookup", 0), plain_steps_alone)),
         ("SILENT_FALLBACK", "throughput", fixed_block),
+        ("SILENT_FALLBACK", "throughput", short_finds),
         ("SILENT_FALLBACK", "throughput", chain(only("identical_output"), all_rounds_plain_but_declared)),
         (
             "SILENT_FALLBACK",
@@ -118,6 +127,8 @@ RULES = Rules(
         ("SELF_COMPARISON", "kv", same_policy_spelt_otherwise),
     ],
     honest=[
+        ("throughput", chain(drafter("prompt-lookup", 0), short_finds)),
+        ("throughput", chain(drafter("prompt-lookup+dflash", 5000), short_finds)),
         ("throughput", drafter("prompt-lookup", 0)),
         ("throughput", drafter("prompt-lookup+dflash", 1)),
         ("throughput", drafter("autoregressive", 5000)),

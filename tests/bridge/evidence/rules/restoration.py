@@ -79,6 +79,16 @@ def control_cut_short(document: Document) -> None:
     settle(document)
 
 
+def of_a_control(source: str) -> Breaker:
+    """Restoration claimed of an arm that restores nothing of meaning, whatever it answers."""
+
+    def apply(document: Document) -> None:
+        arm = document["arms"][0]
+        arm["system"] |= {"kv": f"restored:{source}:4,64@full", "restoration": source}
+
+    return apply
+
+
 def nobody_answers(document: Document) -> None:
     """A target that answers nothing: its controls cannot tell what restoring does."""
     document["claims"] = [{"name": "restoration", "arm": "speculative"}]
@@ -108,6 +118,8 @@ RULES = Rules(
     variants=[
         ("CONTROL_FAILED", "restoration", control_cut_short),
         ("RESTORATION_CLAIM", "throughput", change("liveness", "restored_positions", to=5)),
+        ("RESTORATION_CLAIM", "restoration", of_a_control("noise")),
+        ("RESTORATION_CLAIM", "restoration", of_a_control("zeros")),
         ("RESTORATION_CLAIM", "recall", claim(name="restoration", arm="speculative")),
         ("CONTROL_MISSING", "recall", chain(lambda document: document["arms"].pop(1), resettle)),
         ("CONTROL_MISSING", "restoration", chain(lambda document: document["arms"].pop(4), resettle)),
