@@ -37,6 +37,7 @@ PACKED_BITS = range(2, 9)
 LARGEST_Q = 1023
 LARGEST_WINDOW = 2**20
 SOURCES = ("exact", "learned", "zeros", "noise")
+MEANINGFUL = ("exact", "learned")  # sources of which restoration can be claimed; the others are controls
 LAYERS = re.compile(r"all|full|sliding|inner:[0-9]{1,4}|[0-9]{1,4}(-[0-9]{1,4})?(,[0-9]{1,4}(-[0-9]{1,4})?)*")
 
 

@@ -8,6 +8,7 @@ from importlib import import_module
 
 import click
 
+from engine.cli.output import give_up_output, guarded_output
 from engine.errors import EngineError, InputError
 
 # What a client-only installation leaves out.
@@ -63,13 +64,16 @@ def group() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with its code."""
-    sys.exit(run(arguments))
+    code = run(arguments)
+    lost = give_up_output()
+    sys.exit(code or int(lost))
 
 
 def run(arguments: list[str] | None = None) -> int:
     """Run the command line; every failure becomes one line on stderr and a code."""
     try:
-        group.main(arguments, prog_name="kakeya_engine", standalone_mode=False)
+        with guarded_output():
+            group.main(arguments, prog_name="kakeya_engine", standalone_mode=False)
     except click.exceptions.Exit as leaving:
         return leaving.exit_code
     except click.UsageError as error:
@@ -84,8 +88,7 @@ def run(arguments: list[str] | None = None) -> int:
     except EngineError as error:
         return _say(str(error), 1)
     except BrokenPipeError:
-        sys.stderr.close()  # nobody reads any more; Python would complain about stdout at exit
-        return 1
+        return 1  # nobody reads any more
     except Exception as error:  # the last door: our bug must not look like the user's mistake
         if isinstance(error, ModuleNotFoundError) and error.name in EXTRA:
             return _say(f"{error.name} is not installed; pip install 'kakeya-mac[engine]' brings it", 2)

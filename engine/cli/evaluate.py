@@ -86,6 +86,13 @@ def throughput(as_json: bool, report_path: Path | None, **values: Any) -> None:
 @click.option(
     "--seed", type=int, default=0, show_default=True, help="Of generated prompts, or of the order of others."
 )
+@click.option(
+    "--claim",
+    type=click.Choice(["auto", "parity", "none"]),
+    default="auto",
+    show_default=True,
+    help="Claim that nothing is lost beside the oracle; auto: where --kv is native or sliding-bounded.",
+)
 @click.option("--min-recall", type=float, default=None, help="Also claim this recall.")
 @click.option(
     "--batch",

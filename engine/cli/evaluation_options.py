@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import combinations
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -99,13 +100,36 @@ def haystack_options(command: F) -> F:
 
 
 def take_journals(values: dict[str, Any], report: Path | None) -> Any:
-    """`engine.evaluation.journal.Journals` from the values of `journal_options`, which are taken out."""
+    """`engine.evaluation.journal.Journals` from the values of `journal_options`, which are taken out.
+
+    Raises:
+        ConfigurationError: journal, report and prompts are not each a file of their own.
+    """
     from engine.evaluation.journal import Journals
 
     path, resume = values.pop("journal"), values.pop("resume")
     if path is None and report is not None:
         path = report.with_name(f"{report.name}.partial.jsonl")
+    files = {"the journal": path, "--report": report}
+    for name in ("prompts", "speed_prompts"):
+        if values.get(name) and Path(values[name]).is_file():
+            files["--" + name.replace("_", "-")] = Path(values[name])
+    _refuse_one_file(files)
     return Journals(path, state_folder() / "journals", resume)
+
+
+def _refuse_one_file(files: dict[str, Path | None]) -> None:
+    """Raise ConfigurationError where two names stand for one file: writing one would destroy the other."""
+    for (one, first), (other, second) in combinations(files.items(), 2):
+        if first is not None and second is not None and _is_one(first, second):
+            raise ConfigurationError(f"{one} {first} and {other} {second} are one file; give them two")
+
+
+def _is_one(first: Path, second: Path) -> bool:
+    """Whether two paths lead to the same file, or would."""
+    if first.resolve() == second.resolve():
+        return True
+    return first.exists() and second.exists() and first.samefile(second)
 
 
 def take_chat(values: dict[str, Any]) -> Any:

@@ -27,7 +27,7 @@ def codec(golden: Path, as_json: bool) -> None:
     """Compare the lattice code with stored round trips of the codec it was published as.
 
     Passes when in every entry at least 99.9 % of the blocks hold the same lattice point and the relative MSE
-    is within 0.1 % of the reference's.
+    is within 0.1 % of the reference's. Rows that the reference loses are left out of the MSE alone.
 
     \b
     Exit codes: 0 all pass, 1 something falls short, 2 the file cannot be used.
@@ -79,3 +79,5 @@ def _table(document: dict[str, Any]) -> None:
     console.print(
         "identical: blocks with the same lattice point; MSE: relative, mean over the rows; worst: difference"
     )
+    if most := max(entry["vectors_left_out"] for entry in document["entries"]):
+        console.print(f"left out of the MSE: rows that the reference loses, at most {most:,} of an entry")

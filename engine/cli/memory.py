@@ -7,6 +7,7 @@ from time import monotonic
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from engine.errors import ConfigurationError
 
@@ -56,10 +57,10 @@ def command(table: str | None, model: Path | None, as_json: bool, **values: Any)
       kakeya_engine memory --context 512 --kv all
       kakeya_engine memory --model ~/models/qwen3-8b --context 8192,32768
       kakeya_engine memory --model ~/models/qwen3-8b --context 32768 --kv native --kv affine:4,64 --batch 8
-      kakeya_engine memory --model ~/models/gemma-4 --context 131072 --kv all --dtype bfloat16 --json
+      kakeya_engine memory --model ~/models/gemma-4 --context 100000 --kv all --dtype bfloat16 --json
     """  # noqa: D301 - click wants the character itself
-    if table is not None and not (model is None and values["context"] is None):
-        raise click.UsageError("--table and --model or --context do not go together")
+    if table is not None and (others := _others()):
+        raise click.UsageError(f"--table {table} takes no switch but --json; leave out {', '.join(others)}")
     if table is not None:
         from engine.memory.article import table_document
 
@@ -71,6 +72,17 @@ def command(table: str | None, model: Path | None, as_json: bool, **values: Any)
 
         (article_table if table is not None else prediction_table)(document)
     click.echo(json.dumps(document, ensure_ascii=False))
+
+
+def _others() -> list[str]:
+    """The switches on the command line besides --table and --json."""
+    context = click.get_current_context()
+    return [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name not in {"table", "as_json"}
+        and context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
+    ]
 
 
 def _predicted(model: Path | None, values: dict[str, Any]) -> dict[str, Any]:

@@ -50,6 +50,11 @@ def prediction_table(document: Document) -> None:
         f"{document['batch']} {'sequence' if document['batch'] == 1 else 'sequences'}, "
         f"rounds of {document['block']}, prompts in chunks of {document['prefill_chunk']}"
     )
+    shorter = {
+        f"{row['context']:,}": row["block"] for row in document["rows"] if row["block"] < document["block"]
+    }
+    for context, block in shorter.items():
+        console.print(f"a prompt of {context} leaves {f'a round of {block}' if block else 'no round'}")
     console.print(
         f"weights beside them: {size(document['weights_bytes'])} in {document['dtype']} "
         f"({document['dtype_from']}), from {document['weights_from']}"

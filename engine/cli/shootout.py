@@ -22,7 +22,8 @@ from engine.cli.options import engine_options, report_options, take_engine, take
 @click.option(
     "--policies",
     metavar="'SPEC SPEC …'",
-    help="What --kv takes, several of them [default: one of each kind, and a pair at equal stored bits].",
+    help="What --kv takes, several of them [default: every kind, most in several variants, a pair at "
+    "equal stored bits].",
 )
 @click.option("--context", type=int, metavar="N", help="Tokens of a retrieval prompt [default: 440].")
 @click.option(

@@ -8,7 +8,9 @@ A file is an ``.npz`` of float arrays, all of the same rows for one D:
 A block of 4 (D4) or 8 (E8) coordinates is *identical* when both round trips hold the same lattice point:
 turned back into the coordinates of the lattice, none of the block's differ by a quarter of a step, nor by
 2^-9 of the row's largest, which is as much as a last place of its two float16 numbers moves. The relative MSE
-is |x̂ - x|² / |x|², averaged over the rows that are not zero, so that every row counts as much.
+is |x̂ - x|² / |x|², averaged over rows, so that every row counts as much. Rows that the published codec loses
+(zeros, what it makes zeros, what is off by more than `LOST` and twice the median) would drown the others:
+they are left out of the mean, and their blocks compared like all.
 """
 
 import re
@@ -27,6 +29,7 @@ from engine.errors import ConfigurationError, InputError
 
 LEAST_IDENTICAL = 0.999
 MOST_APART = 0.001  # of the reference's relative MSE
+LOST = 0.5  # relative MSE
 LARGEST_FILE = 2**30  # bytes of all its arrays
 CHUNK = 2**20  # values coded at a time
 NAME = re.compile(r"(d4|e8)_q([1-9][0-9]{0,5})_([1-9][0-9]{0,5})")
@@ -45,6 +48,7 @@ class Entry:
         q: steps from zero to the largest coordinate.
         dim: D.
         vectors: rows.
+        vectors_left_out: rows that the means leave out, because the reference loses them.
         blocks_identical: share of blocks with the same lattice point.
         relative_mse: of our round trip.
         reference_relative_mse: of the stored one.
@@ -57,6 +61,7 @@ class Entry:
     q: int
     dim: int
     vectors: int
+    vectors_left_out: int
     blocks_identical: float
     relative_mse: float
     reference_relative_mse: float
@@ -131,13 +136,16 @@ def _compare(name: str, codec: LatticeCompat, rows: Array, reference: Array) -> 
         apart = max(apart, float(np.abs(ours.astype(np.float64) - stored).max()))
         for found, side in zip((ours, stored), errors, strict=True):
             side.append(_relative(found, x))
-    ours_mse, stored_mse = (_mean(np.concatenate(side)) for side in errors)
+    of_ours, of_stored = (np.concatenate(side) for side in errors)
+    kept = _not_lost(of_stored, reference)
+    ours_mse, stored_mse = _mean(of_ours[kept]), _mean(of_stored[kept])
     return Entry(
         name=name,
         lattice=codec.lattice,
         q=codec.q,
         dim=codec.dim,
         vectors=len(rows),
+        vectors_left_out=len(rows) - int(kept.sum()),
         blocks_identical=identical / (rows.size // codec.block),
         relative_mse=ours_mse,
         reference_relative_mse=stored_mse,
@@ -147,12 +155,19 @@ def _compare(name: str, codec: LatticeCompat, rows: Array, reference: Array) -> 
 
 
 def _relative(found: Array, rows: Array) -> Array:
-    """Squared error of each row by its squared length; rows of zeros left out."""
+    """Squared error of each row by its squared length; infinite for rows of zeros."""
     rows = rows.astype(np.float64)
-    size = np.square(rows).sum(-1)
-    kept = size > 0
-    relative: Array = np.square(found - rows).sum(-1)[kept] / size[kept]
+    size, error = np.square(rows).sum(-1), np.square(found - rows).sum(-1)
+    relative: Array = np.divide(error, size, out=np.full(len(rows), inf), where=size > 0)
     return relative
+
+
+def _not_lost(errors: Array, reference: Array) -> Array:
+    """Which rows count in a mean, [N] bool, by the reference's round trip and the errors of its rows."""
+    kept: Array = np.isfinite(errors) & reference.any(-1)
+    if kept.any():
+        kept &= errors <= max(LOST, 2 * float(np.median(errors[kept])))  # with Q = 1 most are off by more
+    return kept
 
 
 def _mean(values: Array) -> float:

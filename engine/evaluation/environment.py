@@ -13,15 +13,21 @@ from typing import Any
 import mlx.core as mx
 
 from engine.child import printed_by
-from engine.evaluation.strain import SwapWatch, power_source, thermal_state
+from engine.evaluation.strain import StrainWatch
 from engine.loading import ModelCard
 from engine.runtime import Runtime
 
 PACKAGE = Path(__file__).resolve().parent.parent
 
 
-def describe(runtime: Runtime, swap: SwapWatch, models: dict[str, ModelCard]) -> dict[str, Any]:
-    """The ``environment`` block of a report."""
+def describe(runtime: Runtime, watch: StrainWatch, models: dict[str, ModelCard]) -> dict[str, Any]:
+    """The ``environment`` block of a report.
+
+    Args:
+        runtime: what runs.
+        watch: made when the evaluation began.
+        models: by role.
+    """
     return {
         "machine": platform.machine() or "unknown",
         "system": platform.system() or "unknown",
@@ -32,9 +38,9 @@ def describe(runtime: Runtime, swap: SwapWatch, models: dict[str, ModelCard]) ->
         "metal": runtime.metal,
         "device": runtime.device,
         "blas": runtime.blas.name,
-        "power_source": power_source(),
-        "thermal_state": thermal_state(),
-        "swapping": swap.swapping(),
+        "power_source": watch.power_source(),
+        "thermal_state": watch.thermal_state(),
+        "swapping": watch.swapping(),
         "versions": {
             "python": platform.python_version(),
             "mlx": version("mlx"),
@@ -87,14 +93,35 @@ def _memory() -> int:
 def _git() -> dict[str, Any]:
     """The commit of the checkout that holds this package, and whether the package differs from it.
 
-    Both None outside a checkout, and where git itself cannot be run.
+    Both None outside a checkout, and where git itself cannot be run. Git is asked for the commit's names and
+    digests alone; files are read here, so nothing a configuration says (filters, ignored or unwatched files)
+    runs or hides a difference.
     """
-    none = {"sha": None, "dirty": None}
-    if not (PACKAGE.parent / ".git").exists():
-        return none
-    # Whoever owns the checkout, this code comes from it; what its configuration could start is switched off.
-    switches = ("safe.directory=*", "core.fsmonitor=false", "core.hooksPath=/dev/null")
-    git = ("git", "--no-optional-locks", *(part for switch in switches for part in ("-c", switch)))
-    sha = printed_by((*git, "rev-parse", "--verify", "HEAD"), PACKAGE)
-    changed = printed_by((*git, "status", "--porcelain", "--", "."), PACKAGE)
-    return none if sha is None or changed is None else {"sha": sha.strip(), "dirty": bool(changed)}
+    sha = _asked_git("rev-parse", "--verify", "HEAD") if (PACKAGE.parent / ".git").exists() else None
+    listed = sha and _asked_git("ls-tree", "-r", "-z", sha.strip(), "--", ".")
+    if sha is None or listed is None:
+        return {"sha": None, "dirty": None}
+    rows = (row.partition("\t") for row in listed.split("\0") if row)
+    committed = {name: about.rpartition(" ")[2] for about, _, name in rows}  # about: mode, type, digest
+    there = {file.relative_to(PACKAGE).as_posix() for file in PACKAGE.rglob("*.py")}
+    changed = any(_blob(PACKAGE / name, len(digest)) != digest for name, digest in committed.items())
+    return {"sha": sha.strip(), "dirty": changed or not there <= committed.keys()}
+
+
+def _asked_git(*words: str) -> str | None:
+    """What git says of this package's checkout; an object that is not there is fetched from nowhere.
+
+    It is asked whoever owns the checkout: this code comes from it and runs already.
+    """
+    git = ("git", "--no-replace-objects", "-c", "safe.directory=*")
+    return printed_by((*git, *words), PACKAGE, {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1"})
+
+
+def _blob(file: Path, digits: int) -> str | None:
+    """Git's digest of a file, or of where a link leads, in so many digits; None without a file."""
+    try:
+        data = os.fsencode(os.readlink(file)) if file.is_symlink() else file.read_bytes()
+    except OSError:
+        return None
+    algorithm = "sha256" if digits == hashlib.sha256().digest_size * 2 else "sha1"
+    return hashlib.new(algorithm, b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()

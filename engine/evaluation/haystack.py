@@ -1,9 +1,9 @@
 """Retrieval prompts made from a seed: one fact asked for, at a chosen depth of filler and other facts.
 
-The sentences are those of `engine.training.corpora.retrieval`, of which names and filler are held out from
-training. Same seed, same model's tokenizer: same prompts. A depth is the share of the haystack's tokens that
-lie before the needle, the question and the needle itself left out; it is met as closely as whole sentences
-allow, so within half of the longest one (16 tokens with the shipped tokenizer).
+The sentences are those of `engine.training.corpora.retrieval`. Their names were never in a fact that training
+saw, their filler nowhere in it. Same seed, same model's tokenizer: same prompts. A depth is the share of the
+haystack's tokens that lie before the needle, the question and the needle itself left out; it is met as
+closely as whole sentences allow, so within half of the longest one (16 tokens with the shipped tokenizer).
 """
 
 from collections.abc import Sequence

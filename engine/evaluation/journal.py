@@ -2,14 +2,17 @@
 
 One line of JSON an entry, on the disk before the next prompt begins. The first says what the rows belong to
 (see `engine.evaluation.fingerprint`); rows of anything else are refused, not mixed in. Every line carries a
-sha256 over itself and the digest of the line before. A last line that was not finished never happened.
+sha256 over itself and the digest of the line before. A last line that was not finished never happened. A file
+that does not prove to be a journal is refused and left as it is.
 """
 
 import fcntl
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -22,6 +25,8 @@ Fingerprint = Mapping[str, str | int | float | bool | None]
 KEPT = 20
 SHOWN = 4  # differences that a refusal names
 SHOWN_LENGTH = 40
+BEGINNING = re.compile(rb'[0-9a-f]{64} \{"fingerprint":')  # of every journal
+BEGINNING_LENGTH = 64 + len(' {"fingerprint":')
 
 
 @dataclass(frozen=True)
@@ -68,10 +73,13 @@ class Journal:
             resume: False empties a journal that is there.
 
         Raises:
-            ConfigurationError: it belongs to something else, is damaged, or another process writes it.
+            ConfigurationError: it belongs to something else, is damaged or no journal, or another process
+                writes it.
             EngineError: the file cannot be read or written.
         """
         try:
+            if path.exists() and not path.is_file():
+                raise ConfigurationError(f"the journal {path} is no plain file; give --journal another FILE")
             path.parent.mkdir(parents=True, exist_ok=True)
             file = path.open("a+b", buffering=0)
         except OSError as error:
@@ -79,9 +87,11 @@ class Journal:
         journal = cls(path, now(), file)
         try:
             journal._lock()
-            if not resume:
-                file.truncate(0)
-            journal._read(fingerprint)
+            data = journal._proved()
+            if data and resume:
+                journal._take_over(data, fingerprint)
+            else:
+                journal._begin(fingerprint)
         except BaseException:
             file.close()
             raise
@@ -97,7 +107,7 @@ class Journal:
 
     def remove(self) -> None:
         """Delete the file: its rows are in a report."""
-        self.path.unlink(missing_ok=True)
+        self._unlink()
         self._file.close()
 
     def close(self) -> bool:
@@ -105,9 +115,15 @@ class Journal:
         if self._file.closed:
             return False
         if not self._entries:
-            self.path.unlink(missing_ok=True)
+            self._unlink()
         self._file.close()
         return self._entries > 0
+
+    def _unlink(self) -> None:
+        """Delete the file, unless its name has come to stand for another one."""
+        with suppress(FileNotFoundError):
+            if os.path.samestat(self.path.stat(), os.fstat(self._file.fileno())):
+                self.path.unlink()
 
     def _lock(self) -> None:
         try:
@@ -117,31 +133,45 @@ class Journal:
                 f"another process writes the journal {self.path}; give --journal another FILE"
             ) from None
 
-    def _read(self, fingerprint: Fingerprint) -> None:
-        """Take over what is there and whole; begin with the fingerprint where nothing is."""
+    def _proved(self) -> bytes:
+        """The whole lines that are there, once the file's beginning shows that they are a journal's."""
         self._file.seek(0)
-        data = self._file.readall()  # type: ignore[attr-defined]  # unbuffered: a raw file
-        whole = data[: data.rfind(b"\n") + 1]
-        self._file.truncate(len(whole))
-        entries = self._entries_of(whole)
-        head = next(entries, None)
-        if head is None:
-            self._write({"fingerprint": dict(fingerprint), "started_at": stamp(self.started)})
-            self._entries = 0
-            return
+        beginning = self._file.read(BEGINNING_LENGTH)
+        data = beginning + self._file.readall()  # type: ignore[attr-defined]  # unbuffered: a raw file
+        whole: bytes = data[: data.rfind(b"\n") + 1]
+        digest, _, body = whole.partition(b"\n")[0].partition(b" ")
+        if data and not (
+            BEGINNING.fullmatch(beginning) and (not whole or digest == _digest("", body).encode())
+        ):
+            raise ConfigurationError(
+                f"the file {self.path} is no journal, or damaged in line 1; it is left as it is: "
+                "delete it, or give --journal another FILE"
+            )
+        return whole
+
+    def _begin(self, fingerprint: Fingerprint) -> None:
+        """Empty the file and begin with the fingerprint."""
+        self._file.truncate(0)
+        self._write({"fingerprint": dict(fingerprint), "started_at": stamp(self.started)})
+        self._entries = 0
+
+    def _take_over(self, whole: bytes, fingerprint: Fingerprint) -> None:
+        """Take over whole lines, and only then cut off what follows them."""
+        head, *entries = self._entries_of(whole)
         self._compare(head["fingerprint"], fingerprint)
+        self._file.truncate(len(whole))
         self.started = datetime.fromisoformat(head["started_at"])
+        self._entries = len(entries)
         for entry in entries:
-            self._entries += 1
             if "restart" in entry:
                 self.restarts.append(entry["restart"])
                 self.taken.clear()
             else:
                 self.taken.append(Entry(entry["arm"], entry["rows"], entry["drafter_forwards"]))
 
-    def _entries_of(self, data: bytes) -> Iterator[dict[str, Any]]:
+    def _entries_of(self, whole: bytes) -> Iterator[dict[str, Any]]:
         """The entries of whole lines, each proved by its digest."""
-        for number, line in enumerate(data.splitlines(), 1):
+        for number, line in enumerate(whole.split(b"\n")[:-1], 1):
             digest, _, body = line.partition(b" ")
             self._digest = _digest(self._digest, body)
             if digest != self._digest.encode():

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from engine.cache.policy import BOUNDING, NATIVE, KVPolicy, parse_policy
+from engine.cache.policy import BOUNDING, MEANINGFUL, NATIVE, KVPolicy, parse_policy
 from engine.config import Engine, Options, open_engine
 from engine.errors import ConfigurationError, PromptError
 from engine.evaluation.environment import describe
@@ -23,7 +23,7 @@ from engine.evaluation.journal import Journals
 from engine.evaluation.kv_arms import NO_NEEDLE, ORACLE, Examiner, arms_of, cards_of, runner
 from engine.evaluation.prompts import Prompt, load_prompts
 from engine.evaluation.report import Arm, Report, Request, now
-from engine.evaluation.strain import SwapWatch
+from engine.evaluation.strain import StrainWatch
 from engine.evaluation.templates import ChatSwitches
 from engine.evaluation.throughput import configuration, encode_all
 from engine.loading import SHIPPED_DRAFTER, SHIPPED_TARGET
@@ -171,7 +171,7 @@ def measure_kv(
             anything to be restored.
     """
     switches.check()
-    started, swap = now(), SwapWatch()
+    started, watch = now(), StrainWatch()
     arms = arms_of(engine, switches.parsed)
     cards = cards_of(arms)
     prompts = _prompts(engine, switches)
@@ -179,7 +179,7 @@ def measure_kv(
     encoded, empty = (encode_all(engine, some, switches.chat) for some in (prompts, emptied))
     _refuse_short(prompts, encoded, switches.parsed)
     settings = configuration(engine, runtime, "eval kv", switches)
-    environment = describe(runtime, swap, cards)
+    environment = describe(runtime, watch, cards)
     marks = fingerprint(environment, settings, prompts, encoded, request)
     journal = journals.open(marks) if journals else None
     limits = {
@@ -204,7 +204,7 @@ def measure_kv(
         "kv",
         started=journal.started if journal else started,
         claims=_claims([arm for _, arm in arms], switches),
-        environment=describe(runtime, swap, cards),
+        environment=describe(runtime, watch, cards),
         configuration=settings | {"resumed": course.resumed},
         arms=[arm for _, arm in arms],
         order=course.order,
@@ -251,5 +251,5 @@ def _claims(arms: Sequence[Arm], switches: KVSwitches) -> list[dict[str, Any]]:
         {"name": "recall_parity", "arm": parse_policy(text).spec, "baseline": ORACLE}
         for text in switches.claim_parity
     ]
-    restoring = [arm.name for arm in arms if arm.role == "sut" and arm.restoration is not None]
+    restoring = [arm.name for arm in arms if arm.role == "sut" and arm.restoration in MEANINGFUL]
     return claims + [{"name": "restoration", "arm": name} for name in restoring]

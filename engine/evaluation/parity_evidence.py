@@ -12,7 +12,7 @@ from engine.evaluation.parity import DIFFERENCES, Parity, compare_all, finite
 from engine.evaluation.prompts import load_prompts
 from engine.evaluation.reference import plain_reference, stored_reference
 from engine.evaluation.report import Report, Request, now
-from engine.evaluation.strain import SwapWatch
+from engine.evaluation.strain import StrainWatch
 from engine.evaluation.target_parity import compare_target, open_target
 from engine.runtime import Runtime
 
@@ -65,7 +65,7 @@ def measure_parity(
         PromptError: a prompt cannot be used.
     """
     switches.check()
-    started, swap = now(), SwapWatch()
+    started, watch = now(), StrainWatch()
     models: dict[str, ModelCard] = {}
     if switches.golden is not None:
         parity = compare_all(switches.golden, switches.tolerance, dtype=switches.dtype or "float32")
@@ -85,7 +85,7 @@ def measure_parity(
         models["target"], reference = target.card, plain_reference()
         own = {name: getattr(switches, name) for name in ("prompts", "limit", "max_tokens", "prefill_chunk")}
         own["command"] = "parity --target"
-    environment = describe(runtime, swap, models)
+    environment = describe(runtime, watch, models)
     versions = environment["versions"]
     report = Report.build(
         "parity",

@@ -13,7 +13,7 @@ from engine.blas import INSTALL_HINT
 from engine.cache.ring import SlidingRing
 from engine.evaluation.environment import describe
 from engine.evaluation.report import Report, Request, now
-from engine.evaluation.strain import SwapWatch
+from engine.evaluation.strain import StrainWatch
 from engine.runtime import Runtime
 
 SIZE = 512
@@ -21,7 +21,7 @@ SIZE = 512
 
 def probe_machine(runtime: Runtime, request: Request | None = None) -> Report:
     """Look at the machine."""
-    started, swap = now(), SwapWatch()
+    started, watch = now(), StrainWatch()
     facts: dict[str, Any] = {
         "command": "probe",
         "product_gflop_per_s": round(_product_rate(), 1),
@@ -35,7 +35,7 @@ def probe_machine(runtime: Runtime, request: Request | None = None) -> Report:
         "probe",
         started=started,
         claims=[{"name": "machine"}],
-        environment=describe(runtime, swap, {}),
+        environment=describe(runtime, watch, {}),
         configuration=facts,
         request=request,
     )

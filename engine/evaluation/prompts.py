@@ -2,7 +2,7 @@
 
 A file holds one JSON object a line: ``id``, ``kind`` (code, chat, retrieval or a name of your own), and
 either ``prompt`` (raw text) or ``messages`` (for the model's chat template). Retrieval prompts add
-``answer``, ``needle`` (the sentence of the prompt that holds the answer) and ``depth`` (0 to 1);
+``needle`` (the sentence of the prompt that holds the answer), ``answer`` and ``depth`` (0 to 1);
 ``instruction`` may say what the prompt asks beside its content, so that foreign instructions can be told.
 Files of gsm8k, HumanEval, MBPP and MT-bench are read as they are, see `engine.evaluation.layouts`.
 """
@@ -24,6 +24,9 @@ SHIPPED = Path(__file__).parent / "prompts"
 SHIPPED_SETS = ("code", "chat", "retrieval")
 FIELDS = {"id", "kind", "prompt", "messages", "answer", "needle", "depth", "instruction"}
 ROLES = ("system", "user", "assistant")
+LONGEST = 400  # characters of an id, a needle or an answer; no report holds longer ones
+SHOWN = 40  # characters of a text that a refusal quotes
+SHORTEST_ANSWER = 2  # one character turns up in any text
 
 
 @dataclass(frozen=True)
@@ -155,7 +158,7 @@ def chat_prompt(messages: Sequence[tuple[str, str]], identifier: str = "prompt")
 
 def _read(file: Path) -> list[Prompt]:
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8").split("\n")  # JSON texts may hold other line breaks
     except (OSError, UnicodeDecodeError) as error:
         raise PromptError(f"{file} cannot be read: {error}") from None
     prompts = []
@@ -164,7 +167,9 @@ def _read(file: Path) -> list[Prompt]:
             continue
         place = f"{file} line {number}"
         with foreign(lambda reason: PromptError(f"{place}: {reason}")):  # noqa: B023 - used at once
-            prompts.append(_parse(json.loads(line), number))
+            row = json.loads(line)
+            _refuse_halves(row)
+            prompts.append(_parse(row, number))
     if not prompts:
         raise PromptError(f"{file} holds no prompts")
     return prompts
@@ -177,6 +182,8 @@ def _parse(row: Any, number: int) -> Prompt:
     if unknown := sorted(set(row) - FIELDS):
         raise ValueError(f"unknown fields {', '.join(unknown)}")
     identifier, kind = str(row["id"]), str(row.get("kind", "raw"))
+    if not 1 <= len(identifier) <= LONGEST:
+        raise ValueError(f"id must have 1 to {LONGEST} characters, not {len(identifier)}")
     text, messages = row.get("prompt"), row.get("messages")
     if (text is None) == (messages is None):
         raise ValueError("give either prompt or messages")
@@ -187,15 +194,37 @@ def _parse(row: Any, number: int) -> Prompt:
     pairs = None if messages is None else tuple((str(m["role"]), str(m["content"])) for m in messages)
     if pairs is not None and (not pairs or any(role not in ROLES for role, _ in pairs)):
         raise ValueError(f"messages must have roles out of {', '.join(ROLES)}")
-    needle = None
-    if "needle" in row:
-        needle = Needle(str(row["needle"]).strip(), str(row["answer"]), float(row.get("depth", 0.0)))
-        if text is None or needle.sentence not in text:
-            raise ValueError("the needle's sentence is not in the prompt")
+    needle = _needle(row, text) if "needle" in row else None
     instruction = row.get("instruction")
     if instruction is None:
         instruction = _instruction(text, needle) if needle and text else ""
     return Prompt(identifier, kind, text, pairs, needle, str(instruction))
+
+
+def _needle(row: dict[str, Any], text: str | None) -> Needle:
+    """The needle of a retrieval prompt, one of which a report can say that it was found."""
+    needle = Needle(str(row["needle"]).strip(), str(row["answer"]), float(row.get("depth", 0.0)))
+    if not 1 <= len(needle.sentence) <= LONGEST:
+        raise ValueError(f"needle must have 1 to {LONGEST} characters, not {len(needle.sentence)}")
+    if text is None or needle.sentence not in text:
+        raise ValueError("the needle's sentence is not in the prompt")
+    if len(needle.answer.strip()) < SHORTEST_ANSWER or needle.answer not in needle.sentence:
+        raise ValueError(
+            f"answer must be at least {SHORTEST_ANSWER} characters that stand in the needle, "
+            f"not {needle.answer[:SHOWN]!r}"
+        )
+    if not 0 <= needle.depth <= 1:
+        raise ValueError(f"depth must be a number from 0 to 1, not {needle.depth}")
+    return needle
+
+
+def _refuse_halves(row: Any) -> None:
+    """Raise ValueError for a text that no report, and no tokenizer, can hold."""
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise ValueError(f"{half!r} is half of a character, which is not valid Unicode") from None
 
 
 def _is_turn(message: Any) -> bool:

@@ -22,7 +22,7 @@ from engine.evaluation.interleave import Lane, Progress, run_interleaved, scored
 from engine.evaluation.journal import Journals
 from engine.evaluation.prompts import Prompt
 from engine.evaluation.report import Arm, Report, Request, now
-from engine.evaluation.strain import SwapWatch
+from engine.evaluation.strain import StrainWatch
 from engine.evaluation.templates import ChatSwitches
 from engine.evaluation.throughput import (
     configuration,
@@ -101,10 +101,10 @@ def measure_quality(
         )
     if engine.alone and engine.policy == NATIVE:
         raise ConfigurationError("there is nothing to compare with plain decoding; give --drafter or --kv")
-    started, swap = now(), SwapWatch()
+    started, watch = now(), StrainWatch()
     encoded = encode_all(engine, prompts, switches.chat)
     settings = configuration(engine, runtime, "eval quality", switches)
-    marks = fingerprint(describe(runtime, swap, models(engine)), settings, prompts, encoded, request)
+    marks = fingerprint(describe(runtime, watch, models(engine)), settings, prompts, encoded, request)
     journal = journals.open(marks) if journals else None
     arms = [Arm(PLAIN, "baseline", PLAIN_LOOP), our_arm(engine, OURS)]
     total = len(arms) * len(prompts)
@@ -123,7 +123,7 @@ def measure_quality(
         "quality",
         started=journal.started if journal else started,
         claims=_claims(engine, switches),
-        environment=describe(runtime, swap, models(engine)),
+        environment=describe(runtime, watch, models(engine)),
         configuration=settings | {"resumed": course.resumed},
         arms=arms,
         order=course.order,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from engine.cache.policy import KVPolicy
+from engine.cache.policy import MEANINGFUL, KVPolicy
 from engine.config import Engine
 from engine.errors import ConfigurationError, PromptError
 from engine.evaluation.arms import OUR_LOOP, PLAIN_LOOP, Outcome, plain, speculate_together
@@ -25,7 +25,8 @@ from engine.evaluation.journal import Journals
 from engine.evaluation.kv_arms import under
 from engine.evaluation.prompts import Prompt
 from engine.evaluation.report import Arm, Report, Request, now
-from engine.evaluation.strain import SwapWatch
+from engine.evaluation.sound import refuse_unsound
+from engine.evaluation.strain import StrainWatch
 from engine.evaluation.templates import ChatSwitches
 from engine.evaluation.throughput import (
     WARM_UPS,
@@ -42,6 +43,7 @@ from engine.runtime import Runtime
 ORACLE, CONTROL = "oracle", "no_needle"
 RESTORING_CONTROLS = ("exact", "noise")
 LOSSLESS = ("native", "sliding-bounded")  # policies of which parity with the oracle is claimed
+OF_PROMPTS = ("recall", "recall_parity")  # claims of a share of the prompts, each of which must be another
 DEPTHS = 12  # recall is told for each of so many depths
 
 
@@ -51,6 +53,7 @@ class RecallSwitches:
 
     With a ``batch`` of more than 1, the arms of our loop decode so many prompts together. Their rows hold
     shares: seconds and resident bytes divided among the sequences they served, see `speculate_together`.
+    ``claim`` is parity with the oracle, none, or auto: parity where the policy is one of `LOSSLESS`.
     """
 
     prompts: str = "retrieval"
@@ -58,6 +61,7 @@ class RecallSwitches:
     max_tokens: int = 16
     seed: int = 0
     min_recall: float | None = None
+    claim: str = "auto"
     batch: int = 1
     haystack: Haystack = field(default_factory=Haystack)
     chat: ChatSwitches = field(default_factory=ChatSwitches)
@@ -70,6 +74,8 @@ class RecallSwitches:
             raise ConfigurationError(f"--max-tokens must be at least 1, not {self.max_tokens}")
         if self.min_recall is not None and not 0 < self.min_recall <= 1:
             raise ConfigurationError(f"--min-recall must lie in (0, 1], not {self.min_recall}")
+        if self.limit is not None and self.limit < 1:
+            raise ConfigurationError(f"--limit must be at least 1, not {self.limit}")
         if self.batch < 1:
             raise ConfigurationError(f"--batch must be at least 1, not {self.batch}")
 
@@ -90,8 +96,8 @@ def measure_recall(
         ConfigurationError: a switch does not make sense, or not with a batch; or the journal belongs to
             another run.
         ModelError: sequences of this model cannot be decoded together.
-        PromptError: a prompt has no needle or one that a restoring policy does not reach, or does not fit
-            the model.
+        PromptError: a prompt has no needle or one that a restoring policy does not reach, does not fit the
+            model, or proves nothing, see `refuse_unsound`.
     """
     switches.check()
     if switches.batch > 1 and engine.options.single_graph:
@@ -99,16 +105,18 @@ def measure_recall(
     if bare := [prompt.id for prompt in prompts if prompt.needle is None]:
         raise PromptError(f"recall needs prompts with a needle; {bare[0]} has none")
     refuse_near(prompts, engine.target.tokenizer, reach(engine.policy))
-    started, swap = now(), SwapWatch()
+    started, watch = now(), StrainWatch()
     emptied = [prompt.without_needle() for prompt in prompts]
     full, empty = (encode_all(engine, some, switches.chat) for some in (prompts, emptied))
+    name = "speculative" if engine.drafter else "kakeya"
+    claims = _claims(engine.policy, name, switches)
+    refuse_unsound(prompts, full, distinct=any(claim["name"] in OF_PROMPTS for claim in claims))
     settings = configuration(engine, runtime, "eval recall", switches) | {
         "compiled": engine.options.compiled and switches.batch == 1
     }
-    environment = describe(runtime, swap, models(engine))
+    environment = describe(runtime, watch, models(engine))
     marks = fingerprint(environment, settings, prompts, full, request)
     journal = journals.open(marks) if journals else None
-    name = "speculative" if engine.drafter else "kakeya"
     controls = restoring_controls(engine.policy)
     progress(0, (3 + len(controls)) * len(prompts), "warming up", prompts[0].id)
     pace = _warm_up(engine, full, switches)
@@ -138,8 +146,8 @@ def measure_recall(
     return Report.build(
         "recall",
         started=journal.started if journal else started,
-        claims=_claims(engine.policy, name, switches),
-        environment=describe(runtime, swap, models(engine)),
+        claims=claims,
+        environment=describe(runtime, watch, models(engine)),
         configuration=settings | {"resumed": course.resumed},
         arms=[each.arm for each in lanes],
         order=course.order,
@@ -162,9 +170,9 @@ def restoring_controls(policy: KVPolicy) -> dict[str, KVPolicy]:
 def _claims(policy: KVPolicy, name: str, switches: RecallSwitches) -> list[dict[str, Any]]:
     """What the report asks to be believed for."""
     claims: list[dict[str, Any]] = []
-    if policy.kind in LOSSLESS:
+    if switches.claim == "parity" or (switches.claim == "auto" and policy.kind in LOSSLESS):
         claims.append({"name": "recall_parity", "arm": name, "baseline": ORACLE})
-    if policy.source is not None:
+    if policy.source in MEANINGFUL:
         claims.append({"name": "restoration", "arm": name})
     if switches.min_recall is not None:
         claims.append({"name": "recall", "arm": name, "at_least": switches.min_recall})

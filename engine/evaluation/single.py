@@ -14,7 +14,7 @@ from engine.evaluation.arms import OUR_LOOP, Outcome, Wish, speculate
 from engine.evaluation.environment import describe
 from engine.evaluation.prompts import Prompt, encode
 from engine.evaluation.report import Arm, Report, Request, now, sample
-from engine.evaluation.strain import SwapWatch
+from engine.evaluation.strain import StrainWatch
 from engine.evaluation.summary import summarise
 from engine.evaluation.throughput import configuration, models
 from engine.runtime import Runtime
@@ -84,7 +84,7 @@ class Generation:
     arm: Arm
     switches: GenerateSwitches
     started: datetime
-    swap: SwapWatch
+    watch: StrainWatch
 
     def figures(self) -> dict[str, Any]:
         """The figures of the JSON line."""
@@ -127,7 +127,7 @@ def generate_stream(
         ConfigurationError: a switch does not make sense.
     """
     switches.check()
-    started, swap, target = now(), SwapWatch(), engine.target
+    started, watch, target = now(), StrainWatch(), engine.target
     tokens = encode(prompt, target.tokenizer, target.target.vocab_size, target.context)
     drafter = engine.drafter.drafter.name if engine.drafter else None
     name = "speculative" if drafter else "kakeya"
@@ -135,7 +135,7 @@ def generate_stream(
     pace = engine.new_pace(repeatable=switches.seed is not None)
     outcome = speculate(engine, tokens, switches.max_tokens, pace, show=show, wish=switches.wish())
     arm.take([sample(prompt, tokens, outcome)], outcome.drafter_forwards)
-    return Generation(prompt, tokens, outcome, arm, switches, started, swap)
+    return Generation(prompt, tokens, outcome, arm, switches, started, watch)
 
 
 def generate_report(
@@ -146,7 +146,7 @@ def generate_report(
         "throughput",
         started=generation.started,
         claims=[],
-        environment=describe(runtime, generation.swap, models(engine)),
+        environment=describe(runtime, generation.watch, models(engine)),
         configuration=configuration(engine, runtime, "generate", generation.switches),
         arms=[generation.arm],
         order=[(generation.arm.name, generation.prompt.id)],

@@ -4,6 +4,7 @@ Linux tells in files, macOS by its own tools `pmset`, `notifyutil` and `vm_stat`
 What a system does not tell is ``unknown`` (or None), never a guess.
 """
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -11,20 +12,38 @@ from pathlib import Path
 from engine.child import printed_by
 
 SWAP_COUNTERS = ("pswpin", "pswpout")
+MOST_SWAPPED = 64 * 2**20  # bytes in an evaluation; any process's page counts, and a few always go
 # notifyutil's number of com.apple.system.thermalpressurelevel, from OSThermalNotification.h
 PRESSURES = {0: "nominal", 1: "fair", 2: "serious", 3: "critical", 4: "critical"}
+# From the best to the worst; what nobody says may be worse than what is harmless.
+POWER = ("not_applicable", "ac", "unknown", "battery")
+HEAT = ("not_applicable", "nominal", "fair", "unknown", "serious", "critical")
 
 
-class SwapWatch:
-    """Whether the machine swaps between making this object and asking."""
+class StrainWatch:
+    """What disturbs an evaluation, from making this object to the last time of asking.
+
+    Power source and heat are read when it is made and whenever it is asked; the worst of them counts.
+    """
 
     def __init__(self) -> None:
-        self._before = _swapped_pages()
+        self._swapped = swapped_bytes()
+        self._power, self._heat = power_source(), thermal_state()
+
+    def power_source(self) -> str:
+        """The worst so far, one of `POWER`."""
+        self._power = max(self._power, power_source(), key=POWER.index)
+        return self._power
+
+    def thermal_state(self) -> str:
+        """The worst so far, one of `HEAT`."""
+        self._heat = max(self._heat, thermal_state(), key=HEAT.index)
+        return self._heat
 
     def swapping(self) -> bool | None:
-        """Pages went to or came from swap meanwhile; None where the system does not say."""
-        now = _swapped_pages()
-        return None if now is None or self._before is None else now > self._before
+        """More than `MOST_SWAPPED` went to or came from swap; None where the system does not say."""
+        now = swapped_bytes()
+        return None if now is None or self._swapped is None else now - self._swapped > MOST_SWAPPED
 
 
 def power_source() -> str:
@@ -67,19 +86,22 @@ def pressure_of(printed: str) -> str:
 
 
 def swapped_of(printed: str) -> int | None:
-    """Pages swapped since the start in what ``vm_stat`` prints: the lines Swapins and Swapouts."""
+    """Bytes swapped since the start in what ``vm_stat`` prints: the lines Swapins and Swapouts, in pages."""
+    size = re.search(r"page size of (\d+) bytes", printed)
     found = re.findall(r"^Swap(?:ins|outs):\s+(\d+)\.?$", printed, re.MULTILINE)
-    return sum(map(int, found)) if len(found) == len(SWAP_COUNTERS) else None
+    return int(size[1]) * sum(map(int, found)) if size and len(found) == len(SWAP_COUNTERS) else None
 
 
-def _swapped_pages() -> int | None:
+def swapped_bytes() -> int | None:
+    """Bytes that any process swapped in or out since the system's start; None where it does not say."""
     if sys.platform == "darwin":
         return swapped_of(printed_by(("/usr/bin/vm_stat",)) or "")
     try:
         rows = (line.split() for line in Path("/proc/vmstat").read_text().splitlines())
-        return sum(int(value) for name, value in rows if name in SWAP_COUNTERS)
+        pages = sum(int(value) for name, value in rows if name in SWAP_COUNTERS)
     except (OSError, ValueError):
         return None
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _line(path: Path) -> str:

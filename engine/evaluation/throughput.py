@@ -26,7 +26,7 @@ from engine.evaluation.prompts import Prompt, encode
 from engine.evaluation.report import Arm, Report, Request, now
 from engine.evaluation.rounding import Run, block_error, plain_gap
 from engine.evaluation.steady import disturbance
-from engine.evaluation.strain import SwapWatch
+from engine.evaluation.strain import StrainWatch
 from engine.evaluation.templates import ChatSwitches
 from engine.pace import Adaptive, Pace, Tour
 from engine.runtime import Runtime
@@ -93,11 +93,11 @@ def measure_throughput(
         )
     if engine.alone and switches.claim not in ("auto", "none"):
         raise ConfigurationError(f"--claim {switches.claim} compares with speculation; give --drafter PATH")
-    started, swap = now(), SwapWatch()
+    started, watch = now(), StrainWatch()
     encoded = encode_all(engine, prompts, switches.chat)
     claims = throughput_claims(engine, switches, runtime, len(prompts)) if _compares(engine) else []
     settings = configuration(engine, runtime, "eval throughput", switches)
-    environment = describe(runtime, swap, models(engine))
+    environment = describe(runtime, watch, models(engine))
     marks = fingerprint(environment, settings, prompts, encoded, request)
     journal = journals.open(marks) if journals else None
     arms = _arms(engine)
@@ -127,7 +127,7 @@ def measure_throughput(
         "throughput",
         started=journal.started if journal else started,
         claims=claims,
-        environment=describe(runtime, swap, models(engine)),
+        environment=describe(runtime, watch, models(engine)),
         configuration=settings | {"resumed": course.resumed},
         arms=arms,
         order=course.order,

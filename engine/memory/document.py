@@ -43,6 +43,7 @@ def prediction_document(model: Unloaded, asked: Asked, prediction: Prediction) -
                 "kv": row.kv,
                 "context": row.context,
                 "batch": row.batch,
+                "block": row.block,
                 "cache_bytes": row.nbytes,
                 "bytes_per_sequence": row.per_sequence,
                 "bytes_per_token": row.per_token,

@@ -35,7 +35,8 @@ from engine.networks.mdlm import classes, mask_token
 from engine.weights import read_json
 
 State = Callable[[Sequence[int], int], int]
-"""From the positions observed at a time, and the tokens of a block, to bytes of one sequence's state."""
+"""From the positions observed at a time, and the tokens of a block (under 2: nothing is drafted), to bytes of
+one sequence's state."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,10 @@ def _context(network: DFlash, dtype: mx.Dtype, observed: Sequence[int], block: i
             network.absorb(mx.zeros((1, waiting, width), dtype), context)
             _forget(context)
             waiting = 0
-    network(mx.zeros((1, block, config.hidden_size), dtype), mx.zeros((1, waiting, width), dtype), context)
+    if block > 1:
+        network(
+            mx.zeros((1, block, config.hidden_size), dtype), mx.zeros((1, waiting, width), dtype), context
+        )
     return context.nbytes
 
 
@@ -144,6 +148,8 @@ def _autoregressive(argument: str, target: Unloaded, dtype: str | None) -> Unloa
 
 def _small_caches(model: Any, size: int, observed: Sequence[int], block: int) -> int:
     """Bytes of a drafting model's caches: what it has not seen in chunks, then the bonus, then its drafts."""
+    if block < 2:  # it reads what it observed when it is asked to draft
+        return 0
     unseen, counts = sum(observed), []
     while unseen > UNSEEN:
         counts.append(min(CHUNK, unseen))

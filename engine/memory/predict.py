@@ -55,6 +55,7 @@ class Row:
         context: tokens of each prompt.
         batch: sequences.
         kinds: the caches by kinds of layers.
+        block: tokens of the round, as asked for or as the model's positions leave room for; 0: no round.
         native: bytes of the native policy's caches in the same run.
         drafter: bytes of what the drafter remembers of all sequences; 0 without one.
     """
@@ -63,6 +64,7 @@ class Row:
     context: int
     batch: int
     kinds: tuple[LayerKind, ...]
+    block: int
     native: int
     drafter: int = 0
 
@@ -92,7 +94,7 @@ class Prediction:
     """All rows, and the runs they are for.
 
     Attributes:
-        run: the run of the first row; rows differ in ``context``.
+        run: the run of the first row, its block as asked for; rows differ in ``context`` and in ``block``.
         rows: by context, then by policy.
         drafter_weights: bytes; 0 without a drafter.
         refused: policies of `EVERY` that do not go together with the model, and why.
@@ -125,7 +127,7 @@ def predict(model: Unloaded, asked: Asked, progress: Progress) -> Prediction:
     states: dict[tuple[int, ...], int] = {}  # of the drafter, by the positions it is told of at a time
     steps = len(asked.contexts) * len(policies)
     for context in asked.contexts:
-        now = replace(run, context=context)
+        now = replace(run, context=context, block=_left(model, context, run.block))
         progress(len(rows), steps, "predicting", f"native, {context} tokens")
         native = held_by(model.target, NATIVE, now)
         for policy in policies:
@@ -135,12 +137,16 @@ def predict(model: Unloaded, asked: Asked, progress: Progress) -> Prediction:
             if drafter and observed not in states:
                 states[observed] = drafter.state(observed, now.block)
             state = states.get(observed, 0)
-            rows.append(
-                Row(policy.spec, context, asked.batch, tuple(kinds), total(native), asked.batch * state)
-            )
+            bytes_of = {"native": total(native), "drafter": asked.batch * state}
+            rows.append(Row(policy.spec, context, asked.batch, tuple(kinds), now.block, **bytes_of))
     progress(steps, steps, "predicting", "done")
     weights = drafter.weights if drafter else 0
     return Prediction(replace(run, context=asked.contexts[0]), tuple(rows), weights, refused)
+
+
+def _left(model: Unloaded, context: int, block: int) -> int:
+    """Tokens of the round: no run goes beyond the model's positions, and the prompt's forward gives one."""
+    return block if model.context is None else min(block, model.context - context - 1)
 
 
 def _policies(model: Unloaded, asked: Asked) -> tuple[list[KVPolicy], dict[str, str]]:
@@ -195,7 +201,8 @@ def _check(model: Unloaded, asked: Asked) -> None:
     for context in asked.contexts:
         if not 1 <= context <= LARGEST_CONTEXT:
             raise ConfigurationError(f"--context must lie in 1 to {LARGEST_CONTEXT}, not {context}")
-        if model.context is not None and context > model.context:
+        if model.context is not None and context >= model.context:
             raise ConfigurationError(
-                f"--context {context} is more than the {model.context} positions this model was made for"
+                f"--context {context} leaves no token to generate: this model was made for {model.context} "
+                f"positions; give at most {model.context - 1}"
             )

@@ -32,7 +32,7 @@ class Run:
     Attributes:
         context: tokens of each prompt.
         batch: sequences; one is decoded alone, several are merged.
-        block: tokens of a round.
+        block: tokens of the round; 0 for none, where the prompt leaves room for one token alone.
         headroom: the largest block that may be verified.
         prefill_chunk: prompt positions a forward.
     """
@@ -99,8 +99,9 @@ def _held(
         if not any(written):
             return cache
         [cache] = merge(model, [[cache]] * run.batch)
-        feed(cache, written, run.block, run.batch)
-    else:
+        if run.block:
+            feed(cache, written, run.block, run.batch)
+    elif run.block:
         _forward(cache, written, run.block, stage)
     return cache
 

@@ -2,7 +2,7 @@
 
 The source ``learned`` needs a projector and the DFlash network it was trained with, whether or not that
 network also drafts. For the shipped target both are shipped. Otherwise the projector's folder is given, and
-the network is that of ``--drafter``, or of the folder ``drafter`` beside the projector's.
+the network is that of ``--drafter``, or of the folder ``drafter`` beside the projector's, or the shipped one.
 """
 
 from pathlib import Path
@@ -14,6 +14,7 @@ from engine.drafters.registry import WITH_LOOKUP
 from engine.errors import ConfigurationError, DrafterMismatchError, ModelError
 from engine.loading import (
     SHIPPED,
+    SHIPPED_DRAFTER,
     SHIPPED_TARGET,
     LoadedTarget,
     dtype_of,
@@ -85,7 +86,7 @@ def load_learned(
     """Load a projector and the drafter network it was trained with.
 
     Raises:
-        ConfigurationError: that network is neither in ``drafter`` nor beside the projector.
+        ConfigurationError: that network is neither in ``drafter``, nor beside the projector, nor shipped.
         ModelError: a folder cannot be used.
         DrafterMismatchError: the projector was trained for another target, or with another drafter.
     """
@@ -118,13 +119,15 @@ def features_of(folder: Path, target: Target, dtype: str | None) -> tuple[Drafte
 
 
 def _drafter_folder(projector: Path, config: ProjectorConfig, drafter: str | None) -> Path:
-    """Where the projector's drafter is: in ``--drafter``, or beside the projector."""
+    """Where the projector's drafter is: in ``--drafter``, beside the projector, or it is the shipped one."""
     named = Path((drafter or "").removeprefix(WITH_LOOKUP).removeprefix("dflash:").removeprefix("dflash2:"))
     beside = projector.resolve().parent / BESIDE
     found = {}
     for folder in (beside, named):
         if folder != Path() and (folder / "config.json").is_file():
             found[digest(weight_files(folder))] = folder
+    if config.drafter not in found and _is_shipped(config.drafter):
+        return SHIPPED_DRAFTER
     if not found:
         raise ConfigurationError(
             f"{projector} needs the DFlash drafter it was trained with; give it as --drafter "
@@ -133,6 +136,12 @@ def _drafter_folder(projector: Path, config: ProjectorConfig, drafter: str | Non
     if config.drafter not in found:
         _refuse_other("drafter", config.drafter, list(found)[-1])
     return found[config.drafter]
+
+
+def _is_shipped(drafter: str) -> bool:
+    """Whether a digest is that of the shipped drafter's weights."""
+    there = (SHIPPED_DRAFTER / "config.json").is_file()
+    return there and digest(weight_files(SHIPPED_DRAFTER)) == drafter
 
 
 def _refuse_other(what: str, wanted: str, found: str) -> None:

@@ -12,11 +12,12 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 import mlx.core as mx
 import mlx.optimizers as optim
 
-from engine.cache.policy import KVPolicy, parse_policy
+from engine.cache.policy import LARGEST_WINDOW, LAYERS, KVPolicy, parse_policy
 from engine.errors import ConfigurationError, EngineError
 from engine.host import read_float, read_token
 from engine.restoration.session import RestorationPlan
@@ -72,6 +73,15 @@ class ProjectorSwitches:
             value = getattr(self, name)
             if value < least:
                 raise ConfigurationError(f"--{name} must be at least {least}, not {value}")
+        for name, least in (("sink", 0), ("window", 1)):
+            if not least <= getattr(self, name) <= LARGEST_WINDOW:
+                raise ConfigurationError(
+                    f"--{name} must lie in {least} to {LARGEST_WINDOW}, not {getattr(self, name)}"
+                )
+        if not LAYERS.fullmatch(self.layers):
+            raise ConfigurationError(
+                f"--layers {self.layers!r} names no layers; give full, or numbers such as 2,5 or 2-6"
+            )
         if context is not None and self.length > context:
             raise ConfigurationError(f"--length {self.length} is more than the target's context of {context}")
         plan = self.plan()
@@ -83,12 +93,23 @@ class ProjectorSwitches:
 
     @property
     def policy(self) -> KVPolicy:
-        """What it is trained for.
+        """What it is trained for, once `check` has passed."""
+        return parse_policy(f"restored:{LEARNED}:{self.sink},{self.window}@{self.layers}")
+
+    def layers_of(self, model: Any) -> list[int]:
+        """The layers it is trained for.
 
         Raises:
-            ConfigurationError: sink, window or layers are not valid.
+            ConfigurationError: one that is named cannot be restored, or there are none.
         """
-        return parse_policy(f"restored:{LEARNED}:{self.sink},{self.window}@{self.layers}")
+        policy = self.policy
+        try:
+            return policy.chosen_layers(model)
+        except ConfigurationError as error:
+            reason = str(error).removeprefix(f"--kv {policy.spec}").partition("; use")[0]
+            raise ConfigurationError(
+                f"--layers {self.layers}{reason}; a projector is for layers that keep all positions"
+            ) from None
 
     def plan(self) -> RestorationPlan:
         """Which positions are restored when."""
@@ -252,6 +273,10 @@ class Fit:
             for name, value in figures.items():
                 sums[name] = sums.get(name, 0.0) + read_float(value) / HELD_OUT_BATCHES
         return _rounded(sums)
+
+    def tell_end(self) -> None:
+        """Show as progress that all is done."""
+        self._progress(self._total, self._total, "held out", "done")
 
     def _watch(self, key: str, lexicon: Lexicon, phase: str) -> Texts:
         self._progress(self._done, self._total, phase, key.rpartition("/")[2])

@@ -12,6 +12,14 @@ def test_a_program_that_fails_or_is_not_there_says_nothing() -> None:
     assert printed_by(("/nowhere/at-all",)) is None
 
 
+def test_bytes_that_are_no_utf_8_are_marked() -> None:
+    assert printed_by(("printf", "a\\377b")) == "a\N{REPLACEMENT CHARACTER}b"
+
+
+def test_it_gets_what_is_added_for_it() -> None:
+    assert printed_by(("/bin/sh", "-c", 'echo "$MORE"'), added={"MORE": "so"}) == "so\n"
+
+
 def test_it_gets_no_input_and_none_of_our_environment() -> None:
     assert printed_by(("cat",)) == ""
     names = {line.partition("=")[0] for line in (printed_by(("env",)) or "").splitlines()}

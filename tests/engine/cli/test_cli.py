@@ -137,6 +137,8 @@ def test_recall_and_probe_end_with_one_json_line(capsys, models: list[str], tmp_
             "--min-speedup must be a finite number of at least 1",
         ),
         (["eval", "recall", "--min-recall", "2"], "--min-recall must lie in"),
+        (["eval", "recall", "--limit", "0"], "--limit must be at least 1, not 0"),
+        (["eval", "recall", "--limit", "-1"], "--limit must be at least 1, not -1"),
         (["eval", "recall", "--batch", "0"], "--batch must be at least 1"),
         (["eval", "recall", "--depths", "0;1"], "--depths '0;1' is not a list such as 0,0.5,1"),
         (["eval", "recall", "--context", "0"], "--context must be at least 1"),

@@ -12,15 +12,17 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
+from engine.cache.codecs.lattice import LatticeCompat
 from engine.cli import run
 
 DATA = Path(__file__).parents[2] / "data" / "lattice"
 FIELDS = {
     *("name", "lattice", "q", "dim", "vectors", "blocks_identical", "relative_mse", "reference_relative_mse"),
-    *("mse_ratio", "max_abs_difference", "passed"),
+    *("mse_ratio", "max_abs_difference", "passed", "vectors_left_out"),
 }
 Arrays = dict[str, Any]
 
@@ -95,6 +97,7 @@ def test_for_people_there_is_a_row_for_each_entry_and_then_the_line(
         ["d4_q38_64", "32", "100.000%", "yes"],
         ["e8_q4_64", "32", "100.000%", "yes"],
     ]
+    assert "left out of the MSE: rows that the reference loses, at most 2 of an entry" in out
     assert json.loads(out.splitlines()[-1])["passed"] is True
 
 
@@ -168,6 +171,31 @@ def test_rows_of_zeros_alone_pass(capsys, tmp_path: Path):
     assert code == 0
     entry = entries_of(out)["e8_q38_32"]
     assert (entry["relative_mse"], entry["mse_ratio"], entry["blocks_identical"]) == (0.0, 1.0, 1.0)
+
+
+def test_rows_that_the_reference_loses_hide_no_error(capsys, tmp_path: Path):
+    """Beside eight rows that it makes zeros, an error of the others still fails."""
+    arrays = {name: value[16:] for name, value in stored("x_64", "e8_q38_64").items()}
+    tiny = np.full((8, 64), 1e-33, np.float32)
+    arrays = {"x_64": [*arrays["x_64"], *tiny], "e8_q38_64": [*arrays["e8_q38_64"], *(0 * tiny)]}
+    code, out, _ = codec(capsys, saved(tmp_path, arrays), "--json")
+    entry = entries_of(out)["e8_q38_64"]
+    assert (code, entry["vectors_left_out"], entry["blocks_identical"]) == (0, 8, 1.0)
+    arrays["e8_q38_64"] = np.array(arrays["e8_q38_64"]) * np.float32(1.0015)
+    code, out, _ = codec(capsys, saved(tmp_path, arrays), "--json")
+    entry = entries_of(out)["e8_q38_64"]
+    assert (code, entry["vectors_left_out"], entry["blocks_identical"]) == (1, 8, 1.0)
+    assert entry["mse_ratio"] < 0.999
+
+
+def test_where_every_row_is_far_off_all_count(capsys, tmp_path: Path):
+    far = LatticeCompat("d4", 1, 128)
+    rows = np.array(mx.random.normal((50, 128), key=mx.random.key(0)))
+    arrays = {"x_128": rows, "d4_q1_128": np.array(far.decode(far.encode(mx.array(rows)), mx.float32))}
+    code, out, _ = codec(capsys, saved(tmp_path, arrays), "--json")
+    entry = entries_of(out)["d4_q1_128"]
+    assert (code, entry["vectors_left_out"]) == (0, 0)
+    assert entry["relative_mse"] > 0.5
 
 
 @pytest.mark.parametrize("kind", [np.float64, np.float16])

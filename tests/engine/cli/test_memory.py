@@ -59,6 +59,30 @@ def test_a_prediction_is_what_generate_would_report(capsys):
         assert (line["kind"], line["measured"]) == ("analytic", False)
 
 
+@pytest.mark.parametrize(
+    ("context", "block"), [(1023, 0), (1022, 1), (1018, 5)], ids=["1023", "1022", "1018"]
+)
+def test_near_the_last_position_rounds_are_as_short_as_a_runs(capsys, context: int, block: int):
+    line = document(
+        capsys, *TARGET, "--context", f"300,{context}", "--drafter", str(SHIPPED_DRAFTER), "--block", "8"
+    )
+    assert (line["block"], [row["block"] for row in line["rows"]]) == (8, [8, block])
+    engine = open_engine(Options(drafter=str(SHIPPED_DRAFTER), block="8"))
+    held = speculate(engine, prompt_of(context), 64, Fixed(8)).resident_bytes
+    assert line["rows"][1]["cache_bytes"] == held
+    assert engine.drafter is not None
+    if block < 2:  # otherwise the run goes on longer
+        assert line["rows"][1]["drafter_state_bytes"] == engine.drafter.drafter.nbytes
+
+
+def test_a_shorter_round_is_told(capsys):
+    code, out, _ = call(capsys, *TARGET, "--context", "300,1022,1023", "--block", "4")
+    assert code == 0
+    assert "a prompt of 1,022 leaves a round of 1\n" in out
+    assert "a prompt of 1,023 leaves no round\n" in out
+    assert "a prompt of 300" not in out
+
+
 def test_all_policies_stand_side_by_side_against_native(capsys):
     line = document(capsys, *TARGET, "--context", "300,1000", "--kv", "all", "--batch", "2")
     assert [row["context"] for row in line["rows"]] == [300] * len(POLICIES) + [1000] * len(POLICIES)
@@ -111,14 +135,40 @@ def test_a_drafter_adds_its_weights_and_state(capsys):
     [
         (["memory"], "give --table article, or --context N"),
         (["memory", "--json"], "give --table article"),
-        (["memory", "--table", "article", "--model", "."], "do not go together"),
+        (["memory", "--table", "article", "--model", "."], "takes no switch but --json; leave out --model"),
+        (["memory", "--table", "article", "--context", "8"], "leave out --context"),
+        (
+            [
+                "memory",
+                "--kv",
+                "affine",
+                "--table",
+                "article",
+                "--batch",
+                "1",
+                "--json",
+                "--dtype",
+                "float32",
+            ],
+            "leave out --kv, --batch, --dtype",
+        ),
+        (
+            ["memory", "--table", "article", "--block", "8", "--prefill-chunk", "9", "--quantize", "4"],
+            "leave out --block, --prefill-chunk, --quantize",
+        ),
+        (["memory", "--table", "article", "--drafter", "none"], "leave out --drafter"),
         (["memory", "--table", "thesis"], "thesis"),
         ([*TARGET], "or --context N"),
         (["memory", "--model", "/nowhere", "--context", "8"], "/nowhere is not a folder"),
         ([*TARGET, "--context", "0"], "not 0"),
         ([*TARGET, "--context", "-5"], "'-5' is not a number"),
         ([*TARGET, "--context", "8,,9"], "'8,,9' is not a number"),
-        ([*TARGET, "--context", "1025"], "1025 is more than the 1024 positions"),
+        (
+            [*TARGET, "--context", "1025"],
+            "1025 leaves no token to generate: this model was made for 1024 pos",
+        ),
+        ([*TARGET, "--context", "1024"], "1024 leaves no token to generate"),
+        ([*TARGET, "--context", "8,1024"], "give at most 1023"),
         ([*TARGET, "--context", "8,99999999999"], "not 99999999999"),
         ([*TARGET, "--context", "8", "--batch", "0"], "--batch must lie in 1 to 4096, not 0"),
         ([*TARGET, "--context", "8", "--batch", "-3"], "not -3"),

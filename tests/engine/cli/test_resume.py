@@ -144,3 +144,37 @@ def test_a_run_without_a_report_keeps_its_rows_in_the_state_folder(
     line = json.loads(capsys.readouterr().out)
     assert json.loads(Path(line["report"]).read_text())["configuration"]["resumed"] == rows
     assert not list((state / "journals").iterdir())
+
+
+NAMES = {
+    "journal and report": (["--journal", "own.json", "--report", "./own.json"], "--report own.json"),
+    "journal and prompts": (["--journal", "own.jsonl"], "--prompts own.jsonl"),
+    "report and prompts": (["--report", "link.jsonl"], "--prompts own.jsonl"),
+    "default journal and prompts": (["--report", "own", "--prompts", "own.partial.jsonl"], "--prompts own.p"),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_journal_report_and_prompts_are_never_one_file(
+    capsys, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    for file in ("own.json", "own.jsonl", "own.partial.jsonl"):
+        write(tmp_path / file, needle_row())
+    (tmp_path / "link.jsonl").hardlink_to(tmp_path / "own.jsonl")
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    arguments, message = NAMES[name]
+    assert run(["eval", "recall", "--prompts", "own.jsonl", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert "are one file; give them two" in err
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
+def test_a_file_that_is_no_journal_stays(capsys, command: list[str], tmp_path: Path):
+    notes = tmp_path / "notes.txt"
+    notes.write_text("remember the milk")
+    for more in ([], ["--no-resume"]):
+        assert run([*command, "--journal", str(notes), *more]) == 2
+        assert f"the file {notes} is no journal" in capsys.readouterr().err
+    assert notes.read_text() == "remember the milk"

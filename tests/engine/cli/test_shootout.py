@@ -10,6 +10,7 @@ import pytest
 
 from bridge.evidence.gate import judge_file
 from engine.cli import run
+from engine.cli.tables import KV_NOTES
 from tests.engine.evaluation.test_prompts import write
 
 
@@ -108,3 +109,7 @@ def test_help_shows_how(capsys, name: str):
     code, out, _ = call(capsys, name, "--help")
     assert code == 0
     assert f"kakeya_engine eval {name} --report {name}.json" in out
+
+
+def test_the_legend_fits_a_narrow_terminal():
+    assert max(map(len, KV_NOTES.splitlines())) <= 80

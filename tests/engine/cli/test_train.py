@@ -53,9 +53,9 @@ def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "message"),
     [
         (["--steps", "-3"], "--steps must be at least 0, not -3"),
-        (["--window", "0"], "restored:learned:4,0@full"),
-        (["--sink", "-1"], "'-1' is no whole number"),
-        (["--layers", "7"], "layer 7 is no attention layer"),
+        (["--window", "0"], ": --window must lie in 1 to 1048576, not 0"),
+        (["--sink", "-1"], ": --sink must lie in 0 to 1048576, not -1"),
+        (["--layers", "7"], ": --layers 7: layer 7 is no attention layer"),
         (["--length", "100000"], "--length 100000 is more than the target's context of 512"),
         (["--dtype", "float8"], "dtype 'float8' is not one of"),
     ],

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.evaluation import environment
-from engine.evaluation.strain import SwapWatch
+from engine.evaluation import environment, strain
+from engine.evaluation.strain import StrainWatch
 from engine.runtime import prepare
 
 
@@ -31,7 +31,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def described() -> dict[str, object]:
-    block = environment.describe(prepare(), SwapWatch(), {})["git"]
+    block = environment.describe(prepare(), StrainWatch(), {})["git"]
     assert block["source_sha256"] == environment.source_digest()
     return {name: block[name] for name in ("sha", "dirty")}
 
@@ -51,13 +51,79 @@ def test_a_changed_or_new_file_is_dirty(package: Path) -> None:
     assert described()["dirty"] is True
 
 
-def test_what_the_configuration_of_a_checkout_starts_is_not_started(package: Path) -> None:
+@pytest.mark.parametrize("way", ["not-shown", "excluded", "unwatched"])
+def test_no_configuration_hides_a_difference(package: Path, way: str) -> None:
+    if way == "unwatched":
+        git(package, "update-index", "--assume-unchanged", "decode.py")
+        (package / "decode.py").write_text("ONE = 2\n")
+    else:
+        (package / "extra.py").write_text("TWO = 2\n")
+    if way == "not-shown":
+        git(package, "config", "status.showUntrackedFiles", "no")
+    if way == "excluded":
+        (package.parent / ".git" / "info" / "exclude").write_text("extra.py\n")
+    assert git(package, "status", "--porcelain") == ""
+    assert described()["dirty"] is True
+
+
+def test_a_replaced_commit_hides_no_difference(package: Path) -> None:
+    (package / "decode.py").write_text("ONE = 2\n")
+    committed = git(package, "rev-parse", "HEAD")
+    git(package, "commit", "-q", "-a", "-m", "two")
+    git(package, "replace", committed, "HEAD")
+    git(package, "reset", "-q", "--soft", committed)
+    assert described() == {"sha": committed, "dirty": True}
+
+
+def test_links_and_longer_digests_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "engine"
+    folder.mkdir()
+    (folder / "näch ste.py").write_text("ONE = 1\n")
+    (folder / "link").symlink_to("näch ste.py")
+    git(tmp_path, "init", "-q", "--object-format=sha256")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-q", "-m", "one")
+    monkeypatch.setattr(environment, "PACKAGE", folder)
+    assert described()["dirty"] is False
+    (folder / "link").unlink()
+    (folder / "link").symlink_to("elsewhere")
+    assert described()["dirty"] is True
+
+
+@pytest.mark.parametrize("started_by", ["fsmonitor", "filter"])
+def test_what_the_configuration_of_a_checkout_starts_is_not_started(package: Path, started_by: str) -> None:
     mark = package.parent / "started"
-    git(package, "config", "core.fsmonitor", f"touch {mark}; false")
-    described()
+    if started_by == "fsmonitor":
+        git(package, "config", "core.fsmonitor", f"touch {mark}; false")
+    else:
+        (package.parent / ".git" / "info" / "attributes").write_text("*.py filter=x\n")
+        git(package, "config", "filter.x.clean", f"touch {mark}; cat")
+    (package / "decode.py").write_text("TWO = 1\n")  # as long as the committed one
+    assert described()["dirty"] is True
+    assert not mark.exists()
+
+
+def test_an_object_that_is_missing_is_fetched_from_nowhere(package: Path) -> None:
+    mark = package.parent / "started"
+    git(package, "config", "core.repositoryFormatVersion", "1")
+    git(package, "config", "extensions.partialClone", "origin")
+    git(package, "config", "remote.origin.promisor", "true")
+    git(package, "config", "remote.origin.url", str(package.parent))
+    git(package, "config", "remote.origin.uploadpack", f"touch {mark}; false")
+    tree = git(package, "rev-parse", "HEAD:engine")
+    (package.parent / ".git" / "objects" / tree[:2] / tree[2:]).unlink()
+    assert described() == {"sha": None, "dirty": None}
     assert not mark.exists()
 
 
 def test_without_a_checkout_nothing_is_said(package: Path) -> None:
     (package.parent / ".git").rename(package.parent / "elsewhere")
     assert described() == {"sha": None, "dirty": None}
+
+
+def test_a_run_that_began_on_battery_was_on_battery(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strain, "power_source", lambda: "battery")
+    watch = StrainWatch()
+    monkeypatch.setattr(strain, "power_source", lambda: "ac")
+    for _ in range(2):  # for the fingerprint of rows, and for the report
+        assert environment.describe(prepare(), watch, {})["power_source"] == "battery"

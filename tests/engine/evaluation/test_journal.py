@@ -49,10 +49,59 @@ def test_a_line_that_was_not_finished_never_happened(tmp_path: Path, lost: int):
     assert path.read_bytes() == b"".join(lines)
 
 
-def test_a_first_line_that_was_not_finished_is_begun_again(tmp_path: Path):
-    path = tmp_path / "j.jsonl"
-    path.write_bytes(b'0123 {"fingerp')
+@pytest.mark.parametrize("length", [81, 120, 200])
+def test_a_first_line_that_was_not_finished_is_begun_again(tmp_path: Path, length: int):
+    path = filled(tmp_path / "j.jsonl", 1).path
+    path.write_bytes(path.read_bytes()[:length])
     assert Journal.open(path, MARKS).taken == []
+
+
+NO_JOURNALS = {
+    "a note": b"remember the milk",
+    "a digest": b"0" * 64,
+    "lines": b"one\ntwo\nthree",
+    "prompts": b'{"id": "p-1", "prompt": "x"}\n{"id": "p-2", "prompt": "y"}\n',
+    "an empty line": b"\n",
+    "no text": bytes(range(256)),
+    "another digest": b"0" * 64 + b' {"fingerprint":{}}\n',
+}
+
+
+@pytest.mark.parametrize("resume", [True, False])
+@pytest.mark.parametrize("name", NO_JOURNALS)
+def test_a_file_that_is_no_journal_is_refused_and_left_as_it_is(tmp_path: Path, name: str, resume: bool):
+    path = tmp_path / "notes.txt"
+    path.write_bytes(NO_JOURNALS[name])
+    with pytest.raises(ConfigurationError, match=r"is no journal.*delete it, or give --journal another FILE"):
+        Journal.open(path, MARKS, resume=resume)
+    assert path.read_bytes() == NO_JOURNALS[name]
+
+
+def test_what_is_no_plain_file_is_refused():
+    with pytest.raises(ConfigurationError, match="no plain file"):
+        Journal.open(Path(os.devnull), MARKS)
+
+
+@pytest.mark.parametrize("marks", ["the same", "others"])
+def test_a_refused_journal_keeps_its_unfinished_line(tmp_path: Path, marks: str):
+    path = filled(tmp_path / "j.jsonl", 3).path
+    data = path.read_bytes()[:-5]
+    if marks == "the same":
+        data = data.replace(b"p-1", b"p-7")
+    path.write_bytes(data)
+    with pytest.raises(ConfigurationError, match="damaged in line 3" if marks == "the same" else "seed was"):
+        Journal.open(path, MARKS if marks == "the same" else MARKS | {"seed": 3})
+    assert path.read_bytes() == data
+    assert Journal.open(path, MARKS, resume=False).taken == []
+
+
+@pytest.mark.parametrize("how", ["remove", "close"])
+def test_another_file_that_took_the_journals_name_stays(tmp_path: Path, how: str):
+    journal = Journal.open(tmp_path / "j.jsonl", MARKS)
+    (tmp_path / "report").write_text("a report")
+    (tmp_path / "report").replace(journal.path)
+    getattr(journal, how)()
+    assert journal.path.read_text() == "a report"
 
 
 def test_rows_given_up_are_not_taken_over(tmp_path: Path):

@@ -25,7 +25,7 @@ from engine.evaluation.recall import RecallSwitches, measure_recall
 from engine.evaluation.report import Report, Request
 from engine.evaluation.rounding import Run, block_error, plain_gap
 from engine.evaluation.single import GenerateSwitches, generate_report, generate_stream
-from engine.evaluation.strain import SwapWatch
+from engine.evaluation.strain import StrainWatch
 from engine.evaluation.summary import summarise
 from engine.evaluation.throughput import Switches, encode_all, find_divergences, measure_throughput, run_arm
 from engine.runtime import prepare
@@ -154,7 +154,8 @@ def test_without_a_drafter_only_the_baseline_is_measured(folders: tuple[Path, Pa
 
 
 def test_recall_runs_the_system_the_oracle_and_the_control(engine: Engine, tmp_path: Path):
-    prompts = load_prompts(str(write(tmp_path / "p.jsonl", needle_row(), needle_row(id="r-2"))))
+    rows = [needle_row(), needle_row(id="r-2", prompt=f"2 {needle_row()['prompt']}")]
+    prompts = load_prompts(str(write(tmp_path / "p.jsonl", *rows)))
     switches = RecallSwitches(max_tokens=6, min_recall=0.5)
     document = check(measure_recall(engine, prompts, switches, prepare(), progress=quiet, request=REQUEST))
     ours, oracle, control = document["arms"]
@@ -344,7 +345,7 @@ def test_look_ups_are_no_forwards(folders: tuple[Path, Path], prompts: list[Prom
 
 
 def test_the_environment_names_what_ran(engine: Engine):
-    block = describe(prepare(), SwapWatch(), {"target": engine.target.card})
+    block = describe(prepare(), StrainWatch(), {"target": engine.target.card})
     assert block["models"]["target"]["parameters"] == engine.target.card.parameters > 0
     assert block["git"]["source_sha256"] == source_digest()
     assert block["cpu_count"] >= 1

@@ -89,12 +89,38 @@ def test_prompts_for_different_names_carry_the_same_instruction(tmp_path: Path):
         ({"id": "x", "messages": [{"role": "robot", "content": "hi"}]}, "roles out of"),
         (needle_row(needle="The secret code of Maren is 9."), "is not in the prompt"),
         ({"id": "first", "prompt": "again"}, "occurs twice"),
+        (needle_row(needle=""), "line 2: needle must have 1 to 400 characters, not 0"),
+        (needle_row(needle=" "), "needle must have 1 to 400 characters, not 0"),
+        (needle_row(needle="x" * 401), "needle must have 1 to 400 characters, not 401"),
+        (
+            needle_row(answer=""),
+            "line 2: answer must be at least 2 characters that stand in the needle, not ''",
+        ),
+        (needle_row(answer="4"), "answer must be at least 2 characters"),
+        (needle_row(answer="4822"), "answer must be .* stand in the needle, not '4822'"),
+        (needle_row(depth=5), "line 2: depth must be a number from 0 to 1, not 5"),
+        (needle_row(depth=-1), "depth must be a number from 0 to 1, not -1"),
+        (needle_row(depth=float("nan")), "depth must be a number from 0 to 1, not nan"),
+        ({"id": "x" * 401, "prompt": "a"}, "line 2: id must have 1 to 400 characters, not 401"),
+        ({"id": "", "prompt": "a"}, "id must have 1 to 400 characters, not 0"),
+        ({"id": "x\ud800", "prompt": "a"}, r"line 2: '\\ud800' is half of a character"),
+        ({"id": "x", "prompt": "a\udc00"}, "half of a character"),
+        (needle_row(answer="\ud800"), "half of a character"),
+        ({"id": "x", "messages": [{"role": "user", "content": "\ud83d"}]}, "half of a character"),
     ],
 )
 def test_a_line_that_is_no_prompt_is_refused(tmp_path: Path, row: Any, message: str):
     path = write(tmp_path / "own.jsonl", {"id": "first", "prompt": "a"}, row)
     with pytest.raises(PromptError, match=message):
         load_prompts(str(path))
+
+
+@pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\u0085"], ids=["u2028", "u2029", "u0085"])
+def test_a_text_may_hold_any_line_break_that_json_allows(tmp_path: Path, mark: str):
+    row = json.dumps({"id": "x", "prompt": f"one{mark}two"}, ensure_ascii=False)
+    path = tmp_path / "own.jsonl"
+    path.write_text(f"{row}\r\n\n{row.replace('x', 'y')}\n", encoding="utf-8", newline="")
+    assert [prompt.text for prompt in load_prompts(str(path))] == [f"one{mark}two"] * 2
 
 
 def test_an_unknown_set_and_an_empty_file_are_refused(tmp_path: Path):

@@ -46,13 +46,19 @@ def test_a_policy_that_restores_has_its_controls():
 
 
 @pytest.mark.parametrize(
-    ("kv", "claims"), [("sliding-bounded:1,4", ["recall_parity"]), ("sink-window:1,16", [])]
+    ("kv", "claim", "claims"),
+    [
+        ("sliding-bounded:1,4", "auto", ["recall_parity"]),
+        ("sliding-bounded:1,4", "none", []),
+        ("sink-window:1,16", "auto", []),
+        ("sink-window:1,16", "parity", ["recall_parity"]),
+    ],
 )
-def test_parity_is_claimed_of_policies_that_drop_nothing_anyone_reads(
-    folders: tuple[Path, Path], tmp_path: Path, kv: str, claims: list[str]
+def test_parity_is_claimed_of_policies_that_keep_full_layers_or_where_it_is_asked_for(
+    folders: tuple[Path, Path], tmp_path: Path, kv: str, claim: str, claims: list[str]
 ):
     prompts = load_prompts(str(write(tmp_path / "p.jsonl", needle_row())))
-    switches = RecallSwitches(max_tokens=4)
+    switches = RecallSwitches(max_tokens=4, claim=claim)
     document = check(measure_recall(opened(folders, kv), prompts, switches, prepare(), progress=quiet))
     assert [claim["name"] for claim in document["claims"]] == claims
     ours, oracle, control = (arm["system"]["kv"] for arm in document["arms"])
@@ -118,7 +124,7 @@ def test_restored_keys_and_values_are_measured_beside_their_controls(
         assert restored == [arm["system"]["restoration"] is not None] * 2
     exact, oracle = document["arms"][3], document["arms"][1]
     assert [row["tokens"] for row in exact["samples"]] == [row["tokens"] for row in oracle["samples"]]
-    assert [claim["name"] for claim in document["claims"]] == ["restoration"]
+    assert document["claims"] == []  # zeros are a control, whatever they are called
     far = opened(folders, "restored:zeros:1,200")
     with pytest.raises(PromptError, match="tokens after its needle"):
         measure_recall(far, prompts, switches, prepare(), progress=quiet)

@@ -52,13 +52,59 @@ def test_the_thermal_state_is_the_pressure_that_was_notified(printed: str, state
     assert strain.pressure_of(printed) == state
 
 
-def test_swapped_pages_are_those_that_went_in_and_out() -> None:
-    assert strain.swapped_of(VM_STAT) == 4224
+def test_swapped_bytes_are_the_pages_that_went_in_and_out() -> None:
+    assert strain.swapped_of(VM_STAT) == 4224 * 16384
     assert strain.swapped_of("vm_stat: failed") is None
 
 
+@pytest.mark.parametrize(
+    ("meanwhile", "swapping"),
+    [(4096, False), (64 * 2**20, False), (64 * 2**20 + 4096, True), (None, None)],
+    ids=["a-page", "64-mib", "more", "unknown"],
+)
+def test_a_few_pages_of_whichever_process_are_no_swapping(
+    meanwhile: int | None, swapping: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = iter([2**30, None if meanwhile is None else 2**30 + meanwhile])
+    monkeypatch.setattr(strain, "swapped_bytes", lambda: next(read))
+    assert strain.StrainWatch().swapping() is swapping
+
+
+@pytest.mark.parametrize(
+    ("read", "worst"),
+    [
+        (["battery", "ac"], "battery"),
+        (["ac", "battery", "ac"], "battery"),
+        (["ac", "unknown"], "unknown"),
+        (["ac", "ac"], "ac"),
+    ],
+    ids=["plugged-in", "unplugged-between", "once-unknown", "always-ac"],
+)
+def test_the_power_source_is_the_worst_that_was_read(
+    read: list[str], worst: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readings = iter(read)
+    monkeypatch.setattr(strain, "power_source", lambda: next(readings))
+    watch = strain.StrainWatch()
+    assert [watch.power_source() for _ in read[1:]][-1] == worst
+
+
+@pytest.mark.parametrize(
+    ("read", "worst"),
+    [(["serious", "nominal"], "serious"), (["unknown", "fair"], "unknown"), (["nominal", "fair"], "fair")],
+    ids=["cooled", "once-unknown", "warmed"],
+)
+def test_the_thermal_state_is_the_worst_that_was_read(
+    read: list[str], worst: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readings = iter(read)
+    monkeypatch.setattr(strain, "thermal_state", lambda: next(readings))
+    assert strain.StrainWatch().thermal_state() == worst
+
+
 def test_this_machine_says_something_of_the_kind() -> None:
-    power, heat = strain.power_source(), strain.thermal_state()
-    assert power in {"ac", "battery", "not_applicable"}
+    watch = strain.StrainWatch()
+    assert watch.power_source() in {"ac", "battery", "not_applicable"}
+    heat = watch.thermal_state()
     assert heat == "not_applicable" if sys.platform == "linux" else heat in {"nominal", "fair", "serious"}
-    assert strain.SwapWatch().swapping() is not None
+    assert watch.swapping() is not None

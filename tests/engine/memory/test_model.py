@@ -44,7 +44,7 @@ GEMMA4_26B = {
         "num_kv_shared_layers": 0,
         "hidden_size_per_layer_input": 0,
         "tie_word_embeddings": True,
-        "max_position_embeddings": 2**20,
+        "max_position_embeddings": 2**21,  # more than published, so that a round follows a million tokens
         "final_logit_softcapping": 30.0,
     },
 }

@@ -100,6 +100,14 @@ def test_for_the_shipped_target_all_is_shipped(shipped: LoadedTarget) -> None:
     assert (SHIPPED_PROJECTOR.parent / "drafter") == SHIPPED_DRAFTER
 
 
+@pytest.mark.parametrize("drafter", [None, "prompt-lookup", "masked-diffusion:elsewhere"])
+def test_an_own_projector_for_the_shipped_drafter_needs_no_other(
+    drafter: str | None, shipped: LoadedTarget, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(SHIPPED_PROJECTOR, tmp_path / "projector"))
+    assert load_learned(folder, shipped, drafter).projector.config.taps == (1, 3, 5, 8)
+
+
 def test_another_target_needs_a_projector(target: LoadedTarget, folders: tuple[Path, Path]) -> None:
     with pytest.raises(ConfigurationError, match="needs a projector for this target; give --projector"):
         open_restoration(LEARNED, target, model=folders[0])

@@ -121,7 +121,8 @@ def test_the_loss_goes_down_and_the_folder_says_so(
     document = json.loads((out / "config.json").read_text())
     assert document["training"] == {"switches": asdict(TOY), **figures}
     assert sorted(path.name for path in out.iterdir()) == ["config.json", "model.safetensors"]
-    assert [step[0] for step in told] == list(range(told[0][1]))
+    assert [step[0] for step in told] == list(range(told[0][1] + 1))
+    assert told[-1] == (told[0][1], told[0][1], "held out", "done")
 
 
 def test_the_file_loads_and_restores(
@@ -179,10 +180,17 @@ def test_marks_become_those_of_the_target(target: LoadedTarget) -> None:
         ({"steps": -1}, "--steps must be at least 0, not -1"),
         ({"length": 100}, "--length must be at least 192, not 100"),
         ({"length": 513}, "--length 513 is more than the target's context of 512"),
-        ({"window": 0}, "not 0"),
+        ({"window": 0}, "--window must lie in 1 to 1048576, not 0"),
+        ({"window": 2**30}, "--window must lie in 1 to 1048576, not 1073741824"),
+        ({"sink": -1}, "--sink must lie in 0 to 1048576, not -1"),
         ({"window": 190}, "--length 192 leaves nothing to restore beyond --sink 4 and --window 190"),
-        ({"layers": "0"}, "layer 0 slides"),
-        ({"layers": "best"}, "'best' names no layers"),
+        ({"layers": "0"}, "^--layers 0: layer 0 slides and evicts nothing that could be restored; a proj"),
+        ({"layers": "99"}, "^--layers 99: layer 99 is no attention layer"),
+        ({"layers": "best"}, "^--layers 'best' names no layers; give full"),
+    ],
+    ids=[
+        *("steps", "short", "long", "no-window", "wide", "sink", "nothing-left"),
+        *("slides", "no-layer", "no-layers"),
     ],
 )
 def test_switches_that_make_no_sense_are_refused(
@@ -200,6 +208,64 @@ def test_switches_that_make_no_sense_are_refused(
 def test_another_models_folder_is_left_alone(target: LoadedTarget, folders: tuple[Path, Path]) -> None:
     with pytest.raises(ConfigurationError, match="holds another model"):
         train_projector(target, folders[1], folders[0], TOY, progress=lambda *_: None)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model-00001-of-00002.safetensors"])
+def test_weights_without_a_configuration_are_left_alone(
+    name: str, target: LoadedTarget, folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(ConfigurationError, match="holds another model"):
+        train_projector(target, folders[1], tmp_path, TOY, progress=lambda *_: None)
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [(name, "mine")]
+
+
+def test_a_run_that_is_interrupted_leaves_no_folder(
+    target: LoadedTarget, folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_projector(target, folders[1], tmp_path / "new" / "projector", TOY, progress=interrupt)
+    assert not list(tmp_path.iterdir())
+
+
+def test_files_of_whichever_name_beside_the_projector_stay(
+    trained: tuple[Path, dict[str, Any], list[tuple[int, int, str, str]]],
+    target: LoadedTarget,
+    folders: tuple[Path, Path],
+    tmp_path: Path,
+) -> None:
+    mine = {name: f"my {name}" for name in ("new.json", "new.safetensors", "notes.txt")}
+    for name, text in mine.items():
+        (tmp_path / name).write_text(text)
+    projector = load_learned(trained[0], target, str(folders[1])).projector
+    write_projector(projector, tmp_path, {})
+    found = {path.name: path for path in tmp_path.iterdir()}
+    assert set(found) == {*mine, "config.json", "model.safetensors"}
+    assert {name: found[name].read_text() for name in mine} == mine
+
+
+def test_weights_that_cannot_be_written_leave_the_folder_as_it_was(
+    trained: tuple[Path, dict[str, Any], list[tuple[int, int, str, str]]],
+    target: LoadedTarget,
+    folders: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As mlx says it where there is no space."""
+    projector = load_learned(trained[0], target, str(folders[1])).projector
+
+    def full(file: str, *_: object, **__: object) -> None:
+        Path(file).write_bytes(b"a part")
+        raise RuntimeError("[write] Unable to write 4096 bytes to file.")
+
+    monkeypatch.setattr(mx, "save_safetensors", full)
+    with pytest.raises(EngineError, match=rf"{tmp_path} cannot be written: \[write\] Unable") as caught:
+        write_projector(projector, tmp_path, {})
+    assert type(caught.value) is EngineError
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_file_is_no_folder(target: LoadedTarget, folders: tuple[Path, Path], tmp_path: Path) -> None:
