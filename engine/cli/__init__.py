@@ -87,8 +87,8 @@ def run(arguments: list[str] | None = None) -> int:
         return _say(str(error), 2)
     except EngineError as error:
         return _say(str(error), 1)
-    except BrokenPipeError:
-        return 1  # nobody reads any more
+    except (BrokenPipeError, SystemExit):  # click exits by itself where nobody reads any more
+        return 1
     except Exception as error:  # the last door: our bug must not look like the user's mistake
         if isinstance(error, ModuleNotFoundError) and error.name in EXTRA:
             return _say(f"{error.name} is not installed; pip install 'kakeya-mac[engine]' brings it", 2)
