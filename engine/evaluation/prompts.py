@@ -146,6 +146,11 @@ def tokens_of(prompt: Prompt, tokenizer: Any, switches: ChatSwitches) -> list[in
         return [int(token) for token in tokenizer.encode(text, add_special_tokens=special)]
 
 
+def prompt_set(identifier: str) -> str:
+    """The set a prompt belongs to: its id without the number at the end."""
+    return re.sub(r"[-_.:/]?[0-9]+\Z", "", identifier)
+
+
 def raw_prompt(text: str, identifier: str = "prompt") -> Prompt:
     """A prompt given on the command line."""
     return Prompt(identifier, "raw", text, None, None, "")

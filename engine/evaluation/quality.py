@@ -5,7 +5,6 @@ share of prompts whose tokens are equal, every first difference beside the plain
 between block and single-token logits, and the outputs that end in repetition.
 """
 
-import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from engine.evaluation.environment import describe
 from engine.evaluation.fingerprint import fingerprint
 from engine.evaluation.interleave import Lane, Progress, run_interleaved, scored_rows
 from engine.evaluation.journal import Journals
-from engine.evaluation.prompts import Prompt
+from engine.evaluation.prompts import Prompt, prompt_set
 from engine.evaluation.report import Arm, Report, Request, now
 from engine.evaluation.strain import StrainWatch
 from engine.evaluation.templates import ChatSwitches
@@ -152,12 +151,9 @@ def _claims(engine: Engine, switches: QualitySwitches) -> list[dict[str, Any]]:
 
 
 def matches_by_set(document: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """Of each set of prompts how many outputs are equal, and how many there are; from a report's rows.
-
-    A set is named by its prompts' ids without the numbers at their ends.
-    """
+    """Of each set of prompts how many outputs are equal, and how many there are; from a report's rows."""
     plain, ours = ({row["prompt_id"]: row["tokens"] for row in arm["samples"]} for arm in document["arms"])
     found: dict[str, list[bool]] = defaultdict(list)
     for identifier, tokens in ours.items():
-        found[re.sub(r"[-_.:/]?[0-9]+\Z", "", identifier)].append(tokens == plain[identifier])
+        found[prompt_set(identifier)].append(tokens == plain[identifier])
     return {name: (sum(equal), len(equal)) for name, equal in found.items()}

@@ -4,11 +4,10 @@ What makes one prompt unusable is told where it is read, see `engine.evaluation.
 only in a set of them, and whether the answer stands beside the needle.
 """
 
-import re
 from collections.abc import Sequence
 
 from engine.errors import PromptError
-from engine.evaluation.prompts import SHOWN, Prompt
+from engine.evaluation.prompts import SHOWN, Prompt, prompt_set
 
 BARE_SETS = ("code", "chat")  # their prompts ask nothing beside their content
 
@@ -34,11 +33,6 @@ def refuse_unsound(prompts: Sequence[Prompt], encoded: Sequence[Sequence[int]], 
     _refuse_instructions(prompts)
     if distinct:
         _refuse_repeated(prompts, encoded)
-
-
-def prompt_set(identifier: str) -> str:
-    """The set a prompt belongs to: its id without the number at the end."""
-    return re.sub(r"[-_.:/]?[0-9]+\Z", "", identifier)
 
 
 def _refuse_instructions(prompts: Sequence[Prompt]) -> None:

@@ -10,8 +10,8 @@ import pytest
 from bridge.evidence.rules.output import prompt_set as gates_set
 from engine.cli import run
 from engine.errors import PromptError
-from engine.evaluation.prompts import Prompt, load_prompts
-from engine.evaluation.sound import prompt_set, refuse_unsound
+from engine.evaluation.prompts import Prompt, load_prompts, prompt_set
+from engine.evaluation.sound import refuse_unsound
 from tests.engine.evaluation.test_prompts import FACT, HAYSTACK, needle_row, write
 
 
