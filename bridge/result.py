@@ -84,6 +84,7 @@ class Reason(StrEnum):
     EXPIRED = "expired"
     WRONG_AUDIENCE = "wrong_audience"
     REPLAYED = "replayed"
+    QUOTA = "quota"
     MODEL_MISSING = "model_missing"
     MACHINE_UNFIT = "machine_unfit"
     BAD_WORKLOAD = "bad_workload"
@@ -213,6 +214,7 @@ class RunStatus(_Record):
     attempt: Annotated[int, Field(ge=1)]
     beat: Annotated[int, Field(ge=0)]
     lease_s: Annotated[float, Field(gt=0)]
+    session: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$", description="the runner process")]
     updated_at: Moment
     phase: Phase
     elapsed_s: Annotated[float, Field(ge=0)]

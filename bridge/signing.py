@@ -20,6 +20,7 @@ from bridge.process import Finished, run_program
 
 REQUEST_NAMESPACE = "kakeya-mac-request"
 RESULT_NAMESPACE = "kakeya-mac-result"
+CANCEL_NAMESPACE = "kakeya-mac-cancel"
 MAX_SIGNATURE_BYTES = 16 * 1024
 
 _PROGRAM = "ssh-keygen"

@@ -22,7 +22,7 @@ from bridge.manifest import Manifest
 from bridge.result import File, Reason, Result, RunnerFacts, Status, Verdict
 from tests.houses import House, build_house
 
-RUNNER = Identity("testmac", "0123456789abcdef")
+RUNNER = Identity("testmac", "0123456789abcdef", "00000000000000aa")
 FILES = {"report.json": b'{"kind": "probe"}\n', "logs/run.log": b"hello\n"}
 
 

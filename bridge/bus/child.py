@@ -70,7 +70,7 @@ def collect(
             stopped = _drain(process, selector, deadline, guard, lambda: len(out) > limit_bytes)
         in_time = stopped is not None or _wait(process, deadline)
     finally:
-        _end(process)
+        end(process)
     code = process.returncode if process.returncode is not None else -1
     return Outcome(code, bytes(out), bytes(err), not in_time, stopped)
 
@@ -115,8 +115,8 @@ def _wait(process: Process, deadline: float) -> bool:
     return True
 
 
-def _end(process: Process) -> None:
-    """End what is left of the process group: first asked (git then removes its lock files), then killed."""
+def end(process: Process) -> None:
+    """End what is left of a process and its group: first asked (git then removes its locks), then killed."""
     if process.poll() is None:
         _signal_group(process.pid, signal.SIGTERM)
         if not _wait(process, time.monotonic() + _GRACE_S):

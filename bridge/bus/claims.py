@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from bridge.bus import refs
-from bridge.bus.git import Entry, Git, Update
+from bridge.bus.git import Git, Update
 from bridge.bus.handles import Held
 from bridge.bus.mirror import Pending
+from bridge.bus.objects import Entry
 from bridge.bus.untrusted import clean_line
 from bridge.errors import BusError, LeaseLost, PushRejected, RemoteUnreachable, ResultError
 from bridge.manifest import format_time
@@ -33,10 +34,11 @@ _CONTENTION_TRIES = 5
 
 @dataclass(frozen=True)
 class Identity:
-    """A runner: its name for people and its random id (16 hex digits)."""
+    """A runner: its name for people, its random id, and its process's (16 hex digits each)."""
 
     name: str
     id: str
+    session: str
 
 
 @dataclass(frozen=True)
@@ -272,6 +274,7 @@ def _first_status(pending: Pending, identity: Identity, lease_s: float, attempt:
         attempt=attempt,
         beat=0,
         lease_s=lease_s,
+        session=identity.session,
         updated_at=format_time(datetime.now(UTC)),
         phase=Phase.CLAIMED,
         elapsed_s=0.0,

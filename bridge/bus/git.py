@@ -5,8 +5,9 @@ ends, capped output, the C locale, no prompt, no hook, no file-system monitor, n
 none of the ``GIT_*`` variables that would send it to another repository. The user's credential helpers, SSH
 and proxy settings stay in force, because a client needs nothing beyond a working ``git push``.
 
-Reading and writing objects is here; what the commits mean is in the modules around it. Nothing here checks
-out a file, moves HEAD or touches an index.
+Objects are read through a ``cat-file`` that stays open and written without git's help (`bridge.bus.catfile`,
+`bridge.bus.objects`), so that a request's way costs few processes beyond its pushes and fetches. What the
+commits mean is in the modules around it. Nothing here checks out a file, moves HEAD or touches an index.
 """
 
 from __future__ import annotations
@@ -16,21 +17,22 @@ import os
 import re
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from bridge.bus import failures
+from bridge.bus import changes, failures
+from bridge.bus.catfile import CatFile
+from bridge.bus.changes import Change
 from bridge.bus.child import Outcome, Process, collect
+from bridge.bus.objects import Commit, Entry, Store, commit_bytes, parse_commit, tree_bytes
 from bridge.errors import BusError, MachineError, RevisionError
 
 # Long enough for a slow network, short enough that nobody thinks we hang.
 NETWORK_TIMEOUT_S = 60.0
-
-FOLDER_MODE = "040000"
-MOST_FOLDERS = 64
 
 _MAX_OUTPUT = 256 * 1024 * 1024
 _SHA = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
@@ -63,42 +65,6 @@ _ENVIRONMENT = {
     "GIT_OPTIONAL_LOCKS": "0",
     "GCM_INTERACTIVE": "never",
 }
-_IDENTITY = {
-    "GIT_AUTHOR_NAME": "kakeya-mac",
-    "GIT_AUTHOR_EMAIL": "kakeya-mac@localhost",
-    "GIT_COMMITTER_NAME": "kakeya-mac",
-    "GIT_COMMITTER_EMAIL": "kakeya-mac@localhost",
-}
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One row of a tree: mode as git writes it (``100644``), ``blob`` / ``tree`` / ``commit``, sha, name."""
-
-    mode: str
-    kind: str
-    sha: str
-    name: str
-
-
-@dataclass(frozen=True)
-class Change:
-    """A path that differs between two trees: ``A`` added, ``M`` modified, ``D`` deleted, ``T`` retyped."""
-
-    status: str
-    path: str
-    mode: str
-    sha: str
-
-
-@dataclass(frozen=True)
-class Commit:
-    """A commit as git stores it."""
-
-    sha: str
-    tree: str
-    parents: tuple[str, ...]
-    message: str
 
 
 @dataclass(frozen=True)
@@ -122,6 +88,8 @@ class Git:
     Args:
         directory: A work tree, a bare repository or a folder inside one.
         timeout_s: Deadline of a command, unless the call names another.
+        environment: Variables added to every command.
+        store: Where new objects go; None: the repository's own place, asked for when it is needed.
     """
 
     def __init__(
@@ -130,10 +98,19 @@ class Git:
         *,
         timeout_s: float = NETWORK_TIMEOUT_S,
         environment: Mapping[str, str] | None = None,
+        store: Store | None = None,
     ) -> None:
         self.directory = directory.absolute()
         self.timeout_s = timeout_s
         self._environment = dict(environment or {})
+        self._known_store = store
+        self._kinds = CatFile(partial(self._reader, "--batch-check"), contents=False)
+        self._contents = CatFile(partial(self._reader, "--batch"), contents=True)
+
+    def close(self) -> None:
+        """End the processes that were kept for reading; the next question starts them anew."""
+        self._kinds.close()
+        self._contents.close()
 
     # Running ----------------------------------------------------------------------------------------------
 
@@ -181,8 +158,8 @@ class Git:
         Raises:
             MachineError: There is no git.
         """
-        argv = [*_unset_prefix(), "git", "-C", str(self.directory), *_OPTIONS, *args]
         variables = {**_ENVIRONMENT, **self._environment, **(env or {})}
+        argv = self._argv(variables, *args)
         deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
         with _as_file(input) as source:
             process = _start(argv, variables, source)
@@ -194,10 +171,37 @@ class Git:
 
         What is written inside can be read and pushed inside; the repository's own object store never sees it.
         """
-        store = self.run("rev-parse", "--path-format=absolute", "--git-path", "objects").decode().rstrip("\n")
+        own = self._store
         with tempfile.TemporaryDirectory(prefix="kakeya-mac-") as folder:
-            overlay = {"GIT_OBJECT_DIRECTORY": folder, "GIT_ALTERNATE_OBJECT_DIRECTORIES": _quoted(store)}
-            yield Git(self.directory, timeout_s=self.timeout_s, environment={**self._environment, **overlay})
+            overlay = {
+                "GIT_OBJECT_DIRECTORY": folder,
+                "GIT_ALTERNATE_OBJECT_DIRECTORIES": _quoted(str(own.folder)),
+            }
+            inside = Git(
+                self.directory,
+                timeout_s=self.timeout_s,
+                environment={**self._environment, **overlay},
+                store=Store(Path(folder), own.algorithm),
+            )
+            try:
+                yield inside
+            finally:
+                inside.close()
+
+    @property
+    def _store(self) -> Store:
+        if self._known_store is None:
+            asked = ("--path-format=absolute", "--git-path", "objects", "--show-object-format")
+            folder, algorithm = self.run("rev-parse", *asked).removesuffix(b"\n").rsplit(b"\n", 1)
+            self._known_store = Store(Path(os.fsdecode(folder)), algorithm.decode())
+        return self._known_store
+
+    def _reader(self, mode: str, source: BinaryIO) -> Process:
+        variables = {**_ENVIRONMENT, **self._environment}
+        return _start(self._argv(variables, "cat-file", mode), variables, source)
+
+    def _argv(self, variables: Mapping[str, str], *args: str) -> list[str]:
+        return [*_unset_prefix(variables), "git", "-C", str(self.directory), *_OPTIONS, *args]
 
     # Reading ----------------------------------------------------------------------------------------------
 
@@ -254,7 +258,7 @@ class Git:
 
     def exists(self, sha: str) -> bool:
         """Whether this repository holds the object."""
-        return self.attempt("cat-file", "-e", sha).exit_code == 0
+        return self.kind_and_size(sha)[0] != "missing"
 
     def commit(self, sha: str) -> Commit:
         """Read one commit.
@@ -262,15 +266,7 @@ class Git:
         Raises:
             BusError: The object is missing or not a commit.
         """
-        head, _, message = self.run("cat-file", "commit", sha).partition(b"\n\n")
-        tree, parents = "", []
-        for line in head.split(b"\n"):
-            key, _, value = line.partition(b" ")
-            if key == b"tree":
-                tree = value.decode("ascii", "replace")
-            elif key == b"parent":
-                parents.append(value.decode("ascii", "replace"))
-        return Commit(sha, tree, tuple(parents), message.decode("utf-8", "replace"))
+        return parse_commit(sha, self._read("commit", sha))
 
     def entries(self, tree: str) -> list[Entry]:
         """The rows of one tree (not of its subtrees); `tree` may be any tree-ish: ``<commit>:folder``."""
@@ -283,58 +279,16 @@ class Git:
         return rows
 
     def read_tree(self, tree: str) -> bytes:
-        """The raw bytes of one tree object, for `bridge.bus.trees`."""
-        return self.run("cat-file", "tree", tree)
+        """The raw bytes of one tree object, for `bridge.bus.trees`; `tree` may be any tree-ish."""
+        return self._read("tree", tree if ":" in tree else f"{tree}^{{tree}}")
 
     def changes(self, old: str, new: str) -> list[Change]:
-        """What differs between two trees or commits, folders opened one by one.
-
-        A tree of a few objects can name more files than any memory holds, so only the first `MOST_FOLDERS`
-        changed folders are opened; the others come back as themselves, with the mode `FOLDER_MODE`.
-        """
-        return self._opened(self._differences(old, new, ""))
+        """What differs between two trees or commits; see `bridge.bus.changes`."""
+        return changes.between(self.read_tree, old, new)
 
     def files(self, tree: str) -> list[Change]:
-        """Every file of a tree as a change from nothing; folders as in `changes`."""
-        return self._opened(self._rows(tree, ""))
-
-    def _opened(self, rows: Sequence[tuple[Change, str | None]]) -> list[Change]:
-        found: list[Change] = []
-        waiting, opened = deque(rows), 0
-        while waiting:
-            change, before = waiting.popleft()
-            if change.mode != FOLDER_MODE or opened == MOST_FOLDERS:
-                found.append(change)
-                continue
-            opened += 1
-            inside = f"{change.path}/"
-            waiting.extend(
-                self._rows(change.sha, inside)
-                if before is None
-                else self._differences(before, change.sha, inside)
-            )
-        return found
-
-    def _differences(self, old: str, new: str, inside: str) -> list[tuple[Change, str | None]]:
-        """Rows that differ between two trees, folders closed; with each its old folder's sha, if any."""
-        output = self.run("diff-tree", "-z", "--raw", "--no-renames", "--no-abbrev", old, new, "--")
-        fields = [part for part in output.split(b"\0") if part]
-        rows = []
-        for head, path in zip(fields[::2], fields[1::2], strict=True):
-            old_mode, mode, old_sha, sha, status = head.decode("ascii").lstrip(":").split(" ")
-            change = Change(status[:1], inside + os.fsdecode(path), mode, sha)
-            rows.append((change, old_sha if old_mode == FOLDER_MODE else None))
-        return rows
-
-    def _rows(self, tree: str, inside: str) -> list[tuple[Change, str | None]]:
-        """The rows of one tree as changes from nothing."""
-        rows: list[tuple[Change, str | None]] = []
-        for line in self.run("ls-tree", "-z", tree).split(b"\0"):
-            if line:
-                head, _, path = line.partition(b"\t")
-                mode, _, sha = head.decode("ascii").split(" ")
-                rows.append((Change("A", inside + os.fsdecode(path), mode, sha), None))
-        return rows
+        """Every file of a tree or commit as a change from nothing; folders as in `changes`."""
+        return changes.between(self.read_tree, None, tree)
 
     def read_blob(self, commit: str, path: str, limit: int) -> bytes | None:
         """A file's bytes in a commit; None when there is no plain file at that path.
@@ -348,41 +302,41 @@ class Git:
             return None
         if size > limit:
             raise BusError(f"{path} in {commit[:12]} has {size} bytes, but at most {limit} are read")
-        return self.run("cat-file", "blob", query)
+        return self._read("blob", query)
 
     def kind_and_size(self, name: str) -> tuple[str, int]:
         """An object's kind (``missing`` when there is none) and its size in bytes."""
-        words = self.run("cat-file", "--batch-check", input=name.encode("utf-8", "surrogateescape") + b"\n")
-        parts = words.decode("utf-8", "replace").split()
-        if len(parts) == 3 and _SHA.fullmatch(parts[0]):
-            return parts[1], int(parts[2])
-        return "missing", 0
+        [answer] = self._kinds.ask([name], timeout_s=self.timeout_s)
+        return ("missing", 0) if answer is None else answer[1:3]
 
     def read_objects(self, shas: Sequence[str], limit: int) -> list[bytes]:
-        """The bytes of many objects with two commands, in order.
+        """The bytes of many objects, in order.
 
         Raises:
             BusError: One is missing, or together they hold more than `limit` bytes.
         """
-        if not shas:
-            return []
-        asked = "".join(f"{sha}\n" for sha in shas).encode()
         total = 0
-        for line in self.run("cat-file", "--batch-check", input=asked).decode().splitlines():
-            parts = line.split()
-            if len(parts) != 3:
-                raise BusError(f"the object {parts[0]} is missing in {self.directory}")
-            total += int(parts[2])
+        for sha, answer in zip(shas, self._kinds.ask(shas, timeout_s=self.timeout_s), strict=True):
+            if answer is None:
+                raise BusError(f"the object {sha} is missing in {self.directory}")
+            total += answer[2]
         if total > limit:
             raise BusError(f"{len(shas)} files with {total} bytes, but at most {limit} are read")
-        output = self.run("cat-file", "--batch", input=asked)
-        contents, at = [], 0
-        for _ in shas:
-            line_end = output.index(b"\n", at)
-            size = int(output[at:line_end].split()[2])
-            contents.append(output[line_end + 1 : line_end + 1 + size])
-            at = line_end + size + 2
-        return contents
+        found = self._contents.ask(shas, timeout_s=self.timeout_s)
+        return [answer[3] for answer in found if answer is not None]
+
+    def _read(self, kind: str, name: str) -> bytes:
+        """The bytes of an object of that kind."""
+        found, size = self.kind_and_size(name)
+        if found != kind:
+            what = "missing" if found == "missing" else f"a {found}, not a {kind}"
+            raise BusError(f"the object {name} is {what} in {self.directory}")
+        if size > _MAX_OUTPUT:
+            raise BusError(f"the object {name} has {size} bytes, but at most {_MAX_OUTPUT} are read")
+        [answer] = self._contents.ask([name], timeout_s=self.timeout_s)
+        if answer is None or answer[1] != kind:
+            raise BusError(f"the object {name} changed while it was read")
+        return answer[3]
 
     def refs(self, prefix: str) -> dict[str, str]:
         """Local refs under a prefix, by full name."""
@@ -394,28 +348,27 @@ class Git:
 
     def write_blob(self, data: bytes) -> str:
         """Store a file's bytes; returns its sha."""
-        return self.run("hash-object", "-w", "--stdin", input=data).decode().strip()
+        return self._write("blob", data)
 
     def write_tree(self, entries: Sequence[Entry]) -> str:
         """Store one tree; returns its sha. Children need not be present (a partial clone lacks some)."""
-        rows = b"".join(
-            f"{entry.mode} {entry.kind} {entry.sha}\t".encode() + os.fsencode(entry.name) + b"\0"
-            for entry in entries
-        )
-        return self.run("mktree", "-z", "--missing", input=rows).decode().strip()
+        return self._write("tree", tree_bytes(entries))
 
     def write_raw_tree(self, data: bytes) -> str:
         """Store a tree from its raw bytes; returns its sha. What an old tree has odd in it stays as it is."""
-        return (
-            self.run("hash-object", "-t", "tree", "--literally", "-w", "--stdin", input=data).decode().strip()
-        )
+        return self._write("tree", data)
 
-    def commit_tree(self, tree: str, parents: Sequence[str], message: str, *, when: str | None = None) -> str:
-        """Store one commit under the bridge's own name, dated `when` (RFC 3339) or now; returns its sha."""
-        dates = {} if when is None else {"GIT_AUTHOR_DATE": when, "GIT_COMMITTER_DATE": when}
-        flags = [flag for parent in parents for flag in ("-p", parent)]
-        args = ("commit-tree", "--no-gpg-sign", *flags, tree)
-        return self.run(*args, input=message.encode(), env={**_IDENTITY, **dates}).decode().strip()
+    def commit_tree(
+        self, tree: str, parents: Sequence[str], message: str, *, when: datetime | None = None
+    ) -> str:
+        """Store one commit under the bridge's own name, dated `when` (aware) or now; returns its sha."""
+        return self._write("commit", commit_bytes(tree, parents, message, when or datetime.now(UTC)))
+
+    def _write(self, kind: str, data: bytes) -> str:
+        try:
+            return self._store.put(kind, data)
+        except OSError as error:
+            raise MachineError(f"cannot write to {self._store.folder}: {error.strerror or error}") from None
 
     # The network ------------------------------------------------------------------------------------------
 
@@ -504,12 +457,13 @@ class Git:
         return self.run("ls-remote", "--get-url", "--", remote).decode().strip()
 
 
-def _unset_prefix() -> list[str]:
-    """``env -u NAME …`` for the ``GIT_*`` variables that would change which repository a command works on.
+def _unset_prefix(ours: Mapping[str, str]) -> list[str]:
+    """``env -u NAME …`` for ``GIT_*`` variables, not ours, that would change what a command works on.
 
     GitPython can add variables but not remove them, and an empty GIT_DIR is an error; usually there are none.
     """
-    names = [name for name in os.environ if name.startswith("GIT_") and not _KEPT_VARIABLES.fullmatch(name)]
+    foreign = [name for name in os.environ if name.startswith("GIT_") and name not in ours]
+    names = [name for name in foreign if not _KEPT_VARIABLES.fullmatch(name)]
     return ["env", *(word for name in sorted(names) for word in ("-u", name))] if names else []
 
 

@@ -14,6 +14,7 @@ from bridge.bus.git import Git
 from bridge.errors import UnknownHandle
 
 _CLAIMS = (refs.CLAIMS, refs.BRANCH_CLAIMS)
+_CANCELS = (refs.CANCELS, refs.BRANCH_CANCELS)
 _RESULTS = (refs.RESULTS, refs.BRANCH_RESULTS)
 _OWN_REFS = (refs.INBOX, *_CLAIMS, *_RESULTS)
 
@@ -36,6 +37,7 @@ class RequestState:
         branch: The request branch: the request commit, later the result on top of it.
         inbox: The request commit, while it is pending.
         claim: Who runs it, and its heartbeat.
+        cancel: A wish to stop it.
         result: A result that could not go on the branch.
         ahead: Requests in the inbox that are older than this one.
     """
@@ -45,6 +47,7 @@ class RequestState:
     branch: Held | None
     inbox: str | None
     claim: Held | None
+    cancel: Held | None
     result: Held | None
     ahead: int
 
@@ -111,6 +114,7 @@ def state_of(found: Mapping[str, str], nonce: str) -> RequestState:
         branch=branch,
         inbox=found.get(refs.inbox_ref(nonce)),
         claim=_first_held(found, _CLAIMS, nonce),
+        cancel=_first_held(found, _CANCELS, nonce),
         result=_first_held(found, _RESULTS, nonce),
         ahead=len(older),
     )

@@ -13,12 +13,15 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 
 from bridge.bus import refs, trees
 from bridge.bus.claims import Claim
-from bridge.bus.git import Entry, Git, Update
+from bridge.bus.git import Git, Update
+from bridge.bus.objects import Entry
 from bridge.bus.requests import FOLDER
 from bridge.errors import BusError, LeaseLost, PushRejected, RemoteUnreachable, ResultError
+from bridge.manifest import parse_time
 from bridge.result import RESULT_NAME, RESULT_ROOT, RESULT_SIGNATURE_NAME, parse_result
 
 TRAILER = "Result-SHA256"
@@ -47,7 +50,7 @@ class _Answer:
     branch: str | None
     files: Mapping[str, bytes]
     message: str
-    when: str
+    when: datetime
 
 
 def publish(
@@ -95,7 +98,7 @@ def publish(
     everything = {**files, RESULT_NAME: result}
     if signature is not None:
         everything[RESULT_SIGNATURE_NAME] = signature
-    answer = _Answer(nonce, request_commit, result_ref, everything, message, parsed.finished_at)
+    answer = _Answer(nonce, request_commit, result_ref, everything, message, parse_time(parsed.finished_at))
     with git.scratch() as scratch:
         publisher = _Publisher(scratch, remote, answer, claim)
         for attempt in range(tries):

@@ -4,9 +4,11 @@
     refs/heads/AgentMemory/mac-bridge-<preset>-<nonce>[-<suffix>]   the same, for clients kept to a namespace
     refs/mac-bridge/inbox/<nonce>                                   what is pending
     refs/mac-bridge/claims/<nonce>                                  who runs it, and its heartbeat
+    refs/mac-bridge/cancel/<nonce>                                  a wish to stop it
     refs/mac-bridge/results/<nonce>                                 a result whose branch moved or vanished
-    refs/heads/mac-bridge-claims/<nonce>                            claims and results where a server takes
-    refs/heads/mac-bridge-results/<nonce>                           branches only
+    refs/mac-bridge/runners/<name>                                  which runner is alive, and what it offers
+    refs/heads/mac-bridge-{claims,cancel,results,runners}/…         the same where only branches are taken
+    refs/heads/mac-bridge-archive                                   finished results of retired branches
 
 Names read from a remote are hostile until `parse_request_ref` or `nonce_of` has accepted them.
 """
@@ -24,9 +26,14 @@ from bridge.manifest import PRESET_PATTERN
 
 INBOX = "refs/mac-bridge/inbox/"
 CLAIMS = "refs/mac-bridge/claims/"
+CANCELS = "refs/mac-bridge/cancel/"
 RESULTS = "refs/mac-bridge/results/"
+RUNNERS = "refs/mac-bridge/runners/"
 BRANCH_CLAIMS = "refs/heads/mac-bridge-claims/"
+BRANCH_CANCELS = "refs/heads/mac-bridge-cancel/"
 BRANCH_RESULTS = "refs/heads/mac-bridge-results/"
+BRANCH_RUNNERS = "refs/heads/mac-bridge-runners/"
+ARCHIVE = "refs/heads/mac-bridge-archive"
 BRANCHES = "refs/heads/mac-bridge/"
 AGENT_BRANCHES = "refs/heads/AgentMemory/mac-bridge-"
 
@@ -116,6 +123,11 @@ def inbox_ref(nonce: str) -> str:
 def claim_ref(nonce: str) -> str:
     """The ref that says who runs a request."""
     return CLAIMS + nonce
+
+
+def cancel_ref(nonce: str) -> str:
+    """The ref that asks for a request to be stopped."""
+    return CANCELS + nonce
 
 
 def result_ref(nonce: str) -> str:

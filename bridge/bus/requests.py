@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bridge.bus import refs, trees
-from bridge.bus.git import Entry, Git, Update
+from bridge.bus.git import Git, Update
+from bridge.bus.objects import Entry
 from bridge.bus.untrusted import without_credentials
 from bridge.errors import BusError, ManifestError, PushRejected, RemoteUnreachable, RevisionError
 from bridge.manifest import MAX_BYTES, REQUEST_PATH, SIGNATURE_PATH, Manifest, parse

@@ -16,7 +16,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from bridge import signing
-from bridge.bus.git import Change, Git
+from bridge.bus.changes import Change
+from bridge.bus.git import Git
 from bridge.bus.handles import Held, RequestState
 from bridge.bus.publish import TRAILER
 from bridge.bus.untrusted import clean_line

@@ -29,7 +29,7 @@ class Station:
     """A runner's fixed facts.
 
     Attributes:
-        identity: Its name, and the random id it made on first use.
+        identity: Its name, the random id it made on first use, and one of this process.
         remote: Address of the bus.
         audience: The one spelling of it, which manifests must name.
         folder: Its own state: key, mirror, spool, jobs.
@@ -117,7 +117,7 @@ def open_station(
     folder = state_dir / "runner" / name
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        identity = Identity(name, _id(folder / "id"))
+        identity = Identity(name, _id(folder / "id"), secrets.token_hex(8))
     except OSError as error:
         raise MachineError(f"cannot keep state in {folder}: {error.strerror}") from None
     owners_presets = config_dir / "presets"

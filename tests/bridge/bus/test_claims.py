@@ -12,7 +12,7 @@ from bridge.errors import LeaseLost
 from bridge.result import Phase
 from tests.worlds import RUNNER, World
 
-OTHER = Identity("othermac", "fedcba9876543210")
+OTHER = Identity("othermac", "fedcba9876543210", "00000000000000bb")
 
 
 def test_of_many_claimers_exactly_one_wins(world: World):
@@ -21,7 +21,9 @@ def test_of_many_claimers_exactly_one_wins(world: World):
     won: list[Claim] = []
 
     def try_it(number: int) -> None:
-        held = claim(world.git, world.remote, pending, Identity(f"mac{number}", f"{number:016x}"))
+        held = claim(
+            world.git, world.remote, pending, Identity(f"mac{number}", f"{number:016x}", f"{number:016x}")
+        )
         if held is not None:
             won.append(held)
 

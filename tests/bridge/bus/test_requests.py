@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bridge.bus import refs, trees
-from bridge.bus.git import Entry, Git
+from bridge.bus.git import Git
+from bridge.bus.objects import Entry
 from bridge.bus.requests import FOLDER, Submitted, read_request
 from bridge.errors import ManifestError, PushRejected, RemoteUnreachable
 from bridge.manifest import REQUEST_PATH, SIGNATURE_PATH, parse

@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bridge.bus import trees
-from bridge.bus.git import Entry, Git
+from bridge.bus.git import Git
+from bridge.bus.objects import Entry
 from tests.worlds import World
 
 NAME = ".mac-bridge"

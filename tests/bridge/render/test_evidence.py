@@ -196,6 +196,7 @@ def test_a_heartbeat_is_one_line() -> None:
         attempt=1,
         beat=1,
         lease_s=1.0,
+        session="0" * 16,
         updated_at="2026-03-01T12:00:00Z",
         phase=Phase.RUNNING,
         elapsed_s=1.0,

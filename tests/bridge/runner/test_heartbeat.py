@@ -12,7 +12,7 @@ from bridge.result import Phase, Progress, RunStatus
 from bridge.runner.heartbeat import Heartbeat
 from tests.worlds import World
 
-OTHER = Identity("othermac", "fedcba9876543210")
+OTHER = Identity("othermac", "fedcba9876543210", "00000000000000bb")
 
 
 def beating(world: World, interval_s: float, **secrets: str) -> tuple[Claim, Heartbeat]:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from bridge.bus import refs
-from bridge.bus.git import Entry, Git
+from bridge.bus.git import Git
+from bridge.bus.objects import Entry
 from bridge.errors import BusError
 from bridge.runner import namespaces
 from bridge.runner.serve import Runner

@@ -11,7 +11,8 @@ import pytest
 
 from bridge import signing
 from bridge.bus import refs
-from bridge.bus.git import Entry, Git
+from bridge.bus.git import Git
+from bridge.bus.objects import Entry
 from bridge.bus.requests import build
 from bridge.bus.results import Standing
 from bridge.errors import MachineError
