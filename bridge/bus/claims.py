@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -131,9 +131,9 @@ def claim(
     identity: Identity,
     *,
     lease_s: float = DEFAULT_LEASE_S,
-    attempt: int = 1,
+    standing: Mapping[str, str] | None = None,
 ) -> Claim | None:
-    """Try to become the one runner of a request; None: somebody else has it.
+    """Try to become the one runner of a request; None: somebody else has it, or it stands no more.
 
     Args:
         git: Any repository of this machine; nothing is left in it.
@@ -141,17 +141,20 @@ def claim(
         pending: The request.
         identity: Who claims.
         lease_s: Seconds without a heartbeat after which others may take over.
-        attempt: 1, or one more than the last attempt that is known.
+        standing: Refs and the commits they must still hold for the claim to succeed. So a request that was
+            answered since it was seen is not claimed again.
 
     Raises:
         PushRejected: The remote takes claims neither as its own refs nor as branches.
         RemoteUnreachable: It did not answer.
     """
-    status = _first_status(pending, identity, lease_s, attempt)
+    status = _first_status(pending, identity, lease_s, attempt=1)
+    standing = standing or {}
     try:
-        return _take(git, remote, refs.claim_ref(pending.nonce), status, expected="")
+        return _take(git, remote, refs.claim_ref(pending.nonce), status, expected="", standing=standing)
     except PushRejected:
-        return _take(git, remote, refs.BRANCH_CLAIMS + pending.nonce, status, expected="")
+        ref = refs.BRANCH_CLAIMS + pending.nonce
+        return _take(git, remote, ref, status, expected="", standing=standing)
 
 
 def take_over(
@@ -162,6 +165,7 @@ def take_over(
     *,
     silent: Silent,
     lease_s: float = DEFAULT_LEASE_S,
+    standing: Mapping[str, str] | None = None,
 ) -> Claim | None:
     """Swap a silent runner's claim for our own, `attempt` one higher; None: it moved after all.
 
@@ -170,7 +174,7 @@ def take_over(
         RemoteUnreachable: It did not answer.
     """
     status = _first_status(pending, identity, lease_s, silent.attempt + 1)
-    return _take(git, remote, silent.ref, status, expected=silent.commit)
+    return _take(git, remote, silent.ref, status, expected=silent.commit, standing=standing or {})
 
 
 @dataclass(frozen=True)
@@ -236,25 +240,27 @@ def read_status(git: Git, commit: str) -> RunStatus | None:
     )
 
 
-def _take(git: Git, remote: str, ref: str, status: RunStatus, *, expected: str) -> Claim | None:
+def _take(
+    git: Git, remote: str, ref: str, status: RunStatus, *, expected: str, standing: Mapping[str, str]
+) -> Claim | None:
     with git.scratch() as scratch:
         commit = _write(scratch, status)
+        # What must stand is "pushed" as it is: git then checks the lease and sends nothing for it.
+        untouched = [Update(other, held, held) for other, held in standing.items()]
         for _ in range(_CONTENTION_TRIES):
             try:
-                scratch.push(remote, [Update(ref, commit, expected)], timeout_s=_PUSH_TIMEOUT_S)
-            except LeaseLost:
-                # Lost to another claim, or only to the server's lock on the ref?
-                held = scratch.ls_remote(remote, ref, timeout_s=_PUSH_TIMEOUT_S).get(ref, "")
-            except RemoteUnreachable:
-                held = scratch.ls_remote(remote, ref, timeout_s=_PUSH_TIMEOUT_S).get(ref, "")
-                if held != commit:
-                    raise
-            else:
-                held = commit
-            if held == commit:
+                scratch.push(remote, [Update(ref, commit, expected), *untouched], timeout_s=_PUSH_TIMEOUT_S)
                 return Claim(git, remote, ref=ref, commit=commit, status=status)
-            if held != expected:
-                return None
+            except (LeaseLost, RemoteUnreachable) as error:
+                # Lost to another claim, or only to the server's lock on the ref? Or only the answer?
+                found = scratch.ls_remote(remote, ref, *standing, timeout_s=_PUSH_TIMEOUT_S)
+                if found.get(ref) == commit:
+                    return Claim(git, remote, ref=ref, commit=commit, status=status)
+                if isinstance(error, RemoteUnreachable):
+                    raise
+                moved = any(found.get(other) != held for other, held in standing.items())
+                if moved or found.get(ref, "") != expected:
+                    return None
     return None
 
 

@@ -188,6 +188,10 @@ class Git:
             finally:
                 inside.close()
 
+    def forget_store(self) -> None:
+        """Ask anew where objects go: the repository was made again."""
+        self._known_store = None
+
     @property
     def _store(self) -> Store:
         if self._known_store is None:
@@ -303,6 +307,11 @@ class Git:
         if size > limit:
             raise BusError(f"{path} in {commit[:12]} has {size} bytes, but at most {limit} are read")
         return self._read("blob", query)
+
+    def oid(self, name: str) -> str | None:
+        """The sha of what a name stands for, a ref for instance; None when there is nothing."""
+        [answer] = self._kinds.ask([name], timeout_s=self.timeout_s)
+        return None if answer is None else answer[0]
 
     def kind_and_size(self, name: str) -> tuple[str, int]:
         """An object's kind (``missing`` when there is none) and its size in bytes."""

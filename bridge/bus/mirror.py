@@ -1,8 +1,9 @@
 """A runner's bare mirror of the bus: what is pending, and little else.
 
 One shallow fetch of the bridge's own refs is one look at the queue; its cost follows what is pending, not
-what ever was. Branches are scanned less often, for clients whose server takes branches only. A mirror holds
-nothing that cannot be fetched again, so a broken one is thrown away and rebuilt.
+what ever was. Request branches are scanned less often, for clients whose server takes branches only: their
+names are listed, and only those never seen before are fetched. A mirror holds nothing that cannot be fetched
+again, so a broken one is thrown away and rebuilt.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import contextlib
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from bridge.bus import refs
@@ -21,15 +23,19 @@ from bridge.bus.handles import Held
 from bridge.bus.requests import bound_manifest, read_request
 from bridge.bus.untrusted import without_credentials
 from bridge.errors import BusError, ManifestError
+from bridge.manifest import MAX_LIFETIME, MAX_NONCE_SKEW
 from bridge.result import RESULT_NAME, RESULT_ROOT
 
 SCAN_INTERVAL_S = 60.0
 FETCH_LIMIT_BYTES = 4 * 1024**3
 
 _SCANNED = "refs/scanned/"
-_BRANCH = "refs/branch/"
+_WATCHED = "refs/watched/"
 _KEPT = "refs/kept/"
+# Workloads of which objects are kept, because the next request may share them.
 _KEPT_COUNT = 8
+# Branches never seen before that one scan fetches; the newest first, the others later.
+_SCAN_COUNT = 64
 _TIDY_EVERY = 500
 _PLAIN_LINE = re.compile(
     rb"\[(core|extensions)\]"
@@ -37,11 +43,11 @@ _PLAIN_LINE = re.compile(
     rb" = [a-z0-9]+",
     re.IGNORECASE,
 )
-_OWN_SPECS = tuple(f"+{prefix}*:{prefix}*" for prefix in (refs.INBOX, refs.CLAIMS, refs.RESULTS))
-_SCAN_SPECS = tuple(
-    f"+{pattern}:{_SCANNED}{pattern.removeprefix('refs/heads/')}"
-    for pattern in (*refs.BRANCH_PATTERNS, f"{refs.BRANCH_CLAIMS}*", f"{refs.BRANCH_RESULTS}*")
-)
+_CLAIMS = (refs.BRANCH_CLAIMS, refs.CLAIMS)
+_CANCELS = (refs.BRANCH_CANCELS, refs.CANCELS)
+_RESULTS = (refs.BRANCH_RESULTS, refs.RESULTS)
+_OWN = (refs.INBOX, *_CLAIMS, *_CANCELS, *_RESULTS)
+_OWN_SPECS = tuple(f"+{prefix}*:{prefix}*" for prefix in _OWN)
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,14 @@ class Pending:
     ref: str | None
 
 
+@dataclass(frozen=True)
+class Standing:
+    """What the remote holds of one request at this moment: its branch's tip, a wish to stop it."""
+
+    branch: str | None
+    cancel: str | None
+
+
 class Mirror:
     """The local copy of one remote's queue.
 
@@ -69,6 +83,7 @@ class Mirror:
         limit_bytes: A fetch that brings more than this is ended.
         scan_interval_s: Seconds between scans of the request branches.
         clock: Monotonic seconds.
+        now: The time of day (aware): branches older than any request may live are not looked at.
     """
 
     def __init__(
@@ -80,17 +95,20 @@ class Mirror:
         limit_bytes: int = FETCH_LIMIT_BYTES,
         scan_interval_s: float = SCAN_INTERVAL_S,
         clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self.git = Git(directory, timeout_s=timeout_s)
         self.remote = remote
         self._limit_bytes = limit_bytes
         self._scan_interval_s = scan_interval_s
         self._clock = clock
+        self._now = now
         self._scanned_at: float | None = None
-        self._looks = 0
+        self._brought = 0
         self._over_limit = False
-        # (nonce, request commit, branch tip) -> whether that is an open request; none of these ever changes.
-        self._open: dict[tuple[str, str, str], bool] = {}
+        self._refs: dict[str, str] = {}
+        # Request branch -> the tip that a scan found to be no open request.
+        self._closed: dict[str, str] = {}
 
     def refresh(self) -> list[Pending]:
         """Look at the remote and return what is pending, oldest first.
@@ -106,96 +124,161 @@ class Mirror:
             if self._over_limit:
                 raise
             # Whose fault was it? A remote that lists its refs is well, so the mirror is not.
-            self._rebuild(self._probe())
+            self.renew()
             return self._look()
+
+    def renew(self) -> None:
+        """Throw the local copy away and begin an empty one; the next look fills it.
+
+        Raises:
+            RemoteUnreachable: The remote did not answer, so nothing is thrown away.
+        """
+        parent = self.git.directory.parent
+        parent.mkdir(parents=True, exist_ok=True)
+        found = Git(parent, timeout_s=60.0).ls_remote(self.remote)
+        self._make(sha256=any(len(commit) == 64 for commit in found.values()))
 
     def claims(self) -> dict[str, Held]:
         """Claims by nonce, as of the last `refresh`; the bridge's own ref wins over a claim branch."""
-        claims = {}
-        for local, prefix in (
-            (f"{_SCANNED}mac-bridge-claims/", refs.BRANCH_CLAIMS),
-            (refs.CLAIMS, refs.CLAIMS),
-        ):
-            for ref, commit in self.git.refs(local).items():
-                if nonce := refs.nonce_of(ref, local):
-                    claims[nonce] = Held(prefix + nonce, commit)
-        return claims
+        return self._held(_CLAIMS)
+
+    def cancels(self) -> dict[str, Held]:
+        """Wishes to stop a request by nonce, as of the last `refresh`."""
+        return self._held(_CANCELS)
+
+    def scan_next(self) -> None:
+        """Have the next look scan the branches, whenever the last scan was."""
+        self._scanned_at = None
+
+    def standing(self, nonce: str, branch: str) -> Standing:
+        """Ask the remote about one request alone; objects of what it holds are here afterwards.
+
+        May be called beside another thread's work, but not beside `refresh`.
+
+        Raises:
+            RemoteUnreachable: The remote did not answer.
+        """
+        places = {
+            "branch": branch,
+            "own": refs.CANCELS + nonce,
+            "plain": refs.BRANCH_CANCELS + nonce,
+        }
+        # The star makes an absent ref an empty answer instead of an error.
+        self._fetch([f"+{ref}*:{_WATCHED}{place}/{nonce}*" for place, ref in places.items()])
+        held = {place: self.git.oid(f"{_WATCHED}{place}/{nonce}") for place in places}
+        return Standing(held["branch"], held["own"] or held["plain"])
+
+    def holds_result(self, nonce: str, tip: str) -> bool:
+        """Whether a commit that is here carries a result of this request."""
+        return self.git.kind_and_size(f"{tip}:{RESULT_ROOT}/{nonce}/{RESULT_NAME}")[0] == "blob"
 
     def _look(self) -> list[Pending]:
         if not (self.git.directory / "HEAD").exists() or not self._is_plain():
-            self._rebuild(self._probe())
+            self.renew()
+        before = {ref: commit for ref, commit in self._refs.items() if ref.startswith(_OWN)}
+        self._keep()
         self._fetch(_OWN_SPECS)
         now = self._clock()
         if self._scanned_at is None or now - self._scanned_at >= self._scan_interval_s:
-            self._fetch(_SCAN_SPECS)
+            self._scan()
             self._scanned_at = now
-        self._looks += 1
-        pending = self._pending()
-        self._keep(pending)
-        if self._looks % _TIDY_EVERY == 0:
+        self._refs = self.git.refs("refs/")
+        self._brought += before != {r: commit for r, commit in self._refs.items() if r.startswith(_OWN)}
+        if self._brought >= _TIDY_EVERY:
+            self._brought = 0
+            self._keep()
             self.git.run("gc", "--quiet", "--prune=now")
-        return pending
+        return self._pending()
+
+    def _held(self, prefixes: Sequence[str]) -> dict[str, Held]:
+        held = {}
+        for prefix in prefixes:
+            for ref, commit in self._refs.items():
+                if nonce := refs.nonce_of(ref, prefix):
+                    held[nonce] = Held(ref, commit)
+        return held
 
     def _pending(self) -> list[Pending]:
-        answered = self._answered_elsewhere()
+        answered = self._held(_RESULTS)
         found: dict[str, Pending] = {}
-        for ref, commit in self.git.refs(refs.INBOX).items():
+        for ref, commit in self._refs.items():
             nonce = refs.nonce_of(ref, refs.INBOX)
-            if nonce and nonce not in answered and self._is_open(nonce, commit):
+            if nonce and nonce not in answered:
                 found[nonce] = Pending(nonce, commit, None)
-        for local, commit in self.git.refs(_SCANNED).items():
-            ref = "refs/heads/" + local.removeprefix(_SCANNED)
-            named = refs.parse_request_ref(ref)
-            if named is None or named.nonce in answered or named.nonce in found:
-                continue
-            if self._is_request_branch(named.nonce, commit):
-                found[named.nonce] = Pending(named.nonce, commit, ref)
+        for local, commit in self._refs.items():
+            if local.startswith(_SCANNED):
+                ref = "refs/heads/" + local.removeprefix(_SCANNED)
+                named = refs.parse_request_ref(ref)
+                if named is not None and named.nonce not in answered and named.nonce not in found:
+                    found[named.nonce] = Pending(named.nonce, commit, ref)
         return [found[nonce] for nonce in sorted(found)]
 
-    def _answered_elsewhere(self) -> set[str]:
-        """Nonces with a result that is not on their branch."""
-        answered = set()
-        for prefix in (refs.RESULTS, f"{_SCANNED}mac-bridge-results/"):
-            answered |= {nonce for ref in self.git.refs(prefix) if (nonce := refs.nonce_of(ref, prefix))}
-        return answered
+    def _scan(self) -> None:
+        """List the request branches, fetch those never seen before, and keep refs of the open ones."""
+        listed = self.git.ls_remote(self.remote, *refs.BRANCH_PATTERNS)
+        inbox = {refs.nonce_of(ref, refs.INBOX) for ref in self.git.refs(refs.INBOX)}
+        oldest = refs.nonce_time(self._now() - MAX_LIFETIME - MAX_NONCE_SKEW)
+        names = {ref: named for ref in listed if (named := refs.parse_request_ref(ref)) is not None}
+        self._closed = {ref: tip for ref, tip in self._closed.items() if listed.get(ref) == tip}
+        known = {f"refs/heads/{local.removeprefix(_SCANNED)}": tip for local, tip in self._scanned().items()}
+        unknown = sorted(
+            (named.nonce, ref)
+            for ref, named in names.items()
+            if named.nonce > oldest
+            and named.nonce not in inbox
+            and ref not in self._closed
+            and known.get(ref) != listed[ref]
+        )
+        chosen = [ref for _, ref in unknown[-_SCAN_COUNT:]]
+        if chosen:
+            self._fetch([f"+{ref}*:{_local(ref)}*" for ref in chosen])
+        closing = []
+        for local, tip in self._scanned().items():
+            ref = "refs/heads/" + local.removeprefix(_SCANNED)
+            if ref not in names or names[ref].nonce in inbox or known.get(ref, tip) != listed.get(ref, tip):
+                closing.append(local)
+            elif ref in chosen and not self._is_open(names[ref].nonce, tip):
+                self._closed[ref] = tip
+                closing.append(local)
+        self._update_refs([f"delete {local}" for local in closing])
 
-    def _is_open(self, nonce: str, commit: str) -> bool:
-        """Whether an inbox entry has no result on its branch (somebody may have put an answered one back)."""
-        key = (nonce, commit, "")
-        if key not in self._open:
-            try:
-                branch = bound_manifest(read_request(self.git, commit), nonce).result_ref
-            except (ManifestError, BusError):
-                return True  # refused, with its reason, by whoever checks it
-            # The star makes an absent branch an empty answer instead of an error.
-            self._fetch([f"+{branch}*:{_BRANCH}{nonce}*"])
-            tip = self.git.refs(f"{_BRANCH}{nonce}").get(f"{_BRANCH}{nonce}")
-            self._open[key] = tip is None or not self._holds_result(nonce, tip)
-        return self._open[key]
+    def _scanned(self) -> Mapping[str, str]:
+        return self.git.refs(_SCANNED)
 
-    def _is_request_branch(self, nonce: str, tip: str) -> bool:
-        """Whether a scanned branch ends in an open request (and not in a result or somebody's own commit)."""
-        key = (nonce, tip, tip)
-        if key not in self._open:
-            try:
-                bound_manifest(read_request(self.git, tip), nonce)
-                self._open[key] = not self._holds_result(nonce, tip)
-            except (ManifestError, BusError):
-                self._open[key] = False
-        return self._open[key]
+    def _is_open(self, nonce: str, tip: str) -> bool:
+        """Whether a branch ends in an open request, and not in a result or somebody's own commit."""
+        try:
+            bound_manifest(read_request(self.git, tip), nonce)
+        except (ManifestError, BusError):
+            return False
+        return not self.holds_result(nonce, tip)
 
-    def _holds_result(self, nonce: str, tip: str) -> bool:
-        return self.git.kind_and_size(f"{tip}:{RESULT_ROOT}/{nonce}/{RESULT_NAME}")[0] == "blob"
+    def _keep(self) -> None:
+        """Hold on to the last few workloads: what the next request shares with them need not travel again.
 
-    def _keep(self, pending: list[Pending]) -> None:
-        """Hold on to what is pending, and to the last few requests: the next one may share their workload."""
-        kept = self.git.refs(_KEPT)
-        wanted = {_KEPT + request.nonce: request.commit for request in pending}
-        finished = sorted(ref for ref in kept if ref not in wanted)
-        lines = [f"update {ref} {commit}\n" for ref, commit in wanted.items() if kept.get(ref) != commit]
-        lines += [f"delete {ref}\n" for ref in finished[:-_KEPT_COUNT]]
+        Looks at the inbox as it was before the next fetch prunes it.
+        """
+        kept = {ref: commit for ref, commit in self._refs.items() if ref.startswith(_KEPT)}
+        workloads = {self._workload(commit) for commit in kept.values()}
+        lines = []
+        for ref, commit in sorted(self._refs.items()):
+            nonce = refs.nonce_of(ref, refs.INBOX)
+            if nonce and (workload := self._workload(commit)) not in workloads:
+                workloads.add(workload)
+                kept[_KEPT + nonce] = commit
+                lines.append(f"update {_KEPT}{nonce} {commit}")
+        lines += [f"delete {ref}" for ref in sorted(kept)[:-_KEPT_COUNT] if ref in self._refs]
+        self._update_refs(lines)
+
+    def _workload(self, commit: str) -> str | None:
+        """The parent of a request commit; None where it has none or is not here."""
+        if self.git.kind_and_size(commit)[0] != "commit":
+            return None
+        return next(iter(self.git.commit(commit).parents), None)
+
+    def _update_refs(self, lines: Sequence[str]) -> None:
         if lines:
-            self.git.run("update-ref", "--stdin", input="".join(lines).encode())
+            self.git.run("update-ref", "--stdin", input="".join(f"{line}\n" for line in lines).encode())
 
     def _fetch(self, specs: tuple[str, ...] | list[str]) -> None:
         self.git.fetch(self.remote, specs, depth=2, prune=True, guard=self._too_much)
@@ -210,21 +293,18 @@ class Mirror:
             return f"{without_credentials(self.remote)} sends more than {self._limit_bytes} bytes"
         return None
 
-    def _probe(self) -> dict[str, str]:
-        parent = self.git.directory.parent
-        parent.mkdir(parents=True, exist_ok=True)
-        return Git(parent, timeout_s=60.0).ls_remote(self.remote)
-
-    def _rebuild(self, found: dict[str, str]) -> None:
+    def _make(self, *, sha256: bool) -> None:
         directory = self.git.directory
+        self.git.close()
         shutil.rmtree(directory, ignore_errors=True)
-        sha256 = any(len(commit) == 64 for commit in found.values())
         Git(directory.parent).run(
             *("init", "--quiet", "--bare", "--template="),
             *(f"--object-format={'sha256' if sha256 else 'sha1'}", str(directory)),
         )
+        self.git.forget_store()
         self._scanned_at = None
-        self._open.clear()
+        self._refs = {}
+        self._closed.clear()
 
     def _is_plain(self) -> bool:
         """Whether the configuration says only what `git init` writes: git would obey whatever else."""
@@ -233,3 +313,7 @@ class Mirror:
         except FileNotFoundError:
             return False
         return all(_PLAIN_LINE.fullmatch(line) for line in lines)
+
+
+def _local(ref: str) -> str:
+    return _SCANNED + ref.removeprefix("refs/heads/")

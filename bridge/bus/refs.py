@@ -69,7 +69,12 @@ def new_nonce(now: datetime, entropy: bytes) -> str:
     """
     if len(entropy) < _ENTROPY_BYTES:
         raise ValueError(f"a nonce needs {_ENTROPY_BYTES} random bytes, got {len(entropy)}")
-    return now.astimezone(UTC).strftime("%Y%m%dt%H%M%Sz") + entropy[:_ENTROPY_BYTES].hex()
+    return nonce_time(now) + entropy[:_ENTROPY_BYTES].hex()
+
+
+def nonce_time(now: datetime) -> str:
+    """How nonces of that moment (aware) begin; sorts before all of them."""
+    return now.astimezone(UTC).strftime("%Y%m%dt%H%M%Sz")
 
 
 def is_nonce(text: str) -> bool:

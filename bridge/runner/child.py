@@ -1,11 +1,13 @@
 """The runner's side of a supervised job: start it, follow its output, stop it, learn how it ended.
 
-Opening a `Supervised` takes the machine's lock; closing it kills whatever is left and frees the lock. The
-other side, and the wire between them, is `bridge.runner.supervisor`.
+A `Standby` is a supervisor that waits without the lock. Opening a `Supervised` takes the machine's lock;
+closing it kills whatever is left and frees the lock. The other side, and the wire between them, is
+`bridge.runner.supervisor`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -56,7 +58,7 @@ class Order:
     cwd: Path
     limits: Mapping[str, int]
     timeout_s: float
-    grace_s: float = 5.0
+    grace_s: float = 2.0
     output_limit: int = 8 << 20
 
 
@@ -75,30 +77,31 @@ class Ended:
     survivors: int
 
 
-class Supervised:
-    """One supervised job. Use as a context manager: leaving it leaves no process and no lock."""
+class Standby:
+    """A supervisor that has started, settled where it will run its job, and waits to be told of one.
+
+    What it hides is what is there now, so use it soon.
+
+    Args:
+        lock: The machine's lock file, which it will take.
+        network: Leave the job the machine's network.
+        hide: Files and folders the job must not reach, where the machine can hide them.
+        keep: Existing folders inside hidden ones that stay as they are.
+
+    Raises:
+        MachineError: It cannot be started.
+    """
 
     def __init__(
         self, lock: Path, *, network: bool = False, hide: Sequence[Path] = (), keep: Sequence[Path] = ()
     ) -> None:
-        """Start the supervisor and take the lock.
-
-        Args:
-            lock: The machine's lock file.
-            network: Leave the job the machine's network.
-            hide: Files and folders the job must not reach, where the machine can hide them.
-            keep: Existing folders inside hidden ones that stay as they are.
-
-        Raises:
-            MachineBusy: Another job holds the lock.
-            MachineError: The supervisor did not start.
-        """
         lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        control, self._control = os.pipe()
-        self._status, status = os.pipe()
-        self._output, output = os.pipe()
-        self._ours: tuple[int, ...] = (self._control, self._status, self._output)
-        self._lines = b""
+        self.lock = lock
+        self.since = time.monotonic()
+        control, self.control = os.pipe()
+        self.status, status = os.pipe()
+        self.output, output = os.pipe()
+        self._ours: tuple[int, ...] = (self.control, self.status, self.output)
         setup = {
             "lock": str(lock),
             "control": control,
@@ -120,14 +123,52 @@ class Supervised:
         finally:
             for descriptor in (control, status, output):
                 os.close(descriptor)
-        first = self._event(START_S)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return self._process.wait(0) is None
+
+    def close(self) -> None:
+        """Let go: whatever a job left is killed, then the lock is free."""
+        self._close_ours()
+        if self._process.wait(START_S) is None:
+            self._process.kill()
+
+    def _close_ours(self) -> None:
+        # Once only: a number that was closed may be somebody else's descriptor by now.
+        ours, self._ours = self._ours, ()
+        for descriptor in ours:
+            os.close(descriptor)
+
+
+class Supervised:
+    """One supervised job. Use as a context manager: leaving it leaves no process and no lock."""
+
+    def __init__(self, standby: Standby) -> None:
+        """Take the lock.
+
+        Args:
+            standby: Its supervisor; closed with this.
+
+        Raises:
+            MachineBusy: Another job holds the lock.
+            MachineError: The supervisor did not start.
+        """
+        self._standby = standby
+        self._control, self._status, self._output = standby.control, standby.status, standby.output
+        self._lines = b""
+        first = None
+        with contextlib.suppress(MachineError):
+            self._tell(take=True)
+            first = self._event(START_S)
         if first is None or first["event"] != "locked":
             self.close()
             if first is None:
                 raise MachineError(
                     "the job supervisor did not start", f"try: {sys.executable} -m bridge --help"
                 )
-            raise MachineBusy(f"another job runs on this machine (lock {lock})")
+            raise MachineBusy(f"another job runs on this machine (lock {standby.lock})")
         self.enforced = Enforced(first["network_isolated"], first["tree"], first["files_hidden"])
 
     def run(
@@ -183,9 +224,7 @@ class Supervised:
 
     def close(self) -> None:
         """Let go: whatever the job left is killed, then the lock is free."""
-        self._close_ours()
-        if self._process.wait(START_S) is None:
-            self._process.kill()
+        self._standby.close()
 
     def __enter__(self) -> Supervised:
         return self
@@ -194,12 +233,6 @@ class Supervised:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _close_ours(self) -> None:
-        # Once only: a number that was closed may be somebody else's descriptor by now.
-        ours, self._ours = self._ours, ()
-        for descriptor in ours:
-            os.close(descriptor)
 
     def _tell(self, **message: object) -> None:
         data = (json.dumps(message) + "\n").encode()

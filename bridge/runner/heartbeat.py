@@ -1,11 +1,12 @@
-"""Renews a claim while a job runs, and shows how far it is.
+"""Renews a claim while a job runs, shows how far it is, and hears who wants it stopped.
 
-One thread owns the claim until `stop`. A claim that somebody else took sets `lost`; a remote that is away is
-tried again at the next beat.
+One thread owns the claim until `stop`. A claim that somebody else took sets `lost`, a wish to stop sets
+`wish`; a remote that is away is tried again at the next beat.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 import time
@@ -13,23 +14,27 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from bridge.bus.claims import Beat, Claim
-from bridge.errors import BusError, LeaseLost
+from bridge.errors import BusError, LeaseLost, MachineError
 from bridge.evidence.redact import redact
 from bridge.result import Phase, Progress
 
 TAIL_LINES = 12
-# Phases of a short job follow each other faster than they can be pushed.
-_SETTLE_S = 0.05
+# Phases of a short job follow each other faster than anybody could see them.
+_SETTLE_S = 0.25
+_LOOK_S = 1.5
 _PROGRESS = re.compile(r"progress (\d{1,9})/(\d{1,9})(?: (.*))?")
 
 
 class Heartbeat:
-    """Beats every `interval_s`, and at once when the phase changes.
+    """Beats every `interval_s`, and shortly after the phase changed.
 
     Args:
         claim: The claim to renew; not touched by anyone else until `stop` returned.
         interval_s: Seconds between beats.
         secrets: Values that must not appear in the lines shown.
+        look: Asks the remote whether the job shall stop: a sentence that says so, or None. May raise what a
+            remote that is away raises.
+        look_s: Seconds between two such questions.
         clock: Monotonic seconds.
     """
 
@@ -39,17 +44,22 @@ class Heartbeat:
         *,
         interval_s: float,
         secrets: Mapping[str, str],
+        look: Callable[[], str | None] = lambda: None,
+        look_s: float = _LOOK_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._claim = claim
         self._interval_s = interval_s
         self._secrets = secrets
+        self._look = look
+        self._look_s = look_s
         self._clock = clock
         self._started = clock()
         self._phase = Phase.CLAIMED
         self._progress: Progress | None = None
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._lost = threading.Event()
+        self._wish: str | None = None
         self._wake = threading.Event()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
@@ -58,6 +68,11 @@ class Heartbeat:
     def lost(self) -> bool:
         """Whether somebody else holds the claim now: the job must stop, its result is not ours to give."""
         return self._lost.is_set()
+
+    @property
+    def wish(self) -> str | None:
+        """Who wants the job to stop, in a sentence; None: nobody."""
+        return self._wish
 
     def start(self) -> None:
         """Begin to beat."""
@@ -84,17 +99,28 @@ class Heartbeat:
         self._thread.join()
 
     def _beat(self) -> None:
+        next_beat, next_look = self._started + self._interval_s, self._started + self._look_s
         while True:
-            self._wake.wait(self._interval_s)
+            woken = self._wake.wait(max(0.0, min(next_beat, next_look) - self._clock()))
             # Cleared before `_ending` is asked: a stop that comes between the two is not slept through.
             self._wake.clear()
-            if self._ending.wait(_SETTLE_S):
+            if self._ending.wait(_SETTLE_S if woken else 0):
                 return
-            elapsed = self._clock() - self._started
-            try:
-                self._claim.beat(Beat(self._phase, elapsed, self._progress, tuple(self._tail)))
-            except LeaseLost:
-                self._lost.set()
+            # The next beat or look may find the remote, or room on the disk, again.
+            if woken or self._clock() >= next_beat:
+                with contextlib.suppress(BusError, MachineError, OSError):
+                    self._renew()
+                next_beat = self._clock() + self._interval_s
+            if self.lost:
                 return
-            except (BusError, OSError):  # the next beat may find the remote, or room on the disk, again
-                continue
+            if self._wish is None and self._clock() >= next_look:
+                with contextlib.suppress(BusError, MachineError, OSError):
+                    self._wish = self._look()
+                next_look = self._clock() + self._look_s
+
+    def _renew(self) -> None:
+        elapsed = self._clock() - self._started
+        try:
+            self._claim.beat(Beat(self._phase, elapsed, self._progress, tuple(self._tail)))
+        except LeaseLost:
+            self._lost.set()

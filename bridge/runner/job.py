@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from bridge import __version__, presets
 from bridge.bus.claims import Claim
 from bridge.bus.git import Git
-from bridge.errors import BridgeError, LeaseLost, MachineError, ParameterError, described
+from bridge.errors import BridgeError, BusError, LeaseLost, MachineError, ParameterError, described
 from bridge.evidence.redact import find_secrets, secrets_of
 from bridge.manifest import format_time
 from bridge.presets import Preset
@@ -51,6 +51,8 @@ class Job:
         claim: Ours.
         supervised: The lock and the child's keeper; None for a request that is refused.
         abort: True when the runner is to stop at once.
+        look: Asks the remote whether this job shall stop; see `Heartbeat`.
+        repair: Makes `git` anew, holding this request, when it turned out to be broken.
         clock: Monotonic seconds.
         now: The time of day (aware).
     """
@@ -64,6 +66,8 @@ class Job:
         supervised: Supervised | None,
         *,
         abort: Callable[[], bool],
+        look: Callable[[], str | None] = lambda: None,
+        repair: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
@@ -73,13 +77,21 @@ class Job:
         self._claim = claim
         self._supervised = supervised
         self._abort = abort
+        self._repair = repair
         self._clock = clock
         self._now = now
         self._secrets = secrets_of(station.environment)
         self._room = isolation.Room(station.jobs / checked.pending.nonce)
         # Has no name, so nothing the job does to files can put another file in its place.
         self._log = tempfile.TemporaryFile(dir=station.folder)  # noqa: SIM115 - closed by `clean_up`
-        self._heart = Heartbeat(claim, interval_s=station.beat_s, secrets=self._secrets, clock=clock)
+        self._heart = Heartbeat(
+            claim,
+            interval_s=station.beat_s,
+            secrets=self._secrets,
+            look=look,
+            look_s=station.look_s,
+            clock=clock,
+        )
         self._seconds: dict[str, float] = {}
         self._commands: list[Command] = []
         self._files: dict[str, tuple[bytes, str]] = {}
@@ -118,7 +130,13 @@ class Job:
     def give_up(self) -> tuple[spool.Entry, Verdict]:
         """Answer a request whose earlier attempts were all lost, without another one."""
         message = f"{self._claim.attempt - 1} attempts lost their runner; not tried again"
-        verdict = Verdict(status=Status.LOST, reason=Reason.ATTEMPTS, message=message)
+        return self._unstarted(Verdict(status=Status.LOST, reason=Reason.ATTEMPTS, message=message))
+
+    def cancel(self, wish: str) -> tuple[spool.Entry, Verdict]:
+        """Answer a request that somebody wants stopped before it was started."""
+        return self._unstarted(cancelled(Reason.REQUESTED, f"{wish}; it had not been started"))
+
+    def _unstarted(self, verdict: Verdict) -> tuple[spool.Entry, Verdict]:
         return self._sealed(verdict), verdict
 
     def clean_up(self) -> bool:
@@ -134,7 +152,12 @@ class Job:
         if preset is None or supervised is None:
             raise ValueError("a request that is not refused has a preset and a supervisor")
         with self._phase(Phase.WORKSPACE):
-            self._lay_out(preset)
+            try:
+                self._lay_out(preset)
+            except BusError:  # objects that were fetched cannot be read: the copy here is at fault
+                self._repair()
+                self._room.make()
+                self._lay_out(preset)
             self._find_models(preset)
             argv = self._argv(preset)
             if decodes(preset):
@@ -146,6 +169,8 @@ class Job:
         if ended.stopped:
             if self._heart.lost:
                 raise LeaseLost("the claim is no longer ours")
+            if self._heart.wish is not None:
+                return cancelled(Reason.REQUESTED, f"{self._heart.wish}; stopped after {ended.seconds:.1f} s")
             return cancelled(Reason.SHUTDOWN, "the runner was told to stop")
         with self._phase(Phase.GATING):
             return self._judged(preset, ended, began, finished)
@@ -196,7 +221,7 @@ class Job:
         try:
             if kernels.wanted:
                 self._heart.line(f"progress 0/1 {COMPILING}")
-                kernels.make(lambda: self._heart.lost or self._abort())
+                kernels.make(self._is_to_stop)
                 self._heart.line(f"progress 1/1 {COMPILING}")
             kernels.copy_to(self._room.temporary)
         except (MachineError, OSError) as error:
@@ -245,7 +270,7 @@ class Job:
             order,
             self._log,
             on_line=self._heart.line,
-            stop=lambda: self._heart.lost or self._abort(),
+            stop=self._is_to_stop,
         )
         self._commands.append(
             Command(
@@ -258,6 +283,9 @@ class Job:
             )
         )
         return ended
+
+    def _is_to_stop(self) -> bool:
+        return self._heart.lost or self._heart.wish is not None or self._abort()
 
     def _judged(self, preset: Preset, ended: Ended, began: datetime, finished: datetime) -> Verdict:
         """How the child ended, then what the gate says of its report."""

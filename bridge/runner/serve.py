@@ -1,7 +1,8 @@
 """The embedded runner: look at the queue, take what is pending, one job at a time, until told to stop.
 
 Polling is fast after activity and slow when idle. A remote that is away costs nothing but waiting: results
-are kept in the spool and pushed when it is back. What happens to one request is in `job`.
+are kept in the outbox and pushed when it is back. How a request becomes ours is in `taking`, what happens to
+it then in `job`.
 """
 
 from __future__ import annotations
@@ -10,39 +11,41 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 
-from bridge.bus.claims import Claim, LeaseWatch, Silent, claim, read_status, take_over
-from bridge.bus.handles import Held, state_of
 from bridge.bus.mirror import Mirror, Pending
-from bridge.bus.publish import publish
+from bridge.bus.refs import is_local
 from bridge.bus.untrusted import clean_line
-from bridge.errors import (
-    LeaseLost,
-    MachineError,
-    PushRejected,
-    RemoteUnreachable,
-    ResultError,
-    described,
-)
-from bridge.result import Reason
+from bridge.errors import MachineError, RemoteUnreachable, described
+from bridge.result import Reason, Verdict
 from bridge.runner import isolation
-from bridge.runner.check import Checked, examine
-from bridge.runner.child import MachineBusy, Supervised
+from bridge.runner.check import Checked
+from bridge.runner.child import MachineBusy, Standby, Supervised
 from bridge.runner.folders import remove_tree
 from bridge.runner.job import Job
+from bridge.runner.later import Later
+from bridge.runner.ledger import Ledger
+from bridge.runner.outbox import Outbox
 from bridge.runner.spool import Entry, Spool
-from bridge.runner.station import Station
+from bridge.runner.station import Station, note_session
+from bridge.runner.taking import Desk, Taken
 
 MAX_ATTEMPTS = 3
 IDLE_S = 5.0
+# The pause between two looks in the fast window, on a local remote at first even less.
 FAST_S = 0.1
+FASTEST_S = 0.01
+FASTEST_WINDOW_S = 2.0
 FAST_WINDOW_S = 20.0
-FIRST_PAUSE_S = 1.0
 MAX_BACKOFF_S = 60.0
+# What a supervisor hides is what was there when it started, so it does not wait long.
+STANDBY_S = 30.0
+# Among so many of the first in the queue a runner chooses by chance while others are at work, too.
+_CROWD = 4
 
 
 class Runner:
@@ -73,18 +76,18 @@ class Runner:
         self._now = now
         digest = hashlib.sha256(station.audience.encode()).hexdigest()[:12]
         self._mirror = Mirror(station.folder / f"mirror-{digest}.git", station.remote)
-        self._spool = Spool(station.folder / f"spool-{digest}")
-        self._ledger = station.folder / f"answered-{digest}"
-        self._answered = set(self._ledger.read_text().split()) if self._ledger.exists() else set()
-        self._watch = LeaseWatch(clock)
-        self._claims: dict[str, Held] = {}
+        self._later = Later(clock)
+        self._ledger = Ledger(station.folder / f"answered-{digest}", now())
+        spool = Spool(station.folder / f"spool-{digest}")
+        self._outbox = Outbox(self._mirror, spool, self._ledger, self._later, self._say)
+        self._desk = Desk(station, self._mirror, say=self._say, clock=clock, now=now)
         # How often this process took a request that nevertheless stayed pending: bounds every loop.
         self._tries: dict[str, int] = {}
-        # What went wrong (a request, a kept result) and when it may be tried again: (clock, pause).
-        self._later: dict[str, tuple[float, float]] = {}
         self._abort = threading.Event()
         self._active_at = clock()
         self._failures = 0
+        self._standby: Standby | None = None
+        self._local = is_local(station.remote)
 
     def abort(self) -> None:
         """Stop the running job, too; it ends as ``cancelled/shutdown``. Set `stop` of `serve` as well."""
@@ -109,34 +112,35 @@ class Runner:
         stop = stop or threading.Event()
         handled = 0
         with self._only_one():
+            self._desk.sessions = note_session(self._station)
             remove_tree(self._station.jobs)
             self._station.jobs.mkdir(exist_ok=True, mode=0o700)
             began = self._clock()
-            while not stop.is_set():
-                did = self._turn(stop, once=once)
-                handled += did
-                if once and (handled or self._late(began, idle_timeout_s)):
-                    break
-                stop.wait(0 if did else self._pause())
+            try:
+                while not stop.is_set():
+                    did = self._turn()
+                    handled += did
+                    if once and (handled or self._late(began, idle_timeout_s)):
+                        break
+                    if not did:
+                        self._prepare()
+                        stop.wait(self._pause())
+            finally:
+                self._let_go()
         return handled
 
-    def _turn(self, stop: threading.Event, *, once: bool) -> int:
-        """One look at the queue and everything that follows from it.
+    def _turn(self) -> bool:
+        """One look at the queue and at most one request that follows from it; whether one was answered.
 
-        A remote that is away only slows the runner down. What goes wrong with one request or one spooled
-        result is counted against it alone: whoever can push must not be able to stop the others.
+        A remote that is away only slows the runner down. What goes wrong with one request or one kept result
+        is counted against it alone: whoever can push must not be able to stop the others.
         """
-        handled = 0
+        handled = False
         try:
-            pending = self._mirror.refresh()
-            if self._flush():
-                pending = self._mirror.refresh()
-            self._claims = self._mirror.claims() if pending else {}
-            for request in pending:
-                if stop.is_set() or (once and handled):
+            pending = self._look()
+            for request in self._order(pending):
+                if handled := self._attempt(request):
                     break
-                handled += self._attempt(request)
-            self._watch.forget([request.nonce for request in pending])
         except MachineBusy as busy:
             self._say(f"waiting: {busy.message}")
             self._active_at = self._clock() - FAST_WINDOW_S
@@ -149,170 +153,135 @@ class Runner:
             self._active_at = self._clock()
         return handled
 
+    def _look(self) -> list[Pending]:
+        """What is pending, after what waited here was pushed."""
+        pending = self._mirror.refresh()
+        if self._outbox.flush(self._mirror.claims, self._desk.sessions):
+            pending = self._mirror.refresh()
+        self._desk.update(pending)
+        nonces = {request.nonce for request in pending}
+        self._tries = {nonce: tries for nonce, tries in self._tries.items() if nonce in nonces}
+        self._later.keep(nonces | self._outbox.nonces())
+        return pending
+
+    def _order(self, pending: Sequence[Pending]) -> list[Pending]:
+        """What may be tried now, in the order to try it."""
+        due = [request for request in pending if self._may_try(request.nonce)]
+        if self._desk.others_at_work():
+            # Runners that all begin with the same request lose most of their pushes to each other.
+            first = due[:_CROWD]
+            random.shuffle(first)
+            due[:_CROWD] = first
+        return due
+
+    def _may_try(self, nonce: str) -> bool:
+        tried = self._tries.get(nonce, 0) > MAX_ATTEMPTS
+        return not tried and nonce not in self._outbox and self._later.is_due(nonce)
+
     def _attempt(self, pending: Pending) -> bool:
         """`_take`; a request with which something went wrong is tried again later, and later each time."""
-        if not self._is_due(pending.nonce):
-            return False
         try:
             return self._take(pending)
         except (MachineBusy, RemoteUnreachable):
             raise
         except Exception as error:  # whatever this request provokes, the next one must be served
-            self._put_off(pending.nonce, error)
+            pause = self._later.put_off(pending.nonce)
+            self._say(f"{pending.nonce}: {described(error)}; trying again in {pause:g} s")
             return False
-
-    def _is_due(self, nonce: str) -> bool:
-        return nonce not in self._later or self._clock() >= self._later[nonce][0]
-
-    def _put_off(self, nonce: str, error: Exception) -> None:
-        pause = min(2 * self._later.get(nonce, (0.0, FIRST_PAUSE_S / 2))[1], MAX_BACKOFF_S)
-        self._later[nonce] = (self._clock() + pause, pause)
-        self._say(f"{nonce}: {described(error)}; trying again in {pause:g} s")
 
     def _take(self, pending: Pending) -> bool:
         """Examine, claim, run and publish one request; False when it is not ours to take (now)."""
-        station, git = self._station, self._mirror.git
-        attempt, silent = self._standing(pending)
-        if attempt is None or self._tries.get(pending.nonce, 0) > MAX_ATTEMPTS:
+        attempt, silent = self._desk.place(pending)
+        if attempt is None:
             return False
-        checked = examine(git, pending, station, now=self._now(), answered=self._answered)
+        checked = self._desk.examine(pending, self._ledger.nonces)
+        if checked is None:
+            return False
         if checked.manifest is not None and checked.manifest.transport != "embedded":
             return False
-        if pending.nonce in self._answered and not self._is_open(pending):
+        if pending.nonce in self._ledger.nonces and not self._desk.is_open(pending):
             return False  # the mirror still shows the branch as it was before our answer
         if checked.refusal is not None and checked.refusal.reason is Reason.REPLAYED:
             self._tries[pending.nonce] = MAX_ATTEMPTS + 1
         supervised = None
         if checked.refusal is None and attempt <= MAX_ATTEMPTS:
-            hide = isolation.hidden(station.home, station.environment, *station.private)
-            supervised = Supervised(station.lock, hide=hide, keep=[station.jobs])
+            supervised = self._supervised()
         try:
-            held = self._claim(pending, silent)
-            if held is None or self._came_too_late(pending, held):
+            taken = self._desk.take(pending, checked, silent)
+            if taken is None:
                 return False
             self._tries[pending.nonce] = self._tries.get(pending.nonce, 0) + 1
-            self._say(f"{pending.nonce}: claimed, attempt {held.attempt}{_asked(checked)}")
-            job = Job(
-                station,
-                git,
-                checked,
-                held,
-                supervised,
-                abort=self._abort.is_set,
-                clock=self._clock,
-                now=self._now,
-            )
-            done = job.give_up() if held.attempt > MAX_ATTEMPTS else job.run()
+            self._say(f"{pending.nonce}: claimed, attempt {taken.claim.attempt}{_asked(checked)}")
+            self._run(pending, checked, taken, supervised)
         finally:
             if supervised is not None:
                 supervised.close()
-        if done is None:
-            self._say(f"{pending.nonce}: the claim was lost, the job was stopped")
-        else:
-            entry, verdict = done
-            self._spool.put(entry)
-            self._publish(entry, held)
-            self._say(f"{pending.nonce}: {verdict.status}/{verdict.reason} {verdict.message}".rstrip())
-        if not job.clean_up():
-            self._say(f"{pending.nonce}: what the job left could not be removed")
         return True
 
-    def _standing(self, pending: Pending) -> tuple[int | None, Silent | None]:
-        """The attempt we would be, with the silent claim we would replace; (None, None): somebody has it."""
-        held = self._claims.get(pending.nonce)
-        if pending.nonce in self._spool:
-            return None, None
-        if held is None:
-            return 1, None
-        status = read_status(self._mirror.git, held.commit)
-        silent = self._watch.observe(pending.nonce, held, status)
-        if silent is None and status is not None and status.runner_id == self._station.identity.id:
-            # Ours, from before a crash: we hold the name's lock, so no other process of ours has it.
-            silent = Silent(held.ref, held.commit, status.attempt)
-        return (None, None) if silent is None else (silent.attempt + 1, silent)
-
-    def _came_too_late(self, pending: Pending, held: Claim) -> bool:
-        """Whether another runner answered between our look at the queue and our claim.
-
-        Its answer removed its claim, so ours succeeded. While we hold the claim nobody else answers, so one
-        look after claiming settles it.
-        """
-        if self._is_open(pending):
-            return False
-        held.release()
-        return True
-
-    def _is_open(self, pending: Pending) -> bool:
-        """Whether the request still waits for its answer, by one look at the remote."""
-        found = self._mirror.git.ls_remote(self._station.remote)
-        return state_of(found, pending.nonce).is_open(pending.commit)
-
-    def _claim(self, pending: Pending, silent: Silent | None) -> Claim | None:
-        station = self._station
-        if silent is None:
-            return claim(self._mirror.git, station.remote, pending, station.identity, lease_s=station.lease_s)
-        return take_over(
+    def _run(self, pending: Pending, checked: Checked, taken: Taken, supervised: Supervised | None) -> None:
+        """Do a claimed request and send its result."""
+        job = Job(
+            self._station,
             self._mirror.git,
-            station.remote,
-            pending,
-            station.identity,
-            silent=silent,
-            lease_s=station.lease_s,
+            checked,
+            taken.claim,
+            supervised,
+            abort=self._abort.is_set,
+            look=lambda: self._desk.wish(pending, checked),
+            repair=self._repair,
+            clock=self._clock,
+            now=self._now,
         )
-
-    def _publish(self, entry: Entry, held: Claim | None) -> None:
-        """Push a result; one that cannot be pushed now stays in the spool, one that came too late goes."""
         try:
-            where = publish(
-                self._mirror.git,
-                self._station.remote,
-                request_commit=entry.request_commit,
-                nonce=entry.nonce,
-                result_ref=entry.result_ref,
-                files=entry.files,
-                result=entry.result,
-                signature=entry.signature,
-                claim=held,
-            )
-        except LeaseLost as error:
-            self._say(f"{entry.nonce}: not published: {error.message}")
-        except (RemoteUnreachable, PushRejected) as error:
-            self._say(f"{entry.nonce}: kept for later: {error.message}")
-            return
-        else:
-            self._say(f"{entry.nonce}: published as {where.commit[:12]} on {where.ref}")
-            self._answered.add(entry.nonce)
-            self._later.pop(entry.nonce, None)
-            with self._ledger.open("a", encoding="ascii") as ledger:
-                ledger.write(entry.nonce + "\n")
-        self._spool.remove(entry.nonce)
+            done = self._done(job, taken)
+            if done is None:
+                self._say(f"{pending.nonce}: the claim was lost, the job was stopped")
+                return
+            entry, verdict = done
+            self._outbox.send(entry, taken.claim, in_inbox=pending.ref is None)
+            self._say(f"{pending.nonce}: {verdict.status}/{verdict.reason} {verdict.message}".rstrip())
+        finally:
+            if not job.clean_up():
+                self._say(f"{pending.nonce}: what the job left could not be removed")
 
-    def _flush(self) -> int:
-        """Push what an earlier failure or an earlier process left; how many entries there were."""
-        waiting = self._spool.nonces()
-        claims = self._mirror.claims() if waiting else {}
-        for nonce in waiting:
-            if not self._is_due(nonce):
-                continue
-            try:
-                entry = self._spool.read(nonce)
-                self._publish(entry, self._own_claim(claims.get(nonce)))
-            except RemoteUnreachable:
-                raise
-            except (ValueError, KeyError, TypeError, FileNotFoundError, ResultError) as error:
-                place = self._spool.set_aside(nonce)
-                self._say(f"{nonce}: not published, set aside in {place}: {type(error).__name__}: {error}")
-            except Exception as error:  # a full disk passes; and one entry must not hold up the others
-                self._put_off(nonce, error)
-        return len(waiting)
+    def _done(self, job: Job, taken: Taken) -> tuple[Entry, Verdict] | None:
+        if taken.claim.attempt > MAX_ATTEMPTS:
+            return job.give_up()
+        return job.run() if taken.wish is None else job.cancel(taken.wish)
 
-    def _own_claim(self, held: Held | None) -> Claim | None:
-        """The claim as ours to use, where an earlier process of this runner made it."""
-        git = self._mirror.git
-        status = None if held is None else read_status(git, held.commit)
-        if held is None or status is None or status.runner_id != self._station.identity.id:
-            return None
-        return Claim(git, self._station.remote, ref=held.ref, commit=held.commit, status=status)
+    def _repair(self) -> None:
+        """Make the mirror again, with what is pending in it."""
+        self._say("the mirror is broken, it is made again")
+        self._mirror.renew()
+        self._mirror.refresh()
+
+    def _supervised(self) -> Supervised:
+        standby, self._standby = self._standby, None
+        if standby is not None and (self._is_old(standby) or not standby.alive):
+            standby.close()
+            standby = None
+        return Supervised(standby or self._new_standby())
+
+    def _prepare(self) -> None:
+        """Between two looks of the fast window, have the next job's supervisor wait for it."""
+        quick = not self._failures and self._clock() - self._active_at < FAST_WINDOW_S
+        if self._standby is not None and (not quick or self._is_old(self._standby)):
+            self._let_go()
+        if self._standby is None and quick:
+            self._standby = self._new_standby()
+
+    def _is_old(self, standby: Standby) -> bool:
+        return time.monotonic() - standby.since > STANDBY_S
+
+    def _new_standby(self) -> Standby:
+        station = self._station
+        hide = isolation.hidden(station.home, station.environment, *station.private)
+        return Standby(station.lock, hide=hide, keep=[station.jobs])
+
+    def _let_go(self) -> None:
+        standby, self._standby = self._standby, None
+        if standby is not None:
+            standby.close()
 
     def _late(self, began: float, idle_timeout_s: float | None) -> bool:
         return idle_timeout_s is not None and self._clock() - began >= idle_timeout_s
@@ -321,8 +290,12 @@ class Runner:
         """Seconds until the next look: short after activity, then growing to the idle interval."""
         if self._failures:
             return min(self._idle_s * (1 << min(self._failures - 1, 8)), MAX_BACKOFF_S)
-        quiet = self._clock() - self._active_at - FAST_WINDOW_S
-        return FAST_S if quiet < 0 else min(self._idle_s, max(FAST_S, quiet / 4))
+        quiet = self._clock() - self._active_at
+        if self._local and quiet < FASTEST_WINDOW_S:
+            return FASTEST_S
+        if quiet < FAST_WINDOW_S:
+            return FAST_S
+        return min(self._idle_s, max(FAST_S, (quiet - FAST_WINDOW_S) / 4))
 
     @contextlib.contextmanager
     def _only_one(self) -> Iterator[None]:

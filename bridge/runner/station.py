@@ -22,6 +22,10 @@ from bridge.runner.policy import Policy
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 BEAT_LOCAL_S = 2.0
 BEAT_REMOTE_S = 15.0
+LOOK_LOCAL_S = 0.5
+LOOK_REMOTE_S = 1.5
+# How many earlier processes of a runner are remembered: each may have left a claim when it was killed.
+_SESSIONS = 64
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,7 @@ class Station:
         tools: Versions of what a job stands on.
         kernels: Compiled kernels that jobs get copies of.
         beat_s: Seconds between heartbeats.
+        look_s: Seconds between two looks whether the running job is to stop.
         lease_s: Seconds of silence after which others may take over.
         home: The user's home.
         environment: The runner's environment; jobs get only an allowlist of it.
@@ -60,6 +65,7 @@ class Station:
     tools: Mapping[str, str]
     kernels: Kernels
     beat_s: float
+    look_s: float
     lease_s: float = DEFAULT_LEASE_S
     home: Path = field(default_factory=Path.home)
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
@@ -141,8 +147,31 @@ def open_station(
         tools=tools,
         kernels=Kernels(folder / "kernels", tools=tools, ours=os.environ),
         beat_s=beat_s or (BEAT_LOCAL_S if is_local(remote) else BEAT_REMOTE_S),
+        look_s=LOOK_LOCAL_S if is_local(remote) else LOOK_REMOTE_S,
         lease_s=lease_s,
     )
+
+
+def note_session(station: Station) -> frozenset[str]:
+    """Note this process among the runner's sessions; returns the last few, this one included.
+
+    Call it while holding the name: a claim of one of these sessions is nobody else's. A copy of the folder on
+    another machine goes its own way from there.
+
+    Raises:
+        MachineError: It cannot be written.
+    """
+    path = station.folder / "sessions"
+    lines = path.read_text("ascii", "replace").split() if path.exists() else []
+    known = [line for line in lines if re.fullmatch(r"[0-9a-f]{16}", line)]
+    kept = [*known[-_SESSIONS:], station.identity.session]
+    temporary = path.with_suffix(".new")
+    try:
+        temporary.write_text("".join(f"{session}\n" for session in kept))
+        temporary.replace(path)
+    except OSError as error:
+        raise MachineError(f"cannot keep state in {station.folder}: {error.strerror}") from None
+    return frozenset(kept)
 
 
 def _id(path: Path) -> str:

@@ -1,12 +1,14 @@
 """The small program between the runner and a job: holds the machine's lock and answers for the job's tree.
 
-It is started as ``python -I -m bridge.runner.supervisor SETUP`` for each job. It takes the lock (one job a
-machine), moves into namespaces where the machine permits them, starts the one child it is told to, enforces
-its timeout, and reports how it ended. When the control pipe closes, because the runner finished or died, it
-kills everything the job started and only then lets go of the lock.
+It is started as ``python -I -m bridge.runner.supervisor SETUP`` for each job, perhaps some time before there
+is one. It moves into namespaces where the machine permits them, takes the lock when it is told to (one job a
+machine), starts the one child it is told to, enforces its timeout, and reports how it ended. When the control
+pipe closes, because the runner finished or died, it kills everything the job started and only then lets go
+of the lock.
 
-Wire: one JSON object a line. In: the job, then perhaps ``{"stop": grace_s}``. Out: ``locked`` or ``busy``,
-``started``, ``exited``. The runner's side is `bridge.runner.child`. Nothing here reads a manifest.
+Wire: one JSON object a line. In: ``{"take": true}``, the job, then perhaps ``{"stop": grace_s}``. Out:
+``locked`` or ``busy``, ``started``, ``exited``. The runner's side is `bridge.runner.child`. Nothing here
+reads a manifest.
 """
 
 from __future__ import annotations
@@ -29,15 +31,11 @@ _SWEEPS = 200
 
 
 def main(setup: dict[str, Any]) -> int:
-    """Take the lock, settle, run one job, and wait to be let go."""
+    """Settle, take the lock when told to, run one job, and wait to be let go."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    # Opened outside the namespaces. All processes here share it, so it stays locked until the last is gone.
     lock = os.open(setup["lock"], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        _send(setup["status"], event="busy")
-        return 0
     level = namespaces.best_level(network=setup["network"])
     namespaces.enter(level, network=setup["network"])
     if level == "full":
@@ -45,15 +43,23 @@ def main(setup: dict[str, Any]) -> int:
         if inner:
             for descriptor in (setup["control"], setup["status"], setup["output"]):
                 os.close(descriptor)
-            # Returns when every process of the namespace is dead; the lock is held until then.
+            # Returns when every process of the namespace is dead.
             os.waitpid(inner, 0)
             return 0
         namespaces.settle(setup["hide"], setup["keep"])
     orphans = level == "full" or namespaces.adopt_orphans()
     tree = {"full": "process namespace"}.get(level, "descendants" if orphans else "process group")
     isolated = level != "none" and not setup["network"]
+    keeper = _Keeper(setup)
+    if keeper.next_order() is None:
+        return 0
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        _send(setup["status"], event="busy")
+        return 0
     _send(setup["status"], event="locked", network_isolated=isolated, tree=tree, files_hidden=level == "full")
-    _Keeper(setup).serve()
+    keeper.serve()
     return 0
 
 
@@ -69,7 +75,7 @@ class _Keeper:
         self._code: int | None = None
 
     def serve(self) -> None:
-        order = self._next_order(None)
+        order = self.next_order()
         if order is None:
             return
         waker, wakes = os.pipe()
@@ -93,7 +99,7 @@ class _Keeper:
             seconds=seconds,
             survivors=survivors,
         )
-        while self._next_order(None) is not None:
+        while self.next_order() is not None:
             pass
 
     def _attend(self, waker: int, deadline: float, grace_s: float) -> bool:
@@ -114,7 +120,7 @@ class _Keeper:
             if waker in ready:
                 os.read(waker, 512)
             if self._control in ready:
-                order = self._next_order(0)
+                order = self.next_order()
                 if order is None:
                     return timed_out
                 if not stopping:
@@ -126,11 +132,9 @@ class _Keeper:
             os.killpg(self._job, signal.SIGTERM)
         return time.monotonic() + grace_s
 
-    def _next_order(self, timeout: float | None) -> dict[str, Any] | None:
+    def next_order(self) -> dict[str, Any] | None:
         """The next line from the runner; None when it closed the pipe or died."""
         while b"\n" not in self._buffer:
-            if not select.select([self._control], [], [], timeout)[0]:
-                continue
             chunk = os.read(self._control, 1 << 16)
             if not chunk:
                 return None

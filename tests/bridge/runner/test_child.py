@@ -14,7 +14,7 @@ import pytest
 
 from bridge.process import run_program
 from bridge.runner import namespaces
-from bridge.runner.child import Ended, MachineBusy, Order, Supervised
+from bridge.runner.child import Ended, MachineBusy, Order, Standby, Supervised
 from tests.houses import wait_for
 
 LEVEL = namespaces.best_level(network=False)
@@ -50,7 +50,7 @@ class Jobs:
         keep: tuple[Path, ...] = (),
         **changes: object,
     ) -> Ended:
-        with Supervised(self.lock, hide=hide, keep=keep) as supervised, self.log.open("wb", 0) as log:
+        with Supervised(Standby(self.lock, hide=hide, keep=keep)) as supervised, self.log.open("wb", 0) as log:
             return supervised.run(self.order(script, **changes), log, on_line=self.lines.append, stop=stop)
 
 
@@ -98,9 +98,9 @@ def test_the_child_has_no_input_no_descriptor_and_only_its_environment(jobs: Job
 
 
 def test_only_one_job_runs_at_a_time_and_the_lock_is_free_afterwards(jobs: Jobs) -> None:
-    with Supervised(jobs.lock), pytest.raises(MachineBusy, match="another job runs"):
-        Supervised(jobs.lock)
-    with Supervised(jobs.lock):
+    with Supervised(Standby(jobs.lock)), pytest.raises(MachineBusy, match="another job runs"):
+        Supervised(Standby(jobs.lock))
+    with Supervised(Standby(jobs.lock)):
         pass
 
 
@@ -232,7 +232,7 @@ def test_supervised_jobs_work_without_namespaces(jobs: Jobs, monkeypatch: pytest
     assert ended.stopped
     assert ended.survivors == 0
     assert marked(mark) == []
-    with Supervised(jobs.lock) as supervised:
+    with Supervised(Standby(jobs.lock)) as supervised:
         assert not supervised.enforced.network_isolated
         assert supervised.enforced.tree != "process namespace"
 
@@ -249,10 +249,10 @@ def test_killing_runner_or_supervisor_leaves_no_process_and_a_free_lock(jobs: Jo
     runner = f"""
         import sys
         from pathlib import Path
-        from bridge.runner.child import Order, Supervised
+        from bridge.runner.child import Order, Standby, Supervised
         folder = Path({str(jobs.folder)!r})
-        with Supervised(folder / "lock") as supervised:
-            print(supervised._process.pid, flush=True)
+        with Supervised(Standby(folder / "lock")) as supervised:
+            print(supervised._standby._process.pid, flush=True)
             order = Order((sys.executable, "-I", "-c", {job!r}), {{}}, folder, {{}}, 60)
             supervised.run(order, folder / "log", on_line=print, stop=lambda: False)
     """
@@ -265,13 +265,13 @@ def test_killing_runner_or_supervisor_leaves_no_process_and_a_free_lock(jobs: Jo
     supervisor = int(process.stdout.readline())
     wait_for(lambda: bool(marked(mark)), what="the job's child")
     with pytest.raises(MachineBusy):
-        Supervised(jobs.lock)
+        Supervised(Standby(jobs.lock))
     os.kill(process.pid if victim == "runner" else supervisor, signal.SIGKILL)
     wait_for(lambda: not marked(mark), seconds=10, what="the end of the job's tree")
 
     def free() -> bool:
         try:
-            Supervised(jobs.lock).close()
+            Supervised(Standby(jobs.lock)).close()
         except MachineBusy:
             return False
         return True

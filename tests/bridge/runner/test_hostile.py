@@ -180,7 +180,7 @@ def test_a_bug_while_serving_is_named_with_its_place_and_the_runner_goes_on(
 ) -> None:
     first = bench.ask()
     runner = Waiting(bench)
-    with raising(monkeypatch, "bridge.runner.serve.examine", ZeroDivisionError("seven")):
+    with raising(monkeypatch, "bridge.runner.taking.examine", ZeroDivisionError("seven")):
         assert runner.serve() == 0
     [said] = [line for line in bench.said if first.nonce in line]
     assert "ZeroDivisionError: seven at " in said

@@ -18,7 +18,7 @@ from bridge.bus.results import Standing
 from bridge.errors import MachineError
 from bridge.manifest import REQUEST_PATH
 from bridge.result import Phase, Reason, Status
-from bridge.runner.child import Supervised
+from bridge.runner.child import Standby, Supervised
 from tests.bridge.evidence import reports
 from tests.bridge.runner.bench import Bench
 from tests.houses import House, wait_for
@@ -408,7 +408,7 @@ def test_a_lost_claim_stops_the_job_and_gives_no_result(bench: Bench) -> None:
     assert not thread.is_alive()
     assert "the claim was lost" in bench.said[-1]
     assert bench.house.git("rev-parse", claim, cwd=bench.house.remote) == head
-    with Supervised(bench.station().lock):
+    with Supervised(Standby(bench.station().lock)):
         pass
 
 

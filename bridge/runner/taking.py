@@ -1,0 +1,214 @@
+"""From a request in the queue to one that is ours: looked at, claimed, or left to somebody else.
+
+A claim succeeds only while the request still stands as it was seen, in the inbox and on its branch. Where
+the branch moved, the request is taken without it and its result goes elsewhere; where the branch was deleted,
+that is a wish to stop it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from datetime import datetime
+
+from bridge.bus import refs
+from bridge.bus.cancels import objection, read_cancel
+from bridge.bus.claims import Claim, LeaseWatch, Silent, claim, read_status, take_over
+from bridge.bus.handles import Held, state_of
+from bridge.bus.mirror import Mirror, Pending
+from bridge.errors import BusError
+from bridge.result import Reason
+from bridge.runner.check import Checked, examine
+from bridge.runner.station import Station
+
+# A claim pushed faster than this leaves nobody time to claim, run and publish in between.
+_SURE_S = 0.05
+_DELETED = "its branch was deleted"
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A request that is ours now, and what its run may not rely on.
+
+    Attributes:
+        claim: Ours.
+        wish: Why it is to end before it starts; None: it may start.
+    """
+
+    claim: Claim
+    wish: str | None
+
+
+class Desk:
+    """Where pending requests are looked at and claimed.
+
+    Args:
+        station: The runner.
+        mirror: Its copy of the queue.
+        say: Takes one line for the owner.
+        clock: Monotonic seconds.
+        now: The time of day (aware).
+    """
+
+    def __init__(
+        self,
+        station: Station,
+        mirror: Mirror,
+        *,
+        say: Callable[[str], None],
+        clock: Callable[[], float],
+        now: Callable[[], datetime],
+    ) -> None:
+        self._station = station
+        self._mirror = mirror
+        # Processes of this runner, this one among them: claims of theirs are ours.
+        self.sessions = frozenset({station.identity.session})
+        self._say = say
+        self._now = now
+        self._watch = LeaseWatch(clock)
+        self._claims: dict[str, Held] = {}
+        self._cancels: dict[str, Held] = {}
+        # Requests that were found answered although they stand in the inbox.
+        self._answered: set[tuple[str, str]] = set()
+        # Requests whose objects could not be read, and for which the mirror was made again.
+        self._renewed: set[str] = set()
+
+    def update(self, pending: Collection[Pending]) -> None:
+        """Take in what the mirror saw at its last look, and forget what is not pending any more."""
+        self._claims = self._mirror.claims() if pending else {}
+        self._cancels = self._mirror.cancels()
+        nonces = {request.nonce for request in pending}
+        self._watch.forget(list(nonces))
+        self._answered = {known for known in self._answered if known[0] in nonces}
+        self._renewed &= nonces
+
+    def place(self, pending: Pending) -> tuple[int | None, Silent | None]:
+        """The attempt we would be, with the silent claim we would replace; (None, None): not ours to take."""
+        if (pending.nonce, pending.commit) in self._answered:
+            return None, None
+        held = self._claims.get(pending.nonce)
+        if held is None:
+            return 1, None
+        status = read_status(self._mirror.git, held.commit)
+        silent = self._watch.observe(pending.nonce, held, status)
+        if silent is None and status is not None and status.session in self.sessions:
+            # Ours, from before a crash: we hold the name's lock, so no other process of ours has it.
+            silent = Silent(held.ref, held.commit, status.attempt)
+        return (None, None) if silent is None else (silent.attempt + 1, silent)
+
+    def others_at_work(self) -> bool:
+        """Whether somebody else holds a claim, so that others may be about to take what we see."""
+        statuses = (read_status(self._mirror.git, held.commit) for held in self._claims.values())
+        return any(status is None or status.session not in self.sessions for status in statuses)
+
+    def examine(self, pending: Pending, answered: Collection[str]) -> Checked | None:
+        """`check.examine`; None: the copy here is broken, it was made again, look again.
+
+        Raises:
+            RemoteUnreachable: There is no remote to make it again from.
+        """
+        checked = examine(self._mirror.git, pending, self._station, now=self._now(), answered=answered)
+        refusal = checked.refusal
+        if refusal is None or refusal.reason is not Reason.BAD_COMMIT or pending.nonce in self._renewed:
+            return checked
+        if not isinstance(refusal.__context__, BusError):
+            return checked
+        self._renewed.add(pending.nonce)
+        self._say(f"{pending.nonce}: {refusal.message}; the mirror is made again")
+        self._mirror.renew()
+        self._mirror.refresh()
+        return None
+
+    def take(self, pending: Pending, checked: Checked, silent: Silent | None) -> Taken | None:
+        """Claim a request; None: somebody else has it, or it is answered."""
+        branch = pending.ref if checked.manifest is None else checked.manifest.result_ref
+        standing = {} if pending.ref else {refs.inbox_ref(pending.nonce): pending.commit}
+        whole = {**standing, branch: pending.commit} if branch else standing
+        held, wish = self._claim(pending, silent, whole), None
+        if held is None and branch and standing:
+            wish, open_still = self._what_moved(pending, silent, branch)
+            held = self._claim(pending, silent, standing) if open_still else None
+        if held is None and pending.ref:
+            self._mirror.scan_next()
+        if held is None:
+            return None
+        return Taken(held, wish or self._cancelled(pending, checked))
+
+    def wish(self, pending: Pending, checked: Checked) -> str | None:
+        """Ask the remote whether a running job shall stop: a sentence that says so, or None.
+
+        Raises:
+            RemoteUnreachable: The remote did not answer.
+        """
+        if checked.manifest is None:
+            return None
+        standing = self._mirror.standing(pending.nonce, checked.manifest.result_ref)
+        if standing.branch is None and not self._station.policy.require_signature:
+            return _DELETED
+        return None if standing.cancel is None else self._weigh(pending, checked, standing.cancel)
+
+    def is_open(self, pending: Pending) -> bool:
+        """Whether the request still waits for its answer, by one look at the remote."""
+        found = self._mirror.git.ls_remote(self._station.remote)
+        return state_of(found, pending.nonce).is_open(pending.commit)
+
+    def _claim(self, pending: Pending, silent: Silent | None, standing: dict[str, str]) -> Claim | None:
+        station, git = self._station, self._mirror.git
+        began = time.monotonic()
+        if silent is None:
+            held = claim(
+                git, station.remote, pending, station.identity, lease_s=station.lease_s, standing=standing
+            )
+        else:
+            held = take_over(
+                git,
+                station.remote,
+                pending,
+                station.identity,
+                silent=silent,
+                lease_s=station.lease_s,
+                standing=standing,
+            )
+        if held is None or time.monotonic() - began < _SURE_S or self.is_open(pending):
+            return held
+        held.release()
+        return None
+
+    def _what_moved(self, pending: Pending, silent: Silent | None, branch: str) -> tuple[str | None, bool]:
+        """Why the claim failed where nobody else has it: a wish to stop, and whether it is open still."""
+        found = self._mirror.git.ls_remote(self._station.remote)
+        state = state_of(found, pending.nonce)
+        if state.claim is not None and (silent is None or state.claim.commit != silent.commit):
+            return None, False
+        if state.inbox != pending.commit or state.result is not None:
+            return None, False
+        standing = self._mirror.standing(pending.nonce, branch)
+        if standing.branch is None:
+            return (None if self._station.policy.require_signature else _DELETED), True
+        if self._mirror.holds_result(pending.nonce, standing.branch):
+            self._answered.add((pending.nonce, pending.commit))
+            self._say(f"{pending.nonce}: it has its answer on {branch}; left in the inbox by somebody")
+            return None, False
+        return None, True
+
+    def _cancelled(self, pending: Pending, checked: Checked) -> str | None:
+        held = self._cancels.get(pending.nonce)
+        return None if held is None else self._weigh(pending, checked, held.commit)
+
+    def _weigh(self, pending: Pending, checked: Checked, commit: str) -> str | None:
+        """The wish in words, if it counts."""
+        station, git = self._station, self._mirror.git
+        against = objection(
+            git,
+            commit,
+            nonce=pending.nonce,
+            request_commit=pending.commit,
+            require_signature=station.policy.require_signature,
+            requester=checked.requester,
+            allowed_signers=station.allowed_signers,
+        )
+        if against is not None:
+            return None
+        cancel = read_cancel(git, commit)
+        return None if cancel is None else cancel.sentence
