@@ -52,6 +52,12 @@ class Settings:
         """Allowed-signers file of the requesters that this machine's runner knows."""
         return self.config_dir / "allowed_signers"
 
+    @property
+    def presets(self) -> Path | None:
+        """Folder of preset files beside the installed ones: what an owner adds, and who asks for it, too."""
+        folder = self.config_dir / "presets"
+        return folder if folder.is_dir() else None
+
 
 DEFAULT_LIFETIME_S = 24 * 3600
 _FILE_KEYS = {"remote": str, "requested_by": str, "signing_key": str, "request_lifetime_s": int}

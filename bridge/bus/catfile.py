@@ -40,18 +40,22 @@ class CatFile:
         self._buffer = bytearray()
         self._said = bytearray()
 
-    def ask(self, names: Sequence[str], *, timeout_s: float) -> Iterator[tuple[str, str, int, bytes] | None]:
+    def ask(
+        self, names: Sequence[str], *, timeout_s: float, limit: int | None = None
+    ) -> Iterator[tuple[str, str, int, bytes] | None]:
         """The answers in order: sha, kind, size and (with contents) bytes; None for what is not there.
 
         Args:
             names: Objects as git names them: a sha, ``<commit>:<path>``, a ref.
             timeout_s: Deadline of each bundle of questions.
+            limit: Most bytes that one object may have.
 
         Raises:
-            BusError: The process died or did not answer in time; what it said is in the message.
+            BusError: The process died or did not answer in time (what it said is in the message), or an
+                object is larger than `limit`.
         """
         for begin in range(0, len(names), _PIPELINE):
-            yield from self._ask(names[begin : begin + _PIPELINE], timeout_s)
+            yield from self._ask(names[begin : begin + _PIPELINE], timeout_s, limit)
 
     def close(self) -> None:
         """End the process, if there is one."""
@@ -61,18 +65,22 @@ class CatFile:
     def __del__(self) -> None:
         self._end()
 
-    def _ask(self, names: Sequence[str], timeout_s: float) -> list[tuple[str, str, int, bytes] | None]:
+    def _ask(
+        self, names: Sequence[str], timeout_s: float, limit: int | None
+    ) -> list[tuple[str, str, int, bytes] | None]:
         # A name with a line break would be two questions; no object of ours has one.
         asked = [name for name in names if "\n" not in name]
         with self._lock:
             try:
-                answers = iter(self._exchange(asked, time.monotonic() + timeout_s))
+                answers = iter(self._exchange(asked, time.monotonic() + timeout_s, limit))
             except BaseException:
                 self._end()  # whatever of an answer is still on its way belongs to nobody
                 raise
         return [next(answers) if "\n" not in name else None for name in names]
 
-    def _exchange(self, names: Sequence[str], deadline: float) -> list[tuple[str, str, int, bytes] | None]:
+    def _exchange(
+        self, names: Sequence[str], deadline: float, limit: int | None
+    ) -> list[tuple[str, str, int, bytes] | None]:
         if self._process is None:
             self._open()
         question = b"".join(os.fsencode(name) + b"\n" for name in names)
@@ -81,9 +89,9 @@ class CatFile:
                 question = question[os.write(self._asking, question) :]
         except BrokenPipeError:
             raise self._died() from None
-        return [self._answer(deadline) for _ in names]
+        return [self._answer(deadline, limit) for _ in names]
 
-    def _answer(self, deadline: float) -> tuple[str, str, int, bytes] | None:
+    def _answer(self, deadline: float, limit: int | None) -> tuple[str, str, int, bytes] | None:
         while (end_of_line := self._buffer.find(b"\n")) < 0:
             self._read(deadline)
         words = self._take(end_of_line + 1).decode("utf-8", "replace").split()
@@ -92,6 +100,8 @@ class CatFile:
         sha, kind, size = words[0], words[1], int(words[2])
         if not self._contents:
             return sha, kind, size, b""
+        if limit is not None and size > limit:
+            raise BusError(f"the {kind} {sha[:12]} has {size} bytes, but at most {limit} are read")
         while len(self._buffer) < size + 1:
             self._read(deadline)
         return sha, kind, size, self._take(size + 1)[:size]

@@ -188,6 +188,33 @@ class Git:
             finally:
                 inside.close()
 
+    def beside(self, folder: Path) -> Git:
+        """A new bare repository in an empty folder: it reads this one's objects and has refs of its own.
+
+        Where this is no repository, it has only what it fetches.
+        """
+        asked = ("--path-format=absolute", "--git-path", "objects", "--git-path", "shallow")
+        done = self.attempt("rev-parse", *asked, "--show-object-format")
+        lines = done.stdout.split(b"\n") if done.exit_code == 0 else [b"", b"", b"sha1"]
+        objects, shallow, algorithm = (
+            Path(os.fsdecode(lines[0])),
+            Path(os.fsdecode(lines[1])),
+            lines[2].decode(),
+        )
+        for name in ("objects/info", "refs"):
+            (folder / name).mkdir(parents=True)
+        (folder / "HEAD").write_text("ref: refs/heads/none\n")
+        extension = f"[extensions]\n\tobjectformat = {algorithm}\n" if algorithm != "sha1" else ""
+        version = 1 if extension else 0
+        (folder / "config").write_text(
+            f"[core]\n\trepositoryformatversion = {version}\n\tbare = true\n{extension}"
+        )
+        if lines[0]:
+            (folder / "objects/info/alternates").write_text(f"{_quoted(str(objects))}\n")
+            if shallow.is_file():
+                (folder / "shallow").write_bytes(shallow.read_bytes())
+        return Git(folder, timeout_s=self.timeout_s, store=Store(folder / "objects", algorithm))
+
     def forget_store(self) -> None:
         """Ask anew where objects go: the repository was made again."""
         self._known_store = None
@@ -300,13 +327,8 @@ class Git:
         Raises:
             BusError: The file is larger than `limit` bytes.
         """
-        query = f"{commit}:{path}"
-        kind, size = self.kind_and_size(query)
-        if kind != "blob":
-            return None
-        if size > limit:
-            raise BusError(f"{path} in {commit[:12]} has {size} bytes, but at most {limit} are read")
-        return self._read("blob", query)
+        [answer] = self._contents.ask([f"{commit}:{path}"], timeout_s=self.timeout_s, limit=limit)
+        return answer[3] if answer is not None and answer[1] == "blob" else None
 
     def oid(self, name: str) -> str | None:
         """The sha of what a name stands for, a ref for instance; None when there is nothing."""
@@ -336,15 +358,10 @@ class Git:
 
     def _read(self, kind: str, name: str) -> bytes:
         """The bytes of an object of that kind."""
-        found, size = self.kind_and_size(name)
-        if found != kind:
-            what = "missing" if found == "missing" else f"a {found}, not a {kind}"
-            raise BusError(f"the object {name} is {what} in {self.directory}")
-        if size > _MAX_OUTPUT:
-            raise BusError(f"the object {name} has {size} bytes, but at most {_MAX_OUTPUT} are read")
-        [answer] = self._contents.ask([name], timeout_s=self.timeout_s)
+        [answer] = self._contents.ask([name], timeout_s=self.timeout_s, limit=_MAX_OUTPUT)
         if answer is None or answer[1] != kind:
-            raise BusError(f"the object {name} changed while it was read")
+            what = "missing" if answer is None else f"a {answer[1]}, not a {kind}"
+            raise BusError(f"the object {name} is {what} in {self.directory}")
         return answer[3]
 
     def refs(self, prefix: str) -> dict[str, str]:

@@ -16,7 +16,7 @@ from bridge.errors import UnknownHandle
 _CLAIMS = (refs.CLAIMS, refs.BRANCH_CLAIMS)
 _CANCELS = (refs.CANCELS, refs.BRANCH_CANCELS)
 _RESULTS = (refs.RESULTS, refs.BRANCH_RESULTS)
-_OWN_REFS = (refs.INBOX, *_CLAIMS, *_RESULTS)
+OWN_REFS = (refs.INBOX, *_CLAIMS, *_CANCELS, *_RESULTS)
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def _names(ref: str) -> tuple[str | None, tuple[str, ...]]:
     if named is not None:
         branch = ref.removeprefix("refs/heads/")
         return named.nonce, (named.nonce, branch, branch.rpartition("/")[2].removeprefix("mac-bridge-"))
-    for prefix in _OWN_REFS:
+    for prefix in OWN_REFS:
         if nonce := refs.nonce_of(ref, prefix):
             return nonce, (nonce,)
     return None, ()

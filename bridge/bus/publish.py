@@ -102,7 +102,7 @@ def publish(
         everything[RESULT_SIGNATURE_NAME] = signature
     answer = _Answer(nonce, request_commit, result_ref, everything, message, parse_time(parsed.finished_at))
     with git.scratch() as scratch:
-        publisher = _Publisher(scratch, remote, answer, claim, in_inbox=in_inbox)
+        publisher = _Publisher(git, scratch, remote, answer, claim, in_inbox=in_inbox)
         if (published := publisher.at_once()) is not None:
             return published
         for attempt in range(tries):
@@ -123,9 +123,10 @@ class _Publisher:
     """One result on its way. The same answer is the same commit, whoever writes it: see `_already`."""
 
     def __init__(
-        self, git: Git, remote: str, answer: _Answer, claim: Claim | None, *, in_inbox: bool
+        self, base: Git, scratch: Git, remote: str, answer: _Answer, claim: Claim | None, *, in_inbox: bool
     ) -> None:
-        self._git = git
+        self._reader = base
+        self._git = scratch
         self._remote = remote
         self._answer = answer
         self._claim = claim
@@ -135,7 +136,7 @@ class _Publisher:
     def at_once(self) -> Published | None:
         """One push without a look first, right where nothing has moved; None: something has, or may have."""
         answer, claim = self._answer, self._claim
-        if answer.branch is None or claim is None or not self._git.exists(answer.request_commit):
+        if answer.branch is None or claim is None or not self._reader.exists(answer.request_commit):
             return None
         target = Update(answer.branch, self._commit(on_branch=True), answer.request_commit)
         inbox = refs.inbox_ref(answer.nonce)
@@ -163,8 +164,9 @@ class _Publisher:
         if tip is not None and tip != answer.request_commit and self._is_answered(tip):
             raise _Final(f"the request {nonce} already has a result on {answer.branch}")
         on_branch = answer.branch is not None and tip == answer.request_commit
-        if on_branch and answer.branch is not None and not self._git.exists(answer.request_commit):
+        if on_branch and answer.branch is not None and not self._reader.exists(answer.request_commit):
             self._git.fetch(self._remote, [answer.branch], depth=2)
+            self._reader = self._git
         commit = self._commit(on_branch=on_branch)
         cleanup = self._cleanup(found)
         if on_branch and answer.branch is not None:
@@ -182,7 +184,7 @@ class _Publisher:
         if not others:
             return None
         ours = {self._commit(on_branch=False)}
-        if self._git.exists(request):
+        if self._reader.exists(request):
             ours.add(self._commit(on_branch=True))
         return next((Published(held, ref) for ref, held in others.items() if held in ours), None)
 
@@ -246,8 +248,8 @@ class _Publisher:
 
     def _with(self, tree: str | None, name: str, subtree: str) -> str:
         """A tree like `tree` (empty when there is none) with `subtree` under `name`."""
-        present = tree is not None and self._git.kind_and_size(_peeled(tree))[0] == "tree"
-        raw = self._git.read_tree(tree) if tree is not None and present else b""
+        present = tree is not None and self._reader.kind_and_size(_peeled(tree))[0] == "tree"
+        raw = self._reader.read_tree(tree) if tree is not None and present else b""
         return self._git.write_raw_tree(trees.with_folder(raw, name, subtree))
 
 

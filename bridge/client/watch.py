@@ -1,25 +1,28 @@
 """A request followed to its end: queued, claimed, running n of m, done. The client's second half.
 
-Polling is quick at first and after every change, then slower. A network that fails for a while is reported
-and waited out; every command has a deadline and so has the whole. Judging the result is
-`bridge.bus.results.believe`.
+Polling is quick at first and after every change, then slower. A look is one fetch of this request's own refs
+into a repository that lives as long as the watch, so it costs the same whatever else is on the remote. A
+network that fails for a while is reported and waited out; every command has a deadline and so has the whole.
+Judging the result is `bridge.bus.results.believe`.
 """
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from bridge.bus import refs
 from bridge.bus.claims import read_status
 from bridge.bus.git import Git
-from bridge.bus.handles import Held, RequestState, state_of
+from bridge.bus.handles import OWN_REFS, Held, RequestState, state_of
 from bridge.bus.results import Asked, FetchedResult, fetch
 from bridge.errors import RemoteUnreachable, ResultError, UnknownHandle, WaitTimeout
 from bridge.result import RESULT_NAME, Phase, RunStatus, parse_result
 
-_LOCAL_PAUSES_S = (0.1, 1.5)
+_LOCAL_PAUSES_S = (0.03, 1.5)
 _NETWORK_PAUSES_S = (1.0, 10.0)
 _SLOWER = 1.3
 _COMMAND_TIMEOUT_S = 60.0
@@ -27,8 +30,8 @@ _COMMAND_TIMEOUT_S = 60.0
 _FIRST_FAILURES = 3
 # A request is vanished, not just between two of its refs, when this many looks found nothing of it.
 _EMPTY_LOOKS = 4
-# A claim is replaced by every heartbeat; this often it is tried to read one before the next look.
-_CLAIM_READS = 4
+# How many wait before a queued request is asked of the whole remote, so not at every look.
+_QUEUE_INTERVAL_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -82,25 +85,31 @@ def watch(
         ResultError: Something stands where the result belongs and cannot be one.
     """
     quick, slow = _LOCAL_PAUSES_S if refs.is_local(remote) else _NETWORK_PAUSES_S
-    watcher = _Watcher(git, remote, nonce, asked)
     last: Update | None = None
     pause = quick
-    while True:
-        update = watcher.look(max(1.0, min(_COMMAND_TIMEOUT_S, deadline - clock())))
-        if update != last:
-            yield from _missed(last or (Update(nonce, Phase.QUEUED) if asked else None), update)
-            yield update
-            last, pause = update, quick
-        if update.result is not None:
-            return
-        left = deadline - clock()
-        if left <= 0:
-            raise WaitTimeout(
-                f"{nonce} is not done yet ({update.notice or update.phase}); it goes on",
-                f"kakeya_mac wait {nonce}",
-            )
-        sleep(min(pause, left))
-        pause = min(pause * _SLOWER, slow)
+    with tempfile.TemporaryDirectory(prefix="kakeya-mac-") as folder:
+        watcher = _Watcher(git.beside(Path(folder)), remote, nonce, asked, clock)
+        try:
+            while True:
+                began = clock()
+                update = watcher.look(max(1.0, min(_COMMAND_TIMEOUT_S, deadline - clock())))
+                if update != last:
+                    yield from _missed(last or (Update(nonce, Phase.QUEUED) if asked else None), update)
+                    yield update
+                    last, pause = update, quick
+                if update.result is not None:
+                    return
+                left = deadline - clock()
+                if left <= 0:
+                    raise WaitTimeout(
+                        f"{nonce} is not done yet ({update.notice or update.phase}); it goes on",
+                        f"kakeya_mac wait {nonce}",
+                    )
+                # On a busy machine a look takes long; looking all the time would keep it busy.
+                sleep(min(max(pause, clock() - began), left))
+                pause = min(pause * _SLOWER, slow)
+        finally:
+            watcher.close()
 
 
 def _missed(before: Update | None, update: Update) -> Iterator[Update]:
@@ -126,31 +135,60 @@ def _was_gated(found: FetchedResult) -> bool:
 class _Watcher:
     """What is known of one request, so that a look fetches only what changed."""
 
-    def __init__(self, git: Git, remote: str, nonce: str, asked: Asked | None) -> None:
+    def __init__(
+        self, git: Git, remote: str, nonce: str, asked: Asked | None, clock: Callable[[], float]
+    ) -> None:
         self._git = git
         self._remote = remote
         self._nonce = nonce
         self._asked = asked
+        self._clock = clock
         self._known = Update(nonce, Phase.QUEUED)
+        self._state: RequestState | None = None
+        self._counted_at = 0.0
         self._claim: Held | None = None
         self._status: RunStatus | None = None
         self._without_result: tuple[Held | None, Held | None] | None = None
-        self._answered = False
         self._failures = 0
         self._empty = 0
 
+    def close(self) -> None:
+        self._git.close()
+
     def look(self, timeout_s: float) -> Update:
         try:
-            found = self._git.ls_remote(self._remote, timeout_s=timeout_s)
-            self._known = self._update(state_of(found, self._nonce), timeout_s)
+            self._state = state = self._look(timeout_s)
+            self._known = self._update(state, timeout_s)
         except RemoteUnreachable as error:
             self._failures += 1
-            if not self._answered and self._failures >= _FIRST_FAILURES:
+            if self._state is None and self._failures >= _FIRST_FAILURES:
                 raise
             notice = error.message
             return Update(self._nonce, self._known.phase, self._known.ahead, self._known.status, notice)
-        self._answered, self._failures = True, 0
+        self._failures = 0
         return self._known
+
+    def _look(self, timeout_s: float) -> RequestState:
+        """Where the request is: by the whole remote at first and at times while queued, else by its own refs.
+
+        Objects of what runs are here afterwards.
+        """
+        before = self._state
+        waiting = before is not None and before.claim is None and before.branch is not None
+        late = self._clock() - self._counted_at >= _QUEUE_INTERVAL_S
+        if before is None or (waiting and late):
+            found = self._git.ls_remote(self._remote, timeout_s=timeout_s)
+            self._counted_at = self._clock()
+            before = state_of(found, self._nonce)
+            if before.claim is None:
+                return before
+        names = [prefix + self._nonce for prefix in OWN_REFS]
+        names += [before.branch.ref] if before.branch is not None else []
+        # The star makes an absent ref an empty answer instead of an error.
+        specs = [f"+{name}*:{name}*" for name in names]
+        self._git.fetch(self._remote, specs, prune=True, timeout_s=timeout_s)
+        held = {name: commit for name in names if (commit := self._git.oid(name)) is not None}
+        return replace(state_of(held, self._nonce), ahead=before.ahead, preset=before.preset)
 
     def _update(self, state: RequestState, timeout_s: float) -> Update:
         if state.gone:
@@ -168,7 +206,7 @@ class _Watcher:
         if state.claim is None:
             self._claim = self._status = None
             return Update(self._nonce, Phase.QUEUED, state.ahead)
-        self._read_claim(state.claim, timeout_s)
+        self._read_claim(state.claim)
         phase = self._status.phase if self._status else Phase.CLAIMED
         return Update(self._nonce, phase, 0, self._status)
 
@@ -181,17 +219,7 @@ class _Watcher:
             self._without_result = places
         return result
 
-    def _read_claim(self, held: Held, timeout_s: float) -> None:
-        if held == self._claim:
-            return
-        for _ in range(_CLAIM_READS):
-            with self._git.scratch() as scratch:
-                scratch.fetch(self._remote, [held.ref], timeout_s=timeout_s)
-                if scratch.exists(held.commit):
-                    self._claim, self._status = held, read_status(scratch, held.commit)
-                    return
-            # It moved on between the two commands: look where it is now.
-            moved = self._git.ls_remote(self._remote, held.ref, timeout_s=timeout_s).get(held.ref)
-            if moved is None:
-                return
-            held = Held(held.ref, moved)
+    def _read_claim(self, held: Held) -> None:
+        """The heartbeat that a claim holds."""
+        if held != self._claim and (status := read_status(self._git, held.commit)) is not None:
+            self._claim, self._status = held, status

@@ -129,8 +129,12 @@ class Standby:
         """Whether it still runs."""
         return self._process.wait(0) is None
 
+    def let_go(self) -> None:
+        """Have it kill whatever a job left and free the lock, without waiting for that."""
+        self._close_ours()
+
     def close(self) -> None:
-        """Let go: whatever a job left is killed, then the lock is free."""
+        """Let go; nothing of a job is left and the lock is free when this returns."""
         self._close_ours()
         if self._process.wait(START_S) is None:
             self._process.kill()
@@ -223,8 +227,12 @@ class Supervised:
         )
 
     def close(self) -> None:
-        """Let go: whatever the job left is killed, then the lock is free."""
+        """Let go; nothing of the job is left and the lock is free when this returns."""
         self._standby.close()
+
+    def let_go(self) -> None:
+        """Have the supervisor end without waiting for it: the job's tree is gone already. `close` it later."""
+        self._standby.let_go()
 
     def __enter__(self) -> Supervised:
         return self

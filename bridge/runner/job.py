@@ -96,6 +96,7 @@ class Job:
         self._commands: list[Command] = []
         self._files: dict[str, tuple[bytes, str]] = {}
         self._models: dict[str, models.Found] = {}
+        self._tree_gone = False
         self._started = now()
 
     def run(self) -> tuple[spool.Entry, Verdict] | None:
@@ -116,8 +117,7 @@ class Job:
             verdict = Verdict(status=Status.FAILED, reason=Reason.RUNNER_ERROR, message=message)
         finally:
             self._heart.stop()
-            if self._supervised is not None:
-                self._supervised.close()
+            self._end_tree()
         if self._heart.lost:
             return None
         try:
@@ -126,6 +126,15 @@ class Job:
             message = f"the runner could not put the result together: {described(error)}"[:4000]
             verdict = Verdict(status=Status.FAILED, reason=Reason.RUNNER_ERROR, message=message)
             return self._sealed(verdict, bare=True), verdict
+
+    def _end_tree(self) -> None:
+        """See to it that nothing of the job runs any more."""
+        if self._supervised is None:
+            return
+        if self._tree_gone:
+            self._supervised.let_go()
+        else:
+            self._supervised.close()
 
     def give_up(self) -> tuple[spool.Entry, Verdict]:
         """Answer a request whose earlier attempts were all lost, without another one."""
@@ -272,6 +281,7 @@ class Job:
             on_line=self._heart.line,
             stop=self._is_to_stop,
         )
+        self._tree_gone = ended.survivors == 0
         self._commands.append(
             Command(
                 argv=tuple(argv),

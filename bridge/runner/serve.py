@@ -86,6 +86,7 @@ class Runner:
         self._abort = threading.Event()
         self._active_at = clock()
         self._failures = 0
+        self._look_took_s = 0.0
         self._standby: Standby | None = None
         self._local = is_local(station.remote)
 
@@ -124,7 +125,8 @@ class Runner:
                         break
                     if not did:
                         self._prepare()
-                        stop.wait(self._pause())
+                        # On a busy machine a look takes long; looking all the time would keep it busy.
+                        stop.wait(max(self._pause(), self._look_took_s))
             finally:
                 self._let_go()
         return handled
@@ -155,7 +157,9 @@ class Runner:
 
     def _look(self) -> list[Pending]:
         """What is pending, after what waited here was pushed."""
+        began = time.monotonic()
         pending = self._mirror.refresh()
+        self._look_took_s = time.monotonic() - began
         if self._outbox.flush(self._mirror.claims, self._desk.sessions):
             pending = self._mirror.refresh()
         self._desk.update(pending)
