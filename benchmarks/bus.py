@@ -125,9 +125,7 @@ def round_trip(bench: Bench) -> dict[str, float]:
     submitted = time.perf_counter()
     found = None
     deadline = time.monotonic() + 60
-    for update in watch(
-        checkout, bench.remote, submission.nonce, deadline=deadline, asked=submission.asked
-    ):
+    for update in watch(checkout, bench.remote, submission.nonce, deadline=deadline, asked=submission.asked):
         found = update.result
     if found is None:
         raise SystemExit(f"{submission.nonce} did not come home")

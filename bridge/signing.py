@@ -1,4 +1,4 @@
-"""Detached SSH signatures of requests and results, made and checked by ``ssh-keygen -Y``.
+"""Detached SSH signatures of requests, results, cancels and runner cards, by ``ssh-keygen -Y``.
 
 A signature covers the exact bytes of a file under a namespace of its own, so that one for a request can never
 pass for a result. Keys are judged by an allowed-signers file on the verifier's machine, at the verifier's
@@ -7,7 +7,10 @@ pass for a result. Keys are judged by an allowed-signers file on the verifier's 
 
 from __future__ import annotations
 
+import base64
+import binascii
 import contextlib
+import hashlib
 import os
 import re
 import shutil
@@ -21,6 +24,7 @@ from bridge.process import Finished, run_program
 REQUEST_NAMESPACE = "kakeya-mac-request"
 RESULT_NAMESPACE = "kakeya-mac-result"
 CANCEL_NAMESPACE = "kakeya-mac-cancel"
+RUNNER_NAMESPACE = "kakeya-mac-runner"
 MAX_SIGNATURE_BYTES = 16 * 1024
 
 _PROGRAM = "ssh-keygen"
@@ -74,15 +78,14 @@ def verify(data: bytes, signature: bytes, namespace: str, allowed: Path) -> str 
         SignatureError: The signature is not one, or does not fit these bytes and this namespace.
         MachineError: There is no ``ssh-keygen``.
     """
-    signer_fingerprint(data, signature, namespace)
-    if not allowed.is_file():
-        return None
     with _signature_file(signature) as path:
-        found = _run("-Y", "find-principals", "-s", str(path), "-f", str(allowed))
-        for principal in found.stdout.decode("utf-8", "replace").splitlines() if found.ok else ():
-            options = ("-n", namespace, "-I", principal, "-s", str(path), "-f", str(allowed))
-            if _run("-Y", "verify", *options, input_bytes=data).ok:
-                return principal
+        if allowed.is_file():
+            found = _run("-Y", "find-principals", "-s", str(path), "-f", str(allowed))
+            for principal in found.stdout.decode("utf-8", "replace").splitlines() if found.ok else ():
+                options = ("-n", namespace, "-I", principal, "-s", str(path), "-f", str(allowed))
+                if _run("-Y", "verify", *options, input_bytes=data).ok:
+                    return principal
+    signer_fingerprint(data, signature, namespace)  # nobody's in the file; is it a signature of these bytes?
     return None
 
 
@@ -112,6 +115,22 @@ def ensure_key(path: Path, comment: str) -> Path:
 def public_key(path: Path) -> Path:
     """Where the public half of a private key lies."""
     return path.with_name(path.name + ".pub")
+
+
+def fingerprint(key: str) -> str:
+    """The fingerprint (``SHA256:…``) of a public key line, as ``ssh-keygen -l`` shows it.
+
+    Raises:
+        SignatureError: It is no public key line.
+    """
+    words = key.split()
+    try:
+        blob = base64.b64decode(words[1], validate=True)
+    except (IndexError, ValueError, binascii.Error):
+        raise SignatureError(
+            f"{key[:60]!r} is not a public key", "a key is written: ssh-ed25519 AAAA…"
+        ) from None
+    return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
 
 def allowed_line(public: Path, principal: str, namespace: str) -> str:

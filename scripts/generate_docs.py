@@ -81,6 +81,7 @@ def rules_section(page: str) -> str:
 
 def pages() -> dict[str, str]:
     from bridge import manifest, result
+    from bridge.bus import card
     from bridge.cli import cli as bridge_cli
     from engine.cli import group as engine_cli
 
@@ -96,6 +97,7 @@ def pages() -> dict[str, str]:
         "docs/schema/manifest.json": schema_text(manifest.json_schema()),
         "docs/schema/result.json": schema_text(result.Result.model_json_schema()),
         "docs/schema/status.json": schema_text(result.RunStatus.model_json_schema()),
+        "docs/schema/runner.json": schema_text(card.json_schema()),
         "docs/schema/evidence.json": (ROOT / "bridge/evidence/schema.json").read_text(encoding="utf-8"),
         "docs/schema/preset.json": (ROOT / "bridge/presets/schema.json").read_text(encoding="utf-8"),
     }

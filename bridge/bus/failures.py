@@ -21,19 +21,81 @@ _MOVED = re.compile(
 )
 # Reasons that only echo the refusal of another ref of the same atomic push.
 _ECHO = re.compile(r"atomic push fail|atomic transaction fail|transaction aborted", re.IGNORECASE)
-_CREDENTIALS = re.compile(
-    r"authentication failed|could not read (username|password)|terminal prompts disabled|permission denied"
-    r"|access denied|HTTP (401|403)|error: (401|403)|host key verification failed",
-    re.IGNORECASE,
-)
-# Lines that say nothing new: boilerplate that follows the line with the reason.
+# Lines that say nothing new: boilerplate around the line with the reason.
 _BOILERPLATE = re.compile(
     r"^(fatal: )?(Could not read from remote repository\.?|Please make sure you have the correct access"
     r"|and the repository exists\.|error: failed to push some refs|the remote end hung up unexpectedly"
+    r"|send-pack: unexpected disconnect|error: error in sideband|Could not chdir to home directory"
     r"|hint:|To |Everything up-to-date)",
     re.IGNORECASE,
 )
+# The connection ended in the middle of the conversation: nobody knows what the server did.
+_BROKE_OFF = re.compile(
+    r"unexpected disconnect|remote end hung up|RPC failed|early EOF|remote failed to report status"
+    r"|remote did not send all necessary|closed by remote host|connection reset|broken pipe|empty reply",
+    re.IGNORECASE,
+)
+_READ_ONLY = re.compile(r"access denied or repository not exported|service not enabled", re.IGNORECASE)
+_FORBIDDEN = re.compile(r"(HTTP|error:) 403\b")
+_TOO_LARGE = re.compile(r"(HTTP|error:) 413\b")
+# What git puts before the reason: the address again.
+_AGAIN = re.compile(r"^fatal: (unable to access '[^']*': )?")
+_MOST_READ = 64 * 1024
 _MAX_MESSAGE = 600
+
+
+@dataclass(frozen=True)
+class _Cause:
+    """Why a remote lets nobody in: how git says it, how we say it, and what to do."""
+
+    pattern: re.Pattern[str]
+    message: str
+    remedy: str
+
+
+# The first that fits counts. {remote} is the address as it may be shown.
+_CAUSES = (
+    _Cause(
+        re.compile(r"authentication failed for|HTTP 401|error: 401", re.IGNORECASE),
+        "{remote} refused the user name or password",
+        "correct them where git finds them, its credential helper or the remote's address; "
+        "then try: git ls-remote {remote}",
+    ),
+    _Cause(
+        re.compile(r"could not read (username|password)|terminal prompts disabled", re.IGNORECASE),
+        "{remote} wants a user name and password, and git knows none",
+        "give them to git's credential helper, or write them into the remote's address; "
+        "then try: git ls-remote {remote}",
+    ),
+    _Cause(
+        re.compile(r"permission denied \([a-z,-]+\)|too many authentication failures", re.IGNORECASE),
+        "{remote} refused the SSH key",
+        "let the server know this machine's public key, or load the right one into the agent (ssh-add -l "
+        "lists them); it must work without a prompt",
+    ),
+    _Cause(
+        re.compile(r"host key verification failed|host key for \S+ has changed", re.IGNORECASE),
+        "the SSH host key of {remote} is not known here, or is another than before",
+        "compare it with the server's own fingerprint, then put it into ~/.ssh/known_hosts",
+    ),
+    _Cause(
+        _FORBIDDEN,
+        "{remote} is closed to this user (HTTP 403)",
+        "ask for access to the repository, or correct the credentials",
+    ),
+    _Cause(
+        _READ_ONLY,
+        "there is no repository at {remote} that its git daemon exports",
+        "check the address; on the server, git-daemon-export-ok marks what is exported",
+    ),
+    _Cause(
+        re.compile(
+            r"does not appear to be a git repository|repository \S* ?not found|error: 404", re.IGNORECASE
+        ),
+        "there is no repository at {remote}, or none that this user may see",
+        "check the address and your access",
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -65,18 +127,15 @@ def push_error(remote: str, output: bytes, stderr: bytes) -> BusError:
     refused = [update for update in parse_push(output) if update.flag == "!"]
     shown = without_credentials(remote)
     if not refused:
-        if b"does not support --atomic" in stderr:
-            return PushRejected(f"{shown} does not support atomic pushes")
-        said = _remote_words(stderr)
-        if b"shallow update not allowed" in stderr:
-            return PushRejected(f"{shown} refused the push from a shallow clone", "git fetch --unshallow")
-        return unreachable(remote, stderr) if not said else PushRejected(_with_words(shown, (), said))
+        return _silent_refusal(remote, stderr)
     causes = [update for update in refused if not _ECHO.search(update.summary)] or refused
     if any("shallow update not allowed" in update.summary for update in causes):
         return PushRejected(f"{shown} refused the push from a shallow clone", "git fetch --unshallow")
     if all(_MOVED.search(update.summary) for update in causes):
-        where = ", ".join(f"{update.ref} ({clean(update.summary)})" for update in causes)
+        where = ", ".join(f"{update.ref} ({_shown(update.summary)})" for update in causes)
         return LeaseLost(f"{shown}: {where}")
+    if any(_BROKE_OFF.search(update.summary) for update in causes):
+        return unreachable(remote, stderr)
     return PushRejected(
         _with_words(shown, causes, _remote_words(stderr)),
         "ask for push rights to this ref, or name another remote with --remote",
@@ -84,16 +143,21 @@ def push_error(remote: str, output: bytes, stderr: bytes) -> BusError:
 
 
 def unreachable(remote: str, stderr: bytes) -> RemoteUnreachable:
-    """The error of a remote that did not answer, or refused who asked."""
-    said = summary(stderr) or "no answer"
-    shown = without_credentials(remote)
-    if _CREDENTIALS.search(said):
+    """The error of a remote that did not answer, broke off, or refused who asked."""
+    said, shown, text = _AGAIN.sub("", summary(stderr)), without_credentials(remote), _own_words(stderr)
+    cause = _cause(text)
+    if cause is not None:
+        words = " ".join(_remote_words(stderr))
+        message = cause.message.format(remote=shown) + (f"; it says: {words}" if words else "")
+        return RemoteUnreachable(message[:_MAX_MESSAGE], cause.remedy.format(remote=shown))
+    if _BROKE_OFF.search(text):
+        why = _reason(stderr)
         return RemoteUnreachable(
-            f"{shown} refused the credentials: {said}",
-            "git's own credential helper, SSH agent or key must work without a prompt: try `git ls-remote`",
+            f"{shown} broke off in the middle" + (f": {why}" if why else ""),
+            "the server or the network failed; look what arrived, then try again",
         )
     return RemoteUnreachable(
-        f"cannot reach {shown}: {said}", "check the address, the network and your access"
+        f"cannot reach {shown}: {said or 'no answer'}", "check the address, the network and your access"
     )
 
 
@@ -120,22 +184,65 @@ def command_error(verb: str, directory: str, exit_code: int, stderr: bytes) -> B
 
 def summary(stderr: bytes) -> str:
     """What a failing git said, on one line, without boilerplate, escapes or credentials."""
-    lines = [line.strip() for line in _text(stderr).splitlines()]
-    telling = [line for line in lines if line and not _BOILERPLATE.match(line)]
-    chosen = (
-        [line for line in telling if line.startswith(("fatal:", "error:", "remote:"))] or telling or lines
-    )
-    return "; ".join(line for line in chosen if line)[:_MAX_MESSAGE]
+    return (_reason(stderr) or "; ".join(_lines(stderr)))[:_MAX_MESSAGE]
+
+
+def _reason(stderr: bytes) -> str:
+    """The lines that tell why, if any do."""
+    telling = [line for line in _lines(stderr) if not _BOILERPLATE.match(line)]
+    chosen = [line for line in telling if line.startswith(("fatal:", "error:", "remote:"))] or telling
+    return "; ".join(chosen)[:_MAX_MESSAGE]
+
+
+def _lines(stderr: bytes) -> list[str]:
+    return [line.strip() for line in _text(stderr).splitlines() if line.strip()]
+
+
+def _silent_refusal(remote: str, stderr: bytes) -> BusError:
+    """The error of a push that ended before the server spoke of single refs."""
+    shown, text, words = without_credentials(remote), _own_words(stderr), _remote_words(stderr)
+    if "does not support --atomic" in text:
+        return PushRejected(f"{shown} does not support atomic pushes")
+    if "shallow update not allowed" in _text(stderr):
+        return PushRejected(f"{shown} refused the push from a shallow clone", "git fetch --unshallow")
+    if _READ_ONLY.search(text):
+        return PushRejected(
+            f"{shown} refused the push: its git daemon takes none, or does not export this repository",
+            "name the repository's HTTPS or SSH address, or another remote, with --remote",
+        )
+    if _FORBIDDEN.search(text):
+        return PushRejected(
+            _with_words(shown, (), words or ["HTTP 403"]),
+            "ask for push rights, or correct the credentials",
+        )
+    if _TOO_LARGE.search(text):
+        return PushRejected(
+            f"{shown} refused the push: it is larger than the server takes (HTTP 413)",
+            "raise the server's limit for request bodies, or ask for a smaller result",
+        )
+    # Some servers say no and hang up; one that vanishes while it reads or answers is another matter.
+    vanished = "unexpected disconnect" in text or "RPC failed" in text
+    if vanished or not words or _cause(text) is not None:
+        return unreachable(remote, stderr)
+    return PushRejected(_with_words(shown, (), words))
+
+
+def _cause(text: str) -> _Cause | None:
+    return next((cause for cause in _CAUSES if cause.pattern.search(text)), None)
+
+
+def _own_words(stderr: bytes) -> str:
+    """What git and SSH said themselves, without the server's lines, in which anything may stand."""
+    return "\n".join(line for line in _lines(stderr) if not line.startswith("remote:"))
 
 
 def _remote_words(stderr: bytes) -> list[str]:
-    lines = [line.strip() for line in _text(stderr).splitlines()]
-    words = [line.removeprefix("remote:").strip() for line in lines if line.startswith("remote:")]
+    words = [line.removeprefix("remote:").strip() for line in _lines(stderr) if line.startswith("remote:")]
     return [word for word in words if word]
 
 
 def _with_words(remote: str, causes: Sequence[RefUpdate], words: Sequence[str]) -> str:
-    reasons = "; ".join(f"{update.ref} {clean(update.summary)}" for update in causes)
+    reasons = "; ".join(f"{update.ref} {_shown(update.summary)}" for update in causes)
     said = " ".join(words)
     parts = [f"{remote} refused the push"]
     if reasons:
@@ -145,5 +252,12 @@ def _with_words(remote: str, causes: Sequence[RefUpdate], words: Sequence[str]) 
     return ": ".join(parts)[:_MAX_MESSAGE]
 
 
+def _shown(words: str) -> str:
+    return without_credentials(clean(words))
+
+
 def _text(stderr: bytes) -> str:
+    """The end of what was written; where it had to be cut, from a blank on, so that no address is halved."""
+    if len(stderr) > _MOST_READ:
+        stderr = re.sub(rb"\A\S*", b"", stderr[-_MOST_READ:])
     return without_credentials(clean(stderr.decode("utf-8", "replace")))

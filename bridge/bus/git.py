@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from bridge.bus import changes, failures
+from bridge.bus.address import for_git
 from bridge.bus.catfile import CatFile
 from bridge.bus.changes import Change
 from bridge.bus.child import Outcome, Process, collect
@@ -175,7 +176,7 @@ class Git:
         with tempfile.TemporaryDirectory(prefix="kakeya-mac-") as folder:
             overlay = {
                 "GIT_OBJECT_DIRECTORY": folder,
-                "GIT_ALTERNATE_OBJECT_DIRECTORIES": _quoted(str(own.folder)),
+                "GIT_ALTERNATE_OBJECT_DIRECTORIES": quoted(str(own.folder)),
             }
             inside = Git(
                 self.directory,
@@ -188,32 +189,14 @@ class Git:
             finally:
                 inside.close()
 
-    def beside(self, folder: Path) -> Git:
-        """A new bare repository in an empty folder: it reads this one's objects and has refs of its own.
-
-        Where this is no repository, it has only what it fetches.
-        """
+    def layout(self) -> tuple[Store, Path] | None:
+        """Where objects are, and the file that says how shallow the repository is; None: there is none."""
         asked = ("--path-format=absolute", "--git-path", "objects", "--git-path", "shallow")
         done = self.attempt("rev-parse", *asked, "--show-object-format")
-        lines = done.stdout.split(b"\n") if done.exit_code == 0 else [b"", b"", b"sha1"]
-        objects, shallow, algorithm = (
-            Path(os.fsdecode(lines[0])),
-            Path(os.fsdecode(lines[1])),
-            lines[2].decode(),
-        )
-        for name in ("objects/info", "refs"):
-            (folder / name).mkdir(parents=True)
-        (folder / "HEAD").write_text("ref: refs/heads/none\n")
-        extension = f"[extensions]\n\tobjectformat = {algorithm}\n" if algorithm != "sha1" else ""
-        version = 1 if extension else 0
-        (folder / "config").write_text(
-            f"[core]\n\trepositoryformatversion = {version}\n\tbare = true\n{extension}"
-        )
-        if lines[0]:
-            (folder / "objects/info/alternates").write_text(f"{_quoted(str(objects))}\n")
-            if shallow.is_file():
-                (folder / "shallow").write_bytes(shallow.read_bytes())
-        return Git(folder, timeout_s=self.timeout_s, store=Store(folder / "objects", algorithm))
+        if done.exit_code != 0:
+            return None
+        objects, shallow, algorithm = done.stdout.removesuffix(b"\n").rsplit(b"\n", 2)
+        return Store(Path(os.fsdecode(objects)), algorithm.decode()), Path(os.fsdecode(shallow))
 
     def forget_store(self) -> None:
         """Ask anew where objects go: the repository was made again."""
@@ -222,9 +205,11 @@ class Git:
     @property
     def _store(self) -> Store:
         if self._known_store is None:
-            asked = ("--path-format=absolute", "--git-path", "objects", "--show-object-format")
-            folder, algorithm = self.run("rev-parse", *asked).removesuffix(b"\n").rsplit(b"\n", 1)
-            self._known_store = Store(Path(os.fsdecode(folder)), algorithm.decode())
+            layout = self.layout()
+            if layout is None:
+                self.run("rev-parse", "--git-dir")  # says what is wrong
+                raise BusError(f"git does not say where {self.directory} keeps objects")
+            self._known_store = layout[0]
         return self._known_store
 
     def _reader(self, mode: str, source: BinaryIO) -> Process:
@@ -398,6 +383,26 @@ class Git:
 
     # The network ------------------------------------------------------------------------------------------
 
+    def talk(
+        self,
+        remote: str,
+        *args: str,
+        specs: Sequence[str] = (),
+        timeout_s: float | None = None,
+        guard: Callable[[], str | None] | None = None,
+    ) -> Outcome:
+        """Run a command that talks to a remote; credentials in its address reach git unseen by others.
+
+        Args:
+            remote: Address of the remote.
+            args: The command and its options.
+            specs: What follows the address.
+            timeout_s: As in `attempt`.
+            guard: As in `attempt`.
+        """
+        address, secrets = for_git(remote, {**os.environ, **self._environment})
+        return self.attempt(*args, "--", address, *specs, timeout_s=timeout_s, env=secrets, guard=guard)
+
     def push(
         self, remote: str, updates: Sequence[Update], *, timeout_s: float | None = None, atomic: bool = True
     ) -> None:
@@ -412,16 +417,11 @@ class Git:
         specs = [f"{update.new or ''}:{update.ref}" for update in updates]
         flags = ["--atomic"] if atomic and len(updates) > 1 else []
         limit = self.timeout_s if timeout_s is None else timeout_s
-        done = self.attempt(
-            *(
-                "push",
-                "--porcelain",
-                "--no-verify",
-                "--no-signed",
-                "--recurse-submodules=no",
-                "--no-follow-tags",
-            ),
-            *(*flags, *leases, "--", remote, *specs),
+        done = self.talk(
+            remote,
+            *("push", "--porcelain", "--no-verify", "--no-signed", "--no-follow-tags"),
+            *("--recurse-submodules=no", *flags, *leases),
+            specs=specs,
             timeout_s=limit,
         )
         if done.timed_out:
@@ -448,9 +448,11 @@ class Git:
         flags = [f"--depth={depth}"] if depth else []
         flags += ["--prune"] if prune else []
         limit = self.timeout_s if timeout_s is None else timeout_s
-        done = self.attempt(
+        done = self.talk(
+            remote,
             *("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--no-auto-maintenance"),
-            *("--no-recurse-submodules", *flags, "--", remote, *refspecs),
+            *("--no-recurse-submodules", *flags),
+            specs=refspecs,
             timeout_s=limit,
             guard=guard,
         )
@@ -470,7 +472,7 @@ class Git:
             RemoteUnreachable: The remote did not answer, or refused the credentials.
         """
         limit = self.timeout_s if timeout_s is None else timeout_s
-        done = self.attempt("ls-remote", "--quiet", "--refs", "--", remote, *patterns, timeout_s=limit)
+        done = self.talk(remote, "ls-remote", "--quiet", "--refs", specs=patterns, timeout_s=limit)
         if done.timed_out:
             raise failures.timed_out(remote, limit)
         if done.exit_code != 0:
@@ -480,7 +482,7 @@ class Git:
 
     def remote_url(self, remote: str) -> str:
         """A remote's address after the user's ``insteadOf`` rules; a name without one comes back as it is."""
-        return self.run("ls-remote", "--get-url", "--", remote).decode().strip()
+        return self.run("ls-remote", "--get-url", "--", for_git(remote)[0]).decode().strip()
 
 
 def _unset_prefix(ours: Mapping[str, str]) -> list[str]:
@@ -493,7 +495,7 @@ def _unset_prefix(ours: Mapping[str, str]) -> list[str]:
     return ["env", *(word for name in sorted(names) for word in ("-u", name))] if names else []
 
 
-def _quoted(path: str) -> str:
+def quoted(path: str) -> str:
     """A path as an element of GIT_ALTERNATE_OBJECT_DIRECTORIES, where a colon separates."""
     if ":" not in path and not path.startswith('"'):
         return path

@@ -19,7 +19,9 @@ _ESCAPES = re.compile(
     r"|\x1b[ -/]*[0-~]?"
 )
 _BIDIRECTIONAL = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@")
+# What stands before the last @ of a URL's authority; and the same where a character that ends the authority
+# was left unencoded in the password (what follows the colon is then no port).
+_CREDENTIALS = re.compile(r"(?<=://)(?:[^/?#\n]*|[^/?#@:\s]*:(?![0-9]+[/?#\s'\"]|[0-9]+$)\S{0,200})@")
 
 
 def clean(text: str, *, limit: int | None = None) -> str:
@@ -66,7 +68,10 @@ def clean_bytes(data: bytes) -> str:
 
 
 def without_credentials(text: str) -> str:
-    """The text with ``user:password@`` removed from every URL in it."""
+    """The text with ``user:password@`` and ``token@`` removed from every URL in it.
+
+    Where a URL was written wrongly, rather too much goes than too little.
+    """
     return _CREDENTIALS.sub("", text)
 
 

@@ -1,4 +1,4 @@
-"""``kakeya_mac presets``: the allowlist, as a table, one preset in full, or JSON."""
+"""``kakeya_mac presets``: the allowlist, as a table, one preset in full, or JSON; here or on live runners."""
 
 from __future__ import annotations
 
@@ -12,17 +12,33 @@ from bridge.cli import echo_json
 Examples:
   kakeya_mac presets
   kakeya_mac presets throughput
-  kakeya_mac presets --json"""
+  kakeya_mac presets --json
+  kakeya_mac presets throughput --remote"""
 )
 @click.argument("name", required=False)
+@click.option(
+    "--remote",
+    is_flag=False,
+    flag_value="",
+    default=None,
+    metavar="[URL]",
+    help="What live runners offer on this remote (without URL: the checkout's own).",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON line instead of a table.")
-def presets(name: str | None, as_json: bool) -> int:
-    """The presets installed here, or one of them with each parameter's type, bounds and default."""
+def presets(name: str | None, remote: str | None, as_json: bool) -> int:
+    """The presets installed here, or one of them with each parameter's type, bounds and default.
+
+    With --remote: what live runners say they offer, and which of them would take it now.
+    """
+    if remote is not None:
+        return _offered(name, remote or None, as_json)
     from bridge import presets as library
+    from bridge import settings
     from bridge.render.presets import bounds, default, model_line, preset_json, template_line
 
+    own = settings.load().presets
     if name is not None:
-        preset = library.get(name)
+        preset = library.get(name, own)
         if as_json:
             echo_json(preset_json(preset))
             return 0
@@ -40,7 +56,7 @@ def presets(name: str | None, as_json: bool) -> int:
         evidence = preset.evidence_kind or "none"
         click.echo(f"  timeout  {preset.timeout_s} s; {preset.engine} code; evidence: {evidence}")
         return 0
-    everything = library.load_all()
+    everything = library.load_all(own)
     if as_json:
         echo_json({"presets": [preset_json(preset) for preset in everything.values()]})
         return 0
@@ -48,4 +64,43 @@ def presets(name: str | None, as_json: bool) -> int:
     for preset in everything.values():
         click.echo(f"  {preset.name:<{width}}  {preset.summary}")
     click.echo("\nParameters of one: kakeya_mac presets NAME")
+    return 0
+
+
+def _offered(name: str | None, remote: str | None, as_json: bool) -> int:
+    from datetime import UTC, datetime
+    from pathlib import Path
+
+    from bridge import presets as library
+    from bridge import settings
+    from bridge.bus.git import Git
+    from bridge.client.lookout import look
+    from bridge.client.remotes import resolve_remote
+    from bridge.errors import PresetError
+    from bridge.render.presets import offer_json, offer_lines, offers
+
+    config = settings.load(remote=remote)
+    git = Git(Path.cwd())
+    bus = resolve_remote(git, config.remote)
+    catalogue = look(git, bus.address, config.trusted_runners)
+    live = catalogue.live(datetime.now(UTC))
+    found = offers(live, name)
+    if name is not None and not found:
+        there = ", ".join(seen.name for seen in live) or "none"
+        raise PresetError(
+            f"no live runner on {bus.shown} offers a preset named {ascii(name)[:100]}",
+            f"live runners: {there}; what they offer: kakeya_mac presets --remote",
+        )
+    digests = {preset.name: preset.digest for preset in library.load_all(config.presets).values()}
+    if as_json:
+        documents = [offer_json(offer, pairs, digests.get(offer.name)) for offer, pairs in found]
+        echo_json({"remote": bus.shown, "runners": [seen.name for seen in live], "presets": documents})
+        return 0
+    if not live:
+        click.echo(f"no runner is live on {bus.shown}; who was seen: kakeya_mac runners")
+        return 0
+    click.echo(f"as published by runners on {bus.shown}; anyone with push rights can write this\n")
+    for offer, pairs in found:
+        for line in offer_lines(offer, pairs, digests.get(offer.name), full=name is not None):
+            click.echo(line)
     return 0

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from bridge.cli import echo_json
 from bridge.cli.options import allow_unsigned_option
-
-if TYPE_CHECKING:
-    from bridge.client.submit import Plan
 
 
 @click.command(
@@ -77,9 +72,10 @@ def run(
 
     from bridge import presets, settings
     from bridge.bus.git import Git
-    from bridge.bus.refs import is_local
-    from bridge.cli.follow import follow
-    from bridge.client.submit import left_behind, plan_request, submit_request
+    from bridge.cli.asking import finish, send, show_plan
+    from bridge.cli.outlook import outlook
+    from bridge.client.lookout import Lookout
+    from bridge.client.submit import left_behind, plan_request
 
     if output is not None and wait_s is None:
         raise click.UsageError("-o needs --wait; later: kakeya_mac result HANDLE -o DIR")
@@ -91,7 +87,7 @@ def run(
         config,
         repository=here,
         preset=preset,
-        params=presets.parse_cli(presets.get(preset), params),
+        params=presets.parse_cli(presets.get(preset, config.presets), params),
         ref=ref,
         expires=None if expires is None else timedelta(seconds=expires),
         against=against,
@@ -99,63 +95,17 @@ def run(
     )
     if dry_run:
         behind = left_behind(here) if ref == "HEAD" else None
-        _show_plan(plan, [*plan.warnings, *([behind] if behind else [])], as_json)
+        show_plan(plan, [*plan.warnings, *([behind] if behind else [])], as_json=as_json)
         return 0
-    if not is_local(plan.remote.address):
-        click.echo(f"pushing the request to {plan.remote.shown}", err=True)
-    submission = submit_request(config, plan, repository=here, check_tree=ref == "HEAD")
-    for warning in submission.warnings:
-        click.echo(f"warning: {warning}", err=True)
-    handle = {
-        "nonce": submission.nonce,
-        "ref": submission.ref,
-        "request_commit": submission.commit,
-        "workload_sha": submission.manifest.workload_sha,
-        "preset": submission.manifest.preset,
-        "remote": submission.remote.shown,
-        "signed": submission.signed,
-    }
-    if wait_s is None:
-        if as_json:
-            echo_json({"status": "queued", "exit_code": 0, **handle})
-        else:
-            click.echo(f"queued  {submission.nonce}")
-            click.echo(f"  {submission.ref} at {submission.commit[:12]}")
-            click.echo(f"  follow it: kakeya_mac wait {submission.nonce}")
-        return 0
-    click.echo(f"submitted {submission.nonce} to {submission.remote.shown}", err=True)
-    return follow(
+    lookout = Lookout(Git(here), plan.remote.address, config.trusted_runners)
+    submission = send(config, plan, repository=here, check_tree=ref == "HEAD")
+    return finish(
         config,
         Git(here),
-        submission.remote,
-        submission.nonce,
+        submission,
         wait_s=wait_s,
         as_json=as_json,
-        asked=submission.asked,
         output=output,
-        extra=handle,
         allow_unsigned=allow_unsigned,
+        extra=outlook(config, lookout, submission),
     )
-
-
-def _show_plan(plan: Plan, warnings: list[str], as_json: bool) -> None:
-    import json
-
-    manifest = json.loads(plan.manifest.to_bytes())
-    if as_json:
-        echo_json(
-            {
-                "status": "dry-run",
-                "exit_code": 0,
-                "manifest": manifest,
-                "argv": list(plan.argv),
-                "remote": plan.remote.shown,
-                "warnings": warnings,
-            }
-        )
-        return
-    for warning in warnings:
-        click.echo(f"warning: {warning}", err=True)
-    click.echo(json.dumps(manifest, indent=2, sort_keys=True))
-    click.echo(f"\nwould push to  {plan.remote.shown}")
-    click.echo(f"would run      {' '.join(plan.argv)}")

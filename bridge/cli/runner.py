@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import platform
 import re
 import signal
@@ -16,6 +17,9 @@ import click
 if TYPE_CHECKING:
     from bridge.runner.serve import Runner
     from bridge.runner.station import Station
+
+# Of a lease, so many heartbeats may be late or lost before others take the request over.
+BEATS_A_LEASE = 3
 
 
 @click.group()
@@ -50,7 +54,39 @@ allows is in policy.toml of the configuration folder; the default runs no code o
     metavar="SECONDS",
     help="Longest pause between two looks at an idle queue.",
 )
-def serve(remote: str | None, name: str | None, once: bool, idle_timeout: float | None, idle_s: float) -> int:
+@click.option(
+    "--lease",
+    "lease_s",
+    type=click.FloatRange(min=2, max=900),
+    default=120.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Silent so long, this runner loses its request to another one.",
+)
+@click.option(
+    "--beat",
+    "beat_s",
+    type=click.FloatRange(min=0.2, max=300),
+    metavar="SECONDS",
+    help="Pause between heartbeats, at most a third of the lease (default: 2 on a local remote, else 15).",
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    default=1,
+    metavar="N",
+    help="Jobs at once. A machine runs one at a time, whatever is asked: more than 1 is said and stays 1.",
+)
+def serve(
+    remote: str | None,
+    name: str | None,
+    once: bool,
+    idle_timeout: float | None,
+    idle_s: float,
+    lease_s: float,
+    beat_s: float | None,
+    jobs: int,
+) -> int:
     """Take requests from the remote, run the allowed ones, one at a time, and publish signed results.
 
     With --once: exit code 0 when a request was answered, 4 when none came within --idle-timeout.
@@ -65,11 +101,24 @@ def serve(remote: str | None, name: str | None, once: bool, idle_timeout: float 
         raise click.UsageError(
             "--idle-timeout needs --once: without it the runner serves until it is stopped."
         )
+    if beat_s is not None and beat_s * BEATS_A_LEASE > lease_s:
+        raise click.UsageError(
+            f"--beat {beat_s:g} is too slow for --lease {lease_s:g}: a lease must outlive {BEATS_A_LEASE}"
+            f" heartbeats; give at most --beat {lease_s / BEATS_A_LEASE:.3g}."
+        )
     config = settings.load(remote=remote)
     bus = resolve_remote(Git(Path.cwd()), config.remote)
     station = open_station(
-        name or _host_name(), bus.address, state_dir=config.state_dir, config_dir=config.config_dir
+        name or _host_name(),
+        bus.address,
+        state_dir=config.state_dir,
+        config_dir=config.config_dir,
+        beat_s=beat_s,
+        lease_s=lease_s,
     )
+    station = dataclasses.replace(station, beat_s=min(station.beat_s, lease_s / BEATS_A_LEASE))
+    if jobs > 1:
+        click.echo(f"--jobs {jobs}: one job runs at a time on this machine all the same")
     _introduce(station, bus.shown)
     daemon = Runner(station, say=click.echo, idle_s=idle_s)
     stop = Event()

@@ -1,14 +1,22 @@
-"""``kakeya_mac runners``: the keys whose results this client believes."""
+"""``kakeya_mac runners``: which runners are there, and the keys whose results this client believes."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import click
 
 from bridge.cli import echo_json
 
+if TYPE_CHECKING:
+    from bridge.bus.catalogue import Catalogue
+    from bridge.client.remotes import Remote
+    from bridge.settings import Settings
+
 EPILOG = """\b
 Examples:
   kakeya_mac runners
+  kakeya_mac runners trust studio
   kakeya_mac runners trust studio --key "ssh-ed25519 AAAA… kakeya-mac runner studio"
   kakeya_mac runners distrust studio
 
@@ -16,45 +24,51 @@ The runner prints its key when it starts; compare it over a channel you trust.""
 
 
 @click.group(invoke_without_command=True, epilog=EPILOG)
+@click.option("--remote", metavar="URL", help="Git remote that carries the bus (default: origin).")
 @click.option("--json", "as_json", is_flag=True, help="One JSON line instead of text.")
 @click.pass_context
-def runners(context: click.Context, as_json: bool) -> int:
-    """List the runner keys this client trusts; `trust` and `distrust` change the list."""
+def runners(context: click.Context, remote: str | None, as_json: bool) -> int:
+    """List the runners seen on the remote and the keys this client trusts.
+
+    `trust` and `distrust` change the list of keys. Without a remote only the trusted keys are listed.
+    """
+    context.obj = remote
     if context.invoked_subcommand is not None:
         return 0
     from bridge import settings
-    from bridge.client.trust import trusted
+    from bridge.errors import RemoteUnreachable
 
-    path = settings.load().trusted_runners
-    entries = trusted(path)
-    if as_json:
-        echo_json({"file": str(path), "runners": [{"name": e.name, "key": e.key} for e in entries]})
-        return 0
-    for entry in entries:
-        click.echo(f"{entry.name}  {entry.key}")
-    if not entries:
-        click.echo(f"no runner is trusted yet ({path})")
-        click.echo("  kakeya_mac runners trust NAME --key 'ssh-ed25519 …'")
+    config = settings.load(remote=remote)
+    try:
+        bus, catalogue, nothing = _seen(config, needed=remote is not None)
+    except RemoteUnreachable:
+        if not as_json:
+            _show(config, None, None, as_json=False)
+        raise
+    if nothing is not None:
+        click.echo(f"only the trusted keys are listed: {nothing}", err=True)
+    _show(config, bus, catalogue, as_json=as_json)
     return 0
 
 
 @runners.command(epilog=EPILOG)
 @click.argument("name")
-@click.option(
-    "--key",
-    required=True,
-    metavar="KEY",
-    help="The runner's public key: 'ssh-ed25519 AAAA…', or a .pub file.",
-)
-def trust(name: str, key: str) -> int:
+@click.option("--key", metavar="KEY", help="The runner's public key: 'ssh-ed25519 AAAA…', or a .pub file.")
+@click.pass_context
+def trust(context: click.Context, name: str, key: str | None) -> int:
     """Believe results that the key of the runner NAME signed.
 
     From the first trusted key on, this client believes no result that none of its trusted keys signed.
+    Without --key: show the key that the runner publishes, to be compared with the one on its machine, and
+    exit with code 2; nothing is trusted.
     """
     from bridge import settings
     from bridge.client.trust import add
 
-    path = settings.load().trusted_runners
+    config = settings.load(remote=context.obj)
+    if key is None:
+        return _show_key(config, name)
+    path = config.trusted_runners
     added = add(path, name, key)
     click.echo(f"{'trusted' if added else 'already trusted'}: {name} ({path})")
     return 0
@@ -70,3 +84,81 @@ def distrust(name: str) -> int:
     path = settings.load().trusted_runners
     click.echo(f"{remove(path, name)} key(s) of {name} removed from {path}")
     return 0
+
+
+def _seen(config: Settings, *, needed: bool) -> tuple[Remote | None, Catalogue | None, str | None]:
+    """The remote and who was seen there, or why there is no remote to look at.
+
+    Raises:
+        BusError: A remote was asked for and there is none.
+        RemoteUnreachable: There is one, and it did not answer.
+    """
+    from pathlib import Path
+
+    from bridge.bus.git import Git
+    from bridge.client.lookout import look
+    from bridge.client.remotes import resolve_remote
+    from bridge.errors import NoRemote
+
+    git = Git(Path.cwd())
+    try:
+        bus = resolve_remote(git, config.remote)
+    except NoRemote as error:
+        if needed:
+            raise
+        return None, None, error.message
+    return bus, look(git, bus.address, config.trusted_runners), None
+
+
+def _show(config: Settings, bus: Remote | None, catalogue: Catalogue | None, *, as_json: bool) -> None:
+    from datetime import UTC, datetime
+
+    from bridge.client.trust import trusted
+    from bridge.render.runners import key_json, key_line, runner_json, runner_lines
+
+    now = datetime.now(UTC)
+    path = config.trusted_runners
+    seen = () if catalogue is None else catalogue.seen
+    left_out = 0 if catalogue is None else catalogue.left_out
+    shown = {entry.card.public_key for entry in seen if entry.trusted}
+    entries = trusted(path)
+    absent = [entry for entry in entries if entry.key not in shown]
+    if as_json:
+        documents = [runner_json(entry, now) for entry in seen]
+        documents += [key_json(entry.name, entry.key) for entry in absent]
+        remote = None if bus is None else bus.shown
+        echo_json({"file": str(path), "remote": remote, "runners": documents, "left_out": left_out})
+        return
+    for runner in seen:
+        for line in runner_lines(runner, now):
+            click.echo(line)
+    for entry in absent:
+        click.echo(key_line(entry.name, entry.key) if catalogue is not None else f"{entry.name}  {entry.key}")
+    if bus is not None and not seen:
+        click.echo(f"no runner has been seen on {bus.shown}")
+    if left_out:
+        click.echo(f"{left_out} card(s) that are none, or not what they say, were left out", err=True)
+    if not entries:
+        click.echo(f"no runner is trusted yet ({path})")
+        click.echo("  kakeya_mac runners trust NAME")
+
+
+def _show_key(config: Settings, name: str) -> int:
+    from bridge.errors import SignatureError
+    from bridge.render.runners import trust_lines
+
+    bus, catalogue, _ = _seen(config, needed=True)
+    seen = () if catalogue is None else catalogue.seen
+    found = [entry for entry in seen if name in (entry.name, entry.card.name) and entry.signer is not None]
+    lines = list(trust_lines(name, found))
+    if not lines:
+        there = ", ".join(entry.name for entry in seen) or "none"
+        where = "" if bus is None else f" on {bus.shown}"
+        raise SignatureError(
+            f"no runner named {ascii(name)[:80]} publishes a signed card{where} (runners seen: {there})",
+            f"it prints its key when it starts: kakeya_mac runners trust {name} --key 'ssh-ed25519 …'",
+        )
+    for line in lines:
+        click.echo(line)
+    click.echo("nothing was trusted", err=True)
+    return 2

@@ -14,9 +14,9 @@ from enum import StrEnum
 from pathlib import Path
 
 from bridge import __version__, signing
+from bridge.bus.failures import summary
 from bridge.bus.git import Git
 from bridge.bus.refs import request_ref
-from bridge.bus.untrusted import clean
 from bridge.client.remotes import Remote, resolve_remote
 from bridge.errors import BridgeError, BusError
 from bridge.settings import Settings
@@ -199,8 +199,10 @@ def _remote(git: Git, remote: Remote) -> Check:
 def _push(git: Git, remote: Remote) -> Check:
     nonce = "20000101t000000z000000000000"
     branch = request_ref("probe", nonce, None)
-    done = git.attempt(
-        *("push", "--dry-run", "--porcelain", "--no-verify", "--", remote.address, f"HEAD:{branch}"),
+    done = git.talk(
+        remote.address,
+        *("push", "--dry-run", "--porcelain", "--no-verify"),
+        specs=[f"HEAD:{branch}"],
         timeout_s=NETWORK_TIMEOUT_S,
     )
     where = f"git push --dry-run {remote.shown}"
@@ -208,8 +210,7 @@ def _push(git: Git, remote: Remote) -> Check:
         return Check(
             "push", Level.OK, where, "the remote takes pushes (server-side rules are not run by a dry run)"
         )
-    words = clean(done.stderr.decode("utf-8", "replace"), limit=300).strip().splitlines()
-    said = words[0] if words else "no answer"
+    said = summary(done.stderr)[:300] or "no answer"
     return Check(
         "push", Level.FAIL, where, f"cannot push: {said}", "ask for push rights, or use another --remote"
     )

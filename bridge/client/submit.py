@@ -83,7 +83,7 @@ class Submission:
 def plan_request(
     settings: Settings,
     *,
-    repository: Path,
+    repository: Path | Git,
     preset: str,
     params: Mapping[str, object],
     ref: str = "HEAD",
@@ -99,7 +99,8 @@ def plan_request(
 
     Args:
         settings: The client's settings.
-        repository: The checkout that has the workload commit.
+        repository: The checkout that has the workload commit; a `Git` where that commit is not the checkout's
+            own but lies in a scratch store beside it.
         preset: Name or alias of the job.
         params: Its parameters; defaults are filled in.
         ref: The workload: any revision.
@@ -119,9 +120,9 @@ def plan_request(
         NoRemote: There is no remote to talk to.
         BusError: `repository` is not a checkout.
     """
-    chosen = presets.get(preset)
+    chosen = presets.get(preset, settings.presets)
     values = presets.validate(chosen, params)
-    git = Git(repository)
+    git = _git(repository)
     workload = git.resolve(ref)
     against_sha = git.resolve(against) if against is not None else None
     _check_paths(git, chosen, values, workload)
@@ -153,14 +154,14 @@ def plan_request(
 
 
 def submit_request(
-    settings: Settings, plan: Plan, *, repository: Path, check_tree: bool = True
+    settings: Settings, plan: Plan, *, repository: Path | Git, check_tree: bool = True
 ) -> Submission:
     """Sign and push a planned request.
 
     Args:
         settings: The client's settings; `signing_key` decides whether it is signed.
         plan: From `plan_request`.
-        repository: The same checkout.
+        repository: The same as in `plan_request`.
         check_tree: Warn when tracked files have uncommitted changes, which do not travel. Right when the
             workload is HEAD. Runs beside the push and is given up shortly after it.
 
@@ -169,7 +170,7 @@ def submit_request(
         PushRejected: The remote said no, with its words.
         RemoteUnreachable: The remote did not answer.
     """
-    git = Git(repository)
+    git = _git(repository)
     question = _DirtyQuestion(git) if check_tree else None
     warnings = list(plan.warnings)
     signature = None
@@ -196,6 +197,10 @@ def submit_request(
 def left_behind(repository: Path) -> str | None:
     """A sentence when tracked files have uncommitted changes, which do not travel with a request."""
     return _STAYS_BEHIND if Git(repository).is_dirty(_DIRTY_LIMIT_S) else None
+
+
+def _git(repository: Path | Git) -> Git:
+    return repository if isinstance(repository, Git) else Git(repository)
 
 
 class _DirtyQuestion:

@@ -8,13 +8,12 @@ Judging the result is `bridge.bus.results.believe`.
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from bridge.bus import refs
+from bridge.bus.aside import aside
 from bridge.bus.claims import read_status
 from bridge.bus.git import Git
 from bridge.bus.handles import OWN_REFS, Held, RequestState, state_of
@@ -87,29 +86,26 @@ def watch(
     quick, slow = _LOCAL_PAUSES_S if refs.is_local(remote) else _NETWORK_PAUSES_S
     last: Update | None = None
     pause = quick
-    with tempfile.TemporaryDirectory(prefix="kakeya-mac-") as folder:
-        watcher = _Watcher(git.beside(Path(folder)), remote, nonce, asked, clock)
-        try:
-            while True:
-                began = clock()
-                update = watcher.look(max(1.0, min(_COMMAND_TIMEOUT_S, deadline - clock())))
-                if update != last:
-                    yield from _missed(last or (Update(nonce, Phase.QUEUED) if asked else None), update)
-                    yield update
-                    last, pause = update, quick
-                if update.result is not None:
-                    return
-                left = deadline - clock()
-                if left <= 0:
-                    raise WaitTimeout(
-                        f"{nonce} is not done yet ({update.notice or update.phase}); it goes on",
-                        f"kakeya_mac wait {nonce}",
-                    )
-                # On a busy machine a look takes long; looking all the time would keep it busy.
-                sleep(min(max(pause, clock() - began), left))
-                pause = min(pause * _SLOWER, slow)
-        finally:
-            watcher.close()
+    with aside(git, borrowing=True) as own:
+        watcher = _Watcher(own, remote, nonce, asked, clock)
+        while True:
+            began = clock()
+            update = watcher.look(max(1.0, min(_COMMAND_TIMEOUT_S, deadline - clock())))
+            if update != last:
+                yield from _missed(last or (Update(nonce, Phase.QUEUED) if asked else None), update)
+                yield update
+                last, pause = update, quick
+            if update.result is not None:
+                return
+            left = deadline - clock()
+            if left <= 0:
+                raise WaitTimeout(
+                    f"{nonce} is not done yet ({update.notice or update.phase}); it goes on",
+                    f"kakeya_mac wait {nonce}",
+                )
+            # On a busy machine a look takes long; looking all the time would keep it busy.
+            sleep(min(max(pause, clock() - began), left))
+            pause = min(pause * _SLOWER, slow)
 
 
 def _missed(before: Update | None, update: Update) -> Iterator[Update]:
@@ -151,9 +147,6 @@ class _Watcher:
         self._without_result: tuple[Held | None, Held | None] | None = None
         self._failures = 0
         self._empty = 0
-
-    def close(self) -> None:
-        self._git.close()
 
     def look(self, timeout_s: float) -> Update:
         try:

@@ -1,10 +1,16 @@
-"""Presets as a Markdown page and as plain lines; the same facts a JSON answer carries."""
+"""Presets as a Markdown page and as plain lines; the same facts a JSON answer carries.
+
+Also what runners say they offer: that is text from the bus, so every line of it is cleaned here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from bridge.bus.card import Offer, Property
+from bridge.bus.catalogue import Seen
+from bridge.bus.untrusted import clean_line
 from bridge.presets import ModelNeed, Parameter, Preset
 
 
@@ -63,6 +69,86 @@ def template_line(preset: Preset) -> str:
     return " ".join(preset.argv)
 
 
+def offers(live: Sequence[Seen], name: str | None = None) -> list[tuple[Offer, list[tuple[Seen, Offer]]]]:
+    """What live runners offer, one entry a version of a preset (by its digest), with who offers it.
+
+    Args:
+        live: Runners that are there.
+        name: Only the preset of that name or alias.
+    """
+    found: dict[tuple[str, str], list[tuple[Seen, Offer]]] = {}
+    for seen in live:
+        for offer in seen.card.presets:
+            if name is None or name in (offer.name, *offer.aliases):
+                found.setdefault((offer.name, offer.digest), []).append((seen, offer))
+    # A trusted runner's words before those of anybody else.
+    ranked = [sorted(found[key], key=lambda pair: not pair[0].trusted) for key in sorted(found)]
+    return [(pairs[0][1], pairs) for pairs in ranked]
+
+
+def offer_json(offer: Offer, pairs: Sequence[tuple[Seen, Offer]], installed: str | None) -> dict[str, Any]:
+    """An entry of `offers` as the JSON of `kakeya_mac presets --remote --json`.
+
+    Args:
+        offer: The entry's preset.
+        pairs: Who offers it.
+        installed: Digest of the preset of that name on this machine; None: it has none.
+    """
+    return {
+        "name": offer.name,
+        "aliases": list(offer.aliases),
+        "summary": offer.summary,
+        "engine": offer.engine,
+        "runs_repo_code": offer.engine == "workload",
+        "timeout_s": offer.timeout_s,
+        "evidence": offer.evidence,
+        "params": {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {
+                name: known.model_dump(mode="json", exclude_none=True)
+                for name, known in offer.parameters.items()
+            },
+            "required": [name for name, known in offer.parameters.items() if known.default is None],
+        },
+        "digest": offer.digest,
+        "installed_here": None if installed is None else installed == offer.digest,
+        "published_by": "runners",
+        "runners": [
+            {
+                "name": seen.name,
+                "trusted": seen.trusted,
+                "available": own.available,
+                "why": own.why,
+                "typical_s": own.typical_s,
+            }
+            for seen, own in pairs
+        ],
+    }
+
+
+def offer_lines(
+    offer: Offer, pairs: Sequence[tuple[Seen, Offer]], installed: str | None, *, full: bool
+) -> Iterator[str]:
+    """An entry of `offers` for people; `full`: with every parameter."""
+    yield f"{offer.name}: {_line(offer.summary)}"
+    if full:
+        for name, known in offer.parameters.items():
+            yield f"  -p {name}=<{known.type}>  (default {_default(known)})"
+            yield f"      {_line(known.description)}; allowed: {_bounds(known)}"
+    for seen, own in pairs:
+        typical = "" if own.typical_s is None else f", typically {own.typical_s:g} s"
+        known_key = "trusted key" if seen.trusted else "key not trusted here"
+        said = f"available{typical}" if own.available else f"not now: {_line(own.why or 'no reason given')}"
+        yield f"  {seen.name} ({known_key}): {said}"
+        if own.available and own.why:
+            yield f"      {_line(own.why)}"
+    if installed is None:
+        yield "  not installed here: to ask for it, put its file in presets/ of the configuration folder"
+    elif installed != offer.digest:
+        yield "  another version than the one installed here"
+
+
 def presets_markdown(presets: Iterable[Preset]) -> str:
     """The page of all presets with their parameters."""
     parts = [
@@ -92,3 +178,31 @@ def presets_markdown(presets: Iterable[Preset]) -> str:
 
 def _number(value: float | None) -> str:
     return "…" if value is None else f"{value:g}"
+
+
+def _default(known: Property) -> str:
+    if known.default is None:
+        return "required"
+    text = str(known.default)
+    return _line(text.lower() if isinstance(known.default, bool) else text)
+
+
+def _bounds(known: Property) -> str:
+    """`bounds` of a parameter as a runner published it."""
+    published = Parameter(
+        name="",
+        type=known.type,
+        description="",
+        enum=known.enum or (),
+        minimum=known.minimum,
+        maximum=known.maximum,
+        pattern=known.pattern,
+        format=known.format,
+        prefix=known.prefix or "",
+        suffix=known.suffix or "",
+    )
+    return _line(bounds(published))
+
+
+def _line(text: str) -> str:
+    return clean_line(text, limit=300)

@@ -28,6 +28,7 @@ from bridge.manifest import Manifest, ParamValue, format_time
 from bridge.presets import Preset
 from bridge.result import Reason
 from bridge.runner import facts
+from bridge.runner.policy import FILE_NAME
 from bridge.runner.station import Station
 
 
@@ -68,7 +69,13 @@ class Checked:
 
 
 def examine(
-    git: Git, pending: Pending, station: Station, *, now: datetime, answered: Collection[str]
+    git: Git,
+    pending: Pending,
+    station: Station,
+    *,
+    now: datetime,
+    answered: Collection[str],
+    over_quota: str | None = None,
 ) -> Checked:
     """Ask every question about a request until one refuses.
 
@@ -78,6 +85,7 @@ def examine(
         station: The runner.
         now: The time by which expiry is judged (aware).
         answered: Nonces this runner has already published a result for.
+        over_quota: Why its requester has too much waiting, from `bridge.runner.turns`; None: it has not.
     """
     known = Checked(pending)
 
@@ -93,6 +101,7 @@ def examine(
         lambda: _choose(known, station),
         lambda: _allow(known, station),
         lambda: _signed(known, station),
+        lambda: _within_quota(known, over_quota),
         lambda: _timely(known, station, now, answered),
     )
     for question in questions:
@@ -141,24 +150,45 @@ def _allow(known: Checked, station: Station) -> Checked:
     return known
 
 
+def requester_of(request: ReadRequest, station: Station) -> str | None:
+    """Who signed a request, by the machine's list; None: it is unsigned, or nobody on the list did.
+
+    Raises:
+        Refusal: The signature is broken.
+    """
+    if request.signature is None or station.key is None:
+        return None
+    namespace, allowed = signing.REQUEST_NAMESPACE, station.allowed_signers
+    try:
+        return signing.verify(request.data, request.signature, namespace, allowed)
+    except SignatureError as error:
+        raise Refusal.of(Reason.BAD_SIGNATURE, error) from None
+
+
 def _signed(known: Checked, station: Station) -> Checked:
     """A broken signature is refused always, a missing or unknown one where the policy says so."""
     assert known.request is not None  # noqa: S101 - asked before
-    data, signature = known.request.data, known.request.signature
-    requester = None
-    if signature is not None and station.key is not None:
-        try:
-            requester = signing.verify(data, signature, signing.REQUEST_NAMESPACE, station.allowed_signers)
-        except SignatureError as error:
-            raise Refusal.of(Reason.BAD_SIGNATURE, error) from None
+    requester = requester_of(known.request, station)
     if requester is None and station.policy.require_signature:
-        what = "unsigned" if signature is None else "signed by a key this machine does not list"
+        unsigned = known.request.signature is None
+        what = "unsigned" if unsigned else "signed by a key this machine does not list"
         raise Refusal(
             Reason.BAD_SIGNATURE,
             f"this machine takes only requests of listed signers, and this one is {what}",
             "its owner can add the key to allowed_signers on that machine",
         )
     return replace(known, requester=requester)
+
+
+def _within_quota(known: Checked, over_quota: str | None) -> Checked:
+    if over_quota is not None:
+        raise Refusal(
+            Reason.QUOTA,
+            over_quota,
+            "ask again when some have ended, or cancel some; the machine's owner can raise"
+            f" max_queued_per_requester or a number under [quotas] in {FILE_NAME}",
+        )
+    return known
 
 
 def _timely(known: Checked, station: Station, now: datetime, answered: Collection[str]) -> Checked:

@@ -231,7 +231,7 @@ class Supervised:
         self._standby.close()
 
     def let_go(self) -> None:
-        """Have the supervisor end without waiting for it: the job's tree is gone already. `close` it later."""
+        """Have the supervisor end, without waiting: the job's tree is gone already. `close` it later."""
         self._standby.let_go()
 
     def __enter__(self) -> Supervised:

@@ -7,6 +7,12 @@ needed, two hours at most. The file:
     allow_repo_code = false                   # may presets run code of the requested commit?
     require_signature = false                 # only requesters listed in allowed_signers
     max_timeout_s = 7200                      # no job runs longer
+    max_queued_per_requester = 1000           # what one requester has waiting beyond this is refused
+    max_running_per_requester = 0             # of one requester at the same time, on all Macs; 0: no limit
+
+    [quotas]                                  # another max_queued for one requester; 0: nothing is taken
+    "ci@example.org" = 5000                   # as this machine names who signed a request
+    unsigned = 20                             # all unsigned requests together
 
     [models]                                  # where ${model:NAME} lies on this machine
     gemma-4-26b-a4b = "/Users/me/models/gemma"
@@ -24,13 +30,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bridge.bus.untrusted import unsafe_character
 from bridge.errors import PolicyError
 from bridge.presets import Preset
 
 FILE_NAME = "policy.toml"
 MAX_BYTES = 64 * 1024
 DEFAULT_TIMEOUT_S = 7200
-_KEYS = ("allow_presets", "allow_repo_code", "require_signature", "max_timeout_s", "models")
+DEFAULT_QUEUED = 1000
+# The name in [quotas] for all unsigned requests together.
+UNSIGNED = "unsigned"
+_KEYS = (
+    "allow_presets",
+    "allow_repo_code",
+    "require_signature",
+    "max_timeout_s",
+    "max_queued_per_requester",
+    "max_running_per_requester",
+    "quotas",
+    "models",
+)
+_MOST_REQUESTS = 100_000
 
 
 @dataclass(frozen=True)
@@ -43,6 +63,9 @@ class Policy:
         allow_repo_code: Presets with ``engine = "workload"`` may run.
         require_signature: Only requests signed by a listed requester are taken.
         max_timeout_s: Upper bound of any job's time, in seconds.
+        max_queued_per_requester: How many requests one requester may have waiting.
+        max_running_per_requester: How many of one may be served at the same time, by any runner; 0: no limit.
+        quotas: Another `max_queued_per_requester` for some, by name; see `UNSIGNED`.
         models: Folders of models by name.
     """
 
@@ -51,6 +74,9 @@ class Policy:
     allow_repo_code: bool = False
     require_signature: bool = False
     max_timeout_s: int = DEFAULT_TIMEOUT_S
+    max_queued_per_requester: int = DEFAULT_QUEUED
+    max_running_per_requester: int = 0
+    quotas: Mapping[str, int] = field(default_factory=dict)
     models: Mapping[str, Path] = field(default_factory=dict)
 
     def check(self, preset: Preset) -> None:
@@ -74,6 +100,11 @@ class Policy:
     def timeout_s(self, preset: Preset, requested: int | None) -> int:
         """Seconds a job gets: the least of what preset, policy and request say."""
         return min(preset.timeout_s, self.max_timeout_s, requested or preset.timeout_s)
+
+    def max_queued(self, requester: str | None) -> int:
+        """How many requests may wait of who signed them; None: of all unsigned ones together."""
+        name = UNSIGNED if requester is None else requester
+        return self.quotas.get(name, self.max_queued_per_requester)
 
 
 def load(path: Path) -> Policy:
@@ -120,6 +151,16 @@ def _build(path: Path, document: dict[str, Any]) -> Policy:
     _require(path, "max_timeout_s", timeout, int, "whole seconds")
     if not 1 <= timeout <= 86_400:
         raise PolicyError(f"policy {path}: max_timeout_s must be 1 to 86400 seconds, got {timeout}")
+    queued = document.get("max_queued_per_requester", DEFAULT_QUEUED)
+    _require_count(path, "max_queued_per_requester", queued, least=1)
+    running = document.get("max_running_per_requester", 0)
+    _require_count(path, "max_running_per_requester", running, least=0)
+    quotas = document.get("quotas", {})
+    _require(path, "quotas", quotas, dict, "a table of numbers of requests")
+    for name, limit in quotas.items():
+        if not name.strip() or unsafe_character(name) is not None:
+            raise PolicyError(f"policy {path}: quotas: {name!r} is not a requester's name")
+        _require_count(path, f"quotas.{name}", limit, least=0)
     switches = {key: document.get(key, False) for key in ("allow_repo_code", "require_signature")}
     for key, value in switches.items():
         _require(path, key, value, bool, "true or false")
@@ -127,6 +168,9 @@ def _build(path: Path, document: dict[str, Any]) -> Policy:
         source=path,
         allow_presets=None if allowed is None else frozenset(allowed),
         max_timeout_s=timeout,
+        max_queued_per_requester=queued,
+        max_running_per_requester=running,
+        quotas=quotas,
         models={name: Path(folder).expanduser() for name, folder in models.items()},
         **switches,
     )
@@ -136,6 +180,12 @@ def _require(path: Path, key: str, value: object, kind: type, what: str) -> None
     # Types are compared, not instances: true is no number of seconds.
     if type(value) is not kind:
         raise PolicyError(f"policy {path}: {key} must be {what}, got {value!r}")
+
+
+def _require_count(path: Path, key: str, value: object, *, least: int) -> None:
+    _require(path, key, value, int, "a number of requests")
+    if isinstance(value, int) and not least <= value <= _MOST_REQUESTS:
+        raise PolicyError(f"policy {path}: {key} must be {least} to {_MOST_REQUESTS} requests, got {value}")
 
 
 def _check_owner(path: Path, status: os.stat_result) -> None:

@@ -17,11 +17,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 
+from bridge.bus.card import State, Work
 from bridge.bus.mirror import Mirror, Pending
 from bridge.bus.refs import is_local
 from bridge.bus.untrusted import clean_line
 from bridge.errors import MachineError, RemoteUnreachable, described
-from bridge.result import Reason, Verdict
+from bridge.result import Reason, Status, Verdict
 from bridge.runner import isolation
 from bridge.runner.check import Checked
 from bridge.runner.child import MachineBusy, Standby, Supervised
@@ -30,9 +31,12 @@ from bridge.runner.job import Job
 from bridge.runner.later import Later
 from bridge.runner.ledger import Ledger
 from bridge.runner.outbox import Outbox
+from bridge.runner.presence import Presence
+from bridge.runner.requesters import Requesters
 from bridge.runner.spool import Entry, Spool
 from bridge.runner.station import Station, note_session
 from bridge.runner.taking import Desk, Taken
+from bridge.runner.turns import Service, Turn, order
 
 MAX_ATTEMPTS = 3
 IDLE_S = 5.0
@@ -77,6 +81,9 @@ class Runner:
         digest = hashlib.sha256(station.audience.encode()).hexdigest()[:12]
         self._mirror = Mirror(station.folder / f"mirror-{digest}.git", station.remote)
         self._later = Later(clock)
+        self._presence = Presence(station, self._mirror.git, clock=clock, now=now)
+        self._requesters = Requesters(self._mirror.git, station)
+        self._service = Service()
         self._ledger = Ledger(station.folder / f"answered-{digest}", now())
         spool = Spool(station.folder / f"spool-{digest}")
         self._outbox = Outbox(self._mirror, spool, self._ledger, self._later, self._say)
@@ -86,6 +93,8 @@ class Runner:
         self._abort = threading.Event()
         self._active_at = clock()
         self._failures = 0
+        self._waiting = 0
+        self._done = 0
         self._look_took_s = 0.0
         self._standby: Standby | None = None
         self._local = is_local(station.remote)
@@ -111,7 +120,7 @@ class Runner:
             MachineError: Another runner of this name runs on this machine.
         """
         stop = stop or threading.Event()
-        handled = 0
+        self._done = 0
         with self._only_one():
             self._desk.sessions = note_session(self._station)
             remove_tree(self._station.jobs)
@@ -120,16 +129,18 @@ class Runner:
             try:
                 while not stop.is_set():
                     did = self._turn()
-                    handled += did
-                    if once and (handled or self._late(began, idle_timeout_s)):
+                    self._done += did
+                    if once and (did or self._late(began, idle_timeout_s)):
                         break
                     if not did:
                         self._prepare()
+                        self._tell(State.IDLE)
                         # On a busy machine a look takes long; looking all the time would keep it busy.
                         stop.wait(max(self._pause(), self._look_took_s))
             finally:
                 self._let_go()
-        return handled
+                self._note(self._presence.stopped(done=self._done))
+        return self._done
 
     def _turn(self) -> bool:
         """One look at the queue and at most one request that follows from it; whether one was answered.
@@ -140,8 +151,9 @@ class Runner:
         handled = False
         try:
             pending = self._look()
-            for request in self._order(pending):
-                if handled := self._attempt(request):
+            for request, turn in self._order(pending):
+                if handled := self._attempt(request, turn):
+                    self._service.note(turn)
                     break
         except MachineBusy as busy:
             self._say(f"waiting: {busy.message}")
@@ -163,29 +175,42 @@ class Runner:
         if self._outbox.flush(self._mirror.claims, self._desk.sessions):
             pending = self._mirror.refresh()
         self._desk.update(pending)
+        self._waiting = len(pending)
         nonces = {request.nonce for request in pending}
         self._tries = {nonce: tries for nonce, tries in self._tries.items() if nonce in nonces}
         self._later.keep(nonces | self._outbox.nonces())
         return pending
 
-    def _order(self, pending: Sequence[Pending]) -> list[Pending]:
-        """What may be tried now, in the order to try it."""
-        due = [request for request in pending if self._may_try(request.nonce)]
+    def _order(self, pending: Sequence[Pending]) -> list[tuple[Pending, Turn]]:
+        """What may be tried now, in the order to try it, each with whose turn it is."""
+        policy = self._station.policy
+        due = {request.nonce: request for request in pending if self._may_try(request.nonce)}
+        asking = self._requesters.look(pending, self._mirror.claims(), self._now())
+        turns = [
+            turn
+            for turn in order(
+                asking,
+                self._service,
+                max_queued=policy.max_queued,
+                max_running=policy.max_running_per_requester,
+            )
+            if turn.nonce in due
+        ]
         if self._desk.others_at_work():
             # Runners that all begin with the same request lose most of their pushes to each other.
-            first = due[:_CROWD]
+            first = turns[:_CROWD]
             random.shuffle(first)
-            due[:_CROWD] = first
-        return due
+            turns[:_CROWD] = first
+        return [(due[turn.nonce], turn) for turn in turns]
 
     def _may_try(self, nonce: str) -> bool:
         tried = self._tries.get(nonce, 0) > MAX_ATTEMPTS
         return not tried and nonce not in self._outbox and self._later.is_due(nonce)
 
-    def _attempt(self, pending: Pending) -> bool:
+    def _attempt(self, pending: Pending, turn: Turn) -> bool:
         """`_take`; a request with which something went wrong is tried again later, and later each time."""
         try:
-            return self._take(pending)
+            return self._take(pending, turn)
         except (MachineBusy, RemoteUnreachable):
             raise
         except Exception as error:  # whatever this request provokes, the next one must be served
@@ -193,12 +218,12 @@ class Runner:
             self._say(f"{pending.nonce}: {described(error)}; trying again in {pause:g} s")
             return False
 
-    def _take(self, pending: Pending) -> bool:
+    def _take(self, pending: Pending, turn: Turn) -> bool:
         """Examine, claim, run and publish one request; False when it is not ours to take (now)."""
         attempt, silent = self._desk.place(pending)
         if attempt is None:
             return False
-        checked = self._desk.examine(pending, self._ledger.nonces)
+        checked = self._desk.examine(pending, self._ledger.nonces, turn.over_quota)
         if checked is None:
             return False
         if checked.manifest is not None and checked.manifest.transport != "embedded":
@@ -224,6 +249,7 @@ class Runner:
 
     def _run(self, pending: Pending, checked: Checked, taken: Taken, supervised: Supervised | None) -> None:
         """Do a claimed request and send its result."""
+        began = self._clock()
         job = Job(
             self._station,
             self._mirror.git,
@@ -231,27 +257,51 @@ class Runner:
             taken.claim,
             supervised,
             abort=self._abort.is_set,
-            look=lambda: self._desk.wish(pending, checked),
+            look=lambda: self._hear(pending, checked, began),
             repair=self._repair,
             clock=self._clock,
             now=self._now,
         )
         try:
-            done = self._done(job, taken)
+            done = self._ended(job, taken)
             if done is None:
                 self._say(f"{pending.nonce}: the claim was lost, the job was stopped")
                 return
             entry, verdict = done
+            self._remember(checked, verdict, self._clock() - began)
             self._outbox.send(entry, taken.claim, in_inbox=pending.ref is None)
             self._say(f"{pending.nonce}: {verdict.status}/{verdict.reason} {verdict.message}".rstrip())
         finally:
             if not job.clean_up():
                 self._say(f"{pending.nonce}: what the job left could not be removed")
 
-    def _done(self, job: Job, taken: Taken) -> tuple[Entry, Verdict] | None:
+    def _ended(self, job: Job, taken: Taken) -> tuple[Entry, Verdict] | None:
         if taken.claim.attempt > MAX_ATTEMPTS:
             return job.give_up()
         return job.run() if taken.wish is None else job.cancel(taken.wish)
+
+    def _hear(self, pending: Pending, checked: Checked, began: float) -> str | None:
+        """Beside a running job: whether it is to stop, and a word that this runner is busy."""
+        wish = self._desk.wish(pending, checked)
+        preset = checked.preset.name if checked.preset is not None else ""
+        self._tell(State.BUSY, Work(nonce=pending.nonce, preset=preset, elapsed_s=self._clock() - began))
+        return wish
+
+    def _remember(self, checked: Checked, verdict: Verdict, seconds: float) -> None:
+        """Note how long such a job takes here."""
+        if checked.preset is None or verdict.status not in (Status.PASSED, Status.REJECTED):
+            return
+        try:
+            self._presence.took(checked.preset.name, seconds)
+        except OSError as error:
+            self._say(f"how long the job took is not kept: {described(error)}")
+
+    def _tell(self, state: State, job: Work | None = None) -> None:
+        self._note(self._presence.tell(state, job, pending=self._waiting, done=self._done))
+
+    def _note(self, said: str | None) -> None:
+        if said is not None:
+            self._say(said)
 
     def _repair(self) -> None:
         """Make the mirror again, with what is pending in it."""

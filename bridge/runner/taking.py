@@ -102,13 +102,22 @@ class Desk:
         statuses = (read_status(self._mirror.git, held.commit) for held in self._claims.values())
         return any(status is None or status.session not in self.sessions for status in statuses)
 
-    def examine(self, pending: Pending, answered: Collection[str]) -> Checked | None:
+    def examine(
+        self, pending: Pending, answered: Collection[str], over_quota: str | None = None
+    ) -> Checked | None:
         """`check.examine`; None: the copy here is broken, it was made again, look again.
 
         Raises:
             RemoteUnreachable: There is no remote to make it again from.
         """
-        checked = examine(self._mirror.git, pending, self._station, now=self._now(), answered=answered)
+        checked = examine(
+            self._mirror.git,
+            pending,
+            self._station,
+            now=self._now(),
+            answered=answered,
+            over_quota=over_quota,
+        )
         refusal = checked.refusal
         if refusal is None or refusal.reason is not Reason.BAD_COMMIT or pending.nonce in self._renewed:
             return checked

@@ -83,7 +83,8 @@ def test_runners_are_trusted_once_and_distrusted_again(house: House):
     assert "no runner is trusted" in house.kakeya("runners").out
     assert house.kakeya("runners", "trust", "studio", "--key", f"{KEY} a comment").code == 0
     assert "already" in house.kakeya("runners", "trust", "studio", "--key", KEY).out
-    assert house.kakeya("runners", "--json").json["runners"] == [{"name": "studio", "key": KEY}]
+    [entry] = house.kakeya("runners", "--json").json["runners"]
+    assert (entry["name"], entry["key"], entry["trusted"]) == ("studio", KEY, True)
     assert house.kakeya("runners", "distrust", "studio").out.startswith("1 key")
     assert house.kakeya("runners", "--json").json["runners"] == []
 

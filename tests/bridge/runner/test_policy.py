@@ -56,9 +56,31 @@ def test_a_job_gets_the_least_of_all_time_limits(tmp_path: Path) -> None:
     assert policy.Policy(tmp_path).timeout_s(probe, 86_400) == probe.timeout_s
 
 
+def test_a_requester_may_queue_what_the_policy_says_of_it_or_of_everybody(tmp_path: Path) -> None:
+    default = policy.load(tmp_path / "none.toml")
+    assert default.max_queued("ann") == default.max_queued(None) == 1000
+    assert default.max_running_per_requester == 0
+    text = (
+        "max_queued_per_requester = 10\nmax_running_per_requester = 2\n"
+        '[quotas]\n"ci@example.org" = 5000\nunsigned = 0\n'
+    )
+    loaded = policy.load(write(tmp_path, text))
+    assert loaded.max_running_per_requester == 2
+    assert [loaded.max_queued(who) for who in ("ann", "ci@example.org", None)] == [10, 5000, 0]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("max_queued_per_requester = 0", "max_queued_per_requester must be 1 to 100000 requests, got 0"),
+        ("max_queued_per_requester = true", "must be a number of requests"),
+        ("max_running_per_requester = -1", "must be 0 to 100000 requests, got -1"),
+        ("max_running_per_requester = 1.0", "must be a number of requests"),
+        ("quotas = 5", "must be a table of numbers"),
+        ('[quotas]\nann = "5"', "quotas.ann must be a number of requests"),
+        ("[quotas]\nann = 100001", "quotas.ann must be 0 to 100000"),
+        ('[quotas]\n"" = 5', "is not a requester's name"),
+        ('[quotas]\n"a\\nb" = 5', "is not a requester's name"),
         ("allow_everything = true", "unknown key 'allow_everything'"),
         ("allow_repo_code = 1", "must be true or false"),
         ('allow_repo_code = "true"', "must be true or false"),

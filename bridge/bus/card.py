@@ -1,0 +1,211 @@
+"""What a runner says of itself: the card, content of ``runner.json``.
+
+A hint for people and for what a client tells them, never a reason to refuse: anyone with push rights can
+write one. Parsing is as strict as a result's (size, types, closed sets, no control or bidirectional character
+in any text), so what was parsed is safe to show; whether it is true is another matter. Where cards stand on
+the bus and how they get there is in `catalogue`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from bridge.bus.untrusted import one_line, unsafe_character
+from bridge.errors import BusError, ManifestError
+from bridge.manifest import (
+    TIME_PATTERN,
+    Nonce,
+    ParamName,
+    ParamValue,
+    PresetName,
+    first_fault,
+    load_strict,
+    parse_time,
+)
+
+CARD_NAME = "runner.json"
+CARD_SIGNATURE_NAME = "runner.json.sig"
+MAX_BYTES = 512 * 1024
+MAX_PRESETS = 256
+# A card counts for so many of its intervals, and clocks may differ by so much.
+MISSED_INTERVALS = 3
+SKEW = timedelta(seconds=60)
+FURTHEST_AHEAD = timedelta(days=1)
+
+Bound = Annotated[int | float, Field(ge=-1e300, le=1e300)]
+Count = Annotated[int, Field(ge=0, le=10**9)]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Seconds = Annotated[float, Field(ge=0, le=1e9)]
+Text = Annotated[str, Field(max_length=1000)]
+Word = Annotated[str, Field(max_length=200)]
+
+
+def _real_time(text: str) -> str:
+    parse_time(text)
+    return text
+
+
+Moment = Annotated[str, Field(pattern=TIME_PATTERN), AfterValidator(_real_time)]
+
+
+class State(StrEnum):
+    """What a runner does. A closed set."""
+
+    IDLE = "idle"
+    BUSY = "busy"
+    STOPPED = "stopped"
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Work(_Record):
+    """The running job."""
+
+    nonce: Nonce
+    preset: PresetName
+    elapsed_s: Seconds
+
+
+class Load(_Record):
+    """Requests that wait, requests answered since the start, and the machine's load average."""
+
+    pending: Count = 0
+    done: Count = 0
+    load_1m: Seconds | None = None
+
+
+class Property(_Record):
+    """One parameter as a JSON Schema property; without a default it must be given."""
+
+    type: Literal["string", "integer", "number", "boolean"]
+    description: Text = ""
+    default: ParamValue | None = None
+    enum: Annotated[tuple[ParamValue, ...], Field(max_length=256)] | None = None
+    minimum: Bound | None = None
+    maximum: Bound | None = None
+    pattern: Text | None = None
+    format: Literal["repo-path"] | None = None
+    prefix: Word | None = None
+    suffix: Word | None = None
+
+
+class Offer(_Record):
+    """One installed preset: what it is, whether it can run on that machine now, and if not, why."""
+
+    name: PresetName
+    aliases: Annotated[tuple[PresetName, ...], Field(max_length=32)] = ()
+    summary: Text = ""
+    digest: Digest
+    engine: Literal["installed", "workload"]
+    evidence: Word | None = None
+    timeout_s: Annotated[int, Field(ge=1, le=10**9)]
+    parameters: Annotated[dict[ParamName, Property], Field(max_length=64)] = {}
+    available: bool
+    why: Annotated[Text, Field(description="reads on after the runner's name")] | None = None
+    typical_s: Annotated[Seconds, Field(description="median of its recent runs there")] | None = None
+
+
+class Limits(_Record):
+    """What that machine's policy says of every request."""
+
+    max_timeout_s: Annotated[int, Field(ge=1, le=10**9)]
+    require_signature: bool
+    quotas: Annotated[dict[Word, Count], Field(max_length=32)] = {}
+
+
+class RunnerCard(_Record):
+    """Who a runner is, what it does, and what it offers."""
+
+    schema_version: Literal[1] = 1
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    id: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+    session: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$", description="the runner process")]
+    version: Annotated[str, Field(max_length=64)]
+    audience: Annotated[str, Field(max_length=1000, description="the remote it serves")]
+    public_key: (
+        Annotated[str, Field(max_length=4096, pattern=r"^[a-z0-9@.-]{1,64} [A-Za-z0-9+/]{32,}={0,3}$")] | None
+    ) = None
+    started_at: Moment
+    seen_at: Moment
+    interval_s: Annotated[float, Field(ge=1, le=3600, description="how often the card is renewed")]
+    state: State
+    job: Work | None = None
+    load: Load = Load()
+    presets: Annotated[tuple[Offer, ...], Field(max_length=MAX_PRESETS)] = ()
+    models: Annotated[
+        dict[Word, Text], Field(max_length=256, description="a folder, a stand-in, or missing")
+    ] = {}
+    machine: Annotated[dict[Word, Text | int | float | bool | None], Field(max_length=64)] = {}
+    tools: Annotated[dict[Word, Word], Field(max_length=64)] = {}
+    limits: Limits
+
+    def to_bytes(self) -> bytes:
+        """The exact bytes that are committed and signed. Texts are brought onto one line without controls."""
+        document = _with_texts(self.model_dump(mode="json", exclude_none=True), one_line)
+        return (json.dumps(document, indent=1, sort_keys=True) + "\n").encode()
+
+    def offer(self, preset: str) -> Offer | None:
+        """What it offers under a preset's name or alias; None: nothing."""
+        return next((offer for offer in self.presets if preset in (offer.name, *offer.aliases)), None)
+
+
+def parse_card(data: bytes) -> RunnerCard:
+    """Read a ``runner.json`` from the bus.
+
+    Raises:
+        BusError: The bytes are not a card of this schema, or a text in it is not one plain line.
+    """
+    try:
+        document = load_strict(data, what=CARD_NAME, limit=MAX_BYTES)
+        _with_texts(document, _refuse_unsafe)
+        # Read again as JSON, where a list may become a tuple and nothing else is converted.
+        return RunnerCard.model_validate_json(json.dumps(document))
+    except ManifestError as error:
+        raise BusError(error.message) from None
+    except ValidationError as error:
+        raise BusError(f"{CARD_NAME}: {first_fault(error, CARD_NAME)}") from None
+
+
+def is_live(card: RunnerCard, now: datetime, skew: timedelta = SKEW) -> bool:
+    """Whether a runner is there, as far as its card tells.
+
+    Args:
+        card: What it published last.
+        now: The reader's time (aware).
+        skew: By how much clocks may differ.
+    """
+    if card.state is State.STOPPED:
+        return False
+    age = now - parse_time(card.seen_at)
+    return -FURTHEST_AHEAD <= age <= timedelta(seconds=MISSED_INTERVALS * card.interval_s) + skew
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of a card, exported to ``docs/schema/runner.json``."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **RunnerCard.model_json_schema()}
+
+
+def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """A document with every key and text changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list):
+        return [_with_texts(item, change) for item in value]
+    if isinstance(value, dict):
+        return {change(key): _with_texts(item, change) for key, item in value.items()}
+    return value
+
+
+def _refuse_unsafe(text: str) -> str:
+    character = unsafe_character(text)
+    if character is not None:
+        raise BusError(f"{CARD_NAME}: the character U+{ord(character):04X} is not allowed in a text")
+    return text

@@ -1,0 +1,108 @@
+"""``kakeya_mac again``: ask for what was asked before, as a new request."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from bridge.cli.handles import handle_options
+from bridge.cli.options import allow_unsigned_option
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  kakeya_mac again 20260301t120000z0123456789ab --wait
+  kakeya_mac again 20260301t12 -p limit=8 --ref my-branch --wait 600 -o out/
+  kakeya_mac again 20260301t12 --dry-run
+
+Exit codes as of `run`."""
+)
+@handle_options
+@click.option("-p", "--param", "params", multiple=True, metavar="KEY=VALUE", help="Changed; repeatable.")
+@click.option("--ref", metavar="REV", help="Another workload (default: the same commit).")
+@click.option(
+    "--wait",
+    "wait_s",
+    is_flag=False,
+    flag_value=3600.0,
+    default=None,
+    type=click.FloatRange(min=0, max=30 * 86_400),
+    metavar="[SECONDS]",
+    help="Follow the request until its result is home (default 3600 s).",
+)
+@click.option(
+    "--timeout", "timeout_s", type=click.IntRange(1, 86_400), metavar="SECONDS", help="Limit of the job."
+)
+@click.option(
+    "--expires", type=click.IntRange(1, 30 * 86_400), metavar="SECONDS", help="Unclaimed so long: refused."
+)
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="With --wait: save the result."
+)
+@allow_unsigned_option
+@click.option("--dry-run", is_flag=True, help="Show the manifest and what would run; push nothing.")
+def again(
+    handle: str,
+    remote: str | None,
+    as_json: bool,
+    params: tuple[str, ...],
+    ref: str | None,
+    wait_s: float | None,
+    timeout_s: int | None,
+    expires: int | None,
+    output: Path | None,
+    allow_unsigned: bool,
+    dry_run: bool,
+) -> int:
+    """Ask for the same preset, parameters and commit as HANDLE did, as a new request.
+
+    It works from any clone, also for a request that was answered: what was asked stands on its branch. What
+    is given here is changed, everything else stays.
+    """
+    from datetime import timedelta
+
+    from bridge import settings
+    from bridge.bus.git import Git
+    from bridge.cli.asking import finish, send, show_plan
+    from bridge.client.again import changed_params, plan_again, recall
+    from bridge.client.remotes import resolve_remote
+
+    if output is not None and wait_s is None:
+        raise click.UsageError("-o needs --wait; later: kakeya_mac result HANDLE -o DIR")
+    if allow_unsigned and wait_s is None:
+        raise click.UsageError("--allow-unsigned needs --wait: without it no result is shown")
+    config = settings.load(remote=remote)
+    git = Git(Path.cwd())
+    bus = resolve_remote(git, config.remote)
+    with recall(git, bus, handle) as original:
+        plan = plan_again(
+            config,
+            original,
+            params=changed_params(config, original, params),
+            ref=ref,
+            timeout_s=timeout_s,
+            expires=None if expires is None else timedelta(seconds=expires),
+        )
+        old, new = original.manifest, plan.manifest
+        values = " ".join(f"{name}={value}" for name, value in new.params.items())
+        click.echo(
+            f"repeating {old.nonce}: {new.preset} {values}{' ' if values else ''}of {new.workload_sha[:12]}",
+            err=True,
+        )
+        extra = {"again_of": old.nonce}
+        if dry_run:
+            show_plan(plan, list(plan.warnings), as_json=as_json, extra=extra)
+            return 0
+        submission = send(config, plan, repository=original.git, check_tree=ref == "HEAD")
+    return finish(
+        config,
+        git,
+        submission,
+        wait_s=wait_s,
+        as_json=as_json,
+        output=output,
+        allow_unsigned=allow_unsigned,
+        extra=extra,
+    )

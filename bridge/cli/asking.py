@@ -1,0 +1,117 @@
+"""What `run` and `again` do once a request is planned: show it, or push it and follow it home."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bridge.cli import echo_json
+
+if TYPE_CHECKING:
+    from bridge.bus.git import Git
+    from bridge.client.submit import Plan, Submission
+    from bridge.settings import Settings
+
+
+def show_plan(plan: Plan, warnings: list[str], *, as_json: bool, extra: dict[str, Any] | None = None) -> None:
+    """What a dry run shows: the manifest, where it would go and what would run."""
+    manifest = json.loads(plan.manifest.to_bytes())
+    if as_json:
+        echo_json(
+            {
+                **(extra or {}),
+                "status": "dry-run",
+                "exit_code": 0,
+                "manifest": manifest,
+                "argv": list(plan.argv),
+                "remote": plan.remote.shown,
+                "warnings": warnings,
+            }
+        )
+        return
+    for warning in warnings:
+        click.echo(f"warning: {warning}", err=True)
+    click.echo(json.dumps(manifest, indent=2, sort_keys=True))
+    click.echo(f"\nwould push to  {plan.remote.shown}")
+    click.echo(f"would run      {' '.join(plan.argv)}")
+
+
+def send(config: Settings, plan: Plan, *, repository: Path | Git, check_tree: bool) -> Submission:
+    """Push a planned request; warnings go to standard error.
+
+    Args:
+        config: The client's settings.
+        plan: From `plan_request`.
+        repository: What the plan was made in.
+        check_tree: Warn of uncommitted changes, which do not travel.
+    """
+    from bridge.bus.refs import is_local
+    from bridge.client.submit import submit_request
+
+    if not is_local(plan.remote.address):
+        click.echo(f"pushing the request to {plan.remote.shown}", err=True)
+    submission = submit_request(config, plan, repository=repository, check_tree=check_tree)
+    for warning in submission.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    return submission
+
+
+def finish(
+    config: Settings,
+    git: Git,
+    submission: Submission,
+    *,
+    wait_s: float | None,
+    as_json: bool,
+    output: Path | None,
+    allow_unsigned: bool,
+    extra: dict[str, Any] | None = None,
+) -> int:
+    """Say that a request is on its way, or with `wait_s` follow it home; returns the exit code.
+
+    Args:
+        config: The client's settings.
+        git: The checkout.
+        submission: From `send`.
+        wait_s: Seconds to follow it; None: not at all.
+        as_json: End with one JSON line instead of text.
+        output: Folder to save the result in.
+        allow_unsigned: Show what no trusted runner signed all the same.
+        extra: More keys for the JSON line.
+    """
+    from bridge.cli.follow import follow
+
+    handle = {
+        **(extra or {}),
+        "nonce": submission.nonce,
+        "ref": submission.ref,
+        "request_commit": submission.commit,
+        "workload_sha": submission.manifest.workload_sha,
+        "preset": submission.manifest.preset,
+        "remote": submission.remote.shown,
+        "signed": submission.signed,
+    }
+    if wait_s is not None:
+        click.echo(f"submitted {submission.nonce} to {submission.remote.shown}", err=True)
+        return follow(
+            config,
+            git,
+            submission.remote,
+            submission.nonce,
+            wait_s=wait_s,
+            as_json=as_json,
+            asked=submission.asked,
+            output=output,
+            extra=handle,
+            allow_unsigned=allow_unsigned,
+        )
+    if as_json:
+        echo_json({"status": "queued", "exit_code": 0, **handle})
+    else:
+        click.echo(f"queued  {submission.nonce}")
+        click.echo(f"  {submission.ref} at {submission.commit[:12]}")
+        click.echo(f"  follow it: kakeya_mac wait {submission.nonce}")
+    return 0

@@ -1,0 +1,230 @@
+"""Which live runners can take a request, and why the others cannot, from what they say of themselves.
+
+Pure, and a hint: cards are up to a minute old and anyone with push rights can write one, so a request is
+pushed whatever comes out here. A pattern that a card gives for a parameter is not tried, because matching a
+stranger's pattern can take for ever; the runner does it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from bridge.bus.card import Offer, Property, RunnerCard, State, is_live
+from bridge.bus.catalogue import Seen
+from bridge.bus.untrusted import clean_line, quoted
+from bridge.manifest import ParamValue, parse_time
+
+_KINDS = {"string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,)}
+_NAMED = 5
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """Who can take a request now.
+
+    Attributes:
+        preset: What is asked for.
+        live: How many runners are there.
+        able: Names of the live ones that can take it.
+        unable: Every other runner seen, and why it cannot; reads on after its name.
+        expected_s: Seconds until it is likely to start; None: not known.
+        notes: What else the requester should know, one sentence each.
+    """
+
+    preset: str
+    live: int
+    able: tuple[str, ...]
+    unable: Mapping[str, str]
+    expected_s: float | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """For people: that nobody can take it and why, or what to know about those who can."""
+        if self.able:
+            return self.notes
+        if not self.unable:
+            return (
+                f"no runner has been seen on this remote: {self.preset} waits until one comes",
+                *self.notes,
+            )
+        named = [f"{name}: {why}" for name, why in list(self.unable.items())[:_NAMED]]
+        more = len(self.unable) - len(named)
+        rest = f"; and {more} more" if more else ""
+        return (f"no live runner can take this request now: {'; '.join(named)}{rest}", *self.notes)
+
+    def as_json(self) -> dict[str, Any]:
+        """The same for a JSON line."""
+        return {
+            "live": self.live,
+            "able": list(self.able),
+            "unable": dict(self.unable),
+            "expected_s": self.expected_s,
+        }
+
+
+def who_can(
+    cards: Sequence[Seen],
+    *,
+    preset: str,
+    params: Mapping[str, ParamValue],
+    now: datetime,
+    signed: bool,
+    audience: str | None = None,
+    timeout_s: int | None = None,
+    ahead: int | None = None,
+    pinned: bool = False,
+) -> Outlook:
+    """Hold a request against every card.
+
+    Args:
+        cards: What was seen on the remote.
+        preset: Name or alias.
+        params: Values with defaults.
+        now: This reader's time (aware).
+        signed: Whether the request carries a signature.
+        audience: The remote it names; None: not compared.
+        timeout_s: Seconds asked for; None: the preset's.
+        ahead: Requests in front of it; None: as many as the runners say are waiting.
+        pinned: Whether this client believes only runners whose keys it trusts.
+    """
+    able, unable = [], {}
+    for seen in cards:
+        why = _obstacle(seen.card, preset, params, now, signed=signed, audience=audience)
+        if why is None:
+            able.append(seen)
+        else:
+            unable[seen.name] = clean_line(why, limit=300)
+    # Those who are there first: their reasons are the ones that can be acted on.
+    absent = {seen.name for seen in cards if not is_live(seen.card, now)}
+    unable = dict(sorted(unable.items(), key=lambda item: item[0] in absent))
+    return Outlook(
+        preset=preset,
+        live=len(cards) - len(absent),
+        able=tuple(seen.name for seen in able),
+        unable=unable,
+        expected_s=_expected_s(able, preset, ahead),
+        notes=_notes(able, preset, timeout_s, pinned=pinned),
+    )
+
+
+def absence(card: RunnerCard, now: datetime) -> str | None:
+    """Why a runner is not there, as a clause about it; None: it is."""
+    if is_live(card, now):
+        return None
+    if card.state is State.STOPPED:
+        return f"stopped at {card.seen_at}"
+    if parse_time(card.seen_at) > now:
+        return f"its card is from the future ({card.seen_at})"
+    return f"not seen since {card.seen_at}"
+
+
+def _obstacle(
+    card: RunnerCard,
+    preset: str,
+    params: Mapping[str, ParamValue],
+    now: datetime,
+    *,
+    signed: bool,
+    audience: str | None,
+) -> str | None:
+    if why := absence(card, now):
+        return why
+    if audience is not None and card.audience != audience:
+        return f"it serves {card.audience}, and this request is meant for {audience}"
+    offer = card.offer(preset)
+    if offer is None:
+        return f"it has no preset {preset}"
+    if not offer.available:
+        return offer.why or f"it cannot run {preset} now"
+    if card.limits.require_signature and not signed:
+        return "it takes only signed requests, and this one is unsigned"
+    return _misfit(offer, params)
+
+
+def _misfit(offer: Offer, params: Mapping[str, ParamValue]) -> str | None:
+    """The first parameter that a runner's version of the preset does not take."""
+    for name, value in params.items():
+        known = offer.parameters.get(name)
+        if known is None:
+            return f"its {offer.name} has no parameter {name}"
+        if (why := _refuses(known, value)) is not None:
+            return f"its {offer.name} does not take {name} = {quoted(value, 80)}: {why}"
+    lacking = [name for name, known in offer.parameters.items() if known.default is None]
+    missing = next((name for name in lacking if name not in params), None)
+    return None if missing is None else f"its {offer.name} needs the parameter {missing}"
+
+
+def _refuses(known: Property, value: ParamValue) -> str | None:
+    if type(value) not in _KINDS[known.type]:
+        return f"it must be of type {known.type}"
+    if known.enum is not None and value not in known.enum:
+        return f"it must be one of {', '.join(str(choice)[:40] for choice in known.enum[:20])}"
+    if isinstance(value, str):
+        if not value.startswith(known.prefix or ""):
+            return f"it must begin with {known.prefix}"
+        return None if value.endswith(known.suffix or "") else f"it must end in {known.suffix}"
+    if known.minimum is not None and value < known.minimum:
+        return f"the minimum is {known.minimum:g}"
+    if known.maximum is not None and value > known.maximum:
+        return f"the maximum is {known.maximum:g}"
+    return None
+
+
+def _notes(able: Sequence[Seen], preset: str, timeout_s: int | None, *, pinned: bool) -> tuple[str, ...]:
+    notes = []
+    if pinned and able and not any(seen.trusted for seen in able):
+        names = ", ".join(seen.name for seen in able[:_NAMED])
+        notes.append(
+            f"only runners whose keys are not trusted here can take this request ({names}):"
+            " their results will not be believed"
+        )
+    if timeout_s is not None and able:
+        allowed = {seen.name: _allowed_s(seen.card, preset) for seen in able}
+        most = max(allowed.values())
+        if most < timeout_s:
+            notes.append(f"the live runners allow it at most {most} s; {timeout_s} s were asked for")
+    return tuple(notes)
+
+
+def _allowed_s(card: RunnerCard, preset: str) -> int:
+    offer = card.offer(preset)
+    most = card.limits.max_timeout_s
+    return most if offer is None else min(most, offer.timeout_s)
+
+
+def _expected_s(able: Sequence[Seen], preset: str, ahead: int | None) -> float | None:
+    """Seconds until a start: what the running jobs have left, and the queue shared by who can work it off.
+
+    Each waiting request is taken to be as long as this preset is on the runners that know.
+    """
+    if not able:
+        return None
+    waiting = max(seen.card.load.pending for seen in able) if ahead is None else ahead
+    left = [_left_s(seen.card) for seen in able]
+    if waiting == 0 and 0.0 in left:
+        return 0.0
+    known = [time for time in left if time is not None]
+    typical = [
+        offer.typical_s
+        for seen in able
+        if (offer := seen.card.offer(preset)) is not None and offer.typical_s is not None
+    ]
+    if not known or (waiting and not typical):
+        return None
+    queue = waiting * statistics.median(typical) / len(able) if waiting else 0.0
+    return round(min(known) + queue, 1)
+
+
+def _left_s(card: RunnerCard) -> float | None:
+    """What a runner's job has left; 0 when it has none, None when nobody knows."""
+    if card.job is None:
+        return 0.0
+    offer = card.offer(card.job.preset)
+    if offer is None or offer.typical_s is None:
+        return None
+    return max(0.0, offer.typical_s - card.job.elapsed_s)

@@ -1,0 +1,123 @@
+"""Who asked for what is pending, found out before anything else is examined, a bounded number in each look.
+
+Checking a signature starts programs, and anyone with push rights can push thousands of them; so each look
+does a fixed amount of work, in the order in which requests were first seen, and the rest stays unknown until
+a later one. What is learnt only says whose turn it is: whether a request may run is asked anew by
+`bridge.runner.check`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from bridge.bus.git import Git
+from bridge.bus.mirror import Pending
+from bridge.bus.requests import ReadRequest, bound_manifest, read_request
+from bridge.errors import BusError, ManifestError
+from bridge.manifest import Manifest
+from bridge.runner.check import Refusal, requester_of
+from bridge.runner.station import Station
+from bridge.runner.turns import Asking, Requester
+
+READINGS = 500
+VERIFICATIONS = 50
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What was learnt of one request; `manifest` None: it is not a request that can be read."""
+
+    requester: Requester
+    manifest: Manifest | None
+
+    def counts_for(self, now: datetime) -> Requester:
+        """Whose it is. One that expired is nobody's: an old signed request can be pushed again by anyone."""
+        expired = self.manifest is None or now >= self.manifest.expires_at
+        return None if expired else self.requester
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether an embedded runner answers it at all."""
+        return self.manifest is None or self.manifest.transport == "embedded"
+
+
+class Requesters:
+    """The requesters of one mirror's pending requests.
+
+    Args:
+        git: The mirror's repository.
+        station: The runner.
+        readings: How many new requests are read in one look.
+        verifications: How many signatures are checked in one look.
+    """
+
+    def __init__(
+        self,
+        git: Git,
+        station: Station,
+        *,
+        readings: int = READINGS,
+        verifications: int = VERIFICATIONS,
+    ) -> None:
+        self._git = git
+        self._station = station
+        self._readings = readings
+        self._verifications = verifications
+        # By nonce and commit, in the order first seen: a signed commit put under another nonce is not its
+        # signer's.
+        self._known: dict[tuple[str, str], _Known | None] = {}
+
+    def look(self, pending: Sequence[Pending], claimed: Collection[str], now: datetime) -> list[Asking]:
+        """What is pending, with who asked where that is known by now. Requests for others are left out.
+
+        Args:
+            pending: From the mirror.
+            claimed: Nonces that some runner holds.
+            now: The time by which expiry is judged (aware).
+        """
+        keys = dict.fromkeys((request.nonce, request.commit) for request in pending)
+        kept = {key: known for key, known in self._known.items() if key in keys}
+        self._known = {**kept, **{key: None for key in keys if key not in kept}}
+        self._learn()
+        asking = []
+        for nonce, commit in keys:
+            known = self._known[nonce, commit]
+            if known is None:
+                asking.append(Asking(nonce, None, known=False, claimed=nonce in claimed))
+            elif known.is_ours:
+                asking.append(Asking(nonce, known.counts_for(now), claimed=nonce in claimed))
+        return asking
+
+    def _learn(self) -> None:
+        readings, verifications = self._readings, self._verifications
+        for (nonce, commit), known in self._known.items():
+            if known is not None:
+                continue
+            if not readings:
+                return
+            readings -= 1
+            request, manifest = self._read(nonce, commit)
+            requester = None
+            if request is not None and request.signature is not None:
+                if not verifications:
+                    return
+                verifications -= 1
+                requester = self._signer(request)
+            self._known[nonce, commit] = _Known(requester, manifest)
+
+    def _read(self, nonce: str, commit: str) -> tuple[ReadRequest | None, Manifest | None]:
+        """A request and its manifest; both None where it is refused for them when its turn comes."""
+        try:
+            request = read_request(self._git, commit)
+            return request, bound_manifest(request, nonce)
+        except (ManifestError, BusError):
+            return None, None
+
+    def _signer(self, request: ReadRequest) -> Requester:
+        """Who signed it; None for a broken signature, too, which is refused when its turn comes."""
+        try:
+            return requester_of(request, self._station)
+        except Refusal:
+            return None

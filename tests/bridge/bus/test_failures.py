@@ -1,0 +1,214 @@
+"""What git says becomes one message that a person can act on; the texts are those of git 2.39, OpenSSH 9."""
+
+from __future__ import annotations
+
+import pytest
+
+from bridge.bus.failures import command_error, push_error, summary, timed_out, unreachable
+from bridge.errors import BusError, LeaseLost, PushRejected, RemoteUnreachable
+
+REMOTE = "https://me:secret@example.org/r.git"
+ACCESS = (
+    b"fatal: Could not read from remote repository.\n\n"
+    b"Please make sure you have the correct access rights\nand the repository exists.\n"
+)
+HUNG_UP = (
+    b"send-pack: unexpected disconnect while reading sideband packet\n"
+    b"fatal: the remote end hung up unexpectedly\n"
+)
+HOST_KEY = (
+    b"@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@\n@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @\n"
+    b"IT IS POSSIBLE THAT SOMEONE IS DOING SOMETHING NASTY!\n"
+    b"Host key for [127.0.0.1]:39023 has changed and you have requested strict checking.\n"
+    b"Host key verification failed.\n"
+)
+REFUSED = {
+    "wrong password": (
+        b"fatal: Authentication failed for 'https://example.org/r.git/'\n",
+        "https://example.org/r.git refused the user name or password",
+        "git ls-remote https://example.org/r.git",
+    ),
+    "wrong token at a forge": (
+        b"remote: Invalid username or token.\nfatal: Authentication failed for 'https://example.org/r.git/'\n",
+        "https://example.org/r.git refused the user name or password; it says: Invalid username or token.",
+        "git ls-remote",
+    ),
+    "no password": (
+        b"fatal: could not read Password for 'https://secret@example.org': terminal prompts disabled\n",
+        "https://example.org/r.git wants a user name and password, and git knows none",
+        "credential helper",
+    ),
+    "refused key": (
+        b"git@example.org: Permission denied (publickey,password).\n" + ACCESS,
+        "https://example.org/r.git refused the SSH key",
+        "public key",
+    ),
+    "host key": (
+        HOST_KEY + ACCESS,
+        "the SSH host key of https://example.org/r.git is not known here, or is another than before",
+        "known_hosts",
+    ),
+    "no repository": (
+        b"fatal: '/srv/r.git' does not appear to be a git repository\n" + ACCESS,
+        "there is no repository at https://example.org/r.git, or none that this user may see",
+        "check the address",
+    ),
+    "no repository over HTTP": (
+        b"fatal: repository 'https://me:secret@example.org/r.git/' not found\n",
+        "there is no repository at https://example.org/r.git, or none that this user may see",
+        "check the address",
+    ),
+    "nobody listens": (
+        b"fatal: unable to access 'https://example.org/r.git/': Failed to connect to example.org port 443\n",
+        "cannot reach https://example.org/r.git: Failed to connect to example.org port 443",
+        "check the address",
+    ),
+    "nobody listens to SSH": (
+        b"ssh: connect to host h port 22: Connection refused\n" + ACCESS,
+        "cannot reach https://example.org/r.git: ssh: connect to host h port 22: Connection refused",
+        "check the address",
+    ),
+    "silence": (b"", "cannot reach https://example.org/r.git: no answer", "check the address"),
+    "vanished": (
+        b"error: RPC failed; curl 55 Send failure: Broken pipe\n" + HUNG_UP,
+        "https://example.org/r.git broke off in the middle: error: RPC failed; curl 55 Send failure: "
+        "Broken pipe",
+        "try again",
+    ),
+    "vanished over SSH": (
+        b"Connection to 127.0.0.1 closed by remote host.\n" + HUNG_UP,
+        "https://example.org/r.git broke off in the middle: Connection to 127.0.0.1 closed by remote host.",
+        "try again",
+    ),
+    "vanished without a word": (HUNG_UP, "https://example.org/r.git broke off in the middle", "try again"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_one_message_says_what_is_wrong_and_one_what_to_do(case: str):
+    stderr, message, remedy = REFUSED[case]
+    for error in (
+        unreachable(REMOTE, stderr),
+        push_error(REMOTE, b"", stderr),
+        push_error(REMOTE, b"Done\n", stderr),
+    ):
+        assert isinstance(error, RemoteUnreachable)
+        assert error.message.startswith(message)
+        assert "\n" not in error.message
+        assert remedy in (error.remedy or "")
+        assert error.exit_code == 6
+        assert "secret" not in f"{error.message}{error.remedy}"
+
+
+def test_a_message_of_git_is_not_longer_than_its_reason():
+    assert unreachable(REMOTE, REFUSED["vanished without a word"][0]).message.endswith("middle")
+    assert "WARNING" not in unreachable(REMOTE, HOST_KEY).message
+
+
+def ref(name: str, flag: str, why: str) -> bytes:
+    return f"{flag}\tHEAD:{name}\t{why}\n".encode()
+
+
+REJECTED = {
+    "a hook": (
+        ref("refs/heads/x", "!", "[remote rejected] (pre-receive hook declined)"),
+        b"remote: no pushes today, \x1b[31mask https://me:secret@example.org/        \n",
+        [
+            "refs/heads/x [remote rejected] (pre-receive hook declined)",
+            "the server says: no pushes today, ask",
+        ],
+    ),
+    "a hook that takes branches only": (
+        ref("refs/heads/x", "!", "[remote rejected] (atomic push failure)")
+        + ref("refs/kk/x", "!", "[remote rejected] (hook declined)"),
+        b"remote: only branches        \n",
+        ["refs/kk/x [remote rejected] (hook declined)", "only branches"],
+    ),
+    "git daemon": (
+        b"",
+        b"fatal: remote error: access denied or repository not exported: /r.git\n",
+        ["its git daemon takes none"],
+    ),
+    "HTTP 403": (
+        b"",
+        b"remote: Permission to a/r.git denied to me.\n"
+        b"fatal: unable to access 'https://example.org/r.git/': The requested URL returned error: 403\n",
+        ["Permission to a/r.git denied to me."],
+    ),
+    "HTTP 413": (
+        b"Done\n",
+        b"error: RPC failed; HTTP 413 curl 22 The requested URL returned error: 413\n" + HUNG_UP,
+        ["larger than the server takes"],
+    ),
+    "a forge over SSH": (
+        b"",
+        b"remote: ERROR: You are not allowed to push code to this project.\n" + ACCESS,
+        ["You are not allowed to push code to this project."],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REJECTED)
+def test_a_server_that_says_no_is_quoted(case: str):
+    stdout, stderr, words = REJECTED[case]
+    error = push_error(REMOTE, stdout, stderr)
+    assert isinstance(error, PushRejected)
+    assert error.message.startswith("https://example.org/r.git refused the push")
+    assert all(word in error.message for word in words)
+    assert "secret" not in f"{error.message}{error.remedy}"
+    assert "\x1b" not in error.message
+
+
+def test_a_ref_that_moved_is_a_lost_lease_also_among_echoes():
+    lost = ref("refs/a", "!", "[rejected] (stale info)") + ref(
+        "refs/b", "!", "[rejected] (atomic push failed)"
+    )
+    assert isinstance(push_error(REMOTE, lost, b""), LeaseLost)
+    mixed = ref("refs/a", "!", "[rejected] (stale info)") + ref(
+        "refs/b", "!", "[remote rejected] (hook declined)"
+    )
+    assert isinstance(push_error(REMOTE, mixed, b""), PushRejected)
+
+
+def test_a_push_without_a_report_is_of_unknown_fate():
+    output = ref("refs/a", "!", "[remote failure] (remote failed to report status)")
+    assert isinstance(push_error(REMOTE, output, HUNG_UP), RemoteUnreachable)
+    done = ref("refs/a", "*", "[new branch]")
+    assert isinstance(push_error(REMOTE, done, HUNG_UP), RemoteUnreachable)
+
+
+def test_what_a_hook_prints_before_the_server_vanishes_is_not_its_answer():
+    chatter = b"remote: checking the policy; authentication failed for nobody\n"
+    error = push_error(REMOTE, b"", chatter + HUNG_UP)
+    assert isinstance(error, RemoteUnreachable)
+    assert "broke off" in error.message
+
+
+def test_words_of_a_flooding_server_are_capped():
+    flood = b"remote: " + b"https://me:secret@h/ \x1b[31m" * 200_000
+    rejected = ref("refs/a", "!", "[remote rejected] (" + "no " * 5000 + ")")
+    for error in (
+        unreachable(REMOTE, flood),
+        push_error(REMOTE, b"", flood),
+        push_error(REMOTE, rejected, flood),
+    ):
+        assert len(error.message) <= 800
+        assert "secret" not in error.message
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        timed_out(REMOTE, 5),
+        command_error("fetch", "/x", 128, b"fatal: bad https://me:secret@example.org/"),
+        command_error("fetch", "/x", 128, b""),
+    ],
+)
+def test_other_errors_show_no_credentials_either(error: BusError):
+    assert "secret" not in f"{error.message}{error.remedy}"
+    assert error.exit_code == 6
+
+
+def test_a_summary_is_one_line_without_boilerplate():
+    assert summary(b"ssh: no route\n" + ACCESS) == "ssh: no route"
+    assert summary(ACCESS) != ""

@@ -1,0 +1,227 @@
+"""``again`` asks for the same once more, from any clone, and vouches for nothing its caller did not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge import signing
+from bridge.bus import refs
+from bridge.bus.requests import Submitted, submit
+from bridge.cli.again import again
+from bridge.result import Reason, Status, Verdict
+from tests.bridge.cli.calls import call
+from tests.houses import Done
+from tests.worlds import World, snapshot
+
+PRESET = "throughput"
+PARAMS = {"prompts": "code", "limit": 3}
+
+
+@pytest.fixture
+def here(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    """A world whose clone is the working directory."""
+    monkeypatch.chdir(world.house.clone)
+    return world
+
+
+@pytest.fixture
+def kakeya(capsys: pytest.CaptureFixture[str]):
+    def run(*args: str) -> Done:
+        return call(again, capsys, *args)
+
+    return run
+
+
+def ask(world: World, *, key: Path | None = None, **changes: object) -> Submitted:
+    manifest = world.manifest(preset=PRESET, params=PARAMS, timeout_s=77, **changes)
+    branch = refs.request_ref(PRESET, manifest.nonce, None)
+    manifest = manifest.model_copy(update={"result_ref": branch})
+    signature = key and signing.sign(key, signing.REQUEST_NAMESPACE, manifest.to_bytes())
+    return submit(world.git, world.remote, manifest, signature)
+
+
+def answer(world: World, submitted: Submitted) -> None:
+    verdict = Verdict(status=Status.FAILED, reason=Reason.EXIT_CODE)
+    result = world.result(world.asked(submitted), preset=PRESET, verdict=verdict)
+    world.answer(submitted, result=result)
+
+
+def manifest_of(world: World, done: Done) -> dict[str, Any]:
+    """The manifest that stands on the remote now."""
+    assert done.code == 0, done.err
+    text = world.house.git("show", f"{done.json['ref']}:.mac-bridge/request.json", cwd=world.house.remote)
+    return json.loads(text)
+
+
+def other_clone(world: World, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A clone of ``main`` alone, now the working directory."""
+    other = folder / "other"
+    options = ("--quiet", "--single-branch", "--branch=main")
+    # By URL: from a folder git would copy every object, reachable or not.
+    world.house.git("clone", *options, f"file://{world.remote}", str(other), cwd=folder)
+    monkeypatch.chdir(other)
+    return other
+
+
+def commit_here(world: World, name: str, clone: Path | None = None, text: str | None = None) -> str:
+    """A commit of a clone's own that is on no branch of the remote."""
+    clone = clone or world.house.clone
+    (clone / name).write_text(text or name)
+    world.house.git("add", name, cwd=clone)
+    who = ("-c", "user.name=T", "-c", "user.email=t@example.org")
+    world.house.git(*who, "commit", "--quiet", "--allow-empty", "-m", name, cwd=clone)
+    return world.house.git("rev-parse", "HEAD", cwd=clone)
+
+
+def test_the_same_is_asked_under_a_new_name(here: World, kakeya) -> None:
+    first = ask(here)
+    done = kakeya(first.nonce[:20], "--json")
+    second = manifest_of(here, done)
+    assert done.json["again_of"] == first.nonce
+    assert done.json["nonce"] == second["nonce"] != first.nonce
+    old = json.loads(here.house.git("show", f"{first.ref}:.mac-bridge/request.json", cwd=here.house.remote))
+    assert {**old["params"], **second["params"]} == second["params"]
+    for key in ("preset", "workload_sha", "timeout_s", "audience", "transport"):
+        assert second[key] == old[key]
+    assert f"repeating {first.nonce}: throughput" in done.err
+    assert refs.inbox_ref(second["nonce"]) in here.house.remote_refs()
+
+
+def test_what_is_given_is_changed_and_the_rest_stays(here: World, kakeya) -> None:
+    first = ask(here)
+    head = commit_here(here, "new.txt")
+    options = ("-p", "limit=8", "--ref", "HEAD", "--timeout", "99", "--expires", "60")
+    second = manifest_of(here, kakeya(first.nonce, "--json", *options))
+    assert second["params"]["limit"] == 8
+    assert second["params"]["prompts"] == "code"
+    assert (second["workload_sha"], second["timeout_s"]) == (head, 99)
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_a_clone_without_the_workload_can_repeat_it(
+    here: World, kakeya, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answered: bool
+) -> None:
+    workload = commit_here(here, "only-on-the-request.txt")
+    first = ask(here)
+    if answered:
+        answer(here, first)
+    other = other_clone(here, tmp_path, monkeypatch)
+    before = snapshot(other)
+    done = kakeya(first.nonce, "--json")
+    second = manifest_of(here, done)
+    assert second["workload_sha"] == workload
+    assert here.house.git("rev-parse", f"{done.json['ref']}^", cwd=here.house.remote) == workload
+    assert snapshot(other) == before
+
+
+def test_a_clone_without_the_workload_can_name_a_commit_of_its_own(
+    here: World, kakeya, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit_here(here, "only-on-the-request.txt")
+    first = ask(here)
+    other = other_clone(here, tmp_path, monkeypatch)
+    own = commit_here(here, "only-in-this-clone.txt", other)
+    second = manifest_of(here, kakeya(first.nonce, "--ref", "HEAD", "--json"))
+    assert second["workload_sha"] == own
+
+
+def test_a_workload_that_shares_its_files_with_the_clone_can_be_repeated(
+    here: World, kakeya, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workload = commit_here(here, "README.md", text="a workload\n")  # another commit of the same tree
+    first = ask(here)
+    other_clone(here, tmp_path, monkeypatch)
+    assert manifest_of(here, kakeya(first.nonce, "--json"))["workload_sha"] == workload
+
+
+def test_a_repeated_request_can_be_repeated(here: World, kakeya) -> None:
+    first = ask(here)
+    answer(here, first)
+    second = kakeya(first.nonce, "--json").json["nonce"]
+    third = kakeya(second, "--json")
+    assert third.json["again_of"] == second
+
+
+def test_a_dry_run_pushes_nothing(here: World, kakeya) -> None:
+    first = ask(here)
+    before = here.house.remote_refs()
+    done = kakeya(first.nonce, "--dry-run", "--json")
+    assert (done.code, done.json["status"], done.json["again_of"]) == (0, "dry-run", first.nonce)
+    assert done.json["manifest"]["params"]["limit"] == 3
+    assert here.house.remote_refs() == before
+
+
+def test_it_is_not_signed_for_somebody_else_unless_the_workload_is_named(
+    here: World, kakeya, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = signing.ensure_key(tmp_path / "keys" / "mine", "mine")
+    theirs = signing.ensure_key(tmp_path / "keys" / "theirs", "theirs")
+    monkeypatch.setenv("KAKEYA_SIGNING_KEY", str(mine))
+    assert kakeya(ask(here, key=mine).nonce, "--json").json["signed"] is True
+    for foreign in (ask(here), ask(here, key=theirs)):
+        done = kakeya(foreign.nonce, "--json")
+        assert (done.code, done.json["error"]) == (2, "SignatureError")
+        sha = here.house.git("rev-parse", "HEAD")
+        assert f"--ref {sha}" in done.err
+        assert kakeya(foreign.nonce, "--ref", sha, "--json").json["signed"] is True
+
+
+def test_a_request_put_over_another_does_not_get_its_callers_signature(
+    here: World, kakeya, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = signing.ensure_key(tmp_path / "keys" / "mine", "mine")
+    monkeypatch.setenv("KAKEYA_SIGNING_KEY", str(mine))
+    first = ask(here, key=mine)
+    evil = commit_here(here, "evil.txt")
+    here.house.git("push", "--quiet", "origin", f"{evil}:refs/heads/evil")
+    forged = here.manifest(
+        nonce=first.nonce, preset=PRESET, params=PARAMS, workload_sha=evil, result_ref=first.ref
+    )
+    commit = here.commit(evil, {".mac-bridge/request.json": forged.to_bytes()})
+    here.point(first.ref, commit)
+    here.point(refs.inbox_ref(first.nonce), commit)
+    done = kakeya(first.nonce, "--json")
+    assert done.json["error"] == "SignatureError"
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        (("20200101t000000z000000000000",), 6, "no request on this remote"),
+        (("{nonce}", "-p", "limit=many"), 2, "limit"),
+        (("{nonce}", "-p", "colour=red"), 2, "colour"),
+        (("{nonce}", "--ref", "nowhere"), 2, "nowhere"),
+        (("{nonce}", "-o", "out"), 2, "-o needs --wait"),
+    ],
+)
+def test_what_cannot_be_done_is_said(
+    here: World, kakeya, args: tuple[str, ...], code: int, message: str
+) -> None:
+    first = ask(here)
+    before = here.house.remote_refs()
+    done = kakeya(*(arg.format(nonce=first.nonce) for arg in args))
+    assert (done.code, message in done.err) == (code, True), done.err
+    assert here.house.remote_refs() == before
+
+
+def test_a_request_whose_branch_is_gone_is_said_to_be_lost(here: World, kakeya) -> None:
+    first = ask(here)
+    here.house.git("update-ref", "-d", first.ref, cwd=here.house.remote)
+    answer(here, first)
+    done = kakeya(first.nonce)
+    assert done.code == 6
+    assert "is gone" in done.err
+    assert "kakeya_mac run" in done.err
+
+
+def test_a_request_that_cannot_be_read_cannot_be_repeated(here: World, kakeya) -> None:
+    first = ask(here)
+    commit = here.commit(first.commit + "^", {".mac-bridge/request.json": b"{}"})
+    here.point(first.ref, commit)
+    here.point(refs.inbox_ref(first.nonce), commit)
+    done = kakeya(first.nonce)
+    assert (done.code, "can be read" in done.err) == (6, True)

@@ -1,0 +1,170 @@
+"""``cancel`` says what its wish met: a request that stands, one that is asked already, one that has ended."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from bridge import signing
+from bridge.bus import refs
+from bridge.bus.cancels import read_cancel
+from bridge.bus.git import Git
+from bridge.bus.requests import Submitted
+from bridge.cli.cancel import cancel
+from bridge.result import Reason, Status, Verdict
+from tests.bridge.cli.calls import call
+from tests.houses import Done, wait_for
+from tests.worlds import World, snapshot
+
+
+@pytest.fixture
+def here(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    """A world whose clone is the working directory."""
+    monkeypatch.chdir(world.house.clone)
+    return world
+
+
+@pytest.fixture
+def kakeya(capsys: pytest.CaptureFixture[str]):
+    def run(*args: str) -> Done:
+        return call(cancel, capsys, *args)
+
+    return run
+
+
+def standing(world: World, submitted: Submitted) -> str | None:
+    return world.git.ls_remote(world.remote).get(refs.cancel_ref(submitted.nonce))
+
+
+def end_as(world: World, submitted: Submitted, status: Status, reason: Reason) -> None:
+    verdict = Verdict(status=status, reason=reason)
+    world.answer(submitted, result=world.result(world.asked(submitted), verdict=verdict))
+
+
+def test_a_wish_is_on_the_remote_with_its_reason(here: World, kakeya) -> None:
+    submitted = here.submit()
+    done = kakeya(submitted.nonce[:20], "--reason", "wrong\nmodel", "--json")
+    assert done.code == 0, done.err
+    assert done.json == {"status": "cancelling", "nonce": submitted.nonce, "signed": False, "exit_code": 0}
+    wish = read_cancel(Git(here.house.remote), standing(here, submitted) or "")
+    assert wish is not None
+    assert wish.reason == "wrong model"
+    assert wish.requested_by
+
+
+def test_asking_again_says_so(here: World, kakeya) -> None:
+    submitted = here.submit()
+    kakeya(submitted.nonce)
+    before = standing(here, submitted)
+    done = kakeya(submitted.nonce)
+    assert done.code == 0
+    assert "already" in done.out
+    assert kakeya(submitted.nonce, "--json").json["status"] == "already-asked"
+    assert standing(here, submitted) == before
+
+
+def test_a_finished_request_is_said_to_be_with_its_status(here: World, kakeya) -> None:
+    submitted = here.submit()
+    end_as(here, submitted, Status.FAILED, Reason.EXIT_CODE)
+    done = kakeya(submitted.nonce)
+    assert done.code == 0
+    assert "finished already: failed (exit_code)" in done.out
+    document = kakeya(submitted.nonce, "--json").json
+    assert (document["status"], document["result_status"]) == ("already-finished", "failed")
+    assert standing(here, submitted) is None
+    followed = kakeya(submitted.nonce, "--wait", "20", "--json")
+    assert (followed.code, followed.json["status"]) == (1, "failed")
+
+
+def test_with_wait_its_end_is_the_exit_code(here: World, kakeya) -> None:
+    submitted = here.submit()
+
+    def stop_it() -> None:
+        wait_for(lambda: standing(here, submitted))
+        end_as(here, submitted, Status.CANCELLED, Reason.REQUESTED)
+
+    runner = threading.Thread(target=stop_it, daemon=True)
+    runner.start()
+    done = kakeya(submitted.nonce, "--wait", "30", "--json")
+    runner.join(30)
+    assert done.code == 5, done.err
+    assert (done.json["status"], done.json["reason"], done.json["cancel"]) == (
+        "cancelled",
+        "requested",
+        "cancelling",
+    )
+
+
+def test_a_wait_that_ends_first_is_4(here: World, kakeya) -> None:
+    submitted = here.submit()
+    done = kakeya(submitted.nonce, "--wait", "0.2", "--json")
+    assert (done.code, done.json["status"], done.json["cancel"]) == (4, "waiting", "cancelling")
+
+
+def test_it_works_from_a_clone_that_never_saw_the_request_and_leaves_nothing_there(
+    here: World, kakeya, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other"
+    here.house.git("clone", "--quiet", here.remote, str(other), cwd=tmp_path)
+    submitted = here.submit()
+    monkeypatch.chdir(other)
+    before = snapshot(other)
+    done = kakeya(submitted.ref.removeprefix("refs/heads/"))
+    assert done.code == 0, done.err
+    assert standing(here, submitted)
+    assert snapshot(other) == before
+
+
+def test_a_wish_is_signed_with_the_configured_key(
+    here: World, kakeya, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = signing.ensure_key(tmp_path / "keys" / "me", "me")
+    monkeypatch.setenv("KAKEYA_SIGNING_KEY", str(key))
+    submitted = here.submit()
+    assert kakeya(submitted.nonce, "--json").json["signed"] is True
+    files = here.house.git("ls-tree", "--name-only", standing(here, submitted) or "", cwd=here.house.remote)
+    assert files.split() == ["cancel.json", "cancel.json.sig"]
+
+
+def test_a_request_whose_branch_somebody_deleted_can_still_be_cancelled(here: World, kakeya) -> None:
+    submitted = here.submit()
+    here.house.git("update-ref", "-d", submitted.ref, cwd=here.house.remote)
+    assert kakeya(submitted.nonce, "--json").json["status"] == "cancelling"
+
+
+def test_a_result_that_nobody_believes_does_not_keep_a_request_from_being_cancelled(
+    here: World, kakeya
+) -> None:
+    submitted = here.submit()
+    files = {f".mac-bridge/results/{submitted.nonce}/result.json": b"{}"}
+    here.point(submitted.ref, here.commit(submitted.commit, files))
+    done = kakeya(submitted.nonce, "--json")
+    assert done.json["status"] == "cancelling", done.err
+
+
+def test_where_only_branches_are_taken_an_answer_is_told_from_a_request(here: World, kakeya) -> None:
+    here.take_branches_only()
+    waiting, answered = here.submit(), here.submit()
+    end_as(here, answered, Status.PASSED, Reason.OK)
+    assert kakeya(waiting.nonce, "--json").json["status"] == "cancelling"
+    assert kakeya(waiting.nonce, "--json").json["status"] == "already-asked"
+    assert kakeya(answered.nonce, "--json").json["status"] == "already-finished"
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        (("20200101t000000z000000000000",), 6, "no request on this remote"),
+        (("{nonce}", "--reason", "x" * 501), 2, "reason"),
+        (("{nonce}", "--remote", "/nowhere/at/all"), 6, "/nowhere/at/all"),
+    ],
+)
+def test_what_cannot_be_done_is_said(
+    here: World, kakeya, args: tuple[str, ...], code: int, message: str
+) -> None:
+    submitted = here.submit()
+    done = kakeya(*(arg.format(nonce=submitted.nonce) for arg in args))
+    assert (done.code, message in done.err) == (code, True), done.err
+    assert standing(here, submitted) is None

@@ -1,0 +1,202 @@
+"""What the commands say of runners: `runners`, `runners trust`, `presets --remote`, and `run` at once."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge import presets, signing
+from bridge.bus import refs
+from bridge.bus.card import Limits, Property, RunnerCard, State
+from tests.bridge.cards import card, offer, public_line, put, signed
+from tests.houses import House
+
+RUN = ("run", "--preset", "probe", "--json")
+
+
+def here(house: House, name: str = "mac", **changes: Any) -> RunnerCard:
+    """A card of a runner that is live now and serves this house's remote."""
+    fields: dict[str, Any] = {
+        "now": datetime.now(UTC),
+        "audience": refs.audience_of(str(house.remote)),
+        "presets": (real("probe"),),
+        "machine": {"chip": "Apple M4", "memory_bytes": 64_000_000_000},
+    }
+    return card(name, **{**fields, **changes})
+
+
+def real(name: str, **changes: Any) -> Any:
+    """An installed preset as a runner offers it."""
+    preset = presets.get(name)
+    known = {
+        key: Property.model_validate({**schema, "enum": tuple(schema["enum"]) if "enum" in schema else None})
+        for key, schema in preset.params_schema()["properties"].items()
+    }
+    return offer(name, digest=preset.digest, parameters=known, **changes)
+
+
+def publish(house: House, base: RunnerCard, key: Path | None = None) -> RunnerCard:
+    whole, signature = (base, None) if key is None else signed(key, base)
+    put(house.remote, refs.RUNNERS + base.name, whole.to_bytes(), signature)
+    return whole
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    return signing.ensure_key(tmp_path / "key", "a runner")
+
+
+def test_runners_are_listed_with_what_they_do_and_whether_their_key_counts(house: House, key: Path):
+    publish(house, here(house), key)
+    publish(house, here(house, "old", age_s=86_400, id="e" * 16, state=State.STOPPED))
+    house.kakeya("runners", "trust", "studio", "--key", public_line(key))
+    other = signing.ensure_key(house.root / "other", "absent")
+    house.kakeya("runners", "trust", "absent", "--key", public_line(other))
+    done = house.kakeya("runners", "--json")
+    assert done.code == 0, done.err
+    entries = {entry["name"]: entry for entry in done.json["runners"]}
+    assert list(entries) == ["mac", "old", "absent"]
+    mac = entries["mac"]
+    assert (mac["trusted"], mac["trusted_as"], mac["live"], mac["state"]) == (True, "studio", True, "idle")
+    assert mac["key"] == public_line(key)
+    assert mac["fingerprint"] == signing.fingerprint(mac["key"])
+    assert mac["presets"] == ["probe"]
+    assert mac["machine"]["chip"] == "Apple M4"
+    assert (entries["old"]["trusted"], entries["old"]["live"], entries["old"]["key"]) == (False, False, None)
+    assert (entries["absent"]["key"], entries["absent"]["seen_at"]) == (public_line(other), None)
+    assert set(mac) == set(entries["absent"])
+    assert done.json["remote"] == str(house.remote)
+    text = house.kakeya("runners").out
+    assert "mac  idle, seen " in text
+    assert "(trusted as studio)" in text
+    assert "old  stopped at " in text
+    assert "offers   probe" in text
+    assert "Apple M4, 64 GB" in text
+    assert "absent  not seen on this remote" in text
+
+
+def test_runners_without_a_remote_lists_the_trusted_keys_and_says_so(house: House, key: Path):
+    house.kakeya("runners", "trust", "studio", "--key", public_line(key))
+    house.git("remote", "remove", "origin")
+    done = house.kakeya("runners", "--json")
+    assert done.code == 0
+    assert [(entry["name"], entry["key"]) for entry in done.json["runners"]] == [("studio", public_line(key))]
+    assert done.json["remote"] is None
+    assert "only the trusted keys are listed" in done.err
+    outside = house.kakeya("runners", cwd=house.root)
+    assert outside.code == 0
+    assert f"studio  {public_line(key)}" in outside.out
+    assert house.kakeya("runners", "--remote", "nowhere").code == 6
+    away = house.kakeya("runners", "--remote", "/no/such.git")
+    assert away.code == 6
+    assert "studio" in away.out
+
+
+def test_hostile_cards_are_counted_and_show_nothing_to_a_terminal(house: House):
+    put(house.remote, refs.RUNNERS + "evil", b'{"name": "\x1b]0;owned\x07"}')
+    put(house.remote, refs.RUNNERS + "thief", here(house, "mac").to_bytes())
+    publish(house, here(house, "mac", machine={"chip": "M4 " + "x" * 900}))
+    done = house.kakeya("runners")
+    assert done.code == 0, done.err
+    assert "\x1b" not in done.out + done.err
+    assert "2 card(s)" in done.err
+    assert max(len(line) for line in done.out.splitlines()) < 300
+
+
+def test_a_key_from_the_bus_is_shown_and_never_trusted(house: House, key: Path):
+    whole = publish(house, here(house), key)
+    done = house.kakeya("runners", "trust", "mac")
+    assert done.code == 2
+    assert signing.fingerprint(whole.public_key or "") in done.out
+    assert f"kakeya_mac runners trust mac --key '{whole.public_key}'" in done.out
+    assert "compare it" in done.out
+    assert house.kakeya("runners", "--json").json["runners"][0]["trusted"] is False
+    assert not (house.root / "config" / "trusted_runners").exists()
+    unknown = house.kakeya("runners", "trust", "nobody")
+    assert unknown.code == 2
+    assert "runners seen: mac" in unknown.err
+    publish(house, here(house, "plain", id="d" * 16))
+    assert "no runner named 'plain' publishes a signed card" in house.kakeya("runners", "trust", "plain").err
+
+
+def test_presets_of_live_runners_are_listed_with_who_takes_them(house: House, key: Path):
+    probe = real("probe", typical_s=2.5)
+    tests = real("tests", available=False, why="its policy does not allow tests")
+    special = offer("special", summary="Theirs alone.")
+    publish(house, here(house, presets=(probe, tests, special)), key)
+    publish(house, here(house, "second", id="b" * 16, presets=(real("probe"),)))
+    publish(house, here(house, "gone", id="c" * 16, age_s=86_400, presets=(real("kv"),)))
+    house.kakeya("runners", "trust", "mac", "--key", public_line(key))
+    done = house.kakeya("presets", "--remote", "--json")
+    assert done.code == 0, done.err
+    found = {entry["name"]: entry for entry in done.json["presets"]}
+    assert list(found) == ["probe", "special", "tests"]
+    assert [entry["name"] for entry in found["probe"]["runners"]] == ["mac", "second"]
+    assert found["probe"]["runners"][0] == {
+        "name": "mac",
+        "trusted": True,
+        "available": True,
+        "why": None,
+        "typical_s": 2.5,
+    }
+    assert found["probe"]["installed_here"] is True
+    assert found["special"]["installed_here"] is None
+    assert found["special"]["params"]["properties"]["limit"]["maximum"] == 9
+    assert found["tests"]["runners"][0]["why"] == "its policy does not allow tests"
+    text = house.kakeya("presets", "tests", "--remote", str(house.remote)).out
+    assert "as published by runners" in text
+    assert "-p path=<string>" in text
+    assert "mac (trusted key): not now: its policy does not allow tests" in text
+    missing = house.kakeya("presets", "nothing", "--remote")
+    assert missing.code == 2
+    assert "mac" in missing.err
+
+
+def test_presets_of_a_remote_without_runners_say_so(house: House):
+    done = house.kakeya("presets", "--remote")
+    assert done.code == 0
+    assert "no runner is live" in done.out
+    assert house.kakeya("presets", "--remote", "--json").json["presets"] == []
+
+
+def test_run_says_at_once_when_nobody_can_take_it_and_pushes_it_all_the_same(house: House):
+    refused = offer("probe", available=False, why="its policy does not allow probe")
+    publish(house, here(house, presets=(refused,)))
+    publish(house, here(house, "old", id="e" * 16, age_s=86_400))
+    done = house.kakeya(*RUN)
+    assert done.code == 0, done.err
+    assert "no live runner can take this request now: mac: its policy does not allow probe;" in done.err
+    assert "old: not seen since " in done.err
+    answer = done.json
+    assert (answer["runners"]["live"], answer["runners"]["able"]) == (1, [])
+    assert set(answer["runners"]["unable"]) == {"mac", "old"}
+    assert answer["warnings"][0].startswith("no live runner")
+    assert f"refs/mac-bridge/inbox/{answer['nonce']}" in house.remote_refs()
+
+
+def test_run_is_quiet_when_somebody_can_take_it(house: House):
+    publish(house, here(house))
+    done = house.kakeya(*RUN)
+    assert done.err == ""
+    assert done.json["runners"] == {"live": 1, "able": ["mac"], "unable": {}, "expected_s": 0.0}
+    assert done.json["warnings"] == []
+
+
+def test_run_says_when_no_runner_was_ever_seen(house: House):
+    done = house.kakeya(*RUN)
+    assert done.code == 0
+    assert "no runner has been seen on this remote" in done.err
+    assert done.json["runners"]["live"] == 0
+
+
+def test_run_names_a_runner_that_wants_a_signature(house: House):
+    strict = Limits(max_timeout_s=60, require_signature=True)
+    publish(house, here(house, limits=strict))
+    assert "takes only signed requests" in house.kakeya(*RUN).err
+    mine = signing.ensure_key(house.root / "mine", "me")
+    done = house.kakeya(*RUN, "--timeout", "300", KAKEYA_SIGNING_KEY=str(mine))
+    assert done.json["runners"]["able"] == ["mac"]
+    assert "at most 60 s; 300 s were asked for" in done.err
