@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 export UV_PROJECT_ENVIRONMENT := $(VENV)
 export UV_PYTHON_DOWNLOADS := never
 
-.PHONY: setup demo test lint types docs bench peers peers-env slow e2e exhaustive clean help
+.PHONY: setup demo test lint types docs bench peers peers-env slow e2e faults exhaustive clean help
 
 $(STAMP): pyproject.toml uv.lock
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or later found; install one (python3 with its venv module)" >&2; exit 1; }
@@ -35,6 +35,11 @@ slow: $(STAMP) ## the longer tests: whole tables of what make test takes a sampl
 e2e: $(STAMP) ## the end-to-end tests: whole programs over real servers and the shipped pair
 	@$(BIN)/python -m pytest -q -m e2e --timeout=600
 
+N ?= 1000
+SEED ?= 1
+faults: $(STAMP) ## N requests (1000) on four runners that are killed at random, by SEED (1); counts what came of them
+	@$(BIN)/python -m tests.e2e.faults --requests $(N) --seed $(SEED) --store
+
 exhaustive: $(STAMP) ## full products of what even the slow tests sample (most of an hour)
 	@$(BIN)/python -m pytest -q -n 2 -m exhaustive --timeout=1800
 
@@ -48,8 +53,10 @@ types: $(STAMP) ## mypy --strict on bridge and engine
 docs: $(STAMP) ## regenerate the generated pages (CLI help, schemas, preset and rule tables)
 	@$(BIN)/python scripts/generate_docs.py
 
-bench: $(STAMP) ## measure the client and the engine here; results go to benchmarks/results/
+bench: $(STAMP) ## measure the client, the bus and the engine here; results go to benchmarks/results/
 	@$(BIN)/python benchmarks/client.py
+	@$(BIN)/python benchmarks/bus.py
+	@$(BIN)/python benchmarks/scale.py
 	@$(BIN)/python benchmarks/throughput.py
 
 peers-env: $(STAMP) ## make .venv-peers: this engine and its peers on the same mlx

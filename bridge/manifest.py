@@ -29,7 +29,7 @@ from bridge.errors import ManifestError
 
 REQUEST_PATH = ".mac-bridge/request.json"
 SIGNATURE_PATH = ".mac-bridge/request.json.sig"
-SCHEMA_VERSION: Literal[1] = 1
+SCHEMA_VERSION = 1
 MAX_BYTES = 64 * 1024
 MAX_DEPTH = 8
 MAX_LIFETIME = timedelta(days=30)
@@ -85,7 +85,8 @@ class Manifest(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    # A Literal would take true for 1.
+    schema_version: Annotated[int, Field(ge=1, le=1)] = SCHEMA_VERSION
     nonce: Nonce
     preset: PresetName
     params: Annotated[dict[ParamName, ParamValue], Field(max_length=64)] = {}

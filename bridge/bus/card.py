@@ -124,7 +124,7 @@ class Limits(_Record):
 class RunnerCard(_Record):
     """Who a runner is, what it does, and what it offers."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Annotated[int, Field(ge=1, le=1)] = 1
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
     id: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
     session: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$", description="the runner process")]

@@ -36,6 +36,7 @@ _BROKE_OFF = re.compile(
     re.IGNORECASE,
 )
 _READ_ONLY = re.compile(r"access denied or repository not exported|service not enabled", re.IGNORECASE)
+_ABORTED = re.compile(r"ref updates aborted by hook")
 _FORBIDDEN = re.compile(r"(HTTP|error:) 403\b")
 _TOO_LARGE = re.compile(r"(HTTP|error:) 413\b")
 # What git puts before the reason: the address again.
@@ -128,7 +129,15 @@ def push_error(remote: str, output: bytes, stderr: bytes) -> BusError:
     shown = without_credentials(remote)
     if not refused:
         return _silent_refusal(remote, stderr)
-    causes = [update for update in refused if not _ECHO.search(update.summary)] or refused
+    causes = [update for update in refused if not _ECHO.search(update.summary)]
+    words = _remote_words(stderr)
+    if not causes and (not words or any(_MOVED.search(word) for word in words)):
+        # Two atomic pushes at once: every ref echoes, and only the server's log line says which one lost.
+        where = ", ".join(update.ref for update in refused)
+        return LeaseLost(
+            f"{shown}: {where} ({' '.join(words) or 'the server took another push first'})"[:_MAX_MESSAGE]
+        )
+    causes = causes or refused
     if any("shallow update not allowed" in update.summary for update in causes):
         return PushRejected(f"{shown} refused the push from a shallow clone", "git fetch --unshallow")
     if all(_MOVED.search(update.summary) for update in causes):
@@ -137,7 +146,7 @@ def push_error(remote: str, output: bytes, stderr: bytes) -> BusError:
     if any(_BROKE_OFF.search(update.summary) for update in causes):
         return unreachable(remote, stderr)
     return PushRejected(
-        _with_words(shown, causes, _remote_words(stderr)),
+        _with_words(shown, causes, words),
         "ask for push rights to this ref, or name another remote with --remote",
     )
 
@@ -209,6 +218,10 @@ def _silent_refusal(remote: str, stderr: bytes) -> BusError:
         return PushRejected(
             f"{shown} refused the push: its git daemon takes none, or does not export this repository",
             "name the repository's HTTPS or SSH address, or another remote, with --remote",
+        )
+    if _ABORTED.search(text):
+        return PushRejected(
+            _with_words(shown, (), words or ["a hook declined"]), "ask the server's owner what its hook takes"
         )
     if _FORBIDDEN.search(text):
         return PushRejected(

@@ -173,10 +173,13 @@ class Git:
         What is written inside can be read and pushed inside; the repository's own object store never sees it.
         """
         own = self._store
+        # Inside another scratch its alternates stay in reach, too.
+        others = self._environment.get("GIT_ALTERNATE_OBJECT_DIRECTORIES")
+        reach = [quoted(str(own.folder)), *([others] if others else [])]
         with tempfile.TemporaryDirectory(prefix="kakeya-mac-") as folder:
             overlay = {
                 "GIT_OBJECT_DIRECTORY": folder,
-                "GIT_ALTERNATE_OBJECT_DIRECTORIES": quoted(str(own.folder)),
+                "GIT_ALTERNATE_OBJECT_DIRECTORIES": os.pathsep.join(reach),
             }
             inside = Git(
                 self.directory,

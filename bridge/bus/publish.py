@@ -65,6 +65,7 @@ def publish(
     signature: bytes | None,
     claim: Claim | None,
     in_inbox: bool = True,
+    wished: bool = False,
     tries: int = _TRIES,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Published:
@@ -82,6 +83,7 @@ def publish(
         signature: Detached signature of `result`.
         claim: What this runner holds; deleted with the same push.
         in_inbox: Whether the request was seen in the inbox, which saves a look where that is still so.
+        wished: Whether somebody wished to stop the request: the wish is deleted with the same push.
         tries: Pushes before giving up.
         sleep: Waits that many seconds.
 
@@ -103,7 +105,7 @@ def publish(
     answer = _Answer(nonce, request_commit, result_ref, everything, message, parse_time(parsed.finished_at))
     with git.scratch() as scratch:
         publisher = _Publisher(git, scratch, remote, answer, claim, in_inbox=in_inbox)
-        if (published := publisher.at_once()) is not None:
+        if not wished and (published := publisher.at_once()) is not None:
             return published
         for attempt in range(tries):
             try:
@@ -152,7 +154,8 @@ class _Publisher:
         claim_refs = (refs.claim_ref(nonce), refs.BRANCH_CLAIMS + nonce)
         own_refs = (refs.result_ref(nonce), refs.BRANCH_RESULTS + nonce)
         branches = (answer.branch,) if answer.branch else ()
-        found = self._git.ls_remote(self._remote, *branches, refs.inbox_ref(nonce), *claim_refs, *own_refs)
+        others = (refs.inbox_ref(nonce), *claim_refs, *_cancel_refs(nonce))
+        found = self._git.ls_remote(self._remote, *branches, *others, *own_refs)
         if (before := self._already(found, (*branches, *own_refs))) is not None:
             with contextlib.suppress(BusError):
                 self._clear(self._cleanup(found))
@@ -213,7 +216,8 @@ class _Publisher:
             if not claim.holds(found[claim.ref]):
                 raise _Final(f"the claim {claim.ref} is somebody else's now")
             updates.append(Update(claim.ref, None, found[claim.ref]))
-        return updates
+        wishes = [ref for ref in _cancel_refs(self._answer.nonce) if ref in found]
+        return [*updates, *(Update(ref, None, found[ref]) for ref in wishes)]
 
     def _push(self, target: Update, cleanup: list[Update]) -> Published:
         try:
@@ -251,6 +255,10 @@ class _Publisher:
         present = tree is not None and self._reader.kind_and_size(_peeled(tree))[0] == "tree"
         raw = self._reader.read_tree(tree) if tree is not None and present else b""
         return self._git.write_raw_tree(trees.with_folder(raw, name, subtree))
+
+
+def _cancel_refs(nonce: str) -> tuple[str, str]:
+    return (refs.cancel_ref(nonce), refs.BRANCH_CANCELS + nonce)
 
 
 def _peeled(tree: str) -> str:

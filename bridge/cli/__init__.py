@@ -32,8 +32,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "wait": ("bridge.cli.handles", "Follow a request until its result is home."),
     "logs": ("bridge.cli.handles", "What the job printed: live while it runs, complete afterwards."),
     "result": ("bridge.cli.handles", "Fetch a result, check it, and show or save it."),
+    "fetch": ("bridge.cli.fetch", "Save every published file of one or more requests."),
+    "cancel": ("bridge.cli.cancel", "Ask for a request to be stopped, whether it waits or runs."),
+    "again": ("bridge.cli.again", "Ask for the same job once more, as a new request."),
+    "queue": ("bridge.cli.queue", "What waits, runs and ran, and on which Mac."),
+    "history": ("bridge.cli.history", "Finished requests, the archived ones too."),
+    "prune": ("bridge.cli.prune", "Archive old results, then delete their branches."),
     "gate": ("bridge.cli.gate", "Judge evidence files."),
-    "runners": ("bridge.cli.runners", "Whose results this client believes."),
+    "runners": ("bridge.cli.runners", "Which runners are there, what they offer, whose keys are trusted."),
     "runner": ("bridge.cli.runner", "On the Mac: serve requests."),
 }
 

@@ -66,7 +66,9 @@ def again(
     from bridge import settings
     from bridge.bus.git import Git
     from bridge.cli.asking import finish, send, show_plan
+    from bridge.cli.outlook import outlook
     from bridge.client.again import changed_params, plan_again, recall
+    from bridge.client.lookout import Lookout
     from bridge.client.remotes import resolve_remote
 
     if output is not None and wait_s is None:
@@ -95,6 +97,7 @@ def again(
         if dry_run:
             show_plan(plan, list(plan.warnings), as_json=as_json, extra=extra)
             return 0
+        lookout = Lookout(git, plan.remote.address, config.trusted_runners)
         submission = send(config, plan, repository=original.git, check_tree=ref == "HEAD")
     return finish(
         config,
@@ -104,5 +107,5 @@ def again(
         as_json=as_json,
         output=output,
         allow_unsigned=allow_unsigned,
-        extra=extra,
+        extra={**extra, **outlook(config, lookout, submission)},
     )

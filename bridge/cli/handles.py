@@ -1,4 +1,7 @@
-"""``kakeya_mac status | wait | logs | result``: what became of a request, by its handle, from any clone."""
+"""``kakeya_mac status | wait | logs | result``: what became of a request, by its handle, from any clone.
+
+A request that `prune` has retired is found in the archive.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ from bridge.cli.options import allow_unsigned_option
 
 if TYPE_CHECKING:
     from bridge.bus.git import Git
-    from bridge.bus.handles import RequestState
     from bridge.bus.results import Believed, FetchedResult
+    from bridge.client.lookup import Lookup
     from bridge.client.remotes import Remote
     from bridge.client.watch import Update
     from bridge.settings import Settings
@@ -48,26 +51,26 @@ def status(handle: str, remote: str | None, as_json: bool, allow_unsigned: bool)
     from bridge.cli.follow import present
     from bridge.render.outcome import status_line
 
-    config, git, bus, state = _find(handle, remote)
-    found = _answer(config, git, bus, state, allow_unsigned)
-    if found is not None:
-        return present(*found, as_json=as_json, output=None)
-    update = _look(git, bus, state.nonce)
+    config, git, bus, found = _find(handle, remote)
+    believed = _believed(config, found, allow_unsigned)
+    if believed is not None:
+        return present(*believed, as_json=as_json, output=None)
+    update = _look(git, bus, found.nonce)
     line = status_line(update.status, update.phase, update.ahead)
     if as_json:
         beat = None if update.status is None else update.status.model_dump(mode="json")
         echo_json(
             {
                 "status": update.phase,
-                "nonce": state.nonce,
-                "preset": state.preset,
+                "nonce": found.nonce,
+                "preset": None if found.state is None else found.state.preset,
                 "ahead": update.ahead,
                 "heartbeat": beat,
                 "exit_code": 0,
             }
         )
     else:
-        click.echo(f"{state.nonce}  {line}")
+        click.echo(f"{found.nonce}  {line}")
     return 0
 
 
@@ -89,19 +92,30 @@ def wait(
     handle: str, remote: str | None, as_json: bool, seconds: float, output: Path | None, allow_unsigned: bool
 ) -> int:
     """Follow the request HANDLE until its result is home."""
-    from bridge.cli.follow import follow
+    from bridge.cli.follow import follow, present
+    from bridge.errors import UnknownHandle
 
-    config, git, bus, state = _find(handle, remote)
-    return follow(
-        config,
-        git,
-        bus,
-        state.nonce,
-        wait_s=seconds,
-        as_json=as_json,
-        output=output,
-        allow_unsigned=allow_unsigned,
-    )
+    config, git, bus, found = _find(handle, remote)
+    believed = _believed(config, found, allow_unsigned)
+    if believed is not None:
+        return present(*believed, as_json=as_json, output=output)
+    try:
+        return follow(
+            config,
+            git,
+            bus,
+            found.nonce,
+            wait_s=seconds,
+            as_json=as_json,
+            output=output,
+            allow_unsigned=allow_unsigned,
+        )
+    except UnknownHandle:  # published and retired between two looks?
+        *_, found = _find(found.nonce, remote)
+        believed = _believed(config, found, allow_unsigned)
+        if believed is None:
+            raise
+        return present(*believed, as_json=as_json, output=output)
 
 
 @click.command(
@@ -119,23 +133,23 @@ def logs(handle: str, remote: str | None, as_json: bool, allow_unsigned: bool) -
     """
     from bridge.bus.untrusted import clean
 
-    config, git, bus, state = _find(handle, remote)
-    found = _answer(config, git, bus, state, allow_unsigned)
-    if found is not None:
-        believed, _ = found
+    config, git, bus, found = _find(handle, remote)
+    believed = _believed(config, found, allow_unsigned)
+    if believed is not None:
+        result, files = believed[0].result, believed[0].files
         texts = {
-            file.path: clean(believed.files[file.path].decode("utf-8", "replace"))
-            for file in believed.result.files
+            file.path: clean(files[file.path].decode("utf-8", "replace"))
+            for file in result.files
             if file.role == "log"
         }
         complete = True
     else:
-        update = _look(git, bus, state.nonce)
+        update = _look(git, bus, found.nonce)
         tail = () if update.status is None else update.status.log_tail
         texts = {"tail": clean("\n".join(tail))}
         complete = False
     if as_json:
-        echo_json({"nonce": state.nonce, "complete": complete, "logs": texts, "untrusted": True})
+        echo_json({"nonce": found.nonce, "complete": complete, "logs": texts, "untrusted": True})
         return 0
     if not any(texts.values()):
         click.echo("nothing was printed" if complete else "nothing was printed yet", err=True)
@@ -169,34 +183,32 @@ def result(handle: str, remote: str | None, as_json: bool, output: Path | None, 
     from bridge.cli.follow import present
     from bridge.errors import WaitTimeout
 
-    config, git, bus, state = _find(handle, remote)
-    found = _answer(config, git, bus, state, allow_unsigned)
-    if found is None:
-        raise WaitTimeout(f"{state.nonce} has no result yet", f"kakeya_mac wait {state.nonce}")
-    return present(*found, as_json=as_json, output=output)
+    config, _, _, found = _find(handle, remote)
+    believed = _believed(config, found, allow_unsigned)
+    if believed is None:
+        raise WaitTimeout(f"{found.nonce} has no result yet", f"kakeya_mac wait {found.nonce}")
+    return present(*believed, as_json=as_json, output=output)
 
 
-def _find(handle: str, remote: str | None) -> tuple[Settings, Git, Remote, RequestState]:
+def _find(handle: str, remote: str | None) -> tuple[Settings, Git, Remote, Lookup]:
     from bridge import settings
     from bridge.bus.git import Git
-    from bridge.bus.handles import resolve_handle
+    from bridge.client.lookup import look_up
     from bridge.client.remotes import resolve_remote
 
     config = settings.load(remote=remote)
     git = Git(Path.cwd())
     bus = resolve_remote(git, config.remote)
-    return config, git, bus, resolve_handle(git, bus.address, handle)
+    return config, git, bus, look_up(git, bus.address, handle, config.state_dir)
 
 
-def _answer(
-    config: Settings, git: Git, bus: Remote, state: RequestState, allow_unsigned: bool
-) -> tuple[Believed, FetchedResult] | None:
-    from bridge.bus.results import believe, fetch
+def _believed(config: Settings, found: Lookup, allow_unsigned: bool) -> tuple[Believed, FetchedResult] | None:
+    from bridge.bus.results import believe
 
-    fetched = fetch(git, bus.address, state)
-    if fetched is None:
+    if found.answer is None:
         return None
-    return believe(fetched, trusted=config.trusted_runners, allow_unsigned=allow_unsigned), fetched
+    believed = believe(found.answer, trusted=config.trusted_runners, allow_unsigned=allow_unsigned)
+    return believed, found.answer
 
 
 def _look(git: Git, bus: Remote, nonce: str) -> Update:

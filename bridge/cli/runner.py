@@ -77,6 +77,12 @@ allows is in policy.toml of the configuration folder; the default runs no code o
     metavar="N",
     help="Jobs at once. A machine runs one at a time, whatever is asked: more than 1 is said and stays 1.",
 )
+@click.option(
+    "--prune/--no-prune",
+    default=True,
+    show_default=True,
+    help="When idle, archive results older than 14 days or beyond the newest 500, and delete their branches.",
+)
 def serve(
     remote: str | None,
     name: str | None,
@@ -86,6 +92,7 @@ def serve(
     lease_s: float,
     beat_s: float | None,
     jobs: int,
+    prune: bool,
 ) -> int:
     """Take requests from the remote, run the allowed ones, one at a time, and publish signed results.
 
@@ -120,7 +127,7 @@ def serve(
     if jobs > 1:
         click.echo(f"--jobs {jobs}: one job runs at a time on this machine all the same")
     _introduce(station, bus.shown)
-    daemon = Runner(station, say=click.echo, idle_s=idle_s)
+    daemon = Runner(station, say=click.echo, idle_s=idle_s, upkeep=prune)
     stop = Event()
     with _draining(daemon, stop):
         answered = daemon.serve(once=once, stop=stop, idle_timeout_s=idle_timeout)

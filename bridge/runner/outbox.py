@@ -46,10 +46,10 @@ class Outbox:
         """What waits here."""
         return set(self._spool.nonces())
 
-    def send(self, entry: Entry, claim: Claim, *, in_inbox: bool) -> None:
-        """Keep a result, then push it; it stays if that fails."""
+    def send(self, entry: Entry, claim: Claim, *, in_inbox: bool, wished: bool) -> None:
+        """Keep a result, then push it; it stays if that fails. A wish to stop (`wished`) goes with it."""
         self._spool.put(entry)
-        self._publish(entry, claim, in_inbox=in_inbox)
+        self._publish(entry, claim, in_inbox=in_inbox, wished=wished)
 
     def flush(self, claims: Callable[[], Mapping[str, Held]], own: frozenset[str]) -> int:
         """Push what an earlier failure or an earlier process left; how many are no longer here.
@@ -64,7 +64,9 @@ class Outbox:
         for nonce in waiting:
             try:
                 entry = self._spool.read(nonce)
-                gone += self._publish(entry, self._own_claim(held.get(nonce), own), in_inbox=True)
+                gone += self._publish(
+                    entry, self._own_claim(held.get(nonce), own), in_inbox=True, wished=True
+                )
             except RemoteUnreachable:
                 raise
             except (ValueError, KeyError, TypeError, FileNotFoundError, ResultError) as error:
@@ -75,7 +77,7 @@ class Outbox:
                 self._say(f"{nonce}: {described(error)}; trying again in {pause:g} s")
         return gone
 
-    def _publish(self, entry: Entry, held: Claim | None, *, in_inbox: bool) -> bool:
+    def _publish(self, entry: Entry, held: Claim | None, *, in_inbox: bool, wished: bool) -> bool:
         """Push a result; whether it is off our hands: published, or too late."""
         try:
             where = publish(
@@ -89,6 +91,7 @@ class Outbox:
                 signature=entry.signature,
                 claim=held,
                 in_inbox=in_inbox,
+                wished=wished,
             )
         except LeaseLost as error:
             self._say(f"{entry.nonce}: not published: {error.message}")

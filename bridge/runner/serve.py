@@ -23,31 +23,24 @@ from bridge.bus.refs import is_local
 from bridge.bus.untrusted import clean_line
 from bridge.errors import MachineError, RemoteUnreachable, described
 from bridge.result import Reason, Status, Verdict
-from bridge.runner import isolation
 from bridge.runner.check import Checked
-from bridge.runner.child import MachineBusy, Standby, Supervised
+from bridge.runner.child import MachineBusy, Supervised
 from bridge.runner.folders import remove_tree
 from bridge.runner.job import Job
 from bridge.runner.later import Later
 from bridge.runner.ledger import Ledger
 from bridge.runner.outbox import Outbox
+from bridge.runner.polling import IDLE_S, Polling
 from bridge.runner.presence import Presence
 from bridge.runner.requesters import Requesters
+from bridge.runner.reserve import Reserve
 from bridge.runner.spool import Entry, Spool
 from bridge.runner.station import Station, note_session
 from bridge.runner.taking import Desk, Taken
 from bridge.runner.turns import Service, Turn, order
+from bridge.runner.upkeep import Upkeep
 
 MAX_ATTEMPTS = 3
-IDLE_S = 5.0
-# The pause between two looks in the fast window, on a local remote at first even less.
-FAST_S = 0.1
-FASTEST_S = 0.01
-FASTEST_WINDOW_S = 2.0
-FAST_WINDOW_S = 20.0
-MAX_BACKOFF_S = 60.0
-# What a supervisor hides is what was there when it started, so it does not wait long.
-STANDBY_S = 30.0
 # Among so many of the first in the queue a runner chooses by chance while others are at work, too.
 _CROWD = 4
 
@@ -59,6 +52,7 @@ class Runner:
         station: What it knows, from `open_station`.
         say: Takes one line for the owner about what happens.
         idle_s: Longest pause between two looks at an idle queue.
+        upkeep: Retire old results when there is nothing else to do.
         clock: Monotonic seconds.
         now: The time of day (aware), for expiry and the result's times.
     """
@@ -69,19 +63,22 @@ class Runner:
         *,
         say: Callable[[str], None] = lambda _: None,
         idle_s: float = IDLE_S,
+        upkeep: bool = True,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._station = station
         # Names and messages of requests go to the owner's terminal.
         self._say: Callable[[str], None] = lambda line: say(clean_line(line))
-        self._idle_s = idle_s
         self._clock = clock
         self._now = now
         digest = hashlib.sha256(station.audience.encode()).hexdigest()[:12]
         self._mirror = Mirror(station.folder / f"mirror-{digest}.git", station.remote)
         self._later = Later(clock)
         self._presence = Presence(station, self._mirror.git, clock=clock, now=now)
+        self._upkeep = (
+            Upkeep(station, self._mirror.git, say=self._say, clock=clock, now=now) if upkeep else None
+        )
         self._requesters = Requesters(self._mirror.git, station)
         self._service = Service()
         self._ledger = Ledger(station.folder / f"answered-{digest}", now())
@@ -91,13 +88,10 @@ class Runner:
         # How often this process took a request that nevertheless stayed pending: bounds every loop.
         self._tries: dict[str, int] = {}
         self._abort = threading.Event()
-        self._active_at = clock()
-        self._failures = 0
         self._waiting = 0
         self._done = 0
-        self._look_took_s = 0.0
-        self._standby: Standby | None = None
-        self._local = is_local(station.remote)
+        self._polling = Polling(idle_s=idle_s, local=is_local(station.remote), clock=clock)
+        self._reserve = Reserve(station)
 
     def abort(self) -> None:
         """Stop the running job, too; it ends as ``cancelled/shutdown``. Set `stop` of `serve` as well."""
@@ -133,12 +127,10 @@ class Runner:
                     if once and (did or self._late(began, idle_timeout_s)):
                         break
                     if not did:
-                        self._prepare()
-                        self._tell(State.IDLE)
-                        # On a busy machine a look takes long; looking all the time would keep it busy.
-                        stop.wait(max(self._pause(), self._look_took_s))
+                        self._rest()
+                        stop.wait(self._polling.pause())
             finally:
-                self._let_go()
+                self._reserve.empty()
                 self._note(self._presence.stopped(done=self._done))
         return self._done
 
@@ -157,21 +149,21 @@ class Runner:
                     break
         except MachineBusy as busy:
             self._say(f"waiting: {busy.message}")
-            self._active_at = self._clock() - FAST_WINDOW_S
+            self._polling.calm()
         except Exception as error:  # a daemon outlives its own bugs, too; each pause is longer
-            self._failures += 1
-            self._say(f"failure {self._failures} in a row, trying again: {described(error)}")
+            self._polling.failures += 1
+            self._say(f"failure {self._polling.failures} in a row, trying again: {described(error)}")
             return handled
-        self._failures = 0
+        self._polling.failures = 0
         if handled:
-            self._active_at = self._clock()
+            self._polling.active()
         return handled
 
     def _look(self) -> list[Pending]:
         """What is pending, after what waited here was pushed."""
         began = time.monotonic()
         pending = self._mirror.refresh()
-        self._look_took_s = time.monotonic() - began
+        self._polling.looked(time.monotonic() - began)
         if self._outbox.flush(self._mirror.claims, self._desk.sessions):
             pending = self._mirror.refresh()
         self._desk.update(pending)
@@ -201,6 +193,9 @@ class Runner:
             first = turns[:_CROWD]
             random.shuffle(first)
             turns[:_CROWD] = first
+        turns.sort(
+            key=lambda turn: not self._desk.wished(turn.nonce)
+        )  # what is to stop costs next to nothing
         return [(due[turn.nonce], turn) for turn in turns]
 
     def _may_try(self, nonce: str) -> bool:
@@ -215,6 +210,7 @@ class Runner:
             raise
         except Exception as error:  # whatever this request provokes, the next one must be served
             pause = self._later.put_off(pending.nonce)
+            self._service.note(turn)
             self._say(f"{pending.nonce}: {described(error)}; trying again in {pause:g} s")
             return False
 
@@ -223,6 +219,8 @@ class Runner:
         attempt, silent = self._desk.place(pending)
         if attempt is None:
             return False
+        if pending.nonce not in self._ledger.nonces and self._desk.was_archived(pending):
+            self._ledger.add(pending.nonce)
         checked = self._desk.examine(pending, self._ledger.nonces, turn.over_quota)
         if checked is None:
             return False
@@ -234,7 +232,7 @@ class Runner:
             self._tries[pending.nonce] = MAX_ATTEMPTS + 1
         supervised = None
         if checked.refusal is None and attempt <= MAX_ATTEMPTS:
-            supervised = self._supervised()
+            supervised = self._reserve.take()
         try:
             taken = self._desk.take(pending, checked, silent)
             if taken is None:
@@ -269,7 +267,8 @@ class Runner:
                 return
             entry, verdict = done
             self._remember(checked, verdict, self._clock() - began)
-            self._outbox.send(entry, taken.claim, in_inbox=pending.ref is None)
+            wished = self._desk.wished(pending.nonce)
+            self._outbox.send(entry, taken.claim, in_inbox=pending.ref is None, wished=wished)
             self._say(f"{pending.nonce}: {verdict.status}/{verdict.reason} {verdict.message}".rstrip())
         finally:
             if not job.clean_up():
@@ -309,47 +308,20 @@ class Runner:
         self._mirror.renew()
         self._mirror.refresh()
 
-    def _supervised(self) -> Supervised:
-        standby, self._standby = self._standby, None
-        if standby is not None and (self._is_old(standby) or not standby.alive):
-            standby.close()
-            standby = None
-        return Supervised(standby or self._new_standby())
-
-    def _prepare(self) -> None:
-        """Between two looks of the fast window, have the next job's supervisor wait for it."""
-        quick = not self._failures and self._clock() - self._active_at < FAST_WINDOW_S
-        if self._standby is not None and (not quick or self._is_old(self._standby)):
-            self._let_go()
-        if self._standby is None and quick:
-            self._standby = self._new_standby()
-
-    def _is_old(self, standby: Standby) -> bool:
-        return time.monotonic() - standby.since > STANDBY_S
-
-    def _new_standby(self) -> Standby:
-        station = self._station
-        hide = isolation.hidden(station.home, station.environment, *station.private)
-        return Standby(station.lock, hide=hide, keep=[station.jobs])
-
-    def _let_go(self) -> None:
-        standby, self._standby = self._standby, None
-        if standby is not None:
-            standby.close()
+    def _rest(self) -> None:
+        """Between two looks: be ready for the next job, or do what can wait for an idle queue."""
+        if self._polling.is_fast:
+            self._reserve.fill()
+        else:
+            self._reserve.empty()
+        self._tell(State.IDLE)
+        if self._upkeep is not None and not (
+            self._waiting or self._polling.failures or self._polling.is_fast
+        ):
+            self._upkeep.work()
 
     def _late(self, began: float, idle_timeout_s: float | None) -> bool:
         return idle_timeout_s is not None and self._clock() - began >= idle_timeout_s
-
-    def _pause(self) -> float:
-        """Seconds until the next look: short after activity, then growing to the idle interval."""
-        if self._failures:
-            return min(self._idle_s * (1 << min(self._failures - 1, 8)), MAX_BACKOFF_S)
-        quiet = self._clock() - self._active_at
-        if self._local and quiet < FASTEST_WINDOW_S:
-            return FASTEST_S
-        if quiet < FAST_WINDOW_S:
-            return FAST_S
-        return min(self._idle_s, max(FAST_S, (quiet - FAST_WINDOW_S) / 4))
 
     @contextlib.contextmanager
     def _only_one(self) -> Iterator[None]:

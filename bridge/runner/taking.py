@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from bridge.bus import refs
+from bridge.bus.archived import is_archived
 from bridge.bus.cancels import objection, read_cancel
 from bridge.bus.claims import Claim, LeaseWatch, Silent, claim, read_status, take_over
 from bridge.bus.handles import Held, state_of
 from bridge.bus.mirror import Mirror, Pending
+from bridge.bus.retire import SETTLED
 from bridge.errors import BusError
 from bridge.result import Reason
 from bridge.runner.check import Checked, examine
@@ -69,6 +71,8 @@ class Desk:
         self._watch = LeaseWatch(clock)
         self._claims: dict[str, Held] = {}
         self._cancels: dict[str, Held] = {}
+        # Requests for which a wish to stop was seen, whether it counts or not.
+        self._wished: set[str] = set()
         # Requests that were found answered although they stand in the inbox.
         self._answered: set[tuple[str, str]] = set()
         # Requests whose objects could not be read, and for which the mirror was made again.
@@ -82,6 +86,11 @@ class Desk:
         self._watch.forget(list(nonces))
         self._answered = {known for known in self._answered if known[0] in nonces}
         self._renewed &= nonces
+        self._wished = nonces & self._cancels.keys()
+
+    def wished(self, nonce: str) -> bool:
+        """Whether a wish to stop it was seen, be it one that does not count."""
+        return nonce in self._wished
 
     def place(self, pending: Pending) -> tuple[int | None, Silent | None]:
         """The attempt we would be, with the silent claim we would replace; (None, None): not ours to take."""
@@ -144,6 +153,17 @@ class Desk:
             return None
         return Taken(held, wish or self._cancelled(pending, checked))
 
+    def was_archived(self, pending: Pending) -> bool:
+        """Whether this request was answered so long ago that its result is in the archive only.
+
+        Raises:
+            RemoteUnreachable: The remote did not answer.
+        """
+        if pending.nonce > refs.nonce_time(self._now() - SETTLED):
+            return False  # nothing so young is archived
+        found = self._mirror.git.ls_remote(self._station.remote)
+        return is_archived(self._station.folder, self._station.remote, pending.nonce, found=found)
+
     def wish(self, pending: Pending, checked: Checked) -> str | None:
         """Ask the remote whether a running job shall stop: a sentence that says so, or None.
 
@@ -155,7 +175,10 @@ class Desk:
         standing = self._mirror.standing(pending.nonce, checked.manifest.result_ref)
         if standing.branch is None and not self._station.policy.require_signature:
             return _DELETED
-        return None if standing.cancel is None else self._weigh(pending, checked, standing.cancel)
+        if standing.cancel is None:
+            return None
+        self._wished.add(pending.nonce)
+        return self._weigh(pending, checked, standing.cancel)
 
     def is_open(self, pending: Pending) -> bool:
         """Whether the request still waits for its answer, by one look at the remote."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from bridge.bus.failures import command_error, push_error, summary, timed_out, unreachable
+from bridge.bus.git import Update
 from bridge.errors import BusError, LeaseLost, PushRejected, RemoteUnreachable
+from tests.worlds import World
 
 REMOTE = "https://me:secret@example.org/r.git"
 ACCESS = (
@@ -168,6 +170,39 @@ def test_a_ref_that_moved_is_a_lost_lease_also_among_echoes():
         "refs/b", "!", "[remote rejected] (hook declined)"
     )
     assert isinstance(push_error(REMOTE, mixed, b""), PushRejected)
+
+
+ECHO = "[remote rejected] (atomic transaction failed)"
+
+
+def test_where_every_ref_only_echoes_the_servers_words_decide():
+    echoes = ref("refs/a", "!", ECHO) + ref("refs/b", "!", ECHO)
+    lost = b"remote: error: cannot lock ref 'refs/a': reference already exists        \n"
+    assert isinstance(push_error(REMOTE, echoes, lost), LeaseLost)
+    moved = b"remote: error: cannot lock ref 'refs/a': is at 1234 but expected 5678        \n"
+    assert isinstance(push_error(REMOTE, echoes, moved), LeaseLost)
+    assert isinstance(push_error(REMOTE, echoes, b""), LeaseLost)
+    hook = b"remote: error: in 'prepared' phase, update aborted by the reference-transaction hook        \n"
+    assert isinstance(push_error(REMOTE, echoes, hook), PushRejected)
+    clash = b"remote: error: cannot lock ref 'refs/a/b': 'refs/a' exists; cannot create 'refs/a/b'        \n"
+    assert isinstance(push_error(REMOTE, echoes, clash), PushRejected)
+
+
+@pytest.mark.parametrize("standing", [True, False])
+def test_a_race_for_a_ref_is_a_lost_lease_also_in_an_atomic_push(world: World, standing: bool):
+    head = world.git.resolve("HEAD")
+    # Somebody else takes the ref between what the server shows and what it is told to do.
+    world.hook("update", "env -u GIT_QUARANTINE_PATH git update-ref refs/kk/claim $3")
+    others = [Update("refs/heads/main", head, head)] if standing else [Update("refs/kk/other", head, "")]
+    with pytest.raises(LeaseLost):
+        world.git.push(world.remote, [Update("refs/kk/claim", head, ""), *others])
+
+
+def test_a_server_that_declines_by_a_hook_over_transactions_has_said_no(world: World):
+    head = world.git.resolve("HEAD")
+    world.hook("reference-transaction", 'test "$1" = prepared && grep -q refs/kk && exit 1; exit 0')
+    with pytest.raises(PushRejected):
+        world.git.push(world.remote, [Update("refs/kk/x", head, ""), Update("refs/kk/y", head, "")])
 
 
 def test_a_push_without_a_report_is_of_unknown_fate():

@@ -138,6 +138,7 @@ def test_a_workload_that_shares_its_files_with_the_clone_can_be_repeated(
     assert manifest_of(here, kakeya(first.nonce, "--json"))["workload_sha"] == workload
 
 
+@pytest.mark.slow
 def test_a_repeated_request_can_be_repeated(here: World, kakeya) -> None:
     first = ask(here)
     answer(here, first)
@@ -188,6 +189,7 @@ def test_a_request_put_over_another_does_not_get_its_callers_signature(
     assert done.json["error"] == "SignatureError"
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [

@@ -132,6 +132,7 @@ def test_a_waiting_request_ends_as_cancelled_without_being_started(bench: Bench)
     assert own == {asked.result_ref}, "inbox, claim and wish go with the result"
 
 
+@pytest.mark.slow
 def test_a_running_job_that_does_not_want_to_end_is_gone_in_time(bench: Bench) -> None:
     word = f"marked-{secrets.token_hex(8)}"
     asked = bench.ask("unwilling", params={"word": word})

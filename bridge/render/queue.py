@@ -1,0 +1,146 @@
+"""Lists of requests: what waits and runs, what ran. As rich tables and as JSON; nothing here prints.
+
+Names and texts come from the bus: each passes `clean_line` and is shown as plain text, never as markup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from bridge.bus.untrusted import clean_line
+from bridge.result import Phase
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from bridge.client.history import Row
+
+_MINUTE, _HOUR, _DAY = 60, 3600, 86_400
+
+
+def queue_table(rows: Sequence[Row], now: float) -> Table:
+    """What waits and runs, one row a request.
+
+    Args:
+        rows: From `bridge.client.history.queue`.
+        now: Seconds since the epoch, for ages.
+    """
+    table = _table("request", "preset", "state", "asked", "runner", "running", "progress")
+    for row in rows:
+        table.add_row(
+            *_plain(
+                row.nonce,
+                row.preset or "?",
+                _state(row),
+                age_text(age_s(row, now)),
+                row.runner or "",
+                age_text(row.elapsed_s),
+                _progress(row),
+            )
+        )
+    return table
+
+
+def history_table(rows: Sequence[Row], now: float) -> Table:
+    """What ran, one row a request, with the status as it was published."""
+    table = _table("request", "preset", "status", "asked", "took", "runner", "where")
+    for row in rows:
+        status = "unreadable" if row.status is None else str(row.status)
+        table.add_row(
+            *_plain(
+                row.nonce,
+                row.preset or "?",
+                status if row.reason is None or row.reason == "ok" else f"{status} ({row.reason})",
+                age_text(age_s(row, now)),
+                age_text(row.elapsed_s),
+                row.runner or "",
+                "archive" if row.archived else "branch",
+            )
+        )
+    return table
+
+
+def row_json(row: Row, now: float) -> dict[str, Any]:
+    """One request of a list as JSON; keys that do not apply are null."""
+    return {
+        "nonce": row.nonce,
+        "preset": _text(row.preset),
+        "state": "finished" if row.phase is Phase.DONE else row.phase.value,
+        "status": row.status,
+        "reason": row.reason,
+        "runner": _text(row.runner),
+        "attempt": row.attempt,
+        "ahead": row.ahead,
+        "requested_at": row.requested_at,
+        "age_s": _rounded(age_s(row, now)),
+        "elapsed_s": _rounded(row.elapsed_s),
+        "beat_age_s": _rounded(row.beat_age_s),
+        "progress": None
+        if row.progress is None
+        else {"done": row.progress.done, "total": row.progress.total, "step": _text(row.progress.step)},
+        "cancelling": row.cancelling,
+        "finished_at": row.finished_at,
+        "archived": row.archived,
+    }
+
+
+def age_s(row: Row, now: float) -> float | None:
+    """Seconds since a request was made, by its nonce; None: that names no moment."""
+    if row.requested_at is None:
+        return None
+    from bridge.manifest import parse_time
+
+    return now - parse_time(row.requested_at).timestamp()
+
+
+def age_text(seconds: float | None) -> str:
+    """A length of time in its largest two units: ``3d 4h``, ``5m 02s``, ``7s``; empty when unknown."""
+    if seconds is None:
+        return ""
+    whole = max(0, int(seconds))
+    if whole >= _DAY:
+        return f"{whole // _DAY}d {whole % _DAY // _HOUR}h"
+    if whole >= _HOUR:
+        return f"{whole // _HOUR}h {whole % _HOUR // _MINUTE:02}m"
+    if whole >= _MINUTE:
+        return f"{whole // _MINUTE}m {whole % _MINUTE:02}s"
+    return f"{whole}s"
+
+
+def _state(row: Row) -> str:
+    ahead = f", {row.ahead} ahead" if row.ahead else ""
+    attempt = f", attempt {row.attempt}" if row.attempt is not None and row.attempt > 1 else ""
+    cancelling = ", to be cancelled" if row.cancelling else ""
+    return f"{row.phase}{ahead}{attempt}{cancelling}"
+
+
+def _progress(row: Row) -> str:
+    if row.progress is None or not row.progress.total:
+        return ""
+    return f"{row.progress.done}/{row.progress.total} {row.progress.step}".rstrip()
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 1)
+
+
+def _text(text: str | None) -> str | None:
+    return None if text is None else clean_line(text)
+
+
+def _table(*headings: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, overflow="fold", no_wrap=heading == "request")
+    return table
+
+
+def _plain(*cells: str) -> list[str]:
+    """Cells without terminal escapes, and with rich's markup taken literally."""
+    from rich.markup import escape
+
+    return [escape(clean_line(cell)) for cell in cells]

@@ -1,0 +1,63 @@
+"""How long to wait between two looks at the queue: hardly after activity, longer the longer it is idle.
+
+A remote that fails is asked ever more seldom. On a busy machine a look takes long, and looking all the time
+would keep it busy: a pause is never shorter than the look before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+IDLE_S = 5.0
+FAST_S = 0.1
+FAST_WINDOW_S = 20.0
+# On a local remote, just after activity.
+FASTEST_S = 0.01
+FASTEST_WINDOW_S = 2.0
+MAX_BACKOFF_S = 60.0
+
+
+class Polling:
+    """The pace of one runner.
+
+    Args:
+        idle_s: Longest pause on an idle queue.
+        local: Whether the remote is on this machine.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, *, idle_s: float, local: bool, clock: Callable[[], float]) -> None:
+        self._idle_s = idle_s
+        self._local = local
+        self._clock = clock
+        self._active_at = clock()
+        self._look_s = 0.0
+        self.failures = 0
+
+    def active(self) -> None:
+        """Something was done: more may follow."""
+        self._active_at = self._clock()
+
+    def calm(self) -> None:
+        """Nothing can be done for now, although there is something: no fast looks."""
+        self._active_at = self._clock() - FAST_WINDOW_S
+
+    def looked(self, seconds: float) -> None:
+        """A look took so long."""
+        self._look_s = seconds
+
+    @property
+    def is_fast(self) -> bool:
+        """Whether the last activity is so fresh that looks follow each other fast."""
+        return not self.failures and self._clock() - self._active_at < FAST_WINDOW_S
+
+    def pause(self) -> float:
+        """Seconds until the next look."""
+        if self.failures:
+            return min(self._idle_s * (1 << min(self.failures - 1, 8)), MAX_BACKOFF_S)
+        quiet = self._clock() - self._active_at
+        if self._local and quiet < FASTEST_WINDOW_S:
+            return max(FASTEST_S, self._look_s)
+        if quiet < FAST_WINDOW_S:
+            return max(FAST_S, self._look_s)
+        return min(self._idle_s, max(FAST_S, (quiet - FAST_WINDOW_S) / 4))

@@ -1,0 +1,60 @@
+"""`kakeya_mac runner serve`: leases, heartbeats and the number of jobs, as an owner sets them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from bridge.bus import refs
+from tests.bridge.runner.bench import Bench
+from tests.houses import House, wait_for
+
+ONCE = ("runner", "serve", "--name", "mac", "--once", "--idle-timeout", "0.1")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--lease", "9", "--beat", "3.5"), "--beat 3.5 is too slow for --lease 9"),
+        (("--beat", "41"), "give at most --beat 40"),
+        (("--lease", "1"), "not in the range"),
+        (("--lease", "901"), "not in the range"),
+        (("--beat", "0.1"), "not in the range"),
+        (("--jobs", "0"), "not in the range"),
+    ],
+)
+def test_a_lease_that_its_heartbeats_cannot_hold_is_refused(
+    house: House, options: tuple[str, ...], said: str
+):
+    done = house.kakeya(*ONCE, *options)
+    assert done.code == 2
+    assert said in done.err
+
+
+def test_more_jobs_than_one_are_asked_for_in_vain_and_told_so(house: House):
+    done = house.kakeya(*ONCE, "--jobs", "3")
+    assert done.code == 4, done.err
+    assert "--jobs 3: one job runs at a time" in done.out
+
+
+def test_claims_carry_the_lease_and_are_renewed_as_often_as_it_needs(house: House):
+    bench = Bench(house)
+    bench.install({"sleep": "import time; time.sleep(60)"})
+    manifest = bench.ask("sleep")
+    ref = refs.claim_ref(manifest.nonce)
+
+    def held() -> str:
+        return house.git("for-each-ref", "--format=%(objectname)", ref, cwd=house.remote)
+
+    with house.runner("--lease", "2.4", "--idle", "0.1") as runner:
+        wait_for(held, 20, "a claim")
+        for _ in range(3):
+            before = held()
+            wait_for(lambda before=before: held() != before, 2.4, "a heartbeat within the lease")
+        status = json.loads(house.git("show", f"{held()}:status.json", cwd=house.remote))
+        assert status["lease_s"] == 2.4
+        runner.terminate()
+        wait_for(lambda: "once more" in house.runner_log(), 10, "the first answer to SIGTERM")
+        runner.terminate()
+        assert runner.wait(20) == 0

@@ -1,0 +1,155 @@
+"""The lists show everything that waits, runs and ran, wherever it is, and judge none of it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from bridge.bus import refs
+from bridge.bus.claims import Beat
+from bridge.bus.requests import Submitted
+from bridge.client.history import History, Row, history, queue
+from bridge.client.lookup import look_up
+from bridge.errors import UnknownHandle
+from bridge.result import RESULT_ROOT, Phase, Progress, Status
+from tests.bridge.bus.archives import NOW, answered, bridge_refs, many_answered, pruned
+from tests.worlds import World
+
+FAILED = {"verdict": {"status": "failed", "reason": "exit_code"}}
+
+
+def rows(world: World, now: datetime | None = None) -> list[Row]:
+    return queue(world.root / "state", world.remote, origin=world.git, now=now or datetime.now(UTC))
+
+
+def past(world: World, limit: int = 20, **wanted: object) -> History:
+    return history(world.root / "state", world.remote, origin=world.git, limit=limit, **wanted)  # type: ignore[arg-type]
+
+
+def test_the_queue_shows_what_waits_and_runs_and_nothing_else(world: World):
+    running = world.submit()
+    [pending] = world.mirror.refresh()
+    world.claim(pending).beat(Beat(Phase.RUNNING, 12.0, Progress(done=1, total=4, step="s\x1b[31mtep")))
+    first, second = (
+        world.submit(nonce=refs.new_nonce(datetime.now(UTC) + timedelta(seconds=s), b"abcdef"))
+        for s in (2, 4)
+    )
+    world.answer(world.submit())
+    world.point(refs.cancel_ref(second.nonce), second.commit)
+    found = rows(world)
+    assert [row.nonce for row in found] == [running.nonce, first.nonce, second.nonce]
+    assert [row.phase for row in found] == [Phase.RUNNING, Phase.QUEUED, Phase.QUEUED]
+    assert [row.ahead for row in found] == [None, 0, 1]
+    assert [row.cancelling for row in found] == [False, False, True]
+    assert (found[0].runner, found[0].elapsed_s, found[0].attempt) == ("testmac", 12.0, 1)
+    assert found[0].progress == Progress(done=1, total=4, step="step")
+    assert abs(found[0].beat_age_s or 0.0) < 60
+    assert rows(world) != []  # again, from the cache
+
+
+def test_a_request_without_an_inbox_entry_waits_too(world: World):
+    world.take_branches_only()
+    waiting, done = world.submit(), world.submit()
+    world.answer(done)
+    assert [row.nonce for row in rows(world)] == [waiting.nonce]
+    world.claim(world.mirror.refresh()[0])
+    assert [row.phase for row in rows(world)] == [Phase.CLAIMED]
+
+
+def test_a_result_whose_claim_or_inbox_entry_was_left_behind_is_not_in_the_queue(world: World):
+    done = world.submit()
+    [pending] = world.mirror.refresh()
+    held = world.claim(pending)
+    world.answer(done)
+    world.point(refs.claim_ref(done.nonce), held.commit)
+    world.point(refs.inbox_ref(done.nonce), done.commit)
+    assert rows(world) == []
+
+
+@pytest.mark.slow
+def test_a_claim_that_nobody_can_read_is_shown_as_one(world: World):
+    squatted = world.submit()
+    world.point(refs.claim_ref(squatted.nonce), world.house.git("rev-parse", "main"))
+    [row] = rows(world)
+    assert (row.phase, row.runner) == (Phase.CLAIMED, None)
+
+
+@pytest.fixture
+def mixed(world: World) -> tuple[World, list[Submitted]]:
+    """Four finished requests, a day apart, the newest first; the older two in the archive."""
+    finished = {"finished_at": "2026-03-01T12:00:30Z"}
+    done = [
+        answered(world, timedelta(days=days), **finished, **(FAILED if days % 2 else {}))
+        for days in (10, 11, 30, 31)
+    ]
+    assert len(pruned(world).archived) == 2
+    world.submit(nonce=refs.new_nonce(NOW, b"abcdef"))
+    return world, done
+
+
+def test_history_is_on_branches_and_in_the_archive_alike(mixed: tuple[World, list[Submitted]]):
+    world, done = mixed
+    found = past(world)
+    assert [row.nonce for row in found.rows] == [one.nonce for one in done]
+    assert [row.archived for row in found.rows] == [False, False, True, True]
+    assert [row.status for row in found.rows] == [Status.PASSED, Status.FAILED] * 2
+    assert {(row.preset, row.runner, row.elapsed_s) for row in found.rows} == {("probe", "testmac", 30.0)}
+    assert found.complete
+
+
+@pytest.mark.slow
+def test_history_has_filters_and_a_limit(mixed: tuple[World, list[Submitted]]):
+    world, done = mixed
+    failed = past(world, status=Status.FAILED)
+    assert [row.nonce for row in failed.rows] == [done[1].nonce, done[3].nonce]
+    assert [row.nonce for row in past(world, 3).rows] == [one.nonce for one in done[:3]]
+    assert past(world, preset="tests").rows == ()
+
+
+@pytest.mark.slow
+def test_a_request_that_is_archived_and_not_yet_deleted_comes_once(mixed: tuple[World, list[Submitted]]):
+    world, done = mixed
+    tip = world.answer(world.submit(nonce=done[3].nonce)).commit
+    assert tip
+    assert [row.nonce for row in past(world).rows] == [one.nonce for one in done]
+
+
+@pytest.mark.slow
+def test_a_result_that_nobody_can_read_is_shown_without_a_status(world: World):
+    submitted = world.submit()
+    path = f"{RESULT_ROOT}/{submitted.nonce}/result.json"
+    world.point(submitted.ref, world.commit(submitted.commit, {path: b"rubbish"}))
+    world.house.git("update-ref", "-d", refs.inbox_ref(submitted.nonce), cwd=world.house.remote)
+    [row] = past(world).rows
+    assert (row.status, row.runner, row.preset) == (None, None, "probe")
+
+
+@pytest.mark.sampled(2, 1)
+@pytest.mark.parametrize("server", ["plain", "with filters"])
+def test_every_handle_of_a_pruned_bus_is_found(world: World, server: str):
+    if server != "plain":
+        world.house.git("config", "uploadpack.allowFilter", "true", cwd=world.house.remote)
+    nonces = many_answered(world, 5)
+    pruned(world)
+    assert bridge_refs(world) == set()
+    assert [row.nonce for row in past(world).rows] == sorted(nonces, reverse=True)
+    for handle in (nonces[0], f"probe-{nonces[1]}", f"mac-bridge/probe-{nonces[2]}", nonces[3][:18]):
+        found = look_up(world.git, world.remote, handle, world.root / "state")
+        assert found.state is None
+        assert found.answer is not None
+        assert found.nonce in nonces
+    for handle in ("20260301", "probe-20260301", "2026", "", "20270101", "tests-" + nonces[0][:18]):
+        with pytest.raises(UnknownHandle):
+            look_up(world.git, world.remote, handle, None)
+
+
+def test_an_archived_result_is_found_beside_a_branch_that_somebody_moved(world: World):
+    submitted = world.submit(nonce=refs.new_nonce(NOW - timedelta(days=31), b"abcdef"))
+    world.point(submitted.ref, world.commit(submitted.commit, {"README.md": b"mine now"}))
+    world.answer(submitted)
+    assert pruned(world).archived == (submitted.nonce,)
+    found = look_up(world.git, world.remote, submitted.nonce, world.root / "state")
+    assert found.state is not None
+    assert found.answer is not None
+    assert found.answer.ref == refs.ARCHIVE
