@@ -14,6 +14,7 @@
     ├── BusError                  6   git or the network failed
     │   ├── NoRemote                  there is no remote to talk to
     │   ├── RemoteUnreachable         the remote did not answer, or refused the credentials
+    │   │   └── AccessDenied              it answered, and refused the credentials or the key
     │   ├── PushRejected              the remote answered and said no
     │   ├── LeaseLost                 somebody else moved the ref we were to move
     │   └── UnknownHandle             no request of that name on this remote
@@ -104,6 +105,10 @@ class NoRemote(BusError):
 
 class RemoteUnreachable(BusError):
     """The remote did not answer, or refused the credentials."""
+
+
+class AccessDenied(RemoteUnreachable):
+    """The remote answered, and refused the credentials or the key."""
 
 
 class PushRejected(BusError):

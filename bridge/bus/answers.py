@@ -7,6 +7,7 @@ Whether an answer is believed is `bridge.bus.results`; answers of retired reques
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -107,9 +108,9 @@ def fetch(
     places = [held for held in (state.branch, state.result) if held and held.commit != request_commit]
     if not places:
         return None
-    with git.scratch() as scratch:
-        needed = [held for held in (state.branch, state.result) if held and (held in places or not asked)]
-        wanted = [held.ref for held in needed if not scratch.exists(held.commit)]
+    needed = [held for held in (state.branch, state.result) if held and (held in places or not asked)]
+    wanted = [held.ref for held in needed if not git.exists(held.commit)]
+    with git.scratch() if wanted else contextlib.nullcontext(git) as scratch:
         if wanted:
             scratch.fetch(remote, wanted, timeout_s=timeout_s)
         places = [held for held in places if scratch.exists(held.commit)]  # one may have moved meanwhile

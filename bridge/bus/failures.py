@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bridge.bus.untrusted import clean, without_credentials
-from bridge.errors import BusError, LeaseLost, PushRejected, RemoteUnreachable
+from bridge.errors import AccessDenied, BusError, LeaseLost, PushRejected, RemoteUnreachable
 
 # Reasons of a refused ref update that mean: it does not hold what we thought it held.
 _MOVED = re.compile(
@@ -52,6 +52,7 @@ class _Cause:
     pattern: re.Pattern[str]
     message: str
     remedy: str
+    error: type[RemoteUnreachable] = AccessDenied
 
 
 # The first that fits counts. {remote} is the address as it may be shown.
@@ -88,6 +89,7 @@ _CAUSES = (
         _READ_ONLY,
         "there is no repository at {remote} that its git daemon exports",
         "check the address; on the server, git-daemon-export-ok marks what is exported",
+        RemoteUnreachable,
     ),
     _Cause(
         re.compile(
@@ -95,6 +97,7 @@ _CAUSES = (
         ),
         "there is no repository at {remote}, or none that this user may see",
         "check the address and your access",
+        RemoteUnreachable,
     ),
 )
 
@@ -158,7 +161,7 @@ def unreachable(remote: str, stderr: bytes) -> RemoteUnreachable:
     if cause is not None:
         words = " ".join(_remote_words(stderr))
         message = cause.message.format(remote=shown) + (f"; it says: {words}" if words else "")
-        return RemoteUnreachable(message[:_MAX_MESSAGE], cause.remedy.format(remote=shown))
+        return cause.error(message[:_MAX_MESSAGE], cause.remedy.format(remote=shown))
     if _BROKE_OFF.search(text):
         why = _reason(stderr)
         return RemoteUnreachable(

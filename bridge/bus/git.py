@@ -484,8 +484,12 @@ class Git:
         return {ref: sha for sha, _, ref in (line.partition("\t") for line in lines) if ref}
 
     def remote_url(self, remote: str) -> str:
-        """A remote's address after the user's ``insteadOf`` rules; a name without one comes back as it is."""
-        return self.run("ls-remote", "--get-url", "--", for_git(remote)[0]).decode().strip()
+        """A remote's address after the user's ``insteadOf`` rules; a name without one comes back as it is.
+
+        So does an address with credentials, which git is given unchanged by those rules.
+        """
+        address, secrets = for_git(remote)
+        return remote if secrets else self.run("ls-remote", "--get-url", "--", address).decode().strip()
 
 
 def _unset_prefix(ours: Mapping[str, str]) -> list[str]:

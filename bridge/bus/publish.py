@@ -64,8 +64,7 @@ def publish(
     result: bytes,
     signature: bytes | None,
     claim: Claim | None,
-    in_inbox: bool = True,
-    wished: bool = False,
+    untouched: bool = False,
     tries: int = _TRIES,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Published:
@@ -82,8 +81,8 @@ def publish(
         result: The exact bytes of ``result.json``.
         signature: Detached signature of `result`.
         claim: What this runner holds; deleted with the same push.
-        in_inbox: Whether the request was seen in the inbox, which saves a look where that is still so.
-        wished: Whether somebody wished to stop the request: the wish is deleted with the same push.
+        untouched: The request was seen in the inbox and on its branch, and nobody wished to stop it; where
+            that is still so, one push does it without a look first.
         tries: Pushes before giving up.
         sleep: Waits that many seconds.
 
@@ -104,8 +103,8 @@ def publish(
         everything[RESULT_SIGNATURE_NAME] = signature
     answer = _Answer(nonce, request_commit, result_ref, everything, message, parse_time(parsed.finished_at))
     with git.scratch() as scratch:
-        publisher = _Publisher(git, scratch, remote, answer, claim, in_inbox=in_inbox)
-        if not wished and (published := publisher.at_once()) is not None:
+        publisher = _Publisher(git, scratch, remote, answer, claim)
+        if untouched and (published := publisher.at_once()) is not None:
             return published
         for attempt in range(tries):
             try:
@@ -124,15 +123,12 @@ class _Final(LeaseLost):
 class _Publisher:
     """One result on its way. The same answer is the same commit, whoever writes it: see `_already`."""
 
-    def __init__(
-        self, base: Git, scratch: Git, remote: str, answer: _Answer, claim: Claim | None, *, in_inbox: bool
-    ) -> None:
+    def __init__(self, base: Git, scratch: Git, remote: str, answer: _Answer, claim: Claim | None) -> None:
         self._reader = base
         self._git = scratch
         self._remote = remote
         self._answer = answer
         self._claim = claim
-        self._in_inbox = in_inbox
         self._commits: dict[bool, str] = {}
 
     def at_once(self) -> Published | None:
@@ -141,10 +137,9 @@ class _Publisher:
         if answer.branch is None or claim is None or not self._reader.exists(answer.request_commit):
             return None
         target = Update(answer.branch, self._commit(on_branch=True), answer.request_commit)
-        inbox = refs.inbox_ref(answer.nonce)
-        cleanup = [Update(inbox, None, answer.request_commit)] if self._in_inbox else []
+        inbox = Update(refs.inbox_ref(answer.nonce), None, answer.request_commit)
         try:
-            self._git.push(self._remote, [target, *cleanup, Update(claim.ref, None, claim.commit)])
+            self._git.push(self._remote, [target, inbox, Update(claim.ref, None, claim.commit)])
         except BusError:
             return None  # `attempt` finds out what stands where
         return Published(target.new or "", target.ref)

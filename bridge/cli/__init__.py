@@ -159,12 +159,15 @@ def _show_bug(error: Exception) -> None:
     from datetime import UTC, datetime
 
     from bridge import settings
+    from bridge.bus.untrusted import without_credentials
 
     text = "".join(traceback.format_exception(error))
     where = settings.state_dir() / "crashes" / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}.txt"
     try:
         where.parent.mkdir(parents=True, exist_ok=True)
-        where.write_text(f"kakeya_mac {__version__}\n{' '.join(sys.argv)}\n\n{text}", encoding="utf-8")
+        where.write_text(
+            f"kakeya_mac {__version__}\n{without_credentials(' '.join(sys.argv))}\n\n{text}", encoding="utf-8"
+        )
         kept = f"The details are in {where}; please attach that file to a report"
     except OSError:
         kept = f"{text}\nPlease attach this to a report"

@@ -66,7 +66,6 @@ def again(
     from bridge import settings
     from bridge.bus.git import Git
     from bridge.cli.asking import finish, send, show_plan
-    from bridge.cli.outlook import outlook
     from bridge.client.again import changed_params, plan_again, recall
     from bridge.client.lookout import Lookout
     from bridge.client.remotes import resolve_remote
@@ -107,5 +106,6 @@ def again(
         as_json=as_json,
         output=output,
         allow_unsigned=allow_unsigned,
-        extra={**extra, **outlook(config, lookout, submission)},
+        lookout=lookout,
+        extra=extra,
     )

@@ -12,6 +12,7 @@ from bridge.cli import echo_json
 
 if TYPE_CHECKING:
     from bridge.bus.git import Git
+    from bridge.client.lookout import Lookout
     from bridge.client.submit import Plan, Submission
     from bridge.settings import Settings
 
@@ -68,6 +69,7 @@ def finish(
     as_json: bool,
     output: Path | None,
     allow_unsigned: bool,
+    lookout: Lookout,
     extra: dict[str, Any] | None = None,
 ) -> int:
     """Say that a request is on its way, or with `wait_s` follow it home; returns the exit code.
@@ -80,12 +82,16 @@ def finish(
         as_json: End with one JSON line instead of text.
         output: Folder to save the result in.
         allow_unsigned: Show what no trusted runner signed all the same.
+        lookout: Who is there to take it, begun before the push.
         extra: More keys for the JSON line.
     """
     from bridge.cli.follow import follow
+    from bridge.cli.outlook import outlook
 
+    preset = submission.manifest.preset
     handle = {
         **(extra or {}),
+        **outlook(config, lookout, submission),
         "nonce": submission.nonce,
         "ref": submission.ref,
         "request_commit": submission.commit,
@@ -107,6 +113,7 @@ def finish(
             output=output,
             extra=handle,
             allow_unsigned=allow_unsigned,
+            expect=lambda ahead: lookout.expected_s(preset, ahead),
         )
     if as_json:
         echo_json({"status": "queued", "exit_code": 0, **handle})

@@ -28,6 +28,9 @@ from bridge.settings import Settings
 if TYPE_CHECKING:
     from bridge.client.judged import Judged
 
+# Seconds to wait, by how many requests are ahead; None: not known.
+Expectation = Callable[[int], float | None]
+
 _QUIET_S = 2.0  # between two progress lines where there is no terminal
 
 
@@ -44,6 +47,7 @@ def follow(
     extra: dict[str, Any] | None = None,
     outcome: Callable[[dict[str, Any]], object] | None = None,
     allow_unsigned: bool = False,
+    expect: Expectation = lambda _: None,
 ) -> int:
     """Watch `nonce` until its result is home, show it, and return its exit code.
 
@@ -59,13 +63,14 @@ def follow(
         extra: More keys for the JSON line.
         outcome: Is given the JSON document, also when text is shown.
         allow_unsigned: Show what no trusted runner signed all the same.
+        expect: Seconds to wait with so many requests ahead; None: not known.
 
     Raises:
         ResultError: What was published cannot be believed.
         BusError: The remote never answered, or the request is gone.
     """
     try:
-        fetched = _watched(git, remote, nonce, time.monotonic() + wait_s, asked)
+        fetched = _watched(git, remote, nonce, time.monotonic() + wait_s, asked, expect)
     except WaitTimeout as timeout:
         click.echo(f"error: {timeout.message}", err=True)
         click.echo(f"  {timeout.remedy}", err=True)
@@ -108,10 +113,12 @@ def present(
     return judged.exit_code
 
 
-def _watched(git: Git, remote: Remote, nonce: str, deadline: float, asked: Asked | None) -> FetchedResult:
+def _watched(
+    git: Git, remote: Remote, nonce: str, deadline: float, asked: Asked | None, expect: Expectation
+) -> FetchedResult:
     """What was published in the end; every change is shown on the way."""
     fetched: FetchedResult | None = None
-    with _progress() as show:
+    with _progress(expect) as show:
         for update in watch(git, remote.address, nonce, deadline=deadline, asked=asked):
             show(update)
             fetched = update.result
@@ -136,17 +143,17 @@ def _show(judged: Judged, output: Path | None) -> None:
 
 
 @contextmanager
-def _progress() -> Iterator[Any]:
+def _progress(expect: Expectation) -> Iterator[Any]:
     """A function that shows an update: in place on a terminal, as occasional lines elsewhere."""
     if sys.stderr.isatty():
-        with _live() as show:
+        with _live(expect) as show:
             yield show
         return
     last_phase, last_line, last_time = None, "", 0.0
 
     def show_line(update: Update) -> None:
         nonlocal last_phase, last_line, last_time
-        line = _line(update)
+        line = _line(update, expect)
         now = time.monotonic()
         if line == last_line or (update.phase == last_phase and now - last_time < _QUIET_S):
             return
@@ -157,7 +164,7 @@ def _progress() -> Iterator[Any]:
 
 
 @contextmanager
-def _live() -> Iterator[Any]:
+def _live(expect: Expectation) -> Iterator[Any]:
     from rich.console import Console
 
     console = Console(stderr=True)
@@ -167,8 +174,8 @@ def _live() -> Iterator[Any]:
         def show_live(update: Update) -> None:
             if update.phase not in seen:
                 seen.append(update.phase)
-                console.print(_line(update), highlight=False, markup=False)
-            status.update(_escaped(_line(update)))
+                console.print(_line(update, expect), highlight=False, markup=False)
+            status.update(_escaped(_line(update, expect)))
 
         yield show_live
 
@@ -179,9 +186,10 @@ def _escaped(text: str) -> str:
     return escape(text)
 
 
-def _line(update: Update) -> str:
+def _line(update: Update, expect: Expectation) -> str:
     if update.notice:
         return f"{update.phase} (no answer from the remote: {clean_line(update.notice)})"
     if update.phase is Phase.DONE:
         return done_line(update.result)
-    return status_line(update.status, update.phase, update.ahead)
+    expected_s = expect(update.ahead) if update.phase is Phase.QUEUED else None
+    return status_line(update.status, update.phase, update.ahead, expected_s)

@@ -49,22 +49,31 @@ Exit code: 0 while it waits or runs; afterwards the code of its status."""
 def status(handle: str, remote: str | None, as_json: bool, allow_unsigned: bool) -> int:
     """Where the request HANDLE (nonce, branch name or unique prefix) is."""
     from bridge.cli.follow import present
+    from bridge.client.lookout import Lookout
     from bridge.render.outcome import status_line
+    from bridge.result import Phase
 
     config, git, bus, found = _find(handle, remote)
     believed = _believed(config, found, allow_unsigned)
     if believed is not None:
         return present(*believed, as_json=as_json, output=None)
+    lookout = Lookout(git, bus.address, config.trusted_runners)
     update = _look(git, bus, found.nonce)
-    line = status_line(update.status, update.phase, update.ahead)
+    preset = None if found.state is None else found.state.preset
+    expected_s = None
+    if update.phase is Phase.QUEUED and preset is not None:
+        lookout.result()
+        expected_s = lookout.expected_s(preset, update.ahead)
+    line = status_line(update.status, update.phase, update.ahead, expected_s)
     if as_json:
         beat = None if update.status is None else update.status.model_dump(mode="json")
         echo_json(
             {
                 "status": update.phase,
                 "nonce": found.nonce,
-                "preset": None if found.state is None else found.state.preset,
+                "preset": preset,
                 "ahead": update.ahead,
+                "expected_wait_s": expected_s,
                 "heartbeat": beat,
                 "exit_code": 0,
             }
@@ -93,12 +102,15 @@ def wait(
 ) -> int:
     """Follow the request HANDLE until its result is home."""
     from bridge.cli.follow import follow, present
+    from bridge.client.lookout import Lookout
     from bridge.errors import UnknownHandle
 
     config, git, bus, found = _find(handle, remote)
     believed = _believed(config, found, allow_unsigned)
     if believed is not None:
         return present(*believed, as_json=as_json, output=output)
+    lookout = Lookout(git, bus.address, config.trusted_runners)
+    preset = None if found.state is None else found.state.preset
     try:
         return follow(
             config,
@@ -109,6 +121,7 @@ def wait(
             as_json=as_json,
             output=output,
             allow_unsigned=allow_unsigned,
+            expect=lambda ahead: None if preset is None else lookout.expected_s(preset, ahead),
         )
     except UnknownHandle:  # published and retired between two looks?
         *_, found = _find(found.nonce, remote)

@@ -73,7 +73,6 @@ def run(
     from bridge import presets, settings
     from bridge.bus.git import Git
     from bridge.cli.asking import finish, send, show_plan
-    from bridge.cli.outlook import outlook
     from bridge.client.lookout import Lookout
     from bridge.client.submit import left_behind, plan_request
 
@@ -107,5 +106,5 @@ def run(
         as_json=as_json,
         output=output,
         allow_unsigned=allow_unsigned,
-        extra=outlook(config, lookout, submission),
+        lookout=lookout,
     )

@@ -112,6 +112,25 @@ def who_can(
     )
 
 
+def expected_wait_s(cards: Sequence[Seen], *, preset: str, ahead: int, now: datetime) -> float | None:
+    """Seconds until a request with so many in front of it is likely to start; None: not known.
+
+    Args:
+        cards: What was seen on the remote.
+        preset: Name or alias.
+        ahead: Older requests that wait, too.
+        now: This reader's time (aware).
+    """
+    able = [
+        seen
+        for seen in cards
+        if absence(seen.card, now) is None
+        and (offer := seen.card.offer(preset)) is not None
+        and offer.available
+    ]
+    return _expected_s(able, preset, ahead)
+
+
 def absence(card: RunnerCard, now: datetime) -> str | None:
     """Why a runner is not there, as a clause about it; None: it is."""
     if is_live(card, now):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 from bridge.bus.catalogue import TIMEOUT_S, Catalogue, read_cards
 from bridge.bus.git import Git
+from bridge.client.availability import expected_wait_s
 from bridge.client.trust import trusted
 from bridge.errors import BridgeError, SignatureError, described
 from bridge.signing import fingerprint
@@ -81,6 +83,13 @@ class Lookout:
         if self._thread.is_alive():
             return None, f"which runners are there could not be read within {self._limit_s:g} s"
         return self._found, self._failure
+
+    def expected_s(self, preset: str, ahead: int) -> float | None:
+        """Seconds until a request with so many in front of it is likely to start; None: not known (yet)."""
+        found = self._found
+        if found is None:
+            return None
+        return expected_wait_s(found.seen, preset=preset, ahead=ahead, now=datetime.now(UTC))
 
     def _look(self, git: Git, address: str, trusted_file: Path) -> None:
         try:

@@ -61,7 +61,10 @@ def resolve_remote(git: Git, named: str | None = None) -> Remote:
         address = _absolute(named, Path.cwd)
     else:
         known = ", ".join(sorted(urls)) or "none"
-        raise NoRemote(f"there is no remote {named!r}", f"configured remotes: {known}; a URL works too")
+        raise NoRemote(
+            f"there is no remote {without_credentials(named)!r}",
+            f"configured remotes: {known}; a URL works too",
+        )
     effective = git.remote_url(address) if rewritten else address
     return Remote(address, without_credentials(address), refs.audience_of(effective))
 

@@ -73,17 +73,23 @@ def outcome_lines(judged: Judged) -> Iterator[str]:
         yield f"           {file.role:<8} {_line(file.path)} ({file.bytes} bytes)"
 
 
-def status_line(status: RunStatus | None, phase: str, ahead: int) -> str:
-    """Where an unfinished request is, on one line."""
+def status_line(status: RunStatus | None, phase: str, ahead: int, expected_s: float | None = None) -> str:
+    """Where an unfinished request is, on one line; `expected_s` until it is likely to start, where known."""
     if status is None:
         waiting = f", {ahead} ahead" if ahead else ""
-        return f"{phase}{waiting}"
+        return f"{phase}{waiting}" + (f", about {_rough(expected_s)} to wait" if expected_s else "")
     progress = status.progress
     counted = ""
     if progress is not None and progress.total:
         counted = f" {progress.done}/{progress.total} {_line(progress.step)}".rstrip()
     held = "by" if phase == Phase.CLAIMED else "on"
     return f"{phase} {held} {_line(status.runner)}{counted} ({status.elapsed_s:.0f} s)"
+
+
+def _rough(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def done_line(found: FetchedResult | None) -> str:

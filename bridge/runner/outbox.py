@@ -46,10 +46,10 @@ class Outbox:
         """What waits here."""
         return set(self._spool.nonces())
 
-    def send(self, entry: Entry, claim: Claim, *, in_inbox: bool, wished: bool) -> None:
-        """Keep a result, then push it; it stays if that fails. A wish to stop (`wished`) goes with it."""
+    def send(self, entry: Entry, claim: Claim, *, untouched: bool) -> None:
+        """Keep a result, then push it; it stays if that fails. For `untouched` see `publish`."""
         self._spool.put(entry)
-        self._publish(entry, claim, in_inbox=in_inbox, wished=wished)
+        self._publish(entry, claim, untouched=untouched)
 
     def flush(self, claims: Callable[[], Mapping[str, Held]], own: frozenset[str]) -> int:
         """Push what an earlier failure or an earlier process left; how many are no longer here.
@@ -64,9 +64,7 @@ class Outbox:
         for nonce in waiting:
             try:
                 entry = self._spool.read(nonce)
-                gone += self._publish(
-                    entry, self._own_claim(held.get(nonce), own), in_inbox=True, wished=True
-                )
+                gone += self._publish(entry, self._own_claim(held.get(nonce), own))
             except RemoteUnreachable:
                 raise
             except (ValueError, KeyError, TypeError, FileNotFoundError, ResultError) as error:
@@ -77,7 +75,7 @@ class Outbox:
                 self._say(f"{nonce}: {described(error)}; trying again in {pause:g} s")
         return gone
 
-    def _publish(self, entry: Entry, held: Claim | None, *, in_inbox: bool, wished: bool) -> bool:
+    def _publish(self, entry: Entry, held: Claim | None, *, untouched: bool = False) -> bool:
         """Push a result; whether it is off our hands: published, or too late."""
         try:
             where = publish(
@@ -90,8 +88,7 @@ class Outbox:
                 result=entry.result,
                 signature=entry.signature,
                 claim=held,
-                in_inbox=in_inbox,
-                wished=wished,
+                untouched=untouched,
             )
         except LeaseLost as error:
             self._say(f"{entry.nonce}: not published: {error.message}")

@@ -21,7 +21,7 @@ from bridge.bus.card import State, Work
 from bridge.bus.mirror import Mirror, Pending
 from bridge.bus.refs import is_local
 from bridge.bus.untrusted import clean_line
-from bridge.errors import MachineError, RemoteUnreachable, described
+from bridge.errors import AccessDenied, MachineError, RemoteUnreachable, described
 from bridge.result import Reason, Status, Verdict
 from bridge.runner.check import Checked
 from bridge.runner.child import MachineBusy, Supervised
@@ -90,6 +90,7 @@ class Runner:
         self._abort = threading.Event()
         self._waiting = 0
         self._done = 0
+        self._let_in = False
         self._polling = Polling(idle_s=idle_s, local=is_local(station.remote), clock=clock)
         self._reserve = Reserve(station)
 
@@ -112,6 +113,7 @@ class Runner:
 
         Raises:
             MachineError: Another runner of this name runs on this machine.
+            AccessDenied: The remote let nobody in at the first look; later that is waited out.
         """
         stop = stop or threading.Event()
         self._done = 0
@@ -143,14 +145,19 @@ class Runner:
         handled = False
         try:
             pending = self._look()
+            self._let_in = True
             for request, turn in self._order(pending):
                 if handled := self._attempt(request, turn):
                     self._service.note(turn)
                     break
+            else:
+                self._desk.tidy()
         except MachineBusy as busy:
             self._say(f"waiting: {busy.message}")
             self._polling.calm()
         except Exception as error:  # a daemon outlives its own bugs, too; each pause is longer
+            if isinstance(error, AccessDenied) and not self._let_in:
+                raise  # whoever has just started it can put that right
             self._polling.failures += 1
             self._say(f"failure {self._polling.failures} in a row, trying again: {described(error)}")
             return handled
@@ -267,8 +274,8 @@ class Runner:
                 return
             entry, verdict = done
             self._remember(checked, verdict, self._clock() - began)
-            wished = self._desk.wished(pending.nonce)
-            self._outbox.send(entry, taken.claim, in_inbox=pending.ref is None, wished=wished)
+            untouched = pending.ref is None and not self._desk.wished(pending.nonce)
+            self._outbox.send(entry, taken.claim, untouched=untouched)
             self._say(f"{pending.nonce}: {verdict.status}/{verdict.reason} {verdict.message}".rstrip())
         finally:
             if not job.clean_up():

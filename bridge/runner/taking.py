@@ -23,6 +23,7 @@ from bridge.errors import BusError
 from bridge.result import Reason
 from bridge.runner.check import Checked, examine
 from bridge.runner.station import Station
+from bridge.runner.strays import Strays
 
 # A claim pushed faster than this leaves nobody time to claim, run and publish in between.
 _SURE_S = 0.05
@@ -77,6 +78,7 @@ class Desk:
         self._answered: set[tuple[str, str]] = set()
         # Requests whose objects could not be read, and for which the mirror was made again.
         self._renewed: set[str] = set()
+        self._strays = Strays(mirror)
 
     def update(self, pending: Collection[Pending]) -> None:
         """Take in what the mirror saw at its last look, and forget what is not pending any more."""
@@ -87,6 +89,14 @@ class Desk:
         self._answered = {known for known in self._answered if known[0] in nonces}
         self._renewed &= nonces
         self._wished = nonces & self._cancels.keys()
+
+    def tidy(self) -> None:
+        """Clear wishes away that came too late.
+
+        Raises:
+            RemoteUnreachable: The remote did not answer.
+        """
+        self._strays.clear({n: held for n, held in self._cancels.items() if n not in self._wished})
 
     def wished(self, nonce: str) -> bool:
         """Whether a wish to stop it was seen, be it one that does not count."""

@@ -50,7 +50,10 @@ class Jobs:
         keep: tuple[Path, ...] = (),
         **changes: object,
     ) -> Ended:
-        with Supervised(Standby(self.lock, hide=hide, keep=keep)) as supervised, self.log.open("wb", 0) as log:
+        with (
+            Supervised(Standby(self.lock, hide=hide, keep=keep)) as supervised,
+            self.log.open("wb", 0) as log,
+        ):
             return supervised.run(self.order(script, **changes), log, on_line=self.lines.append, stop=stop)
 
 

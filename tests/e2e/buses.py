@@ -1,0 +1,280 @@
+"""A bus behind a real server, its client and runners as processes, and a watch for leaked credentials."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import quote
+
+from tests import servers
+from tests.bridge.runner.bench import Bench
+from tests.houses import BIN, Done, House, build_house, wait_for
+
+USER = "us er@x"
+PASSWORD = "p%s@: w/7é#?'q"
+# Every spelling in which the password could turn up.
+SPELLINGS = tuple(
+    text.encode()
+    for text in (
+        PASSWORD,
+        quote(PASSWORD),
+        quote(PASSWORD, safe=""),
+        base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode(),
+    )
+)
+PROGRAMS = {
+    "echo": "print('hello from', arg)",
+    "pause": "import time; print('began', flush=True); time.sleep(1.5)",
+    "large": "import base64, os; print(base64.encodebytes(os.urandom(240_000)).decode())",
+}
+ASK = """
+import sys
+from pathlib import Path
+from bridge.bus.git import Git
+from bridge.bus.requests import submit
+from bridge.client.remotes import resolve_remote
+from tests.bridge.runner.bench import Bench
+from tests.houses import House
+house = House(Path(sys.argv[1]))
+git = Git(house.clone)
+bus = resolve_remote(git)
+for preset in sys.argv[2:]:
+    manifest = Bench(house).manifest(preset, audience=bus.audience)
+    submit(git, bus.address, manifest, None)
+    print(manifest.nonce)
+"""
+
+
+@dataclass
+class Bus:
+    """A house whose remote is reached through a server, or as a folder.
+
+    Attributes:
+        address: As the user wrote it into the clone's configuration.
+        server: None: a folder.
+        proxy: In front of the server.
+        said: Everything that commands printed.
+    """
+
+    house: House
+    address: str
+    server: servers.Server | None = None
+    proxy: servers.Proxy | None = None
+    said: list[str] = field(default_factory=list)
+    _runners: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def remote(self) -> Path:
+        """The bare repository itself."""
+        return self.house.remote.resolve()
+
+    def kakeya(self, *args: str, timeout: float = 60, **env: str) -> Done:
+        """A command of the client's, in the clone."""
+        done = self.house.kakeya(*args, timeout=timeout, **env)
+        self.said.append(done.out + done.err)
+        return done
+
+    def ask(self, *presets: str) -> list[str]:
+        """Push requests for `PROGRAMS`, which only the runner knows; their nonces."""
+        argv = [sys.executable, "-c", ASK, str(self.house.root), *presets]
+        env = {**self.house.env, "PYTHONPATH": str(Path(__file__).parents[2])}
+        done = subprocess.run(argv, env=env, cwd=self.house.clone, capture_output=True, text=True, timeout=60)
+        self.said.append(done.stdout + done.stderr)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split()
+
+    def wait(self, nonce: str, seconds: int = 40) -> Done:
+        """Follow a request home."""
+        return self.kakeya("wait", nonce, "--seconds", str(seconds), "--json")
+
+    def serve(self, name: str, *args: str, **env: str) -> subprocess.Popen[bytes]:
+        """Start a runner with a state folder of its own; it finds the remote in its environment."""
+        with self.log_of(name).open("ab") as log:
+            command = [str(BIN / "kakeya_mac"), "runner", "serve", "--name", name, "--idle", "0.2", *args]
+            variables = {"KAKEYA_REMOTE": self.address, "KAKEYA_STATE": str(self.state_of(name))}
+            process = subprocess.Popen(
+                command,
+                env={**self.house.env, **variables, **env},
+                cwd=self.house.root,
+                stdout=log,
+                stderr=log,
+            )
+        self._runners.append(process)
+        return process
+
+    def state_of(self, name: str) -> Path:
+        return self.house.root / f"state-{name}"
+
+    def log_of(self, name: str) -> Path:
+        return self.house.root / f"{name}.log"
+
+    def logs(self) -> str:
+        """What all runners said."""
+        return "\n".join(path.read_text(errors="replace") for path in self.house.root.glob("*.log"))
+
+    def stop(self) -> None:
+        """End all runners."""
+        for process in self._runners:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        for process in self._runners:
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def spooled(self, nonce: str) -> bool:
+        """Whether a runner keeps the result of a request."""
+        return bool(list(self.house.root.glob(f"state-*/runner/*/spool-*/{nonce}/entry.json")))
+
+    def cut(self) -> None:
+        """Nobody reaches the repository any more."""
+        if self.proxy is not None:
+            self.proxy.cut()
+        else:
+            self.remote.rename(self.house.root / "away.git")
+
+    def restore(self) -> None:
+        """It is back."""
+        if self.proxy is not None:
+            self.proxy.restore()
+        else:
+            (self.house.root / "away.git").rename(self.house.remote)
+
+    def hook(self, name: str, script: str) -> Path:
+        """Install a hook of the server's."""
+        path = self.remote / "hooks" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        return path
+
+    def git(self, *args: str) -> str:
+        """Git in the bare repository itself."""
+        return self.house.git(*args, cwd=self.remote)
+
+    def results(self, nonce: str) -> int:
+        """How many results of a request the remote holds, wherever."""
+        path = f".mac-bridge/results/{nonce}/result.json"
+        return len(self.git("rev-list", "--all", "--full-history", "--", path).splitlines())
+
+
+@dataclass
+class Watch:
+    """Looks at the arguments of every process again and again, and keeps those that hold the password."""
+
+    leaked: set[bytes] = field(default_factory=set)
+    names: set[str] = field(default_factory=set)
+    _stop: threading.Event = field(default_factory=threading.Event)
+
+    def __enter__(self) -> Watch:
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._stop.wait(0.01):
+            for line in _command_lines():
+                self.names.add(
+                    os.path.basename(line.split(b"\0")[0].split(b" ")[0].decode("utf-8", "replace"))
+                )
+                if any(spelling in line for spelling in SPELLINGS):
+                    self.leaked.add(line)
+
+
+def _command_lines() -> list[bytes]:
+    if not Path("/proc/self/cmdline").exists():
+        done = subprocess.run(["ps", "-axww", "-o", "command="], capture_output=True)
+        return done.stdout.splitlines()
+    lines = []
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{entry.name}/cmdline", "rb") as file:
+                lines.append(file.read())
+    return [line for line in lines if line]
+
+
+@contextlib.contextmanager
+def open_bus(kind: str, root: Path) -> Iterator[Bus]:
+    """A bus over `path`, `http` or `ssh`; at the end its runners are stopped and nothing may have leaked."""
+    house = build_house(root / "house", {"README.md": "a workload\n", "tests/test_x.py": "assert True\n"})
+    # Over SSH the repository belongs to another account.
+    (root / "house" / "home" / ".gitconfig").write_text("[safe]\n\tdirectory = *\n")
+    Bench(house).install(PROGRAMS)
+    trace_packets(house)
+    with contextlib.ExitStack() as stack:
+        bus = Bus(house, str(house.remote))
+        if kind == "http":
+            server = stack.enter_context(servers.http_server(house.remote, USER, PASSWORD, root / "server"))
+            stack.enter_context(_no_leak(bus))
+        elif kind == "ssh":
+            server = stack.enter_context(servers.ssh_server(house.remote, root / "server"))
+        if kind != "path":
+            bus.server, bus.proxy = server, stack.enter_context(servers.cut_proxy(server))
+            bus.address = server.address(port=bus.proxy.port)
+            house.env.update(server.env)
+        config = house.clone / ".git" / "config"  # written by hand: `git remote set-url` would show it
+        config.write_text(config.read_text().replace(str(house.remote), bus.address))
+        stack.callback(bus.stop)
+        yield bus
+
+
+def trace_packets(house: House) -> None:
+    """Let every git of this house write what it sends and gets into ``packets.txt`` beside it."""
+    folder = house.root / "bin"
+    folder.mkdir()
+    script = f'#!/bin/sh\nGIT_TRACE_PACKET="{house.root}/packets.txt" exec {shutil.which("git")} "$@"\n'
+    (folder / "git").write_text(script)
+    (folder / "git").chmod(0o755)
+    house.env["PATH"] = f"{folder}{os.pathsep}{house.env['PATH']}"
+
+
+@contextlib.contextmanager
+def _no_leak(bus: Bus) -> Iterator[None]:
+    with Watch() as watch:
+        yield
+    assert "git" in watch.names
+    assert not watch.leaked, f"in process arguments: {watch.leaked}"
+    kept = bus.house.clone / ".git" / "config"
+    files = [path for path in bus.house.root.rglob("*") if path.is_file() and path != kept]
+    places = [str(path) for path in files if _holds(path.read_bytes())]
+    assert not places, f"in files: {places}"
+    assert not _holds("\n".join(bus.said).encode()), "in what a command printed"
+    objects = subprocess.run(
+        ["git", "cat-file", "--batch-all-objects", "--batch"],
+        cwd=bus.remote,
+        env=bus.house.env,
+        capture_output=True,
+        check=True,
+    )
+    assert not _holds(objects.stdout), "in the remote"
+
+
+def _holds(data: bytes) -> bool:
+    return any(spelling in data for spelling in SPELLINGS)
+
+
+def wait_for_log(bus: Bus, words: str, seconds: float = 30) -> None:
+    """Wait until a runner has said something."""
+    deadline = time.monotonic() + seconds
+    while words not in bus.logs():
+        assert time.monotonic() < deadline, f"no runner said {words!r}: {bus.logs()}"
+        time.sleep(0.05)
+
+
+__all__ = ["PASSWORD", "SPELLINGS", "USER", "Bus", "Watch", "open_bus", "wait_for", "wait_for_log"]
