@@ -4,7 +4,7 @@
 
 A round trip is submit, discover, claim, run, gate, sign, publish, fetch and believe, by a client process that
 is warm and embedded runners in their fast window. The floor is measured in the same run, in turns with the
-round trips: the pushes and fetches of git alone that the protocol cannot avoid. Prints for people, stores
+round trips and with the runners halted: the pushes and fetches of git alone that the protocol cannot avoid. Prints for people, stores
 ``benchmarks/results/bus.json``, and ends with one JSON line (with ``--json`` that line alone).
 """
 
@@ -45,6 +45,8 @@ workspace = "none"
 timeout_s = 60
 """
 WARM_UP = 5
+# Between a round trip and the floor the runner gets ready for the next job, as it would between two requests.
+SETTLE_S = 0.15
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,18 @@ def runners(bench: Bench, count: int) -> Iterator[list[subprocess.Popen[bytes]]]
             process.send_signal(signal.SIGTERM)
         for process in processes:
             process.wait(30)
+
+
+@contextlib.contextmanager
+def halted(processes: list[subprocess.Popen[bytes]]) -> Iterator[None]:
+    """The runners' looks would slow the floor down, and flatter us."""
+    for process in processes:
+        process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.send_signal(signal.SIGCONT)
 
 
 def round_trip(bench: Bench) -> dict[str, float]:
@@ -215,9 +229,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         bench = build(Path(folder), options.remote)
         floor, floors, rows = Floor(bench), [], []
-        with runners(bench, options.runners):
+        with runners(bench, options.runners) as processes:
             for number in range(options.requests + WARM_UP):
-                row, bare = round_trip(bench), floor.once()
+                row = round_trip(bench)
+                time.sleep(SETTLE_S)
+                with halted(processes):
+                    bare = floor.once()
                 if number >= WARM_UP:
                     rows.append(row)
                     floors.append(bare)

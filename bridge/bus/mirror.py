@@ -82,6 +82,7 @@ class Mirror:
         timeout_s: Deadline of one fetch.
         limit_bytes: A fetch that brings more than this is ended.
         scan_interval_s: Seconds between scans of the request branches.
+        say: Takes one line for the owner.
         clock: Monotonic seconds.
         now: The time of day (aware): branches older than any request may live are not looked at.
     """
@@ -94,6 +95,7 @@ class Mirror:
         timeout_s: float = 300.0,
         limit_bytes: int = FETCH_LIMIT_BYTES,
         scan_interval_s: float = SCAN_INTERVAL_S,
+        say: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
@@ -101,6 +103,7 @@ class Mirror:
         self.remote = remote
         self._limit_bytes = limit_bytes
         self._scan_interval_s = scan_interval_s
+        self._say = say
         self._clock = clock
         self._now = now
         self._scanned_at: float | None = None
@@ -109,6 +112,8 @@ class Mirror:
         self._refs: dict[str, str] = {}
         # Request branch -> the tip that a scan found to be no open request.
         self._closed: dict[str, str] = {}
+        # Request branch -> the tip that a scan of this process found to be an open request.
+        self._opened: dict[str, str] = {}
 
     def refresh(self) -> list[Pending]:
         """Look at the remote and return what is pending, oldest first.
@@ -209,7 +214,10 @@ class Mirror:
             if local.startswith(_SCANNED):
                 ref = "refs/heads/" + local.removeprefix(_SCANNED)
                 named = refs.parse_request_ref(ref)
-                if named is not None and named.nonce not in answered and named.nonce not in found:
+                # What a scan that was cut short left here was judged by nobody.
+                if named is None or self._opened.get(ref) != commit:
+                    continue
+                if named.nonce not in answered and named.nonce not in found:
                     found[named.nonce] = Pending(named.nonce, commit, ref)
         return [found[nonce] for nonce in sorted(found)]
 
@@ -237,9 +245,14 @@ class Mirror:
             ref = "refs/heads/" + local.removeprefix(_SCANNED)
             if ref not in names or names[ref].nonce in inbox or known.get(ref, tip) != listed.get(ref, tip):
                 closing.append(local)
-            elif ref in chosen and not self._is_open(names[ref].nonce, tip):
+            elif self._opened.get(ref) == tip:
+                continue
+            elif self._is_open(names[ref].nonce, tip):
+                self._opened[ref] = tip
+            else:
                 self._closed[ref] = tip
                 closing.append(local)
+        self._opened = {ref: tip for ref, tip in self._opened.items() if listed.get(ref) == tip}
         self._update_refs([f"delete {local}" for local in closing])
 
     def _scanned(self) -> Mapping[str, str]:
@@ -295,6 +308,8 @@ class Mirror:
 
     def _make(self, *, sha256: bool) -> None:
         directory = self.git.directory
+        if directory.exists():
+            self._say("the mirror is damaged: it is made again")
         self.git.close()
         shutil.rmtree(directory, ignore_errors=True)
         Git(directory.parent).run(
@@ -305,6 +320,7 @@ class Mirror:
         self._scanned_at = None
         self._refs = {}
         self._closed.clear()
+        self._opened.clear()
 
     def _is_plain(self) -> bool:
         """Whether the configuration says only what `git init` writes: git would obey whatever else."""

@@ -102,6 +102,8 @@ def publish(
     if signature is not None:
         everything[RESULT_SIGNATURE_NAME] = signature
     answer = _Answer(nonce, request_commit, result_ref, everything, message, parse_time(parsed.finished_at))
+    if git.kind_and_size(f"{request_commit}:{RESULT_ROOT}/{nonce}/{RESULT_NAME}")[0] == "blob":
+        raise LeaseLost(f"{request_commit[:12]} is no request but an answer to {nonce}")
     with git.scratch() as scratch:
         publisher = _Publisher(git, scratch, remote, answer, claim)
         if untouched and (published := publisher.at_once()) is not None:

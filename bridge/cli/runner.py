@@ -7,6 +7,7 @@ import dataclasses
 import platform
 import re
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
@@ -126,6 +127,7 @@ def serve(
     station = dataclasses.replace(station, beat_s=min(station.beat_s, lease_s / BEATS_A_LEASE))
     if jobs > 1:
         click.echo(f"--jobs {jobs}: one job runs at a time on this machine all the same")
+    tempfile.tempdir = str(station.temporary)  # made, and cleared of what a killed process left, by `serve`
     _introduce(station, bus.shown)
     daemon = Runner(station, say=click.echo, idle_s=idle_s, upkeep=prune)
     stop = Event()

@@ -15,11 +15,9 @@ import contextlib
 import ctypes
 import fcntl
 import os
-import socket
 import struct
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 LEVELS = ("full", "network", "none")
 
@@ -62,9 +60,9 @@ def enter(level: str, *, network: bool) -> None:
     flags = _NEWUSER | (_NEWNS | _NEWIPC | _NEWPID if level == "full" else 0) | (0 if network else _NEWNET)
     _call("unshare", flags)
     with contextlib.suppress(FileNotFoundError):
-        Path("/proc/self/setgroups").write_text("deny")
-    Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
-    Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+        _write("/proc/self/setgroups", "deny")
+    _write("/proc/self/uid_map", f"{uid} {uid} 1")
+    _write("/proc/self/gid_map", f"{gid} {gid} 1")
     if not network:
         _loopback_up()
 
@@ -146,7 +144,14 @@ def _succeeds(action: object) -> bool:
     return os.waitpid(child, 0)[1] == 0
 
 
+def _write(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)
+
+
 def _loopback_up() -> None:
+    import socket  # here, because every job waits for what its supervisor imports
+
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
         request = struct.pack("16sh14x", b"lo", 0)
         flags = struct.unpack("16sh14x", fcntl.ioctl(handle, _SIOCGIFFLAGS, request))[1]

@@ -99,7 +99,7 @@ class Outbox:
         except BusError as error:
             # Not the remote's fault, so the copy here is broken; a new one publishes at the next try.
             self._later.put_off(entry.nonce)
-            self._say(f"{entry.nonce}: kept for later, the mirror is made again: {error.message}")
+            self._say(f"{entry.nonce}: kept for later: {error.message}")
             self._mirror.renew()
             return False
         else:

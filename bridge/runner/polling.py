@@ -1,7 +1,7 @@
 """How long to wait between two looks at the queue: hardly after activity, longer the longer it is idle.
 
 A remote that fails is asked ever more seldom. On a busy machine a look takes long, and looking all the time
-would keep it busy: a pause is never shorter than the look before it.
+would keep it busy: a pause is not shorter than the look before it, but for the first moments on a local remote.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ FAST_S = 0.1
 FAST_WINDOW_S = 20.0
 # On a local remote, just after activity.
 FASTEST_S = 0.01
+LONGEST_FASTEST_S = 0.03
 FASTEST_WINDOW_S = 2.0
 MAX_BACKOFF_S = 60.0
 
@@ -57,7 +58,7 @@ class Polling:
             return min(self._idle_s * (1 << min(self.failures - 1, 8)), MAX_BACKOFF_S)
         quiet = self._clock() - self._active_at
         if self._local and quiet < FASTEST_WINDOW_S:
-            return max(FASTEST_S, self._look_s)
+            return min(max(FASTEST_S, self._look_s), LONGEST_FASTEST_S)
         if quiet < FAST_WINDOW_S:
             return max(FAST_S, self._look_s)
         return min(self._idle_s, max(FAST_S, (quiet - FAST_WINDOW_S) / 4))

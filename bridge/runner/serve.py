@@ -73,7 +73,7 @@ class Runner:
         self._clock = clock
         self._now = now
         digest = hashlib.sha256(station.audience.encode()).hexdigest()[:12]
-        self._mirror = Mirror(station.folder / f"mirror-{digest}.git", station.remote)
+        self._mirror = Mirror(station.folder / f"mirror-{digest}.git", station.remote, say=self._say)
         self._later = Later(clock)
         self._presence = Presence(station, self._mirror.git, clock=clock, now=now)
         self._upkeep = (
@@ -82,8 +82,8 @@ class Runner:
         self._requesters = Requesters(self._mirror.git, station)
         self._service = Service()
         self._ledger = Ledger(station.folder / f"answered-{digest}", now())
-        spool = Spool(station.folder / f"spool-{digest}")
-        self._outbox = Outbox(self._mirror, spool, self._ledger, self._later, self._say)
+        self._spool = Spool(station.folder / f"spool-{digest}")
+        self._outbox = Outbox(self._mirror, self._spool, self._ledger, self._later, self._say)
         self._desk = Desk(station, self._mirror, say=self._say, clock=clock, now=now)
         # How often this process took a request that nevertheless stayed pending: bounds every loop.
         self._tries: dict[str, int] = {}
@@ -119,6 +119,9 @@ class Runner:
         self._done = 0
         with self._only_one():
             self._desk.sessions = note_session(self._station)
+            self._spool.tidy()
+            remove_tree(self._station.temporary)
+            self._station.temporary.mkdir(exist_ok=True, mode=0o700)
             remove_tree(self._station.jobs)
             self._station.jobs.mkdir(exist_ok=True, mode=0o700)
             began = self._clock()
@@ -311,7 +314,6 @@ class Runner:
 
     def _repair(self) -> None:
         """Make the mirror again, with what is pending in it."""
-        self._say("the mirror is broken, it is made again")
         self._mirror.renew()
         self._mirror.refresh()
 

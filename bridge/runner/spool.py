@@ -36,6 +36,11 @@ class Spool:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
+    def tidy(self) -> None:
+        """Remove what a process that was killed left half written or half removed."""
+        for left in (*self._folder.glob(".new-*"), *self._folder.glob(".old-*")):
+            remove_tree(left)
+
     def put(self, entry: Entry) -> None:
         """Keep an entry, replacing one of the same nonce."""
         draft = self._folder / f".new-{entry.nonce}"

@@ -76,6 +76,11 @@ class Station:
         return self.folder / "jobs"
 
     @property
+    def temporary(self) -> Path:
+        """For what the runner itself writes for a moment; emptied at its start, after a kill."""
+        return self.folder / "tmp"
+
+    @property
     def private(self) -> tuple[Path, Path]:
         """Everything of this machine's runners that no job may reach, except its own folders."""
         return (self.lock.parent, self.allowed_signers.parent)

@@ -22,7 +22,6 @@ import select
 import signal
 import sys
 import time
-from pathlib import Path
 from typing import Any, NoReturn
 
 from bridge.runner import namespaces
@@ -205,10 +204,10 @@ def _limit(kind: int, value: int) -> None:
 def _descendants() -> list[int]:
     """Processes below this one, from /proc; empty where there is none (then the group is all we know)."""
     parents: dict[int, int] = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError):
-            fields = entry.read_text().rpartition(")")[2].split()
-            parents[int(entry.parent.name)] = int(fields[1])
+    with contextlib.suppress(FileNotFoundError):
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError, ValueError), open(f"/proc/{name}/stat") as file:
+                parents[int(name)] = int(file.read().rpartition(")")[2].split()[1])
     found: list[int] = []
     front = {os.getpid()}
     while front:

@@ -7,6 +7,7 @@ that is a wish to stop it.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -16,10 +17,11 @@ from bridge.bus import refs
 from bridge.bus.archived import is_archived
 from bridge.bus.cancels import objection, read_cancel
 from bridge.bus.claims import Claim, LeaseWatch, Silent, claim, read_status, take_over
+from bridge.bus.git import Update
 from bridge.bus.handles import Held, state_of
 from bridge.bus.mirror import Mirror, Pending
 from bridge.bus.retire import SETTLED
-from bridge.errors import BusError
+from bridge.errors import BusError, LeaseLost, PushRejected
 from bridge.result import Reason
 from bridge.runner.check import Checked, examine
 from bridge.runner.station import Station
@@ -143,7 +145,7 @@ class Desk:
         if not isinstance(refusal.__context__, BusError):
             return checked
         self._renewed.add(pending.nonce)
-        self._say(f"{pending.nonce}: {refusal.message}; the mirror is made again")
+        self._say(f"{pending.nonce}: {refusal.message}")
         self._mirror.renew()
         self._mirror.refresh()
         return None
@@ -230,7 +232,10 @@ class Desk:
             return (None if self._station.policy.require_signature else _DELETED), True
         if self._mirror.holds_result(pending.nonce, standing.branch):
             self._answered.add((pending.nonce, pending.commit))
-            self._say(f"{pending.nonce}: it has its answer on {branch}; left in the inbox by somebody")
+            self._say(f"{pending.nonce}: it has its answer on {branch}, and leaves the inbox")
+            left = Update(refs.inbox_ref(pending.nonce), None, pending.commit)
+            with contextlib.suppress(PushRejected, LeaseLost):  # a server may keep its refs, others be faster
+                self._mirror.git.push(self._station.remote, [left])
             return None, False
         return None, True
 

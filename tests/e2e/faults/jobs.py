@@ -1,0 +1,91 @@
+"""The small programs that runners run here. Each writes down that it ran, where no runner can forget it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.houses import House
+
+FAIL_CODE = 7
+MOST_SECONDS = 30
+
+# Its arguments: the ledger, how it ends, the word and the seconds asked for, and the flags of ${request}.
+_PROGRAM = f"""\
+import os, sys, time
+
+ledger, ending, word, seconds = sys.argv[1:5]
+nonce = sys.argv[sys.argv.index("--request-nonce") + 1]
+
+
+def note(what):
+    handle = os.open(ledger, os.O_WRONLY | os.O_APPEND)
+    os.write(handle, f"{{what}} {{nonce}} {{os.getpid()}}\\n".encode())
+    os.close(handle)
+
+
+note("start")
+print(nonce, word, flush=True)
+time.sleep(float(seconds))
+note("end")
+sys.exit({FAIL_CODE} if ending == "fail" else 0)
+"""
+_PARAMS = f"""
+[params.word]
+type = "string"
+pattern = "word-.*"
+description = "comes back in the log"
+
+[params.seconds]
+type = "number"
+minimum = 0
+maximum = {MOST_SECONDS}
+default = 0.0
+description = "how long it takes"
+"""
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """How often each job started and ended, as the jobs themselves wrote it down."""
+
+    started: Counter[str]
+    ended: Counter[str]
+    torn: list[str]
+
+
+def install(house: House) -> None:
+    """Write the presets ``works`` and ``fails`` into the owner's configuration."""
+    presets = Path(house.env["KAKEYA_CONFIG"]) / "presets"
+    presets.mkdir(parents=True, exist_ok=True, mode=0o700)
+    program = house.root / "job.py"
+    program.write_text(_PROGRAM)
+    _path(house).touch()
+    for name, ending in (("works", "well"), ("fails", "fail")):
+        argv = ["${python}", "-I", str(program), str(_path(house)), ending, "{word}", "{seconds}"]
+        (presets / f"{name}.toml").write_text(
+            f'name = "{name}"\nsummary = "A job of the fault harness."\n'
+            f"argv = {[*argv, '${request}']!r}\n"
+            'timeout_s = 60\nengine = "installed"\nworkspace = "none"\n' + _PARAMS
+        )
+
+
+def read_ledger(house: House) -> Ledger:
+    """What the jobs wrote down so far."""
+    started: Counter[str] = Counter()
+    ended: Counter[str] = Counter()
+    torn = []
+    for line in _path(house).read_text().splitlines():
+        match line.split():
+            case ["start", nonce, _]:
+                started[nonce] += 1
+            case ["end", nonce, _]:
+                ended[nonce] += 1
+            case _:
+                torn.append(line)
+    return Ledger(started, ended, torn)
+
+
+def _path(house: House) -> Path:
+    return house.root / "ledger.txt"

@@ -1,0 +1,116 @@
+"""A small stage for one fault: a remote, real runner daemons, requests, and the referee at the end."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.bus import refs
+from bridge.bus.results import Believed
+from tests.e2e.faults import jobs, procs, referee
+from tests.e2e.faults.machines import Machine
+from tests.e2e.faults.plan import Ask, Wish
+from tests.e2e.faults.requesters import Desk
+from tests.houses import House, build_house, wait_for
+
+
+@dataclass
+class Scene:
+    """One house, its runners and what is asked."""
+
+    house: House
+    address: str = ""
+    machines: list[Machine] = field(default_factory=list)
+    desk: Desk = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.desk = Desk(self.house, self.address)
+
+    def machine(self, name: str = "mac1", *, lease_s: float = 30.0, **values: Any) -> Machine:
+        """A runner, not yet started."""
+        machine = Machine(self.house, name, lease_s, address=self.address, **values)
+        self.machines.append(machine)
+        return machine
+
+    def ask(self, seconds: float = 0.0) -> str:
+        """Submit one request; its nonce."""
+        ask = Ask(f"word-{len(self.desk.accepted):05d}", Wish.WORK, seconds, 0.0)
+        accepted = self.desk.submit(ask)
+        assert accepted is not None, self.desk.errors
+        return accepted.submitted.nonce
+
+    def is_answered(self, nonce: str) -> bool:
+        accepted = self.desk.accepted[nonce].submitted
+        tip = self.house.git("rev-parse", accepted.ref, cwd=self.house.remote)
+        return tip != accepted.commit or refs.result_ref(nonce) in self.house.remote_refs()
+
+    def answered(self, nonce: str, seconds: float = 30.0) -> None:
+        """Wait for the answer."""
+        with self.explained():
+            wait_for(lambda: self.is_answered(nonce), seconds, f"an answer to {nonce}")
+
+    def started(self, nonce: str, times: int = 1, seconds: float = 20.0) -> None:
+        """Wait until the job of a request runs, for the n-th time."""
+        with self.explained():
+            wait_for(
+                lambda: jobs.read_ledger(self.house).started[nonce] >= times, seconds, f"the job of {nonce}"
+            )
+
+    def says(self, machine: Machine, text: str, seconds: float = 20.0) -> None:
+        """Wait until a runner said something."""
+        with self.explained():
+            wait_for(
+                lambda: text in machine.text(), seconds, f"{text!r} from {machine.label or machine.name}"
+            )
+
+    def close(self) -> dict[str, Believed]:
+        """Stop every runner and let the referee look; the results by nonce.
+
+        Raises:
+            AssertionError: Something does not hold; the message has everything the runners said.
+        """
+        with self.explained():
+            wait_for(self._is_tidy, 10, "an empty inbox, without claims,")
+        for machine in self.machines:
+            machine.wake()
+            machine.drain()
+        with self.explained():
+            for machine in self.machines:
+                assert machine.ended(30) == 0, f"{machine.label or machine.name} did not end well"
+            report = referee.judge(self.house, self.machines, self.desk, [], finished=True)
+            assert not report.problems, "\n".join(report.problems)
+        return report.results
+
+    def _is_tidy(self) -> bool:
+        return not any(ref.startswith((refs.INBOX, refs.CLAIMS)) for ref in self.house.remote_refs())
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Add to a failure what the runners said."""
+        try:
+            yield
+        except AssertionError as error:
+            for machine in self.machines:
+                error.add_note(f"{machine.label or machine.name} said:\n{machine.text()[-4000:]}")
+            raise
+
+
+@contextlib.contextmanager
+def stage(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
+    """A house with jobs, whose configuration this process uses, too; none of its processes survives it."""
+    house = build_house(root / "house")
+    jobs.install(house)
+    for name in ("GIT_DIR", "GIT_CONFIG_GLOBAL", "KAKEYA_STATE", "KAKEYA_CONFIG", "SSH_AUTH_SOCK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in house.env.items():
+        monkeypatch.setenv(name, value)
+    try:
+        yield house
+    finally:
+        left = procs.end_all(root)
+    assert not left, f"would not end: {left}"
