@@ -4,7 +4,8 @@
 
 A round trip is submit, discover, claim, run, gate, sign, publish, fetch and believe, by a client process that
 is warm and embedded runners in their fast window. The floor is measured in the same run, in turns with the
-round trips and with the runners halted: the pushes and fetches of git alone that the protocol cannot avoid. Prints for people, stores
+round trips and with the runners halted: the pushes and fetches of git alone that the protocol cannot avoid.
+The runners' memory is noted at the beginning and at the end. Prints for people, stores
 ``benchmarks/results/bus.json``, and ends with one JSON line (with ``--json`` that line alone).
 """
 
@@ -58,18 +59,22 @@ class Bench:
 
     @property
     def clone(self) -> Path:
+        """A checkout of the remote."""
         return self.root / "clone"
 
     @property
     def config(self) -> Path:
+        """Configuration of client and runners."""
         return self.root / "config"
 
     @property
     def env(self) -> dict[str, str]:
+        """The environment of the runners."""
         return {**os.environ, "KAKEYA_CONFIG": str(self.config)}
 
     @property
     def settings(self) -> Settings:
+        """The settings of the client."""
         return Settings(self.remote, "bench", None, self.root / "state", self.config, 3600)
 
 
@@ -168,6 +173,7 @@ class Floor:
         self._tree = git(self._clone, "mktree", text="")
 
     def once(self) -> dict[str, float]:
+        """Run them; seconds of each and together."""
         nonce = secrets.token_hex(8)
         branch, inbox, claim = (
             f"refs/heads/floor/{nonce}",
@@ -203,6 +209,18 @@ class Floor:
         return {"total_s": sum(seconds.values()), **seconds}
 
 
+def resident_bytes(processes: list[subprocess.Popen[bytes]]) -> int | None:
+    """What the largest of some processes holds in memory; None where /proc does not say."""
+    sizes = []
+    for process in processes:
+        try:
+            pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
+        except FileNotFoundError:
+            return None
+        sizes.append(pages * os.sysconf("SC_PAGE_SIZE"))
+    return max(sizes)
+
+
 def percentiles(values: list[float]) -> dict[str, float]:
     ordered = sorted(values)
 
@@ -235,17 +253,21 @@ def main() -> None:
                 time.sleep(SETTLE_S)
                 with halted(processes):
                     bare = floor.once()
+                if number == WARM_UP:
+                    begun_bytes = resident_bytes(processes)
                 if number >= WARM_UP:
                     rows.append(row)
                     floors.append(bare)
                 if number % 20 == 0:
                     say(f"{number}/{options.requests}: {row['total_s']:.3f} s, floor {bare['total_s']:.3f} s")
+            ended_bytes = resident_bytes(processes)
     figures: dict[str, Any] = {
         "requests": options.requests,
         "runners": options.runners,
         "remote": "given" if options.remote else "a local bare repository",
         "round_trip_s": percentiles([row["total_s"] for row in rows]),
         "floor_s": percentiles([row["total_s"] for row in floors]),
+        "runner_resident_bytes": {"after_warm_up": begun_bytes, "at_the_end": ended_bytes},
         "parts_s": {k: statistics.median(r[k] for r in rows) for k in rows[0] if k != "total_s"},
         "floor_parts_s": {k: statistics.median(r[k] for r in floors) for k in floors[0] if k != "total_s"},
     }

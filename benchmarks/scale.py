@@ -1,6 +1,6 @@
 """What grows and what must not: the bus on remotes with 10 to 20,000 finished requests, and a large checkout.
 
-    python benchmarks/scale.py [--refs N,N,...] [--rounds N] [--files N] [--commits N] [--idle SECONDS] [--json]
+    python benchmarks/scale.py [--refs N,N,...] [--rounds N] [--files N] [--commits N] [--idle S] [--json]
 
 For every number of finished requests: the look that discovers one new request, a claim, a heartbeat, a
 publication, the scan of all branches, and a client's look while it waits. Sizes take turns round by round, so
@@ -107,6 +107,7 @@ class Place:
         self.head = self.git.resolve("HEAD")
 
     def submit(self) -> Submitted:
+        """Push one request."""
         now = datetime.now(UTC).replace(microsecond=0)
         nonce = refs.new_nonce(now, secrets.token_bytes(6))
         manifest = Manifest(
@@ -121,6 +122,7 @@ class Place:
         return submit(self.git, self.address, manifest, None)
 
     def answer(self, submitted: Submitted, held: Claim) -> None:
+        """Publish its result."""
         moment = "2026-01-01T00:00:00Z"
         result = Result(
             nonce=submitted.nonce,

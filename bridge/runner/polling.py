@@ -1,7 +1,7 @@
 """How long to wait between two looks at the queue: hardly after activity, longer the longer it is idle.
 
 A remote that fails is asked ever more seldom. On a busy machine a look takes long, and looking all the time
-would keep it busy: a pause is not shorter than the look before it, but for the first moments on a local remote.
+would keep it busy: but for the first moments on a local remote, a pause is not shorter than the look before.
 """
 
 from __future__ import annotations
