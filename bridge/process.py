@@ -1,4 +1,4 @@
-"""The only door to child processes (git has its own, in `bridge.bus.git`).
+"""The only door to child processes (git has its own, in `bridge.bus.command`).
 
 `run_program` runs a short helper program to its end: fixed argv, allowlisted environment, no shell, capped
 output, a timeout that is a value. `spawn` starts a long-lived child with exactly the descriptors it is

@@ -17,7 +17,7 @@ HEAVY = ("mlx", "mlx_lm", "numpy", "transformers", "torch")
 # module prefix -> the only files that may import it
 DOORS = {
     "subprocess": {"bridge/process.py", "engine/child.py"},  # neither half imports the other
-    "git": {"bridge/bus/git.py"},
+    "git": {"bridge/bus/command.py"},
     "requests": {"bridge/github.py"},
     "urllib.request": set[str](),
     "http.client": set[str](),

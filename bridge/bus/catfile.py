@@ -31,7 +31,7 @@ class CatFile:
         contents: Whether answers carry the objects' bytes (``--batch``) or not (``--batch-check``).
     """
 
-    def __init__(self, start: Callable[[BinaryIO], Process], *, contents: bool) -> None:
+    def __init__(self, start: Callable[[BinaryIO], Process], *, contents: bool = False) -> None:
         self._start = start
         self._contents = contents
         self._lock = threading.Lock()

@@ -1,9 +1,4 @@
-"""The only door to git. Commands run through GitPython, under rules of our own.
-
-Every command: a fixed argv (no shell), its own session, a deadline after which the whole process group
-ends, capped output, the C locale, no prompt, no hook, no file-system monitor, no automatic maintenance, and
-none of the ``GIT_*`` variables that would send it to another repository. The user's credential helpers, SSH
-and proxy settings stay in force, because a client needs nothing beyond a working ``git push``.
+"""Git in one repository: objects read and written, refs listed, pushes and fetches.
 
 Objects are read through a ``cat-file`` that stays open and written without git's help (`bridge.bus.catfile`,
 `bridge.bus.objects`), so that a request's way costs few processes beyond its pushes and fetches. What the
@@ -16,56 +11,20 @@ import contextlib
 import os
 import re
 import tempfile
-import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
-from typing import BinaryIO, cast
 
 from bridge.bus import changes, failures
 from bridge.bus.address import for_git
 from bridge.bus.catfile import CatFile
 from bridge.bus.changes import Change
-from bridge.bus.child import Outcome, Process, collect
+from bridge.bus.command import MAX_OUTPUT, NETWORK_TIMEOUT_S, Command
 from bridge.bus.objects import Commit, Entry, Store, commit_bytes, parse_commit, tree_bytes
 from bridge.errors import BusError, MachineError, RevisionError
 
-# Long enough for a slow network, short enough that nobody thinks we hang.
-NETWORK_TIMEOUT_S = 60.0
-
-_MAX_OUTPUT = 256 * 1024 * 1024
 _SHA = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
-_KEPT_VARIABLES = re.compile(
-    r"GIT_(SSH|SSH_COMMAND|SSH_VARIANT|ASKPASS|PROXY_COMMAND|EXEC_PATH|ALLOW_PROTOCOL|CEILING_DIRECTORIES"
-    r"|CONFIG_(GLOBAL|SYSTEM|NOSYSTEM|COUNT|KEY_\d+|VALUE_\d+)|SSL_\w+|HTTP_\w+|PYTHON_\w+)"
-)
-_OPTIONS = (
-    "--no-pager",
-    "--no-replace-objects",
-    "--literal-pathspecs",
-    *("-c", "core.hooksPath=/dev/null"),
-    *("-c", "core.fsmonitor=false"),
-    *("-c", "core.quotePath=false"),
-    *("-c", "core.looseCompression=0"),
-    *("-c", "gc.auto=0"),
-    *("-c", "maintenance.auto=false"),
-    *("-c", "submodule.recurse=false"),
-    *("-c", "fetch.recurseSubmodules=false"),
-    *("-c", "fetch.writeCommitGraph=false"),
-    *("-c", "pack.useSparse=true"),
-    *("-c", "push.gpgSign=false"),
-    *("-c", "push.followTags=false"),
-    *("-c", "protocol.version=2"),
-    *("-c", "http.lowSpeedLimit=1"),
-    *("-c", "http.lowSpeedTime=30"),
-)
-_ENVIRONMENT = {
-    "GIT_TERMINAL_PROMPT": "0",
-    "GIT_OPTIONAL_LOCKS": "0",
-    "GCM_INTERACTIVE": "never",
-}
 
 
 @dataclass(frozen=True)
@@ -83,7 +42,7 @@ class Update:
     expected: str
 
 
-class Git:
+class Git(Command):
     """Git in one repository.
 
     Args:
@@ -101,70 +60,17 @@ class Git:
         environment: Mapping[str, str] | None = None,
         store: Store | None = None,
     ) -> None:
-        self.directory = directory.absolute()
-        self.timeout_s = timeout_s
-        self._environment = dict(environment or {})
+        super().__init__(directory, timeout_s=timeout_s, environment=environment)
         self._known_store = store
-        self._kinds = CatFile(partial(self._reader, "--batch-check"), contents=False)
-        self._contents = CatFile(partial(self._reader, "--batch"), contents=True)
+        self._kinds = CatFile(lambda source: self.keep_open("cat-file", "--batch-check", source=source))
+        self._contents = CatFile(
+            lambda source: self.keep_open("cat-file", "--batch", source=source), contents=True
+        )
 
     def close(self) -> None:
         """End the processes that were kept for reading; the next question starts them anew."""
         self._kinds.close()
         self._contents.close()
-
-    # Running ----------------------------------------------------------------------------------------------
-
-    def run(
-        self,
-        *args: str,
-        input: bytes | None = None,  # noqa: A002 - the word every process API uses
-        timeout_s: float | None = None,
-        env: Mapping[str, str] | None = None,
-    ) -> bytes:
-        """Run a local git command and return its standard output.
-
-        Raises:
-            BusError: It failed or ran past its deadline.
-            MachineError: There is no git.
-        """
-        done = self.attempt(*args, input=input, timeout_s=timeout_s, env=env)
-        if done.stopped is not None:
-            raise BusError(f"git {args[0]} was ended in {self.directory}: {done.stopped}")
-        if done.timed_out:
-            limit = self.timeout_s if timeout_s is None else timeout_s
-            raise BusError(f"git {args[0]} did not end within {limit:g} s in {self.directory}")
-        if done.exit_code != 0:
-            raise failures.command_error(args[0], str(self.directory), done.exit_code, done.stderr)
-        return done.stdout
-
-    def attempt(
-        self,
-        *args: str,
-        input: bytes | None = None,  # noqa: A002 - see run
-        timeout_s: float | None = None,
-        env: Mapping[str, str] | None = None,
-        guard: Callable[[], str | None] | None = None,
-    ) -> Outcome:
-        """Run a git command; a failure or a timeout is a value.
-
-        Args:
-            args: Arguments after ``git`` and our fixed options.
-            input: Bytes for its standard input; None: it has none.
-            timeout_s: Seconds until its process group is ended.
-            env: Variables added to the environment.
-            guard: Called a few times a second; a text it returns ends the command and becomes
-            `Outcome.stopped`.
-
-        Raises:
-            MachineError: There is no git.
-        """
-        variables = {**_ENVIRONMENT, **self._environment, **(env or {})}
-        argv = self._argv(variables, *args)
-        deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
-        with _as_file(input) as source:
-            process = _start(argv, variables, source)
-            return collect(process, deadline=deadline, limit_bytes=_MAX_OUTPUT, guard=guard)
 
     @contextlib.contextmanager
     def scratch(self) -> Generator[Git, None, None]:
@@ -214,13 +120,6 @@ class Git:
                 raise BusError(f"git does not say where {self.directory} keeps objects")
             self._known_store = layout[0]
         return self._known_store
-
-    def _reader(self, mode: str, source: BinaryIO) -> Process:
-        variables = {**_ENVIRONMENT, **self._environment}
-        return _start(self._argv(variables, "cat-file", mode), variables, source)
-
-    def _argv(self, variables: Mapping[str, str], *args: str) -> list[str]:
-        return [*_unset_prefix(variables), "git", "-C", str(self.directory), *_OPTIONS, *args]
 
     # Reading ----------------------------------------------------------------------------------------------
 
@@ -346,7 +245,7 @@ class Git:
 
     def _read(self, kind: str, name: str) -> bytes:
         """The bytes of an object of that kind."""
-        [answer] = self._contents.ask([name], timeout_s=self.timeout_s, limit=_MAX_OUTPUT)
+        [answer] = self._contents.ask([name], timeout_s=self.timeout_s, limit=MAX_OUTPUT)
         if answer is None or answer[1] != kind:
             what = "missing" if answer is None else f"a {answer[1]}, not a {kind}"
             raise BusError(f"the object {name} is {what} in {self.directory}")
@@ -385,26 +284,6 @@ class Git:
             raise MachineError(f"cannot write to {self._store.folder}: {error.strerror or error}") from None
 
     # The network ------------------------------------------------------------------------------------------
-
-    def talk(
-        self,
-        remote: str,
-        *args: str,
-        specs: Sequence[str] = (),
-        timeout_s: float | None = None,
-        guard: Callable[[], str | None] | None = None,
-    ) -> Outcome:
-        """Run a command that talks to a remote; credentials in its address reach git unseen by others.
-
-        Args:
-            remote: Address of the remote.
-            args: The command and its options.
-            specs: What follows the address.
-            timeout_s: As in `attempt`.
-            guard: As in `attempt`.
-        """
-        address, secrets = for_git(remote, {**os.environ, **self._environment})
-        return self.attempt(*args, "--", address, *specs, timeout_s=timeout_s, env=secrets, guard=guard)
 
     def push(
         self, remote: str, updates: Sequence[Update], *, timeout_s: float | None = None, atomic: bool = True
@@ -492,46 +371,9 @@ class Git:
         return remote if secrets else self.run("ls-remote", "--get-url", "--", address).decode().strip()
 
 
-def _unset_prefix(ours: Mapping[str, str]) -> list[str]:
-    """``env -u NAME …`` for ``GIT_*`` variables, not ours, that would change what a command works on.
-
-    GitPython can add variables but not remove them, and an empty GIT_DIR is an error; usually there are none.
-    """
-    foreign = [name for name in os.environ if name.startswith("GIT_") and name not in ours]
-    names = [name for name in foreign if not _KEPT_VARIABLES.fullmatch(name)]
-    return ["env", *(word for name in sorted(names) for word in ("-u", name))] if names else []
-
-
 def quoted(path: str) -> str:
     """A path as an element of GIT_ALTERNATE_OBJECT_DIRECTORIES, where a colon separates."""
     if ":" not in path and not path.startswith('"'):
         return path
     escaped = path.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
-
-
-@contextlib.contextmanager
-def _as_file(data: bytes | None) -> Generator[BinaryIO | None, None, None]:
-    """Bytes as an open file, which cannot block a reader the way a pipe can; None stays None."""
-    if data is None:
-        yield None
-        return
-    with tempfile.TemporaryFile() as file:
-        file.write(data)
-        file.seek(0)
-        yield cast("BinaryIO", file)
-
-
-def _start(argv: list[str], variables: Mapping[str, str], source: BinaryIO | None) -> Process:
-    try:
-        from git.cmd import Git as Door
-        from git.exc import GitCommandNotFound
-    except ImportError:  # GitPython refuses to be imported where there is no git
-        raise MachineError("git was not found on PATH", "install git 2.31 or later") from None
-    try:
-        running = Door().execute(argv, istream=source, as_process=True, env=variables, start_new_session=True)
-    except GitCommandNotFound:
-        raise MachineError("git was not found on PATH", "install git 2.31 or later") from None
-    # GitPython would end the process when its wrapper goes out of scope.
-    process, running.proc = running.proc, None
-    return cast("Process", process)
