@@ -16,6 +16,7 @@
     │   ├── RemoteUnreachable         the remote did not answer, or refused the credentials
     │   │   └── AccessDenied              it answered, and refused the credentials or the key
     │   ├── PushRejected              the remote answered and said no
+    │   ├── BrokenObject              an object that is there and is not what git would write
     │   ├── LeaseLost                 somebody else moved the ref we were to move
     │   └── UnknownHandle             no request of that name on this remote
     └── MachineError              6   this machine lacks something the runner needs (git, disk, a lock)
@@ -113,6 +114,10 @@ class AccessDenied(RemoteUnreachable):
 
 class PushRejected(BusError):
     """The remote answered a push and said no."""
+
+
+class BrokenObject(BusError):
+    """An object of the remote that is there and is not what git would write, or too large to be read."""
 
 
 class LeaseLost(BusError):

@@ -139,8 +139,8 @@ class Verdict(_Record):
 class Progress(_Record):
     """Work done so far, as the child said in its ``progress N/M PHASE DETAIL`` lines."""
 
-    done: Annotated[int, Field(ge=0)]
-    total: Annotated[int, Field(ge=0)]
+    done: Annotated[int, Field(ge=0, le=1 << 53)]
+    total: Annotated[int, Field(ge=0, le=1 << 53)]
     step: Annotated[str, Field(max_length=200)] = ""
 
 
@@ -187,7 +187,7 @@ class Result(_Record):
     params: dict[ParamName, ParamValue] = {}
     engine_source: Annotated[str, Field(pattern=r"^(installed|workload)$")] | None
     runner: RunnerFacts
-    attempt: Annotated[int, Field(ge=1)]
+    attempt: Annotated[int, Field(ge=1, le=1_000_000)]
     started_at: Moment
     finished_at: Moment
     phase_seconds: dict[str, float] = {}
@@ -209,10 +209,10 @@ class RunStatus(_Record):
     request_commit: Sha
     runner: Annotated[str, Field(max_length=64)]
     runner_id: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
-    pid: Annotated[int, Field(ge=0)]
+    pid: Annotated[int, Field(ge=0, le=1 << 32)]
     unique: Annotated[str, Field(pattern=r"^[0-9a-f]{16,64}$")]
-    attempt: Annotated[int, Field(ge=1)]
-    beat: Annotated[int, Field(ge=0)]
+    attempt: Annotated[int, Field(ge=1, le=1_000_000)]
+    beat: Annotated[int, Field(ge=0, le=1 << 53)]
     lease_s: Annotated[float, Field(gt=0)]
     session: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$", description="the runner process")]
     updated_at: Moment

@@ -61,7 +61,7 @@ def exit_codes_page() -> str:
         if isinstance(kind, type) and issubclass(kind, errors.BridgeError) and kind is not errors.BridgeError:
             lines.append(f"| `{name}` | {kind.exit_code} | {(kind.__doc__ or '').splitlines()[0]} |\n")
     lines.append(f"| our own bug | {errors.EXIT_BUG} | anything else; the message says how to report it |\n")
-    lines.append(f"| interrupted | {errors.EXIT_INTERRUPTED} | Ctrl-C; a submitted request goes on |")
+    lines.append(f"| interrupted | {errors.EXIT_INTERRUPTED} | Ctrl-C; a submitted request goes on |\n")
     lines.append(
         f"| terminated | {errors.EXIT_TERMINATED} | SIGTERM, SIGHUP; a submitted request goes on |\n"
     )

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import BinaryIO
 
 from bridge.bus.child import Process, end
-from bridge.errors import BusError
+from bridge.errors import BrokenObject, BusError
 
 # Questions on their way at a time: few enough that they and short answers fit into any pipe.
 _PIPELINE = 64
@@ -51,8 +51,8 @@ class CatFile:
             limit: Most bytes that one object may have.
 
         Raises:
-            BusError: The process died or did not answer in time (what it said is in the message), or an
-                object is larger than `limit`.
+            BrokenObject: An object is larger than `limit`.
+            BusError: The process died or did not answer in time; what it said is in the message.
         """
         for begin in range(0, len(names), _PIPELINE):
             yield from self._ask(names[begin : begin + _PIPELINE], timeout_s, limit)
@@ -101,7 +101,7 @@ class CatFile:
         if not self._contents:
             return sha, kind, size, b""
         if limit is not None and size > limit:
-            raise BusError(f"the {kind} {sha[:12]} has {size} bytes, but at most {limit} are read")
+            raise BrokenObject(f"the {kind} {sha[:12]} has {size} bytes, but at most {limit} are read")
         while len(self._buffer) < size + 1:
             self._read(deadline)
         return sha, kind, size, self._take(size + 1)[:size]

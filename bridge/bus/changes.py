@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bridge.errors import BusError
+from bridge.errors import BrokenObject
 
 FOLDER_MODE = "040000"
 MOST_FOLDERS = 64
@@ -40,7 +40,8 @@ def between(read: Callable[[str], bytes], old: str | None, new: str) -> list[Cha
         new: A tree's sha.
 
     Raises:
-        BusError: A tree cannot be read, or is none.
+        BrokenObject: A tree is none, or no tree that git would write.
+        BusError: A tree cannot be read.
     """
     found: list[Change] = []
     waiting: deque[tuple[Change, str | None]] = deque(_compare(read, old, new, ""))
@@ -84,5 +85,5 @@ def _rows(tree: bytes, digest_bytes: int) -> _Rows:
     rows = {name: (mode.decode().zfill(6), sha.hex()) for mode, name, sha in found}
     whole = sum(len(mode) + len(name) + 2 + digest_bytes for mode, name, _ in found)
     if whole != len(tree) or len(rows) != len(found):
-        raise BusError("a tree is broken: it holds something else than rows, or a name twice")
+        raise BrokenObject("a tree is broken: it holds something else than rows, or a name twice")
     return rows

@@ -30,6 +30,8 @@ MAX_LEASE_S = 900.0
 
 _PUSH_TIMEOUT_S = 30.0
 _CONTENTION_TRIES = 5
+# Of an attempt that somebody claims to have made.
+_MOST_ATTEMPTS = 1000
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,18 @@ class Claim:
             self._commit = held
             self._unanswered.clear()
             self._swap(_next_status(self.status, beat))
+
+    def hold(self) -> None:
+        """Renew the lease for as long as a lease may be: what follows is a push that may take its time.
+
+        Raises:
+            LeaseLost: Somebody else holds the claim.
+            RemoteUnreachable: The remote did not answer.
+            PushRejected: The remote said no.
+        """
+        elapsed_s = self.status.elapsed_s
+        status = _next_status(self.status, Beat(Phase.PUBLISHING, elapsed_s, self.status.progress))
+        self._swap(status.model_copy(update={"lease_s": MAX_LEASE_S, "log_tail": self.status.log_tail}))
 
     def release(self) -> None:
         """Give the request back: the claim is deleted if it is still ours. Never raises for a lost one.
@@ -173,7 +187,7 @@ def take_over(
         PushRejected: The remote said no.
         RemoteUnreachable: It did not answer.
     """
-    status = _first_status(pending, identity, lease_s, silent.attempt + 1)
+    status = _first_status(pending, identity, lease_s, min(silent.attempt, _MOST_ATTEMPTS) + 1)
     return _take(git, remote, silent.ref, status, expected=silent.commit, standing=standing or {})
 
 

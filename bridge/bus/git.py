@@ -20,10 +20,12 @@ from bridge.bus import changes, failures
 from bridge.bus.address import for_git
 from bridge.bus.catfile import CatFile
 from bridge.bus.changes import Change
-from bridge.bus.command import MAX_OUTPUT, NETWORK_TIMEOUT_S, Command
+from bridge.bus.command import NETWORK_TIMEOUT_S, Command
 from bridge.bus.objects import Commit, Entry, Store, commit_bytes, parse_commit, tree_bytes
 from bridge.errors import BusError, MachineError, RevisionError
 
+# What is larger was made to cost memory and time. A folder of 400,000 files fits.
+_LARGEST = {"commit": 1 << 20, "tree": 16 << 20}
 _SHA = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 
 
@@ -245,7 +247,7 @@ class Git(Command):
 
     def _read(self, kind: str, name: str) -> bytes:
         """The bytes of an object of that kind."""
-        [answer] = self._contents.ask([name], timeout_s=self.timeout_s, limit=MAX_OUTPUT)
+        [answer] = self._contents.ask([name], timeout_s=self.timeout_s, limit=_LARGEST[kind])
         if answer is None or answer[1] != kind:
             what = "missing" if answer is None else f"a {answer[1]}, not a {kind}"
             raise BusError(f"the object {name} is {what} in {self.directory}")

@@ -39,7 +39,7 @@ class RequestState:
         claim: Who runs it, and its heartbeat.
         cancel: A wish to stop it.
         result: A result that could not go on the branch.
-        ahead: Requests in the inbox that are older than this one.
+        ahead: Requests that wait, too, and are older than this one.
     """
 
     nonce: str
@@ -107,7 +107,9 @@ def state_of(found: Mapping[str, str], nonce: str) -> RequestState:
         named = refs.parse_request_ref(ref)
         if named is not None and named.nonce == nonce:
             branch, preset = Held(ref, commit), named.preset
-    older = [other for ref in found if (other := refs.nonce_of(ref, refs.INBOX)) and other < nonce]
+    claimed = {other for ref in found for prefix in _CLAIMS if (other := refs.nonce_of(ref, prefix))}
+    waiting = {other for ref in found if (other := refs.nonce_of(ref, refs.INBOX))} - claimed
+    older = [other for other in waiting if other < nonce]
     return RequestState(
         nonce=nonce,
         preset=preset,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import re
 import shutil
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from bridge.bus.git import Git
 from bridge.bus.handles import Held
 from bridge.bus.requests import bound_manifest, read_request
 from bridge.bus.untrusted import without_credentials
-from bridge.errors import BusError, ManifestError
+from bridge.errors import BusError, ManifestError, described
 from bridge.manifest import MAX_LIFETIME, MAX_NONCE_SKEW
 from bridge.result import RESULT_NAME, RESULT_ROOT
 
@@ -109,7 +110,13 @@ class Mirror:
         self._scanned_at: float | None = None
         self._brought = 0
         self._over_limit = False
+        self._free_bytes = 0
         self._refs: dict[str, str] = {}
+        # Request commit -> its workload, of what is in the inbox or kept.
+        self._workloads: dict[str, str | None] = {}
+        # Kept refs are numbered as they come, so that nobody's nonce decides which one goes.
+        self._kept_number = int(time.time())
+        self._busy = threading.RLock()
         # Request branch -> the tip that a scan found to be no open request.
         self._closed: dict[str, str] = {}
         # Request branch -> the tip that a scan of this process found to be an open request.
@@ -123,14 +130,15 @@ class Mirror:
             BusError: The remote sends more than the mirror takes.
         """
         self._over_limit = False
-        try:
-            return self._look()
-        except BusError:
-            if self._over_limit:
-                raise
-            # Whose fault was it? A remote that lists its refs is well, so the mirror is not.
-            self.renew()
-            return self._look()
+        with self._busy:
+            try:
+                return self._look()
+            except BusError:
+                if self._over_limit:
+                    raise
+                # Whose fault was it? A remote that lists its refs is well, so the mirror is not.
+                self.renew()
+                return self._look()
 
     def renew(self) -> None:
         """Throw the local copy away and begin an empty one; the next look fills it.
@@ -141,7 +149,8 @@ class Mirror:
         parent = self.git.directory.parent
         parent.mkdir(parents=True, exist_ok=True)
         found = Git(parent, timeout_s=60.0).ls_remote(self.remote)
-        self._make(sha256=any(len(commit) == 64 for commit in found.values()))
+        with self._busy:
+            self._make(sha256=any(len(commit) == 64 for commit in found.values()))
 
     def claims(self) -> dict[str, Held]:
         """Claims by nonce, as of the last `refresh`; the bridge's own ref wins over a claim branch."""
@@ -158,7 +167,8 @@ class Mirror:
     def standing(self, nonce: str, branch: str) -> Standing:
         """Ask the remote about one request alone; objects of what it holds are here afterwards.
 
-        May be called beside another thread's work, but not beside `refresh`.
+        May be called beside another thread's work. Locks that a killed git left behind are removed: a mirror
+        has one runner, and no other of its commands writes meanwhile.
 
         Raises:
             RemoteUnreachable: The remote did not answer.
@@ -169,7 +179,14 @@ class Mirror:
             "plain": refs.BRANCH_CANCELS + nonce,
         }
         # The star makes an absent ref an empty answer instead of an error.
-        self._fetch([f"+{ref}*:{_WATCHED}{place}/{nonce}*" for place, ref in places.items()])
+        specs = [f"+{ref}*:{_WATCHED}{place}/{nonce}*" for place, ref in places.items()]
+        with self._busy:
+            try:
+                self._fetch(specs)
+            except BusError:
+                if not self._remove_locks():
+                    raise
+                self._fetch(specs)
         held = {place: self.git.oid(f"{_WATCHED}{place}/{nonce}") for place in places}
         return Standing(held["branch"], held["own"] or held["plain"])
 
@@ -262,45 +279,67 @@ class Mirror:
         """Whether a branch ends in an open request, and not in a result or somebody's own commit."""
         try:
             bound_manifest(read_request(self.git, tip), nonce)
+            return not self.holds_result(nonce, tip)
         except (ManifestError, BusError):
             return False
-        return not self.holds_result(nonce, tip)
+        except Exception as error:  # whatever one branch provokes, the others must be seen
+            self._say(f"{nonce}: its branch is not looked at: {described(error)}")
+            return False
 
     def _keep(self) -> None:
         """Hold on to the last few workloads: what the next request shares with them need not travel again.
 
-        Looks at the inbox as it was before the next fetch prunes it.
+        Looks at the inbox as it was before the next fetch prunes it, and lets go of what a job asked for.
         """
+        lines = [f"delete {ref}" for ref in self._refs if ref.startswith(_WATCHED)]
         kept = {ref: commit for ref, commit in self._refs.items() if ref.startswith(_KEPT)}
-        workloads = {self._workload(commit) for commit in kept.values()}
-        lines = []
-        for ref, commit in sorted(self._refs.items()):
-            nonce = refs.nonce_of(ref, refs.INBOX)
-            if nonce and (workload := self._workload(commit)) not in workloads:
-                workloads.add(workload)
-                kept[_KEPT + nonce] = commit
-                lines.append(f"update {_KEPT}{nonce} {commit}")
+        inbox = {ref: commit for ref, commit in self._refs.items() if ref.startswith(refs.INBOX)}
+        shas = {*kept.values(), *inbox.values()}
+        self._workloads = {sha: self._workload(sha) for sha in shas}
+        known = {self._workloads[commit] for commit in kept.values()}
+        fresh: dict[str | None, str] = {}
+        for ref, commit in inbox.items():
+            workload = self._workloads[commit]
+            if workload is not None and workload not in known and refs.nonce_of(ref, refs.INBOX):
+                fresh[workload] = commit
+        for commit in list(fresh.values())[-_KEPT_COUNT:]:
+            self._kept_number += 1
+            kept[f"{_KEPT}{self._kept_number:09d}"] = commit
+            lines.append(f"update {_KEPT}{self._kept_number:09d} {commit}")
         lines += [f"delete {ref}" for ref in sorted(kept)[:-_KEPT_COUNT] if ref in self._refs]
         self._update_refs(lines)
 
     def _workload(self, commit: str) -> str | None:
-        """The parent of a request commit; None where it has none or is not here."""
-        if self.git.kind_and_size(commit)[0] != "commit":
+        """The parent of a request commit; None where it has none, or is not to be read."""
+        if commit in self._workloads:
+            return self._workloads[commit]
+        try:
+            return next(iter(self.git.commit(commit).parents), None)
+        except BusError:
             return None
-        return next(iter(self.git.commit(commit).parents), None)
 
     def _update_refs(self, lines: Sequence[str]) -> None:
         if lines:
             self.git.run("update-ref", "--stdin", input="".join(f"{line}\n" for line in lines).encode())
 
     def _fetch(self, specs: tuple[str, ...] | list[str]) -> None:
+        self._free_bytes = shutil.disk_usage(self.git.directory).free
         self.git.fetch(self.remote, specs, depth=2, prune=True, guard=self._too_much)
+
+    def _remove_locks(self) -> bool:
+        """Remove lock files of git commands that are no more; whether there were any."""
+        found = [*self.git.directory.glob("*.lock"), *(self.git.directory / "refs").rglob("*.lock")]
+        for path in found:
+            path.unlink(missing_ok=True)
+        return bool(found)
 
     def _too_much(self) -> str | None:
         size = 0
         for file in (self.git.directory / "objects" / "pack").glob("tmp_*"):
             with contextlib.suppress(FileNotFoundError):
                 size += file.stat().st_size
+        # Few objects are unpacked as they come, each a file of its own.
+        size = max(size, self._free_bytes - shutil.disk_usage(self.git.directory).free)
         if size > self._limit_bytes:
             self._over_limit = True
             return f"{without_credentials(self.remote)} sends more than {self._limit_bytes} bytes"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import secrets
 import zlib
 from collections.abc import Sequence
@@ -15,9 +16,17 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from bridge.errors import BrokenObject
+
 IDENTITY = "kakeya-mac <kakeya-mac@localhost>"
 
 _FOLDER = "040000"
+_COMMIT = {
+    digits: re.compile(
+        rb"tree (?P<tree>[0-9a-f]{%d})\n(?P<parents>(?:parent [0-9a-f]{%d}\n)*)(?!parent )" % (digits, digits)
+    )
+    for digits in (40, 64)
+}
 _LEVEL = 1
 
 
@@ -90,13 +99,20 @@ def commit_bytes(tree: str, parents: Sequence[str], message: str, when: datetime
 
 
 def parse_commit(sha: str, data: bytes) -> Commit:
-    """A commit from its bytes; what is not a header of ours is left out."""
-    head, _, message = data.partition(b"\n\n")
-    tree, parents = "", []
-    for line in head.split(b"\n"):
-        key, _, value = line.partition(b" ")
-        if key == b"tree":
-            tree = value.decode("ascii", "replace")
-        elif key == b"parent":
-            parents.append(value.decode("ascii", "replace"))
-    return Commit(sha, tree, tuple(parents), message.decode("utf-8", "replace"))
+    """A commit from its bytes: tree and parents where git reads them, and nowhere else in the header.
+
+    Raises:
+        BrokenObject: It does not begin as a commit does.
+    """
+    digits = 64 if data[45:46] not in (b"\n", b"") else 40
+    match = _COMMIT[digits].match(data)
+    if match is None:
+        raise BrokenObject(f"the commit {sha[:12]} is broken: it does not begin with its tree and parents")
+    parents = match["parents"].decode("ascii").split("\n")[:-1]
+    message = data.partition(b"\n\n")[2]
+    return Commit(
+        sha,
+        match["tree"].decode("ascii"),
+        tuple(line.removeprefix("parent ") for line in parents),
+        message.decode("utf-8", "replace"),
+    )

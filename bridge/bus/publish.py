@@ -28,6 +28,8 @@ TRAILER = "Result-SHA256"
 
 _TRIES = 6
 _FIRST_PAUSE_S = 0.5
+# A push of more than this may take longer than a lease.
+_LARGE_BYTES = 1 << 20
 # How many commits somebody may have put on top of a result that is still found.
 _LONGEST_WALK = 100
 _RESULTS_NAME = RESULT_ROOT.removeprefix(f"{FOLDER}/")
@@ -106,8 +108,13 @@ def publish(
         raise LeaseLost(f"{request_commit[:12]} is no request but an answer to {nonce}")
     with git.scratch() as scratch:
         publisher = _Publisher(git, scratch, remote, answer, claim)
+        large = sum(map(len, everything.values())) > _LARGE_BYTES
+        if large:
+            _hold(claim)
         if untouched and (published := publisher.at_once()) is not None:
             return published
+        if not large:
+            _hold(claim)
         for attempt in range(tries):
             try:
                 return publisher.attempt()
@@ -116,6 +123,13 @@ def publish(
                     raise
                 sleep(_FIRST_PAUSE_S * 2**attempt if isinstance(error, RemoteUnreachable) else 0.05)
     raise ValueError(f"tries must be at least 1, got {tries}")
+
+
+def _hold(claim: Claim | None) -> None:
+    """Keep a claim for as long as the push may take: nothing else renews it any more."""
+    if claim is not None:
+        with contextlib.suppress(BusError):  # lost or away: the push itself finds that out
+            claim.hold()
 
 
 class _Final(LeaseLost):

@@ -36,6 +36,7 @@ DEPTH = 3
 _SEEN = "refs/seen/"
 _PATH = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*")
 _LONGEST_PATH = 200
+_SUBMODULE = "160000"
 _REQUEST_NAMES = {
     REQUEST_PATH.removeprefix(f"{FOLDER}/"): MAX_BYTES,
     SIGNATURE_PATH.removeprefix(f"{FOLDER}/"): MAX_SIGNATURE_BYTES,
@@ -163,12 +164,13 @@ def look(cache: Cache, asked: list[Standing]) -> dict[str, str]:
             if held.ref not in seen:
                 continue
             rows = {row.name: row for row in cache.entries(f"{held.commit}:{FOLDER}") or []}
-            blobs += [rows[name].sha for name in _REQUEST_NAMES if name in rows]
-            if "results" in rows:
+            blobs += [rows[name].sha for name in _REQUEST_NAMES if name in rows and rows[name].kind == "blob"]
+            if "results" in rows and rows["results"].kind == "tree":
                 inner = {row.name: row for row in cache.entries(rows["results"].sha) or []}
-                folders += [inner[one.nonce].sha] if one.nonce in inner else []
+                found = inner.get(one.nonce)
+                folders += [found.sha] if found is not None and found.kind == "tree" else []
     for listed in cache.list_folders(folders):
-        blobs += [file.sha for file in listed or []]
+        blobs += [file.sha for file in listed or [] if file.mode != _SUBMODULE]
     cache.bring([*blobs, *_status_blobs(cache, [held for one in asked for held in one.claims])])
     return seen
 

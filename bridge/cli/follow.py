@@ -155,7 +155,8 @@ def _progress(expect: Expectation) -> Iterator[Any]:
         nonlocal last_phase, last_line, last_time
         line = _line(update, expect)
         now = time.monotonic()
-        if line == last_line or (update.phase == last_phase and now - last_time < _QUIET_S):
+        soon = update.phase == last_phase and now - last_time < _QUIET_S
+        if line == last_line or (soon and not update.notice):
             return
         click.echo(line, err=True)
         last_phase, last_line, last_time = update.phase, line, now

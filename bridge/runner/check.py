@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from pathlib import Path
 
 from bridge import presets, signing
 from bridge.bus.git import Git
@@ -27,7 +28,7 @@ from bridge.errors import (
 from bridge.manifest import Manifest, ParamValue, format_time
 from bridge.presets import Preset
 from bridge.result import Reason
-from bridge.runner import facts
+from bridge.runner import facts, models
 from bridge.runner.policy import FILE_NAME
 from bridge.runner.station import Station
 
@@ -100,6 +101,7 @@ def examine(
         manifest,
         lambda: _choose(known, station),
         lambda: _allow(known, station),
+        lambda: _equipped(known, station),
         lambda: _signed(known, station),
         lambda: _within_quota(known, over_quota),
         lambda: _timely(known, station, now, answered),
@@ -148,6 +150,34 @@ def _allow(known: Checked, station: Station) -> Checked:
     if lacking := facts.unfit(known.preset):
         raise Refusal(Reason.MACHINE_UNFIT, f"the preset {known.preset.name} cannot run here: {lacking}")
     return known
+
+
+def _equipped(known: Checked, station: Station) -> Checked:
+    """Whether the preset's models are here; those of the workload are looked for when it is laid out."""
+    preset = known.preset
+    assert preset is not None  # noqa: S101 - asked before
+    if not preset.runs_repo_code:
+        try:
+            models.resolve(preset.models, places(station, workload=None))
+        except models.ModelMissing as error:
+            raise Refusal.of(Reason.MODEL_MISSING, error) from None
+    return known
+
+
+def places(station: Station, *, workload: Path | None) -> models.Places:
+    """Where a runner's machine may hold models.
+
+    Args:
+        station: The runner.
+        workload: The workspace, for presets that run the workload's code.
+    """
+    return models.Places(
+        configured=station.policy.models,
+        environment=station.environment,
+        home=station.home,
+        metal=bool(station.machine["metal"]),
+        workload=workload,
+    )
 
 
 def requester_of(request: ReadRequest, station: Station) -> str | None:

@@ -85,12 +85,16 @@ class Heartbeat:
 
     def line(self, text: str) -> None:
         """Take a line of the job's output: progress, or a line of the log's tail."""
+        text = redact(text.encode(), self._secrets).decode("utf-8", "replace")
         match = _PROGRESS.fullmatch(text.rstrip())
         if match is None:
-            self._tail.append(redact(text.encode(), self._secrets).decode("utf-8", "replace")[:500])
+            self._tail.append(text[:500])
         else:
             done, total, step = int(match[1]), int(match[2]), match[3] or ""
             self._progress = Progress(done=min(done, total), total=total, step=step[:200])
+            if self._tail and _PROGRESS.fullmatch(self._tail[-1]):
+                self._tail.pop()  # of progress, the log's tail shows the newest
+            self._tail.append(text.rstrip()[:500])
 
     def stop(self) -> None:
         """End beating; the claim is free to be used by the caller when this returns."""
@@ -114,7 +118,7 @@ class Heartbeat:
             if self.lost:
                 return
             if self._wish is None and self._clock() >= next_look:
-                with contextlib.suppress(BusError, MachineError, OSError):
+                with contextlib.suppress(Exception):  # nothing that a look meets may end the beats
                     self._wish = self._look()
                 next_look = self._clock() + self._look_s
 

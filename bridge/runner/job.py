@@ -22,9 +22,20 @@ from bridge.errors import BridgeError, BusError, LeaseLost, MachineError, Parame
 from bridge.evidence.redact import find_secrets, secrets_of
 from bridge.manifest import format_time
 from bridge.presets import Preset
-from bridge.result import Command, File, Phase, Reason, Result, RunnerFacts, Status, Verdict, Violation
+from bridge.result import (
+    Command,
+    File,
+    Phase,
+    Reason,
+    Result,
+    RunnerFacts,
+    RunStatus,
+    Status,
+    Verdict,
+    Violation,
+)
 from bridge.runner import collect, facts, isolation, models, spool, workspace
-from bridge.runner.check import Checked, Refusal
+from bridge.runner.check import Checked, Refusal, places
 from bridge.runner.child import Ended, Enforced, Order, Supervised
 from bridge.runner.folders import remove_tree
 from bridge.runner.heartbeat import Heartbeat
@@ -136,8 +147,15 @@ class Job:
         else:
             self._supervised.close()
 
-    def give_up(self) -> tuple[spool.Entry, Verdict]:
-        """Answer a request whose earlier attempts were all lost, without another one."""
+    def give_up(self, last: RunStatus | None) -> tuple[spool.Entry, Verdict]:
+        """Answer a request whose earlier attempts were all lost, without another one.
+
+        Args:
+            last: The last sign of the last of them; what it says goes into the log.
+        """
+        if last is not None:
+            seen = f"attempt {last.attempt} on {last.runner} was last seen {last.phase} at {last.updated_at}"
+            self._note("\n".join([f"runner: {seen}, after {last.elapsed_s:.0f} s", *last.log_tail, ""]))
         message = f"{self._claim.attempt - 1} attempts lost their runner; not tried again"
         return self._unstarted(Verdict(status=Status.LOST, reason=Reason.ATTEMPTS, message=message))
 
@@ -208,16 +226,9 @@ class Job:
 
     def _find_models(self, preset: Preset) -> None:
         """Where the preset's models lie here, said in the log and to whoever waits."""
-        station = self._station
-        places = models.Places(
-            configured=station.policy.models,
-            environment=station.environment,
-            home=station.home,
-            metal=bool(station.machine["metal"]),
-            workload=self._room.workspace if preset.runs_repo_code else None,
-        )
+        own = places(self._station, workload=self._room.workspace if preset.runs_repo_code else None)
         try:
-            self._models = models.resolve(preset.models, places)
+            self._models = models.resolve(preset.models, own)
         except models.ModelMissing as error:
             raise Refusal.of(Reason.MODEL_MISSING, error) from None
         for name, found in self._models.items():

@@ -37,19 +37,29 @@ class Outbox:
         self._ledger = ledger
         self._later = later
         self._say = say
+        # Results that the disk did not take: this process has them.
+        self._unkept: dict[str, Entry] = {}
 
     def __contains__(self, nonce: object) -> bool:
         """Whether a result of this nonce waits here."""
-        return nonce in self._spool
+        return nonce in self._unkept or nonce in self._spool
 
     def nonces(self) -> set[str]:
         """What waits here."""
-        return set(self._spool.nonces())
+        return {*self._unkept, *self._spool.nonces()}
 
     def send(self, entry: Entry, claim: Claim, *, untouched: bool) -> None:
         """Keep a result, then push it; it stays if that fails. For `untouched` see `publish`."""
-        self._spool.put(entry)
-        self._publish(entry, claim, untouched=untouched)
+        try:
+            self._spool.put(entry)
+        except OSError as error:
+            self._unkept[entry.nonce] = entry
+            self._say(f"{entry.nonce}: kept in memory only: {described(error)}")
+        try:
+            self._publish(entry, claim, untouched=untouched)
+        except Exception as error:  # the result is here; `flush` tries again
+            pause = self._later.put_off(entry.nonce)
+            self._say(f"{entry.nonce}: {described(error)}; trying again in {pause:g} s")
 
     def flush(self, claims: Callable[[], Mapping[str, Held]], own: frozenset[str]) -> int:
         """Push what an earlier failure or an earlier process left; how many are no longer here.
@@ -58,12 +68,12 @@ class Outbox:
             claims: Gives the claims on the remote by nonce.
             own: Sessions of this runner: claims of theirs are ours.
         """
-        waiting = [nonce for nonce in self._spool.nonces() if self._later.is_due(nonce)]
+        waiting = [nonce for nonce in sorted(self.nonces()) if self._later.is_due(nonce)]
         held = claims() if waiting else {}
         gone = 0
         for nonce in waiting:
             try:
-                entry = self._spool.read(nonce)
+                entry = self._unkept.get(nonce) or self._spool.read(nonce)
                 gone += self._publish(entry, self._own_claim(held.get(nonce), own))
             except RemoteUnreachable:
                 raise
@@ -104,9 +114,16 @@ class Outbox:
             return False
         else:
             self._say(f"{entry.nonce}: published as {where.commit[:12]} on {where.ref}")
-            self._ledger.add(entry.nonce)
+            self._note(entry.nonce)
+        self._unkept.pop(entry.nonce, None)
         self._spool.remove(entry.nonce)
         return True
+
+    def _note(self, nonce: str) -> None:
+        try:
+            self._ledger.add(nonce)
+        except OSError as error:
+            self._say(f"{nonce}: that it was answered is known to this process only: {described(error)}")
 
     def _own_claim(self, held: Held | None, own: frozenset[str]) -> Claim | None:
         """The claim as ours to use, where an earlier process of this runner made it."""

@@ -114,6 +114,8 @@ class Requesters:
             return request, bound_manifest(request, nonce)
         except (ManifestError, BusError):
             return None, None
+        except Exception:  # whatever one request provokes, the others must have their turn; its own says why
+            return None, None
 
     def _signer(self, request: ReadRequest) -> Requester:
         """Who signed it; None for a broken signature, too, which is refused when its turn comes."""

@@ -39,6 +39,7 @@ from bridge.runner.station import Station, note_session
 from bridge.runner.taking import Desk, Taken
 from bridge.runner.turns import Service, Turn, order
 from bridge.runner.upkeep import Upkeep
+from bridge.runner.yielding import Yielding
 
 MAX_ATTEMPTS = 3
 # Among so many of the first in the queue a runner chooses by chance while others are at work, too.
@@ -81,6 +82,7 @@ class Runner:
         )
         self._requesters = Requesters(self._mirror.git, station)
         self._service = Service()
+        self._yielding = Yielding(station, self._mirror.git, clock=clock, now=now)
         self._ledger = Ledger(station.folder / f"answered-{digest}", now())
         self._spool = Spool(station.folder / f"spool-{digest}")
         self._outbox = Outbox(self._mirror, self._spool, self._ledger, self._later, self._say)
@@ -91,6 +93,7 @@ class Runner:
         self._waiting = 0
         self._done = 0
         self._let_in = False
+        self._blocked = False
         self._polling = Polling(idle_s=idle_s, local=is_local(station.remote), clock=clock)
         self._reserve = Reserve(station)
 
@@ -132,7 +135,8 @@ class Runner:
                     if once and (did or self._late(began, idle_timeout_s)):
                         break
                     if not did:
-                        self._rest()
+                        for task in (self._get_ready, lambda: self._tell(State.IDLE), self._keep_up):
+                            self._safely(task)
                         stop.wait(self._polling.pause())
             finally:
                 self._reserve.empty()
@@ -156,14 +160,18 @@ class Runner:
             else:
                 self._desk.tidy()
         except MachineBusy as busy:
-            self._say(f"waiting: {busy.message}")
+            if not self._blocked:
+                self._say(f"waiting: {busy.message}")
+            self._blocked = True
             self._polling.calm()
+            return handled
         except Exception as error:  # a daemon outlives its own bugs, too; each pause is longer
             if isinstance(error, AccessDenied) and not self._let_in:
                 raise  # whoever has just started it can put that right
             self._polling.failures += 1
             self._say(f"failure {self._polling.failures} in a row, trying again: {described(error)}")
             return handled
+        self._blocked = False
         self._polling.failures = 0
         if handled:
             self._polling.active()
@@ -180,6 +188,7 @@ class Runner:
         self._waiting = len(pending)
         nonces = {request.nonce for request in pending}
         self._tries = {nonce: tries for nonce, tries in self._tries.items() if nonce in nonces}
+        self._yielding.keep(nonces)
         self._later.keep(nonces | self._outbox.nonces())
         return pending
 
@@ -203,9 +212,6 @@ class Runner:
             first = turns[:_CROWD]
             random.shuffle(first)
             turns[:_CROWD] = first
-        turns.sort(
-            key=lambda turn: not self._desk.wished(turn.nonce)
-        )  # what is to stop costs next to nothing
         return [(due[turn.nonce], turn) for turn in turns]
 
     def _may_try(self, nonce: str) -> bool:
@@ -238,6 +244,8 @@ class Runner:
             return False
         if pending.nonce in self._ledger.nonces and not self._desk.is_open(pending):
             return False  # the mirror still shows the branch as it was before our answer
+        if self._leaves(checked):
+            return False
         if checked.refusal is not None and checked.refusal.reason is Reason.REPLAYED:
             self._tries[pending.nonce] = MAX_ATTEMPTS + 1
         supervised = None
@@ -247,29 +255,29 @@ class Runner:
             taken = self._desk.take(pending, checked, silent)
             if taken is None:
                 return False
-            self._tries[pending.nonce] = self._tries.get(pending.nonce, 0) + 1
             self._say(f"{pending.nonce}: claimed, attempt {taken.claim.attempt}{_asked(checked)}")
             self._run(pending, checked, taken, supervised)
+            self._tries[pending.nonce] = self._tries.get(pending.nonce, 0) + 1
         finally:
             if supervised is not None:
                 supervised.close()
         return True
 
+    def _leaves(self, checked: Checked) -> bool:
+        """Whether what is refused here is left to another machine that says it takes it."""
+        if checked.refusal is None or checked.manifest is None:
+            return False
+        nonce = checked.pending.nonce
+        return self._yielding.yields(nonce, checked.manifest.preset, checked.refusal.reason)
+
     def _run(self, pending: Pending, checked: Checked, taken: Taken, supervised: Supervised | None) -> None:
         """Do a claimed request and send its result."""
         began = self._clock()
-        job = Job(
-            self._station,
-            self._mirror.git,
-            checked,
-            taken.claim,
-            supervised,
-            abort=self._abort.is_set,
-            look=lambda: self._hear(pending, checked, began),
-            repair=self._repair,
-            clock=self._clock,
-            now=self._now,
-        )
+        try:
+            job = self._job(pending, checked, taken, supervised, began)
+        except OSError:
+            taken.claim.release()  # nothing was begun, so this was no attempt
+            raise
         try:
             done = self._ended(job, taken)
             if done is None:
@@ -284,9 +292,30 @@ class Runner:
             if not job.clean_up():
                 self._say(f"{pending.nonce}: what the job left could not be removed")
 
+    def _job(
+        self,
+        pending: Pending,
+        checked: Checked,
+        taken: Taken,
+        supervised: Supervised | None,
+        began: float,
+    ) -> Job:
+        return Job(
+            self._station,
+            self._mirror.git,
+            checked,
+            taken.claim,
+            supervised,
+            abort=self._abort.is_set,
+            look=lambda: self._hear(pending, checked, began),
+            repair=self._repair,
+            clock=self._clock,
+            now=self._now,
+        )
+
     def _ended(self, job: Job, taken: Taken) -> tuple[Entry, Verdict] | None:
         if taken.claim.attempt > MAX_ATTEMPTS:
-            return job.give_up()
+            return job.give_up(taken.last)
         return job.run() if taken.wish is None else job.cancel(taken.wish)
 
     def _hear(self, pending: Pending, checked: Checked, began: float) -> str | None:
@@ -306,6 +335,8 @@ class Runner:
             self._say(f"how long the job took is not kept: {described(error)}")
 
     def _tell(self, state: State, job: Work | None = None) -> None:
+        if self._polling.failures:
+            return
         self._note(self._presence.tell(state, job, pending=self._waiting, done=self._done))
 
     def _note(self, said: str | None) -> None:
@@ -317,13 +348,22 @@ class Runner:
         self._mirror.renew()
         self._mirror.refresh()
 
-    def _rest(self) -> None:
-        """Between two looks: be ready for the next job, or do what can wait for an idle queue."""
+    def _safely(self, task: Callable[[], None]) -> None:
+        """Do what can also be left undone: whatever goes wrong with it must not end the daemon."""
+        try:
+            task()
+        except Exception as error:
+            self._say(f"between two looks: {described(error)}")
+
+    def _get_ready(self) -> None:
+        """Have the next job's supervisor wait for it, while a next job is likely."""
         if self._polling.is_fast:
             self._reserve.fill()
         else:
             self._reserve.empty()
-        self._tell(State.IDLE)
+
+    def _keep_up(self) -> None:
+        """Upkeep of the bus, on an idle queue only."""
         if self._upkeep is not None and not (
             self._waiting or self._polling.failures or self._polling.is_fast
         ):

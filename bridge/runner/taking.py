@@ -21,8 +21,8 @@ from bridge.bus.git import Update
 from bridge.bus.handles import Held, state_of
 from bridge.bus.mirror import Mirror, Pending
 from bridge.bus.retire import SETTLED
-from bridge.errors import BusError, LeaseLost, PushRejected
-from bridge.result import Reason
+from bridge.errors import BrokenObject, BusError, LeaseLost, PushRejected
+from bridge.result import Reason, RunStatus
 from bridge.runner.check import Checked, examine
 from bridge.runner.station import Station
 from bridge.runner.strays import Strays
@@ -39,10 +39,12 @@ class Taken:
     Attributes:
         claim: Ours.
         wish: Why it is to end before it starts; None: it may start.
+        last: The last sign of the runner that held it before.
     """
 
     claim: Claim
     wish: str | None
+    last: RunStatus | None = None
 
 
 class Desk:
@@ -81,6 +83,8 @@ class Desk:
         # Requests whose objects could not be read, and for which the mirror was made again.
         self._renewed: set[str] = set()
         self._strays = Strays(mirror)
+        # Wishes that did not count, and the owner was told so.
+        self._objected: set[str] = set()
 
     def update(self, pending: Collection[Pending]) -> None:
         """Take in what the mirror saw at its last look, and forget what is not pending any more."""
@@ -90,6 +94,7 @@ class Desk:
         self._watch.forget(list(nonces))
         self._answered = {known for known in self._answered if known[0] in nonces}
         self._renewed &= nonces
+        self._objected &= {held.commit for held in self._cancels.values()}
         self._wished = nonces & self._cancels.keys()
 
     def tidy(self) -> None:
@@ -142,7 +147,8 @@ class Desk:
         refusal = checked.refusal
         if refusal is None or refusal.reason is not Reason.BAD_COMMIT or pending.nonce in self._renewed:
             return checked
-        if not isinstance(refusal.__context__, BusError):
+        cause = refusal.__context__
+        if not isinstance(cause, BusError) or isinstance(cause, BrokenObject):
             return checked
         self._renewed.add(pending.nonce)
         self._say(f"{pending.nonce}: {refusal.message}")
@@ -163,7 +169,8 @@ class Desk:
             self._mirror.scan_next()
         if held is None:
             return None
-        return Taken(held, wish or self._cancelled(pending, checked))
+        last = None if silent is None else read_status(self._mirror.git, silent.commit)
+        return Taken(held, wish or self._cancelled(pending, checked), last)
 
     def was_archived(self, pending: Pending) -> bool:
         """Whether this request was answered so long ago that its result is in the archive only.
@@ -256,6 +263,9 @@ class Desk:
             allowed_signers=station.allowed_signers,
         )
         if against is not None:
+            if commit not in self._objected:
+                self._objected.add(commit)
+                self._say(f"{pending.nonce}: not stopped: {against}")
             return None
         cancel = read_cancel(git, commit)
         return None if cancel is None else cancel.sentence

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.faults.scene import Scene
+from tests.houses import wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -84,6 +85,10 @@ def mirror_of(scene: Scene) -> Path:
     return mirror
 
 
+def keeps_something(scene: Scene) -> bool:
+    return bool(scene.house.git("for-each-ref", "refs/kept/", cwd=mirror_of(scene)))
+
+
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
 def test_a_damaged_mirror_is_made_anew_and_costs_no_request(scene: Scene, damage: Callable[[Path], None]):
     runner = scene.machine()
@@ -102,6 +107,8 @@ def test_a_mirror_made_anew_is_said(scene: Scene, damage: Callable[[Path], None]
     runner = scene.machine()
     runner.start()
     scene.answered(scene.ask())
+    # A mirror that holds on to nothing yet is whole without any object.
+    wait_for(lambda: keeps_something(scene), 20, "a workload that the mirror keeps")
     damage(mirror_of(scene))
     scene.answered(scene.ask())
     scene.says(runner, "made again")
