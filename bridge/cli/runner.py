@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import dataclasses
 import platform
@@ -10,7 +11,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Event
+from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -157,13 +158,19 @@ def _host_name() -> str:
 @contextlib.contextmanager
 def _draining(daemon: Runner, stop: Event) -> Iterator[None]:
     """The first SIGTERM or SIGINT drains, the second stops the job."""
+    one_at_a_time = Lock()
+
+    def heed() -> None:
+        with one_at_a_time:
+            if stop.is_set():
+                daemon.abort()
+            else:
+                click.echo("stopping after the running job; once more to stop it now")
+                stop.set()
 
     def handle(_number: int, _frame: Any) -> None:
-        if stop.is_set():
-            daemon.abort()
-        else:
-            click.echo("stopping after the running job; once more to stop it now")
-            stop.set()
+        # Beside what the signal interrupted: that may hold the lock of the event, or of standard output.
+        _thread.start_new_thread(heed, ())
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
     try:

@@ -39,4 +39,4 @@ class Ledger:
         """
         self.nonces.add(nonce)
         with self._path.open("a", encoding="ascii") as file:
-            file.write(nonce + "\n")
+            file.write(f"\n{nonce}\n")  # a full disk may have left half a line

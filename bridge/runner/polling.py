@@ -40,8 +40,8 @@ class Polling:
         self._active_at = self._clock()
 
     def calm(self) -> None:
-        """Nothing can be done for now, although there is something: no fast looks."""
-        self._active_at = self._clock() - FAST_WINDOW_S
+        """Nothing can be done for now, although there is something: looks as on an idle queue."""
+        self._active_at = self._clock() - FAST_WINDOW_S - 4 * self._idle_s
 
     def looked(self, seconds: float) -> None:
         """A look took so long."""
@@ -61,4 +61,4 @@ class Polling:
             return min(max(FASTEST_S, self._look_s), LONGEST_FASTEST_S)
         if quiet < FAST_WINDOW_S:
             return max(FAST_S, self._look_s)
-        return min(self._idle_s, max(FAST_S, (quiet - FAST_WINDOW_S) / 4))
+        return min(self._idle_s, max(FAST_S, self._look_s, (quiet - FAST_WINDOW_S) / 4))

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from bridge.bus.git import Update
 from bridge.bus.handles import Held, state_of
 from bridge.bus.mirror import Mirror
-from bridge.errors import BusError
+from bridge.errors import LeaseLost, PushRejected
 
 _AT_ONCE = 16
 
@@ -45,7 +45,8 @@ class Strays:
             held, state = wishes[nonce], state_of(found, nonce)
             answered = state.branch is None or self._is_answered(nonce, state.branch.ref)
             if answered and state.inbox is None and state.claim is None:
-                with contextlib.suppress(BusError):  # somebody else was first, or the server keeps its refs
+                # The server may keep its refs, somebody else may have been first.
+                with contextlib.suppress(PushRejected, LeaseLost):
                     self._mirror.git.push(self._mirror.remote, [Update(held.ref, None, held.commit)])
             self._left.add(held)
 

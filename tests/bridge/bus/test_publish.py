@@ -37,6 +37,7 @@ def test_a_second_result_is_refused(world: World):
     assert read(world, submitted).commit == first.commit
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("where", ["on its branch", "on a ref of its own"])
 def test_the_same_result_brought_again_is_the_one_that_stands(world: World, where: str):

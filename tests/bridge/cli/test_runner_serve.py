@@ -38,6 +38,7 @@ def test_more_jobs_than_one_are_asked_for_in_vain_and_told_so(house: House):
     assert "--jobs 3: one job runs at a time" in done.out
 
 
+@pytest.mark.slow
 def test_claims_carry_the_lease_and_are_renewed_as_often_as_it_needs(house: House):
     bench = Bench(house)
     bench.install({"sleep": "import time; time.sleep(60)"})

@@ -78,6 +78,7 @@ def test_runners_are_listed_with_what_they_do_and_whether_their_key_counts(house
     assert "absent  not seen on this remote" in text
 
 
+@pytest.mark.slow
 def test_runners_without_a_remote_lists_the_trusted_keys_and_says_so(house: House, key: Path):
     house.kakeya("runners", "trust", "studio", "--key", public_line(key))
     house.git("remote", "remove", "origin")
@@ -106,6 +107,7 @@ def test_hostile_cards_are_counted_and_show_nothing_to_a_terminal(house: House):
     assert max(len(line) for line in done.out.splitlines()) < 300
 
 
+@pytest.mark.slow
 def test_a_key_from_the_bus_is_shown_and_never_trusted(house: House, key: Path):
     whole = publish(house, here(house), key)
     done = house.kakeya("runners", "trust", "mac")
@@ -122,6 +124,7 @@ def test_a_key_from_the_bus_is_shown_and_never_trusted(house: House, key: Path):
     assert "no runner named 'plain' publishes a signed card" in house.kakeya("runners", "trust", "plain").err
 
 
+@pytest.mark.slow
 def test_presets_of_live_runners_are_listed_with_who_takes_them(house: House, key: Path):
     probe = real("probe", typical_s=2.5)
     tests = real("tests", available=False, why="its policy does not allow tests")
@@ -155,6 +158,7 @@ def test_presets_of_live_runners_are_listed_with_who_takes_them(house: House, ke
     assert "mac" in missing.err
 
 
+@pytest.mark.slow
 def test_presets_of_a_remote_without_runners_say_so(house: House):
     done = house.kakeya("presets", "--remote")
     assert done.code == 0

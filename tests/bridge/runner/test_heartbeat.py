@@ -51,7 +51,7 @@ def test_a_new_phase_is_shown_at_once_with_progress_and_the_logs_tail(world: Wor
     heart.stop()
     status = shown(world, held.status.nonce)
     assert status.progress == Progress(done=3, total=8, step="verifying code-001")
-    assert status.log_tail == ("loading with [redacted:TOKEN]",)
+    assert status.log_tail == ("loading with [redacted:TOKEN]", "progress 3/8 verifying code-001")
 
 
 def test_a_claim_that_somebody_else_took_is_noticed(world: World):

@@ -51,6 +51,7 @@ def test_the_newest_beyond_the_quota_are_refused_and_the_others_run(bench: Bench
     assert "max_queued_per_requester" in verdicts[-1].message
 
 
+@pytest.mark.slow
 def test_a_signer_waits_for_one_turn_of_the_others_however_many_they_queue(bench: Bench) -> None:
     crowd = ask_in_turn(bench, 3)
     hers = ask_signed(bench, "ann")

@@ -43,7 +43,9 @@ def test_a_seed_decides_requests_clients_and_faults():
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.exhaustive)], ids=["int", "term"]
+)
 def test_an_interrupted_run_leaves_no_process_and_no_file(tmp_path: Path, number: signal.Signals):
     harness = started(tmp_path, "--requests", "500", "--seed", "1")
     assert harness.stderr is not None
@@ -73,6 +75,7 @@ def test_at_its_deadline_a_run_fails_with_what_is_open_and_leaves_no_process(tmp
 
 
 @pytest.mark.e2e
+@pytest.mark.exhaustive  # `make faults` is a larger one
 def test_a_small_run_holds_every_promise(tmp_path: Path):
     harness = started(tmp_path, "--requests", "24", "--seed", "7", "--runners", "3", "--json")
     out, err = harness.communicate(timeout=170)

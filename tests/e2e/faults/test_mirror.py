@@ -102,7 +102,7 @@ def test_a_damaged_mirror_is_made_anew_and_costs_no_request(scene: Scene, damage
     assert [results[nonce].result.attempt for nonce in asked] == [1, 1, 1]
 
 
-@pytest.mark.parametrize("damage", [no_objects, refs, config], ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize("damage", [refs, config], ids=lambda damage: damage.__name__)
 def test_a_mirror_made_anew_is_said(scene: Scene, damage: Callable[[Path], None]):
     runner = scene.machine()
     runner.start()
@@ -115,6 +115,7 @@ def test_a_mirror_made_anew_is_said(scene: Scene, damage: Callable[[Path], None]
     scene.close()
 
 
+@pytest.mark.exhaustive  # each damage by itself is tried above
 @pytest.mark.parametrize("seed", [1, 2])
 def test_damage_of_every_kind_while_jobs_run_and_requests_come(scene: Scene, seed: int):
     chance = random.Random(seed)  # noqa: S311 - the same seed must give the same damage

@@ -35,7 +35,7 @@ def fail(cable: Cable, how: str) -> None:
         cable.silence()
 
 
-@pytest.mark.parametrize("how", ["cut", "silent"])
+@pytest.mark.parametrize("how", [pytest.param("cut", marks=pytest.mark.exhaustive), "silent"])
 def test_a_result_that_could_not_be_pushed_comes_when_the_network_is_back(
     house: House, port: int, scene: Scene, how: str
 ):
@@ -58,7 +58,7 @@ def test_a_result_that_could_not_be_pushed_comes_when_the_network_is_back(
     assert jobs.read_ledger(house).started[nonce] == 1
 
 
-@pytest.mark.parametrize("how", ["cut", "silent"])
+@pytest.mark.parametrize("how", [pytest.param("cut", marks=pytest.mark.exhaustive), "silent"])
 def test_a_runner_cut_off_for_longer_than_its_lease_gives_way_and_publishes_nothing(
     house: House, port: int, scene: Scene, how: str
 ):
