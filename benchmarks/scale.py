@@ -147,6 +147,7 @@ class Place:
             result=result.to_bytes(),
             signature=None,
             claim=held,
+            untouched=True,
         )
 
     def one_request(self) -> dict[str, float]:
@@ -278,7 +279,7 @@ def main() -> None:
         }
         if options.idle:
             say(f"an idle runner is watched for {options.idle:g} s, after 50 s of settling")
-            figures["idle_runner"] = idle_runner(root, places[last], options.idle)
+            figures["idle_runner"] = idle_runner(root, places[first], options.idle)
     for name, row in figures["finished_requests"].items():
         say(f"{name:>6} finished: " + "  ".join(f"{k[:-2]} {v * 1000:.0f} ms" for k, v in row.items()))
     say(f"discovery among {last} costs {discovery:.2f} times one among {first}")

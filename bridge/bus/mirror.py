@@ -37,6 +37,8 @@ _KEPT = "refs/kept/"
 _KEPT_COUNT = 8
 # Branches never seen before that one scan fetches; the newest first, the others later.
 _SCAN_COUNT = 64
+# A pause between two scans is so many times as long as a scan, if that is longer than the interval.
+_SCAN_SHARE = 300
 _TIDY_EVERY = 500
 _PLAIN_LINE = re.compile(
     rb"\[(core|extensions)\]"
@@ -108,6 +110,7 @@ class Mirror:
         self._clock = clock
         self._now = now
         self._scanned_at: float | None = None
+        self._scan_pause_s = scan_interval_s
         self._brought = 0
         self._over_limit = False
         self._free_bytes = 0
@@ -201,9 +204,11 @@ class Mirror:
         self._keep()
         self._fetch(_OWN_SPECS)
         now = self._clock()
-        if self._scanned_at is None or now - self._scanned_at >= self._scan_interval_s:
+        if self._scanned_at is None or now - self._scanned_at >= self._scan_pause_s:
             self._scan()
-            self._scanned_at = now
+            self._scanned_at = self._clock()
+            # Where there are very many branches, a listing takes long: it stays a small share of the time.
+            self._scan_pause_s = max(self._scan_interval_s, _SCAN_SHARE * (self._scanned_at - now))
         self._refs = self.git.refs("refs/")
         self._brought += before != {r: commit for r, commit in self._refs.items() if r.startswith(_OWN)}
         if self._brought >= _TIDY_EVERY:

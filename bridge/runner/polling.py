@@ -61,4 +61,7 @@ class Polling:
             return min(max(FASTEST_S, self._look_s), LONGEST_FASTEST_S)
         if quiet < FAST_WINDOW_S:
             return max(FAST_S, self._look_s)
-        return min(self._idle_s, max(FAST_S, self._look_s, (quiet - FAST_WINDOW_S) / 4))
+        # What a first request waits at most: the look that finds it and its claim are part of the interval.
+        longest = max(self._idle_s / 2, self._idle_s - 5 * self._look_s)
+        growing = max(FAST_S, (quiet - FAST_WINDOW_S) / 4)
+        return max(min(longest, growing), min(self._look_s, self._idle_s))
