@@ -44,6 +44,8 @@ from bridge.runner.verdict import cancelled, judge, of_ending
 
 LOG_NAME = "log.txt"
 ENGINE = "${engine}"  # how the argv of a preset begins that runs the engine
+# How long a result waits for room on the disk before it is put together without what the job brought.
+_ROOM_S = 30.0
 COMPILING = "compiling kernels, once on this machine"
 
 
@@ -132,11 +134,22 @@ class Job:
         if self._heart.lost:
             return None
         try:
-            return self._sealed(verdict), verdict
+            return self._sealed_with_room(verdict), verdict
         except Exception as error:  # every accepted request ends in a result, if only in the barest one
             message = f"the runner could not put the result together: {described(error)}"[:4000]
             verdict = Verdict(status=Status.FAILED, reason=Reason.RUNNER_ERROR, message=message)
             return self._sealed(verdict, bare=True), verdict
+
+    def _sealed_with_room(self, verdict: Verdict) -> spool.Entry:
+        """`_sealed`; a disk that is full for a moment must not cost what the job brought."""
+        deadline = time.monotonic() + _ROOM_S
+        while True:
+            try:
+                return self._sealed(verdict)
+            except OSError:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(0.5)
 
     def _end_tree(self) -> None:
         """See to it that nothing of the job runs any more."""

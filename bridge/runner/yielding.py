@@ -16,18 +16,8 @@ from bridge.errors import BusError
 from bridge.result import Reason
 from bridge.runner.station import Station
 
-# Refusals that say something about this machine, not about the request.
-OWN_REASONS = frozenset(
-    (
-        Reason.UNKNOWN_PRESET,
-        Reason.BAD_PARAMETER,
-        Reason.POLICY,
-        Reason.BAD_SIGNATURE,
-        Reason.QUOTA,
-        Reason.MACHINE_UNFIT,
-        Reason.MODEL_MISSING,
-    )
-)
+# Refusals about this machine that a card tells of, so that two machines never wait for each other.
+OWN_REASONS = frozenset((Reason.UNKNOWN_PRESET, Reason.POLICY, Reason.MACHINE_UNFIT, Reason.MODEL_MISSING))
 PATIENCE_S = 300.0
 _READ_EVERY_S = 30.0
 
