@@ -66,6 +66,7 @@ class Job:
         abort: True when the runner is to stop at once.
         look: Asks the remote whether this job shall stop; see `Heartbeat`.
         repair: Makes `git` anew, holding this request, when it turned out to be broken.
+        say: Takes one line for the owner.
         clock: Monotonic seconds.
         now: The time of day (aware).
     """
@@ -81,6 +82,7 @@ class Job:
         abort: Callable[[], bool],
         look: Callable[[], str | None] = lambda: None,
         repair: Callable[[], None] = lambda: None,
+        say: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
@@ -91,6 +93,7 @@ class Job:
         self._supervised = supervised
         self._abort = abort
         self._repair = repair
+        self._say = say
         self._clock = clock
         self._now = now
         self._secrets = secrets_of(station.environment)
@@ -142,13 +145,16 @@ class Job:
 
     def _sealed_with_room(self, verdict: Verdict) -> spool.Entry:
         """`_sealed`; a disk that is full for a moment must not cost what the job brought."""
-        deadline = time.monotonic() + _ROOM_S
+        deadline, said = time.monotonic() + _ROOM_S, False
         while True:
             try:
                 return self._sealed(verdict)
-            except OSError:
+            except OSError as error:
                 if time.monotonic() >= deadline:
                     raise
+                if not said:
+                    self._say(f"{self._checked.pending.nonce}: its result waits for room: {described(error)}")
+                said = True
                 time.sleep(0.5)
 
     def _end_tree(self) -> None:

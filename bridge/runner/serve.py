@@ -309,6 +309,7 @@ class Runner:
             abort=self._abort.is_set,
             look=lambda: self._hear(pending, checked, began),
             repair=self._repair,
+            say=self._say,
             clock=self._clock,
             now=self._now,
         )
