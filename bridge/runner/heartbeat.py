@@ -118,7 +118,7 @@ class Heartbeat:
             if self.lost:
                 return
             if self._wish is None and self._clock() >= next_look:
-                with contextlib.suppress(Exception):  # nothing that a look meets may end the beats
+                with contextlib.suppress(BusError, MachineError, OSError):
                     self._wish = self._look()
                 next_look = self._clock() + self._look_s
 

@@ -21,7 +21,7 @@ from bridge.bus.card import State, Work
 from bridge.bus.mirror import Mirror, Pending
 from bridge.bus.refs import is_local
 from bridge.bus.untrusted import clean_line
-from bridge.errors import AccessDenied, MachineError, RemoteUnreachable, described
+from bridge.errors import AccessDenied, BusError, MachineError, RemoteUnreachable, described
 from bridge.result import Reason, Status, Verdict
 from bridge.runner.check import Checked
 from bridge.runner.child import MachineBusy, Supervised
@@ -321,7 +321,13 @@ class Runner:
 
     def _hear(self, pending: Pending, checked: Checked, began: float) -> str | None:
         """Beside a running job: whether it is to stop, and a word that this runner is busy."""
-        wish = self._desk.wish(pending, checked)
+        try:
+            wish = self._desk.wish(pending, checked)
+        except (BusError, MachineError, OSError):
+            raise  # the next look may find the remote again
+        except Exception as error:  # a bug of ours must not end the heartbeat
+            self._say(f"{pending.nonce}: whether it is to stop is not known: {described(error)}")
+            return None
         preset = checked.preset.name if checked.preset is not None else ""
         self._tell(State.BUSY, Work(nonce=pending.nonce, preset=preset, elapsed_s=self._clock() - began))
         return wish
