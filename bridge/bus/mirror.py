@@ -84,7 +84,7 @@ class Mirror:
         remote: Address of the bus.
         timeout_s: Deadline of one fetch.
         limit_bytes: A fetch that brings more than this is ended.
-        scan_interval_s: Seconds between scans of the request branches.
+        scan_interval_s: Seconds between scans of the request branches; 0: every look scans.
         say: Takes one line for the owner.
         clock: Monotonic seconds.
         now: The time of day (aware): branches older than any request may live are not looked at.
@@ -208,7 +208,8 @@ class Mirror:
             self._scan()
             self._scanned_at = self._clock()
             # Where there are very many branches, a listing takes long: it stays a small share of the time.
-            self._scan_pause_s = max(self._scan_interval_s, _SCAN_SHARE * (self._scanned_at - now))
+            if self._scan_interval_s:
+                self._scan_pause_s = max(self._scan_interval_s, _SCAN_SHARE * (self._scanned_at - now))
         self._refs = self.git.refs("refs/")
         self._brought += before != {r: commit for r, commit in self._refs.items() if r.startswith(_OWN)}
         if self._brought >= _TIDY_EVERY:

@@ -105,7 +105,8 @@ def test_blocks_leave_what_single_steps_leave(policy, family, compiled):
         turned = turned or bool(np.any(rows > 2e-3))
 
 
-@pytest.mark.parametrize("policy", ["affine:8,64", "lattice-packed:e8,5@all", "sink-window:2,6"])
+# Fine codes: with few bits, a value that rounding turns to another code can change which token is the best.
+@pytest.mark.parametrize("policy", ["affine:8,64", "lattice-packed:e8,8@all", "sink-window:2,6"])
 def test_decoding_with_drafts_gives_the_tokens_without(policy):
     family, chosen = "gemma3_text", parse_policy(policy)
     prompt = [9, 8, 7, 6, 5, 11, 12]

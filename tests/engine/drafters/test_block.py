@@ -71,7 +71,8 @@ def test_drawn_tokens_come_from_q_and_the_seed_repeats_them(kind: str, gemma: An
     assert np.allclose(np.array(first.q.sum(axis=-1)), 1, atol=1e-5)
     assert (np.array(first.q)[range(7), first.tokens.tolist()] > 0).all()
     assert first.tokens.tolist() == second.tokens.tolist() != other.tokens.tolist()
-    assert np.array_equal(np.array(first.q), np.array(second.q))
+    # Some kernels round by where in memory their arguments lie.
+    assert np.allclose(np.array(first.q), np.array(second.q), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.sampled(2, 1)
