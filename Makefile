@@ -33,7 +33,7 @@ slow: $(STAMP) ## the longer tests: whole tables of what make test takes a sampl
 		tests/engine/training tests  # the longest test first
 
 e2e: $(STAMP) ## the end-to-end tests: whole programs over real servers and the shipped pair
-	@$(BIN)/python -m pytest -q -m 'e2e and not exhaustive' --timeout=600
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'e2e and not exhaustive' --timeout=600
 
 N ?= 1000
 SEED ?= 1

@@ -5,7 +5,7 @@
 A round trip is submit, discover, claim, run, gate, sign, publish, fetch and believe, by a client process that
 is warm and embedded runners in their fast window. The floor is measured in the same run, in turns with the
 round trips and with the runners halted: the pushes and fetches of git alone that the protocol cannot avoid.
-The runners' memory is noted at the beginning and at the end. Prints for people, stores
+The runners' memory is noted eleven times, by how many requests were done. Prints for people, stores
 ``benchmarks/results/bus.json``, and ends with one JSON line (with ``--json`` that line alone).
 """
 
@@ -247,27 +247,28 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         bench = build(Path(folder), options.remote)
         floor, floors, rows = Floor(bench), [], []
+        sizes: dict[int, int | None] = {}  # by how many requests were done
         with runners(bench, options.runners) as processes:
             for number in range(options.requests + WARM_UP):
                 row = round_trip(bench)
                 time.sleep(SETTLE_S)
                 with halted(processes):
                     bare = floor.once()
-                if number == WARM_UP:
-                    begun_bytes = resident_bytes(processes)
                 if number >= WARM_UP:
                     rows.append(row)
                     floors.append(bare)
+                if number >= WARM_UP and (number - WARM_UP) % max(1, options.requests // 10) == 0:
+                    sizes[number - WARM_UP + 1] = resident_bytes(processes)
                 if number % 20 == 0:
                     say(f"{number}/{options.requests}: {row['total_s']:.3f} s, floor {bare['total_s']:.3f} s")
-            ended_bytes = resident_bytes(processes)
+            sizes[options.requests] = resident_bytes(processes)
     figures: dict[str, Any] = {
         "requests": options.requests,
         "runners": options.runners,
         "remote": "given" if options.remote else "a local bare repository",
         "round_trip_s": percentiles([row["total_s"] for row in rows]),
         "floor_s": percentiles([row["total_s"] for row in floors]),
-        "runner_resident_bytes": {"after_warm_up": begun_bytes, "at_the_end": ended_bytes},
+        "runner_resident_bytes": {str(requests): size for requests, size in sizes.items()},
         "parts_s": {k: statistics.median(r[k] for r in rows) for k in rows[0] if k != "total_s"},
         "floor_parts_s": {k: statistics.median(r[k] for r in floors) for k in floors[0] if k != "total_s"},
     }

@@ -39,6 +39,27 @@ _READ_ONLY = re.compile(r"access denied or repository not exported|service not e
 _ABORTED = re.compile(r"ref updates aborted by hook")
 _FORBIDDEN = re.compile(r"(HTTP|error:) 403\b")
 _TOO_LARGE = re.compile(r"(HTTP|error:) 413\b")
+# Git found its own side broken or full. A server may say the same, see `_is_ours`.
+_DAMAGED = re.compile(
+    r"^fatal: (not a git repository|cannot change to '|bad config|Failed to traverse parents)"
+    r"|^(fatal|error): (bad object|Could not read [0-9a-f]{40}|missing (blob|tree|commit) )"
+    r"|^(fatal|error): unable to (read (?!askpass)|unpack |access '(?!\w+://))"
+    r"|^(fatal|error): (object directory .* does not exist|insufficient permission for adding an object)"
+    r"|^(fatal|error): (loose object|pack(file)?) .* (is corrupt|cannot be|not match)"
+    r"|^(fatal|error): .*(No space left on device|Disk quota exceeded|Input/output error)"
+    r"|^(fatal|error): .*(Read-only file system|unable to (create|open|write) .*Permission denied)",
+    re.MULTILINE | re.IGNORECASE,
+)
+# The other side ended: what git printed before may be the server's words, which SSH and files do not mark.
+_THEY_ENDED = re.compile(
+    r"could not read from remote repository|remote end hung up|unexpected disconnect|early EOF|remote error:"
+    r"|not our ref|expected 'acknowledgments'",
+    re.IGNORECASE,
+)
+# A fetch that brought less than was asked for: the server's fault, unless what is here is broken.
+_INCOMPLETE = re.compile(r"did not send all necessary objects")
+# The server got no pack to refuse: the git that was to make it here died.
+_NO_PACK = re.compile(r"^error: remote unpack failed: eof before pack header", re.MULTILINE)
 # What git puts before the reason: the address again.
 _AGAIN = re.compile(r"^fatal: (unable to access '[^']*': )?")
 _MOST_READ = 64 * 1024
@@ -126,10 +147,13 @@ def push_error(remote: str, output: bytes, stderr: bytes) -> BusError:
 
     Returns:
         `LeaseLost` when a ref did not hold what was expected, `PushRejected` with the server's words when it
-        said no, `RemoteUnreachable` when nothing was answered at all.
+        said no, `RemoteUnreachable` when nothing was answered at all; a plain `BusError` when git failed on
+        this side.
     """
     refused = [update for update in parse_push(output) if update.flag == "!"]
     shown = without_credentials(remote)
+    if refused and _is_damaged(stderr) and _NO_PACK.search(_own_words(stderr)):
+        return _damage(remote, stderr)
     if not refused:
         return _silent_refusal(remote, stderr)
     causes = [update for update in refused if not _ECHO.search(update.summary)]
@@ -154,8 +178,14 @@ def push_error(remote: str, output: bytes, stderr: bytes) -> BusError:
     )
 
 
-def unreachable(remote: str, stderr: bytes) -> RemoteUnreachable:
-    """The error of a remote that did not answer, broke off, or refused who asked."""
+def unreachable(remote: str, stderr: bytes) -> BusError:
+    """The error of a remote that did not answer, broke off, or refused who asked.
+
+    Returns:
+        `RemoteUnreachable`; a plain `BusError` when git failed on this side, whatever the remote does.
+    """
+    if _is_ours(remote, stderr):
+        return _damage(remote, stderr)
     said, shown, text = _AGAIN.sub("", summary(stderr)), without_credentials(remote), _own_words(stderr)
     cause = _cause(text)
     if cause is not None:
@@ -212,6 +242,8 @@ def _lines(stderr: bytes) -> list[str]:
 
 def _silent_refusal(remote: str, stderr: bytes) -> BusError:
     """The error of a push that ended before the server spoke of single refs."""
+    if _is_ours(remote, stderr):
+        return _damage(remote, stderr)
     shown, text, words = without_credentials(remote), _own_words(stderr), _remote_words(stderr)
     if "does not support --atomic" in text:
         return PushRejected(f"{shown} does not support atomic pushes")
@@ -241,6 +273,25 @@ def _silent_refusal(remote: str, stderr: bytes) -> BusError:
     if vanished or not words or _cause(text) is not None:
         return unreachable(remote, stderr)
     return PushRejected(_with_words(shown, (), words))
+
+
+def _is_ours(remote: str, stderr: bytes) -> bool:
+    """Whether git failed on this side. Over HTTP no server writes into our git's own words."""
+    text = _own_words(stderr)
+    if not _is_damaged(stderr) or (_INCOMPLETE.search(text) and " is corrupt" not in text):
+        return False
+    return remote.lower().startswith(("http://", "https://")) or _THEY_ENDED.search(text) is None
+
+
+def _is_damaged(stderr: bytes) -> bool:
+    return _DAMAGED.search(_own_words(stderr)) is not None
+
+
+def _damage(remote: str, stderr: bytes) -> BusError:
+    words = [line for line in _lines(stderr) if _DAMAGED.match(line)]
+    said = "; ".join(dict.fromkeys(words))
+    message = f"git failed on this machine, before {without_credentials(remote)} could do anything: {said}"
+    return BusError(message[:_MAX_MESSAGE], "git fsck says what is broken; the disk may be full, too")
 
 
 def _cause(text: str) -> _Cause | None:

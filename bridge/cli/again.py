@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from bridge.cli.handles import handle_options
-from bridge.cli.options import allow_unsigned_option
+from bridge.cli.options import asking_options, check_asking, handle_options
 
 
 @click.command(
@@ -22,27 +21,7 @@ Exit codes as of `run`."""
 @handle_options
 @click.option("-p", "--param", "params", multiple=True, metavar="KEY=VALUE", help="Changed; repeatable.")
 @click.option("--ref", metavar="REV", help="Another workload (default: the same commit).")
-@click.option(
-    "--wait",
-    "wait_s",
-    is_flag=False,
-    flag_value=3600.0,
-    default=None,
-    type=click.FloatRange(min=0, max=30 * 86_400),
-    metavar="[SECONDS]",
-    help="Follow the request until its result is home (default 3600 s).",
-)
-@click.option(
-    "--timeout", "timeout_s", type=click.IntRange(1, 86_400), metavar="SECONDS", help="Limit of the job."
-)
-@click.option(
-    "--expires", type=click.IntRange(1, 30 * 86_400), metavar="SECONDS", help="Unclaimed so long: refused."
-)
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="With --wait: save the result."
-)
-@allow_unsigned_option
-@click.option("--dry-run", is_flag=True, help="Show the manifest and what would run; push nothing.")
+@asking_options
 def again(
     handle: str,
     remote: str | None,
@@ -59,7 +38,8 @@ def again(
     """Ask for the same preset, parameters and commit as HANDLE did, as a new request.
 
     It works from any clone, also for a request that was answered: what was asked stands on its branch. What
-    is given here is changed, everything else stays.
+    is given here is changed, everything else stays. Of an archived request the branch is gone: for that one
+    the command is shown that asks the same anew.
     """
     from datetime import timedelta
 
@@ -70,14 +50,11 @@ def again(
     from bridge.client.lookout import Lookout
     from bridge.client.remotes import resolve_remote
 
-    if output is not None and wait_s is None:
-        raise click.UsageError("-o needs --wait; later: kakeya_mac result HANDLE -o DIR")
-    if allow_unsigned and wait_s is None:
-        raise click.UsageError("--allow-unsigned needs --wait: without it no result is shown")
+    check_asking(wait_s=wait_s, output=output, allow_unsigned=allow_unsigned)
     config = settings.load(remote=remote)
     git = Git(Path.cwd())
     bus = resolve_remote(git, config.remote)
-    with recall(git, bus, handle) as original:
+    with recall(git, bus, handle, config.state_dir) as original:
         plan = plan_again(
             config,
             original,
@@ -96,7 +73,7 @@ def again(
         if dry_run:
             show_plan(plan, list(plan.warnings), as_json=as_json, extra=extra)
             return 0
-        lookout = Lookout(git, plan.remote.address, config.trusted_runners)
+        lookout = Lookout(git, plan.remote.address, config.trusted_runners, count=True)
         submission = send(config, plan, repository=original.git, check_tree=ref == "HEAD")
     return finish(
         config,

@@ -87,6 +87,7 @@ def finish(
     """
     from bridge.cli.follow import follow
     from bridge.cli.outlook import outlook
+    from bridge.render.outcome import waiting_line
 
     preset = submission.manifest.preset
     handle = {
@@ -120,5 +121,7 @@ def finish(
     else:
         click.echo(f"queued  {submission.nonce}")
         click.echo(f"  {submission.ref} at {submission.commit[:12]}")
+        if (waits := waiting_line(handle["ahead"], (handle["runners"] or {}).get("expected_s"))) is not None:
+            click.echo(f"  {waits}")
         click.echo(f"  follow it: kakeya_mac wait {submission.nonce}")
     return 0

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from bridge.cli import echo_json
-from bridge.cli.handles import handle_options
+from bridge.cli.options import handle_options, wait_option
 
 if TYPE_CHECKING:
     from bridge.client.cancel import Cancelled
+    from bridge.client.lookout import Lookout
+
+_NAMED = 5
 
 
 @click.command(
@@ -25,39 +29,35 @@ end: 5 cancelled, or what it came to in spite of the wish."""
 )
 @handle_options
 @click.option("--reason", metavar="TEXT", help="Why, for whoever reads the result (at most 500 characters).")
-@click.option(
-    "--wait",
-    "wait_s",
-    is_flag=False,
-    flag_value=3600.0,
-    default=None,
-    type=click.FloatRange(min=0, max=30 * 86_400),
-    metavar="[SECONDS]",
-    help="Follow the request until it has ended (default 3600 s).",
-)
+@wait_option("it has ended")
 def cancel(handle: str, remote: str | None, as_json: bool, reason: str | None, wait_s: float | None) -> int:
     """Stop the request HANDLE, whether it waits or runs.
 
     The wish is signed where a signing key is configured: a machine that takes signed requests only honours
     nobody else's. A stopped job's result is `cancelled`, with what it had printed so far.
     """
-    from bridge import settings
+    from bridge import settings, signing
     from bridge.bus.git import Git
-    from bridge.cli.follow import follow
-    from bridge.client.cancel import Outcome, cancel_request
+    from bridge.cli.follow import follow, present
+    from bridge.client.cancel import cancel_request
+    from bridge.client.lookout import Lookout
     from bridge.client.remotes import resolve_remote
 
     config = settings.load(remote=remote)
     git = Git(Path.cwd())
     bus = resolve_remote(git, config.remote)
+    unsigned = config.signing_key is None or not signing.available()
+    lookout = Lookout(git, bus.address, config.trusted_runners) if unsigned else None
     done = cancel_request(config, git, bus, handle, reason=reason)
-    for warning in done.warnings:
+    warnings = [*done.warnings, *(_unheeded(lookout) if lookout and done.finished is None else [])]
+    for warning in warnings:
         click.echo(f"warning: {warning}", err=True)
     if wait_s is None:
-        _say(done, as_json)
+        _say(done, warnings, as_json)
         return 0
-    if done.outcome is not Outcome.ALREADY_FINISHED:
-        click.echo(_sentence(done), err=True)
+    if done.finished is not None:
+        return present(*done.finished, as_json=as_json, output=None, extra={"cancel": done.outcome})
+    click.echo(_sentence(done), err=True)
     return follow(
         config,
         git,
@@ -69,11 +69,33 @@ def cancel(handle: str, remote: str | None, as_json: bool, reason: str | None, w
     )
 
 
-def _say(done: Cancelled, as_json: bool) -> None:
+def _unheeded(lookout: Lookout) -> list[str]:
+    """That live runners do not heed an unsigned wish, or that nobody knows whether there are any."""
+    from bridge.client.availability import signed_only
+
+    catalogue, failure = lookout.result()
+    if catalogue is None:
+        return [] if failure is None else [failure]
+    deaf = signed_only(catalogue.seen, datetime.now(UTC))
+    if not deaf:
+        return []
+    return [
+        f"the wish is unsigned, and {', '.join(deaf[:_NAMED])} will ignore it: only the key that signed a"
+        " request stops it there; cancel once more with that key in KAKEYA_SIGNING_KEY"
+    ]
+
+
+def _say(done: Cancelled, warnings: list[str], as_json: bool) -> None:
     if not as_json:
         click.echo(_sentence(done))
         return
-    document = {"status": done.outcome, "nonce": done.nonce, "signed": done.signed, "exit_code": 0}
+    document: dict[str, Any] = {
+        "status": done.outcome,
+        "nonce": done.nonce,
+        "signed": done.signed,
+        "warnings": warnings,
+        "exit_code": 0,
+    }
     if done.finished is not None:
         document["result_status"] = done.finished[0].result.verdict.status
     echo_json(document)

@@ -128,14 +128,13 @@ def _watched(
 
 
 def _show(judged: Judged, output: Path | None) -> None:
-    from rich.console import Console
-
+    from bridge.render.tables import console
     from bridge.render.terminal import evidence_tables
 
-    console = Console(width=None if sys.stdout.isatty() else 110)  # a pipe has no width to fit
+    out = console()
     for judgement in judged.judgements.values():
         for table in evidence_tables(judgement):
-            console.print(table)
+            out.print(table)
     for line in outcome_lines(judged):
         click.echo(line)
     if output is not None:

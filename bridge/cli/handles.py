@@ -6,14 +6,13 @@ A request that `prune` has retired is found in the archive.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from bridge.cli import echo_json
-from bridge.cli.options import allow_unsigned_option
+from bridge.cli.options import allow_unsigned_option, handle_options
 
 if TYPE_CHECKING:
     from bridge.bus.git import Git
@@ -22,18 +21,6 @@ if TYPE_CHECKING:
     from bridge.client.remotes import Remote
     from bridge.client.watch import Update
     from bridge.settings import Settings
-
-Function = Callable[..., Any]
-
-
-def handle_options(function: Function) -> Function:
-    """The argument and options that every one of these commands takes."""
-    json_option = click.option("--json", "as_json", is_flag=True, help="One JSON line instead of text.")
-    remote_option = click.option(
-        "--remote", metavar="URL", help="Git remote that carries the bus (default: origin)."
-    )
-    argument = click.argument("handle")
-    return argument(remote_option(json_option(function)))
 
 
 @click.command(

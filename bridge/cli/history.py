@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 
@@ -44,6 +43,7 @@ def history(count: int, preset: str | None, status: str | None, as_json: bool, r
     from bridge.client.history import history as finished_requests
     from bridge.client.remotes import resolve_remote
     from bridge.render.queue import history_table, row_json
+    from bridge.render.tables import console
     from bridge.result import Status
 
     config, git = settings.load(remote=remote), Git(Path.cwd())
@@ -57,9 +57,8 @@ def history(count: int, preset: str | None, status: str | None, as_json: bool, r
         echo_json({"requests": requests, "complete": found.complete})
         return 0
     if found.rows:
-        from rich.console import Console
-
-        Console(width=None if sys.stdout.isatty() else 140).print(history_table(found.rows, time.time()))
+        out = console()
+        out.print(history_table(found.rows, time.time(), out.width))
         click.echo("statuses as published; `kakeya_mac result HANDLE` checks one", err=True)
     else:
         click.echo("no finished request" + ("" if preset is None and status is None else " of that kind"))

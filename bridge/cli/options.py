@@ -2,10 +2,111 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import click
+
+from bridge.bus.untrusted import quoted
+
+Function = Callable[..., Any]
+
+_MONTH_S = 30 * 86_400
+
+
+class _WaitSeconds(click.FloatRange):
+    """Seconds that may be left out. So a handle that stands behind the option is taken for its value."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = math.nan
+        if math.isnan(seconds):
+            first = "; HANDLE goes first" if ctx is not None and _takes_a_handle(ctx.command) else ""
+            self.fail(f"--wait takes seconds, or nothing, not {quoted(value, 80)}{first}.", param, ctx)
+        return super().convert(seconds, param, ctx)
+
+
+def _takes_a_handle(command: click.Command) -> bool:
+    return any(param.name == "handle" for param in command.params)
+
+
+def handle_options(function: Function) -> Function:
+    """The argument and options that every command about one request takes."""
+    json_option = click.option("--json", "as_json", is_flag=True, help="One JSON line instead of text.")
+    remote_option = click.option(
+        "--remote", metavar="URL", help="Git remote that carries the bus (default: origin)."
+    )
+    argument = click.argument("handle")
+    return argument(remote_option(json_option(function)))
+
+
+def wait_option(until: str) -> Callable[[Function], Function]:
+    """``--wait [SECONDS]``: follow the request.
+
+    Args:
+        until: What ends the wait; reads on after "until".
+    """
+    return click.option(
+        "--wait",
+        "wait_s",
+        is_flag=False,
+        flag_value=3600.0,
+        default=None,
+        type=_WaitSeconds(min=0, max=_MONTH_S),
+        metavar="[SECONDS]",
+        help=f"Follow the request until {until} (default 3600 s).",
+    )
+
 
 allow_unsigned_option = click.option(
     "--allow-unsigned",
     is_flag=True,
     help="Where runners are trusted: show a result that none of them signed all the same, and say so.",
 )
+
+
+def asking_options(function: Function) -> Function:
+    """The options of a command that asks for something, whatever it is."""
+    for option in (
+        click.option("--dry-run", is_flag=True, help="Show the manifest and what would run; push nothing."),
+        allow_unsigned_option,
+        click.option(
+            "-o",
+            "--output",
+            type=click.Path(path_type=Path),
+            metavar="DIR",
+            help="With --wait: save the result.",
+        ),
+        click.option(
+            "--expires",
+            type=click.IntRange(1, _MONTH_S),
+            metavar="SECONDS",
+            help="Unclaimed so long: refused.",
+        ),
+        click.option(
+            "--timeout",
+            "timeout_s",
+            type=click.IntRange(1, 86_400),
+            metavar="SECONDS",
+            help="Limit of the job.",
+        ),
+        wait_option("its result is home"),
+    ):
+        function = option(function)
+    return function
+
+
+def check_asking(*, wait_s: float | None, output: Path | None, allow_unsigned: bool) -> None:
+    """Refuse options that mean something only with ``--wait``.
+
+    Raises:
+        click.UsageError: One of them is given without it.
+    """
+    if output is not None and wait_s is None:
+        raise click.UsageError("-o needs --wait; later: kakeya_mac result HANDLE -o DIR")
+    if allow_unsigned and wait_s is None:
+        raise click.UsageError("--allow-unsigned needs --wait: without it no result is shown")

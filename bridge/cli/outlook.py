@@ -25,9 +25,10 @@ def outlook(config: Settings, lookout: Lookout, submission: Submission) -> dict[
         submission: What was pushed.
 
     Returns:
-        The keys ``runners`` (None: not known) and ``warnings`` (all that there were) of the JSON line.
+        Keys of the JSON line: ``runners``, ``ahead`` (None: not known) and ``warnings`` (all there were).
     """
     catalogue, failure = lookout.result()
+    ahead = lookout.ahead(submission.nonce)
     runners: dict[str, Any] | None = None
     said: tuple[str, ...] = () if failure is None else (failure,)
     if catalogue is not None:
@@ -40,9 +41,10 @@ def outlook(config: Settings, lookout: Lookout, submission: Submission) -> dict[
             signed=submission.signed,
             audience=manifest.audience,
             timeout_s=manifest.timeout_s,
+            ahead=ahead,
             pinned=pins_keys(config.trusted_runners),
         )
         runners, said = found.as_json(), found.sentences
     for sentence in said:
         click.echo(f"warning: {sentence}", err=True)
-    return {"runners": runners, "warnings": [*submission.warnings, *said]}
+    return {"runners": runners, "ahead": ahead, "warnings": [*submission.warnings, *said]}

@@ -35,6 +35,7 @@ def presets(name: str | None, remote: str | None, as_json: bool) -> int:
     from bridge import presets as library
     from bridge import settings
     from bridge.render.presets import bounds, default, model_line, preset_json, template_line
+    from bridge.render.tables import Column, console, plain, table
 
     own = settings.load().presets
     if name is not None:
@@ -60,9 +61,11 @@ def presets(name: str | None, remote: str | None, as_json: bool) -> int:
     if as_json:
         echo_json({"presets": [preset_json(preset) for preset in everything.values()]})
         return 0
-    width = max(len(preset_name) for preset_name in everything)
+    out = console()
+    shown = table(out.width, preset=Column.SHORT, summary=Column.TEXT)
     for preset in everything.values():
-        click.echo(f"  {preset.name:<{width}}  {preset.summary}")
+        shown.add_row(*plain(preset.name, preset.summary))
+    out.print(shown)
     click.echo("\nParameters of one: kakeya_mac presets NAME")
     return 0
 

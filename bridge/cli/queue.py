@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from bridge.cli import echo_json
+
+if TYPE_CHECKING:
+    from bridge.client.history import Row
+    from bridge.client.lookout import Lookout
 
 
 @click.command(
@@ -20,8 +26,9 @@ Examples:
 
 JSON: one line {"requests": [...], "waiting": N, "running": N, "finished": [...]}. Each request has nonce,
 preset, state (queued, claimed, workspace, running, gating, publishing), ahead (older ones that wait too),
-runner, attempt, requested_at, age_s, elapsed_s (running for), beat_age_s (since its runner's last sign, by
-that machine's clock), progress {done, total, step} and cancelling; a key that does not apply is null.
+expected_s (until it is likely to start, from what live runners say), runner, attempt, requested_at, age_s,
+elapsed_s (running for), beat_age_s (since its runner's last sign, by that machine's clock), progress {done,
+total, step} and cancelling; a key that does not apply, or is not known, is null.
 finished are the newest of `kakeya_mac history`."""
 )
 @click.option(
@@ -44,12 +51,16 @@ def queue(recent: int, as_json: bool, remote: str | None) -> int:
     from bridge.bus.git import Git
     from bridge.client.history import history
     from bridge.client.history import queue as open_requests
+    from bridge.client.lookout import Lookout
     from bridge.client.remotes import resolve_remote
     from bridge.render.queue import history_table, queue_table, row_json
+    from bridge.render.tables import console
 
     config, git = settings.load(remote=remote), Git(Path.cwd())
     bus = resolve_remote(git, config.remote)
+    lookout = Lookout(git, bus.address, config.trusted_runners)
     rows = open_requests(config.state_dir, bus.address, origin=git, now=datetime.now(UTC))
+    rows = _with_waits(rows, lookout)
     ran = history(config.state_dir, bus.address, origin=git, limit=recent).rows if recent else ()
     waiting = sum(row.ahead is not None for row in rows)
     now = time.time()
@@ -63,13 +74,24 @@ def queue(recent: int, as_json: bool, remote: str | None) -> int:
             }
         )
         return 0
-    from rich.console import Console
-
-    console = Console(width=None if sys.stdout.isatty() else 140)
+    out = console()
     if rows:
-        console.print(queue_table(rows, now))
+        out.print(queue_table(rows, now, out.width))
     else:
         click.echo("nothing waits and nothing runs")
     if ran:
-        console.print(history_table(ran, now))
+        out.print(history_table(ran, now, out.width))
     return 0
+
+
+def _with_waits(rows: Sequence[Row], lookout: Lookout) -> list[Row]:
+    """The rows with how long each is likely to wait; why nobody knows is a warning."""
+    _, failure = lookout.result()
+    if failure is not None and any(row.ahead is not None for row in rows):
+        click.echo(f"warning: {failure}", err=True)
+    return [
+        row
+        if row.ahead is None or row.preset is None
+        else replace(row, expected_s=lookout.expected_s(row.preset, row.ahead))
+        for row in rows
+    ]

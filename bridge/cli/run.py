@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from bridge.cli.options import allow_unsigned_option
+from bridge.cli.options import asking_options, check_asking
 
 
 @click.command(
@@ -27,27 +27,7 @@ on), 5 cancelled or lost, 6 git or the network failed."""
 )
 @click.option("--against", metavar="REV", help="A second commit, for presets that compare.")
 @click.option("--remote", metavar="URL", help="Git remote that carries the bus (default: origin).")
-@click.option(
-    "--wait",
-    "wait_s",
-    is_flag=False,
-    flag_value=3600.0,
-    default=None,
-    type=click.FloatRange(min=0, max=30 * 86_400),
-    metavar="[SECONDS]",
-    help="Follow the request until its result is home (default 3600 s).",
-)
-@click.option(
-    "--timeout", "timeout_s", type=click.IntRange(1, 86_400), metavar="SECONDS", help="Limit of the job."
-)
-@click.option(
-    "--expires", type=click.IntRange(1, 30 * 86_400), metavar="SECONDS", help="Unclaimed so long: refused."
-)
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="With --wait: save the result."
-)
-@allow_unsigned_option
-@click.option("--dry-run", is_flag=True, help="Show the manifest and what would run; push nothing.")
+@asking_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON line at the end.")
 def run(
     preset: str,
@@ -76,10 +56,7 @@ def run(
     from bridge.client.lookout import Lookout
     from bridge.client.submit import left_behind, plan_request
 
-    if output is not None and wait_s is None:
-        raise click.UsageError("-o needs --wait; later: kakeya_mac result HANDLE -o DIR")
-    if allow_unsigned and wait_s is None:
-        raise click.UsageError("--allow-unsigned needs --wait: without it no result is shown")
+    check_asking(wait_s=wait_s, output=output, allow_unsigned=allow_unsigned)
     here = Path.cwd()
     config = settings.load(remote=remote)
     plan = plan_request(
@@ -96,7 +73,7 @@ def run(
         behind = left_behind(here) if ref == "HEAD" else None
         show_plan(plan, [*plan.warnings, *([behind] if behind else [])], as_json=as_json)
         return 0
-    lookout = Lookout(Git(here), plan.remote.address, config.trusted_runners)
+    lookout = Lookout(Git(here), plan.remote.address, config.trusted_runners, count=True)
     submission = send(config, plan, repository=here, check_tree=ref == "HEAD")
     return finish(
         config,

@@ -77,7 +77,7 @@ def trust(context: click.Context, name: str, key: str | None) -> int:
 @runners.command(epilog=EPILOG)
 @click.argument("name")
 def distrust(name: str) -> int:
-    """Stop believing the keys of the runner NAME."""
+    """Stop believing the keys of the runner NAME. Exit code 2 when none of its keys is trusted."""
     from bridge import settings
     from bridge.client.trust import remove
 
@@ -115,6 +115,7 @@ def _show(config: Settings, bus: Remote | None, catalogue: Catalogue | None, *, 
 
     from bridge.client.trust import trusted
     from bridge.render.runners import key_json, key_line, runner_json, runner_lines
+    from bridge.render.tables import wrapped
 
     now = datetime.now(UTC)
     path = config.trusted_runners
@@ -131,7 +132,7 @@ def _show(config: Settings, bus: Remote | None, catalogue: Catalogue | None, *, 
         return
     for runner in seen:
         for line in runner_lines(runner, now):
-            click.echo(line)
+            click.echo(wrapped(line))
     for entry in absent:
         click.echo(key_line(entry.name, entry.key) if catalogue is not None else f"{entry.name}  {entry.key}")
     if bus is not None and not seen:

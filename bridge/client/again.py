@@ -1,31 +1,40 @@
 """A request asked for again: the same preset, parameters and workload as a new request, some of it changed.
 
-What was asked is read from the request's own branch, so any clone will do, also long after the answer. The
-workload is fetched into a scratch store where this clone lacks it. Nothing of the old request is trusted: the
-new one is checked as if it had been typed, and a key signs it only where the old one carries a signature of
-the same key, or its workload is named by the caller.
+What was asked is read from the request's own branch, so any clone will do, also long after the answer; for
+one in the archive, where the workload is not, the error says how to ask the same anew. The workload is
+fetched into a scratch store where this clone lacks it. Nothing of the old request is trusted: the new one is
+checked as if it had been typed, and a key signs it only where the old one carries a signature of the same
+key, or its workload is named by the caller.
 """
 
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 from bridge import presets, signing
 from bridge.bus import refs
+from bridge.bus.answers import FetchedResult
 from bridge.bus.git import Git
-from bridge.bus.handles import Held, RequestState, resolve_handle
+from bridge.bus.handles import Held, resolve_handle
 from bridge.bus.requests import ReadRequest, bound_manifest, read_request
+from bridge.bus.untrusted import clean_line
+from bridge.client.lookup import look_up
 from bridge.client.remotes import Remote
 from bridge.client.submit import Plan, plan_request
-from bridge.errors import BusError, ManifestError, SignatureError, UnknownHandle
+from bridge.errors import BusError, ManifestError, ResultError, SignatureError, UnknownHandle
 from bridge.manifest import Manifest, ParamValue
+from bridge.result import RESULT_NAME, Result, parse_result
 from bridge.settings import Settings
 
 # How many commits may lie on top of a request that is still found.
 _WALK = 32
+# Of one word of a command shown, at most so many characters.
+_WORD = 4000
 
 
 @dataclass(frozen=True)
@@ -45,27 +54,28 @@ class Original:
 
 
 @contextlib.contextmanager
-def recall(git: Git, remote: Remote, handle: str) -> Generator[Original, None, None]:
+def recall(git: Git, remote: Remote, handle: str, folder: Path) -> Generator[Original, None, None]:
     """Find a request as it was asked.
 
     Args:
         git: Any checkout; nothing is left in it.
         remote: The bus.
         handle: Nonce, branch name or a unique prefix.
+        folder: Where caches live (the state folder), for the archive.
 
     Raises:
         UnknownHandle: It names no request, or the remote no longer has what was asked.
+        ResultError: Only a result of it is left, and it cannot be read.
         RemoteUnreachable: The remote did not answer.
     """
-    state = resolve_handle(git, remote.address, handle)
-    place = _place(state)
+    nonce, place = _place(git, remote, handle, folder)
     with git.scratch() as scratch:
         if not _has_workload(scratch, place.commit):
             scratch.fetch(remote.address, [place.ref])
-        found = _find(scratch, place.commit, state.nonce)
+        found = _find(scratch, place.commit, nonce)
         if found is None:
             raise UnknownHandle(
-                f"{place.ref} holds no request {state.nonce} that can be read",
+                f"{place.ref} holds no request {nonce} that can be read",
                 "it cannot be repeated; ask anew with `kakeya_mac run`",
             )
         request, manifest = found
@@ -125,16 +135,55 @@ def changed_params(settings: Settings, original: Original, words: Sequence[str])
     return presets.parse_cli(presets.get(original.manifest.preset, settings.presets), words)
 
 
-def _place(state: RequestState) -> Held:
-    """Where the request can be read: the inbox while it waits, its branch ever after."""
+def _place(git: Git, remote: Remote, handle: str, folder: Path) -> tuple[str, Held]:
+    """The nonce, and where the request can be read: the inbox while it waits, its branch ever after.
+
+    Raises:
+        UnknownHandle: It names no request, or one of which only the result is left.
+    """
+    try:
+        state = resolve_handle(git, remote.address, handle)
+    except UnknownHandle:
+        found = look_up(git, remote.address, handle, folder)
+        if found.answer is None:
+            raise
+        raise _retired(found.answer) from None
     if state.inbox is not None:
-        return Held(refs.inbox_ref(state.nonce), state.inbox)
+        return state.nonce, Held(refs.inbox_ref(state.nonce), state.inbox)
     if state.branch is not None:
-        return state.branch
+        return state.nonce, state.branch
+    answer = look_up(git, remote.address, state.nonce, folder).answer
+    if answer is not None and answer.ref == refs.ARCHIVE:
+        raise _retired(answer)
     raise UnknownHandle(
         f"the branch of the request {state.nonce} is gone, and with it the workload and what was asked",
         "ask anew with `kakeya_mac run`",
     )
+
+
+def _retired(answer: FetchedResult) -> UnknownHandle:
+    """That a request is in the archive, and how to ask the same anew by what its result says was asked."""
+    said = f"the request {answer.nonce} is in the archive, which keeps no workloads"
+    try:
+        command = _command(parse_result(answer.files.get(RESULT_NAME, b"")))
+    except ResultError:
+        command = None
+    if command is None:
+        return UnknownHandle(said, "its result does not say what was asked; ask anew with `kakeya_mac run`")
+    return UnknownHandle(said, f"in a clone that has the commit, by what its result says: {command}")
+
+
+def _command(result: Result) -> str | None:
+    """What to type to ask anew for what a result says it answers; None: it does not say.
+
+    Its texts may be anybody's: each word is quoted for the shell, and on one line.
+    """
+    if result.preset is None or result.workload_sha is None:
+        return None
+    words = ["kakeya_mac", "run", "--preset", result.preset]
+    for name, value in result.params.items():
+        words += ["-p", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]
+    return shlex.join(clean_line(word, limit=_WORD) for word in [*words, "--ref", result.workload_sha])
 
 
 def _has_workload(git: Git, commit: str) -> bool:

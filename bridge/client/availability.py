@@ -20,6 +20,7 @@ from bridge.manifest import ParamValue, parse_time
 
 _KINDS = {"string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,)}
 _NAMED = 5
+_HALVINGS = 60  # of a wait of years, and less than a microsecond is left
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def who_can(
         signed: Whether the request carries a signature.
         audience: The remote it names; None: not compared.
         timeout_s: Seconds asked for; None: the preset's.
-        ahead: Requests in front of it; None: as many as the runners say are waiting.
+        ahead: Requests in front of it; None: as many as the runners' cards leave waiting.
         pinned: Whether this client believes only runners whose keys it trusts.
     """
     able, unable = [], {}
@@ -107,7 +108,7 @@ def who_can(
         live=len(cards) - len(absent),
         able=tuple(seen.name for seen in able),
         unable=unable,
-        expected_s=_expected_s(able, preset, ahead),
+        expected_s=_expected_s(able, preset, _waiting(cards, able, now) if ahead is None else ahead, now),
         notes=_notes(able, preset, timeout_s, pinned=pinned),
     )
 
@@ -128,7 +129,14 @@ def expected_wait_s(cards: Sequence[Seen], *, preset: str, ahead: int, now: date
         and (offer := seen.card.offer(preset)) is not None
         and offer.available
     ]
-    return _expected_s(able, preset, ahead)
+    return _expected_s(able, preset, ahead, now)
+
+
+def signed_only(cards: Sequence[Seen], now: datetime) -> tuple[str, ...]:
+    """Names of the live runners that heed nothing unsigned, neither requests nor wishes to stop one."""
+    return tuple(
+        seen.name for seen in cards if is_live(seen.card, now) and seen.card.limits.require_signature
+    )
 
 
 def absence(card: RunnerCard, now: datetime) -> str | None:
@@ -216,34 +224,59 @@ def _allowed_s(card: RunnerCard, preset: str) -> int:
     return most if offer is None else min(most, offer.timeout_s)
 
 
-def _expected_s(able: Sequence[Seen], preset: str, ahead: int | None) -> float | None:
-    """Seconds until a start: what the running jobs have left, and the queue shared by who can work it off.
+def _waiting(cards: Sequence[Seen], able: Sequence[Seen], now: datetime) -> int:
+    """How many requests wait, by the cards alone.
 
-    Each waiting request is taken to be as long as this preset is on the runners that know.
+    A card counts every request without a result, what runs included, on that runner or on another one.
     """
-    if not able:
-        return None
-    waiting = max(seen.card.load.pending for seen in able) if ahead is None else ahead
-    left = [_left_s(seen.card) for seen in able]
-    if waiting == 0 and 0.0 in left:
+    unanswered = max((seen.card.load.pending for seen in able), default=0)
+    running = sum(seen.card.job is not None and is_live(seen.card, now) for seen in cards)
+    return max(0, unanswered - running)
+
+
+def _expected_s(able: Sequence[Seen], preset: str, ahead: int, now: datetime) -> float | None:
+    """Seconds until a start, when whoever is free takes the oldest request.
+
+    Each request in front is taken to be as long as this preset is on the runners that know. Runners of which
+    nobody knows when they are free are left out.
+    """
+    free = [left for seen in able if (left := _left_s(seen.card, now)) is not None]
+    if ahead < free.count(0.0):
         return 0.0
-    known = [time for time in left if time is not None]
     typical = [
         offer.typical_s
         for seen in able
         if (offer := seen.card.offer(preset)) is not None and offer.typical_s is not None
     ]
-    if not known or (waiting and not typical):
+    if not free or (ahead and not typical):
         return None
-    queue = waiting * statistics.median(typical) / len(able) if waiting else 0.0
-    return round(min(known) + queue, 1)
+    return round(_start_s(free, statistics.median(typical) if typical else 0.0, ahead), 1)
 
 
-def _left_s(card: RunnerCard) -> float | None:
+def _start_s(free: Sequence[float], each_s: float, ahead: int) -> float:
+    """When the request with `ahead` others in front of it starts.
+
+    Args:
+        free: When each runner is free, seconds from now.
+        each_s: How long a request takes; so far apart are starts on one runner.
+        ahead: Requests that start before; a hostile card may say any number, so they are not gone through.
+    """
+    early, late = min(free), min(free) + ahead * each_s
+    if each_s <= 0:
+        return early
+    for _ in range(_HALVINGS):
+        middle = (early + late) / 2
+        started = sum(int((middle - time) / each_s) + 1 for time in free if time <= middle)
+        early, late = (early, middle) if started > ahead else (middle, late)
+    return late
+
+
+def _left_s(card: RunnerCard, now: datetime) -> float | None:
     """What a runner's job has left; 0 when it has none, None when nobody knows."""
     if card.job is None:
         return 0.0
     offer = card.offer(card.job.preset)
     if offer is None or offer.typical_s is None:
         return None
-    return max(0.0, offer.typical_s - card.job.elapsed_s)
+    age_s = max(0.0, (now - parse_time(card.seen_at)).total_seconds())
+    return max(0.0, offer.typical_s - card.job.elapsed_s - age_s)

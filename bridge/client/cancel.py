@@ -1,5 +1,7 @@
 """A request stopped, by its handle: is it still there to stop, and is the wish on the remote?
 
+One that was retired into the archive has finished, and is said to have.
+
 Only says that the wish is there. Whether the machine honours it shows in the result.
 """
 
@@ -7,14 +9,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 from bridge import signing
 from bridge.bus import cancels, refs
 from bridge.bus.cancels import Wished
 from bridge.bus.git import Git
-from bridge.bus.handles import Held, RequestState, resolve_handle
+from bridge.bus.handles import Held, resolve_handle
 from bridge.bus.requests import bound_manifest, read_request
-from bridge.bus.results import Believed, FetchedResult, believe, fetch
+from bridge.bus.results import Believed, FetchedResult, believe
+from bridge.client.lookup import Lookup, look_up
 from bridge.client.remotes import Remote
 from bridge.errors import BusError, ManifestError, ResultError, UnknownHandle
 from bridge.settings import Settings
@@ -72,55 +76,72 @@ def cancel_request(
     key, warnings = settings.signing_key, tuple[str, ...]()
     if key is not None and not signing.available():
         key, warnings = None, ("the wish is unsigned: ssh-keygen is not installed",)
-    state = resolve_handle(git, remote.address, handle)
+    named = handle
     for _ in range(_TRIES):
-        finished = _finished(settings, git, remote, state)
+        found = _look(git, remote, named, settings.state_dir)
+        named = found.nonce
+        finished = _finished(settings, found)
         if finished is not None:
-            return Cancelled(state.nonce, Outcome.ALREADY_FINISHED, finished=finished)
-        standing = _standing(git, remote, state)
+            return Cancelled(found.nonce, Outcome.ALREADY_FINISHED, finished=finished)
+        standing = _standing(git, remote, found)
         cancel = cancels.draft(
-            state.nonce, standing.commit, requested_by=settings.requested_by, reason=reason
+            found.nonce, standing.commit, requested_by=settings.requested_by, reason=reason
         )
         wished = cancels.wish(git, remote.address, cancel, standing, key=key)
         if wished is not Wished.TOO_LATE:
             outcome = Outcome.CANCELLING if wished is Wished.ASKED else Outcome.ALREADY_ASKED
-            return Cancelled(state.nonce, outcome, key is not None, warnings)
-        state = resolve_handle(git, remote.address, state.nonce)
-    raise BusError(f"the request {state.nonce} keeps moving on the remote", "try again")
+            return Cancelled(found.nonce, outcome, key is not None, warnings)
+    raise BusError(f"the request {named} keeps moving on the remote", "try again")
 
 
-def _finished(
-    settings: Settings, git: Git, remote: Remote, state: RequestState
-) -> tuple[Believed, FetchedResult] | None:
-    """Its result, if it has one. What cannot be believed does not keep a request from being stopped."""
+def _look(git: Git, remote: Remote, handle: str, folder: Path) -> Lookup:
+    """The request and its answer; rubbish in the answer's place does not keep one that waits from a stop."""
     try:
-        fetched = fetch(git, remote.address, state)
-        return None if fetched is None else (believe(fetched, trusted=settings.trusted_runners), fetched)
+        return look_up(git, remote.address, handle, folder)
     except ResultError:
+        state = resolve_handle(git, remote.address, handle)
         if state.inbox is None:
+            raise
+        return Lookup(state.nonce, state, None)
+
+
+def _finished(settings: Settings, found: Lookup) -> tuple[Believed, FetchedResult] | None:
+    """Its result, if it has one. What cannot be believed does not keep a request from being stopped."""
+    if found.answer is None:
+        return None
+    try:
+        return believe(found.answer, trusted=settings.trusted_runners), found.answer
+    except ResultError:
+        if found.state is None or found.state.inbox is None:
             raise
         return None
 
 
-def _standing(git: Git, remote: Remote, state: RequestState) -> Held:
+def _standing(git: Git, remote: Remote, found: Lookup) -> Held:
     """The ref that holds the request as it was asked: its branch, or its inbox entry."""
-    if state.inbox is not None:
-        if state.branch is not None and state.branch.commit == state.inbox:
-            return state.branch
-        return Held(refs.inbox_ref(state.nonce), state.inbox)
-    if state.branch is not None:
-        with git.scratch() as scratch:
-            if not scratch.exists(state.branch.commit):
-                scratch.fetch(remote.address, [state.branch.ref])
-            try:
-                bound_manifest(read_request(scratch, state.branch.commit), state.nonce)
-            except (ManifestError, BusError):
-                raise UnknownHandle(
-                    f"the branch {state.branch.ref} no longer holds the request {state.nonce} alone",
-                    "deleting that branch stops the request, too",
-                ) from None
-        return state.branch
+    inbox, branch = (None, None) if found.state is None else (found.state.inbox, found.state.branch)
+    if inbox is not None:
+        if branch is not None and branch.commit == inbox:
+            return branch
+        return Held(refs.inbox_ref(found.nonce), inbox)
+    if branch is not None:
+        return _alone(git, remote, found.nonce, branch)
     raise UnknownHandle(
-        f"nothing of the request {state.nonce} is left that could be stopped",
+        f"nothing of the request {found.nonce} is left that could be stopped",
         "its branch is gone: a runner that sees that stops by itself",
     )
+
+
+def _alone(git: Git, remote: Remote, nonce: str, branch: Held) -> Held:
+    """The branch, when it holds the request and nothing else."""
+    with git.scratch() as scratch:
+        if not scratch.exists(branch.commit):
+            scratch.fetch(remote.address, [branch.ref])
+        try:
+            bound_manifest(read_request(scratch, branch.commit), nonce)
+        except (ManifestError, BusError):
+            raise UnknownHandle(
+                f"the branch {branch.ref} no longer holds the request {nonce} alone",
+                "deleting that branch stops the request, too",
+            ) from None
+    return branch

@@ -56,6 +56,7 @@ class Row:
         phase: Where it is; `done` when it has a result.
         requested_at: From the nonce; None: that names no moment.
         ahead: Older requests that wait too; None unless it is queued.
+        expected_s: Seconds until it is likely to start; None: not queued, or not known.
         runner: Who runs it, or ran it.
         attempt: How often it has been claimed.
         progress: As its runner last said.
@@ -73,6 +74,7 @@ class Row:
     phase: Phase
     requested_at: str | None
     ahead: int | None = None
+    expected_s: float | None = None
     runner: str | None = None
     attempt: int | None = None
     progress: Progress | None = None

@@ -7,17 +7,22 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from bridge.bus.catalogue import TIMEOUT_S, Catalogue, read_cards
 from bridge.bus.git import Git
+from bridge.bus.handles import state_of
 from bridge.client.availability import expected_wait_s
 from bridge.client.trust import trusted
 from bridge.errors import BridgeError, SignatureError, described
 from bridge.signing import fingerprint
 
 LIMIT_S = 3.0
+Found = TypeVar("Found")
 # The fetch ends by itself, and tidies up, before anybody stops waiting for it.
 _FETCH_SHARE = 0.9
+# The list of refs is there before the cards are, as a rule; nobody waits long for it.
+_GRACE_S = 0.1
 
 
 def trusted_names(path: Path) -> dict[str, str]:
@@ -48,12 +53,13 @@ def look(git: Git, address: str, trusted_file: Path, *, timeout_s: float = TIMEO
 
 
 class Lookout:
-    """Looks at the runners in a thread, while the caller does something else.
+    """Looks at the runners, and at what waits, in threads, while the caller does something else.
 
     Args:
         git: Any checkout.
         address: Of the bus.
         trusted_file: The runner keys that count here.
+        count: Look at what waits, too, for `ahead`.
         limit_s: Seconds from now after which nobody waits for it any more.
         clock: Monotonic seconds.
     """
@@ -64,35 +70,60 @@ class Lookout:
         address: str,
         trusted_file: Path,
         *,
+        count: bool = False,
         limit_s: float = LIMIT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._limit_s = limit_s
         self._deadline = clock() + limit_s
         self._clock = clock
-        self._found: Catalogue | None = None
-        self._failure: str | None = None
-        self._thread = threading.Thread(
-            target=self._look, args=(git, address, trusted_file), name="lookout", daemon=True
-        )
-        self._thread.start()
+        fetch_s = _FETCH_SHARE * limit_s
+        self._cards = _Beside(lambda: look(git, address, trusted_file, timeout_s=fetch_s))
+        self._refs = _Beside(lambda: git.ls_remote(address, timeout_s=fetch_s)) if count else None
 
     def result(self) -> tuple[Catalogue | None, str | None]:
         """What was seen, or a sentence that says why nothing is known."""
-        self._thread.join(max(0.0, self._deadline - self._clock()))
-        if self._thread.is_alive():
+        if not self._cards.ended(max(0.0, self._deadline - self._clock())):
             return None, f"which runners are there could not be read within {self._limit_s:g} s"
-        return self._found, self._failure
+        if self._cards.failure is not None:
+            return None, f"which runners are there is not known: {self._cards.failure}"
+        return self._cards.found, None
+
+    def ahead(self, nonce: str) -> int | None:
+        """How many older requests wait, besides the one of this nonce; None: not known (yet)."""
+        if self._refs is None or not self._refs.ended(_GRACE_S) or self._refs.found is None:
+            return None
+        return state_of(self._refs.found, nonce).ahead
 
     def expected_s(self, preset: str, ahead: int) -> float | None:
         """Seconds until a request with so many in front of it is likely to start; None: not known (yet)."""
-        found = self._found
+        found = self._cards.found
         if found is None:
             return None
         return expected_wait_s(found.seen, preset=preset, ahead=ahead, now=datetime.now(UTC))
 
-    def _look(self, git: Git, address: str, trusted_file: Path) -> None:
+
+class _Beside(Generic[Found]):
+    """One question to a remote, asked in a thread of its own.
+
+    Attributes:
+        found: The answer; None: there is none (yet).
+        failure: Why there is none.
+    """
+
+    def __init__(self, ask: Callable[[], Found]) -> None:
+        self.found: Found | None = None
+        self.failure: str | None = None
+        self._thread = threading.Thread(target=self._run, args=(ask,), name="lookout", daemon=True)
+        self._thread.start()
+
+    def ended(self, seconds: float) -> bool:
+        """Wait for the answer at most so long; whether the question is answered, or failed."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _run(self, ask: Callable[[], Found]) -> None:
         try:
-            self._found = look(git, address, trusted_file, timeout_s=_FETCH_SHARE * self._limit_s)
+            self.found = ask()
         except (BridgeError, OSError) as error:
-            self._failure = f"which runners are there is not known: {described(error)}"
+            self.failure = described(error)

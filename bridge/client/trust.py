@@ -11,6 +11,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from bridge.bus.untrusted import clean_line, quoted
 from bridge.errors import MachineError, SignatureError
 from bridge.signing import RESULT_NAMESPACE
 
@@ -71,14 +72,15 @@ def remove(path: Path, name: str) -> int:
     """Unpin every key of a runner; returns how many there were.
 
     Raises:
+        SignatureError: There is none.
         MachineError: The file cannot be written.
     """
-    if not path.is_file():
-        return 0
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
     kept = [line for line in lines if (match := _LINE.match(line)) is None or match["name"] != name]
-    if len(kept) < len(lines):
-        _write(path, "".join(kept))
+    if len(kept) == len(lines):
+        names = ", ".join(dict.fromkeys(entry.name for entry in trusted(path))) or "none"
+        raise SignatureError(f"{path} holds no key of {quoted(name)}", f"runners in it: {clean_line(names)}")
+    _write(path, "".join(kept))
     return len(lines) - len(kept)
 
 

@@ -77,7 +77,7 @@ def status_line(status: RunStatus | None, phase: str, ahead: int, expected_s: fl
     """Where an unfinished request is, on one line; `expected_s` until it is likely to start, where known."""
     if status is None:
         waiting = f", {ahead} ahead" if ahead else ""
-        return f"{phase}{waiting}" + (f", about {_rough(expected_s)} to wait" if expected_s else "")
+        return f"{phase}{waiting}" + (f", about {rough_text(expected_s)} to wait" if expected_s else "")
     progress = status.progress
     counted = ""
     if progress is not None and progress.total:
@@ -86,7 +86,21 @@ def status_line(status: RunStatus | None, phase: str, ahead: int, expected_s: fl
     return f"{phase} {held} {_line(status.runner)}{counted} ({status.elapsed_s:.0f} s)"
 
 
-def _rough(seconds: float) -> str:
+def waiting_line(ahead: int | None, expected_s: float | None) -> str | None:
+    """What a new request has before it; None: nothing is known.
+
+    Args:
+        ahead: Older requests that wait, too.
+        expected_s: Seconds until it is likely to start.
+    """
+    if expected_s is None:
+        return None if ahead is None else f"{ahead} ahead"
+    starts = f"about {rough_text(expected_s)} to wait" if expected_s else "likely to start at once"
+    return starts if ahead is None else f"{ahead} ahead, {starts}"
+
+
+def rough_text(seconds: float) -> str:
+    """An expected length of time in one unit: ``40 s``, ``12 min``, ``2.5 h``."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

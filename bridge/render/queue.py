@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from bridge.bus.untrusted import clean_line
+from bridge.render.outcome import rough_text
+from bridge.render.tables import WIDE, Column, plain, table
 from bridge.result import Phase
 
 if TYPE_CHECKING:
@@ -19,46 +21,40 @@ if TYPE_CHECKING:
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
 
 
-def queue_table(rows: Sequence[Row], now: float) -> Table:
+def queue_table(rows: Sequence[Row], now: float, width: int = WIDE) -> Table:
     """What waits and runs, one row a request.
 
     Args:
         rows: From `bridge.client.history.queue`.
         now: Seconds since the epoch, for ages.
+        width: Characters to a line.
     """
-    table = _table("request", "preset", "state", "asked", "runner", "running", "progress")
+    short, name = Column.SHORT, Column.NAME
+    shown = table(width, request=short, preset=name, asked=short, runner=name, state=Column.TEXT)
     for row in rows:
-        table.add_row(
-            *_plain(
-                row.nonce,
-                row.preset or "?",
-                _state(row),
-                age_text(age_s(row, now)),
-                row.runner or "",
-                age_text(row.elapsed_s),
-                _progress(row),
+        shown.add_row(
+            *plain(
+                row.nonce, row.preset or "?", age_text(age_s(row, now)), row.runner or "", _queue_state(row)
             )
         )
-    return table
+    return shown
 
 
-def history_table(rows: Sequence[Row], now: float) -> Table:
+def history_table(rows: Sequence[Row], now: float, width: int = WIDE) -> Table:
     """What ran, one row a request, with the status as it was published."""
-    table = _table("request", "preset", "status", "asked", "took", "runner", "where")
+    short, name = Column.SHORT, Column.NAME
+    shown = table(width, request=short, preset=name, asked=short, runner=name, status=Column.TEXT)
     for row in rows:
-        status = "unreadable" if row.status is None else str(row.status)
-        table.add_row(
-            *_plain(
+        shown.add_row(
+            *plain(
                 row.nonce,
                 row.preset or "?",
-                status if row.reason is None or row.reason == "ok" else f"{status} ({row.reason})",
                 age_text(age_s(row, now)),
-                age_text(row.elapsed_s),
                 row.runner or "",
-                "archive" if row.archived else "branch",
+                _end_state(row),
             )
         )
-    return table
+    return shown
 
 
 def row_json(row: Row, now: float) -> dict[str, Any]:
@@ -72,6 +68,7 @@ def row_json(row: Row, now: float) -> dict[str, Any]:
         "runner": _text(row.runner),
         "attempt": row.attempt,
         "ahead": row.ahead,
+        "expected_s": _rounded(row.expected_s),
         "requested_at": row.requested_at,
         "age_s": _rounded(age_s(row, now)),
         "elapsed_s": _rounded(row.elapsed_s),
@@ -108,17 +105,25 @@ def age_text(seconds: float | None) -> str:
     return f"{whole}s"
 
 
-def _state(row: Row) -> str:
-    ahead = f", {row.ahead} ahead" if row.ahead else ""
-    attempt = f", attempt {row.attempt}" if row.attempt is not None and row.attempt > 1 else ""
-    cancelling = ", to be cancelled" if row.cancelling else ""
-    return f"{row.phase}{ahead}{attempt}{cancelling}"
+def _queue_state(row: Row) -> str:
+    """Where a request is, how far it is, and what there is to know about it."""
+    said = [f"{row.phase} for {age_text(row.elapsed_s)}" if row.elapsed_s else str(row.phase)]
+    said += [f"{row.ahead} ahead"] if row.ahead else []
+    said += [f"about {rough_text(row.expected_s)} to wait"] if row.expected_s else []
+    said += [f"attempt {row.attempt}"] if row.attempt is not None and row.attempt > 1 else []
+    said += ["to be cancelled"] if row.cancelling else []
+    if row.progress is not None and row.progress.total:
+        said.append(f"{row.progress.done}/{row.progress.total} {row.progress.step}".rstrip())
+    return ", ".join(said)
 
 
-def _progress(row: Row) -> str:
-    if row.progress is None or not row.progress.total:
-        return ""
-    return f"{row.progress.done}/{row.progress.total} {row.progress.step}".rstrip()
+def _end_state(row: Row) -> str:
+    """How a request ended, how long it took, and that it is archived."""
+    status = "unreadable" if row.status is None else str(row.status)
+    said = [status if row.reason is None or row.reason == "ok" else f"{status} ({row.reason})"]
+    said += [f"took {age_text(row.elapsed_s)}"] if row.elapsed_s is not None else []
+    said += ["archived"] if row.archived else []
+    return ", ".join(said)
 
 
 def _rounded(seconds: float | None) -> float | None:
@@ -127,20 +132,3 @@ def _rounded(seconds: float | None) -> float | None:
 
 def _text(text: str | None) -> str | None:
     return None if text is None else clean_line(text)
-
-
-def _table(*headings: str) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, overflow="fold", no_wrap=heading == "request")
-    return table
-
-
-def _plain(*cells: str) -> list[str]:
-    """Cells without terminal escapes, and with rich's markup taken literally."""
-    from rich.markup import escape
-
-    return [escape(clean_line(cell)) for cell in cells]

@@ -1,7 +1,7 @@
 """Judged evidence as rich tables: figures, claims, broken rules. Nothing here prints.
 
 Figures come from the gate's recomputation, never from a report's own summary. Names and messages were written
-on the other side of the bus: each passes `clean_line` and is shown as plain text, never as markup. Where
+on the other side of the bus: each passes `plain` and is shown as plain text, never as markup. Where
 there is no terminal rich draws the same tables without colour.
 """
 
@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from bridge.bus.untrusted import clean_line
 from bridge.render.figures import bytes_text, claim_text, difference_text, number_text, ratio_text
+from bridge.render.tables import bare_table, plain
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -41,7 +41,7 @@ def throughput_table(report: Report, figures: Summary) -> Table:
     for arm in report.arms:
         row, pair = figures.arms[arm.name], compared.get(arm.name)
         table.add_row(
-            *_plain(
+            *plain(
                 arm.name,
                 number_text(row.decode_tokens_per_s),
                 number_text(row.end_to_end_tokens_per_s),
@@ -60,7 +60,7 @@ def recall_table(report: Report, figures: Summary) -> Table:
     for arm in report.arms:
         row = figures.arms[arm.name]
         table.add_row(
-            *_plain(
+            *plain(
                 arm.name,
                 arm.role,
                 str(row.samples),
@@ -79,7 +79,7 @@ def quality_table(report: Report, figures: Summary) -> Table:
     for arm in report.arms:
         row, pair = figures.arms[arm.name], compared.get(arm.name)
         table.add_row(
-            *_plain(
+            *plain(
                 arm.name,
                 arm.role,
                 str(row.samples),
@@ -99,7 +99,7 @@ def kv_table(report: Report, figures: Summary) -> Table:
     for arm in report.arms:
         row, pair = figures.arms[arm.name], compared.get(arm.name)
         table.add_row(
-            *_plain(
+            *plain(
                 arm.name,
                 arm.control or arm.role,
                 number_text(row.stored_bits_per_value),
@@ -130,7 +130,7 @@ def parity_table(report: Report, figures: Summary) -> Table:
         "equal paths": f"{found.paths_equal}/{found.paths_compared}",
     }
     for name, fact in facts.items():
-        table.add_row(*_plain(name, fact))
+        table.add_row(*plain(name, fact))
     return table
 
 
@@ -147,7 +147,7 @@ def machine_table(report: Report, _figures: Summary) -> Table:
         "versions": ", ".join(f"{name} {version}" for name, version in environment.versions),
     }
     for name, fact in facts.items():
-        table.add_row(*_plain(name, fact))
+        table.add_row(*plain(name, fact))
     return table
 
 
@@ -165,13 +165,13 @@ def verdict_table(judgement: Judgement) -> Table:
     """The gate's verdict: each claim beside the figure that decides it, then each rule broken."""
     table = _table("gate", "accepted" if judgement.accepted else "REJECTED")
     for claim in judgement.claims:
-        table.add_row(*_plain(claim.name, claim_text(claim)))
+        table.add_row(*plain(claim.name, claim_text(claim)))
     for restart in judgement.report.restarts if judgement.report else ():
-        table.add_row(*_plain("measured again", f"after {restart.after_samples} samples: {restart.reason}"))
+        table.add_row(*plain("measured again", f"after {restart.after_samples} samples: {restart.reason}"))
     if judgement.report is not None and _lacks_blas(judgement.report):
-        table.add_row(*_plain("hint", f"no fast BLAS on the runner, so blocks are dear there: {_BLAS_HINT}"))
+        table.add_row(*plain("hint", f"no fast BLAS on the runner, so blocks are dear there: {_BLAS_HINT}"))
     for violation in judgement.violations:
-        table.add_row(*_plain(violation.code, violation.message), style="red")
+        table.add_row(*plain(violation.code, violation.message), style="red")
     return table
 
 
@@ -183,18 +183,8 @@ def _lacks_blas(report: Report) -> bool:
 
 
 def _table(first: str, *others: str) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column(first)
+    shown = bare_table()
+    shown.add_column(first, overflow="fold")
     for heading in others:
-        table.add_column(heading, justify="left" if len(others) == 1 else "right", overflow="fold")
-    return table
-
-
-def _plain(*cells: str) -> list[str]:
-    """Cells without terminal escapes, and with rich's markup taken literally."""
-    from rich.markup import escape
-
-    return [escape(clean_line(cell)) for cell in cells]
+        shown.add_column(heading, justify="left" if len(others) == 1 else "right", overflow="fold")
+    return shown

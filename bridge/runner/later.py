@@ -23,9 +23,9 @@ class Later:
         """Whether its pause, if it has one, is over."""
         return name not in self._until or self._clock() >= self._until[name][0]
 
-    def put_off(self, name: str) -> float:
-        """Note a failure; the seconds until the next try."""
-        pause = min(2 * self._until.get(name, (0.0, FIRST_PAUSE_S / 2))[1], MAX_PAUSE_S)
+    def put_off(self, name: str, *, longest_s: float = MAX_PAUSE_S) -> float:
+        """Note a failure; the seconds until the next try, at most `longest_s`."""
+        pause = min(2 * self._until.get(name, (0.0, FIRST_PAUSE_S / 2))[1], longest_s)
         self._until[name] = (self._clock() + pause, pause)
         return pause
 

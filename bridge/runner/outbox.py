@@ -1,21 +1,31 @@
 """The way of a result from this disk to the remote: kept before it is pushed, pushed until it stands.
 
 A result that came too late goes; one that cannot be pushed now stays, also over restarts. What goes wrong
-with one is counted against it alone.
+with one is counted against it alone. One that the server never takes, while it takes our claim, must not
+leave its request pending for ever: a bare result says so in its place, and the whole one is put aside.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
 
 from bridge.bus.claims import Claim, read_status
 from bridge.bus.handles import Held
 from bridge.bus.mirror import Mirror
-from bridge.bus.publish import publish
+from bridge.bus.publish import Published, publish
 from bridge.errors import BusError, LeaseLost, PushRejected, RemoteUnreachable, ResultError, described
+from bridge.result import Reason, Status, Verdict, parse_result
 from bridge.runner.later import Later
 from bridge.runner.ledger import Ledger
 from bridge.runner.spool import Entry, Spool
+
+# So often a result is brought before a bare one takes its place.
+REJECTIONS = 5
+# Between two tries of a result that the server takes not even bare; each renews the claim for longer.
+LONGEST_PAUSE_S = 600.0
 
 
 class Outbox:
@@ -26,19 +36,30 @@ class Outbox:
         spool: Where results are kept.
         ledger: Where answers are noted.
         later: When what failed may be tried again.
+        sign: Signs the bytes of a result; None where this machine cannot.
         say: Takes one line for the owner.
     """
 
     def __init__(
-        self, mirror: Mirror, spool: Spool, ledger: Ledger, later: Later, say: Callable[[str], None]
+        self,
+        mirror: Mirror,
+        spool: Spool,
+        ledger: Ledger,
+        later: Later,
+        *,
+        sign: Callable[[bytes], bytes | None],
+        say: Callable[[str], None],
     ) -> None:
         self._mirror = mirror
         self._spool = spool
         self._ledger = ledger
         self._later = later
+        self._sign = sign
         self._say = say
         # Results that the disk did not take: this process has them.
         self._unkept: dict[str, Entry] = {}
+        # How often in a row the server did not take a result, and took our claim right after.
+        self._rejections: Counter[str] = Counter()
 
     def __contains__(self, nonce: object) -> bool:
         """Whether a result of this nonce waits here."""
@@ -88,36 +109,103 @@ class Outbox:
     def _publish(self, entry: Entry, held: Claim | None, *, untouched: bool = False) -> bool:
         """Push a result; whether it is off our hands: published, or too late."""
         try:
-            where = publish(
-                self._mirror.git,
-                self._mirror.remote,
-                request_commit=entry.request_commit,
-                nonce=entry.nonce,
-                result_ref=entry.result_ref,
-                files=entry.files,
-                result=entry.result,
-                signature=entry.signature,
-                claim=held,
-                untouched=untouched,
-            )
+            where = self._push_repaired(entry, held, untouched=untouched)
         except LeaseLost as error:
             self._say(f"{entry.nonce}: not published: {error.message}")
+            self._let_go(entry.nonce)
+            return True
         except (RemoteUnreachable, PushRejected) as error:
-            self._later.put_off(entry.nonce)
-            self._say(f"{entry.nonce}: kept for later: {error.message}")
-            return False
-        except BusError as error:
-            # Not the remote's fault, so the copy here is broken; a new one publishes at the next try.
-            self._later.put_off(entry.nonce)
-            self._say(f"{entry.nonce}: kept for later: {error.message}")
-            self._mirror.renew()
-            return False
-        else:
-            self._say(f"{entry.nonce}: published as {where.commit[:12]} on {where.ref}")
-            self._note(entry.nonce)
-        self._unkept.pop(entry.nonce, None)
+            return self._rejected(entry, held, error)
+        self._say(f"{entry.nonce}: published as {where.commit[:12]} on {where.ref}")
+        self._note(entry.nonce)
+        self._forget(entry.nonce)
         self._spool.remove(entry.nonce)
         return True
+
+    def _push_repaired(self, entry: Entry, held: Claim | None, *, untouched: bool) -> Published:
+        """`_push`; where git fails on this side, the copy here is broken: a new one is made and used.
+
+        Raises:
+            BusError: As `publish` does.
+        """
+        try:
+            return self._push(entry, held, untouched=untouched)
+        except (LeaseLost, RemoteUnreachable, PushRejected):
+            raise
+        except BusError as error:
+            self._say(f"{entry.nonce}: tried again with a new copy of the queue: {error.message}")
+            self._mirror.renew()
+            self._mirror.refresh()
+            return self._push(entry, held, untouched=False)
+
+    def _push(self, entry: Entry, held: Claim | None, *, untouched: bool = False) -> Published:
+        return publish(
+            self._mirror.git,
+            self._mirror.remote,
+            request_commit=entry.request_commit,
+            nonce=entry.nonce,
+            result_ref=entry.result_ref,
+            files=entry.files,
+            result=entry.result,
+            signature=entry.signature,
+            claim=held,
+            untouched=untouched,
+        )
+
+    def _rejected(self, entry: Entry, held: Claim | None, error: BusError) -> bool:
+        """A result was not taken; whether a bare one in its place was, after several tries."""
+        nonce = entry.nonce
+        if _is_heard(held):
+            self._rejections[nonce] += 1
+        else:
+            del self._rejections[nonce]  # nothing of ours is taken now, so it is not this result
+        if self._rejections[nonce] < REJECTIONS:
+            self._later.put_off(nonce)
+            self._say(f"{nonce}: kept for later: {error.message}")
+            return False
+        try:
+            self._publish_bare(entry, held, error)
+        except PushRejected as again:
+            self._later.put_off(nonce, longest_s=LONGEST_PAUSE_S)
+            if self._rejections[nonce] == REJECTIONS:
+                self._say(
+                    f"{nonce}: kept, and tried ever more seldom: not even a bare result is taken in its"
+                    f" place: {again.message}"
+                )
+            return False
+        return True
+
+    def _publish_bare(self, entry: Entry, held: Claim | None, error: BusError) -> None:
+        """Answer with a result without files that says why the whole one is not there; that one is put aside.
+
+        Raises:
+            OSError: The whole one cannot be kept on the disk, so nothing takes its place.
+            BusError: As `publish` does.
+        """
+        nonce = entry.nonce
+        if nonce in self._unkept:
+            self._spool.put(entry)
+            del self._unkept[nonce]
+        self._spool.mark_refused(nonce)
+        where = self._push(_bare(entry, self._sign, error), held)
+        self._note(nonce)
+        place = self._let_go(nonce)
+        self._say(
+            f"{nonce}: a bare result is published as {where.commit[:12]} on {where.ref}, for the whole one is"
+            f" not taken; that one is put aside in {place}: {error.message}"
+        )
+
+    def _let_go(self, nonce: str) -> Path | None:
+        """Forget a result; one in whose place another may stand is put aside. Where it lies now."""
+        self._forget(nonce)
+        if self._spool.is_refused(nonce):
+            return self._spool.set_aside(nonce)
+        self._spool.remove(nonce)
+        return None
+
+    def _forget(self, nonce: str) -> None:
+        self._unkept.pop(nonce, None)
+        self._rejections.pop(nonce, None)
 
     def _note(self, nonce: str) -> None:
         try:
@@ -132,3 +220,28 @@ class Outbox:
         if held is None or status is None or status.session not in own:
             return None
         return Claim(git, self._mirror.remote, ref=held.ref, commit=held.commit, status=status)
+
+
+def _is_heard(held: Claim | None) -> bool:
+    """Whether the server takes a push of ours: the claim, renewed."""
+    if held is None:
+        return False
+    try:
+        held.hold()
+    except BusError:
+        return False
+    return True
+
+
+def _bare(entry: Entry, sign: Callable[[bytes], bytes | None], error: BusError) -> Entry:
+    """The answer in place of a result that the server does not take: nothing of the job is in it."""
+    whole = parse_result(entry.result)
+    ended = f"{whole.verdict.status}/{whole.verdict.reason}"
+    message = (
+        f"the job ended as {ended}, but its result does not get to the server; the runner's owner has it."
+        f" {error.message}"
+    )
+    verdict = Verdict(status=Status.FAILED, reason=Reason.RUNNER_ERROR, message=message[:4000])
+    changes = {"params": {}, "commands": (), "files": (), "verdict": verdict}
+    result = whole.model_copy(update=changes).to_bytes()
+    return replace(entry, result=result, signature=sign(result), files={})

@@ -44,6 +44,8 @@ from bridge.runner.yielding import Yielding
 MAX_ATTEMPTS = 3
 # Among so many of the first in the queue a runner chooses by chance while others are at work, too.
 _CROWD = 4
+# Under this name `Later` keeps apart how often the mirror is made again beside a running job.
+_MIRROR = "mirror"
 
 
 class Runner:
@@ -85,7 +87,9 @@ class Runner:
         self._yielding = Yielding(station, self._mirror.git, clock=clock, now=now)
         self._ledger = Ledger(station.folder / f"answered-{digest}", now())
         self._spool = Spool(station.folder / f"spool-{digest}")
-        self._outbox = Outbox(self._mirror, self._spool, self._ledger, self._later, self._say)
+        self._outbox = Outbox(
+            self._mirror, self._spool, self._ledger, self._later, sign=station.sign, say=self._say
+        )
         self._desk = Desk(station, self._mirror, say=self._say, clock=clock, now=now)
         # How often this process took a request that nevertheless stayed pending: bounds every loop.
         self._tries: dict[str, int] = {}
@@ -323,8 +327,12 @@ class Runner:
         """Beside a running job: whether it is to stop, and a word that this runner is busy."""
         try:
             wish = self._desk.wish(pending, checked)
-        except (BusError, MachineError, OSError):
-            raise  # the next look may find the remote again
+        except RemoteUnreachable:
+            raise  # the next look may find it again
+        except (BusError, MachineError, OSError) as error:
+            if isinstance(error, BusError) or not self._mirror.git.directory.exists():
+                self._mend(f"{pending.nonce}: {described(error)}")
+            raise
         except Exception as error:  # a bug of ours must not end the heartbeat
             self._say(f"{pending.nonce}: whether it is to stop is not known: {described(error)}")
             return None
@@ -350,6 +358,13 @@ class Runner:
         if said is not None:
             self._say(said)
 
+    def _mend(self, why: str) -> None:
+        """Make the mirror again beside a running job: without one no heartbeat goes out."""
+        if self._later.is_due(_MIRROR):
+            self._later.put_off(_MIRROR)
+            self._say(f"{why}; the copy of the queue is made again")
+            self._repair()
+
     def _repair(self) -> None:
         """Make the mirror again, with what is pending in it."""
         self._mirror.renew()
@@ -370,9 +385,12 @@ class Runner:
             self._reserve.empty()
 
     def _keep_up(self) -> None:
-        """Upkeep of the bus, on an idle queue only."""
+        """Upkeep of the bus, when there is nothing to do here: what still waits is not for this runner now.
+
+        While another job has the machine it is left alone: the job may be measuring.
+        """
         if self._upkeep is not None and not (
-            self._waiting or self._polling.failures or self._polling.is_fast
+            self._blocked or self._polling.failures or self._polling.is_fast
         ):
             self._upkeep.work()
 

@@ -16,6 +16,7 @@ from bridge.bus import refs
 from bridge.runner.folders import remove_tree
 
 _META, _RESULT, _SIGNATURE, _FILES = "entry.json", "result.json", "result.json.sig", "files"
+_REFUSED = "refused"
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,18 @@ class Spool:
     def set_aside(self, nonce: str) -> Path:
         """Keep an entry that cannot be published for the owner to look at; where it lies now."""
         return self._put_away(nonce, "unusable-")
+
+    def mark_refused(self, nonce: str) -> None:
+        """Note that another result may stand in the place of this entry, which the server does not take.
+
+        Raises:
+            OSError: There is no such entry, or the note cannot be written.
+        """
+        _write(self._folder / nonce / _REFUSED, b"")
+
+    def is_refused(self, nonce: str) -> bool:
+        """Whether `mark_refused` was called for this entry, be it by an earlier process."""
+        return (self._folder / nonce / _REFUSED).exists()
 
     def __contains__(self, nonce: object) -> bool:
         """Whether a result of this nonce waits here."""

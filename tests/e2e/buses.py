@@ -16,9 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
-from tests import servers
 from tests.bridge.runner.bench import Bench
 from tests.houses import BIN, Done, House, build_house, wait_for
+from tests.servers.http import http_server
+from tests.servers.proxy import Proxy, cut_proxy
+from tests.servers.server import Server
+from tests.servers.ssh import ssh_server
 
 USER = "us er@x"
 PASSWORD = "p%s@: w/7é#?'q"
@@ -68,8 +71,8 @@ class Bus:
 
     house: House
     address: str
-    server: servers.Server | None = None
-    proxy: servers.Proxy | None = None
+    server: Server | None = None
+    proxy: Proxy | None = None
     said: list[str] = field(default_factory=list)
     _runners: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
@@ -220,12 +223,12 @@ def open_bus(kind: str, root: Path) -> Iterator[Bus]:
     with contextlib.ExitStack() as stack:
         bus = Bus(house, str(house.remote))
         if kind == "http":
-            server = stack.enter_context(servers.http_server(house.remote, USER, PASSWORD, root / "server"))
+            server = stack.enter_context(http_server(house.remote, USER, PASSWORD, root / "server"))
             stack.enter_context(_no_leak(bus))
         elif kind == "ssh":
-            server = stack.enter_context(servers.ssh_server(house.remote, root / "server"))
+            server = stack.enter_context(ssh_server(house.remote, root / "server"))
         if kind != "path":
-            bus.server, bus.proxy = server, stack.enter_context(servers.cut_proxy(server))
+            bus.server, bus.proxy = server, stack.enter_context(cut_proxy(server))
             bus.address = server.address(port=bus.proxy.port)
             house.env.update(server.env)
         config = house.clone / ".git" / "config"  # written by hand: `git remote set-url` would show it

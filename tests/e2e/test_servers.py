@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests import servers
 from tests.e2e.buses import USER, Bus, Watch, open_bus, wait_for, wait_for_log
 from tests.houses import Done, build_house
+from tests.servers.daemon import git_daemon
+from tests.servers.ssh import ssh_env
 
 pytestmark = pytest.mark.e2e
 
@@ -186,7 +187,7 @@ def test_a_key_the_server_does_not_know_is_one_message(tmp_path: Path):
         folder = bus.server.folder
         key = str(folder / "stranger")
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
-        stranger = servers.ssh_env(folder, key="stranger")
+        stranger = ssh_env(folder, key="stranger")
         assert "refused the SSH key" in one_error(bus.kakeya("run", "--preset", "probe", **stranger))
         runner = bus.serve("mac", **stranger)
         assert runner.wait(10) == 6, bus.logs()
@@ -207,7 +208,7 @@ def test_the_ssh_account_may_run_git_and_nothing_else(tmp_path: Path):
 
 def test_a_git_daemon_refuses_the_push(tmp_path: Path):
     house = build_house(tmp_path / "house")
-    with servers.git_daemon(house.remote, tmp_path / "server") as server:
+    with git_daemon(house.remote, tmp_path / "server") as server:
         house.git("remote", "set-url", "origin", server.address())
         message = one_error(house.kakeya("run", "--preset", "probe"))
         assert "refused the push" in message

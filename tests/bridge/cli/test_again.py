@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from bridge import signing
 from bridge.bus import refs
 from bridge.bus.requests import Submitted, submit
 from bridge.cli.again import again
+from bridge.cli.run import run
 from bridge.result import Reason, Status, Verdict
+from tests.bridge.bus.archives import answered, pruned
 from tests.bridge.cli.calls import call
 from tests.houses import Done
 from tests.worlds import World, snapshot
@@ -198,6 +201,7 @@ def test_a_request_put_over_another_does_not_get_its_callers_signature(
         (("{nonce}", "-p", "colour=red"), 2, "colour"),
         (("{nonce}", "--ref", "nowhere"), 2, "nowhere"),
         (("{nonce}", "-o", "out"), 2, "-o needs --wait"),
+        (("--wait", "{nonce}"), 2, "HANDLE goes first"),
     ],
 )
 def test_what_cannot_be_done_is_said(
@@ -218,6 +222,42 @@ def test_a_request_whose_branch_is_gone_is_said_to_be_lost(here: World, kakeya) 
     assert done.code == 6
     assert "is gone" in done.err
     assert "kakeya_mac run" in done.err
+
+
+def test_of_an_archived_request_the_command_that_asks_anew_is_shown(
+    here: World, kakeya, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nonce = answered(here, preset=PRESET, params=PARAMS).nonce
+    assert pruned(here).archived == (nonce,)
+    done = kakeya(nonce[:20], "--json")
+    assert (done.code, done.json["error"]) == (6, "UnknownHandle")
+    assert "is in the archive" in done.json["message"]
+    command = shlex.split(done.json["remedy"].partition("kakeya_mac run")[2])
+    anew = call(run, capsys, *command, "--dry-run", "--json")
+    assert anew.code == 0, anew.err
+    manifest = anew.json["manifest"]
+    assert (manifest["preset"], manifest["workload_sha"]) == (PRESET, here.house.git("rev-parse", "HEAD"))
+    assert PARAMS.items() <= manifest["params"].items()
+
+
+def test_the_command_is_quoted_whatever_an_archived_result_says(here: World, kakeya) -> None:
+    evil = {"prompts": "\x1b[31mx'; touch y #", "limit": True}
+    nonce = answered(here, preset=PRESET, params=evil).nonce
+    pruned(here)
+    done = kakeya(nonce)
+    assert (done.code, "\x1b" in done.err) == (6, False)
+    words = shlex.split("kakeya_mac run" + done.err.partition("kakeya_mac run")[2])
+    assert words[:4] == ["kakeya_mac", "run", "--preset", PRESET]
+    assert {"limit=true", "prompts=x'; touch y #"} < set(words)
+    assert words[-2:] == ["--ref", here.house.git("rev-parse", "HEAD")]
+
+
+def test_an_archived_request_that_was_never_understood_is_said_to_be_lost(here: World, kakeya) -> None:
+    nonce = answered(here, preset=None, workload_sha=None).nonce
+    pruned(here)
+    done = kakeya(nonce)
+    assert done.code == 6
+    assert "does not say what was asked" in done.err
 
 
 def test_a_request_that_cannot_be_read_cannot_be_repeated(here: World, kakeya) -> None:

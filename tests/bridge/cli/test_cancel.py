@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,14 @@ import pytest
 from bridge import signing
 from bridge.bus import refs
 from bridge.bus.cancels import read_cancel
+from bridge.bus.card import Limits
+from bridge.bus.catalogue import publish_card
 from bridge.bus.git import Git
 from bridge.bus.requests import Submitted
 from bridge.cli.cancel import cancel
 from bridge.result import Reason, Status, Verdict
+from tests.bridge.bus.archives import answered, pruned
+from tests.bridge.cards import card
 from tests.bridge.cli.calls import call
 from tests.houses import Done, wait_for
 from tests.worlds import World, snapshot
@@ -47,7 +52,13 @@ def test_a_wish_is_on_the_remote_with_its_reason(here: World, kakeya) -> None:
     submitted = here.submit()
     done = kakeya(submitted.nonce[:20], "--reason", "wrong\nmodel", "--json")
     assert done.code == 0, done.err
-    assert done.json == {"status": "cancelling", "nonce": submitted.nonce, "signed": False, "exit_code": 0}
+    assert done.json == {
+        "status": "cancelling",
+        "nonce": submitted.nonce,
+        "signed": False,
+        "warnings": [],
+        "exit_code": 0,
+    }
     wish = read_cancel(Git(here.house.remote), standing(here, submitted) or "")
     assert wish is not None
     assert wish.reason == "wrong model"
@@ -76,6 +87,45 @@ def test_a_finished_request_is_said_to_be_with_its_status(here: World, kakeya) -
     assert standing(here, submitted) is None
     followed = kakeya(submitted.nonce, "--wait", "20", "--json")
     assert (followed.code, followed.json["status"]) == (1, "failed")
+
+
+@pytest.mark.parametrize("wait", [(), ("--wait", "20")], ids=["at once", "with wait"])
+def test_an_archived_request_is_said_to_have_finished(here: World, kakeya, wait: tuple[str, ...]) -> None:
+    failed = Verdict(status=Status.FAILED, reason=Reason.EXIT_CODE)
+    nonce = answered(here, verdict=failed).nonce
+    assert pruned(here).archived == (nonce,)
+    done = kakeya(nonce[:20], *wait, "--json")
+    if wait:
+        assert (done.code, done.json["status"], done.json["cancel"]) == (1, "failed", "already-finished")
+        return
+    assert (done.code, done.json["status"], done.json["result_status"]) == (0, "already-finished", "failed")
+    assert "finished already: failed (exit_code)" in kakeya(f"mac-bridge/probe-{nonce}").out
+
+
+def test_an_unsigned_wish_that_a_live_runner_will_ignore_is_warned_of(
+    here: World, kakeya, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strict = Limits(max_timeout_s=60, require_signature=True)
+    publish_card(here.git, here.remote, card("strict", now=datetime.now(UTC), limits=strict), None)
+    submitted = here.submit()
+    done = kakeya(submitted.nonce, "--json")
+    assert done.code == 0
+    assert "strict will ignore it" in done.json["warnings"][0]
+    assert done.json["warnings"][0] in done.err
+    monkeypatch.setenv("KAKEYA_SIGNING_KEY", str(signing.ensure_key(tmp_path / "keys" / "me", "me")))
+    assert kakeya(submitted.nonce, "--json").json["warnings"] == []
+
+
+def test_a_handle_behind_wait_is_not_taken_for_seconds(here: World, kakeya) -> None:
+    submitted = here.submit()
+    for words in (("--wait", submitted.nonce), ("--wait", submitted.nonce, submitted.nonce)):
+        done = kakeya(*words)
+        assert done.code == 2
+        assert "--wait takes seconds" in done.err
+        assert "HANDLE goes first" in done.err
+    assert "is not in the range" in kakeya(submitted.nonce, "--wait", "9999999").err
+    assert "--wait takes seconds" in kakeya(submitted.nonce, "--wait", "nan").err
+    assert standing(here, submitted) is None
 
 
 def test_with_wait_its_end_is_the_exit_code(here: World, kakeya) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ import pytest
 
 from bridge import presets, signing
 from bridge.bus import refs
-from bridge.bus.card import Limits, Property, RunnerCard, State
+from bridge.bus.card import Limits, Property, RunnerCard, State, Work
 from tests.bridge.cards import card, offer, public_line, put, signed
 from tests.houses import House
 
@@ -76,6 +78,19 @@ def test_runners_are_listed_with_what_they_do_and_whether_their_key_counts(house
     assert "offers   probe" in text
     assert "Apple M4, 64 GB" in text
     assert "absent  not seen on this remote" in text
+
+
+def test_a_key_that_is_not_trusted_cannot_be_distrusted(house: House, key: Path):
+    none = house.kakeya("runners", "distrust", "studio")
+    assert none.code == 2
+    assert "runners in it: none" in none.err
+    house.kakeya("runners", "trust", "studio", "--key", public_line(key))
+    done = house.kakeya("runners", "distrust", "studi")
+    assert done.code == 2
+    assert f"{house.root / 'config' / 'trusted_runners'} holds no key of 'studi'" in done.err
+    assert "runners in it: studio" in done.err
+    gone = house.kakeya("runners", "distrust", "studio")
+    assert (gone.code, "1 key(s) of studio removed" in gone.out) == (0, True)
 
 
 @pytest.mark.slow
@@ -186,7 +201,22 @@ def test_run_is_quiet_when_somebody_can_take_it(house: House):
     done = house.kakeya(*RUN)
     assert done.err == ""
     assert done.json["runners"] == {"live": 1, "able": ["mac"], "unable": {}, "expected_s": 0.0}
-    assert done.json["warnings"] == []
+    assert (done.json["warnings"], done.json["ahead"]) == ([], 0)
+
+
+def test_run_says_that_it_is_likely_to_start_at_once(house: House):
+    publish(house, here(house))
+    assert "  0 ahead, likely to start at once\n" in house.kakeya(*RUN[:-1]).out
+
+
+@pytest.mark.slow
+def test_run_says_how_many_are_ahead_and_when_it_is_likely_to_start(house: House):
+    house.kakeya(*RUN)
+    work = Work(nonce="20260301t120000z0123456789ab", preset="probe", elapsed_s=60.0)
+    offers = (real("probe", typical_s=300.0),)
+    publish(house, here(house, presets=offers, state=State.BUSY, job=work))
+    time.sleep(1.1)  # older is by the second
+    assert re.search(r"  1 ahead, about 9 min to wait\n", house.kakeya(*RUN[:-1]).out)
 
 
 def test_run_says_when_no_runner_was_ever_seen(house: House):

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import heapq
+import time
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from bridge.bus import refs
 from bridge.bus.card import Limits, Load, Property, RunnerCard, State, Work
 from bridge.bus.catalogue import Seen, publish_card
 from bridge.bus.results import Standing
-from bridge.client.availability import Outlook, who_can
+from bridge.client.availability import Outlook, signed_only, who_can
 from bridge.client.lookout import Lookout, trusted_names
 from bridge.manifest import ParamValue, format_time
 from tests.bridge.cards import NOW, card, offer
+from tests.houses import wait_for
 from tests.worlds import World
 
 NONCE = "20260301t120000z0123456789ab"
@@ -146,9 +152,11 @@ def test_a_time_limit_that_is_cut_is_said():
     assert ask(short, seen(name="b", id="b" * 16), timeout_s=300).sentences == ()
 
 
-def busy(name: str, elapsed_s: float, *, typical_s: float | None = 100.0, pending: int = 0) -> Seen:
+def busy(
+    name: str, elapsed_s: float, *, typical_s: float | None = 100.0, pending: int = 0, age_s: float = 0
+) -> Seen:
     work = Work(nonce=NONCE, preset="probe", elapsed_s=elapsed_s)
-    one = card(name, state=State.BUSY, job=work, load=Load(pending=pending))
+    one = card(name, state=State.BUSY, job=work, load=Load(pending=pending), age_s=age_s)
     return seen(one.model_copy(update={"presets": (offer(typical_s=typical_s),), "id": name[0] * 16}))
 
 
@@ -158,7 +166,61 @@ def test_the_expected_wait_is_the_rest_of_a_job_and_a_share_of_the_queue():
     assert ask(busy("a", 40), busy("b", 90)).expected_s == 10.0
     assert ask(busy("a", 40), ahead=3).expected_s == 360.0
     assert ask(busy("a", 40), busy("b", 90), ahead=3).expected_s == 160.0
-    assert ask(busy("a", 40, pending=2)).expected_s == 260.0
+    assert ask(busy("a", 40, age_s=25)).expected_s == 35.0
+
+
+def test_who_is_free_takes_the_oldest():
+    idle = [seen(name=name, id=name * 16) for name in ("a", "b")]
+    assert ask(*idle, ahead=1).expected_s == 0.0
+    assert ask(*idle, ahead=2).expected_s is None
+    assert ask(busy("a", 90), busy("b", 40), ahead=1).expected_s == 60.0
+
+
+@given(
+    free=st.lists(st.integers(0, 200), min_size=1, max_size=6),
+    each=st.integers(0, 60),
+    ahead=st.integers(0, 40),
+)
+def test_the_expected_start_is_that_of_a_queue_gone_through(free: list[int], each: int, ahead: int):
+    def runner(number: int, left: int) -> Seen:
+        work = Work(nonce=NONCE, preset="other", elapsed_s=200.0 - left)
+        offers = (offer(typical_s=float(each)), offer("other", typical_s=200.0))
+        return seen(name=f"m{number}", id=f"{number:016x}", state=State.BUSY, job=work, presets=offers)
+
+    times = sorted(free)
+    for _ in range(ahead):
+        heapq.heapreplace(times, times[0] + each)
+    found = ask(*(runner(number, left) for number, left in enumerate(free)), ahead=ahead)
+    assert found.expected_s == pytest.approx(times[0], abs=0.06)
+
+
+def test_a_queue_that_a_card_makes_up_costs_no_time():
+    liar = busy("a", 0, typical_s=1e9, pending=10**9)
+    began = time.perf_counter()
+    assert (ask(liar).expected_s or 0.0) > 1e17
+    assert time.perf_counter() - began < 1
+
+
+def test_what_runs_is_not_counted_as_waiting():
+    assert ask(busy("a", 40, pending=1)).expected_s == 60.0
+    assert ask(busy("a", 40, pending=3)).expected_s == 260.0
+    assert ask(busy("a", 40, pending=3), busy("b", 90, pending=2)).expected_s == 60.0
+    gone = busy("b", 90, pending=2, age_s=3600)
+    assert ask(busy("a", 40, pending=2), gone).expected_s == 160.0
+
+
+def test_a_request_that_is_claimed_counts_as_pending_on_a_card(world: World):
+    """`load.pending` is what the last look at the queue found, and a claim does not lower that."""
+    world.submit()
+    world.claim(*world.mirror.refresh())
+    world.submit()
+    assert len(world.mirror.refresh()) == 2
+
+
+def test_a_live_runner_that_heeds_only_signatures_is_named():
+    strict = Limits(max_timeout_s=60, require_signature=True)
+    cards = [seen(), seen(name="strict", limits=strict), seen(name="gone", limits=strict, age_s=3600)]
+    assert signed_only(cards, NOW) == ("strict",)
 
 
 def test_an_unknown_wait_is_none():
@@ -193,3 +255,17 @@ def test_a_damaged_line_among_the_trusted_keys_is_nobodys(tmp_path: Path):
     path = tmp_path / "trusted"
     path.write_text('mac namespaces="kakeya-mac-result" ssh-ed25519 A*A\nrubbish\n')
     assert trusted_names(path) == {}
+
+
+def test_a_look_counts_the_older_requests_that_wait(world: World, tmp_path: Path):
+    running, waiting = world.submit(), world.submit()
+    pending = next(one for one in world.mirror.refresh() if one.nonce == running.nonce)
+    world.claim(pending)
+    later = refs.new_nonce(datetime.now(UTC) + timedelta(seconds=60), b"abcdef")
+    lookout = Lookout(world.git, world.remote, tmp_path / "trusted", count=True, limit_s=30)
+    lookout.result()
+    wait_for(lambda: lookout.ahead(later) == 1)
+    assert lookout.ahead(waiting.nonce) == 0
+    without = Lookout(world.git, world.remote, tmp_path / "trusted", limit_s=30)
+    without.result()
+    assert without.ahead(later) is None

@@ -90,7 +90,7 @@ OUTSIDE = {
     "WRONG_KIND": "tests.bridge.evidence.test_promised",
     "CLAIM_MISSING": "tests.bridge.evidence.test_promised",
     "NO_EVIDENCE": "tests.bridge.client.test_judged",
-    "SECRET_IN_EVIDENCE": "tests.bridge.runner.test_serve",
+    "SECRET_IN_EVIDENCE": "tests.bridge.runner.test_collect",
     "EVIDENCE_DIGEST": "tests.bridge.bus.test_results",
 }
 

@@ -17,9 +17,9 @@ NOON = 1772366400.0  # 2026-03-01T12:00:00Z
 HOSTILE = "\x1b[31m[bold]red\u202e\nline"
 
 
-def text_of(table: Table) -> str:
+def text_of(table: Table, width: int = 200) -> str:
     out = io.StringIO()
-    Console(file=out, width=200, force_terminal=False).print(table)
+    Console(file=out, width=width, force_terminal=False).print(table)
     return out.getvalue()
 
 
@@ -38,6 +38,9 @@ def test_a_queue_says_what_is_ahead_and_what_is_to_be_cancelled():
     waiting = Row(NONCE, None, Phase.QUEUED, None, ahead=3, cancelling=True)
     text = text_of(queue_table([waiting], NOON))
     assert "queued, 3 ahead, to be cancelled" in text
+    soon = Row(NONCE, None, Phase.QUEUED, None, ahead=3, expected_s=150.0)
+    assert "queued, 3 ahead, about 2 min to wait" in text_of(queue_table([soon], NOON))
+    assert row_json(soon, NOON)["expected_s"] == 150.0
     assert row_json(waiting, NOON)["age_s"] is None
 
 
@@ -58,3 +61,28 @@ def test_a_history_says_why_a_request_did_not_pass():
 )
 def test_a_length_of_time_is_two_units(seconds: float | None, text: str):
     assert age_text(seconds) == text
+
+
+def test_at_80_columns_handles_stay_whole_and_no_word_of_a_state_is_broken():
+    progress = Progress(done=3, total=10, step="decode")
+    names = {"preset": "drafter-parity-fp32", "runner": "studio-in-the-cellar", "requested_at": None}
+    running = Row(NONCE, phase=Phase.PUBLISHING, elapsed_s=86_000.0, attempt=2, progress=progress, **names)
+    ended = Row(
+        NONCE,
+        phase=Phase.DONE,
+        elapsed_s=1.0,
+        status=Status.REFUSED,
+        reason=Reason.WRONG_AUDIENCE,
+        archived=True,
+        **names,
+    )
+    for table, words in (
+        (queue_table([running], NOON, 80), ["publishing for 23h 53m,", "attempt", "2,", "3/10", "decode"]),
+        (history_table([ended], NOON, 80), ["refused", "(wrong_audience),", "took", "1s,", "archived"]),
+    ):
+        lines = text_of(table, 80).splitlines()
+        assert max(map(len, lines)) <= 80
+        assert NONCE in lines[2]
+        shown = " ".join(line[-22:] for line in lines[2:])
+        for word in " ".join(words).split():
+            assert word in shown.split()

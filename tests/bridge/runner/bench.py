@@ -17,6 +17,7 @@ from bridge.bus.handles import resolve_handle
 from bridge.bus.requests import build, submit
 from bridge.bus.results import Believed, believe, fetch
 from bridge.manifest import Manifest
+from bridge.process import run_program
 from bridge.runner.serve import Runner
 from bridge.runner.station import Station, open_station
 from tests.houses import House
@@ -133,6 +134,11 @@ class Bench:
         assert fetched is not None, f"no result of {nonce}; the runner said {self.said}"
         return believe(fetched, trusted=trusted)
 
+    def verdict(self, nonce: str) -> tuple[str, str]:
+        """Status and reason of the published result."""
+        found = self.answer(nonce).result.verdict
+        return found.status.value, found.reason.value
+
     def log(self, nonce: str) -> str:
         return self.answer(nonce).files["log.txt"].decode()
 
@@ -153,3 +159,10 @@ class Bench:
 
     def daemon_log(self, name: str = "mac") -> str:
         return (self.house.root / f"{name}.log").read_text(errors="replace")
+
+    def running(self, script: str) -> list[int]:
+        """Processes that run one of this bench's programs."""
+        path = str(self.house.root / script)
+        done = run_program(["ps", "-axo", "pid=,stat=,command="], timeout_s=10, limit_bytes=1 << 22)
+        rows = [line.split(None, 2) for line in done.stdout.decode("utf-8", "replace").splitlines()]
+        return [int(pid) for pid, state, command in rows if path in command and "Z" not in state]

@@ -23,8 +23,8 @@ from bridge.result import Phase, Status
 from bridge.runner import facts, isolation
 from bridge.runner import kernels as kernels_module
 from bridge.runner.isolation import Room
-from bridge.runner.job import COMPILING, decodes
 from bridge.runner.kernels import COMPILER, MAKER, Kernels, KernelsMissing
+from bridge.runner.prepare import COMPILING, decodes
 from bridge.runner.serve import Runner
 from tests.bridge.runner.bench import Bench
 from tests.houses import House, wait_for
@@ -77,7 +77,7 @@ def compiler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.fixture
 def bench(house: House, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """A bench whose presets count as those in which the engine runs a model."""
-    monkeypatch.setattr("bridge.runner.job.decodes", lambda preset: True)
+    monkeypatch.setattr("bridge.runner.prepare.decodes", lambda preset: True)
     made = Bench(house)
     made.install({"look": LOOK, "spoil": SPOIL})
     return made
@@ -144,7 +144,7 @@ def test_only_jobs_in_which_the_engine_runs_a_model_wait_for_kernels() -> None:
 
 
 def test_a_job_that_runs_no_model_gets_none(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bridge.runner.job.decodes", decodes)
+    monkeypatch.setattr("bridge.runner.prepare.decodes", decodes)
     asked = bench.ask("look")
     runner(bench).serve(once=True, idle_timeout_s=20)
     assert json.loads(bench.log(asked.nonce)) == [{}, []]

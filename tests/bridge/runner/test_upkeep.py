@@ -11,6 +11,7 @@ from bridge.bus import refs
 from bridge.bus.catalogue import publish_card, read_cards
 from bridge.bus.git import Git
 from bridge.runner import upkeep
+from bridge.runner.child import Standby, Supervised
 from bridge.runner.serve import Runner
 from bridge.runner.upkeep import FIRST_S, INTERVAL_S, NEXT_S, Upkeep
 from tests.bridge.bus.archives import NOW, answered, bridge_refs, many_answered, nonce_of_age
@@ -154,9 +155,22 @@ def test_an_idle_runner_does_it_and_leaves_the_rest_alone(world: World) -> None:
     assert bridge_refs(world) == {young.ref, f"{refs.RUNNERS}mac"}
 
 
-def test_a_runner_with_requests_that_wait_does_not(world: World) -> None:
+def test_a_runner_does_it_also_while_requests_wait_for_somebody_else(world: World) -> None:
     old = answered(world)
-    world.submit(transport="actions")  # for somebody else, and it stays
+    waiting = world.submit(transport="actions")
     said = serve(world, seconds=2 * FIRST_S)
+    assert "1 finished request(s) moved into the archive" in said, said
+    assert old.ref not in bridge_refs(world)
+    assert waiting.ref in bridge_refs(world)
+
+
+@pytest.mark.slow
+def test_a_runner_whose_machine_is_at_another_job_does_not(world: World) -> None:
+    """That job may be measuring."""
+    old = answered(world)
+    world.submit(preset="echo", created_at=NOW, nonce=nonce_of_age(timedelta(minutes=1)))
+    with Supervised(Standby(Bench(world.house).station().lock)):
+        said = serve(world, seconds=2 * FIRST_S)
+    assert any("another job runs" in line for line in said), said
     assert not [line for line in said if "archive" in line]
     assert old.ref in bridge_refs(world)

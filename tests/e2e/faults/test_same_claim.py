@@ -98,4 +98,4 @@ def test_an_older_claim_of_the_holder_put_back_by_force_ends_in_one_result_all_t
     assert scene.house.git("rev-parse", ref, cwd=scene.house.remote) != old, "no heartbeat came"
     scene.house.git("update-ref", ref, old, cwd=scene.house.remote)
     scene.answered(nonce, 60)
-    assert scene.close()[nonce].result.attempt >= 1
+    assert scene.close()[nonce].result.attempt in (1, 2)
