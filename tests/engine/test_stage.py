@@ -33,7 +33,7 @@ SERVED = (
     "gpt_oss",
 )  # fmt: skip
 UNSERVED = ("qwen3_5", "qwen3_5_moe", "qwen3_next")  # recurrent states have no stand-in
-TOLERANCE = 1e-4
+TOLERANCE = 1e-4  # of the largest value
 HEADROOM = 16
 
 
