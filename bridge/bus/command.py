@@ -12,16 +12,20 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 from bridge.bus import failures
 from bridge.bus.address import for_git
 from bridge.bus.child import Outcome, Process, collect
 from bridge.errors import BusError, MachineError
+
+if TYPE_CHECKING:
+    from git.cmd import Git as Door
 
 # Long enough for a slow network, short enough that nobody thinks we hang.
 NETWORK_TIMEOUT_S = 60.0
@@ -29,6 +33,7 @@ NETWORK_TIMEOUT_S = 60.0
 
 # More output than this ends a command.
 MAX_OUTPUT = 256 * 1024 * 1024
+_IMPORTS = 3
 
 _KEPT_VARIABLES = re.compile(
     r"GIT_(SSH|SSH_COMMAND|SSH_VARIANT|ASKPASS|PROXY_COMMAND|EXEC_PATH|ALLOW_PROTOCOL|CEILING_DIRECTORIES"
@@ -180,15 +185,34 @@ def _as_file(data: bytes | None) -> Generator[BinaryIO | None, None, None]:
 
 
 def _start(argv: list[str], variables: Mapping[str, str], source: BinaryIO | None) -> Process:
+    door, not_found = _gitpython()
     try:
-        from git.cmd import Git as Door
-        from git.exc import GitCommandNotFound
-    except ImportError:  # GitPython refuses to be imported where there is no git
-        raise MachineError("git was not found on PATH", "install git 2.31 or later") from None
-    try:
-        running = Door().execute(argv, istream=source, as_process=True, env=variables, start_new_session=True)
-    except GitCommandNotFound:
-        raise MachineError("git was not found on PATH", "install git 2.31 or later") from None
+        running = door().execute(argv, istream=source, as_process=True, env=variables, start_new_session=True)
+    except not_found:
+        raise _no_git() from None
     # GitPython would end the process when its wrapper goes out of scope.
     process, running.proc = running.proc, None
     return cast("Process", process)
+
+
+def _gitpython() -> tuple[type[Door], type[Exception]]:
+    """GitPython's way of starting git, and what it raises where there is none.
+
+    When it is imported it asks git for its version, and fails if that git is killed; then once more.
+    """
+    failure = ""
+    for _ in range(_IMPORTS):
+        try:
+            from git.cmd import Git
+            from git.exc import GitCommandNotFound
+        except ImportError as error:
+            failure = str(error)
+        else:
+            return Git, GitCommandNotFound
+    if shutil.which("git") is None:
+        raise _no_git() from None
+    raise MachineError(f"git does not say its version: {failure}", "see what `git version` does") from None
+
+
+def _no_git() -> MachineError:
+    return MachineError("git was not found on PATH", "install git 2.31 or later")

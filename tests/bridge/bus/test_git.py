@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -141,3 +145,25 @@ def test_a_beat_whose_answer_was_lost_does_not_lose_the_lease(world: World, monk
     world.point(held.ref, world.house.git("rev-parse", "HEAD"))
     with pytest.raises(LeaseLost):
         held.beat(Beat(Phase.RUNNING, 3.0))
+
+
+def test_a_git_killed_while_it_is_first_asked_for_its_version_is_asked_again(world: World, tmp_path: Path):
+    once, real = tmp_path / "once", shutil.which("git")
+    fake = tmp_path / "bin" / "git"
+    fake.parent.mkdir()
+    fake.write_text(
+        f'#!/bin/sh\nif [ "$1" = version ] && mkdir {once} 2>/dev/null; then kill -9 $$; fi\nexec {real} "$@"\n'
+    )
+    fake.chmod(0o755)
+    program = (
+        "import sys; from pathlib import Path; from bridge.bus.git import Git;"
+        "print(*Git(Path(sys.argv[1])).ls_remote(sys.argv[2]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(world.house.clone), world.remote],
+        env={**os.environ, "PATH": f"{fake.parent}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout.split()) == (0, ["refs/heads/main"]), done.stderr
+    assert once.exists()
