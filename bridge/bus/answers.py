@@ -50,6 +50,7 @@ class FetchedResult:
         message: The commit message.
         files: Contents of the result's folder by path relative to it.
         asked: The request as it stands on the remote; None: no longer there, or not the one that is answered.
+        alone: The request's branch is gone, and it does not wait: nothing is left to hold the result against.
     """
 
     nonce: str
@@ -61,6 +62,7 @@ class FetchedResult:
     message: str
     files: Mapping[str, bytes]
     asked: Asked | None
+    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,8 @@ def fetch(
             scratch.fetch(remote, wanted, timeout_s=timeout_s)
         places = [held for held in places if scratch.exists(held.commit)]  # one may have moved meanwhile
         found = [locate(scratch, state, held, request_commit) for held in places]
-        answers = [_read(scratch, answer, asked) for answer in found if answer is not None]
+        alone = state.branch is None and state.inbox is None
+        answers = [_read(scratch, answer, asked, alone=alone) for answer in found if answer is not None]
     whole = [answer for answer in answers if answer.above == 1 and RESULT_NAME in answer.files]
     return next(iter(whole or answers), None)
 
@@ -166,7 +169,7 @@ def read_asked(git: Git, answer: Answer) -> Asked | None:
     return Asked(answer.nonce, answer.request, parents[0] if len(parents) == 1 else None, preset)
 
 
-def _read(git: Git, answer: Answer, asked: Asked | None) -> FetchedResult:
+def _read(git: Git, answer: Answer, asked: Asked | None, *, alone: bool) -> FetchedResult:
     contents = git.read_objects([change.sha for change in answer.blobs], MAX_RESULT_BYTES)
     folder = f"{RESULT_ROOT}/{answer.nonce}/"
     files = {blob.path.removeprefix(folder): data for blob, data in zip(answer.blobs, contents, strict=True)}
@@ -180,6 +183,7 @@ def _read(git: Git, answer: Answer, asked: Asked | None) -> FetchedResult:
         message=answer.message,
         files=files,
         asked=asked or read_asked(git, answer),
+        alone=alone,
     )
 
 

@@ -1,4 +1,4 @@
-"""The archive of finished requests: its layout, and reading one result or the newest ones out of it.
+"""The archive of finished requests: its layout, and reading one result, its request, or the newest ones.
 
     refs/heads/mac-bridge-archive
     └── 2026-03/01/20260301t120000z0123456789ab/
@@ -30,9 +30,10 @@ from bridge.bus.archive_record import (
 from bridge.bus.cache import Cache, open_cache, sound
 from bridge.bus.changes import Change
 from bridge.bus.git import Git
+from bridge.bus.requests import FOLDER, MAX_SIGNATURE_BYTES, ReadRequest
 from bridge.bus.untrusted import quoted
 from bridge.errors import BusError, LeaseLost, ResultError, UnknownHandle
-from bridge.manifest import NONCE_PATTERN
+from bridge.manifest import MAX_BYTES, NONCE_PATTERN, REQUEST_PATH, SIGNATURE_PATH
 from bridge.result import RESULT_ROOT
 
 TIP = "refs/archive/tip"
@@ -123,7 +124,26 @@ class Archive:
             asked=None
             if request is None
             else Asked(nonce, request.commit, request.workload_sha, request.preset),
+            alone=request is None and record.preset is None,
         )
+
+    def request(self, nonce: str) -> ReadRequest | None:
+        """The request that an archived result answers, as it was asked; None: the archive does not have it.
+
+        Nobody read its bytes: `bridge.bus.requests.bound_manifest` does, and is as strict as on a branch.
+
+        Raises:
+            RemoteUnreachable: The remote did not answer.
+        """
+        tree = self.folder(nonce)
+        record = None if tree is None else self.records_of([nonce], {nonce: tree}).get(nonce)
+        asked = None if record is None else record.request
+        if tree is None or asked is None or asked.workload_sha is None:
+            return None
+        blobs = {row.name: row.sha for row in self._cache.rows(tree) if row.mode == "100644"}
+        data = self._small(blobs.get(REQUEST_PATH.removeprefix(f"{FOLDER}/")), MAX_BYTES)
+        signature = self._small(blobs.get(SIGNATURE_PATH.removeprefix(f"{FOLDER}/")), MAX_SIGNATURE_BYTES)
+        return None if data is None else ReadRequest(asked.commit, asked.workload_sha, data, signature)
 
     def newest(self) -> Iterator[Archived]:
         """Every readable record, the newest nonce first; folders are opened as they are reached."""
@@ -155,6 +175,14 @@ class Archive:
             with contextlib.suppress(ResultError, BusError):  # written by somebody else; others go on
                 records[nonce] = parse_archived(self._git.read_objects([sha], MAX_RECORD_BYTES)[0], nonce)
         return records
+
+    def _small(self, blob: str | None, limit: int) -> bytes | None:
+        """The contents of a file of at most `limit` bytes; None: there is none, or it is larger."""
+        if blob is None:
+            return None
+        self._cache.bring([blob])
+        kind, size = self._git.kind_and_size(blob)
+        return self._git.read_objects([blob], limit)[0] if kind == "blob" and size <= limit else None
 
     def _nonces(self, start: str) -> list[str]:
         if refs.is_nonce(start):
@@ -234,6 +262,28 @@ def find_archived(
     )
 
 
+def find_request(
+    folder: Path | None, remote: str, nonce: str, *, origin: Git | None = None, timeout_s: float = 300.0
+) -> ReadRequest | None:
+    """The request of an archived result, as it was asked; None: the archive does not have it.
+
+    Args:
+        folder: Where caches live (the state folder); None: nothing is kept for next time.
+        remote: Address of the bus.
+        nonce: The request.
+        origin: A checkout whose own network settings count.
+        timeout_s: Deadline of one command.
+
+    Raises:
+        RemoteUnreachable: The remote did not answer.
+    """
+    found = (origin or Git(Path.cwd())).ls_remote(remote)
+    if refs.ARCHIVE not in found:
+        return None
+    with open_cache(folder, remote, found, origin=origin, timeout_s=timeout_s) as cache:
+        return sound(cache, lambda: _request_in(cache, found, nonce))
+
+
 def is_archived(
     folder: Path | None,
     remote: str,
@@ -265,6 +315,11 @@ def is_archived(
 def _holds(cache: Cache, found: Mapping[str, str], nonce: str) -> bool:
     archive = archive_in(cache, found)
     return archive is not None and archive.folder(nonce) is not None
+
+
+def _request_in(cache: Cache, found: Mapping[str, str], nonce: str) -> ReadRequest | None:
+    archive = archive_in(cache, found)
+    return None if archive is None else archive.request(nonce)
 
 
 def _found_in(cache: Cache, found: Mapping[str, str], handle: str) -> FetchedResult | None:

@@ -21,7 +21,7 @@ from bridge.bus.mirror import Pending
 from bridge.bus.objects import Entry
 from bridge.bus.untrusted import clean_line
 from bridge.errors import BusError, LeaseLost, PushRejected, RemoteUnreachable, ResultError
-from bridge.manifest import format_time
+from bridge.manifest import format_time, parse_time
 from bridge.result import MAX_BYTES, STATUS_NAME, Phase, Progress, RunStatus, parse_status
 
 DEFAULT_LEASE_S = 120.0
@@ -92,23 +92,32 @@ class Claim:
             self._swap(status)
         except LeaseLost:
             held = self._git.ls_remote(self._remote, self.ref, timeout_s=_PUSH_TIMEOUT_S).get(self.ref)
+            if held == self._commit:  # it is ours; a push beside this one, or one cut short, has it locked
+                raise RemoteUnreachable(f"the server has the claim {self.ref} locked", "try again") from None
             if held is None or held not in self._unanswered:
                 raise LeaseLost(f"the claim {self.ref} is no longer ours", "the job was stopped") from None
             self._commit = held
             self._unanswered.clear()
             self._swap(_next_status(self.status, beat))
 
-    def hold(self) -> None:
+    def hold(self, line: str | None = None) -> None:
         """Renew the lease for as long as a lease may be: what follows is a push that may take its time.
+
+        Args:
+            line: Put at the end of the log lines shown, if it does not stand there yet.
 
         Raises:
             LeaseLost: Somebody else holds the claim.
             RemoteUnreachable: The remote did not answer.
             PushRejected: The remote said no.
         """
-        elapsed_s = self.status.elapsed_s
-        status = _next_status(self.status, Beat(Phase.PUBLISHING, elapsed_s, self.status.progress))
-        self._swap(status.model_copy(update={"lease_s": MAX_LEASE_S, "log_tail": self.status.log_tail}))
+        tail = self.status.log_tail
+        if line is not None and line not in tail:
+            tail = (*tail, line)
+        since = datetime.now(UTC) - parse_time(self.status.updated_at)
+        elapsed_s = self.status.elapsed_s + max(0.0, since.total_seconds())
+        status = _next_status(self.status, Beat(Phase.PUBLISHING, elapsed_s, None, tail))
+        self._swap(status.model_copy(update={"lease_s": MAX_LEASE_S}))
 
     def release(self) -> None:
         """Give the request back: the claim is deleted if it is still ours. Never raises for a lost one.

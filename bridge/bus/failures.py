@@ -280,7 +280,9 @@ def _is_ours(remote: str, stderr: bytes) -> bool:
     text = _own_words(stderr)
     if not _is_damaged(stderr) or (_INCOMPLETE.search(text) and " is corrupt" not in text):
         return False
-    return remote.lower().startswith(("http://", "https://")) or _THEY_ENDED.search(text) is None
+    if remote.lower().startswith(("http://", "https://")):
+        return "remote error:" not in text
+    return _THEY_ENDED.search(text) is None
 
 
 def _is_damaged(stderr: bytes) -> bool:
@@ -324,7 +326,7 @@ def _shown(words: str) -> str:
 
 
 def _text(stderr: bytes) -> str:
-    """The end of what was written; where it had to be cut, from a blank on, so that no address is halved."""
+    """The end of what was written, in whole lines: a part of one might pass for somebody else's words."""
     if len(stderr) > _MOST_READ:
-        stderr = re.sub(rb"\A\S*", b"", stderr[-_MOST_READ:])
+        stderr = stderr[-_MOST_READ:].partition(b"\n")[2]
     return without_credentials(clean(stderr.decode("utf-8", "replace")))

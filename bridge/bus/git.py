@@ -115,13 +115,14 @@ class Git(Command):
 
     @property
     def _store(self) -> Store:
-        if self._known_store is None:
+        known = self._known_store  # another thread may forget it meanwhile
+        if known is None:
             layout = self.layout()
             if layout is None:
                 self.run("rev-parse", "--git-dir")  # says what is wrong
                 raise BusError(f"git does not say where {self.directory} keeps objects")
-            self._known_store = layout[0]
-        return self._known_store
+            known = self._known_store = layout[0]
+        return known
 
     # Reading ----------------------------------------------------------------------------------------------
 
@@ -243,7 +244,10 @@ class Git(Command):
         if total > limit:
             raise BusError(f"{len(shas)} files with {total} bytes, but at most {limit} are read")
         found = self._contents.ask(shas, timeout_s=self.timeout_s)
-        return [answer[3] for answer in found if answer is not None]
+        contents = [answer[3] for answer in found if answer is not None]
+        if len(contents) < len(shas):
+            raise BusError(f"objects that were just there are missing in {self.directory}")
+        return contents
 
     def _read(self, kind: str, name: str) -> bytes:
         """The bytes of an object of that kind."""

@@ -16,6 +16,8 @@ from bridge.errors import UnknownHandle
 _CLAIMS = (refs.CLAIMS, refs.BRANCH_CLAIMS)
 _CANCELS = (refs.CANCELS, refs.BRANCH_CANCELS)
 _RESULTS = (refs.RESULTS, refs.BRANCH_RESULTS)
+_CUSTOM = "refs/mac-bridge/"
+_BRIDGE_BRANCHES = ("refs/heads/mac-bridge", refs.AGENT_BRANCHES)
 OWN_REFS = (refs.INBOX, *_CLAIMS, *_CANCELS, *_RESULTS)
 
 
@@ -39,7 +41,8 @@ class RequestState:
         claim: Who runs it, and its heartbeat.
         cancel: A wish to stop it.
         result: A result that could not go on the branch.
-        ahead: Requests that wait, too, and are older than this one.
+        ahead: Requests that wait, too, and are older than this one. None: not known, because this one, or
+            every one on this remote, waits on its branch alone, and branches do not tell who waits.
     """
 
     nonce: str
@@ -49,7 +52,7 @@ class RequestState:
     claim: Held | None
     cancel: Held | None
     result: Held | None
-    ahead: int
+    ahead: int | None
 
     def is_open(self, commit: str) -> bool:
         """Whether the request `commit` still waits for its one answer."""
@@ -107,9 +110,6 @@ def state_of(found: Mapping[str, str], nonce: str) -> RequestState:
         named = refs.parse_request_ref(ref)
         if named is not None and named.nonce == nonce:
             branch, preset = Held(ref, commit), named.preset
-    claimed = {other for ref in found for prefix in _CLAIMS if (other := refs.nonce_of(ref, prefix))}
-    waiting = {other for ref in found if (other := refs.nonce_of(ref, refs.INBOX))} - claimed
-    older = [other for other in waiting if other < nonce]
     return RequestState(
         nonce=nonce,
         preset=preset,
@@ -118,8 +118,36 @@ def state_of(found: Mapping[str, str], nonce: str) -> RequestState:
         claim=_first_held(found, _CLAIMS, nonce),
         cancel=_first_held(found, _CANCELS, nonce),
         result=_first_held(found, _RESULTS, nonce),
-        ahead=len(older),
+        ahead=_ahead(found, nonce, branch),
     )
+
+
+def running(found: Mapping[str, str]) -> frozenset[str]:
+    """Nonces of the claimed requests that the refs do not show to be answered.
+
+    Where branches serve as claims there is no inbox to tell: a claim that the server did not delete counts.
+    """
+    pending, answered = _nonces(found, refs.INBOX), _nonces(found, *_RESULTS)
+    return frozenset((_nonces(found, refs.CLAIMS) & pending | _nonces(found, refs.BRANCH_CLAIMS)) - answered)
+
+
+def _ahead(found: Mapping[str, str], nonce: str, branch: Held | None) -> int | None:
+    """Older requests of the inbox that nobody has claimed; None: the inbox does not tell."""
+    if refs.inbox_ref(nonce) not in found and (branch is not None or _has_branches_only(found)):
+        return None
+    waiting = _nonces(found, refs.INBOX) - _nonces(found, *_CLAIMS)
+    return sum(other < nonce for other in waiting)
+
+
+def _has_branches_only(found: Mapping[str, str]) -> bool:
+    """Whether all that the bridge has on this remote, and it has something, are branches."""
+    if any(ref.startswith(_CUSTOM) for ref in found):
+        return False
+    return any(ref.startswith(_BRIDGE_BRANCHES) for ref in found)
+
+
+def _nonces(found: Mapping[str, str], *prefixes: str) -> set[str]:
+    return {nonce for ref in found for prefix in prefixes if (nonce := refs.nonce_of(ref, prefix))}
 
 
 def _first_held(found: Mapping[str, str], prefixes: tuple[str, ...], nonce: str) -> Held | None:

@@ -23,7 +23,7 @@ from bridge.bus.git import Git
 from bridge.bus.handles import Held
 from bridge.bus.requests import bound_manifest, read_request
 from bridge.bus.untrusted import without_credentials
-from bridge.errors import BusError, ManifestError, described
+from bridge.errors import BusError, MachineError, ManifestError, RemoteUnreachable, described
 from bridge.manifest import MAX_LIFETIME, MAX_NONCE_SKEW
 from bridge.result import RESULT_NAME, RESULT_ROOT
 
@@ -155,6 +155,32 @@ class Mirror:
         with self._busy:
             self._make(sha256=any(len(commit) == 64 for commit in found.values()))
 
+    def remake(self) -> None:
+        """`renew` and `refresh` in one, so that no other thread meets an empty copy through this object.
+
+        Raises:
+            RemoteUnreachable: The remote did not answer.
+        """
+        with self._busy:
+            self.renew()
+            self.refresh()
+
+    def mend(self, works: Callable[[], object]) -> bool:
+        """`remake`, unless what failed works now, as another thread was faster; whether it was made again.
+
+        Raises:
+            RemoteUnreachable: The remote did not answer.
+        """
+        with self._busy:
+            try:
+                works()
+            except RemoteUnreachable:
+                raise
+            except (BusError, MachineError, OSError):
+                self.remake()
+                return True
+        return False
+
     def claims(self) -> dict[str, Held]:
         """Claims by nonce, as of the last `refresh`; the bridge's own ref wins over a claim branch."""
         return self._held(_CLAIMS)
@@ -190,7 +216,7 @@ class Mirror:
                 if not self._remove_locks():
                     raise
                 self._fetch(specs)
-        held = {place: self.git.oid(f"{_WATCHED}{place}/{nonce}") for place in places}
+            held = {place: self.git.oid(f"{_WATCHED}{place}/{nonce}") for place in places}
         return Standing(held["branch"], held["own"] or held["plain"])
 
     def holds_result(self, nonce: str, tip: str) -> bool:
@@ -362,6 +388,7 @@ class Mirror:
             *(f"--object-format={'sha256' if sha256 else 'sha1'}", str(directory)),
         )
         self.git.forget_store()
+        self.git.close()  # a reader that another thread began in the old folder knows nothing of the new one
         self._scanned_at = None
         self._refs = {}
         self._closed.clear()

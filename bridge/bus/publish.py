@@ -1,9 +1,9 @@
 """The answer to a request as one commit on its branch, pushed so that at most one ever stands.
 
 The commit's only difference to the request commit is the folder ``.mac-bridge/results/<nonce>/``; the same
-push deletes the inbox ref and the claim. Where the branch was moved or deleted, the result goes to a ref of
-its own as a parentless commit. What could not be pushed is the caller's to keep and bring again: publishing
-the same bytes twice is harmless.
+push deletes the inbox ref and the claim. Where the branch was moved or deleted, or the server declines to
+move it, the result goes to a ref of its own as a parentless commit. What could not be pushed is the caller's
+to keep and bring again: publishing the same bytes twice is harmless.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from bridge.bus.claims import Claim
 from bridge.bus.git import Git, Update
 from bridge.bus.objects import Entry
 from bridge.bus.requests import FOLDER
-from bridge.errors import BusError, LeaseLost, PushRejected, RemoteUnreachable, ResultError
+from bridge.errors import BrokenObject, BusError, LeaseLost, PushRejected, RemoteUnreachable, ResultError
 from bridge.manifest import parse_time
 from bridge.result import RESULT_NAME, RESULT_ROOT, RESULT_SIGNATURE_NAME, parse_result
 
 TRAILER = "Result-SHA256"
 
-_TRIES = 6
+TRIES = 6
 _FIRST_PAUSE_S = 0.5
+# After a push that met another one.
+_SHORT_PAUSE_S = 0.05
 # A push of more than this may take longer than a lease.
 _LARGE_BYTES = 1 << 20
 # How many commits somebody may have put on top of a result that is still found.
@@ -67,7 +69,7 @@ def publish(
     signature: bytes | None,
     claim: Claim | None,
     untouched: bool = False,
-    tries: int = _TRIES,
+    tries: int = TRIES,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Published:
     """Push one result, with backoff while the network fails.
@@ -90,7 +92,8 @@ def publish(
 
     Raises:
         ResultError: `result` is not a result, or `result_ref` not a branch of the request.
-        LeaseLost: The request has another result, or its claim is somebody else's now.
+        Superseded: The request has another result, or its claim is somebody else's now.
+        LeaseLost: Refs kept moving, or stay locked; what stands there is no other answer.
         PushRejected: The remote takes the result nowhere.
         RemoteUnreachable: It did not answer in all the tries.
     """
@@ -105,7 +108,7 @@ def publish(
         everything[RESULT_SIGNATURE_NAME] = signature
     answer = _Answer(nonce, request_commit, result_ref, everything, message, parse_time(parsed.finished_at))
     if git.kind_and_size(f"{request_commit}:{RESULT_ROOT}/{nonce}/{RESULT_NAME}")[0] == "blob":
-        raise LeaseLost(f"{request_commit[:12]} is no request but an answer to {nonce}")
+        raise Superseded(f"{request_commit[:12]} is no request but an answer to {nonce}")
     with git.scratch() as scratch:
         publisher = _Publisher(git, scratch, remote, answer, claim)
         large = sum(map(len, everything.values())) > _LARGE_BYTES
@@ -117,11 +120,12 @@ def publish(
             _hold(claim)
         for attempt in range(tries):
             try:
-                return publisher.attempt()
+                return publisher.attempt(last=attempt == tries - 1)
             except (LeaseLost, RemoteUnreachable) as error:
-                if isinstance(error, _Final) or attempt == tries - 1:
+                if isinstance(error, Superseded) or attempt == tries - 1:
                     raise
-                sleep(_FIRST_PAUSE_S * 2**attempt if isinstance(error, RemoteUnreachable) else 0.05)
+                first = _FIRST_PAUSE_S if isinstance(error, RemoteUnreachable) else _SHORT_PAUSE_S
+                sleep(first * 2**attempt)
     raise ValueError(f"tries must be at least 1, got {tries}")
 
 
@@ -132,8 +136,8 @@ def _hold(claim: Claim | None) -> None:
             claim.hold()
 
 
-class _Final(LeaseLost):
-    """Somebody else's result or claim stands; trying again is pointless."""
+class Superseded(LeaseLost):
+    """Somebody else's result or claim stands, which was looked at; trying again is pointless."""
 
 
 class _Publisher:
@@ -152,7 +156,10 @@ class _Publisher:
         answer, claim = self._answer, self._claim
         if answer.branch is None or claim is None or not self._reader.exists(answer.request_commit):
             return None
-        target = Update(answer.branch, self._commit(on_branch=True), answer.request_commit)
+        commit = self._on_branch()
+        if commit is None:
+            return None
+        target = Update(answer.branch, commit, answer.request_commit)
         inbox = Update(refs.inbox_ref(answer.nonce), None, answer.request_commit)
         try:
             self._git.push(self._remote, [target, inbox, Update(claim.ref, None, claim.commit)])
@@ -160,7 +167,13 @@ class _Publisher:
             return None  # `attempt` finds out what stands where
         return Published(target.new or "", target.ref)
 
-    def attempt(self) -> Published:
+    def attempt(self, *, last: bool) -> Published:
+        """Look what stands where, and push what fits.
+
+        Args:
+            last: Of several. Then refs that stay locked, as a server leaves them that died, are gone around:
+                the result is pushed with the inbox entry alone, and to a ref of its own if need be.
+        """
         answer, nonce = self._answer, self._answer.nonce
         claim_refs = (refs.claim_ref(nonce), refs.BRANCH_CLAIMS + nonce)
         own_refs = (refs.result_ref(nonce), refs.BRANCH_RESULTS + nonce)
@@ -173,23 +186,30 @@ class _Publisher:
             return before
         for ref in own_refs:
             if ref in found:
-                raise _Final(f"the request {nonce} already has a result at {ref}")
+                raise Superseded(f"the request {nonce} already has a result at {ref}")
         tip = found.get(answer.branch) if answer.branch else None
         if tip is not None and tip != answer.request_commit and self._is_answered(tip):
-            raise _Final(f"the request {nonce} already has a result on {answer.branch}")
+            raise Superseded(f"the request {nonce} already has a result on {answer.branch}")
         on_branch = answer.branch is not None and tip == answer.request_commit
         if on_branch and answer.branch is not None and not self._reader.exists(answer.request_commit):
             self._git.fetch(self._remote, [answer.branch], depth=2)
             self._reader = self._git
-        commit = self._commit(on_branch=on_branch)
         cleanup = self._cleanup(found)
-        if on_branch and answer.branch is not None:
-            target = Update(answer.branch, commit, answer.request_commit)
-            return self._push(target, cleanup)
-        try:
-            return self._push(Update(own_refs[0], commit, ""), cleanup)
-        except PushRejected:
-            return self._push(Update(own_refs[1], commit, ""), cleanup)
+        places = [Update(ref, self._commit(on_branch=False), "") for ref in own_refs]
+        if on_branch and answer.branch is not None and (commit := self._on_branch()) is not None:
+            places.insert(0, Update(answer.branch, commit, answer.request_commit))
+        refusals: list[BusError] = []
+        for place in places:
+            try:
+                return self._push(place, cleanup, alone=last)
+            except PushRejected as error:
+                refusals.append(error)
+            except LeaseLost as error:
+                # Elsewhere only together with what every answer deletes: else there might be two.
+                if not last or refs.inbox_ref(nonce) not in found:
+                    raise
+                refusals.append(error)
+        raise refusals[0]
 
     def _already(self, found: Mapping[str, str], places: tuple[str, ...]) -> Published | None:
         """Where an earlier push of the same bytes put the result, be it another process's before a crash."""
@@ -198,8 +218,8 @@ class _Publisher:
         if not others:
             return None
         ours = {self._commit(on_branch=False)}
-        if self._reader.exists(request):
-            ours.add(self._commit(on_branch=True))
+        if self._reader.exists(request) and (commit := self._on_branch()) is not None:
+            ours.add(commit)
         return next((Published(held, ref) for ref, held in others.items() if held in ours), None)
 
     def _is_answered(self, tip: str) -> bool:
@@ -225,20 +245,24 @@ class _Publisher:
         claim = self._claim
         if claim is not None and claim.ref in found:
             if not claim.holds(found[claim.ref]):
-                raise _Final(f"the claim {claim.ref} is somebody else's now")
+                raise Superseded(f"the claim {claim.ref} is somebody else's now")
             updates.append(Update(claim.ref, None, found[claim.ref]))
         wishes = [ref for ref in _cancel_refs(self._answer.nonce) if ref in found]
         return [*updates, *(Update(ref, None, found[ref]) for ref in wishes)]
 
-    def _push(self, target: Update, cleanup: list[Update]) -> Published:
+    def _push(self, target: Update, cleanup: list[Update], *, alone: bool) -> Published:
+        """Push the result and delete what its request leaves; with `alone` only the inbox entry with it."""
+        inbox = refs.inbox_ref(self._answer.nonce)
+        together = [update for update in cleanup if update.ref == inbox or not alone]
         try:
-            self._git.push(self._remote, [target, *cleanup])
+            self._git.push(self._remote, [target, *together])
         except PushRejected:
-            if not cleanup:
+            if not together:
                 raise
             # A server may take the result and refuse to delete refs.
             self._git.push(self._remote, [target])
-            self._clear(cleanup)
+            together = []
+        self._clear([update for update in cleanup if update not in together])
         return Published(target.new or "", target.ref)
 
     def _clear(self, cleanup: list[Update]) -> None:
@@ -246,6 +270,13 @@ class _Publisher:
         for update in cleanup:
             with contextlib.suppress(BusError):
                 self._git.push(self._remote, [update])
+
+    def _on_branch(self) -> str | None:
+        """The result as a commit on its branch; None: the workload's own tree there is too large to read."""
+        try:
+            return self._commit(on_branch=True)
+        except BrokenObject:
+            return None
 
     def _commit(self, *, on_branch: bool) -> str:
         if on_branch not in self._commits:

@@ -56,6 +56,7 @@ class Believed:
         ref: Where it stands.
         signature: What its signature is worth here.
         signer: The trusted principal, or the fingerprint of an untrusted key.
+        request_gone: Nothing of the request was there to hold it against, and no trusted key signed it.
     """
 
     result: Result
@@ -64,25 +65,37 @@ class Believed:
     ref: str
     signature: Standing
     signer: str | None
+    request_gone: bool = False
 
     @property
     def sentence(self) -> str:
-        """What a reader must know about who wrote this."""
-        match self.signature:
-            case Standing.TRUSTED:
-                return f"signed by {self.signer}"
-            case Standing.UNTRUSTED_KEY:
-                return f"signed by a key that is not trusted here: {self.signer}"
-            case Standing.UNCHECKED:
-                return "signed, but not checked: ssh-keygen is not installed"
-            case Standing.UNSIGNED:
-                return "unsigned: anyone with push rights could have written this"
+        """What a reader must know about who wrote this, and whether it can be held against its request."""
+        known = _known_of(self.signature, self.signer)
+        if self.request_gone:
+            return f"its request is gone from the remote: nobody can tell that this answers it; {known}"
+        return known
+
+
+def _known_of(signature: Standing, signer: str | None) -> str:
+    """What a signature says of who wrote a result."""
+    match signature:
+        case Standing.TRUSTED:
+            return f"signed by {signer}"
+        case Standing.UNTRUSTED_KEY:
+            return f"signed by a key that is not trusted here: {signer}"
+        case Standing.UNCHECKED:
+            return "signed, but not checked: ssh-keygen is not installed"
+        case Standing.UNSIGNED:
+            return "unsigned: anyone with push rights could have written this"
 
 
 def believe(
     fetched: FetchedResult, *, trusted: Path, asked: Asked | None = None, allow_unsigned: bool = False
 ) -> Believed:
     """Judge a fetched result.
+
+    One whose request is gone, as a deleted branch leaves it, is shown as such where no key is trusted, or on
+    request; where something else stands in the request's place, only a trusted key helps.
 
     Args:
         fetched: From `fetch`.
@@ -110,12 +123,13 @@ def believe(
     signature, signer = _check_signature(data, fetched.files.get(RESULT_SIGNATURE_NAME), trusted)
     if signature is not Standing.TRUSTED and not allow_unsigned and pins_keys(trusted):
         raise _not_trusted(signature, signer)
-    if asked is None and signature is not Standing.TRUSTED:
+    unknown = asked is None and signature is not Standing.TRUSTED
+    if unknown and not fetched.alone:
         raise ResultError(
             f"the request {fetched.nonce} is no longer on the remote and no trusted key signed the answer",
             "trust the runner's key with `kakeya_mac runners trust`",
         )
-    return Believed(result, files, fetched.commit, fetched.ref, signature, signer)
+    return Believed(result, files, fetched.commit, fetched.ref, signature, signer, request_gone=unknown)
 
 
 def pins_keys(trusted: Path) -> bool:

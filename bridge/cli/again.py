@@ -37,16 +37,17 @@ def again(
 ) -> int:
     """Ask for the same preset, parameters and commit as HANDLE did, as a new request.
 
-    It works from any clone, also for a request that was answered: what was asked stands on its branch. What
-    is given here is changed, everything else stays. Of an archived request the branch is gone: for that one
-    the command is shown that asks the same anew.
+    It works from any clone, also for a request that was answered: what was asked stands on its branch, or in
+    the archive. What is given here is changed, everything else stays. Where neither this clone nor the remote
+    has the commit any more, the command is shown that asks the same anew in a clone that has it.
     """
     from datetime import timedelta
 
     from bridge import settings
     from bridge.bus.git import Git
     from bridge.cli.asking import finish, send, show_plan
-    from bridge.client.again import changed_params, plan_again, recall
+    from bridge.client.again import plan_again, recall
+    from bridge.client.anew import Changes
     from bridge.client.lookout import Lookout
     from bridge.client.remotes import resolve_remote
 
@@ -54,15 +55,10 @@ def again(
     config = settings.load(remote=remote)
     git = Git(Path.cwd())
     bus = resolve_remote(git, config.remote)
-    with recall(git, bus, handle, config.state_dir) as original:
-        plan = plan_again(
-            config,
-            original,
-            params=changed_params(config, original, params),
-            ref=ref,
-            timeout_s=timeout_s,
-            expires=None if expires is None else timedelta(seconds=expires),
-        )
+    lifetime = None if expires is None else timedelta(seconds=expires)
+    changes = Changes(params, ref, timeout_s, lifetime, remote)
+    with recall(config, git, bus, handle, changes) as original:
+        plan = plan_again(config, original, changes)
         old, new = original.manifest, plan.manifest
         values = " ".join(f"{name}={value}" for name, value in new.params.items())
         click.echo(

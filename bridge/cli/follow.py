@@ -28,8 +28,8 @@ from bridge.settings import Settings
 if TYPE_CHECKING:
     from bridge.client.judged import Judged
 
-# Seconds to wait, by how many requests are ahead; None: not known.
-Expectation = Callable[[int], float | None]
+# Seconds to wait, by how many older requests wait, too; None: not known.
+Expectation = Callable[[int | None], float | None]
 
 _QUIET_S = 2.0  # between two progress lines where there is no terminal
 
@@ -63,7 +63,7 @@ def follow(
         extra: More keys for the JSON line.
         outcome: Is given the JSON document, also when text is shown.
         allow_unsigned: Show what no trusted runner signed all the same.
-        expect: Seconds to wait with so many requests ahead; None: not known.
+        expect: Seconds to wait beside so many older requests; None: not known.
 
     Raises:
         ResultError: What was published cannot be believed.

@@ -6,6 +6,7 @@ A request that `prune` has retired is found in the archive.
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,10 @@ Examples:
   kakeya_mac status 20260301t120000z0123456789ab
   kakeya_mac status 20260301t12 --json
 
+JSON of an unfinished request: status (queued, claimed, workspace, running, gating, publishing), nonce,
+preset, ahead (older ones that wait too), expected_s (until it is likely to start), beat_age_s (since its
+runner's last sign, by that machine's clock), heartbeat; a key that does not apply, or is not known, is null.
+
 Exit code: 0 while it waits or runs; afterwards the code of its status."""
 )
 @handle_options
@@ -36,6 +41,7 @@ Exit code: 0 while it waits or runs; afterwards the code of its status."""
 def status(handle: str, remote: str | None, as_json: bool, allow_unsigned: bool) -> int:
     """Where the request HANDLE (nonce, branch name or unique prefix) is."""
     from bridge.cli.follow import present
+    from bridge.client.history import beat_age_s, silent_s
     from bridge.client.lookout import Lookout
     from bridge.render.outcome import status_line
     from bridge.result import Phase
@@ -44,28 +50,30 @@ def status(handle: str, remote: str | None, as_json: bool, allow_unsigned: bool)
     believed = _believed(config, found, allow_unsigned)
     if believed is not None:
         return present(*believed, as_json=as_json, output=None)
-    lookout = Lookout(git, bus.address, config.trusted_runners)
+    lookout = Lookout(git, bus.address, config.trusted_runners, count=True)
     update = _look(git, bus, found.nonce)
     preset = None if found.state is None else found.state.preset
     expected_s = None
     if update.phase is Phase.QUEUED and preset is not None:
         lookout.result()
         expected_s = lookout.expected_s(preset, update.ahead)
-    line = status_line(update.status, update.phase, update.ahead, expected_s)
+    beat, now = update.status, datetime.now(UTC)
     if as_json:
-        beat = None if update.status is None else update.status.model_dump(mode="json")
         echo_json(
             {
                 "status": update.phase,
                 "nonce": found.nonce,
                 "preset": preset,
                 "ahead": update.ahead,
-                "expected_wait_s": expected_s,
-                "heartbeat": beat,
+                "expected_s": expected_s,
+                "beat_age_s": None if beat is None else round(beat_age_s(beat, now), 1),
+                "heartbeat": None if beat is None else beat.model_dump(mode="json"),
                 "exit_code": 0,
             }
         )
     else:
+        silence_s = None if beat is None else silent_s(beat, now)
+        line = status_line(beat, update.phase, update.ahead, expected_s, silence_s)
         click.echo(f"{found.nonce}  {line}")
     return 0
 
@@ -96,7 +104,7 @@ def wait(
     believed = _believed(config, found, allow_unsigned)
     if believed is not None:
         return present(*believed, as_json=as_json, output=output)
-    lookout = Lookout(git, bus.address, config.trusted_runners)
+    lookout = Lookout(git, bus.address, config.trusted_runners, count=True)
     preset = None if found.state is None else found.state.preset
     try:
         return follow(

@@ -42,6 +42,7 @@ def outlook(config: Settings, lookout: Lookout, submission: Submission) -> dict[
             audience=manifest.audience,
             timeout_s=manifest.timeout_s,
             ahead=ahead,
+            running=lookout.running(besides=submission.nonce),
             pinned=pins_keys(config.trusted_runners),
         )
         runners, said = found.as_json(), found.sentences

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from bridge.client.history import Row
     from bridge.client.lookout import Lookout
 
+# Presets of which it is worked out how long they wait: anybody may have asked for thousands.
+_FORECASTS = 50
+
 
 @click.command(
     epilog="""\b
@@ -25,10 +28,11 @@ Examples:
   kakeya_mac queue --json --remote https://example.org/team/repo.git
 
 JSON: one line {"requests": [...], "waiting": N, "running": N, "finished": [...]}. Each request has nonce,
-preset, state (queued, claimed, workspace, running, gating, publishing), ahead (older ones that wait too),
-expected_s (until it is likely to start, from what live runners say), runner, attempt, requested_at, age_s,
-elapsed_s (running for), beat_age_s (since its runner's last sign, by that machine's clock), progress {done,
-total, step} and cancelling; a key that does not apply, or is not known, is null.
+preset, state (queued, claimed, workspace, running, gating, publishing), ahead (older ones that wait too;
+requesters take turns, so not all of them need to start first), expected_s (until it is likely to start, from
+what live runners say), runner, attempt, requested_at, age_s, elapsed_s (running for), beat_age_s (since its
+runner's last sign, by that machine's clock), progress {done, total, step} and cancelling; a key that does
+not apply, or is not known, is null.
 finished are the newest of `kakeya_mac history`."""
 )
 @click.option(
@@ -77,6 +81,8 @@ def queue(recent: int, as_json: bool, remote: str | None) -> int:
     out = console()
     if rows:
         out.print(queue_table(rows, now, out.width))
+        if any(row.ahead for row in rows):
+            click.echo("requesters take turns: an older request need not start first")
     else:
         click.echo("nothing waits and nothing runs")
     if ran:
@@ -89,9 +95,12 @@ def _with_waits(rows: Sequence[Row], lookout: Lookout) -> list[Row]:
     _, failure = lookout.result()
     if failure is not None and any(row.ahead is not None for row in rows):
         click.echo(f"warning: {failure}", err=True)
-    return [
-        row
-        if row.ahead is None or row.preset is None
-        else replace(row, expected_s=lookout.expected_s(row.preset, row.ahead))
-        for row in rows
-    ]
+    running = sum(row.ahead is None for row in rows)
+    presets = dict.fromkeys(row.preset for row in rows if row.ahead is not None and row.preset is not None)
+    forecasts = {name: lookout.forecast(name, running=running) for name in list(presets)[:_FORECASTS]}
+
+    def expected_s(row: Row) -> float | None:
+        forecast = forecasts.get(row.preset or "")
+        return None if row.ahead is None or forecast is None else forecast.wait_s(row.ahead)
+
+    return [replace(row, expected_s=expected_s(row)) for row in rows]

@@ -16,7 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from bridge.errors import PolicyError
+
 if TYPE_CHECKING:
+    from bridge.presets import Preset
+    from bridge.runner.policy import Policy
     from bridge.runner.serve import Runner
     from bridge.runner.station import Station
 
@@ -77,7 +81,7 @@ allows is in policy.toml of the configuration folder; the default runs no code o
     type=click.IntRange(min=1),
     default=1,
     metavar="N",
-    help="Jobs at once. A machine runs one at a time, whatever is asked: more than 1 is said and stays 1.",
+    help="Jobs at once. Runners of one state folder run one at a time: more than 1 is said and stays 1.",
 )
 @click.option(
     "--prune/--no-prune",
@@ -127,7 +131,10 @@ def serve(
     )
     station = dataclasses.replace(station, beat_s=min(station.beat_s, lease_s / BEATS_A_LEASE))
     if jobs > 1:
-        click.echo(f"--jobs {jobs}: one job runs at a time on this machine all the same")
+        click.echo(
+            f"--jobs {jobs}: one job runs at a time all the same, among all runners that keep their state in"
+            f" {config.state_dir} (KAKEYA_STATE)"
+        )
     tempfile.tempdir = str(station.temporary)  # made, and cleared of what a killed process left, by `serve`
     _introduce(station, bus.shown)
     daemon = Runner(station, say=click.echo, idle_s=idle_s, upkeep=prune)
@@ -140,13 +147,28 @@ def serve(
 
 def _introduce(station: Station, remote: str) -> None:
     key = station.public_key
-    click.echo(f"serving {remote} as {station.identity.name}; presets: {', '.join(station.presets)}")
+    click.echo(f"serving {remote} as {station.identity.name}; {_presets(station)}")
     if key is None:
         click.echo("results are unsigned: ssh-keygen is not installed")
     else:
         click.echo(
             f"clients trust this runner with: kakeya_mac runners trust {station.identity.name} --key '{key}'"
         )
+
+
+def _presets(station: Station) -> str:
+    """Which installed presets this machine's policy allows, and which it does not."""
+    refused = [preset.name for preset in station.presets.values() if not _allows(station.policy, preset)]
+    allowed = ", ".join(name for name in station.presets if name not in refused) or "none"
+    return f"presets: {allowed}" + (f"; not allowed: {', '.join(refused)}" if refused else "")
+
+
+def _allows(policy: Policy, preset: Preset) -> bool:
+    try:
+        policy.check(preset)
+    except PolicyError:
+        return False
+    return True
 
 
 def _host_name() -> str:

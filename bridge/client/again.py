@@ -1,40 +1,48 @@
 """A request asked for again: the same preset, parameters and workload as a new request, some of it changed.
 
-What was asked is read from the request's own branch, so any clone will do, also long after the answer; for
-one in the archive, where the workload is not, the error says how to ask the same anew. The workload is
-fetched into a scratch store where this clone lacks it. Nothing of the old request is trusted: the new one is
-checked as if it had been typed, and a key signs it only where the old one carries a signature of the same
-key, or its workload is named by the caller.
+What was asked is read from the request's own branch, or out of the archive, so any clone will do, also long
+after the answer. The workload is fetched into a scratch store where this clone lacks it; where nobody has it,
+or only a result is left, the error says what to type (`bridge.client.anew`). Nothing of the old request is
+trusted: the new one is checked as if it had been typed, and a key signs it only where the old one carries a
+signature of the same key, or the caller names every commit.
 """
 
 from __future__ import annotations
 
 import contextlib
-import shlex
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 
 from bridge import presets, signing
 from bridge.bus import refs
 from bridge.bus.answers import FetchedResult
+from bridge.bus.archived import find_request
 from bridge.bus.git import Git
 from bridge.bus.handles import Held, resolve_handle
 from bridge.bus.requests import ReadRequest, bound_manifest, read_request
-from bridge.bus.untrusted import clean_line
+from bridge.bus.results import believe
+from bridge.client.anew import AS_IT_WAS, Changes, asked_anew, result_anew
 from bridge.client.lookup import look_up
 from bridge.client.remotes import Remote
 from bridge.client.submit import Plan, plan_request
-from bridge.errors import BusError, ManifestError, ResultError, SignatureError, UnknownHandle
-from bridge.manifest import Manifest, ParamValue
-from bridge.result import RESULT_NAME, Result, parse_result
+from bridge.errors import (
+    BusError,
+    ManifestError,
+    RemoteUnreachable,
+    ResultError,
+    SignatureError,
+    UnknownHandle,
+)
+from bridge.manifest import Manifest
 from bridge.settings import Settings
 
 # How many commits may lie on top of a request that is still found.
 _WALK = 32
-# Of one word of a command shown, at most so many characters.
-_WORD = 4000
+
+_GONE = "the branch of the request {} is gone, and with it the workload and what was asked"
+_UNREADABLE = "the request {} is in the archive, but what was asked is not there in a form that can be read"
+_ANEW = "ask anew with `kakeya_mac run`"
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,7 @@ class Original:
     """A request that was asked before.
 
     Attributes:
-        request: Its commit, with the exact bytes and signature.
+        request: Its commit, with the exact bytes and signature; from the archive the commit itself is gone.
         manifest: What was asked.
         git: Has the workload: the checkout, or a view of it with what was fetched; for as long as the context
             of `recall` is open.
@@ -54,136 +62,152 @@ class Original:
 
 
 @contextlib.contextmanager
-def recall(git: Git, remote: Remote, handle: str, folder: Path) -> Generator[Original, None, None]:
+def recall(
+    settings: Settings, git: Git, remote: Remote, handle: str, changes: Changes = AS_IT_WAS
+) -> Generator[Original, None, None]:
     """Find a request as it was asked.
 
     Args:
+        settings: The client's settings: where caches live, for the archive, and whose results count.
         git: Any checkout; nothing is left in it.
         remote: The bus.
         handle: Nonce, branch name or a unique prefix.
-        folder: Where caches live (the state folder), for the archive.
+        changes: What will be asked otherwise: with another workload the old one need not be here.
 
     Raises:
-        UnknownHandle: It names no request, or the remote no longer has what was asked.
-        ResultError: Only a result of it is left, and it cannot be read.
+        UnknownHandle: It names no request, or what was asked, or its workload, cannot be had any more.
         RemoteUnreachable: The remote did not answer.
     """
-    nonce, place = _place(git, remote, handle, folder)
+    nonce, place = _place(git, remote, handle, settings.state_dir)
     with git.scratch() as scratch:
-        if not _has_workload(scratch, place.commit):
-            scratch.fetch(remote.address, [place.ref])
-        found = _find(scratch, place.commit, nonce)
-        if found is None:
-            raise UnknownHandle(
-                f"{place.ref} holds no request {nonce} that can be read",
-                "it cannot be repeated; ask anew with `kakeya_mac run`",
-            )
-        request, manifest = found
-        yield Original(request, manifest, git if git.exists(manifest.workload_sha) else scratch)
+        if isinstance(place, Held):
+            request, manifest = _on_branch(scratch, remote, nonce, place)
+        else:
+            request, manifest = _beside_answer(settings, git, remote, place, changes)
+        needed = _needed(manifest, changes)
+        _bring(scratch, remote, manifest, needed, changes)
+        here = all(git.exists(commit) for commit in needed)
+        yield Original(request, manifest, git if here else scratch)
 
 
-def plan_again(
-    settings: Settings,
-    original: Original,
-    *,
-    remote: str | None = None,
-    params: Mapping[str, object] | None = None,
-    ref: str | None = None,
-    timeout_s: int | None = None,
-    expires: timedelta | None = None,
-) -> Plan:
+def plan_again(settings: Settings, original: Original, changes: Changes = AS_IT_WAS) -> Plan:
     """Check the same request as a new one. Push it with `submit_request` while `recall` is open.
 
     Args:
-        settings: The client's settings.
+        settings: The client's settings; its remote is where the request goes.
         original: From `recall`.
-        remote: As given to `plan_request`.
-        params: Parameters to change; the others stay.
-        ref: Another workload; None: the same commit.
-        timeout_s: Another limit of the job; None: the same.
-        expires: How long the new request may wait; None: the setting.
+        changes: What is asked otherwise; parameters that are not named stay.
 
     Raises:
-        SignatureError: It would be signed, and nobody vouched for its workload.
+        SignatureError: It would be signed, and nobody vouched for its commits.
         RequestRefused: It can no longer be asked like this; see `plan_request`.
         NoRemote: There is no remote to talk to.
     """
     old = original.manifest
-    if ref is None:
-        _require_vouched(settings, original)
+    preset = presets.get(old.preset, settings.presets)
+    params = presets.parse_cli(preset, changes.words)
+    if _needed(old, changes):
+        _require_vouched(settings, original, changes)
     return plan_request(
         settings,
         repository=original.git,
         preset=old.preset,
-        params={**old.params, **(params or {})},
-        ref=ref or old.workload_sha,
-        remote=remote,
-        expires=expires,
+        params={**old.params, **params},
+        ref=changes.ref or old.workload_sha,
+        expires=changes.expires,
         against=old.against_sha,
-        timeout_s=timeout_s or old.timeout_s,
+        timeout_s=changes.timeout_s or old.timeout_s,
         transport=old.transport,
     )
 
 
-def changed_params(settings: Settings, original: Original, words: Sequence[str]) -> dict[str, ParamValue]:
-    """``key=value`` words typed for this request, by its preset's types.
-
-    Raises:
-        PresetError: This client no longer knows the preset.
-        ParameterError: A word does not fit it.
-    """
-    return presets.parse_cli(presets.get(original.manifest.preset, settings.presets), words)
-
-
-def _place(git: Git, remote: Remote, handle: str, folder: Path) -> tuple[str, Held]:
+def _place(git: Git, remote: Remote, handle: str, folder: Path) -> tuple[str, Held | FetchedResult]:
     """The nonce, and where the request can be read: the inbox while it waits, its branch ever after.
 
+    Returns:
+        With the nonce a ref, or the answer where that is all that is left among the refs or in the archive.
+
     Raises:
-        UnknownHandle: It names no request, or one of which only the result is left.
+        UnknownHandle: It names no request, or one of which nothing is left.
     """
-    try:
+    named = handle
+    with contextlib.suppress(UnknownHandle):  # no ref knows it; the archive may
         state = resolve_handle(git, remote.address, handle)
-    except UnknownHandle:
-        found = look_up(git, remote.address, handle, folder)
-        if found.answer is None:
-            raise
-        raise _retired(found.answer) from None
-    if state.inbox is not None:
-        return state.nonce, Held(refs.inbox_ref(state.nonce), state.inbox)
-    if state.branch is not None:
-        return state.nonce, state.branch
-    answer = look_up(git, remote.address, state.nonce, folder).answer
-    if answer is not None and answer.ref == refs.ARCHIVE:
-        raise _retired(answer)
-    raise UnknownHandle(
-        f"the branch of the request {state.nonce} is gone, and with it the workload and what was asked",
-        "ask anew with `kakeya_mac run`",
-    )
+        if state.inbox is not None:
+            return state.nonce, Held(refs.inbox_ref(state.nonce), state.inbox)
+        if state.branch is not None:
+            return state.nonce, state.branch
+        named = state.nonce
+    found = look_up(git, remote.address, named, folder)
+    if found.answer is not None:
+        return found.nonce, found.answer
+    raise UnknownHandle(_GONE.format(found.nonce), _ANEW)
 
 
-def _retired(answer: FetchedResult) -> UnknownHandle:
-    """That a request is in the archive, and how to ask the same anew by what its result says was asked."""
-    said = f"the request {answer.nonce} is in the archive, which keeps no workloads"
-    try:
-        command = _command(parse_result(answer.files.get(RESULT_NAME, b"")))
-    except ResultError:
-        command = None
-    if command is None:
-        return UnknownHandle(said, "its result does not say what was asked; ask anew with `kakeya_mac run`")
-    return UnknownHandle(said, f"in a clone that has the commit, by what its result says: {command}")
+def _on_branch(scratch: Git, remote: Remote, nonce: str, place: Held) -> tuple[ReadRequest, Manifest]:
+    if not _has_workload(scratch, place.commit):
+        scratch.fetch(remote.address, [place.ref])
+    found = _find(scratch, place.commit, nonce)
+    if found is None:
+        raise UnknownHandle(
+            f"{place.ref} holds no request {nonce} that can be read",
+            f"it cannot be repeated; {_ANEW}",
+        )
+    return found
 
 
-def _command(result: Result) -> str | None:
-    """What to type to ask anew for what a result says it answers; None: it does not say.
+def _beside_answer(
+    settings: Settings, git: Git, remote: Remote, answer: FetchedResult, changes: Changes
+) -> tuple[ReadRequest, Manifest]:
+    """The request that the archive keeps beside an answer, held against the same rules as one on a branch.
 
-    Its texts may be anybody's: each word is quoted for the shell, and on one line.
+    Raises:
+        UnknownHandle: Only the answer is left; the error says what to type by what that says.
     """
-    if result.preset is None or result.workload_sha is None:
-        return None
-    words = ["kakeya_mac", "run", "--preset", result.preset]
-    for name, value in result.params.items():
-        words += ["-p", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]
-    return shlex.join(clean_line(word, limit=_WORD) for word in [*words, "--ref", result.workload_sha])
+    nonce, archived = answer.nonce, answer.ref == refs.ARCHIVE
+    request = find_request(settings.state_dir, remote.address, nonce, origin=git) if archived else None
+    if request is not None:
+        with contextlib.suppress(ManifestError):  # anybody may have written it; the result is left
+            return request, bound_manifest(request, nonce)
+    said = _UNREADABLE.format(nonce) if archived else _GONE.format(nonce)
+    try:
+        believed = believe(answer, trusted=settings.trusted_runners)
+    except ResultError as error:
+        why = f"what stands in its result's place is not believed ({error.message})"
+        raise UnknownHandle(said, f"{why}; {_ANEW}") from None
+    command = result_anew(believed.result, changes)
+    if command is None:
+        raise UnknownHandle(said, f"its result does not say what was asked; {_ANEW}")
+    by = f"by what its result says ({believed.sentence})"
+    raise UnknownHandle(said, f"in a clone that has the commit, {by}: {command}")
+
+
+def _needed(manifest: Manifest, changes: Changes) -> list[str]:
+    """The commits of the old request that the new one is made of."""
+    workload = manifest.workload_sha if changes.ref is None else None
+    return [commit for commit in (workload, manifest.against_sha) if commit is not None]
+
+
+def _bring(scratch: Git, remote: Remote, manifest: Manifest, needed: list[str], changes: Changes) -> None:
+    """Fetch the commits that are not here.
+
+    Raises:
+        UnknownHandle: The remote does not give one of them; the error says what to type elsewhere.
+        RemoteUnreachable: The remote did not answer.
+    """
+    for commit in needed:
+        if not scratch.exists(commit):
+            try:
+                scratch.fetch(remote.address, [commit])
+            except RemoteUnreachable:
+                # A remote that lists its refs is well: it lacks this commit, or gives only what refs name.
+                scratch.ls_remote(remote.address)
+        if scratch.kind_and_size(commit)[0] != "commit":
+            raise UnknownHandle(
+                f"the request {manifest.nonce} needs the commit {commit[:12]}, which this clone does not have"
+                " and the remote does not give",
+                f"in a clone that has it: {asked_anew(manifest, changes)}",
+            )
 
 
 def _has_workload(git: Git, commit: str) -> bool:
@@ -208,7 +232,7 @@ def _find(git: Git, tip: str, nonce: str) -> tuple[ReadRequest, Manifest] | None
     return None
 
 
-def _require_vouched(settings: Settings, original: Original) -> None:
+def _require_vouched(settings: Settings, original: Original, changes: Changes) -> None:
     """Refuse to sign what only somebody with push rights says was asked.
 
     Raises:
@@ -222,9 +246,11 @@ def _require_vouched(settings: Settings, original: Original) -> None:
         own = signing.signer_fingerprint(old.data, signing.sign(key, namespace, old.data), namespace)
         if signing.signer_fingerprint(old.data, old.signature, namespace) == own:
             return
-    workload = original.manifest.workload_sha
-    raise SignatureError(
-        f"the request {original.manifest.nonce} is not signed with your key {key}; repeating it would sign"
-        f" its workload {workload[:12]} in your name",
-        f"look at that commit, then name it: --ref {workload}",
-    )
+    asked = original.manifest
+    commits = " and ".join(commit[:12] for commit in _needed(asked, changes))
+    said = f"the request {asked.nonce} is not signed with your key {key}; repeating it would sign {commits}"
+    if asked.against_sha is None:
+        remedy = f"look at that commit, then name it: --ref {asked.workload_sha}"
+    else:
+        remedy = f"look at what it compares, then ask for it yourself: {asked_anew(asked, changes)}"
+    raise SignatureError(f"{said} in your name", remedy)

@@ -20,7 +20,10 @@ from bridge.manifest import ParamValue, parse_time
 
 _KINDS = {"string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,)}
 _NAMED = 5
+_CLOSE_S = 0.005
 _HALVINGS = 60  # of a wait of years, and less than a microsecond is left
+# What a running job has left at least: a runner with a job is never free.
+_LEAST_LEFT_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,7 @@ def who_can(
     audience: str | None = None,
     timeout_s: int | None = None,
     ahead: int | None = None,
+    running: int | None = None,
     pinned: bool = False,
 ) -> Outlook:
     """Hold a request against every card.
@@ -90,7 +94,8 @@ def who_can(
         signed: Whether the request carries a signature.
         audience: The remote it names; None: not compared.
         timeout_s: Seconds asked for; None: the preset's.
-        ahead: Requests in front of it; None: as many as the runners' cards leave waiting.
+        ahead: Older requests that wait, too; None: as many as the runners' cards leave waiting.
+        running: Requests that are claimed on the remote; None: as many as the cards show.
         pinned: Whether this client believes only runners whose keys it trusts.
     """
     able, unable = [], {}
@@ -108,19 +113,42 @@ def who_can(
         live=len(cards) - len(absent),
         able=tuple(seen.name for seen in able),
         unable=unable,
-        expected_s=_expected_s(able, preset, _waiting(cards, able, now) if ahead is None else ahead, now),
+        expected_s=_forecast(able, preset, now, unseen=_unseen(cards, running, now)).wait_s(
+            _waiting(cards, able, now) if ahead is None else ahead
+        ),
         notes=_notes(able, preset, timeout_s, pinned=pinned),
     )
 
 
-def expected_wait_s(cards: Sequence[Seen], *, preset: str, ahead: int, now: datetime) -> float | None:
-    """Seconds until a request with so many in front of it is likely to start; None: not known.
+@dataclass(frozen=True)
+class Forecast:
+    """How soon requests of one preset start, when whoever is free takes the oldest.
+
+    Attributes:
+        free: When each runner that can take them is free, seconds from now; the soonest first.
+        each_s: How long one takes; None: not known.
+    """
+
+    free: tuple[float, ...]
+    each_s: float | None
+
+    def wait_s(self, ahead: int) -> float | None:
+        """Seconds until a request with so many older ones is likely to start; None: not known."""
+        if ahead < self.free.count(0.0):
+            return 0.0
+        if not self.free or (ahead and self.each_s is None):
+            return None
+        return round(_start_s(self.free, self.each_s or 0.0, ahead), 1)
+
+
+def forecast(cards: Sequence[Seen], *, preset: str, now: datetime, running: int | None = None) -> Forecast:
+    """What the cards tell of how soon requests of one preset start.
 
     Args:
         cards: What was seen on the remote.
         preset: Name or alias.
-        ahead: Older requests that wait, too.
         now: This reader's time (aware).
+        running: Requests that are claimed on the remote; None: as many as the cards show.
     """
     able = [
         seen
@@ -129,7 +157,7 @@ def expected_wait_s(cards: Sequence[Seen], *, preset: str, ahead: int, now: date
         and (offer := seen.card.offer(preset)) is not None
         and offer.available
     ]
-    return _expected_s(able, preset, ahead, now)
+    return _forecast(able, preset, now, unseen=_unseen(cards, running, now))
 
 
 def signed_only(cards: Sequence[Seen], now: datetime) -> tuple[str, ...]:
@@ -234,23 +262,30 @@ def _waiting(cards: Sequence[Seen], able: Sequence[Seen], now: datetime) -> int:
     return max(0, unanswered - running)
 
 
-def _expected_s(able: Sequence[Seen], preset: str, ahead: int, now: datetime) -> float | None:
-    """Seconds until a start, when whoever is free takes the oldest request.
+def _unseen(cards: Sequence[Seen], running: int | None, now: datetime) -> int:
+    """How many requests run, by the claims, that no live card shows (yet): cards lag behind claims."""
+    busy = sum(_is_busy(seen.card) and is_live(seen.card, now) for seen in cards)
+    return max(0, (running or 0) - busy)
 
-    Each request in front is taken to be as long as this preset is on the runners that know. Runners of which
-    nobody knows when they are free are left out.
+
+def _is_busy(card: RunnerCard) -> bool:
+    return card.job is not None or card.state is State.BUSY
+
+
+def _forecast(able: Sequence[Seen], preset: str, now: datetime, *, unseen: int) -> Forecast:
+    """What the cards of runners that can take a preset tell.
+
+    Each request is taken to be as long as this preset is on the runners that know. Runners of which nobody
+    knows when they are free are left out, and for each `unseen` job one that looks idle.
     """
-    free = [left for seen in able if (left := _left_s(seen.card, now)) is not None]
-    if ahead < free.count(0.0):
-        return 0.0
+    known = sorted(left for seen in able if (left := _left_s(seen.card, now)) is not None)
     typical = [
         offer.typical_s
         for seen in able
         if (offer := seen.card.offer(preset)) is not None and offer.typical_s is not None
     ]
-    if not free or (ahead and not typical):
-        return None
-    return round(_start_s(free, statistics.median(typical) if typical else 0.0, ahead), 1)
+    free = tuple(known[min(unseen, known.count(0.0)) :])
+    return Forecast(free, statistics.median(typical) if typical else None)
 
 
 def _start_s(free: Sequence[float], each_s: float, ahead: int) -> float:
@@ -259,12 +294,14 @@ def _start_s(free: Sequence[float], each_s: float, ahead: int) -> float:
     Args:
         free: When each runner is free, seconds from now.
         each_s: How long a request takes; so far apart are starts on one runner.
-        ahead: Requests that start before; a hostile card may say any number, so they are not gone through.
+        ahead: Requests taken to start before; a hostile card may say any number: they are not gone through.
     """
     early, late = min(free), min(free) + ahead * each_s
     if each_s <= 0:
         return early
     for _ in range(_HALVINGS):
+        if late - early < _CLOSE_S:
+            break
         middle = (early + late) / 2
         started = sum(int((middle - time) / each_s) + 1 for time in free if time <= middle)
         early, late = (early, middle) if started > ahead else (middle, late)
@@ -272,11 +309,17 @@ def _start_s(free: Sequence[float], each_s: float, ahead: int) -> float:
 
 
 def _left_s(card: RunnerCard, now: datetime) -> float | None:
-    """What a runner's job has left; 0 when it has none, None when nobody knows."""
+    """What a runner's job has left; 0 when it has none, None when nobody knows.
+
+    A job past its typical time is taken to have left half of what it has run so far: half of all jobs are
+    longer than the median, and the longer one runs the longer it is likely to go on.
+    """
     if card.job is None:
-        return 0.0
+        return None if _is_busy(card) else 0.0
     offer = card.offer(card.job.preset)
     if offer is None or offer.typical_s is None:
         return None
     age_s = max(0.0, (now - parse_time(card.seen_at)).total_seconds())
-    return max(0.0, offer.typical_s - card.job.elapsed_s - age_s)
+    ran_s = card.job.elapsed_s + age_s
+    left_s = offer.typical_s - ran_s
+    return max(_LEAST_LEFT_S, left_s if left_s > 0 else ran_s / 2)

@@ -17,7 +17,7 @@ from bridge.bus import refs
 from bridge.bus.archive_record import Summary, summary_of
 from bridge.bus.archived import archive_in
 from bridge.bus.cache import Cache, open_cache, sound
-from bridge.bus.claims import read_status
+from bridge.bus.claims import MAX_LEASE_S, read_status
 from bridge.bus.git import Git
 from bridge.bus.handles import Held
 from bridge.bus.requests import FOLDER
@@ -62,6 +62,7 @@ class Row:
         progress: As its runner last said.
         elapsed_s: Seconds it has been running, or took.
         beat_age_s: Seconds since its runner's last sign, by that machine's clock; None: it is not running.
+        silent_s: The same when that is longer than its lease; None: it is not.
         cancelling: Somebody asked for it to be stopped.
         status: How it ended, as published; None: not finished, or its result cannot be read.
         reason: Why.
@@ -80,6 +81,7 @@ class Row:
     progress: Progress | None = None
     elapsed_s: float | None = None
     beat_age_s: float | None = None
+    silent_s: float | None = None
     cancelling: bool = False
     status: Status | None = None
     reason: Reason | None = None
@@ -183,7 +185,8 @@ def _open_row(one: Standing, claimed: bool, beat: RunStatus | None, ahead: int, 
         attempt=None if beat is None else beat.attempt,
         progress=None if beat is None else beat.progress,
         elapsed_s=None if beat is None else beat.elapsed_s,
-        beat_age_s=None if beat is None else (now - parse_time(beat.updated_at)).total_seconds(),
+        beat_age_s=None if beat is None else beat_age_s(beat, now),
+        silent_s=None if beat is None else silent_s(beat, now),
         cancelling=bool(one.cancels),
     )
 
@@ -285,6 +288,17 @@ def _finished_row(nonce: str, preset: str | None, summary: Summary | None, *, ar
         finished_at=summary.finished_at,
         archived=archived,
     )
+
+
+def beat_age_s(beat: RunStatus, now: datetime) -> float:
+    """Seconds since a heartbeat was made, by its machine's clock and this reader's (`now`, aware)."""
+    return (now - parse_time(beat.updated_at)).total_seconds()
+
+
+def silent_s(beat: RunStatus, now: datetime) -> float | None:
+    """Seconds without a sign from a runner when they are more than its lease; None: they are not."""
+    age_s = beat_age_s(beat, now)
+    return age_s if age_s > min(beat.lease_s, MAX_LEASE_S) else None
 
 
 def requested_at(nonce: str) -> str | None:

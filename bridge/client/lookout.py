@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from bridge.bus.catalogue import TIMEOUT_S, Catalogue, read_cards
 from bridge.bus.git import Git
-from bridge.bus.handles import state_of
-from bridge.client.availability import expected_wait_s
+from bridge.bus.handles import running, state_of
+from bridge.client.availability import Forecast, forecast
 from bridge.client.trust import trusted
-from bridge.errors import BridgeError, SignatureError, described
+from bridge.errors import SignatureError, described
 from bridge.signing import fingerprint
 
 LIMIT_S = 3.0
@@ -59,7 +59,7 @@ class Lookout:
         git: Any checkout.
         address: Of the bus.
         trusted_file: The runner keys that count here.
-        count: Look at what waits, too, for `ahead`.
+        count: Look at what waits and runs, too, for `ahead` and `running`.
         limit_s: Seconds from now after which nobody waits for it any more.
         clock: Monotonic seconds.
     """
@@ -91,16 +91,42 @@ class Lookout:
 
     def ahead(self, nonce: str) -> int | None:
         """How many older requests wait, besides the one of this nonce; None: not known (yet)."""
-        if self._refs is None or not self._refs.ended(_GRACE_S) or self._refs.found is None:
-            return None
-        return state_of(self._refs.found, nonce).ahead
+        found = self._listed()
+        return None if found is None else state_of(found, nonce).ahead
 
-    def expected_s(self, preset: str, ahead: int) -> float | None:
-        """Seconds until a request with so many in front of it is likely to start; None: not known (yet)."""
-        found = self._cards.found
-        if found is None:
+    def running(self, *, besides: str | None = None) -> int | None:
+        """How many requests are claimed, without the one of a nonce; None: not known (yet)."""
+        found = self._listed()
+        return None if found is None else len(running(found) - {besides})
+
+    def forecast(self, preset: str, *, running: int | None = None) -> Forecast | None:
+        """How soon requests of a preset are likely to start; None: not known (yet).
+
+        Args:
+            preset: Name or alias.
+            running: Requests that are claimed; None: as the list of refs tells, if that was asked for.
+        """
+        cards = self._cards.found
+        if cards is None:
             return None
-        return expected_wait_s(found.seen, preset=preset, ahead=ahead, now=datetime.now(UTC))
+        claimed = self.running() if running is None else running
+        return forecast(cards.seen, preset=preset, now=datetime.now(UTC), running=claimed)
+
+    def expected_s(self, preset: str, ahead: int | None) -> float | None:
+        """Seconds until a request is likely to start; None: not known (yet).
+
+        Args:
+            preset: Name or alias.
+            ahead: Older requests that wait, too; None: not known.
+        """
+        found = None if ahead is None else self.forecast(preset)
+        return None if found is None or ahead is None else found.wait_s(ahead)
+
+    def _listed(self) -> Mapping[str, str] | None:
+        """The remote's refs; None: not there (yet), or not asked for."""
+        if self._refs is None or not self._refs.ended(_GRACE_S):
+            return None
+        return self._refs.found
 
 
 class _Beside(Generic[Found]):
@@ -125,5 +151,5 @@ class _Beside(Generic[Found]):
     def _run(self, ask: Callable[[], Found]) -> None:
         try:
             self.found = ask()
-        except (BridgeError, OSError) as error:
+        except Exception as error:  # a hint: whatever is wrong with it must not keep a request from going out
             self.failure = described(error)

@@ -40,7 +40,7 @@ class Update:
     Attributes:
         nonce: The request.
         phase: Where it is.
-        ahead: Older requests that wait too; meaningful while queued.
+        ahead: Older requests that wait too; None: it is not queued, or not known.
         status: Its runner's last heartbeat, texts cleaned; None: not claimed.
         notice: Why nothing is known at the moment; None: all is well.
         result: What was published; set on the last update only.
@@ -48,7 +48,7 @@ class Update:
 
     nonce: str
     phase: Phase
-    ahead: int = 0
+    ahead: int | None = None
     status: RunStatus | None = None
     notice: str | None = None
     result: FetchedResult | None = None
@@ -115,10 +115,10 @@ def _missed(before: Update | None, update: Update) -> Iterator[Update]:
     status = update.status
     if before.phase is Phase.QUEUED and status is not None and update.phase is not Phase.CLAIMED:
         claimed = status.model_copy(update={"phase": Phase.CLAIMED, "progress": None, "elapsed_s": 0.0})
-        yield Update(update.nonce, Phase.CLAIMED, 0, claimed)
+        yield Update(update.nonce, Phase.CLAIMED, status=claimed)
     if update.result is not None and before.phase is not Phase.GATING and _was_gated(update.result):
         gating = status and status.model_copy(update={"phase": Phase.GATING, "progress": None})
-        yield Update(update.nonce, Phase.GATING, 0, gating)
+        yield Update(update.nonce, Phase.GATING, status=gating)
 
 
 def _was_gated(found: FetchedResult) -> bool:
@@ -195,13 +195,13 @@ class _Watcher:
         self._empty = 0
         result = self._result(state, timeout_s)
         if result is not None:
-            return Update(self._nonce, Phase.DONE, 0, self._status, None, result)
+            return Update(self._nonce, Phase.DONE, status=self._status, result=result)
         if state.claim is None:
             self._claim = self._status = None
             return Update(self._nonce, Phase.QUEUED, state.ahead)
         self._read_claim(state.claim)
         phase = self._status.phase if self._status else Phase.CLAIMED
-        return Update(self._nonce, phase, 0, self._status)
+        return Update(self._nonce, phase, status=self._status)
 
     def _result(self, state: RequestState, timeout_s: float) -> FetchedResult | None:
         places = (state.branch, state.result)

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from bridge.client.judged import Judged
 
 _MESSAGE_LIMIT = 4000  # what a result may hold
+_MINUTE, _HOUR, _DAY = 60, 3600, 86_400
+_SOON_S = 3.0
+_TURNS = " (requesters take turns)"
 
 
 def outcome_json(judged: Judged) -> dict[str, Any]:
@@ -73,30 +76,57 @@ def outcome_lines(judged: Judged) -> Iterator[str]:
         yield f"           {file.role:<8} {_line(file.path)} ({file.bytes} bytes)"
 
 
-def status_line(status: RunStatus | None, phase: str, ahead: int, expected_s: float | None = None) -> str:
-    """Where an unfinished request is, on one line; `expected_s` until it is likely to start, where known."""
+def status_line(
+    status: RunStatus | None,
+    phase: str,
+    ahead: int | None,
+    expected_s: float | None = None,
+    silent_s: float | None = None,
+) -> str:
+    """Where an unfinished request is, on one line.
+
+    Args:
+        status: Its runner's last heartbeat; None: there is none.
+        phase: Where it is.
+        ahead: Older requests that wait, too; None: not known.
+        expected_s: Seconds until it is likely to start; None: not known.
+        silent_s: Seconds without a sign from its runner, if more than its lease; None: they are not.
+    """
     if status is None:
-        waiting = f", {ahead} ahead" if ahead else ""
-        return f"{phase}{waiting}" + (f", about {rough_text(expected_s)} to wait" if expected_s else "")
+        waiting = f", {older_text(ahead)}{_TURNS}" if ahead else ""
+        return f"{phase}{waiting}" + (f", {start_text(expected_s)}" if expected_s else "")
     progress = status.progress
     counted = ""
     if progress is not None and progress.total:
         counted = f" {progress.done}/{progress.total} {_line(progress.step)}".rstrip()
     held = "by" if phase == Phase.CLAIMED else "on"
-    return f"{phase} {held} {_line(status.runner)}{counted} ({status.elapsed_s:.0f} s)"
+    silence = f", no sign for {age_text(silent_s)}" if silent_s is not None else ""
+    return f"{phase} {held} {_line(status.runner)}{counted} ({status.elapsed_s:.0f} s){silence}"
 
 
 def waiting_line(ahead: int | None, expected_s: float | None) -> str | None:
     """What a new request has before it; None: nothing is known.
 
     Args:
-        ahead: Older requests that wait, too.
-        expected_s: Seconds until it is likely to start.
+        ahead: Older requests that wait, too; None: not known, so nothing is said to start at once.
+        expected_s: Seconds until it is likely to start; None: not known.
     """
-    if expected_s is None:
-        return None if ahead is None else f"{ahead} ahead"
-    starts = f"about {rough_text(expected_s)} to wait" if expected_s else "likely to start at once"
-    return starts if ahead is None else f"{ahead} ahead, {starts}"
+    said = [] if ahead is None else [older_text(ahead) + (_TURNS if ahead else "")]
+    if expected_s:
+        said.append(start_text(expected_s))
+    elif expected_s is not None and ahead is not None:
+        said.append("likely to start at once")
+    return ", ".join(said) or None
+
+
+def older_text(ahead: int) -> str:
+    """How many older requests wait, too. Not all of them need to start first."""
+    return {0: "no older one waits", 1: "1 older one waits"}.get(ahead, f"{ahead} older ones wait")
+
+
+def start_text(expected_s: float) -> str:
+    """When a request that waits is likely to start."""
+    return f"about {rough_text(expected_s)} to wait" if expected_s >= _SOON_S else "likely to start soon"
 
 
 def rough_text(seconds: float) -> str:
@@ -104,6 +134,20 @@ def rough_text(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def age_text(seconds: float | None) -> str:
+    """A length of time in its largest two units: ``3d 4h``, ``5m 02s``, ``7s``; empty when unknown."""
+    if seconds is None:
+        return ""
+    whole = max(0, int(seconds))
+    if whole >= _DAY:
+        return f"{whole // _DAY}d {whole % _DAY // _HOUR}h"
+    if whole >= _HOUR:
+        return f"{whole // _HOUR}h {whole % _HOUR // _MINUTE:02}m"
+    if whole >= _MINUTE:
+        return f"{whole // _MINUTE}m {whole % _MINUTE:02}s"
+    return f"{whole}s"
 
 
 def done_line(found: FetchedResult | None) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from bridge.bus.untrusted import clean_line
-from bridge.render.outcome import rough_text
+from bridge.render.outcome import age_text, older_text, start_text
 from bridge.render.tables import WIDE, Column, plain, table
 from bridge.result import Phase
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from bridge.client.history import Row
-
-_MINUTE, _HOUR, _DAY = 60, 3600, 86_400
 
 
 def queue_table(rows: Sequence[Row], now: float, width: int = WIDE) -> Table:
@@ -91,25 +89,12 @@ def age_s(row: Row, now: float) -> float | None:
     return now - parse_time(row.requested_at).timestamp()
 
 
-def age_text(seconds: float | None) -> str:
-    """A length of time in its largest two units: ``3d 4h``, ``5m 02s``, ``7s``; empty when unknown."""
-    if seconds is None:
-        return ""
-    whole = max(0, int(seconds))
-    if whole >= _DAY:
-        return f"{whole // _DAY}d {whole % _DAY // _HOUR}h"
-    if whole >= _HOUR:
-        return f"{whole // _HOUR}h {whole % _HOUR // _MINUTE:02}m"
-    if whole >= _MINUTE:
-        return f"{whole // _MINUTE}m {whole % _MINUTE:02}s"
-    return f"{whole}s"
-
-
 def _queue_state(row: Row) -> str:
     """Where a request is, how far it is, and what there is to know about it."""
     said = [f"{row.phase} for {age_text(row.elapsed_s)}" if row.elapsed_s else str(row.phase)]
-    said += [f"{row.ahead} ahead"] if row.ahead else []
-    said += [f"about {rough_text(row.expected_s)} to wait"] if row.expected_s else []
+    said += [f"no sign for {age_text(row.silent_s)}"] if row.silent_s is not None else []
+    said += [older_text(row.ahead)] if row.ahead else []
+    said += [start_text(row.expected_s)] if row.expected_s is not None else []
     said += [f"attempt {row.attempt}"] if row.attempt is not None and row.attempt > 1 else []
     said += ["to be cancelled"] if row.cancelling else []
     if row.progress is not None and row.progress.total:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from bridge.bus.claims import Beat, Claim
-from bridge.errors import BusError, LeaseLost, MachineError
+from bridge.errors import BusError, LeaseLost, MachineError, described
 from bridge.evidence.redact import redact
 from bridge.result import Phase, Progress
 
@@ -35,6 +35,7 @@ class Heartbeat:
         look: Asks the remote whether the job shall stop: a sentence that says so, or None. May raise what a
             remote that is away raises.
         look_s: Seconds between two such questions.
+        say: Takes one line for the owner.
         clock: Monotonic seconds.
     """
 
@@ -46,6 +47,7 @@ class Heartbeat:
         secrets: Mapping[str, str],
         look: Callable[[], str | None] = lambda: None,
         look_s: float = _LOOK_S,
+        say: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._claim = claim
@@ -53,6 +55,7 @@ class Heartbeat:
         self._secrets = secrets
         self._look = look
         self._look_s = look_s
+        self._say = say
         self._clock = clock
         self._started = clock()
         self._phase = Phase.CLAIMED
@@ -110,10 +113,8 @@ class Heartbeat:
             self._wake.clear()
             if self._ending.wait(_SETTLE_S if woken else 0):
                 return
-            # The next beat or look may find the remote, or room on the disk, again.
             if woken or self._clock() >= next_beat:
-                with contextlib.suppress(BusError, MachineError, OSError):
-                    self._renew()
+                self._renew()
                 next_beat = self._clock() + self._interval_s
             if self.lost:
                 return
@@ -128,3 +129,7 @@ class Heartbeat:
             self._claim.beat(Beat(self._phase, elapsed, self._progress, tuple(self._tail)))
         except LeaseLost:
             self._lost.set()
+        except (BusError, MachineError, OSError):
+            pass  # the next beat may find the remote, or room on the disk
+        except Exception as error:  # a bug of ours must not end the heartbeat
+            self._say(f"the claim was not renewed: {described(error)}")

@@ -87,6 +87,7 @@ class Job:
             secrets=self._secrets,
             look=look,
             look_s=station.look_s,
+            say=self._say_of_it,
             clock=clock,
         )
         self._record = Record(
@@ -120,7 +121,7 @@ class Job:
         except Exception as error:  # every accepted request ends in a result, if only in the barest one
             message = f"the runner could not put the result together: {described(error)}"[:4000]
             verdict = Verdict(status=Status.FAILED, reason=Reason.RUNNER_ERROR, message=message)
-            return self._sealed(verdict, bare=True), verdict
+            return with_room(lambda: self._sealed(verdict, bare=True), self._say_of_it), verdict
 
     def _end_tree(self) -> None:
         """See to it that nothing of the job runs any more."""
@@ -267,7 +268,15 @@ class Job:
         """The result; with `bare`, without the log and whatever else the job brought."""
         if not bare:
             self._record.files[LOG_NAME] = (collect.log(self._log, self._secrets), "log")
-        return seal(self._station, self._checked, self._record, verdict, finished=self._now(), bare=bare)
+        return seal(
+            self._station,
+            self._checked,
+            self._record,
+            verdict,
+            finished=self._now(),
+            say=self._say_of_it,
+            bare=bare,
+        )
 
     @contextlib.contextmanager
     def _phase(self, phase: Phase) -> Iterator[None]:

@@ -7,7 +7,6 @@ leave its request pending for ever: a bare result says so in its place, and the 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,15 +14,24 @@ from pathlib import Path
 from bridge.bus.claims import Claim, read_status
 from bridge.bus.handles import Held
 from bridge.bus.mirror import Mirror
-from bridge.bus.publish import Published, publish
-from bridge.errors import BusError, LeaseLost, PushRejected, RemoteUnreachable, ResultError, described
+from bridge.bus.publish import TRIES, Published, Superseded, publish
+from bridge.errors import (
+    BrokenObject,
+    BusError,
+    LeaseLost,
+    PushRejected,
+    RemoteUnreachable,
+    ResultError,
+    described,
+)
 from bridge.result import Reason, Status, Verdict, parse_result
 from bridge.runner.later import Later
 from bridge.runner.ledger import Ledger
 from bridge.runner.spool import Entry, Spool
 
-# So often a result is brought before a bare one takes its place.
+# So often, and for so long, a result is brought before a bare one takes its place: bad moments pass.
 REJECTIONS = 5
+PATIENCE_S = 900.0
 # Between two tries of a result that the server takes not even bare; each renews the claim for longer.
 LONGEST_PAUSE_S = 600.0
 
@@ -38,6 +46,7 @@ class Outbox:
         later: When what failed may be tried again.
         sign: Signs the bytes of a result; None where this machine cannot.
         say: Takes one line for the owner.
+        clock: Monotonic seconds.
     """
 
     def __init__(
@@ -49,7 +58,9 @@ class Outbox:
         *,
         sign: Callable[[bytes], bytes | None],
         say: Callable[[str], None],
+        clock: Callable[[], float],
     ) -> None:
+        self._clock = clock
         self._mirror = mirror
         self._spool = spool
         self._ledger = ledger
@@ -58,8 +69,12 @@ class Outbox:
         self._say = say
         # Results that the disk did not take: this process has them.
         self._unkept: dict[str, Entry] = {}
-        # How often in a row the server did not take a result, and took our claim right after.
-        self._rejections: Counter[str] = Counter()
+        # When, in a row, the server did not take a result and took our claim right after.
+        self._rejections: dict[str, list[float]] = {}
+        # Results for which the mirror was made again: who can provoke that once must not do it for ever.
+        self._renewed: set[str] = set()
+        # Results of which the owner knows that not even a bare one is taken in their place.
+        self._given_up: set[str] = set()
 
     def __contains__(self, nonce: object) -> bool:
         """Whether a result of this nonce waits here."""
@@ -99,6 +114,7 @@ class Outbox:
             except RemoteUnreachable:
                 raise
             except (ValueError, KeyError, TypeError, FileNotFoundError, ResultError) as error:
+                self._forget(nonce)
                 place = self._spool.set_aside(nonce)
                 self._say(f"{nonce}: not published, set aside in {place}: {type(error).__name__}: {error}")
             except Exception as error:  # a full disk passes; and one entry must not hold up the others
@@ -110,11 +126,11 @@ class Outbox:
         """Push a result; whether it is off our hands: published, or too late."""
         try:
             where = self._push_repaired(entry, held, untouched=untouched)
-        except LeaseLost as error:
+        except Superseded as error:
             self._say(f"{entry.nonce}: not published: {error.message}")
             self._let_go(entry.nonce)
             return True
-        except (RemoteUnreachable, PushRejected) as error:
+        except (LeaseLost, RemoteUnreachable, PushRejected) as error:
             return self._rejected(entry, held, error)
         self._say(f"{entry.nonce}: published as {where.commit[:12]} on {where.ref}")
         self._note(entry.nonce)
@@ -123,7 +139,7 @@ class Outbox:
         return True
 
     def _push_repaired(self, entry: Entry, held: Claim | None, *, untouched: bool) -> Published:
-        """`_push`; where git fails on this side, the copy here is broken: a new one is made and used.
+        """`_push`; where git fails on this side, the copy here is broken: a new one is made and used, once.
 
         Raises:
             BusError: As `publish` does.
@@ -133,9 +149,11 @@ class Outbox:
         except (LeaseLost, RemoteUnreachable, PushRejected):
             raise
         except BusError as error:
+            if isinstance(error, BrokenObject) or entry.nonce in self._renewed:
+                raise
+            self._renewed.add(entry.nonce)
             self._say(f"{entry.nonce}: tried again with a new copy of the queue: {error.message}")
-            self._mirror.renew()
-            self._mirror.refresh()
+            self._mirror.remake()
             return self._push(entry, held, untouched=False)
 
     def _push(self, entry: Entry, held: Claim | None, *, untouched: bool = False) -> Published:
@@ -150,24 +168,27 @@ class Outbox:
             signature=entry.signature,
             claim=held,
             untouched=untouched,
+            tries=1 if entry.nonce in self._rejections else TRIES,
         )
 
     def _rejected(self, entry: Entry, held: Claim | None, error: BusError) -> bool:
         """A result was not taken; whether a bare one in its place was, after several tries."""
-        nonce = entry.nonce
-        if _is_heard(held):
-            self._rejections[nonce] += 1
+        nonce, now = entry.nonce, self._clock()
+        if _is_heard(held, error):
+            self._rejections.setdefault(nonce, []).append(now)
         else:
-            del self._rejections[nonce]  # nothing of ours is taken now, so it is not this result
-        if self._rejections[nonce] < REJECTIONS:
+            self._rejections.pop(nonce, None)  # nothing of ours is taken now, so it is not this result
+        rejections = self._rejections.get(nonce, [])
+        if len(rejections) < REJECTIONS or now - rejections[0] < PATIENCE_S:
             self._later.put_off(nonce)
             self._say(f"{nonce}: kept for later: {error.message}")
             return False
         try:
             self._publish_bare(entry, held, error)
-        except PushRejected as again:
+        except (LeaseLost, PushRejected, RemoteUnreachable) as again:
             self._later.put_off(nonce, longest_s=LONGEST_PAUSE_S)
-            if self._rejections[nonce] == REJECTIONS:
+            if nonce not in self._given_up:
+                self._given_up.add(nonce)
                 self._say(
                     f"{nonce}: kept, and tried ever more seldom: not even a bare result is taken in its"
                     f" place: {again.message}"
@@ -206,6 +227,8 @@ class Outbox:
     def _forget(self, nonce: str) -> None:
         self._unkept.pop(nonce, None)
         self._rejections.pop(nonce, None)
+        self._given_up.discard(nonce)
+        self._renewed.discard(nonce)
 
     def _note(self, nonce: str) -> None:
         try:
@@ -222,12 +245,12 @@ class Outbox:
         return Claim(git, self._mirror.remote, ref=held.ref, commit=held.commit, status=status)
 
 
-def _is_heard(held: Claim | None) -> bool:
-    """Whether the server takes a push of ours: the claim, renewed."""
+def _is_heard(held: Claim | None, error: BusError) -> bool:
+    """Whether the server takes a push of ours: the claim, renewed, which also says what is wrong."""
     if held is None:
         return False
     try:
-        held.hold()
+        held.hold(f"runner: the result is kept for later: {error.message}")
     except BusError:
         return False
     return True
@@ -242,6 +265,6 @@ def _bare(entry: Entry, sign: Callable[[bytes], bytes | None], error: BusError) 
         f" {error.message}"
     )
     verdict = Verdict(status=Status.FAILED, reason=Reason.RUNNER_ERROR, message=message[:4000])
-    changes = {"params": {}, "commands": (), "files": (), "verdict": verdict}
+    changes = {"commands": (), "files": (), "verdict": verdict}
     result = whole.model_copy(update=changes).to_bytes()
     return replace(entry, result=result, signature=sign(result), files={})

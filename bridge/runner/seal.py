@@ -54,6 +54,7 @@ def seal(
     verdict: Verdict,
     *,
     finished: datetime,
+    say: Callable[[str], None],
     bare: bool = False,
 ) -> Entry:
     """The result with everything it names.
@@ -64,6 +65,7 @@ def seal(
         record: What came of it.
         verdict: How it ended.
         finished: When it ended (aware).
+        say: Takes one line for the owner.
         bare: Leave out what came from the request or the job, except who asked for what commit.
 
     Raises:
@@ -97,7 +99,7 @@ def seal(
         request_commit=checked.pending.commit,
         result_ref=manifest.result_ref if manifest else checked.pending.ref,
         result=result,
-        signature=station.sign(result),
+        signature=station.sign(result, say),
         files={path: data for path, (data, _) in record.files.items()},
     )
 

@@ -88,7 +88,13 @@ class Runner:
         self._ledger = Ledger(station.folder / f"answered-{digest}", now())
         self._spool = Spool(station.folder / f"spool-{digest}")
         self._outbox = Outbox(
-            self._mirror, self._spool, self._ledger, self._later, sign=station.sign, say=self._say
+            self._mirror,
+            self._spool,
+            self._ledger,
+            self._later,
+            sign=lambda data: station.sign(data, self._say),
+            say=self._say,
+            clock=clock,
         )
         self._desk = Desk(station, self._mirror, say=self._say, clock=clock, now=now)
         # How often this process took a request that nevertheless stayed pending: bounds every loop.
@@ -331,7 +337,7 @@ class Runner:
             raise  # the next look may find it again
         except (BusError, MachineError, OSError) as error:
             if isinstance(error, BusError) or not self._mirror.git.directory.exists():
-                self._mend(f"{pending.nonce}: {described(error)}")
+                self._mend(pending, checked, error)
             raise
         except Exception as error:  # a bug of ours must not end the heartbeat
             self._say(f"{pending.nonce}: whether it is to stop is not known: {described(error)}")
@@ -358,17 +364,17 @@ class Runner:
         if said is not None:
             self._say(said)
 
-    def _mend(self, why: str) -> None:
+    def _mend(self, pending: Pending, checked: Checked, error: Exception) -> None:
         """Make the mirror again beside a running job: without one no heartbeat goes out."""
-        if self._later.is_due(_MIRROR):
-            self._later.put_off(_MIRROR)
-            self._say(f"{why}; the copy of the queue is made again")
-            self._repair()
+        if not self._later.is_due(_MIRROR):
+            return
+        self._later.put_off(_MIRROR)
+        if self._mirror.mend(lambda: self._desk.wish(pending, checked)):
+            self._say(f"{pending.nonce}: the copy of the queue was made again: {described(error)}")
 
     def _repair(self) -> None:
         """Make the mirror again, with what is pending in it."""
-        self._mirror.renew()
-        self._mirror.refresh()
+        self._mirror.remake()
 
     def _safely(self, task: Callable[[], None]) -> None:
         """Do what can also be left undone: whatever goes wrong with it must not end the daemon."""

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import re
 import secrets
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from bridge import signing
 from bridge.bus.claims import DEFAULT_LEASE_S, Identity
 from bridge.bus.refs import audience_of, is_local
-from bridge.errors import MachineError, SignatureError
+from bridge.errors import MachineError, SignatureError, described
 from bridge.presets import Preset, load_all
 from bridge.runner import facts, policy
 from bridge.runner.kernels import Kernels
@@ -92,11 +91,18 @@ class Station:
         """The line a client trusts, ``ssh-ed25519 …``; None: results are unsigned."""
         return None if self.key is None else signing.public_key(self.key).read_text().strip()
 
-    def sign(self, data: bytes) -> bytes | None:
-        """A detached signature of a result's bytes; None where this machine cannot sign (any more)."""
-        with contextlib.suppress(SignatureError, MachineError):
+    def sign(self, data: bytes, say: Callable[[str], None]) -> bytes | None:
+        """A detached signature of a result's bytes; None without a key, or where that fails, which is said.
+
+        Args:
+            data: The exact bytes.
+            say: Takes one line for the owner.
+        """
+        try:
             return None if self.key is None else signing.sign(self.key, signing.RESULT_NAMESPACE, data)
-        return None
+        except (SignatureError, MachineError) as error:
+            say(f"the result is unsigned, and clients that trust this runner refuse it: {described(error)}")
+            return None
 
 
 def open_station(

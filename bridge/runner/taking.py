@@ -152,8 +152,7 @@ class Desk:
             return checked
         self._renewed.add(pending.nonce)
         self._say(f"{pending.nonce}: {refusal.message}")
-        self._mirror.renew()
-        self._mirror.refresh()
+        self._mirror.remake()
         return None
 
     def take(self, pending: Pending, checked: Checked, silent: Silent | None) -> Taken | None:

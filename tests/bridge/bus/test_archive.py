@@ -17,10 +17,11 @@ from bridge import signing
 from bridge.bus import archive as archiving
 from bridge.bus import refs
 from bridge.bus.archive import Pruned
-from bridge.bus.archived import is_archived
+from bridge.bus.archived import find_request, is_archived
 from bridge.bus.git import Git
 from bridge.bus.results import Standing, believe
 from bridge.errors import PushRejected, RemoteUnreachable, ResultError, UnknownHandle
+from bridge.manifest import MAX_BYTES
 from bridge.result import RESULT_ROOT
 from tests import houses
 from tests.bridge.bus.archives import (
@@ -69,6 +70,30 @@ def test_what_was_believed_is_believed_as_before(any_world: World):
     assert archive_listing(world) == [f"{folder}/{name}" for name in names]
 
 
+def test_the_request_itself_is_kept_as_it_was_asked(any_world: World):
+    world = any_world
+    submitted, head = answered(world), world.house.git("rev-parse", "HEAD")
+    path = f"{submitted.commit}:.mac-bridge/request.json"
+    data = world.house.git("cat-file", "blob", path, cwd=world.house.remote).encode()
+    pruned(world)
+    kept = find_request(world.root / "state", world.remote, submitted.nonce, origin=world.git)
+    assert kept is not None
+    assert (kept.commit, kept.parent, kept.signature) == (submitted.commit, head, None)
+    assert kept.data.strip() == data.strip()
+    assert find_request(None, world.remote, nonce_of_age(), origin=world.git) is None
+
+
+@pytest.mark.parametrize("case", ["gone", "too large"])
+def test_a_request_that_somebody_changed_in_the_archive_is_not_handed_out(world: World, case: str):
+    nonce = answered(world).nonce
+    pruned(world)
+    path = f"2026-03/01/{nonce}/request.json"
+    tip = world.house.git("rev-parse", refs.ARCHIVE, cwd=world.house.remote)
+    changed = None if case == "gone" else b" " * (MAX_BYTES + 1)
+    world.point(refs.ARCHIVE, world.commit(tip, {path: changed}))
+    assert find_request(None, world.remote, nonce, origin=world.git) is None
+
+
 def test_a_signature_counts_in_the_archive_as_it_did(world: World, tmp_path: Path):
     key = signing.ensure_key(tmp_path / "key", "runner")
     trusted = tmp_path / "trusted"
@@ -103,6 +128,7 @@ def test_a_result_on_a_ref_of_its_own_is_archived(world: World, how: str):
     assert [left.ref for left in done.left] == ([submitted.ref] if how == "moved" else [])
     after = archived(world, submitted.nonce)
     assert (after.asked, after.parents, after.files) == (before.asked, (), before.files)
+    assert after.alone == before.alone == (how == "deleted")
     assert believe(after, trusted=NOBODY, asked=world.asked(submitted)).result.nonce == submitted.nonce
     assert pruned(world).archived == ()
 

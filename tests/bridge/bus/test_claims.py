@@ -8,8 +8,8 @@ import pytest
 
 from bridge.bus.claims import Beat, Claim, Identity, LeaseWatch, claim, read_status, take_over
 from bridge.bus.handles import state_of
-from bridge.errors import LeaseLost
-from bridge.result import Phase
+from bridge.errors import LeaseLost, RemoteUnreachable
+from bridge.result import Phase, Progress
 from tests.worlds import RUNNER, World
 
 OTHER = Identity("othermac", "fedcba9876543210", "00000000000000bb")
@@ -95,3 +95,29 @@ def test_an_answered_request_is_not_open_to_a_late_claimer(world: World):
     assert state_of(world.git.ls_remote(world.remote), pending.nonce).is_open(pending.commit)
     world.answer(submitted, held=world.claim(pending))
     assert not state_of(world.git.ls_remote(world.remote), pending.nonce).is_open(pending.commit)
+
+
+def test_a_claim_that_the_server_has_locked_for_a_moment_is_not_lost(world: World):
+    world.submit()
+    held = world.claim(world.mirror.refresh()[0])
+    lock = world.house.remote / f"{held.ref}.lock"
+    lock.touch()  # as a push that is under way has it, or one that was cut short
+    with pytest.raises(RemoteUnreachable, match="locked"):
+        held.beat(Beat(Phase.RUNNING, 1.0))
+    lock.unlink()
+    held.beat(Beat(Phase.RUNNING, 2.0))
+    assert world.house.git("rev-parse", held.ref, cwd=world.house.remote) == held.commit
+
+
+def test_a_held_claim_says_how_long_it_has_run_and_why_it_waits(world: World):
+    world.submit()
+    held = world.claim(world.mirror.refresh()[0])
+    held.beat(Beat(Phase.RUNNING, 100.0, Progress(done=1, total=2, step="a"), ("a line",)))
+    for _ in range(2):
+        held.hold("runner: the server is full")
+    world.mirror.refresh()
+    status = read_status(world.mirror.git, held.commit)
+    assert status is not None
+    assert (status.phase, status.progress) == (Phase.PUBLISHING, None)
+    assert 100.0 <= status.elapsed_s < 160.0
+    assert status.log_tail == ("a line", "runner: the server is full")

@@ -151,9 +151,8 @@ def test_a_git_killed_while_it_is_first_asked_for_its_version_is_asked_again(wor
     once, real = tmp_path / "once", shutil.which("git")
     fake = tmp_path / "bin" / "git"
     fake.parent.mkdir()
-    fake.write_text(
-        f'#!/bin/sh\nif [ "$1" = version ] && mkdir {once} 2>/dev/null; then kill -9 $$; fi\nexec {real} "$@"\n'
-    )
+    killed = f'if [ "$1" = version ] && mkdir {once} 2>/dev/null; then kill -9 $$; fi'
+    fake.write_text(f'#!/bin/sh\n{killed}\nexec {real} "$@"\n')
     fake.chmod(0o755)
     program = (
         "import sys; from pathlib import Path; from bridge.bus.git import Git;"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import threading
+
+import pytest
 
 from tests.worlds import World
 
@@ -29,3 +32,35 @@ def test_a_request_whose_branch_was_deleted_is_still_pending(world: World):
     submitted = world.submit()
     world.house.git("update-ref", "-d", submitted.ref, cwd=world.house.remote)
     assert [p.nonce for p in world.mirror.refresh()] == [submitted.nonce]
+
+
+@pytest.mark.slow
+def test_a_branch_is_not_taken_for_deleted_while_another_thread_makes_the_mirror_again(world: World):
+    submitted = world.submit()
+    world.mirror.refresh()
+    found: list[str | None] = []
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.is_set():
+            found.append(world.mirror.standing(submitted.nonce, submitted.ref).branch)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    for _ in range(8):
+        world.mirror.remake()
+        assert world.mirror.git.exists(submitted.commit)
+    ended.set()
+    looking.join(30)
+    assert len(found) > 1, "the looks ended with an error"
+    assert set(found) == {submitted.commit}
+
+
+def test_what_works_again_is_not_made_again(world: World):
+    world.submit()
+    world.mirror.refresh()
+    head = world.mirror.git.directory / "HEAD"
+    head.unlink()
+    assert world.mirror.mend(lambda: world.mirror.git.run("rev-parse", "--git-dir"))
+    assert head.exists()
+    assert not world.mirror.mend(lambda: world.mirror.git.run("rev-parse", "--git-dir"))

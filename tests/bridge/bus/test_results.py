@@ -104,6 +104,17 @@ def test_a_result_beside_a_branch_that_moved_is_read_from_any_clone(world: World
     assert read(world, submitted, known=False).commit == published.commit
 
 
+def test_a_result_of_a_deleted_branch_is_believed_as_one_of_no_known_request(world: World):
+    submitted = world.submit()
+    world.house.git("update-ref", "-d", submitted.ref, cwd=world.house.remote)
+    world.answer(submitted)
+    known, unknown = read(world, submitted), read(world, submitted, known=False)
+    assert (known.request_gone, unknown.request_gone) == (False, True)
+    assert "gone from the remote" in unknown.sentence
+    assert "anyone with push rights" in unknown.sentence
+    assert known.sentence == "unsigned: anyone with push rights could have written this"
+
+
 def edited(data: bytes, change: Callable[[dict[str, object]], None]) -> bytes:
     document = json.loads(data)
     change(document)

@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
-from bridge import signing
+from bridge import settings, signing
 from bridge.bus import refs
 from bridge.bus.requests import Submitted, submit
 from bridge.cli.again import again
 from bridge.cli.run import run
+from bridge.client import trust
 from bridge.result import Reason, Status, Verdict
-from tests.bridge.bus.archives import answered, pruned
+from tests.bridge.bus.archives import nonce_of_age, pruned
+from tests.bridge.bus.test_results import BAD_MANIFESTS, refusal
 from tests.bridge.cli.calls import call
 from tests.houses import Done
 from tests.worlds import World, snapshot
@@ -47,9 +49,9 @@ def ask(world: World, *, key: Path | None = None, **changes: object) -> Submitte
     return submit(world.git, world.remote, manifest, signature)
 
 
-def answer(world: World, submitted: Submitted) -> None:
+def answer(world: World, submitted: Submitted, **changes: object) -> None:
     verdict = Verdict(status=Status.FAILED, reason=Reason.EXIT_CODE)
-    result = world.result(world.asked(submitted), preset=PRESET, verdict=verdict)
+    result = world.result(world.asked(submitted), preset=PRESET, verdict=verdict, **changes)
     world.answer(submitted, result=result)
 
 
@@ -174,6 +176,20 @@ def test_it_is_not_signed_for_somebody_else_unless_the_workload_is_named(
         assert kakeya(foreign.nonce, "--ref", sha, "--json").json["signed"] is True
 
 
+def test_a_second_commit_of_somebody_else_is_not_signed_because_the_workload_is_named(
+    here: World, kakeya, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head, foreign = here.house.git("rev-parse", "HEAD"), commit_here(here, "foreign.txt")
+    first = ask(here, against_sha=head)
+    mine = signing.ensure_key(tmp_path / "keys" / "mine", "mine")
+    monkeypatch.setenv("KAKEYA_SIGNING_KEY", str(mine))
+    done = kakeya(first.nonce, "--ref", foreign, "--json")
+    assert (done.code, done.json["error"]) == (2, "SignatureError")
+    assert head[:12] in done.json["message"]
+    command = command_in(done.json["remedy"])
+    assert call(run, capsys, *command, "--json").json["signed"] is True
+
+
 def test_a_request_put_over_another_does_not_get_its_callers_signature(
     here: World, kakeya, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,37 +240,130 @@ def test_a_request_whose_branch_is_gone_is_said_to_be_lost(here: World, kakeya) 
     assert "kakeya_mac run" in done.err
 
 
-def test_of_an_archived_request_the_command_that_asks_anew_is_shown(
-    here: World, kakeya, capsys: pytest.CaptureFixture[str]
+def archived(world: World, *, key: Path | None = None, **changes: Any) -> str:
+    """The nonce of an answered request that was pruned."""
+    first = ask(world, key=key, nonce=nonce_of_age(), **changes)
+    answer(world, first)
+    assert pruned(world).archived == (first.nonce,)
+    return first.nonce
+
+
+def forget_commits(world: World) -> None:
+    """Have the remote drop every object that no ref reaches."""
+    world.house.git("gc", "--quiet", "--prune=now", cwd=world.house.remote)
+
+
+def command_in(remedy: str) -> list[str]:
+    """The words after ``kakeya_mac run`` of a command that is shown."""
+    return shlex.split(remedy.partition("kakeya_mac run")[2])
+
+
+def test_an_archived_request_is_asked_anew_with_all_that_it_asked(here: World, kakeya) -> None:
+    head = here.house.git("rev-parse", "HEAD")
+    nonce = archived(here, against_sha=head)
+    second = manifest_of(here, kakeya(nonce[:20], "--json", "-p", "limit=8"))
+    assert (second["preset"], second["workload_sha"], second["against_sha"]) == (PRESET, head, head)
+    assert (second["timeout_s"], second["params"]["prompts"], second["params"]["limit"]) == (77, "code", 8)
+
+
+def test_the_workload_of_an_archived_request_is_fetched_where_the_remote_has_it(
+    here: World, kakeya, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nonce = answered(here, preset=PRESET, params=PARAMS).nonce
-    assert pruned(here).archived == (nonce,)
-    done = kakeya(nonce[:20], "--json")
+    workload = commit_here(here, "on-another-branch.txt")
+    here.house.git("push", "--quiet", "origin", f"{workload}:refs/heads/another")
+    nonce = archived(here)
+    forget_commits(here)
+    other = other_clone(here, tmp_path, monkeypatch)
+    before = snapshot(other)
+    assert manifest_of(here, kakeya(nonce, "--json"))["workload_sha"] == workload
+    assert snapshot(other) == before
+
+
+@pytest.mark.slow
+def test_where_nobody_has_the_workload_of_an_archived_request_the_whole_command_is_shown(
+    here: World, kakeya, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main, workload = here.house.git("rev-parse", "HEAD"), commit_here(here, "only-on-the-request.txt")
+    nonce = archived(here, against_sha=main)
+    forget_commits(here)
+    other_clone(here, tmp_path, monkeypatch)
+    remote = ("--remote", here.remote)
+    done = kakeya(nonce, "--json", *remote, "-p", "limit=8", "--expires", "60")
     assert (done.code, done.json["error"]) == (6, "UnknownHandle")
-    assert "is in the archive" in done.json["message"]
-    command = shlex.split(done.json["remedy"].partition("kakeya_mac run")[2])
+    assert f"{workload[:12]}, which this clone does not have" in done.json["message"]
+    command = command_in(done.json["remedy"])
+    assert command[command.index("--remote") :] == list(remote)
+    monkeypatch.chdir(here.house.clone)
     anew = call(run, capsys, *command, "--dry-run", "--json")
     assert anew.code == 0, anew.err
     manifest = anew.json["manifest"]
-    assert (manifest["preset"], manifest["workload_sha"]) == (PRESET, here.house.git("rev-parse", "HEAD"))
-    assert PARAMS.items() <= manifest["params"].items()
+    assert (manifest["workload_sha"], manifest["against_sha"], manifest["timeout_s"]) == (workload, main, 77)
+    assert {"prompts": "code", "limit": 8}.items() <= manifest["params"].items()
+    changed = kakeya(nonce, "--timeout", "99")
+    assert changed.code == 0, changed.err  # the clone has the commit
 
 
-def test_the_command_is_quoted_whatever_an_archived_result_says(here: World, kakeya) -> None:
-    evil = {"prompts": "\x1b[31mx'; touch y #", "limit": True}
-    nonce = answered(here, preset=PRESET, params=evil).nonce
-    pruned(here)
+def test_of_an_archived_request_with_another_workload_only_the_rest_is_needed(
+    here: World, kakeya, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit_here(here, "only-on-the-request.txt")
+    nonce = archived(here)
+    forget_commits(here)
+    other = other_clone(here, tmp_path, monkeypatch)
+    own = commit_here(here, "only-in-this-clone.txt", other)
+    assert manifest_of(here, kakeya(nonce, "--ref", "HEAD", "--json"))["workload_sha"] == own
+
+
+def test_an_archived_request_is_signed_only_for_its_own_signer(
+    here: World, kakeya, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = signing.ensure_key(tmp_path / "keys" / "mine", "mine")
+    monkeypatch.setenv("KAKEYA_SIGNING_KEY", str(mine))
+    own, foreign = archived(here, key=mine), archived(here)
+    assert kakeya(own, "--json").json["signed"] is True
+    done = kakeya(foreign, "--json")
+    assert (done.code, done.json["error"]) == (2, "SignatureError")
+
+
+def test_an_archived_request_that_somebody_rewrote_is_not_read(here: World, kakeya) -> None:
+    nonce = archived(here)
+    evil = here.manifest(preset=PRESET, params={"prompts": "prose"})  # of another name
+    folder = f"{nonce[:4]}-{nonce[4:6]}/{nonce[6:8]}/{nonce}"
+    tip = here.house.git("rev-parse", refs.ARCHIVE, cwd=here.house.remote)
+    here.point(refs.ARCHIVE, here.commit(tip, {f"{folder}/request.json": evil.to_bytes()}))
     done = kakeya(nonce)
+    assert (done.code, "not there in a form that can be read" in done.err) == (6, True), done.err
+    assert "prose" not in done.err
+
+
+def test_the_command_is_quoted_whatever_a_result_says(here: World, kakeya) -> None:
+    evil = {"prompts": "\x1b[31mx'; touch  y #", "limit": True}
+    first = ask(here)
+    here.house.git("update-ref", "-d", first.ref, cwd=here.house.remote)
+    answer(here, first, params=evil)
+    done = kakeya(first.nonce, "--timeout", "99")
     assert (done.code, "\x1b" in done.err) == (6, False)
-    words = shlex.split("kakeya_mac run" + done.err.partition("kakeya_mac run")[2])
-    assert words[:4] == ["kakeya_mac", "run", "--preset", PRESET]
-    assert {"limit=true", "prompts=x'; touch y #"} < set(words)
-    assert words[-2:] == ["--ref", here.house.git("rev-parse", "HEAD")]
+    assert "by what its result says" in done.err
+    words = command_in(done.err)
+    assert words[:2] == ["--preset", PRESET]
+    assert {"limit=true", "prompts=x'; touch  y #"} < set(words)
+    assert words[-4:] == ["--ref", here.house.git("rev-parse", "HEAD"), "--timeout", "99"]
+
+
+def test_no_command_comes_from_a_result_that_is_not_believed(here: World, kakeya, tmp_path: Path) -> None:
+    first = ask(here)
+    here.house.git("update-ref", "-d", first.ref, cwd=here.house.remote)
+    answer(here, first, workload_sha="e" * 40)
+    key = signing.ensure_key(tmp_path / "keys" / "mac", "mac")
+    trust.add(settings.load().trusted_runners, "mac", signing.public_key(key).read_text())
+    done = kakeya(first.nonce)
+    assert (done.code, "is not believed" in done.err, "eeee" in done.err) == (6, True, False), done.err
 
 
 def test_an_archived_request_that_was_never_understood_is_said_to_be_lost(here: World, kakeya) -> None:
-    nonce = answered(here, preset=None, workload_sha=None).nonce
-    pruned(here)
+    nonce = nonce_of_age()
+    refusal(here, nonce, BAD_MANIFESTS["no JSON"])
+    assert pruned(here).archived == (nonce,)
     done = kakeya(nonce)
     assert done.code == 6
     assert "does not say what was asked" in done.err

@@ -81,6 +81,45 @@ def test_a_client_that_trusts_a_runner_shows_nothing_else_unless_it_is_told_to(
     assert expected in shown.out
 
 
+def of_a_deleted_branch(world: World, key: Path | None = None) -> str:
+    """The nonce of a request whose branch was deleted before it was answered."""
+    submitted = world.submit(preset="tests")
+    world.house.git("update-ref", "-d", submitted.ref, cwd=world.house.remote)
+    answer(world, submitted, None, key, preset="tests", engine_source="workload")
+    return submitted.nonce
+
+
+@pytest.mark.sampled(4, 1)
+@pytest.mark.parametrize("command", [*HANDLE_COMMANDS, "fetch", "cancel"])
+@pytest.mark.parametrize("signed", ["unsigned", "by a stranger"])
+def test_the_result_of_a_deleted_branch_is_shown_with_the_truth_about_it(
+    world: World, key: Path, signed: str, command: str
+):
+    nonce = of_a_deleted_branch(world, None if signed == "unsigned" else key)
+    done = world.house.kakeya(command, nonce)
+    assert done.code == 0, done.err
+    expected = {"logs": "said by the job", "cancel": "had finished already: passed"}
+    assert expected.get(command, "nobody can tell that this answers it") in done.out
+    if command == "result":
+        known = "anyone with push rights" if signed == "unsigned" else "a key that is not trusted here"
+        assert known in done.out
+
+
+@pytest.mark.slow
+def test_where_runners_are_trusted_the_result_of_a_deleted_branch_is_theirs_or_asked_for(
+    world: World, key: Path, tmp_path: Path
+):
+    trust(world, signing.ensure_key(tmp_path / "trusted", "runner"))
+    nonce = of_a_deleted_branch(world, key)
+    done = world.house.kakeya("result", nonce)
+    assert (done.code, "unknown key" in done.err) == (3, True), done.err
+    shown = world.house.kakeya("result", nonce, "--allow-unsigned", "--json")
+    assert shown.code == 0, shown.err
+    assert "nobody can tell that this answers it" in shown.json["authenticity"]
+    theirs = world.house.kakeya("result", of_a_deleted_branch(world, tmp_path / "trusted"), "--json")
+    assert theirs.json["authenticity"] == "signed by studio"
+
+
 def test_a_result_of_a_trusted_runner_is_shown_as_signed(world: World, key: Path):
     trust(world, key)
     done = world.house.kakeya("result", without_evidence(world, key), "--json")

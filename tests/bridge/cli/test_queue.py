@@ -56,7 +56,8 @@ def test_each_request_is_told_how_long_it_is_likely_to_wait(here: World, kakeya)
     assert [row["expected_s"] for row in rows] == pytest.approx([240.0, 540.0], abs=60)
     text = kakeya().out
     assert "queued, about 4 min to wait" in text
-    assert "queued, 1 ahead, about 9 min to wait" in text
+    assert "queued, 1 older one waits, about 9 min to wait" in text
+    assert text.endswith("requesters take turns: an older request need not start first\n")
 
 
 def test_without_a_runner_nothing_is_promised(here: World, kakeya) -> None:
@@ -76,6 +77,23 @@ def test_cards_that_cannot_be_read_are_a_warning_and_the_queue_is_shown(here: Wo
     assert done.code == 0, done.err
     assert "warning: which runners are there is not known" in done.err
     assert [(row["nonce"], row["expected_s"]) for row in done.json["requests"]] == [(nonce, None)]
+
+
+def test_who_waits_first_is_told_that_a_runner_is_free(here: World, kakeya) -> None:
+    publish_card(here.git, here.remote, card(now=datetime.now(UTC)), None)
+    waiting(here, 1)
+    text = kakeya().out
+    assert "queued, likely to start soon" in text
+    assert "turns" not in text
+
+
+def test_who_waits_is_told_nothing_when_a_claim_is_not_on_its_runners_card_yet(here: World, kakeya) -> None:
+    publish_card(here.git, here.remote, card(now=datetime.now(UTC)), None)
+    here.submit()
+    here.claim(*here.mirror.refresh())
+    waiting(here, 1)
+    [row] = [row for row in kakeya("--json").json["requests"] if row["state"] == "queued"]
+    assert (row["ahead"], row["expected_s"]) == (0, None)
 
 
 def test_what_runs_is_not_told_to_wait(here: World, kakeya) -> None:

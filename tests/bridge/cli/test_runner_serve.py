@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -36,6 +37,22 @@ def test_more_jobs_than_one_are_asked_for_in_vain_and_told_so(house: House):
     done = house.kakeya(*ONCE, "--jobs", "3")
     assert done.code == 4, done.err
     assert "--jobs 3: one job runs at a time" in done.out
+    assert f"keep their state in {house.env['KAKEYA_STATE']} (KAKEYA_STATE)" in done.out
+
+
+def test_it_says_which_presets_its_policy_allows_and_which_not(house: House):
+    line = house.kakeya(*ONCE).out.splitlines()[0]
+    allowed, _, refused = line.partition("; presets: ")[2].partition("; not allowed: ")
+    assert "probe" in allowed.split(", ")
+    assert "tests" in refused.split(", ")
+    assert not set(allowed.split(", ")) & set(refused.split(", "))
+
+
+def test_it_says_that_its_policy_allows_no_preset(house: House):
+    policy = Path(house.env["KAKEYA_CONFIG"], "policy.toml")
+    policy.parent.mkdir(parents=True, exist_ok=True)
+    policy.write_text("allow_presets = []\n")
+    assert "; presets: none; not allowed: " in house.kakeya(*ONCE).out
 
 
 @pytest.mark.slow

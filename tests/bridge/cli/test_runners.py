@@ -206,7 +206,7 @@ def test_run_is_quiet_when_somebody_can_take_it(house: House):
 
 def test_run_says_that_it_is_likely_to_start_at_once(house: House):
     publish(house, here(house))
-    assert "  0 ahead, likely to start at once\n" in house.kakeya(*RUN[:-1]).out
+    assert "  no older one waits, likely to start at once\n" in house.kakeya(*RUN[:-1]).out
 
 
 @pytest.mark.slow
@@ -216,7 +216,9 @@ def test_run_says_how_many_are_ahead_and_when_it_is_likely_to_start(house: House
     offers = (real("probe", typical_s=300.0),)
     publish(house, here(house, presets=offers, state=State.BUSY, job=work))
     time.sleep(1.1)  # older is by the second
-    assert re.search(r"  1 ahead, about 9 min to wait\n", house.kakeya(*RUN[:-1]).out)
+    assert re.search(
+        r"  1 older one waits \(requesters take turns\), about 9 min to wait\n", house.kakeya(*RUN[:-1]).out
+    )
 
 
 def test_run_says_when_no_runner_was_ever_seen(house: House):

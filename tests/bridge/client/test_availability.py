@@ -162,11 +162,30 @@ def busy(
 
 def test_the_expected_wait_is_the_rest_of_a_job_and_a_share_of_the_queue():
     assert ask(busy("a", 40)).expected_s == 60.0
-    assert ask(busy("a", 400)).expected_s == 0.0
     assert ask(busy("a", 40), busy("b", 90)).expected_s == 10.0
     assert ask(busy("a", 40), ahead=3).expected_s == 360.0
     assert ask(busy("a", 40), busy("b", 90), ahead=3).expected_s == 160.0
     assert ask(busy("a", 40, age_s=25)).expected_s == 35.0
+
+
+def test_a_runner_with_a_job_is_never_free():
+    assert ask(busy("a", 100)).expected_s == 50.0
+    assert ask(busy("a", 400)).expected_s == 200.0
+    assert ask(busy("a", 400, age_s=20)).expected_s == 210.0
+    assert ask(busy("a", 99.99)).expected_s == 1.0
+    assert ask(busy("a", 0, typical_s=0.2)).expected_s == 1.0
+    assert ask(seen(state=State.BUSY)).expected_s is None
+
+
+def test_a_claim_that_no_card_shows_yet_takes_a_runner_that_looks_idle():
+    idle = [seen(name=name, id=name * 16) for name in ("a", "b")]
+    assert ask(*idle, ahead=0, running=1).expected_s == 0.0
+    assert ask(*idle, ahead=0, running=2).expected_s is None
+    assert ask(*idle, ahead=0, running=9).expected_s is None
+    assert ask(idle[0], busy("b", 40), ahead=0, running=1).expected_s == 0.0
+    assert ask(idle[0], busy("b", 40), ahead=0, running=2).expected_s == 60.0
+    gone = busy("b", 40, age_s=3600)
+    assert ask(idle[0], gone, ahead=0, running=1).expected_s is None
 
 
 def test_who_is_free_takes_the_oldest():
@@ -177,7 +196,7 @@ def test_who_is_free_takes_the_oldest():
 
 
 @given(
-    free=st.lists(st.integers(0, 200), min_size=1, max_size=6),
+    free=st.lists(st.integers(1, 200), min_size=1, max_size=6),
     each=st.integers(0, 60),
     ahead=st.integers(0, 40),
 )
@@ -266,6 +285,39 @@ def test_a_look_counts_the_older_requests_that_wait(world: World, tmp_path: Path
     lookout.result()
     wait_for(lambda: lookout.ahead(later) == 1)
     assert lookout.ahead(waiting.nonce) == 0
+    assert (lookout.running(), lookout.running(besides=running.nonce)) == (1, 0)
     without = Lookout(world.git, world.remote, tmp_path / "trusted", limit_s=30)
     without.result()
-    assert without.ahead(later) is None
+    assert (without.ahead(later), without.running()) == (None, None)
+
+
+def test_a_claim_counts_before_its_runners_card_shows_it(world: World, tmp_path: Path):
+    publish_card(world.git, world.remote, card(now=datetime.now(UTC)), None)
+
+    def expected_s() -> float | None:
+        lookout = Lookout(world.git, world.remote, tmp_path / "trusted", count=True, limit_s=30)
+        lookout.result()
+        wait_for(lambda: lookout.running() is not None)
+        return lookout.expected_s("probe", 0)
+
+    world.submit()
+    assert expected_s() == 0.0
+    world.claim(*world.mirror.refresh())
+    assert expected_s() is None
+
+
+def test_where_only_branches_are_taken_nobody_knows_what_is_ahead(world: World, tmp_path: Path):
+    def ahead(nonce: str) -> int | None:
+        lookout = Lookout(world.git, world.remote, tmp_path / "trusted", count=True, limit_s=30)
+        lookout.result()
+        wait_for(lambda: lookout.running() is not None)
+        return lookout.ahead(nonce)
+
+    later = refs.new_nonce(datetime.now(UTC) + timedelta(seconds=60), b"abcdef")
+    assert ahead(later) == 0
+    world.take_branches_only()
+    waiting = world.submit()
+    assert (ahead(waiting.nonce), ahead(later)) == (None, None)
+    world.claim(*world.mirror.refresh())
+    lookout = Lookout(world.git, world.remote, tmp_path / "trusted", count=True, limit_s=30)
+    wait_for(lambda: lookout.running() == 1)

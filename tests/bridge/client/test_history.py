@@ -7,14 +7,14 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from bridge.bus import refs
-from bridge.bus.claims import Beat
+from bridge.bus.claims import Beat, claim
 from bridge.bus.requests import Submitted
 from bridge.client.history import History, Row, history, queue
 from bridge.client.lookup import look_up
 from bridge.errors import UnknownHandle
 from bridge.result import RESULT_ROOT, Phase, Progress, Status
 from tests.bridge.bus.archives import NOW, answered, bridge_refs, many_answered, pruned
-from tests.worlds import World
+from tests.worlds import RUNNER, World
 
 FAILED = {"verdict": {"status": "failed", "reason": "exit_code"}}
 
@@ -65,6 +65,20 @@ def test_a_result_whose_claim_or_inbox_entry_was_left_behind_is_not_in_the_queue
     world.point(refs.claim_ref(done.nonce), held.commit)
     world.point(refs.inbox_ref(done.nonce), done.commit)
     assert rows(world) == []
+
+
+def test_a_claim_that_is_not_renewed_is_silent_once_its_lease_is_over(world: World):
+    world.submit()
+    [pending] = world.mirror.refresh()
+    held = claim(world.mirror.git, world.remote, pending, RUNNER, lease_s=30.0)
+    assert held is not None
+    held.beat(Beat(Phase.RUNNING, 12.0))
+    now = datetime.now(UTC)
+    [row] = rows(world, now + timedelta(seconds=20))
+    assert row.silent_s is None
+    [row] = rows(world, now + timedelta(seconds=40))
+    assert (row.phase, row.silent_s) == (Phase.RUNNING, row.beat_age_s)
+    assert row.silent_s == pytest.approx(40.0, abs=2)
 
 
 @pytest.mark.slow

@@ -14,12 +14,12 @@ from bridge.bus import refs
 from bridge.bus.claims import Claim, Identity
 from bridge.bus.handles import resolve_handle
 from bridge.bus.requests import Submitted
-from bridge.bus.results import Believed, believe, fetch
+from bridge.bus.results import Asked, Believed, believe, fetch
 from bridge.errors import LeaseLost
 from bridge.result import Reason, Status
 from bridge.runner.later import MAX_PAUSE_S, Later
 from bridge.runner.ledger import Ledger
-from bridge.runner.outbox import LONGEST_PAUSE_S, REJECTIONS, Outbox
+from bridge.runner.outbox import LONGEST_PAUSE_S, PATIENCE_S, REJECTIONS, Outbox
 from bridge.runner.spool import Entry, Spool
 from tests.bridge.bus.damage import DAMAGE
 from tests.worlds import FILES, RUNNER, World
@@ -42,6 +42,12 @@ NO_RESULT = """
 git cat-file -e "$3" 2>/dev/null || exit 0
 git ls-tree -r --name-only "$3" | grep -q results/ && { echo "no results are taken"; exit 1; }
 exit 0
+"""
+ONLY_NEW_BRANCHES = """
+case "$1 $2" in
+  "refs/heads/"*" 0000000000000000000000000000000000000000") ;;
+  "refs/heads/"*) echo "branches are made here, and not moved"; exit 1;;
+esac
 """
 
 
@@ -68,6 +74,7 @@ class Post:
             self.later,
             sign=lambda _: None,
             say=self.said.append,
+            clock=lambda: self.now,
         )
 
     def taken(self) -> tuple[Submitted, Claim]:
@@ -160,9 +167,12 @@ def test_a_result_that_is_never_taken_is_answered_for_by_a_bare_one(
     whole = post.entry(submitted, LARGE)
     post.outbox.send(whole, claim, untouched=True)
     assert submitted.nonce in post.outbox
-    pauses = post.flush_for(submitted.nonce, REJECTIONS - 1)
+    pauses = post.flush_for(submitted.nonce, REJECTIONS)
     assert pauses == sorted(pauses)
-    assert len(set(pauses)) == REJECTIONS - 1
+    assert len(set(pauses)) == REJECTIONS
+    assert submitted.nonce in post.outbox, "a server's bad minutes pass"
+    post.now += PATIENCE_S
+    assert post.flush() == 1
     found = answer(post.world, submitted).result
     assert (found.verdict.status, found.verdict.reason) == (Status.FAILED, Reason.RUNNER_ERROR)
     assert "passed/ok" in found.verdict.message
@@ -208,7 +218,9 @@ def test_where_not_even_a_bare_result_is_taken_it_is_said_once_and_nothing_is_lo
     post.world.hook("update", NO_RESULT)
     submitted, claim = post.taken()
     post.outbox.send(post.entry(submitted), claim, untouched=True)
-    pauses = post.flush_for(submitted.nonce, REJECTIONS + 3)
+    post.flush_for(submitted.nonce, REJECTIONS)
+    post.now += PATIENCE_S
+    pauses = post.flush_for(submitted.nonce, 5)
     assert pauses[-1] > MAX_PAUSE_S
     assert max(pauses) <= LONGEST_PAUSE_S
     assert len([line for line in post.said if "not even a bare result" in line]) == 1
@@ -238,8 +250,10 @@ def test_a_runner_killed_just_after_the_bare_result_was_taken_still_has_the_whol
         raise Killed(nonce)
 
     monkeypatch.setattr(post.ledger, "add", killed)
+    post.flush_for(submitted.nonce, REJECTIONS)
+    post.now += PATIENCE_S
     with pytest.raises(Killed):
-        post.flush_for(submitted.nonce, REJECTIONS - 1)
+        post.flush()
     post.begin()
     assert post.flush() == 1
     assert answer(post.world, submitted).result.verdict.reason is Reason.RUNNER_ERROR
@@ -278,3 +292,96 @@ def test_a_spooled_result_after_a_foreign_one_is_too_late_and_goes(post: Post) -
     assert list((post.folder / "spool").iterdir()) == []
     assert post.world.house.git("show-ref", cwd=post.world.house.remote) == before
     assert dict(answer(post.world, submitted).files) == THEIRS
+
+
+def lock_of(post: Post, ref: str) -> Path:
+    """The lock that a server leaves on a ref when it dies in the middle of a push."""
+    path = post.world.house.remote / f"{ref}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+@pytest.mark.parametrize("untouched", [True, False], ids=["at once", "after a look"])
+def test_a_lock_that_stays_on_the_branch_is_gone_around(post: Post, untouched: bool) -> None:
+    submitted, claim = post.taken()
+    lock_of(post, submitted.ref).touch()
+    post.outbox.send(post.entry(submitted), claim, untouched=untouched)
+    assert dict(answer(post.world, submitted).files) == FILES
+    assert left(post) == {refs.result_ref(submitted.nonce)}
+    assert post.outbox.nonces() == set()
+
+
+def test_a_lock_that_stays_on_the_claim_does_not_keep_the_result(post: Post) -> None:
+    submitted, claim = post.taken()
+    lock_of(post, claim.ref).touch()
+    post.outbox.send(post.entry(submitted), claim, untouched=True)
+    assert dict(answer(post.world, submitted).files) == FILES
+    assert left(post) == {claim.ref}
+    assert post.world.mirror.refresh() == []
+
+
+@pytest.mark.slow
+def test_what_is_locked_where_nothing_else_will_do_is_kept_and_not_thrown_away(post: Post) -> None:
+    submitted, claim = post.taken()
+    lock = lock_of(post, refs.inbox_ref(submitted.nonce))
+    lock.touch()
+    post.outbox.send(post.entry(submitted), claim, untouched=True)
+    assert post.outbox.nonces() == {submitted.nonce}
+    assert "kept for later" in post.said[-1]
+    lock.unlink()
+    post.now += MAX_PAUSE_S
+    assert post.flush() == 1
+    assert dict(answer(post.world, submitted).files) == FILES
+    assert left(post) == set()
+
+
+def test_where_the_server_declines_to_move_the_branch_the_result_stands_beside_it(post: Post) -> None:
+    post.world.hook("update", ONLY_NEW_BRANCHES)
+    submitted, claim = post.taken()
+    post.outbox.send(post.entry(submitted), claim, untouched=True)
+    assert dict(answer(post.world, submitted).files) == FILES
+    assert left(post) == {refs.result_ref(submitted.nonce)}
+    assert post.outbox.nonces() == set()
+    assert post.world.mirror.refresh() == []
+
+
+@pytest.mark.slow
+def test_a_result_that_the_server_dies_on_holds_up_no_other(post: Post) -> None:
+    deadly, claim = post.taken()
+    post.world.hook(
+        "update",
+        f'case "$1" in *results/{deadly.nonce}|{deadly.ref}) kill -9 $PPID;; esac\nexit 0',
+    )
+    post.outbox.send(post.entry(deadly), claim, untouched=True)
+    post.flush_for(deadly.nonce, REJECTIONS)
+    post.now += PATIENCE_S
+    assert post.flush() == 0
+    assert "not even a bare result" in post.said[-1]
+    other, claim = post.taken()
+    post.outbox.send(post.entry(other), claim, untouched=True)
+    assert dict(answer(post.world, other).files) == FILES
+    (post.world.house.remote / "hooks" / "update").unlink()
+    post.now += LONGEST_PAUSE_S
+    assert post.flush() == 1
+    assert dict(answer(post.world, deadly).files) == FILES
+
+
+@pytest.mark.slow
+def test_a_workload_with_a_huge_folder_in_the_results_place_costs_no_mirror(post: Post) -> None:
+    house = post.world.house
+    blob = house.git("hash-object", "-w", "--stdin", cwd=house.clone, input="x")
+    rows = "".join(f"100644 blob {blob}\tz{number:07}{'y' * 240}\n" for number in range(64_000))
+    huge = house.git("mktree", cwd=house.clone, input=rows)
+    ours = house.git("mktree", cwd=house.clone, input=f"040000 tree {huge}\tresults\n")
+    root = house.git("mktree", cwd=house.clone, input=f"040000 tree {ours}\t.mac-bridge\n")
+    who = ("-c", "user.name=Mallory", "-c", "user.email=mallory@example.org")
+    workload = house.git(*who, "commit-tree", root, "-m", "a workload", cwd=house.clone)
+    submitted = post.world.submit(workload_sha=workload)
+    [pending] = post.world.mirror.refresh()
+    made = (post.world.mirror.git.directory / "HEAD").stat().st_ino
+    result = post.world.result(Asked(submitted.nonce, submitted.commit, workload), FILES)
+    entry = Entry(submitted.nonce, submitted.commit, submitted.ref, result, None, FILES)
+    post.outbox.send(entry, post.world.claim(pending), untouched=True)
+    assert left(post) == {refs.result_ref(submitted.nonce)}, post.said
+    assert post.outbox.nonces() == set()
+    assert (post.world.mirror.git.directory / "HEAD").stat().st_ino == made, "the mirror was made again"

@@ -194,7 +194,7 @@ def test_a_lone_runner_answers_also_where_the_server_never_takes_the_result(benc
     )
     hook.chmod(0o755)
     asked = bench.ask()
-    runner = Runner(bench.station(), say=bench.said.append, idle_s=0.2, clock=lambda: 10 * time.monotonic())
+    runner = Runner(bench.station(), say=bench.said.append, idle_s=0.2, clock=lambda: 100 * time.monotonic())
     with serving(runner):
         wait_for(lambda: any("a bare result" in line for line in bench.said), 60, "an answer")
         after = bench.ask()

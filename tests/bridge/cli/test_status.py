@@ -1,0 +1,88 @@
+"""`status` of an unfinished request: where it is, what waits, too, and whether its runner is heard of."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from bridge.bus import refs
+from bridge.bus.catalogue import publish_card
+from bridge.bus.claims import Beat, claim
+from bridge.cli.handles import status
+from bridge.cli.run import run
+from bridge.result import Phase
+from tests.bridge.cards import card
+from tests.bridge.cli.calls import call
+from tests.houses import Done
+from tests.worlds import RUNNER, World
+
+
+@pytest.fixture
+def here(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    """A world whose clone is the working directory."""
+    monkeypatch.chdir(world.house.clone)
+    return world
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]):
+    def ask(*args: str) -> Done:
+        done = call(status, capsys, *args)
+        assert done.code == 0, done.err
+        return done
+
+    return ask
+
+
+def running(world: World, lease_s: float) -> str:
+    """A request that runs, claimed by a runner that says nothing after its first heartbeats."""
+    submitted = world.submit()
+    held = claim(world.mirror.git, world.remote, *world.mirror.refresh(), RUNNER, lease_s=lease_s)
+    assert held is not None
+    held.beat(Beat(Phase.RUNNING, 12.0))
+    return submitted.nonce
+
+
+def test_a_runner_that_outlived_its_lease_without_a_sign_is_said_to_be_silent(here: World, said):
+    nonce = running(here, lease_s=0.01)
+    assert re.search(r"running on testmac \(12 s\), no sign for \d+s\n", said(nonce).out)
+    assert 0 <= said(nonce, "--json").json["beat_age_s"] < 60
+
+
+def test_a_runner_within_its_lease_is_not_silent(here: World, said):
+    assert "running on testmac (12 s)\n" in said(running(here, lease_s=600.0)).out
+
+
+def test_what_does_not_apply_to_a_running_request_is_null(here: World, said):
+    document = said(running(here, lease_s=600.0), "--json").json
+    assert (document["status"], document["ahead"], document["expected_s"]) == ("running", None, None)
+    assert document["heartbeat"]["runner"] == "testmac"
+
+
+def test_who_waits_is_told_how_many_older_ones_wait_and_that_turns_are_taken(here: World, said):
+    now = datetime.now(UTC)
+    nonces = [refs.new_nonce(now + timedelta(seconds=number), b"abcdef") for number in range(3)]
+    for nonce in nonces:
+        here.submit(nonce=nonce)
+    publish_card(here.git, here.remote, card(now=now), None)
+    first, last = (said(nonce, "--json").json for nonce in (nonces[0], nonces[2]))
+    assert (first["ahead"], first["expected_s"], first["beat_age_s"]) == (0, 0.0, None)
+    assert (last["ahead"], last["expected_s"]) == (2, None)
+    assert said(nonces[2]).out == f"{nonces[2]}  queued, 2 older ones wait (requesters take turns)\n"
+
+
+def test_where_only_branches_are_taken_no_place_in_the_queue_is_made_up(
+    here: World, said, capsys: pytest.CaptureFixture[str]
+):
+    here.take_branches_only()
+    first = call(run, capsys, "--preset", "probe", "--json").json
+    second = call(run, capsys, "--preset", "probe", "--json").json
+    assert second["ahead"] is None
+    publish_card(here.git, here.remote, card(now=datetime.now(UTC)), None)
+    lines = call(run, capsys, "--preset", "probe").out.splitlines()
+    assert [line.split()[0] for line in lines] == ["queued", lines[1].split()[0], "follow"]
+    for nonce in (first["nonce"], second["nonce"]):
+        assert said(nonce, "--json").json["ahead"] is None
+        assert said(nonce).out == f"{nonce}  queued\n"
