@@ -162,7 +162,7 @@ def test_drafters_give_the_plain_tokens(row: dict[str, Any]):
     check(**row)
 
 
-@pytest.mark.sampled(0, 2)
+@pytest.mark.sampled(0, 3)
 @pytest.mark.parametrize("row", CHOSEN, ids=label)
 def test_every_drafter_on_every_family_gives_the_plain_tokens_far_past_the_window(row: dict[str, Any]):
     check(**row, count=LONG)
@@ -196,7 +196,7 @@ LIMITS = [
 ]
 
 
-@pytest.mark.sampled(9, 2)
+@pytest.mark.sampled(9, 3)
 @pytest.mark.parametrize(("count", "family", "kind"), LIMITS)
 def test_the_limit_is_exact_inside_a_block(count: int, family: str, kind: str):
     for block in (8, AUTO):
@@ -230,7 +230,7 @@ STOPS = [
 ]
 
 
-@pytest.mark.sampled(9, 2)
+@pytest.mark.sampled(9, 3)
 @pytest.mark.parametrize(("position", "family", "kind"), STOPS)
 def test_a_stop_token_ends_the_text_inside_a_block(position: int, family: str, kind: str):
     stopped(family, kind, position, (8, 16)[position % 2])

@@ -151,7 +151,7 @@ class Conversation:
         return emitted
 
 
-@pytest.mark.sampled(11, 2)
+@pytest.mark.sampled(11, 3)
 @every_drafter
 @every_family
 def test_the_next_turn_computes_only_what_is_new(family: str, kind: str):
@@ -199,7 +199,7 @@ def test_a_ring_goes_back_as_far_as_its_headroom(back: int):
     talk.session.close()
 
 
-@pytest.mark.sampled(12, 2)
+@pytest.mark.sampled(12, 3)
 @pytest.mark.parametrize("kind", [*DRAFTERS, "autoregressive"])
 @every_family
 def test_leaving_a_turn_at_any_yield_leaves_a_session_that_goes_on(family: str, kind: str):
@@ -244,7 +244,7 @@ class Failing:
         return self._real(*arguments)
 
 
-@pytest.mark.sampled(19, 2)
+@pytest.mark.sampled(19, 3)
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize(
     ("after", "kind"), [(0, "none"), (2, "dflash"), (3, "none"), (4, "dflash"), (7, "none")]

@@ -95,6 +95,7 @@ def test_a_long_complaint_is_cut():
     assert len(unreachable(HTTP, CORRUPT * 500 + UNREAD).message) <= 600
 
 
+@pytest.mark.sampled(3, 2)
 @pytest.mark.parametrize("how", DAMAGE)
 def test_a_push_from_a_broken_mirror_is_not_the_remotes_fault(world: World, how: str):
     submitted = world.submit()
@@ -110,6 +111,7 @@ def test_a_push_from_a_broken_mirror_is_not_the_remotes_fault(world: World, how:
     assert "refs/heads/new" not in world.house.remote_refs()
 
 
+@pytest.mark.sampled(3, 2)
 @pytest.mark.parametrize("how", DAMAGE)
 def test_a_push_to_a_broken_remote_is_its_fault(world: World, how: str):
     head = world.git.resolve("HEAD")

@@ -118,7 +118,7 @@ def left(post: Post) -> set[str]:
     return {ref for ref in post.world.house.remote_refs() if ref.startswith("refs/mac-bridge/")}
 
 
-@pytest.mark.sampled(4, 1)
+@pytest.mark.sampled(6, 3)
 @pytest.mark.parametrize("how", DAMAGE)
 @pytest.mark.parametrize("untouched", [True, False], ids=["at once", "after a look"])
 def test_a_mirror_that_breaks_meanwhile_costs_a_moment_and_no_result(
@@ -138,6 +138,7 @@ def test_a_mirror_that_breaks_meanwhile_costs_a_moment_and_no_result(
     assert post.world.mirror.refresh() == []
 
 
+@pytest.mark.slow
 def test_a_broken_mirror_and_a_remote_that_is_away_keep_the_result(post: Post) -> None:
     submitted, claim = post.taken()
     shutil.rmtree(post.world.mirror.git.directory)
@@ -301,6 +302,7 @@ def lock_of(post: Post, ref: str) -> Path:
     return path
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("untouched", [True, False], ids=["at once", "after a look"])
 def test_a_lock_that_stays_on_the_branch_is_gone_around(post: Post, untouched: bool) -> None:
     submitted, claim = post.taken()
@@ -311,6 +313,7 @@ def test_a_lock_that_stays_on_the_branch_is_gone_around(post: Post, untouched: b
     assert post.outbox.nonces() == set()
 
 
+@pytest.mark.slow
 def test_a_lock_that_stays_on_the_claim_does_not_keep_the_result(post: Post) -> None:
     submitted, claim = post.taken()
     lock_of(post, claim.ref).touch()

@@ -48,13 +48,13 @@ def play(kind: str, wrong: float, block: int, prompt: int) -> Sequence:
     return sequence
 
 
-@pytest.mark.sampled(8, 2)
+@pytest.mark.sampled(8, 3)
 @pytest.mark.parametrize(("kind", "drafts", "block", "prompt"), QUICK)
 def test_after_every_round_every_layer_is_that_of_plain_decoding(kind, drafts, block, prompt):
     play(kind, WRONG[drafts], block, prompt)
 
 
-@pytest.mark.sampled(0, 2)
+@pytest.mark.sampled(0, 3)
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("third", range(3))
 @pytest.mark.parametrize("kind", KINDS)

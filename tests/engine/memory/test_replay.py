@@ -64,7 +64,7 @@ def test_chunks_of_a_prompt_are_those_of_the_run(policy, chunk):
         )
 
 
-@pytest.mark.sampled(11, 2)
+@pytest.mark.sampled(11, 3)
 @pytest.mark.parametrize("context", [255, 1, 256, 300])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_batch_holds_what_was_predicted(policy, context):
