@@ -89,6 +89,7 @@ def keeps_something(scene: Scene) -> bool:
     return bool(scene.house.git("for-each-ref", "refs/kept/", cwd=mirror_of(scene)))
 
 
+@pytest.mark.sampled(0, 3)  # single looks and pushes are tried with each in the runner's own tests
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
 def test_a_damaged_mirror_is_made_anew_and_costs_no_request(scene: Scene, damage: Callable[[Path], None]):
     runner = scene.machine()
