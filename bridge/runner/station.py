@@ -38,7 +38,7 @@ class Station:
         remote: Address of the bus.
         audience: The one spelling of it, which manifests must name.
         folder: Its own state: key, mirror, spool, jobs.
-        lock: The machine's lock, in the folder of all runners' state; one job at a time, whoever starts it.
+        lock: The machine's lock, in the folder of all runners' state: one job at a time of all of them.
         policy: What the owner allows.
         presets: What is installed, by name.
         allowed_signers: Keys of the requesters this machine knows.

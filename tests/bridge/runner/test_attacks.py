@@ -26,13 +26,6 @@ from tests.bridge.runner.bench import Bench
 from tests.houses import House, wait_for
 
 
-@pytest.fixture
-def bench(house: House) -> Bench:
-    made = Bench(house)
-    made.install()
-    return made
-
-
 def served(bench: Bench, nonce: str, runner: Runner | None = None) -> None:
     """Serve until that request has passed."""
     runner = runner or bench.runner()

@@ -18,18 +18,10 @@ from bridge.errors import BusError
 from bridge.runner import namespaces
 from bridge.runner.serve import Runner
 from tests.bridge.runner.bench import Bench
-from tests.houses import House
 
 LEVEL = namespaces.best_level(network=False)
 needs_namespaces = pytest.mark.skipif(LEVEL != "full", reason="this machine permits no process namespace")
 FIRST = "00010101t000000z000000000000"  # sorts before every honest request
-
-
-@pytest.fixture
-def bench(house: House) -> Bench:
-    made = Bench(house)
-    made.install()
-    return made
 
 
 def program(bench: Bench, name: str, script: str) -> None:
