@@ -45,7 +45,7 @@ def outlook(config: Settings, lookout: Lookout, submission: Submission) -> dict[
             running=lookout.running(besides=submission.nonce),
             pinned=pins_keys(config.trusted_runners),
         )
-        runners, said = found.as_json(), found.sentences
+        runners, said = found.as_json(), (*said, *found.sentences)
     for sentence in said:
         click.echo(f"warning: {sentence}", err=True)
     return {"runners": runners, "ahead": ahead, "warnings": [*submission.warnings, *said]}

@@ -82,11 +82,13 @@ class Lookout:
         self._refs = _Beside(lambda: git.ls_remote(address, timeout_s=fetch_s)) if count else None
 
     def result(self) -> tuple[Catalogue | None, str | None]:
-        """What was seen, or a sentence that says why nothing is known."""
+        """What was seen, and a sentence that says why nothing, or not what waits, is known."""
         if not self._cards.ended(max(0.0, self._deadline - self._clock())):
             return None, f"which runners are there could not be read within {self._limit_s:g} s"
         if self._cards.failure is not None:
             return None, f"which runners are there is not known: {self._cards.failure}"
+        if self._refs is not None and self._refs.failure is not None:
+            return self._cards.found, f"how many older requests wait is not known: {self._refs.failure}"
         return self._cards.found, None
 
     def ahead(self, nonce: str) -> int | None:

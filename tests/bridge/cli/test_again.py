@@ -27,13 +27,6 @@ PARAMS = {"prompts": "code", "limit": 3}
 
 
 @pytest.fixture
-def here(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
-    """A world whose clone is the working directory."""
-    monkeypatch.chdir(world.house.clone)
-    return world
-
-
-@pytest.fixture
 def kakeya(capsys: pytest.CaptureFixture[str]):
     def run(*args: str) -> Done:
         return call(again, capsys, *args)

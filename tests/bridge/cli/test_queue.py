@@ -18,13 +18,6 @@ from tests.worlds import World
 
 
 @pytest.fixture
-def here(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
-    """A world whose clone is the working directory."""
-    monkeypatch.chdir(world.house.clone)
-    return world
-
-
-@pytest.fixture
 def kakeya(capsys: pytest.CaptureFixture[str]):
     def run(*args: str) -> Done:
         return call(queue, capsys, *args)

@@ -20,13 +20,6 @@ from tests.worlds import RUNNER, World
 
 
 @pytest.fixture
-def here(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
-    """A world whose clone is the working directory."""
-    monkeypatch.chdir(world.house.clone)
-    return world
-
-
-@pytest.fixture
 def said(capsys: pytest.CaptureFixture[str]):
     def ask(*args: str) -> Done:
         done = call(status, capsys, *args)
