@@ -116,7 +116,10 @@ class Promise:
 
 @dataclass(frozen=True)
 class Preset:
-    """One job of the allowlist. `digest` is the sha256 of the file's bytes and travels with every result."""
+    """One job of the allowlist. `digest` is the sha256 of the file's bytes and travels with every result.
+
+    With `network` it asks for the machine's network, which it gets only where the policy says so, too.
+    """
 
     name: str
     summary: str
@@ -132,6 +135,7 @@ class Preset:
     models: tuple[ModelNeed, ...] = ()
     evidence: Promise | None = None
     rejected_exit_code: int | None = None
+    network: bool = False
 
     @property
     def evidence_kind(self) -> str | None:
@@ -197,6 +201,7 @@ def _build(document: dict[str, Any], digest: str, path: Path) -> Preset:
         models=tuple(ModelNeed(name, **entry) for name, entry in document.get("models", {}).items()),
         evidence=_promise(document["evidence"]) if "evidence" in document else None,
         rejected_exit_code=document.get("rejected_exit_code"),
+        network=document.get("network", False),
     )
     if path.stem != preset.name:
         raise PresetError(f"preset {path}: the file is named {path.stem!r} but says name = {preset.name!r}")

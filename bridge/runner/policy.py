@@ -33,6 +33,7 @@ from typing import Any
 from bridge.bus.untrusted import unsafe_character
 from bridge.errors import PolicyError
 from bridge.presets import Preset
+from bridge.runner.limits import Limits
 
 FILE_NAME = "policy.toml"
 MAX_BYTES = 64 * 1024
@@ -67,6 +68,9 @@ class Policy:
         max_running_per_requester: How many of one may be served at the same time, by any runner; 0: no limit.
         quotas: Another `max_queued_per_requester` for some, by name; see `UNSIGNED`.
         models: Folders of models by name.
+        environment: Names of the runner's variables that jobs get beside the usual ones.
+        limits: How much one job may take of the machine.
+        network: Names of the presets that get the machine's network if they ask for it.
     """
 
     source: Path
@@ -78,6 +82,13 @@ class Policy:
     max_running_per_requester: int = 0
     quotas: Mapping[str, int] = field(default_factory=dict)
     models: Mapping[str, Path] = field(default_factory=dict)
+    environment: tuple[str, ...] = ()
+    limits: Limits = field(default_factory=Limits)
+    network: frozenset[str] = frozenset()
+
+    def opens_network(self, preset: Preset) -> bool:
+        """Whether a preset's jobs get the machine's network: it asks for it, and the owner allows it."""
+        return preset.network and preset.name in self.network
 
     def check(self, preset: Preset) -> None:
         """Refuse a preset that the owner did not allow.
