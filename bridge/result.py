@@ -33,6 +33,7 @@ RESULT_ROOT = ".mac-bridge/results"
 RESULT_NAME = "result.json"
 RESULT_SIGNATURE_NAME = "result.json.sig"
 STATUS_NAME = "status.json"
+STATUS_SIGNATURE_NAME = "status.json.sig"
 SCHEMA_VERSION = 1
 MAX_BYTES = 4 * 1024 * 1024
 

@@ -1,4 +1,4 @@
-"""Detached SSH signatures of requests, results, cancels and runner cards, by ``ssh-keygen -Y``.
+"""Detached SSH signatures of requests, results, cancels, claims and runner cards, by ``ssh-keygen -Y``.
 
 A signature covers the exact bytes of a file under a namespace of its own, so that one for a request can never
 pass for a result. Keys are judged by an allowed-signers file on the verifier's machine, at the verifier's
@@ -25,6 +25,7 @@ REQUEST_NAMESPACE = "kakeya-mac-request"
 RESULT_NAMESPACE = "kakeya-mac-result"
 CANCEL_NAMESPACE = "kakeya-mac-cancel"
 RUNNER_NAMESPACE = "kakeya-mac-runner"
+CLAIM_NAMESPACE = "kakeya-mac-claim"
 MAX_SIGNATURE_BYTES = 16 * 1024
 
 _PROGRAM = "ssh-keygen"

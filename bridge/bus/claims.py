@@ -2,34 +2,50 @@
 
 A claim is a ref holding a parentless commit with ``status.json``; every change is a compare-and-swap on the
 remote. Pushing the object a ref already holds reports success even with a stale lease, so every claim commit
-is unique. Leases are judged by the observer's own monotonic clock since it first saw a commit: clocks need
-not agree. Claims are not signed: whoever can push can squat one.
+is unique. A claim and each of its heartbeats are signed by the runner; a holder that knows whose signature
+counts (`Counts`) puts its claim back where somebody squatted it. When others may take over is in `leases`.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from bridge.bus import refs
+from bridge.bus.aside import size_guard
+from bridge.bus.claimed import read_status
 from bridge.bus.git import Git, Update
-from bridge.bus.handles import Held
+from bridge.bus.leases import DEFAULT_LEASE_S, MAX_LEASE_S, LeaseWatch, Silent
 from bridge.bus.mirror import Pending
 from bridge.bus.objects import Entry
-from bridge.bus.untrusted import clean_line
-from bridge.errors import BusError, LeaseLost, PushRejected, RemoteUnreachable, ResultError
+from bridge.errors import BusError, LeaseLost, PushRejected, RemoteUnreachable
 from bridge.manifest import format_time, parse_time
-from bridge.result import MAX_BYTES, STATUS_NAME, Phase, Progress, RunStatus, parse_status
+from bridge.result import STATUS_NAME, STATUS_SIGNATURE_NAME, Phase, Progress, RunStatus
 
-DEFAULT_LEASE_S = 120.0
-# A squatted claim must not hold a request for longer than this, whatever lease it asks for.
-MAX_LEASE_S = 900.0
+__all__ = [
+    "DEFAULT_LEASE_S",
+    "MAX_LEASE_S",
+    "Beat",
+    "Claim",
+    "Identity",
+    "LeaseWatch",
+    "Silent",
+    "claim",
+    "read_status",
+    "take_over",
+]
+
+# Signs the bytes of a claim; None: it goes unsigned.
+Sign = Callable[[bytes], bytes | None]
+# Whether a claim of this request, a commit that is in the repository, is one that must be respected.
+Counts = Callable[[Git, str, str], bool]
 
 _PUSH_TIMEOUT_S = 30.0
 _CONTENTION_TRIES = 5
+_MAX_FETCH_BYTES = 16 * 1024 * 1024
 # Of an attempt that somebody claims to have made.
 _MOST_ATTEMPTS = 1000
 
@@ -53,15 +69,35 @@ class Beat:
     log_tail: tuple[str, ...] = ()
 
 
+def _unsigned(_: bytes) -> None:
+    return None
+
+
+def _all_count(_git: Git, _commit: str, _nonce: str) -> bool:
+    return True
+
+
 class Claim:
     """A request that this process holds. Made by `claim` or `take_over`; not safe for use by two threads."""
 
-    def __init__(self, git: Git, remote: str, *, ref: str, commit: str, status: RunStatus) -> None:
+    def __init__(
+        self,
+        git: Git,
+        remote: str,
+        *,
+        ref: str,
+        commit: str,
+        status: RunStatus,
+        sign: Sign = _unsigned,
+        counts: Counts = _all_count,
+    ) -> None:
         self.ref = ref
         self.status = status
         self._git = git
         self._remote = remote
         self._commit = commit
+        self._sign = sign
+        self._counts = counts
         # Commits of ours that the remote may hold although the answer to their push was lost.
         self._unanswered: set[str] = set()
 
@@ -79,6 +115,24 @@ class Claim:
         """Whether this commit is ours, one whose push was never answered included."""
         return commit == self._commit or commit in self._unanswered
 
+    def is_squatted(self, commit: str) -> bool:
+        """Whether the commit that stands in the place of ours need not be respected.
+
+        Raises:
+            RemoteUnreachable: The remote did not answer.
+        """
+        if self._counts is _all_count:
+            return False
+        with self._git.scratch() as scratch:
+            try:
+                guard = size_guard(scratch, _MAX_FETCH_BYTES)
+                scratch.fetch(self._remote, [self.ref], depth=1, timeout_s=_PUSH_TIMEOUT_S, guard=guard)
+            except RemoteUnreachable:
+                raise
+            except BusError:  # more than any claim has
+                return True
+            return scratch.exists(commit) and not self._counts(scratch, commit, self.status.nonce)
+
     def beat(self, beat: Beat) -> None:
         """Renew the lease and say how far the job is.
 
@@ -94,7 +148,7 @@ class Claim:
             held = self._git.ls_remote(self._remote, self.ref, timeout_s=_PUSH_TIMEOUT_S).get(self.ref)
             if held == self._commit:  # it is ours; a push beside this one, or one cut short, has it locked
                 raise RemoteUnreachable(f"the server has the claim {self.ref} locked", "try again") from None
-            if held is None or held not in self._unanswered:
+            if held is None or not (held in self._unanswered or self.is_squatted(held)):
                 raise LeaseLost(f"the claim {self.ref} is no longer ours", "the job was stopped") from None
             self._commit = held
             self._unanswered.clear()
@@ -135,7 +189,7 @@ class Claim:
 
     def _swap(self, status: RunStatus) -> None:
         with self._git.scratch() as scratch:
-            commit = _write(scratch, status)
+            commit = _write(scratch, status, self._sign)
             try:
                 scratch.push(
                     self._remote, [Update(self.ref, commit, self._commit)], timeout_s=_PUSH_TIMEOUT_S
@@ -155,6 +209,8 @@ def claim(
     *,
     lease_s: float = DEFAULT_LEASE_S,
     standing: Mapping[str, str] | None = None,
+    sign: Sign = _unsigned,
+    counts: Counts = _all_count,
 ) -> Claim | None:
     """Try to become the one runner of a request; None: somebody else has it, or it stands no more.
 
@@ -166,18 +222,19 @@ def claim(
         lease_s: Seconds without a heartbeat after which others may take over.
         standing: Refs and the commits they must still hold for the claim to succeed. So a request that was
             answered since it was seen is not claimed again.
+        sign: Signs this claim and its heartbeats.
+        counts: Which claims of others must be respected once this one is ours; the default: all.
 
     Raises:
         PushRejected: The remote takes claims neither as its own refs nor as branches.
         RemoteUnreachable: It did not answer.
     """
     status = _first_status(pending, identity, lease_s, attempt=1)
-    standing = standing or {}
+    taker = _Taker(git, remote, status, standing or {}, sign, counts)
     try:
-        return _take(git, remote, refs.claim_ref(pending.nonce), status, expected="", standing=standing)
+        return taker.take(refs.claim_ref(pending.nonce), expected="")
     except PushRejected:
-        ref = refs.BRANCH_CLAIMS + pending.nonce
-        return _take(git, remote, ref, status, expected="", standing=standing)
+        return taker.take(refs.BRANCH_CLAIMS + pending.nonce, expected="")
 
 
 def take_over(
@@ -189,106 +246,77 @@ def take_over(
     silent: Silent,
     lease_s: float = DEFAULT_LEASE_S,
     standing: Mapping[str, str] | None = None,
+    sign: Sign = _unsigned,
+    counts: Counts = _all_count,
 ) -> Claim | None:
     """Swap a silent runner's claim for our own, `attempt` one higher; None: it moved after all.
+
+    For the arguments see `claim`.
 
     Raises:
         PushRejected: The remote said no.
         RemoteUnreachable: It did not answer.
     """
     status = _first_status(pending, identity, lease_s, min(silent.attempt, _MOST_ATTEMPTS) + 1)
-    return _take(git, remote, silent.ref, status, expected=silent.commit, standing=standing or {})
+    taker = _Taker(git, remote, status, standing or {}, sign, counts)
+    return taker.take(silent.ref, expected=silent.commit)
 
 
 @dataclass(frozen=True)
-class Silent:
-    """A claim whose heartbeat stopped for longer than its lease."""
+class _Taker:
+    """A claim on its way to the remote."""
 
-    ref: str
-    commit: str
-    attempt: int
+    git: Git
+    remote: str
+    status: RunStatus
+    standing: Mapping[str, str]
+    sign: Sign
+    counts: Counts
 
-
-class LeaseWatch:
-    """Notices claims that fell silent, by this process's own clock.
-
-    Args:
-        clock: Monotonic seconds.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._seen: dict[str, tuple[str, float]] = {}
-
-    def observe(self, nonce: str, held: Held, status: RunStatus | None) -> Silent | None:
-        """Note what a claim holds now; a `Silent` when that has not changed for its lease.
-
-        Args:
-            nonce: The request.
-            held: The claim's ref and the commit it holds.
-            status: What it says; None: unreadable, then the default lease counts.
-        """
-        now = self._clock()
-        before = self._seen.get(nonce)
-        if before is None or before[0] != held.commit:
-            self._seen[nonce] = (held.commit, now)
-            return None
-        lease = DEFAULT_LEASE_S if status is None else min(status.lease_s, MAX_LEASE_S)
-        if now - before[1] < lease:
-            return None
-        return Silent(held.ref, held.commit, 1 if status is None else status.attempt)
-
-    def forget(self, still_claimed: Sequence[str]) -> None:
-        """Drop what is known of claims that are no longer there."""
-        self._seen = {nonce: seen for nonce, seen in self._seen.items() if nonce in set(still_claimed)}
-
-
-def read_status(git: Git, commit: str) -> RunStatus | None:
-    """A claim's heartbeat, from a commit that is in this repository; None when it is not one of ours.
-
-    Anyone with push rights can write one, so its texts come back without anything a terminal would obey.
-    """
-    try:
-        data = git.read_blob(commit, STATUS_NAME, MAX_BYTES)
-        status = None if data is None else parse_status(data)
-    except (ResultError, BusError):  # not ours, or too large to be
+    def take(self, ref: str, *, expected: str) -> Claim | None:
+        """Put it where `expected` stands; None: something else does, or what must stand moved."""
+        remote, standing = self.remote, self.standing
+        with self.git.scratch() as scratch:
+            commit = _write(scratch, self.status, self.sign)
+            # What must stand is "pushed" as it is: git then checks the lease and sends nothing for it.
+            untouched = [Update(other, held, held) for other, held in standing.items()]
+            for _ in range(_CONTENTION_TRIES):
+                try:
+                    updates = [Update(ref, commit, expected), *untouched]
+                    scratch.push(remote, updates, timeout_s=_PUSH_TIMEOUT_S)
+                    return self._held(ref, commit)
+                except (LeaseLost, RemoteUnreachable) as error:
+                    # Lost to another claim, or only to the server's lock on the ref? Or only the answer?
+                    found = scratch.ls_remote(remote, ref, *standing, timeout_s=_PUSH_TIMEOUT_S)
+                    if found.get(ref) == commit:
+                        return self._held(ref, commit)
+                    if isinstance(error, RemoteUnreachable):
+                        raise
+                    moved = any(found.get(other) != held for other, held in standing.items())
+                    if moved or found.get(ref, "") != expected:
+                        return None
         return None
-    if status is None:
-        return None
-    progress = status.progress
-    shown = progress and progress.model_copy(update={"step": clean_line(progress.step)})
-    tail = tuple(clean_line(line) for line in status.log_tail)
-    return status.model_copy(
-        update={"runner": clean_line(status.runner), "progress": shown, "log_tail": tail}
+
+    def _held(self, ref: str, commit: str) -> Claim:
+        return Claim(
+            self.git,
+            self.remote,
+            ref=ref,
+            commit=commit,
+            status=self.status,
+            sign=self.sign,
+            counts=self.counts,
+        )
+
+
+def _write(git: Git, status: RunStatus, sign: Sign) -> str:
+    files = {STATUS_NAME: status.to_bytes()}
+    signature = sign(files[STATUS_NAME])
+    if signature is not None:
+        files[STATUS_SIGNATURE_NAME] = signature
+    tree = git.write_tree(
+        [Entry("100644", "blob", git.write_blob(data), name) for name, data in files.items()]
     )
-
-
-def _take(
-    git: Git, remote: str, ref: str, status: RunStatus, *, expected: str, standing: Mapping[str, str]
-) -> Claim | None:
-    with git.scratch() as scratch:
-        commit = _write(scratch, status)
-        # What must stand is "pushed" as it is: git then checks the lease and sends nothing for it.
-        untouched = [Update(other, held, held) for other, held in standing.items()]
-        for _ in range(_CONTENTION_TRIES):
-            try:
-                scratch.push(remote, [Update(ref, commit, expected), *untouched], timeout_s=_PUSH_TIMEOUT_S)
-                return Claim(git, remote, ref=ref, commit=commit, status=status)
-            except (LeaseLost, RemoteUnreachable) as error:
-                # Lost to another claim, or only to the server's lock on the ref? Or only the answer?
-                found = scratch.ls_remote(remote, ref, *standing, timeout_s=_PUSH_TIMEOUT_S)
-                if found.get(ref) == commit:
-                    return Claim(git, remote, ref=ref, commit=commit, status=status)
-                if isinstance(error, RemoteUnreachable):
-                    raise
-                moved = any(found.get(other) != held for other, held in standing.items())
-                if moved or found.get(ref, "") != expected:
-                    return None
-    return None
-
-
-def _write(git: Git, status: RunStatus) -> str:
-    tree = git.write_tree([Entry("100644", "blob", git.write_blob(status.to_bytes()), STATUS_NAME)])
     return git.commit_tree(tree, [], f"kakeya-mac claim: {status.nonce} [skip ci]\n")
 
 

@@ -12,12 +12,12 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 from bridge import signing
 from bridge.bus.answers import MAX_RESULT_BYTES, Asked, FetchedResult, fetch
 from bridge.bus.publish import TRAILER
+from bridge.bus.standing import Standing, standing_of
 from bridge.bus.untrusted import clean_line
 from bridge.errors import MachineError, ResultError, SignatureError
 from bridge.result import RESULT_NAME, RESULT_ROOT, RESULT_SIGNATURE_NAME, Result, Status, parse_result
@@ -34,15 +34,6 @@ __all__ = [
 ]
 
 _TRAILER = re.compile(rf"^{TRAILER}: ([0-9a-f]{{64}})$", re.MULTILINE)
-
-
-class Standing(StrEnum):
-    """What a result's signature is worth on this machine. A closed set."""
-
-    TRUSTED = "trusted"
-    UNTRUSTED_KEY = "untrusted-key"
-    UNSIGNED = "unsigned"
-    UNCHECKED = "unchecked"
 
 
 @dataclass(frozen=True)
@@ -211,15 +202,8 @@ def _check_files(result: Result, present: Mapping[str, bytes]) -> dict[str, byte
 
 
 def _check_signature(data: bytes, signature: bytes | None, trusted: Path) -> tuple[Standing, str | None]:
-    if signature is None:
-        return Standing.UNSIGNED, None
-    if not signing.available():
-        return Standing.UNCHECKED, None
     try:
-        principal = signing.verify(data, signature, signing.RESULT_NAMESPACE, trusted)
-        if principal is not None:
-            return Standing.TRUSTED, principal
-        return Standing.UNTRUSTED_KEY, signing.signer_fingerprint(data, signature, signing.RESULT_NAMESPACE)
+        return standing_of(data, signature, signing.RESULT_NAMESPACE, trusted)
     except SignatureError as error:
         raise ResultError(f"{RESULT_SIGNATURE_NAME}: {clean_line(error.message)}") from None
 

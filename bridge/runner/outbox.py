@@ -45,6 +45,7 @@ class Outbox:
         ledger: Where answers are noted.
         later: When what failed may be tried again.
         sign: Signs the bytes of a result; None where this machine cannot.
+        sign_claim: The same of a claim.
         say: Takes one line for the owner.
         clock: Monotonic seconds.
     """
@@ -57,6 +58,7 @@ class Outbox:
         later: Later,
         *,
         sign: Callable[[bytes], bytes | None],
+        sign_claim: Callable[[bytes], bytes | None] = lambda _: None,
         say: Callable[[str], None],
         clock: Callable[[], float],
     ) -> None:
@@ -66,6 +68,7 @@ class Outbox:
         self._ledger = ledger
         self._later = later
         self._sign = sign
+        self._sign_claim = sign_claim
         self._say = say
         # Results that the disk did not take: this process has them.
         self._unkept: dict[str, Entry] = {}
@@ -242,7 +245,14 @@ class Outbox:
         status = None if held is None else read_status(git, held.commit)
         if held is None or status is None or status.session not in own:
             return None
-        return Claim(git, self._mirror.remote, ref=held.ref, commit=held.commit, status=status)
+        return Claim(
+            git,
+            self._mirror.remote,
+            ref=held.ref,
+            commit=held.commit,
+            status=status,
+            sign=self._sign_claim,
+        )
 
 
 def _is_heard(held: Claim | None, error: BusError) -> bool:

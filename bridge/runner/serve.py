@@ -93,6 +93,7 @@ class Runner:
             self._ledger,
             self._later,
             sign=lambda data: station.sign(data, self._say),
+            sign_claim=station.sign_claim,
             say=self._say,
             clock=clock,
         )

@@ -42,7 +42,7 @@ class Station:
         policy: What the owner allows.
         presets: What is installed, by name.
         allowed_signers: Keys of the requesters this machine knows.
-        key: Private key that signs results; None: OpenSSH is missing, results go out unsigned.
+        key: Private key that signs results and claims; None: OpenSSH is missing, they go out unsigned.
         machine: Facts of the machine.
         tools: Versions of what a job stands on.
         kernels: Compiled kernels that jobs get copies of.
@@ -102,6 +102,16 @@ class Station:
             return None if self.key is None else signing.sign(self.key, signing.RESULT_NAMESPACE, data)
         except (SignatureError, MachineError) as error:
             say(f"the result is unsigned, and clients that trust this runner refuse it: {described(error)}")
+            return None
+
+    def sign_claim(self, data: bytes) -> bytes | None:
+        """A detached signature of a claim or a heartbeat; None without a key, or where that fails.
+
+        An unsigned heartbeat is better than none: the next one may be signed again.
+        """
+        try:
+            return None if self.key is None else signing.sign(self.key, signing.CLAIM_NAMESPACE, data)
+        except (SignatureError, MachineError):
             return None
 
 

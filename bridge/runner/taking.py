@@ -208,7 +208,13 @@ class Desk:
         began = time.monotonic()
         if silent is None:
             held = claim(
-                git, station.remote, pending, station.identity, lease_s=station.lease_s, standing=standing
+                git,
+                station.remote,
+                pending,
+                station.identity,
+                lease_s=station.lease_s,
+                standing=standing,
+                sign=station.sign_claim,
             )
         else:
             held = take_over(
@@ -219,6 +225,7 @@ class Desk:
                 silent=silent,
                 lease_s=station.lease_s,
                 standing=standing,
+                sign=station.sign_claim,
             )
         if held is None or time.monotonic() - began < _SURE_S or self.is_open(pending):
             return held
