@@ -79,6 +79,12 @@ def rules_section(page: str) -> str:
     return f"{before}{start}{rules_table()}{end}{after}"
 
 
+def adversary_page() -> str:
+    from tests.adversary.page import page
+
+    return NOTE + page()
+
+
 def pages() -> dict[str, str]:
     from bridge import manifest, result
     from bridge.bus import card
@@ -93,6 +99,7 @@ def pages() -> dict[str, str]:
         "docs/reference/kakeya_engine.md": command_page("kakeya_engine", engine_cli, "The bundled engine."),
         "docs/reference/presets.md": presets_page(),
         "docs/reference/exit-codes.md": exit_codes_page(),
+        "docs/adversary.md": adversary_page(),
         "docs/evidence.md": rules_section(evidence),
         "docs/schema/manifest.json": schema_text(manifest.json_schema()),
         "docs/schema/result.json": schema_text(result.Result.model_json_schema()),

@@ -52,7 +52,10 @@ def between(read: Callable[[str], bytes], old: str | None, new: str) -> list[Cha
             found.append(change)
             continue
         opened += 1
-        waiting.extend(_compare(read, before, change.sha, f"{change.path}/"))
+        inner = _compare(read, before, change.sha, f"{change.path}/")
+        waiting.extend(inner)
+        if not inner:  # a new folder without files, or one whose bytes alone differ
+            found.append(change)
     return found
 
 

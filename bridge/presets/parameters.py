@@ -83,7 +83,7 @@ def check_value(preset: str, parameter: Parameter, value: object) -> ParamValue:
     typed = _require_type(where, parameter, value)
     if parameter.enum and typed not in parameter.enum:
         allowed = ", ".join(str(choice) for choice in parameter.enum)
-        raise ParameterError(f"{where}: {value!r} is not one of {allowed}", _close(str(value), parameter))
+        raise ParameterError(f"{where}: {_shown(value)} is not one of {allowed}", _close(value, parameter))
     if isinstance(typed, str):
         _check_text(where, parameter, typed)
     elif not isinstance(typed, bool):
@@ -104,9 +104,9 @@ def _require_type(where: str, parameter: Parameter, value: object) -> ParamValue
 
 def _check_bounds(where: str, parameter: Parameter, value: float) -> None:
     if parameter.minimum is not None and value < parameter.minimum:
-        raise ParameterError(f"{where}: {value} is below the minimum {parameter.minimum:g}")
+        raise ParameterError(f"{where}: {_shown(value)} is below the minimum {parameter.minimum:g}")
     if parameter.maximum is not None and value > parameter.maximum:
-        raise ParameterError(f"{where}: {value} is above the maximum {parameter.maximum:g}")
+        raise ParameterError(f"{where}: {_shown(value)} is above the maximum {parameter.maximum:g}")
 
 
 def _check_text(where: str, parameter: Parameter, value: str) -> None:
@@ -164,8 +164,8 @@ def _unknown(preset: Preset, name: str) -> tuple[str, str]:
     return f"preset {preset.name}: unknown parameter {_shown(name)}", f"{hint}known parameters: {known}"
 
 
-def _close(value: str, parameter: Parameter) -> str | None:
-    close = difflib.get_close_matches(value, [str(choice) for choice in parameter.enum], n=1)
+def _close(value: object, parameter: Parameter) -> str | None:
+    close = difflib.get_close_matches(str(value)[:100], [str(choice) for choice in parameter.enum], n=1)
     return f"did you mean {close[0]}?" if close else None
 
 

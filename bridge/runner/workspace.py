@@ -8,12 +8,13 @@ of them leads outside. LFS pointers stay pointers and are counted.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bridge.bus.git import Git
-from bridge.errors import RequestRefused
+from bridge.errors import BusError, RequestRefused
 from bridge.runner.models import LFS_MARK
 
 MAX_FILES = 100_000
@@ -22,6 +23,9 @@ MAX_DEPTH = 100
 _BATCH_BYTES = 32 << 20
 _LINK, _SUBMODULE, _EXECUTABLE = "120000", "160000", "100755"
 _MAX_LINK = 4096
+_MISSING = "BAD"  # as git ls-tree says it
+# What Apple's file systems leave out of a name when they look for a file.
+_IGNORED = re.compile("[\u200c-\u200f\u202a-\u202e\u206a-\u206f\ufeff]")
 
 
 class WorkloadRefused(RequestRefused):
@@ -97,6 +101,8 @@ def _listing(git: Git, commit: str, paths: Sequence[str] | None) -> Iterator[_Bl
             continue
         path = os.fsdecode(raw)
         _check_path(path)
+        if size == _MISSING:
+            raise BusError(f"the object {sha} of {commit[:12]} is missing in {git.directory}")
         if mode == _LINK and int(size) > _MAX_LINK:
             raise WorkloadRefused(f"the link {path!r} has {size} bytes")
         yield _Blob(mode, sha, int(size), path)
@@ -106,8 +112,14 @@ def _check_path(path: str) -> None:
     if path.count("/") >= MAX_DEPTH:
         raise WorkloadRefused(f"the workload holds a path of more than {MAX_DEPTH} parts: {path[:80]!r}…")
     for part in path.split("/"):
-        if part in ("", ".", "..") or part.rstrip(". ").lower() == ".git" or "\\" in part:
+        if part in ("", ".", "..") or "\\" in part or _is_git_folder(part):
             raise WorkloadRefused(f"the workload holds a path that is not laid out: {path!r}")
+
+
+def _is_git_folder(part: str) -> bool:
+    """Whether some file system takes a name for ``.git``. Git itself checks out none of them."""
+    plain = _IGNORED.sub("", part).partition(":")[0].rstrip(". ").lower()
+    return plain in (".git", "git~1")
 
 
 def _batches(blobs: Iterable[_Blob]) -> Iterator[list[_Blob]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from bridge.bus.git import Git
+from bridge.errors import BusError
 from bridge.runner import workspace
 from bridge.runner.workspace import WorkloadRefused, lay_out
 from tests.houses import build_house
@@ -172,3 +173,10 @@ def test_too_many_files_or_bytes_are_refused(
     with pytest.raises(WorkloadRefused, match="5 bytes are laid out"):
         lay_out(Git(repository), head, folder)
     assert tree(folder) == set()
+
+
+def test_a_file_whose_object_is_missing_is_the_repositorys_fault(repository: Path, folder: Path) -> None:
+    raw = b"100644 gone\0" + bytes.fromhex("5" * 40)
+    made = git(repository, "hash-object", "-w", "-t", "tree", "--literally", "--stdin", input=raw)
+    with pytest.raises(BusError, match="is missing"):
+        lay_out(Git(repository), git(repository, "commit-tree", "-m", "hostile", made), folder)

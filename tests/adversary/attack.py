@@ -1,0 +1,145 @@
+"""What a hostile request is, as data, and the forge that makes a commit of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+from bridge.bus import refs
+from bridge.bus.git import Git
+from bridge.bus.mirror import Pending
+from bridge.manifest import format_time
+from bridge.result import Reason
+from tests.adversary.trees import FOLDER, PLAIN, Row, Rows, write
+
+# In a table: a file that nobody may make, and a server (host:port) that nobody may talk to.
+CANARY, SERVER = "@CANARY@", "@SERVER@"
+# In a table: the value is left out, or is the one that an honest request has under another name.
+ABSENT = object()
+NONCE, WORKLOAD = "@NONCE@", "@WORKLOAD@"
+
+
+@dataclass(frozen=True)
+class Request:
+    """One hostile request.
+
+    Attributes:
+        expected: With what reason it must be refused; ``ok``: it is harmless and must be served as it says.
+        fields: What its manifest says beside what an honest one says; `ABSENT` leaves a key out.
+        swap: Bytes of the manifest replaced by others, once each.
+        raw: The whole manifest; None: as the fields say.
+        workload: Rows of the workload commit, its parent.
+        beside: Rows of the request commit beside ``.mac-bridge``.
+        inside: Rows of ``.mac-bridge`` beside ``request.json``; one of that name replaces it.
+        parents: How many of the workload are its parents.
+        signature: Bytes of ``request.json.sig``.
+        age: How long before now it was made.
+        message: Of the request commit.
+    """
+
+    expected: Reason
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    swap: tuple[tuple[bytes, bytes], ...] = ()
+    raw: bytes | None = None
+    workload: Rows = ()
+    beside: Rows = ()
+    inside: Rows = ()
+    parents: Literal[0, 1, 2] = 1
+    signature: bytes | None = None
+    age: timedelta = timedelta(0)
+    message: str = "hostile\n"
+
+
+Table = Mapping[str, Request]
+
+
+@dataclass(frozen=True)
+class Forged:
+    """A hostile request as a commit."""
+
+    name: str
+    attack: Request
+    nonce: str
+    branch: str
+    commit: str
+
+    @property
+    def pending(self) -> Pending:
+        """As a runner's mirror would give it."""
+        return Pending(self.nonce, self.commit, None)
+
+
+@dataclass
+class Forge:
+    """Makes commits of hostile requests.
+
+    Args:
+        git: The repository they are written into.
+        audience: Of an honest request.
+        canary: The file that must never be made.
+        server: ``host:port`` that must never be talked to.
+    """
+
+    git: Git
+    audience: str
+    canary: Path
+    server: str = "127.0.0.1:9"
+
+    def make(self, name: str, attack: Request) -> Forged:
+        """The commit of one hostile request, under a nonce of its own."""
+        now = datetime.now(UTC).replace(microsecond=0) - attack.age
+        nonce = refs.new_nonce(now, os.urandom(6))
+        readme = Row(PLAIN, b"README.md", b"a workload\n")
+        rows = (readme, *self._meant(attack.workload))
+        workload = self.git.commit_tree(write(self.git, rows), [], "workload\n")
+        document = {
+            "schema_version": 1,
+            "nonce": nonce,
+            "preset": "echo",
+            "workload_sha": workload,
+            "result_ref": refs.request_ref("echo", nonce, None),
+            "created_at": format_time(now),
+            "expires_at": format_time(now + timedelta(hours=1)),
+            "audience": self.audience,
+        }
+        for key, value in attack.fields.items():
+            if value is ABSENT:
+                del document[key]
+            else:
+                document[key] = value
+        data = json.dumps(document).encode() if attack.raw is None else attack.raw
+        data = self._meant(
+            data.replace(NONCE.encode(), nonce.encode()).replace(WORKLOAD.encode(), workload.encode())
+        )
+        for old, new in attack.swap:
+            assert old in data, (name, old)
+            data = data.replace(old, self._meant(new), 1)
+        inside = {row.name: row for row in self._meant(attack.inside)}
+        inside.setdefault(b"request.json", Row(PLAIN, b"request.json", data))
+        if attack.signature is not None:
+            inside[b"request.json.sig"] = Row(PLAIN, b"request.json.sig", attack.signature)
+        dotted = Row(FOLDER, b".mac-bridge", tuple(inside.values()))
+        beside = self._meant(attack.beside)
+        over = {row.name for row in beside}
+        kept = tuple(row for row in rows if row.name not in over)
+        tree = write(self.git, (*kept, dotted, *beside))
+        parents = [workload, self.git.commit_tree(write(self.git, rows), [workload], "another\n")]
+        commit = self.git.commit_tree(tree, parents[: attack.parents], attack.message)
+        return Forged(name, attack, nonce, f"{refs.BRANCHES}echo-{nonce}", commit)
+
+    def _meant(self, value: Any) -> Any:
+        """A table's value with the canary and the server in it."""
+        if isinstance(value, bytes):
+            return value.replace(CANARY.encode(), os.fsencode(self.canary)).replace(
+                SERVER.encode(), self.server.encode()
+            )
+        if isinstance(value, Row):
+            return Row(value.mode, self._meant(value.name), self._meant(value.content))
+        if isinstance(value, tuple):
+            return tuple(self._meant(item) for item in value)
+        return value

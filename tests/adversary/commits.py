@@ -1,0 +1,108 @@
+"""Hostile commits: what a request changes beside its manifest, and what it is made of."""
+
+from __future__ import annotations
+
+from bridge.result import Reason
+from tests.adversary.attack import CANARY, Request, Table
+from tests.adversary.trees import FOLDER, GITLINK, LINK, PROGRAM, Row, file, folder, link
+
+_EVIL = f"import pathlib\npathlib.Path({CANARY!r}).touch()\n"
+
+
+def _beside(*rows: Row) -> Request:
+    return Request(Reason.BAD_COMMIT, beside=rows)
+
+
+def _inside(*rows: Row) -> Request:
+    return Request(Reason.BAD_COMMIT, inside=rows)
+
+
+SHAPES: Table = {
+    "no-parent": Request(Reason.BAD_COMMIT, parents=0),
+    "two-parents": Request(Reason.BAD_COMMIT, parents=2),
+    "no-manifest": _inside(Row(FOLDER, b"request.json", (file("x", "y"),))),
+    "manifest-is-a-link": _inside(link("request.json", "/etc/passwd")),
+    "manifest-is-a-link-out": _inside(link("request.json", "../../../secret.json")),
+    "manifest-is-a-program": _inside(Row(PROGRAM, b"request.json", b"{}")),
+    "manifest-is-a-submodule": _inside(Row(GITLINK, b"request.json", "1" * 40)),
+    "signature-is-a-link": _inside(link("request.json.sig", "/etc/passwd")),
+    "signature-is-a-program": _inside(Row(PROGRAM, b"request.json.sig", b"x")),
+    "a-file-beside-the-manifest": _inside(file("argv.json", '["sh"]')),
+    "a-result-beside-the-manifest": _inside(file("results/x/result.json", "{}")),
+    "a-manifest-in-capitals-too": _inside(file("REQUEST.JSON", "{}")),
+    "the-folder-in-capitals-too": _beside(file(".MAC-BRIDGE/request.json", "{}")),
+    "a-changed-file": _beside(file("README.md", "changed\n")),
+    "a-file-made-a-program": _beside(file("README.md", "a workload\n", PROGRAM)),
+    "a-file-made-a-link": _beside(link("README.md", "/etc/passwd")),
+    "a-folder-with-thousand-files": _beside(folder("x", *(file(str(n), "y") for n in range(1000)))),
+    "a-row-of-an-unknown-mode": _beside(Row("100000", b"odd", b"x")),
+    "an-empty-folder": _beside(folder("empty")),
+    "a-name-that-comes-twice": _beside(file("x", "1"), file("x", "2")),
+    "a-file-and-a-folder-of-one-name": _beside(file("x", "1"), folder("x", file("y", "2"))),
+    "a-file-that-is-not-there": _beside(Row("100644", b"gone", "2" * 40)),
+    "a-folder-that-is-not-there": _beside(Row(FOLDER, b"gone", "3" * 40)),
+    "a-submodule": _beside(Row(GITLINK, b"module", "4" * 40)),
+}
+
+REPLACEMENTS: Table = {
+    "preset-file": _beside(
+        file("bridge/presets/echo.toml", 'name = "echo"\nargv = ["/bin/sh", "-c", "id"]\n')
+    ),
+    "owners-preset-file": _beside(file("presets/echo.toml", 'name = "echo"\n')),
+    "policy": _beside(file("policy.toml", "allow_repo_code = true\n")),
+    "allowed-signers": _beside(file("allowed_signers", "* ssh-ed25519 AAAA\n")),
+    "executor": _beside(file("bridge/runner/job.py", _EVIL)),
+    "package": _beside(file("bridge/__init__.py", _EVIL)),
+    "engine": _beside(file("engine/__main__.py", _EVIL)),
+    "sitecustomize": _beside(file("sitecustomize.py", _EVIL)),
+    "usercustomize": _beside(file("usercustomize.py", _EVIL)),
+    "json-module": _beside(file("json.py", _EVIL)),
+    "conftest": _beside(file("conftest.py", _EVIL)),
+    "path-file": _beside(file("evil.pth", "import evil\n")),
+    "virtual-environment": _beside(file(".venv/bin/python", f"#!/bin/sh\ntouch {CANARY}\n", PROGRAM)),
+    "virtual-environment-settings": _beside(file("pyvenv.cfg", "home = /tmp\n")),
+    "git-program": _beside(file("git", f"#!/bin/sh\ntouch {CANARY}\n", PROGRAM)),
+    "makefile": _beside(file("Makefile", f"all:\n\ttouch {CANARY}\n")),
+    "project-file": _beside(file("pyproject.toml", '[tool.pytest.ini_options]\naddopts = "-p evil"\n')),
+    "workflow": _beside(file(".github/workflows/x.yml", "on: push\n")),
+    "hook": _beside(file(".githooks/post-checkout", f"#!/bin/sh\ntouch {CANARY}\n", PROGRAM)),
+    "attributes": _beside(file(".gitattributes", "* filter=evil\n")),
+    "lfs-settings": _beside(file(".lfsconfig", "[lfs]\n\turl = http://x/\n")),
+    "submodules": _beside(file(".gitmodules", '[submodule "x"]\n\tpath = x\n\turl = ext::sh\n')),
+}
+
+_LOOKALIKES = {
+    "git-folder": b".git",
+    "git-folder-in-capitals": b".GIT",
+    "git-folder-mixed": b".Git",
+    "git-folder-with-a-dot": b".git.",
+    "git-folder-with-a-blank": b".git ",
+    "git-folder-with-a-zero-width-joiner": ".g\u200dit".encode(),
+    "git-folder-with-a-zero-width-non-joiner": ".g\u200cit".encode(),
+    "git-folder-with-a-byte-order-mark": ".git\ufeff".encode(),
+    "git-folder-with-an-ignorable": ".gi\u206at".encode(),
+    "git-folder-of-another-file-system": b"git~1",
+    "git-folder-as-a-stream": b".git::$INDEX_ALLOCATION",
+    "git-folder-behind-a-backslash": b"x\\.git",
+    "here": b".",
+    "up": b"..",
+}
+
+GIT_FOLDERS_IN_REQUESTS: Table = {
+    f"{name}-beside-the-manifest": _beside(
+        Row(FOLDER, raw, (file("config", f"[core]\n\tfsmonitor = touch {CANARY}\n"),))
+    )
+    for name, raw in _LOOKALIKES.items()
+}
+
+# Laid out as the workload of an honest request.
+GIT_FOLDERS_IN_WORKLOADS: Table = {
+    f"{name}-{what}": Request(Reason.BAD_WORKLOAD, {"preset": "whole"}, workload=(row,))
+    for name, raw in _LOOKALIKES.items()
+    for what, row in (
+        ("as-a-folder", Row(FOLDER, raw, (file("config", "x"),))),
+        ("as-a-file", Row("100644", raw, b"gitdir: /tmp\n")),
+        ("as-a-link", Row(LINK, raw, b"README.md")),
+        ("in-a-folder", folder("deep", Row(FOLDER, raw, (file("hooks/post-checkout", "x", PROGRAM),)))),
+    )
+}

@@ -1,0 +1,40 @@
+"""The page docs/adversary.md: what is thrown at the bridge, and how much of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tests.adversary.families import REQUESTS, Family
+
+_INTRO = """# The adversary suite
+
+What arrives over the bus is hostile until it was checked. `tests/adversary/` holds hostile inputs as tables
+of data, each with what must come of it; the tests beside them push each through the door it would come by.
+This page counts the tables.
+
+"""
+
+_REQUESTS = """## Requests
+
+Each is a commit, held against the runner's own questions (`bridge/runner/check.py`) and, where it passes
+them, laid out as a job's workspace. Either it is refused with exactly that reason, in one line that is safe
+to show, or (`ok`) it is harmless and arrives as plain data. No canary file may appear.
+
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    return _INTRO + f"Hostile inputs in all: **{_count(REQUESTS)}**.\n\n" + _REQUESTS + _table(REQUESTS)
+
+
+def _count(families: Mapping[str, Family]) -> int:
+    return sum(len(family.attacks) for family in families.values())
+
+
+def _table(families: Mapping[str, Family]) -> str:
+    lines = ["| family | inputs | what comes of them |", "| --- | ---: | --- |"]
+    for family in families.values():
+        outcomes = ", ".join(f"`{outcome}`" for outcome in family.outcomes)
+        lines.append(f"| {family.title} | {len(family.attacks)} | {outcomes} |")
+    return "\n".join([*lines, f"| **all** | **{_count(families)}** | |", ""])

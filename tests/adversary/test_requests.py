@@ -1,0 +1,29 @@
+"""Each hostile request is refused with its reason, in words that can be shown; harmless ones stay data."""
+
+from __future__ import annotations
+
+import pytest
+
+from bridge.result import Reason, Status, Verdict
+from tests.adversary.families import REQUESTS
+from tests.adversary.stage import Stage
+
+CASES = [
+    pytest.param(attack, id=f"{family}-{name}")
+    for family, members in REQUESTS.items()
+    for name, attack in members.attacks.items()
+]
+
+
+@pytest.mark.parametrize("attack", CASES)
+def test_a_hostile_request_is_answered_with_its_reason(stage: Stage, attack, request):
+    forged = stage.forge.make(request.node.callspec.id, attack)
+    answer = stage.ask(forged)
+    assert answer.reason is attack.expected, answer.message
+    if answer.reason is not Reason.OK:
+        assert answer.message.isprintable()
+        assert len(answer.message) < 1000
+        Verdict(status=Status.REFUSED, reason=answer.reason, message=answer.message)
+    elif "word" in attack.fields.get("params", {}):
+        assert answer.argv[-1] == attack.fields["params"]["word"].replace("@CANARY@", str(stage.canary))
+    assert not stage.canary.exists()
