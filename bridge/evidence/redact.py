@@ -24,12 +24,17 @@ _SECRET_NAME = re.compile(
 )
 
 
+def is_secret_name(name: str) -> bool:
+    """Whether a variable's name says that its value is secret."""
+    return _SECRET_NAME.search(name) is not None
+
+
 def secrets_of(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables whose names say that they are secret, as far as their values are long enough to tell."""
     return {
         name: value
         for name, value in environment.items()
-        if len(value.strip()) >= SHORTEST and _SECRET_NAME.search(name)
+        if len(value.strip()) >= SHORTEST and is_secret_name(name)
     }
 
 

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from bridge.errors import PresetError
-from bridge.presets.parameters import parse_cli, validate
+from bridge.presets.parameters import check_value, parse_cli, validate
 from bridge.presets.preset import ModelNeed, Parameter, Preset, Promise, Requires, read
 from bridge.presets.template import argv, evidence_name, show
 
@@ -22,6 +22,7 @@ __all__ = [
     "Promise",
     "Requires",
     "argv",
+    "check_value",
     "evidence_name",
     "find",
     "get",

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -18,6 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
+from bridge import toml
 from bridge.errors import ParameterError, PresetError
 from bridge.manifest import ParamValue
 
@@ -167,12 +167,10 @@ def read(path: Path) -> Preset:
         data = path.read_bytes()
     except OSError as error:
         raise PresetError(f"cannot read preset {path}: {error.strerror or error}") from None
-    if len(data) > MAX_BYTES:
-        raise PresetError(f"preset {path}: {len(data)} bytes, but at most {MAX_BYTES} are read")
     try:
-        document = tomllib.loads(data.decode("utf-8"))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise PresetError(f"preset {path}: not TOML ({error})") from None
+        document = toml.parse(data, MAX_BYTES)
+    except toml.TomlError as error:
+        raise PresetError(f"preset {path}: {error}") from None
     _check_schema(document, path)
     return _build(document, hashlib.sha256(data).hexdigest(), path)
 

@@ -30,20 +30,25 @@ from bridge.presets import Preset
 from bridge.result import Reason
 from bridge.runner import facts, models
 from bridge.runner.policy import FILE_NAME
+from bridge.runner.policy.lines import Key
 from bridge.runner.station import Station
 
 
 class Refusal(RequestRefused):
     """The request is answered with `refused` and this reason."""
 
-    def __init__(self, reason: Reason, message: str, remedy: str | None = None) -> None:
+    def __init__(
+        self, reason: Reason, message: str, remedy: str | None = None, *, key: Key | None = None
+    ) -> None:
         super().__init__(message, remedy)
         self.reason = reason
+        # The decision of the policy that refuses; None: none of it does.
+        self.key = key
 
     @classmethod
     def of(cls, reason: Reason, error: RequestRefused | BusError) -> Refusal:
         """The same message under a reason of the closed set."""
-        return cls(reason, error.message, error.remedy)
+        return cls(reason, error.message, error.remedy, key=getattr(error, "key", None))
 
 
 @dataclass(frozen=True)
@@ -103,6 +108,7 @@ def examine(
         lambda: _allow(known, station),
         lambda: _equipped(known, station),
         lambda: _signed(known, station),
+        lambda: _admitted(known, station),
         lambda: _within_quota(known, over_quota),
         lambda: _timely(known, station, now, answered),
     )
@@ -136,20 +142,33 @@ def _choose(known: Checked, station: Station) -> Checked:
     except PresetError as error:
         raise Refusal.of(Reason.UNKNOWN_PRESET, error) from None
     try:
-        return replace(known, preset=preset, params=presets.validate(preset, known.manifest.params))
+        # As installed: what this machine's policy says of it besides is asked with the policy.
+        params = presets.validate(station.installed[preset.name], known.manifest.params)
     except ParameterError as error:
         raise Refusal.of(Reason.BAD_PARAMETER, error) from None
+    return replace(known, preset=preset, params=params)
 
 
 def _allow(known: Checked, station: Station) -> Checked:
-    assert known.preset is not None  # noqa: S101 - asked before
+    """Whether the owner allows this preset, on this branch, with these values; and the machine can run it."""
+    preset, manifest = known.preset, known.manifest
+    assert preset is not None  # noqa: S101 - asked before
+    assert manifest is not None  # noqa: S101 - asked before
     try:
-        station.policy.check(known.preset)
+        station.policy.check(preset)
+        station.policy.check_ref(manifest.result_ref)
     except PolicyError as error:
         raise Refusal.of(Reason.POLICY, error) from None
-    if lacking := facts.unfit(known.preset):
-        raise Refusal(Reason.MACHINE_UNFIT, f"the preset {known.preset.name} cannot run here: {lacking}")
-    return known
+    for name, value in manifest.params.items():
+        try:
+            presets.check_value(preset.name, preset.params[name], value)
+        except ParameterError as error:
+            message = f"{error.message}: this machine's policy allows less than the preset does"
+            key = ("presets", preset.name, "params", name)
+            raise Refusal(Reason.POLICY, message, error.remedy, key=key) from None
+    if lacking := facts.unfit(preset):
+        raise Refusal(Reason.MACHINE_UNFIT, f"the preset {preset.name} cannot run here: {lacking}")
+    return replace(known, params=presets.validate(preset, manifest.params))
 
 
 def _equipped(known: Checked, station: Station) -> Checked:
@@ -206,8 +225,19 @@ def _signed(known: Checked, station: Station) -> Checked:
             Reason.BAD_SIGNATURE,
             f"this machine takes only requests of listed signers, and this one is {what}",
             "its owner can add the key to allowed_signers on that machine",
+            key=("require_signature",),
         )
     return replace(known, requester=requester)
+
+
+def _admitted(known: Checked, station: Station) -> Checked:
+    """Whether the owner lets this requester ask, and for this preset."""
+    assert known.preset is not None  # noqa: S101 - asked before
+    try:
+        station.policy.check_requester(known.preset, known.requester)
+    except PolicyError as error:
+        raise Refusal.of(Reason.POLICY, error) from None
+    return known
 
 
 def _within_quota(known: Checked, over_quota: str | None) -> Checked:

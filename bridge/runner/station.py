@@ -40,7 +40,8 @@ class Station:
         folder: Its own state: key, mirror, spool, jobs.
         lock: The machine's lock, in the folder of all runners' state: one job at a time of all of them.
         policy: What the owner allows.
-        presets: What is installed, by name.
+        installed: The presets as they are installed, by name.
+        presets: The same within the bounds that the policy sets.
         allowed_signers: Keys of the requesters this machine knows.
         key: Private key that signs results and claims; None: OpenSSH is missing, they go out unsigned.
         machine: Facts of the machine.
@@ -59,6 +60,7 @@ class Station:
     folder: Path
     lock: Path
     policy: Policy
+    installed: Mapping[str, Preset]
     presets: Mapping[str, Preset]
     allowed_signers: Path
     key: Path | None
@@ -156,14 +158,17 @@ def open_station(
         else None
     )
     tools = facts.tools()
+    allowed = policy.load(config_dir / policy.FILE_NAME)
+    installed = load_all(owners_presets if owners_presets.is_dir() else None)
     return Station(
         identity=identity,
         remote=remote,
         audience=audience_of(remote),
         folder=folder,
         lock=state_dir / "machine.lock",
-        policy=policy.load(config_dir / policy.FILE_NAME),
-        presets=load_all(owners_presets if owners_presets.is_dir() else None),
+        policy=allowed,
+        installed=installed,
+        presets=policy.narrowed(allowed, installed),
         allowed_signers=config_dir / "allowed_signers",
         key=key,
         machine=facts.machine(),

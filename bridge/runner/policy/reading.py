@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import os
-import tomllib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from bridge.bus.untrusted import unsafe_character
 from bridge.errors import PolicyError
+from bridge.runner.limits import Limits
+from bridge.runner.policy.lines import Key, Lines
 from bridge.runner.policy.permissions import check_owner
-from bridge.runner.policy.types import DEFAULT_QUEUED, DEFAULT_TIMEOUT_S, Policy
+from bridge.runner.policy.types import BRANCHES, Policy, PresetRule
+from bridge.runner.policy.values import Values
+from bridge.runner.policy.variables import why_not
+from bridge.toml import TomlError, parse
 
 MAX_BYTES = 64 * 1024
-_KEYS = (
-    "allow_presets",
-    "allow_repo_code",
-    "require_signature",
-    "max_timeout_s",
-    "max_queued_per_requester",
-    "max_running_per_requester",
-    "quotas",
-    "models",
-)
+LONGEST_S = 86_400
 _MOST_REQUESTS = 100_000
+_MIB = 1 << 20
+_TIB = 1 << 40
+
+# What each limit is measured in, and the least and the most of it: less than that and nothing starts.
+_LIMITS: dict[str, tuple[str, str, int, int]] = {
+    "memory": ("memory_bytes", "bytes", 64 * _MIB, 64 * _TIB),
+    "disk": ("disk_bytes", "bytes", _MIB, 1024 * _TIB),
+    "files": ("files", "files", 16, 100_000_000),
+    "processes": ("processes", "processes", 4, 1_000_000),
+    "output": ("output_bytes", "bytes", 1024, 64 * _MIB),
+    "file_size": ("file_bytes", "bytes", 64 * 1024, 1024 * _TIB),
+    "open_files": ("open_files", "descriptors", 64, 1_000_000),
+}
+_BOUNDS = ("minimum", "maximum", "enum", "pattern", "maxLength", "prefix", "suffix", "default")
 
 
 def load(path: Path) -> Policy:
@@ -39,69 +49,139 @@ def load(path: Path) -> Policy:
             check_owner(path.parent, path.parent.stat())
             data = handle.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        return Policy(path)
+        return Policy(path, lines=Lines(path))
     except OSError as error:
         raise PolicyError(f"cannot read the policy {path}: {error.strerror}") from None
-    if len(data) > MAX_BYTES:
-        raise PolicyError(f"policy {path}: more than {MAX_BYTES} bytes")
+    return read(path, data)
+
+
+def read(path: Path, data: bytes) -> Policy:
+    """The policy in a file's bytes.
+
+    Args:
+        path: The file, for messages.
+        data: What is in it.
+
+    Raises:
+        PolicyError: They are no policy; the message names the line.
+    """
     try:
-        document = tomllib.loads(data.decode("utf-8"))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise PolicyError(f"policy {path}: not TOML ({error})") from None
-    return _build(path, document)
+        document = parse(data, MAX_BYTES)
+    except TomlError as error:
+        raise PolicyError(f"policy {path}: {error}") from None
+    lines = Lines(path, data.decode("utf-8"))
+    values = Values(lines)
+    values.known((), document, tuple(_KEYS))
+    found: dict[str, Any] = {key: _KEYS[key](values, (key,), value) for key, value in document.items()}
+    return Policy(source=path, lines=lines, **found)
 
 
-def _build(path: Path, document: dict[str, Any]) -> Policy:
-    for key in document:
-        if key not in _KEYS:
-            raise PolicyError(f"policy {path}: unknown key {key!r}", f"known keys: {', '.join(_KEYS)}")
-    allowed = document.get("allow_presets")
-    if allowed is not None:
-        _require(path, "allow_presets", allowed, list, "a list of preset names")
-        for name in allowed:
-            _require(path, "allow_presets", name, str, "a list of preset names")
-    models = document.get("models", {})
-    _require(path, "models", models, dict, "a table of folders")
-    for name, folder in models.items():
-        _require(path, f"models.{name}", folder, str, "a folder")
-        if not Path(folder).expanduser().is_absolute():
-            raise PolicyError(f"policy {path}: models.{name} must be an absolute path, got {folder!r}")
-    timeout = document.get("max_timeout_s", DEFAULT_TIMEOUT_S)
-    _require(path, "max_timeout_s", timeout, int, "whole seconds")
-    if not 1 <= timeout <= 86_400:
-        raise PolicyError(f"policy {path}: max_timeout_s must be 1 to 86400 seconds, got {timeout}")
-    queued = document.get("max_queued_per_requester", DEFAULT_QUEUED)
-    _require_count(path, "max_queued_per_requester", queued, least=1)
-    running = document.get("max_running_per_requester", 0)
-    _require_count(path, "max_running_per_requester", running, least=0)
-    quotas = document.get("quotas", {})
-    _require(path, "quotas", quotas, dict, "a table of numbers of requests")
-    for name, limit in quotas.items():
+def _allow_presets(values: Values, key: Key, value: object) -> frozenset[str]:
+    return frozenset(values.texts(key, value, "a list of preset names"))
+
+
+def _requesters(values: Values, key: Key, value: object) -> tuple[str, ...]:
+    return values.texts(key, value, "a list of requesters' names or patterns")
+
+
+def _refs(values: Values, key: Key, value: object) -> tuple[str, ...]:
+    patterns = values.texts(key, value, "a list of patterns of branches", _no_branch)
+    return tuple(pattern.removeprefix(BRANCHES) for pattern in patterns)
+
+
+def _no_branch(pattern: str) -> str | None:
+    if pattern.startswith("refs/") and not pattern.startswith(BRANCHES):
+        return f"requests come on branches, {BRANCHES}…"
+    return None
+
+
+def _environment(values: Values, key: Key, value: object) -> tuple[str, ...]:
+    return values.texts(key, value, "a list of variables", why_not)
+
+
+def _seconds(values: Values, key: Key, value: object) -> int:
+    return values.number(key, value, "seconds", 1, LONGEST_S)
+
+
+def _quotas(values: Values, key: Key, value: object) -> Mapping[str, int]:
+    quotas = values.table(key, value, "a table of numbers of requests")
+    for name in quotas:
         if not name.strip() or unsafe_character(name) is not None:
-            raise PolicyError(f"policy {path}: quotas: {name!r} is not a requester's name")
-        _require_count(path, f"quotas.{name}", limit, least=0)
-    switches = {key: document.get(key, False) for key in ("allow_repo_code", "require_signature")}
-    for key, value in switches.items():
-        _require(path, key, value, bool, "true or false")
-    return Policy(
-        source=path,
-        allow_presets=None if allowed is None else frozenset(allowed),
-        max_timeout_s=timeout,
-        max_queued_per_requester=queued,
-        max_running_per_requester=running,
-        quotas=quotas,
-        models={name: Path(folder).expanduser() for name, folder in models.items()},
-        **switches,
-    )
+            raise values.fault(key, f"{name!r} is not a requester's name")
+    return {
+        name: values.number((*key, name), limit, "requests", 0, _MOST_REQUESTS)
+        for name, limit in quotas.items()
+    }
 
 
-def _require(path: Path, key: str, value: object, kind: type, what: str) -> None:
-    # Types are compared, not instances: true is no number of seconds.
-    if type(value) is not kind:
-        raise PolicyError(f"policy {path}: {key} must be {what}, got {value!r}")
+def _models(values: Values, key: Key, value: object) -> Mapping[str, Path]:
+    folders = {}
+    for name, folder in values.table(key, value, "a table of folders").items():
+        own = (*key, name)
+        path = Path(values.text(own, folder, "a folder"))
+        try:
+            path = path.expanduser()
+        except RuntimeError:
+            raise values.fault(own, f"names a user who is not known here, {folder!r}") from None
+        if not path.is_absolute():
+            raise values.fault(own, f"must be an absolute path, got {folder!r}")
+        folders[name] = path
+    return folders
 
 
-def _require_count(path: Path, key: str, value: object, *, least: int) -> None:
-    _require(path, key, value, int, "a number of requests")
-    if isinstance(value, int) and not least <= value <= _MOST_REQUESTS:
-        raise PolicyError(f"policy {path}: {key} must be {least} to {_MOST_REQUESTS} requests, got {value}")
+def _limits(values: Values, key: Key, value: object) -> Limits:
+    table = values.table(key, value, "a table of limits")
+    values.known(key, table, tuple(_LIMITS))
+    found = {}
+    for name, limit in table.items():
+        field, unit, least, most = _LIMITS[name]
+        if unit == "bytes":
+            found[field] = values.size((*key, name), limit, least, most)
+        else:
+            found[field] = values.number((*key, name), limit, unit, least, most)
+    return Limits(**found)
+
+
+def _presets(values: Values, key: Key, value: object) -> Mapping[str, PresetRule]:
+    table = values.table(key, value, "a table of presets")
+    return {name: _rule(values, (*key, name), rule) for name, rule in table.items()}
+
+
+def _rule(values: Values, key: Key, value: object) -> PresetRule:
+    table = values.table(key, value, "a table of what is said of that preset")
+    values.known(key, table, tuple(_RULE_KEYS))
+    found: dict[str, Any] = {
+        name: _RULE_KEYS[name](values, (*key, name), each) for name, each in table.items()
+    }
+    return PresetRule(**found)
+
+
+def _params(values: Values, key: Key, value: object) -> Mapping[str, Mapping[str, object]]:
+    table = values.table(key, value, "a table of parameters")
+    for name, bounds in table.items():
+        values.known((*key, name), values.table((*key, name), bounds, "a table of bounds"), _BOUNDS)
+    return table
+
+
+_Reader = Callable[[Values, Key, Any], object]
+_RULE_KEYS: dict[str, _Reader] = {
+    "timeout_s": _seconds,
+    "network": Values.switch,
+    "requesters": _requesters,
+    "params": _params,
+}
+_KEYS: dict[str, _Reader] = {
+    "allow_presets": _allow_presets,
+    "allow_repo_code": Values.switch,
+    "allow_requesters": _requesters,
+    "allow_refs": _refs,
+    "require_signature": Values.switch,
+    "max_timeout_s": _seconds,
+    "max_queued_per_requester": lambda v, k, x: v.number(k, x, "requests", 1, _MOST_REQUESTS),
+    "max_running_per_requester": lambda v, k, x: v.number(k, x, "requests", 0, _MOST_REQUESTS),
+    "environment": _environment,
+    "quotas": _quotas,
+    "limits": _limits,
+    "models": _models,
+    "presets": _presets,
+}

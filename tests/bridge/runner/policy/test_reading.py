@@ -1,5 +1,6 @@
 """The machine's policy: a safe default, a strict file, and refusals that say what would allow."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from bridge import presets
 from bridge.errors import PolicyError
 from bridge.runner import policy
+from bridge.runner.limits import Limits
 
 
 def write(folder: Path, text: str, mode: int = 0o600) -> Path:
@@ -85,20 +87,76 @@ def test_a_requester_may_queue_what_the_policy_says_of_it_or_of_everybody(tmp_pa
         ("allow_repo_code = 1", "must be true or false"),
         ('allow_repo_code = "true"', "must be true or false"),
         ("require_signature = 0", "must be true or false"),
-        ("max_timeout_s = true", "must be whole seconds"),
+        ("max_timeout_s = true", "must be a number of seconds"),
         ("max_timeout_s = 0", "must be 1 to 86400"),
-        ("max_timeout_s = 1.5", "must be whole seconds"),
+        ("max_timeout_s = 1.5", "must be a number of seconds"),
         ('allow_presets = "probe"', "must be a list"),
         ("allow_presets = [1]", "must be a list"),
         ("[models]\na = 1", "models.a must be a folder"),
         ('[models]\na = "models/a"', "must be an absolute path"),
         ("allow_repo_code = ", "not TOML"),
-        ("#" + "x" * 70_000, "more than"),
+        ("a = " + "[" * 60_000, "line 1 is nested too deep"),
+        ("a" + ".a" * 30_000 + " = 1", "line 1 is nested too deep"),
+        ("max_timeout_s = " + "9" * 5000, "not TOML"),
+        ("\xff", "unknown key|not TOML"),
+        ('allow_presets = ["probe", "probe"]', "names 'probe' twice"),
+        ('allow_requesters = ["a\\u202eb"]', "must be a list of requesters' names or patterns"),
+        ('allow_refs = ["refs/tags/*"]', "names 'refs/tags/\\*': requests come on branches"),
+        ('environment = ["HF_TOKEN"]', "names 'HF_TOKEN': its name says that it is a secret"),
+        ('environment = ["A-B"]', "that is no name of a variable"),
+        ("[limits]\nmemory = 1", "limits.memory must be 67108864 to"),
+        ('[limits]\nmemory = "8 Gb"', 'must be a number of bytes or a text like "8 GiB"'),
+        ('[limits]\nmemory = "-8 GiB"', "limits.memory must be a number of bytes"),
+        ("[limits]\nfiles = 1.5", "limits.files must be a number of files"),
+        ("[limits]\ncpu = 1", "unknown key 'cpu' in .limits."),
+        ("[presets]\nprobe = true", "presets.probe must be a table"),
+        ("[presets.probe]\nargv = []", "unknown key 'argv' in .presets.probe."),
+        ("[presets.probe]\nnetwork = 1", "presets.probe.network must be true or false"),
+        ("[presets.probe.params]\nx = 1", "presets.probe.params.x must be a table of bounds"),
+        ("[presets.probe.params.x]\ntype = 'string'", "unknown key 'type'"),
+        ('[models]\na = "~nosuchuser/a"', "names a user who is not known here"),
+        ("#" + "x" * 70_000, "at most 65536 are read"),
     ],
 )
 def test_a_wrong_file_is_an_error_and_never_a_default(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(PolicyError, match=message):
         policy.load(write(tmp_path, text))
+
+
+def test_an_error_names_its_line(tmp_path: Path) -> None:
+    path = write(tmp_path, '# mine\nallow_presets = [\n  "probe",\n]\n\n[presets.probe]\ntimeout_s = 0\n')
+    with pytest.raises(PolicyError, match=f"policy {path}:7: presets.probe.timeout_s must be 1 to 86400"):
+        policy.load(path)
+
+
+def test_limits_are_read_in_the_units_that_people_write(tmp_path: Path) -> None:
+    text = (
+        '[limits]\nmemory = "8 GiB"\ndisk = "1.5GB"\noutput = 4096\nfile_size = "100 MiB"\n'
+        "files = 5000\nprocesses = 64\nopen_files = 256\n"
+    )
+    assert policy.load(write(tmp_path, text)).limits == Limits(
+        memory_bytes=8 << 30,
+        disk_bytes=1_500_000_000,
+        output_bytes=4096,
+        file_bytes=100 << 20,
+        files=5000,
+        processes=64,
+        open_files=256,
+    )
+
+
+def test_the_default_opens_no_network_and_passes_no_variable(tmp_path: Path) -> None:
+    default = policy.load(tmp_path / "policy.toml")
+    assert not any(default.opens_network(replace(each, network=True)) for each in presets.load_all().values())
+    assert default.environment == ()
+
+
+def test_the_network_needs_the_preset_and_the_policy(tmp_path: Path) -> None:
+    loaded = policy.load(write(tmp_path, "[presets.probe]\nnetwork = true\n"))
+    probe, gate = presets.get("probe"), presets.get("gate")
+    assert not loaded.opens_network(probe)
+    assert loaded.opens_network(replace(probe, network=True))
+    assert not loaded.opens_network(replace(gate, network=True))
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])

@@ -1,0 +1,118 @@
+"""TOML files of the owner's, read within bounds, and the line on which each of their keys stands.
+
+The standard parser gives values without places, recurses as deep as a file nests, and takes quadratic time
+for a key of many parts; so the text is walked once before it is parsed, and what is too deep is refused.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+MAX_DEPTH = 16  # of brackets in one statement
+MAX_DOTS = 64  # outside texts, on one line: parts of a key, or numbers
+
+
+class TomlError(ValueError):
+    """The bytes are not TOML that is read here; the message says why, in words that end no sentence."""
+
+
+# Texts first, a long one with the quotes that may stand before its end; a short one ends with its line.
+_TOKEN = re.compile(
+    r'"""(?:\\[\s\S]|[^\\])*?"""(?:"{0,2})'
+    r"|'''[\s\S]*?'''(?:'{0,2})"
+    r'|"(?:\\.|[^"\\\n])*"?'
+    r"|'[^'\n]*'?"
+    r"|#[^\n]*|[\[\]{}.\n]|[^\"'#\[\]{}.\n]+"
+)
+_DEPTHS = {"[": 1, "{": 1, "]": -1, "}": -1}
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One table header or one ``key = value`` of a file.
+
+    Attributes:
+        number: The line it begins on, counted from 1.
+        text: As it stands there, without the comment lines before it.
+        path: The whole key; of an inline table of one key, that of its inner key.
+    """
+
+    number: int
+    text: str
+    path: tuple[str, ...]
+
+
+def parse(data: bytes, limit: int) -> dict[str, Any]:
+    """The document in a file's bytes.
+
+    Raises:
+        TomlError: They are more than `limit`, not UTF-8, nested too deep, or not TOML.
+    """
+    if len(data) > limit:
+        raise TomlError(f"{len(data)} bytes, but at most {limit} are read")
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise TomlError(f"not UTF-8 (byte {error.start})") from None
+    for _ in _pieces(text):
+        pass  # walked for its bounds
+    return _loads(text)
+
+
+def statements(text: str) -> Iterator[Statement]:
+    """Every statement of a text that `parse` takes, in order."""
+    table: tuple[str, ...] = ()
+    for number, piece in _pieces(text):
+        path = _only_path(_loads(piece))
+        if piece.startswith("["):
+            table = path
+            yield Statement(number, piece, path)
+        else:
+            yield Statement(number, piece, (*table, *path))
+
+
+def _loads(text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # a number of too many digits is a plain ValueError
+        raise TomlError(f"not TOML ({error})") from None
+
+
+def _only_path(document: Any) -> tuple[str, ...]:
+    """The keys down to where a document branches or ends."""
+    path: list[str] = []
+    while isinstance(document, list) and document and isinstance(document[0], dict):
+        document = document[0]
+    while isinstance(document, dict) and len(document) == 1:
+        ((key, document),) = document.items()
+        path.append(key)
+    return tuple(path)
+
+
+def _pieces(text: str) -> Iterator[tuple[int, str]]:
+    """The text of each statement with the number of its first line, blank and comment lines left out.
+
+    A statement ends at the end of a line outside texts and brackets, so this needs no grammar beyond those.
+    """
+    begun, first, number, depth, dots = 0, 1, 1, 0, 0
+    for token in _TOKEN.finditer(text):
+        word = token[0]
+        number += word.count("\n")
+        depth = max(0, depth + _DEPTHS.get(word, 0))
+        dots = 0 if word == "\n" else dots + (word == ".")
+        if depth > MAX_DEPTH or dots > MAX_DOTS:
+            raise TomlError(f"line {number} is nested too deep")
+        if word == "\n" and depth == 0:
+            yield from _piece(first, text[begun : token.end()])
+            begun, first = token.end(), number
+    yield from _piece(first, text[begun:])
+
+
+def _piece(first: int, text: str) -> Iterator[tuple[int, str]]:
+    stripped = text.strip()
+    if stripped and not stripped.startswith("#"):
+        yield first, stripped
