@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 export UV_PROJECT_ENVIRONMENT := $(VENV)
 export UV_PYTHON_DOWNLOADS := never
 
-.PHONY: setup demo test lint types docs bench peers peers-env slow e2e faults exhaustive clean help
+.PHONY: setup demo test lint types docs bench peers peers-env slow e2e faults exhaustive bandit audit clean help
 
 $(STAMP): pyproject.toml uv.lock
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or later found; install one (python3 with its venv module)" >&2; exit 1; }
@@ -49,6 +49,16 @@ lint: $(STAMP) ## ruff: rules and formatting
 
 types: $(STAMP) ## mypy --strict on bridge and engine
 	@$(BIN)/mypy
+
+bandit: $(STAMP) ## known weaknesses in our own code
+	@$(BIN)/bandit --quiet --configfile pyproject.toml --recursive bridge engine scripts benchmarks
+
+audit: bandit ## the same, and known vulnerabilities of the locked packages (asks api.osv.dev)
+	@$(BIN)/uv audit --quiet --locked --preview-features audit-command; case $$? in \
+	0) echo "audit: no known vulnerability in the locked packages";; \
+	1) echo "audit: vulnerable packages are locked; see docs/dependencies.md" >&2; exit 1;; \
+	*) echo "audit: NOT DONE: the advisory service did not answer, so nothing is known of the packages" >&2; exit 2;; \
+	esac
 
 docs: $(STAMP) ## regenerate the generated pages (CLI help, schemas, preset and rule tables)
 	@$(BIN)/python scripts/generate_docs.py

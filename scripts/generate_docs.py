@@ -26,7 +26,7 @@ def command_page(program: str, group: click.Command, intro: str) -> str:
         if isinstance(command, click.Group):
             for name in command.list_commands(context):
                 child = command.get_command(context, name)
-                assert child is not None
+                assert child is not None  # noqa: S101 - `list_commands` has just named it
                 walk(child, f"{path} {name}")
 
     walk(group, program)

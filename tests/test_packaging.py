@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import json
+import re
 import subprocess
 import tomllib
 from pathlib import Path
@@ -64,3 +66,32 @@ def test_the_repository_stays_under_40_mb():
     ).stdout.split("\0")
     sizes = [(ROOT / name).stat().st_size for name in listed if name and (ROOT / name).is_file()]
     assert sum(sizes) < 40_000_000
+
+
+def required(extra: str | None) -> set[str]:
+    """Names of the packages that the project asks for, itself or by an extra."""
+    entries = PROJECT["dependencies"] if extra is None else PROJECT["optional-dependencies"][extra]
+    return {re.match(r"[\w.-]+", entry)[0] for entry in entries}  # type: ignore[index]
+
+
+def documented() -> list[dict[str, str]]:
+    """Licences by package, one dictionary a table of the page, in its order."""
+    parts = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8").split("\n## ")[1:]
+    tables = [dict(re.findall(r"^\| ([\w.-]+) \| (.+?) \| .{10,} \|$", part, re.M)) for part in parts]
+    return [{name: table[name] for name in table if name != "package"} for table in tables if table]
+
+
+def test_the_page_of_dependencies_names_each_and_no_other():
+    named = [set(table) for table in documented()]
+    assert named == [required(None), required("engine"), required("mcp"), required("dev")]
+
+
+def test_licences_are_those_of_the_installed_packages():
+    for table in documented():
+        for name, licence in table.items():
+            metadata = importlib.metadata.metadata(name)
+            keys = ("License-Expression", "License", "Classifier")
+            said = " ".join(str(metadata.get_all(key)) for key in keys)
+            first = licence.partition(" ")[0]
+            words = {"Apache-2.0": ("Apache-2.0", "Apache Software License", "Apache")}.get(first, (first,))
+            assert any(word in said for word in words), f"{name}: {said[:300]}"

@@ -42,7 +42,7 @@ class LayerContext:
             self._make_room(keys, values)
             total = self.length + keys.shape[2]
         assert self.keys is not None  # noqa: S101 - _make_room has just set them
-        assert self.values is not None  # noqa: S101
+        assert self.values is not None  # noqa: S101 - likewise
         self.keys[..., self.length : total, :] = keys
         self.values[..., self.length : total, :] = values
         self.length += new
