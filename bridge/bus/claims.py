@@ -33,6 +33,7 @@ __all__ = [
     "Identity",
     "LeaseWatch",
     "Silent",
+    "all_count",
     "claim",
     "read_status",
     "take_over",
@@ -73,7 +74,8 @@ def _unsigned(_: bytes) -> None:
     return None
 
 
-def _all_count(_git: Git, _commit: str, _nonce: str) -> bool:
+def all_count(_git: Git, _commit: str, _nonce: str) -> bool:
+    """Respect every claim that stands in the place of ours."""
     return True
 
 
@@ -89,7 +91,7 @@ class Claim:
         commit: str,
         status: RunStatus,
         sign: Sign = _unsigned,
-        counts: Counts = _all_count,
+        counts: Counts = all_count,
     ) -> None:
         self.ref = ref
         self.status = status
@@ -121,7 +123,7 @@ class Claim:
         Raises:
             RemoteUnreachable: The remote did not answer.
         """
-        if self._counts is _all_count:
+        if self._counts is all_count:
             return False
         with self._git.scratch() as scratch:
             try:
@@ -145,14 +147,28 @@ class Claim:
         try:
             self._swap(status)
         except LeaseLost:
-            held = self._git.ls_remote(self._remote, self.ref, timeout_s=_PUSH_TIMEOUT_S).get(self.ref)
-            if held == self._commit:  # it is ours; a push beside this one, or one cut short, has it locked
-                raise RemoteUnreachable(f"the server has the claim {self.ref} locked", "try again") from None
-            if held is None or not (held in self._unanswered or self.is_squatted(held)):
-                raise LeaseLost(f"the claim {self.ref} is no longer ours", "the job was stopped") from None
-            self._commit = held
+            self._commit = self._regained()
             self._unanswered.clear()
             self._swap(_next_status(self.status, beat))
+
+    def _regained(self) -> str:
+        """What stands in the claim's place and may be replaced by ours; empty: nothing does.
+
+        Raises:
+            LeaseLost: It is another runner's, or the request waits no more.
+            RemoteUnreachable: The remote did not answer, or it is ours and locked.
+        """
+        inbox = refs.inbox_ref(self.status.nonce)
+        found = self._git.ls_remote(self._remote, self.ref, inbox, timeout_s=_PUSH_TIMEOUT_S)
+        held = found.get(self.ref, "")
+        if held == self._commit:  # a push beside this one, or one cut short, has it locked
+            raise RemoteUnreachable(f"the server has the claim {self.ref} locked", "try again")
+        if held in self._unanswered or (held and self.is_squatted(held)):
+            return held
+        waits = found.get(inbox) == self.status.request_commit
+        if not held and waits and self._counts is not all_count:
+            return held  # no runner deletes a claim and leaves the request
+        raise LeaseLost(f"the claim {self.ref} is no longer ours", "the job was stopped")
 
     def hold(self, line: str | None = None) -> None:
         """Renew the lease for as long as a lease may be: what follows is a push that may take its time.
@@ -210,7 +226,7 @@ def claim(
     lease_s: float = DEFAULT_LEASE_S,
     standing: Mapping[str, str] | None = None,
     sign: Sign = _unsigned,
-    counts: Counts = _all_count,
+    counts: Counts = all_count,
 ) -> Claim | None:
     """Try to become the one runner of a request; None: somebody else has it, or it stands no more.
 
@@ -247,7 +263,7 @@ def take_over(
     lease_s: float = DEFAULT_LEASE_S,
     standing: Mapping[str, str] | None = None,
     sign: Sign = _unsigned,
-    counts: Counts = _all_count,
+    counts: Counts = all_count,
 ) -> Claim | None:
     """Swap a silent runner's claim for our own, `attempt` one higher; None: it moved after all.
 

@@ -244,7 +244,7 @@ class _Publisher:
         updates = [Update(inbox, None, found[inbox])] if inbox in found else []
         claim = self._claim
         if claim is not None and claim.ref in found:
-            if not claim.holds(found[claim.ref]):
+            if not claim.holds(found[claim.ref]) and not claim.is_squatted(found[claim.ref]):
                 raise Superseded(f"the claim {claim.ref} is somebody else's now")
             updates.append(Update(claim.ref, None, found[claim.ref]))
         wishes = [ref for ref in _cancel_refs(self._answer.nonce) if ref in found]

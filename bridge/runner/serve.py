@@ -207,7 +207,7 @@ class Runner:
         """What may be tried now, in the order to try it, each with whose turn it is."""
         policy = self._station.policy
         due = {request.nonce: request for request in pending if self._may_try(request.nonce)}
-        asking = self._requesters.look(pending, self._mirror.claims(), self._now())
+        asking = self._requesters.look(pending, self._desk.claimed(), self._now())
         turns = [
             turn
             for turn in order(

@@ -74,6 +74,11 @@ class Station:
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
     @property
+    def known_runners(self) -> Path:
+        """Keys of the other machines' runners whose claims and cards count here."""
+        return self.allowed_signers.with_name("known_runners")
+
+    @property
     def jobs(self) -> Path:
         """Where each job has its private folders."""
         return self.folder / "jobs"

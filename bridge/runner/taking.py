@@ -16,7 +16,7 @@ from datetime import datetime
 from bridge.bus import refs
 from bridge.bus.archived import is_archived
 from bridge.bus.cancels import objection, read_cancel
-from bridge.bus.claims import Claim, LeaseWatch, Silent, claim, read_status, take_over
+from bridge.bus.claims import Claim, LeaseWatch, Silent, all_count, claim, read_status, take_over
 from bridge.bus.git import Update
 from bridge.bus.handles import Held, state_of
 from bridge.bus.mirror import Mirror, Pending
@@ -24,6 +24,7 @@ from bridge.bus.retire import SETTLED
 from bridge.errors import BrokenObject, BusError, LeaseLost, PushRejected
 from bridge.result import Reason, RunStatus
 from bridge.runner.check import Checked, examine
+from bridge.runner.peers import Peers, is_old
 from bridge.runner.station import Station
 from bridge.runner.strays import Strays
 
@@ -74,6 +75,7 @@ class Desk:
         self._say = say
         self._now = now
         self._watch = LeaseWatch(clock)
+        self._peers = Peers(station)
         self._claims: dict[str, Held] = {}
         self._cancels: dict[str, Held] = {}
         # Requests for which a wish to stop was seen, whether it counts or not.
@@ -92,6 +94,7 @@ class Desk:
         self._cancels = self._mirror.cancels()
         nonces = {request.nonce for request in pending}
         self._watch.forget(list(nonces))
+        self._peers.forget([held.commit for held in self._claims.values()])
         self._answered = {known for known in self._answered if known[0] in nonces}
         self._renewed &= nonces
         self._objected &= {held.commit for held in self._cancels.values()}
@@ -116,12 +119,33 @@ class Desk:
         held = self._claims.get(pending.nonce)
         if held is None:
             return 1, None
-        status = read_status(self._mirror.git, held.commit)
-        silent = self._watch.observe(pending.nonce, held, status)
-        if silent is None and status is not None and status.session in self.sessions:
-            # Ours, from before a crash: we hold the name's lock, so no other process of ours has it.
-            silent = Silent(held.ref, held.commit, status.attempt)
+        silent = self._replaceable(pending.nonce, held)
         return (None, None) if silent is None else (silent.attempt + 1, silent)
+
+    def claimed(self) -> Collection[str]:
+        """Requests that a runner holds, as of the last look."""
+        if not self._station.policy.require_signature or not self._station.policy.max_running_per_requester:
+            return self._claims
+        git = self._mirror.git
+        return [nonce for nonce, held in self._claims.items() if self._peers.counts(git, held.commit, nonce)]
+
+    def _replaceable(self, nonce: str, held: Held) -> Silent | None:
+        """A claim as one that may be replaced by ours; None: its holder is at work."""
+        git, strict = self._mirror.git, self._station.policy.require_signature
+        signed = strict and self._peers.counts(git, held.commit, nonce)
+        status = read_status(git, held.commit)
+        silent = self._watch.observe(nonce, held, status, signed=signed)
+        attempts = self._watch.attempts(nonce)
+        if strict and not signed:  # what it says of attempts is nobody's word
+            return Silent(held.ref, held.commit, attempts, squatted=silent is None)
+        if silent is not None or status is None:
+            return silent
+        if signed and is_old(status, self._now()):
+            return Silent(held.ref, held.commit, max(attempts, status.attempt))
+        if status.session in self.sessions:
+            # Ours, from before a crash: we hold the name's lock, so no other process of ours has it.
+            return Silent(held.ref, held.commit, status.attempt)
+        return None
 
     def others_at_work(self) -> bool:
         """Whether somebody else holds a claim, so that others may be about to take what we see."""
@@ -156,19 +180,28 @@ class Desk:
         return None
 
     def take(self, pending: Pending, checked: Checked, silent: Silent | None) -> Taken | None:
-        """Claim a request; None: somebody else has it, or it is answered."""
+        """Claim a request; None: somebody else has it, or it is answered.
+
+        A squatted claim is replaced only for a request that a listed signer made: a machine beside this one
+        may take unsigned ones.
+        """
+        if silent is not None and silent.squatted:
+            if checked.requester is None:
+                return None
+            self._say(f"{pending.nonce}: its claim is of no runner known here, and is replaced")
         branch = pending.ref if checked.manifest is None else checked.manifest.result_ref
         standing = {} if pending.ref else {refs.inbox_ref(pending.nonce): pending.commit}
         whole = {**standing, branch: pending.commit} if branch else standing
-        held, wish = self._claim(pending, silent, whole), None
+        guarded = checked.requester is not None and self._station.policy.require_signature
+        held, wish = self._claim(pending, silent, whole, guarded), None
         if held is None and branch and standing:
             wish, open_still = self._what_moved(pending, silent, branch)
-            held = self._claim(pending, silent, standing) if open_still else None
+            held = self._claim(pending, silent, standing, guarded) if open_still else None
         if held is None and pending.ref:
             self._mirror.scan_next()
         if held is None:
             return None
-        last = None if silent is None else read_status(self._mirror.git, silent.commit)
+        last = None if silent is None or silent.squatted else read_status(self._mirror.git, silent.commit)
         return Taken(held, wish or self._cancelled(pending, checked), last)
 
     def was_archived(self, pending: Pending) -> bool:
@@ -203,8 +236,12 @@ class Desk:
         found = self._mirror.git.ls_remote(self._station.remote)
         return state_of(found, pending.nonce).is_open(pending.commit)
 
-    def _claim(self, pending: Pending, silent: Silent | None, standing: dict[str, str]) -> Claim | None:
+    def _claim(
+        self, pending: Pending, silent: Silent | None, standing: dict[str, str], guarded: bool
+    ) -> Claim | None:
+        """Push a claim; a guarded one gives way to known runners only."""
         station, git = self._station, self._mirror.git
+        counts = self._peers.counts if guarded else all_count
         began = time.monotonic()
         if silent is None:
             held = claim(
@@ -215,6 +252,7 @@ class Desk:
                 lease_s=station.lease_s,
                 standing=standing,
                 sign=station.sign_claim,
+                counts=counts,
             )
         else:
             held = take_over(
@@ -226,6 +264,7 @@ class Desk:
                 lease_s=station.lease_s,
                 standing=standing,
                 sign=station.sign_claim,
+                counts=counts,
             )
         if held is None or time.monotonic() - began < _SURE_S or self.is_open(pending):
             return held

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from bridge import signing
+from bridge.bus import refs
 from bridge.bus.claimed import Claimed, read_claim
 from bridge.bus.claims import Beat, Claim, claim
+from bridge.bus.handles import Held
+from bridge.bus.leases import DEFAULT_LEASE_S, LeaseWatch
 from bridge.bus.standing import Standing
 from bridge.errors import LeaseLost
 from bridge.result import STATUS_NAME, STATUS_SIGNATURE_NAME, Phase
@@ -114,3 +117,39 @@ def test_a_holder_gives_way_only_to_a_claim_that_counts(world: World, key: Path,
     else:
         held.beat(Beat(Phase.RUNNING, 1.0))
         assert world.house.git("rev-parse", held.ref, cwd=world.house.remote) == held.commit
+
+
+def test_a_claim_that_somebody_deleted_is_put_back_while_its_request_waits(world: World, key: Path):
+    world.submit()
+    [pending] = world.mirror.refresh()
+    held = claim(world.git, world.remote, pending, RUNNER, sign=signer(key), counts=lambda *_: False)
+    assert held is not None
+    world.house.git("update-ref", "-d", held.ref, cwd=world.house.remote)
+    held.beat(Beat(Phase.RUNNING, 1.0))
+    assert world.house.git("rev-parse", held.ref, cwd=world.house.remote) == held.commit
+    for ref in (held.ref, refs.inbox_ref(pending.nonce)):  # as an answer does
+        world.house.git("update-ref", "-d", ref, cwd=world.house.remote)
+    with pytest.raises(LeaseLost):
+        held.beat(Beat(Phase.RUNNING, 2.0))
+
+
+def test_an_old_heartbeat_that_is_put_back_does_not_renew_a_lease(world: World, key: Path):
+    held = signed_claim(world, key)
+    beats = []
+    for second in range(4):
+        beats.append(held.status)
+        held.beat(Beat(Phase.RUNNING, float(second)))
+    now = [0.0]
+    watch = LeaseWatch(lambda: now[0])
+    for number, status in enumerate((*beats, held.status)):
+        now[0] += 1.0
+        assert watch.observe(held.status.nonce, Held(held.ref, f"{number:040x}"), status, signed=True) is None
+    for number, status in enumerate([*beats, held.status] * 24):
+        now[0] += 1.0
+        again = Held(held.ref, f"{number + 100:040x}")
+        silent = watch.observe(held.status.nonce, again, status, signed=True)
+        assert (silent is not None) == (number + 1 >= DEFAULT_LEASE_S)
+    assert silent is not None
+    assert (silent.commit, silent.attempt) == (again.commit, 1)
+    watch.forget([])
+    assert watch.attempts(held.status.nonce) == 0

@@ -1,0 +1,85 @@
+"""Which claims count on this machine: those of its own runners, and of the runners its owner listed.
+
+The list is ``known_runners`` in the folder of the policy, in the format of allowed signers. It matters where
+the policy requires signatures: there a claim that no known runner signed is one that anybody with push rights
+may have squatted, and a signed one counts only as long as it is news.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from bridge import signing
+from bridge.bus.claimed import Claimed, read_claim
+from bridge.bus.git import Git
+from bridge.bus.leases import MAX_LEASE_S
+from bridge.bus.standing import Standing
+from bridge.manifest import parse_time
+from bridge.result import RunStatus
+from bridge.runner.station import Station
+
+# By so much clocks may differ where an old claim is told from a new one.
+SKEW = timedelta(minutes=5)
+
+
+class Peers:
+    """The runners whose claims are respected.
+
+    Args:
+        station: This runner.
+    """
+
+    def __init__(self, station: Station) -> None:
+        self._station = station
+        self._read: dict[tuple[str, str], Claimed | None] = {}
+
+    def claim(self, git: Git, commit: str, nonce: str) -> Claimed | None:
+        """What a claim of a request says, and what its signature is worth here; None: it is none.
+
+        Args:
+            git: A repository that holds the claim.
+            commit: The claim.
+            nonce: The request.
+        """
+        key = (nonce, commit)
+        if key not in self._read:
+            claimed = read_claim(git, commit, nonce, self._station.known_runners)
+            if claimed is not None and claimed.signer in self._own():
+                name = self._station.identity.name
+                claimed = replace(claimed, standing=Standing.TRUSTED, signer=name)
+            self._read[key] = claimed
+        return self._read[key]
+
+    def counts(self, git: Git, commit: str, nonce: str) -> bool:
+        """Whether a claim is one of a known runner. For the arguments see `claim`."""
+        claimed = self.claim(git, commit, nonce)
+        return claimed is not None and claimed.standing is Standing.TRUSTED
+
+    def forget(self, still_claimed: Collection[str]) -> None:
+        """Drop what is known of claims that are no longer there.
+
+        Args:
+            still_claimed: Commits of those that are.
+        """
+        kept = set(still_claimed)
+        self._read = {key: claimed for key, claimed in self._read.items() if key[1] in kept}
+
+    def _own(self) -> set[str]:
+        """Fingerprints of the keys of this machine's runners: they have one owner and one folder."""
+        found = set()
+        for path in self._station.folder.parent.glob("*/id_ed25519.pub"):
+            found.add(_fingerprint(path))
+        return found
+
+
+def is_old(status: RunStatus, now: datetime) -> bool:
+    """Whether a heartbeat was made so long ago that somebody put it back; clocks may differ by `SKEW`."""
+    lease = timedelta(seconds=min(status.lease_s, MAX_LEASE_S))
+    return abs(now - parse_time(status.updated_at)) > lease + SKEW
+
+
+def _fingerprint(path: Path) -> str:
+    return signing.fingerprint(path.read_text(encoding="utf-8"))
