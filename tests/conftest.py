@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections import Counter
 from pathlib import Path
@@ -15,8 +16,10 @@ from tests.worlds import World, make_world
 def pytest_configure() -> None:
     """Let signals end programs again where the tests run in a shell's background or under nohup.
 
-    Such a shell has them ignored, and every child would inherit that.
+    Such a shell has them ignored, and every child would inherit that. And let what tests write be theirs
+    alone to write, whatever the developer's umask: others' files decide nothing on a runner's machine.
     """
+    os.umask(0o022)
     for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, handler)

@@ -16,11 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bridge.errors import PolicyError
-
 if TYPE_CHECKING:
-    from bridge.presets import Preset
-    from bridge.runner.policy import Policy
     from bridge.runner.serve import Runner
     from bridge.runner.station import Station
 
@@ -147,28 +143,13 @@ def serve(
 
 def _introduce(station: Station, remote: str) -> None:
     key = station.public_key
-    click.echo(f"serving {remote} as {station.identity.name}; {_presets(station)}")
+    click.echo(f"serving {remote} as {station.identity.name}; {station.rulebook.rules.summary()}")
     if key is None:
         click.echo("results are unsigned: ssh-keygen is not installed")
     else:
         click.echo(
             f"clients trust this runner with: kakeya_mac runners trust {station.identity.name} --key '{key}'"
         )
-
-
-def _presets(station: Station) -> str:
-    """Which installed presets this machine's policy allows, and which it does not."""
-    refused = [preset.name for preset in station.presets.values() if not _allows(station.policy, preset)]
-    allowed = ", ".join(name for name in station.presets if name not in refused) or "none"
-    return f"presets: {allowed}" + (f"; not allowed: {', '.join(refused)}" if refused else "")
-
-
-def _allows(policy: Policy, preset: Preset) -> bool:
-    try:
-        policy.check(preset)
-    except PolicyError:
-        return False
-    return True
 
 
 def _host_name() -> str:

@@ -154,6 +154,10 @@ class Presence:
                 return None  # nobody was told that it is there
             return self._publish(State.STOPPED, None, 0, done, (State.STOPPED,))
 
+    def look_again(self) -> None:
+        """The owner's files changed: what is offered is to be looked at before the next card."""
+        self._offers = None
+
     def took(self, preset: str, seconds: float) -> None:
         """Note how long a finished job took; the card shows the median of the last few.
 
@@ -239,6 +243,8 @@ class Presence:
     def _judge(self, preset: Preset, places: models.Places) -> tuple[bool, str | None, dict[str, str]]:
         """Whether a preset can run here, why not (a clause about this runner), and where its models lie."""
         lies, missing = _models(preset.models, places)
+        if self._station.rulebook.fault is not None:
+            return False, "its policy is broken, so it takes nothing", lies
         try:
             self._station.policy.check(preset)
         except PolicyError:

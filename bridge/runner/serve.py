@@ -164,6 +164,8 @@ class Runner:
         try:
             pending = self._look()
             self._let_in = True
+            if not self._rules_stand():
+                return False
             for request, turn in self._order(pending):
                 if handled := self._attempt(request, turn):
                     self._service.note(turn)
@@ -187,6 +189,20 @@ class Runner:
         if handled:
             self._polling.active()
         return handled
+
+    def _rules_stand(self) -> bool:
+        """Read the owner's files again if they changed; False: they are wrong, and nothing may be taken."""
+        book = self._station.rulebook
+        if book.refresh():
+            self._presence.look_again()
+            if book.fault is None:
+                self._say(f"the policy was read again; {book.rules.summary()}")
+            else:
+                remedy = f" ({book.fault.remedy})" if book.fault.remedy else ""
+                self._say(f"nothing is taken until this is put right: {book.fault.message}{remedy}")
+        if book.fault is not None:
+            self._polling.calm()
+        return book.fault is None
 
     def _look(self) -> list[Pending]:
         """What is pending, after what waited here was pushed."""

@@ -15,10 +15,10 @@ from bridge import signing
 from bridge.bus.claims import DEFAULT_LEASE_S, Identity
 from bridge.bus.refs import audience_of, is_local
 from bridge.errors import MachineError, SignatureError, described
-from bridge.presets import Preset, load_all
-from bridge.runner import facts, policy
+from bridge.presets import Preset
+from bridge.runner import facts
 from bridge.runner.kernels import Kernels
-from bridge.runner.policy import Policy
+from bridge.runner.policy import Policy, Rulebook
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 BEAT_LOCAL_S = 2.0
@@ -39,9 +39,7 @@ class Station:
         audience: The one spelling of it, which manifests must name.
         folder: Its own state: key, mirror, spool, jobs.
         lock: The machine's lock, in the folder of all runners' state: one job at a time of all of them.
-        policy: What the owner allows.
-        installed: The presets as they are installed, by name.
-        presets: The same within the bounds that the policy sets.
+        rulebook: What the owner allows, read again between jobs.
         allowed_signers: Keys of the requesters this machine knows.
         key: Private key that signs results and claims; None: OpenSSH is missing, they go out unsigned.
         machine: Facts of the machine.
@@ -59,9 +57,7 @@ class Station:
     audience: str
     folder: Path
     lock: Path
-    policy: Policy
-    installed: Mapping[str, Preset]
-    presets: Mapping[str, Preset]
+    rulebook: Rulebook
     allowed_signers: Path
     key: Path | None
     machine: Mapping[str, facts.Fact]
@@ -77,6 +73,21 @@ class Station:
     def known_runners(self) -> Path:
         """Keys of the other machines' runners whose claims and cards count here."""
         return self.allowed_signers.with_name("known_runners")
+
+    @property
+    def policy(self) -> Policy:
+        """What the owner allows."""
+        return self.rulebook.rules.policy
+
+    @property
+    def installed(self) -> Mapping[str, Preset]:
+        """The presets as they are installed, by name."""
+        return self.rulebook.rules.installed
+
+    @property
+    def presets(self) -> Mapping[str, Preset]:
+        """The same within the bounds that the policy sets."""
+        return self.rulebook.rules.presets
 
     @property
     def jobs(self) -> Path:
@@ -143,7 +154,7 @@ def open_station(
 
     Raises:
         MachineError: The name is not usable, or the folder cannot be made.
-        PolicyError: The policy file is wrong.
+        PolicyError: The policy file is wrong, or others may write what it stands on.
         PresetError: A preset file of the owner is wrong.
     """
     if not NAME_PATTERN.fullmatch(name):
@@ -156,24 +167,20 @@ def open_station(
         identity = Identity(name, _id(folder / "id"), secrets.token_hex(8))
     except OSError as error:
         raise MachineError(f"cannot keep state in {folder}: {error.strerror}") from None
-    owners_presets = config_dir / "presets"
+    rulebook = Rulebook(config_dir)
     key = (
         signing.ensure_key(folder / "id_ed25519", f"kakeya-mac runner {name}")
         if signing.available()
         else None
     )
     tools = facts.tools()
-    allowed = policy.load(config_dir / policy.FILE_NAME)
-    installed = load_all(owners_presets if owners_presets.is_dir() else None)
     return Station(
         identity=identity,
         remote=remote,
         audience=audience_of(remote),
         folder=folder,
         lock=state_dir / "machine.lock",
-        policy=allowed,
-        installed=installed,
-        presets=policy.narrowed(allowed, installed),
+        rulebook=rulebook,
         allowed_signers=config_dir / "allowed_signers",
         key=key,
         machine=facts.machine(),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bridge.runner.policy.bounds import narrowed
 from bridge.runner.policy.reading import MAX_BYTES, load, read
+from bridge.runner.policy.rulebook import Rulebook, Rules, read_rules
 from bridge.runner.policy.types import (
     DEFAULT_QUEUED,
     DEFAULT_TIMEOUT_S,
@@ -28,7 +29,10 @@ __all__ = [
     "Policy",
     "PolicyRefusal",
     "PresetRule",
+    "Rulebook",
+    "Rules",
     "load",
     "narrowed",
     "read",
+    "read_rules",
 ]

@@ -11,7 +11,7 @@ from bridge.bus.untrusted import unsafe_character
 from bridge.errors import PolicyError
 from bridge.runner.limits import Limits
 from bridge.runner.policy.lines import Key, Lines
-from bridge.runner.policy.permissions import check_owner
+from bridge.runner.policy.permissions import check_private, check_unshared
 from bridge.runner.policy.types import BRANCHES, Policy, PresetRule
 from bridge.runner.policy.values import Values
 from bridge.runner.policy.variables import why_not
@@ -40,13 +40,13 @@ def load(path: Path) -> Policy:
     """The policy in a file, or the safe default where there is none.
 
     Raises:
-        PolicyError: Others may write the file or its folder, or it is not TOML, has an unknown key or a
-            value of the wrong type.
+        PolicyError: Others may read or write the file, or write its folder, or it is not TOML, has an
+            unknown key or a value of the wrong type.
     """
     try:
         with path.open("rb") as handle:
-            check_owner(path, os.fstat(handle.fileno()))
-            check_owner(path.parent, path.parent.stat())
+            check_private(path, os.fstat(handle.fileno()))
+            check_unshared(path.parent, path.parent.stat())
             data = handle.read(MAX_BYTES + 1)
     except FileNotFoundError:
         return Policy(path, lines=Lines(path))

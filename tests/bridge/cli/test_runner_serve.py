@@ -52,6 +52,7 @@ def test_it_says_that_its_policy_allows_no_preset(house: House):
     policy = Path(house.env["KAKEYA_CONFIG"], "policy.toml")
     policy.parent.mkdir(parents=True, exist_ok=True)
     policy.write_text("allow_presets = []\n")
+    policy.chmod(0o600)
     assert "; presets: none; not allowed: " in house.kakeya(*ONCE).out
 
 

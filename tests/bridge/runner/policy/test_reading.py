@@ -157,19 +157,3 @@ def test_the_network_needs_the_preset_and_the_policy(tmp_path: Path) -> None:
     assert not loaded.opens_network(probe)
     assert loaded.opens_network(replace(probe, network=True))
     assert not loaded.opens_network(replace(gate, network=True))
-
-
-@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
-def test_a_file_that_others_may_write_is_refused(tmp_path: Path, mode: int) -> None:
-    with pytest.raises(PolicyError, match="can be written by others") as caught:
-        policy.load(write(tmp_path, "allow_repo_code = true", mode))
-    assert "chmod go-w" in (caught.value.remedy or "")
-
-
-def test_a_folder_that_others_may_write_is_refused(tmp_path: Path) -> None:
-    folder = tmp_path / "config"
-    folder.mkdir()
-    path = write(folder, "")
-    folder.chmod(0o777)
-    with pytest.raises(PolicyError, match="can be written by others"):
-        policy.load(path)

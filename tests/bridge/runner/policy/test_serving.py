@@ -1,11 +1,15 @@
 """A real runner holds requests to its owner's policy, and publishes why it refuses."""
 
+import threading
+import time
 from pathlib import Path
 
 from bridge import signing
+from bridge.bus import refs
 from bridge.bus.git import Git
 from bridge.bus.requests import build
 from tests.bridge.runner.bench import Bench
+from tests.houses import wait_for
 
 POLICY = """
 allow_refs = ["mac-bridge/*"]
@@ -57,3 +61,51 @@ def test_requests_outside_the_policy_are_refused_and_the_others_served(bench: Be
     nonce = ask("echo")
     assert bench.verdict(nonce) == ("refused", "policy")
     assert "takes no requests on the branch mac-bridge/" in bench.answer(nonce).result.verdict.message
+
+
+def test_a_policy_that_changes_between_two_jobs_holds_for_the_second(bench: Bench) -> None:
+    """Also one that became wrong: then nothing is taken, never by the default, and it says so."""
+    bench.policy("")
+    runner, stop = bench.runner(), threading.Event()
+    serving = threading.Thread(target=lambda: runner.serve(stop=stop))
+    serving.start()
+    try:
+        first = bench.ask()
+        wait_for(lambda: any(f"{first.nonce}: passed/ok" in line for line in bench.said))
+        bench.policy('allow_presets = ["fail"]')
+        second = bench.ask()
+        wait_for(lambda: any(f"{second.nonce}: refused/policy" in line for line in bench.said))
+        assert any("the policy was read again; presets: fail; not allowed: " in line for line in bench.said)
+
+        bench.policy("allow_everything = true")
+        wait_for(lambda: any("nothing is taken until this is put right" in line for line in bench.said))
+        assert any(f"{bench.config / 'policy.toml'}:1: unknown key" in line for line in bench.said)
+        third = bench.ask()
+        (bench.config / "policy.toml").unlink()
+        wait_for(lambda: any("policy.toml is gone" in line for line in bench.said))
+        time.sleep(1)
+        assert refs.inbox_ref(third.nonce) in bench.house.remote_refs()
+        assert not any(third.nonce in line for line in bench.said)
+
+        bench.policy("")
+        wait_for(lambda: any(f"{third.nonce}: passed/ok" in line for line in bench.said))
+    finally:
+        stop.set()
+        serving.join(20)
+
+
+def test_an_owners_preset_serves_a_repository_that_knows_nothing_of_us(bench: Bench) -> None:
+    """A program of this machine reads a file of the requested commit; the default policy allows that."""
+    bench.preset(
+        "count",
+        ["/usr/bin/env", "wc", "-l", "{file}"],
+        tail='[params.file]\ntype = "string"\nformat = "repo-path"\ndescription = "what to count"\n',
+        workspace="paths",
+    )
+    (bench.house.clone / "notes.txt").write_text("one\ntwo\nthree\n")
+    bench.house.git("add", "--all")
+    bench.house.git("-c", "user.name=T", "-c", "user.email=t@example.org", "commit", "-qm", "notes")
+    asked = bench.ask("count", params={"file": "notes.txt"})
+    bench.serve_once()
+    assert bench.verdict(asked.nonce) == ("passed", "ok")
+    assert bench.log(asked.nonce).split() == ["3", "notes.txt"]

@@ -1,0 +1,139 @@
+"""The owner's files are read again when they change, and what others may write decides nothing."""
+
+from pathlib import Path
+
+import pytest
+
+from bridge.errors import BridgeError, PolicyError
+from bridge.runner.policy import Rulebook
+
+PRESET = """
+name = "echo"
+summary = "Says a word."
+argv = ["/bin/echo", "hi"]
+timeout_s = 30
+engine = "installed"
+workspace = "none"
+"""
+
+
+class Owner:
+    """A configuration folder whose owner changes it, on a clock far enough on to see each change."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(mode=0o700)
+        (folder / "presets").mkdir(mode=0o700)
+        self.write("presets/echo.toml", PRESET)
+        self.write("policy.toml", 'allow_presets = ["echo"]\n')
+
+    def write(self, name: str, text: str, mode: int = 0o600) -> None:
+        (self.folder / name).write_text(text)
+        (self.folder / name).chmod(mode)
+
+    def book(self) -> Rulebook:
+        return Rulebook(self.folder, now=lambda: 4e9)
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Owner:
+    return Owner(tmp_path / "config")
+
+
+def test_nothing_is_read_again_while_nothing_changes(owner: Owner) -> None:
+    book = owner.book()
+    rules = book.rules
+    assert not book.refresh()
+    assert book.rules is rules
+
+
+def test_a_change_is_read_and_said_once(owner: Owner) -> None:
+    book = owner.book()
+    owner.write("policy.toml", "allow_presets = []\n")
+    assert book.refresh()
+    assert not book.refresh()
+    assert book.rules.policy.allow_presets == frozenset()
+    assert book.rules.summary().startswith("presets: none; not allowed: ")
+
+
+def test_a_change_too_young_for_its_time_stamp_is_read_all_the_same(owner: Owner) -> None:
+    book = Rulebook(owner.folder, now=lambda: owner.folder.stat().st_ctime)
+    owner.write("policy.toml", "allow_presets = []\n")
+    assert book.refresh()
+    assert book.rules.policy.allow_presets == frozenset()
+
+
+def test_a_change_that_says_the_same_is_not_said(owner: Owner) -> None:
+    book = owner.book()
+    owner.write("policy.toml", '# mine\nallow_presets = ["echo"]\n')
+    assert not book.refresh()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "mode", "message"),
+    [
+        ("policy.toml", "allow = 1", 0o600, "unknown key 'allow'"),
+        ("policy.toml", "", 0o640, "is open to others .mode 0640."),
+        ("policy.toml", "", 0o604, "is open to others"),
+        ("policy.toml", "", 0o620, "can be written by others"),
+        ("policy.toml", "", 0o602, "can be written by others"),
+        ("policy.toml", "[presets.none]\ntimeout_s = 1", 0o600, "presets.none is not a preset"),
+        ("presets/echo.toml", "name = 1", 0o600, "echo.toml"),
+        ("presets/echo.toml", PRESET, 0o620, "echo.toml can be written by others"),
+        ("presets/probe.toml", PRESET.replace("echo", "probe"), 0o600, "both answer to 'probe'"),
+        ("allowed_signers", "", 0o622, "allowed_signers can be written by others"),
+        ("known_runners", "", 0o602, "known_runners can be written by others"),
+        ("revoked_keys", "", 0o620, "revoked_keys can be written by others"),
+    ],
+    ids=str,
+)
+def test_what_became_wrong_is_a_fault_until_it_is_right_again(
+    owner: Owner, name: str, text: str, mode: int, message: str
+) -> None:
+    book = owner.book()
+    before = book.rules
+    kept = (owner.folder / name).read_text() if (owner.folder / name).exists() else None
+    owner.write(name, text, mode)
+    assert book.refresh()
+    assert book.fault is not None
+    with pytest.raises(BridgeError, match=message):
+        raise book.fault
+    with pytest.raises(BridgeError, match=message):
+        owner.book()
+    assert book.rules is before
+    assert not book.refresh()
+    (owner.folder / name).unlink()
+    if kept is not None:
+        owner.write(name, kept)
+    assert book.refresh()
+    assert book.fault is None
+
+
+@pytest.mark.parametrize("name", ["", "presets"])
+def test_a_folder_that_others_may_write_is_a_fault(owner: Owner, name: str) -> None:
+    book = owner.book()
+    (owner.folder / name).chmod(0o770)
+    assert book.refresh()
+    assert book.fault is not None
+    assert "can be written by others" in book.fault.message
+    assert book.fault.remedy == f"chmod go-w {owner.folder / name}"
+
+
+def test_a_link_is_followed_to_a_folder_that_others_may_write(owner: Owner, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    (owner.folder / "policy.toml").rename(shared / "policy.toml")
+    (owner.folder / "policy.toml").symlink_to(shared / "policy.toml")
+    with pytest.raises(PolicyError, match="shared can be written by others"):
+        owner.book()
+
+
+def test_a_file_that_goes_is_no_wish_for_the_default(owner: Owner) -> None:
+    book = owner.book()
+    (owner.folder / "policy.toml").unlink()
+    assert book.refresh()
+    assert book.fault is not None
+    assert "policy.toml is gone" in book.fault.message
+    assert not book.refresh()
+    assert owner.book().rules.policy.allow_presets is None  # a start says which policy it serves with
