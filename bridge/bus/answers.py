@@ -20,6 +20,7 @@ from bridge.result import MAX_BYTES as MAX_RECORD_BYTES
 from bridge.result import RESULT_NAME, RESULT_ROOT, Status, parse_result
 
 MAX_RESULT_BYTES = 256 * 1024 * 1024
+MAX_RESULT_FILES = 1002  # what a result can list, itself and its signature
 # How deep below a branch's tip its request is looked for.
 WALK = 32
 
@@ -170,6 +171,11 @@ def read_asked(git: Git, answer: Answer) -> Asked | None:
 
 
 def _read(git: Git, answer: Answer, asked: Asked | None, *, alone: bool) -> FetchedResult:
+    if len(answer.blobs) > MAX_RESULT_FILES:
+        raise ResultError(
+            f"the commit {answer.held.commit[:12]} holds {len(answer.blobs)} files for {answer.nonce};"
+            f" a result has at most {MAX_RESULT_FILES}"
+        )
     contents = git.read_objects([change.sha for change in answer.blobs], MAX_RESULT_BYTES)
     folder = f"{RESULT_ROOT}/{answer.nonce}/"
     files = {blob.path.removeprefix(folder): data for blob, data in zip(answer.blobs, contents, strict=True)}

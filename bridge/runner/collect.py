@@ -24,16 +24,16 @@ class NotCollected(Exception):
 def evidence(folder: Path, name: str) -> bytes | None:
     """The bytes of a report; None when the job wrote none.
 
+    Args:
+        folder: The job's result folder, in the job's own folder, either of which it may have replaced.
+        name: The report's file name.
+
     Raises:
         NotCollected: What lies there is not a plain file of its own, or too big.
     """
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    jobs, own, out = folder.parents[1], folder.parent.name, folder.name
     try:
-        inside = os.open(folder, flags | os.O_DIRECTORY)  # the job may have put a link in its place, too
-        try:
-            handle = os.open(name, flags, dir_fd=inside)
-        finally:
-            os.close(inside)
+        handle = _open_inside(jobs, own, out, name)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -47,6 +47,23 @@ def evidence(folder: Path, name: str) -> bytes | None:
     if len(data) > MAX_EVIDENCE:
         raise NotCollected(f"the report {name} has more than {MAX_EVIDENCE} bytes")
     return data
+
+
+def _open_inside(base: Path, *parts: str) -> int:
+    """A file below `base`, opened for reading step by step, so that no part of its path is a link.
+
+    Raises:
+        OSError: It is not there, or a part of the path is something else.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    handle = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    for index, part in enumerate(parts, 1):
+        try:
+            inside = os.open(part, flags | (os.O_DIRECTORY if index < len(parts) else 0), dir_fd=handle)
+        finally:
+            os.close(handle)
+        handle = inside
+    return handle
 
 
 def log(written: IO[bytes], secrets: Mapping[str, str]) -> bytes:

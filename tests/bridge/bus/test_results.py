@@ -8,7 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from bridge.bus import refs
+from bridge.bus.git import Git
 from bridge.bus.handles import resolve_handle
+from bridge.bus.objects import Entry
 from bridge.bus.publish import publish
 from bridge.bus.results import Asked, Standing, believe, fetch
 from bridge.errors import ResultError, UnknownHandle
@@ -113,6 +115,18 @@ def test_a_result_of_a_deleted_branch_is_believed_as_one_of_no_known_request(wor
     assert "gone from the remote" in unknown.sentence
     assert "anyone with push rights" in unknown.sentence
     assert known.sentence == "unsigned: anyone with push rights could have written this"
+
+
+def test_a_folder_of_more_files_than_a_result_lists_is_not_read(world: World):
+    submitted = world.submit()
+    git = Git(world.house.remote)
+    blob = git.write_blob(b"x")
+    tree = git.write_tree([Entry("100644", "blob", blob, f"{number}.txt") for number in range(1003)])
+    for name in (submitted.nonce, "results", ".mac-bridge"):
+        tree = git.write_tree([Entry("040000", "tree", tree, name)])
+    world.point(submitted.ref, git.commit_tree(tree, [submitted.commit], "many\n"))
+    with pytest.raises(ResultError, match=r"holds 1003 files for .*; a result has at most 1002"):
+        read(world, submitted)
 
 
 def edited(data: bytes, change: Callable[[dict[str, object]], None]) -> bytes:

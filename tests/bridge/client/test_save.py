@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -53,3 +54,43 @@ def test_a_place_that_cannot_be_written_is_one_clear_error(
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(MachineError, match="cannot write"):
         save(*home, tmp_path / "file" / "result")
+
+
+def test_a_file_is_never_written_over_another(home: tuple[Believed, FetchedResult], tmp_path: Path):
+    """As on a disk that takes ``Log.txt`` for ``log.txt``: the second of one name finds the first."""
+    believed, fetched = home
+    twice = dataclasses.replace(fetched, files={**fetched.files, "logs/../result.json": b"{}"})
+    with pytest.raises(MachineError, match=r"cannot write .*: File exists"):
+        save(believed, twice, tmp_path / "result")
+    assert list(tmp_path.glob("result*")) == []
+
+
+@pytest.mark.parametrize("link", ["out", "out/inner", "out/inner/result"])
+@pytest.mark.parametrize("leads", ["to a folder", "nowhere"])
+def test_a_relative_folder_is_not_reached_through_a_link(
+    home: tuple[Believed, FetchedResult],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    link: str,
+    leads: str,
+):
+    elsewhere = tmp_path / "elsewhere"
+    if leads == "to a folder":
+        elsewhere.mkdir()
+    checkout = tmp_path / "checkout"
+    (checkout / link).parent.mkdir(parents=True)
+    (checkout / link).symlink_to(elsewhere)
+    monkeypatch.chdir(checkout)
+    with pytest.raises(MachineError, match=f"^{link} is a link to '.*elsewhere'; nothing was written"):
+        save(*home, Path("out/inner/result"))
+    assert not elsewhere.exists() or not list(elsewhere.iterdir())
+
+
+def test_an_absolute_folder_may_lie_behind_a_link_but_is_none(
+    home: tuple[Believed, FetchedResult], tmp_path: Path
+):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    assert save(*home, tmp_path / "link" / "result")
+    with pytest.raises(MachineError, match="is a link to"):
+        save(*home, tmp_path / "link")

@@ -1,7 +1,11 @@
 """What a job reports is taken only as a plain file that the gate accepts."""
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
+from bridge.runner import collect
 from tests.bridge.evidence import reports
 from tests.bridge.runner.bench import Bench
 
@@ -43,6 +47,32 @@ def test_only_a_plain_report_that_the_gate_accepts_counts(
     published = bench.answer(asked.nonce).files.get("report.json", b"")
     assert b"root:" not in published
     assert b"battery" not in published
+
+
+def a_room_elsewhere(room: Path) -> None:
+    room.rename(room.parent / "other")
+    room.symlink_to("other")
+
+
+def a_folder_elsewhere(room: Path) -> None:
+    (room / "out").rename(room.parent / "out")
+    (room / "out").symlink_to(room.parent / "out")
+
+
+def a_report_elsewhere(room: Path) -> None:
+    (room / "out" / "report.json").rename(room.parent / "report.json")
+    (room / "out" / "report.json").symlink_to(room.parent / "report.json")
+
+
+@pytest.mark.parametrize("replace", [a_room_elsewhere, a_folder_elsewhere, a_report_elsewhere])
+def test_no_part_of_a_reports_path_may_be_a_link(tmp_path: Path, replace: Callable[[Path], None]) -> None:
+    room = tmp_path / "jobs" / "20260301t120000z0123456789ab"
+    (room / "out").mkdir(parents=True)
+    (room / "out" / "report.json").write_bytes(b"{}")
+    assert collect.evidence(room / "out", "report.json") == b"{}"
+    replace(room)
+    with pytest.raises(collect.NotCollected, match=r"the report report\.json cannot be opened"):
+        collect.evidence(room / "out", "report.json")
 
 
 @pytest.mark.sampled(2, 1)
