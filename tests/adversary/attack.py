@@ -40,6 +40,7 @@ class Request:
         signature: Bytes of ``request.json.sig``.
         age: How long before now it was made.
         message: Of the request commit.
+        whole: All its objects are there; git's own server takes no others.
     """
 
     expected: Reason
@@ -53,6 +54,7 @@ class Request:
     signature: bytes | None = None
     age: timedelta = timedelta(0)
     message: str = "hostile\n"
+    whole: bool = True
 
 
 Table = Mapping[str, Request]

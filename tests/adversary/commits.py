@@ -13,6 +13,10 @@ def _beside(*rows: Row) -> Request:
     return Request(Reason.BAD_COMMIT, beside=rows)
 
 
+def _torn(*rows: Row) -> Request:
+    return Request(Reason.BAD_COMMIT, beside=rows, whole=False)
+
+
 def _inside(*rows: Row) -> Request:
     return Request(Reason.BAD_COMMIT, inside=rows)
 
@@ -39,8 +43,8 @@ SHAPES: Table = {
     "an-empty-folder": _beside(folder("empty")),
     "a-name-that-comes-twice": _beside(file("x", "1"), file("x", "2")),
     "a-file-and-a-folder-of-one-name": _beside(file("x", "1"), folder("x", file("y", "2"))),
-    "a-file-that-is-not-there": _beside(Row("100644", b"gone", "2" * 40)),
-    "a-folder-that-is-not-there": _beside(Row(FOLDER, b"gone", "3" * 40)),
+    "a-file-that-is-not-there": _torn(Row("100644", b"gone", "2" * 40)),
+    "a-folder-that-is-not-there": _torn(Row(FOLDER, b"gone", "3" * 40)),
     "a-submodule": _beside(Row(GITLINK, b"module", "4" * 40)),
 }
 

@@ -22,10 +22,19 @@ to show, or (`ok`) it is harmless and arrives as plain data. No canary file may 
 
 """
 
+_SIEGE = """
+The same requests are pushed with plain git to a bare repository that a real runner serves (one of each family
+in `make test`, four in `make slow`, all in `make exhaustive`). Each answer is read from the repository
+itself. Afterwards no canary file exists, a listening server was never called, the user's home, configuration,
+branches and hooks are as they were, no process is left, and an honest request was served in between.
+"""
+
 
 def page() -> str:
     """The whole page."""
-    return _INTRO + f"Hostile inputs in all: **{_count(REQUESTS)}**.\n\n" + _REQUESTS + _table(REQUESTS)
+    return (
+        _INTRO + f"Hostile inputs in all: **{_count(REQUESTS)}**.\n\n" + _REQUESTS + _table(REQUESTS) + _SIEGE
+    )
 
 
 def _count(families: Mapping[str, Family]) -> int:

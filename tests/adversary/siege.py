@@ -1,0 +1,121 @@
+"""A real remote and a real runner under attack, and what must be true of the machine afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bridge.bus import refs
+from bridge.bus.git import Git
+from bridge.result import RESULT_NAME, RESULT_ROOT, Result, parse_result
+from tests.adversary.attack import Forge, Forged
+from tests.adversary.stage import install
+from tests.bridge.runner.bench import Bench
+from tests.houses import House, wait_for
+
+
+@dataclass
+class Listener:
+    """A server that nobody may talk to; counts who does."""
+
+    port: int
+    calls: list[str] = field(default_factory=list)
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[Listener]:
+    """Such a server on a port of its own."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        listener = Listener(server.getsockname()[1])
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, peer = server.accept()
+                    listener.calls.append(str(peer))
+                    connection.close()
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield listener
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """Every file and link below a folder, for before and after."""
+    return {
+        str(path): str(path.readlink()).encode() if path.is_symlink() else path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_symlink() or path.is_file()
+    }
+
+
+@dataclass
+class Siege:
+    """One remote, one runner as a process of its own, and everything hostile that was pushed."""
+
+    bench: Bench
+    listener: Listener
+    forge: Forge
+
+    @property
+    def house(self) -> House:
+        return self.bench.house
+
+    def push(self, forged: list[Forged]) -> None:
+        """Push all of them, each as a branch and into the inbox, with one plain git."""
+        specs = [f"{one.commit}:{ref}" for one in forged for ref in (one.branch, refs.inbox_ref(one.nonce))]
+        for start in range(0, len(specs), 200):
+            self.house.git("push", "-q", str(self.house.remote), *specs[start : start + 200])
+
+    def wait(self, nonces: list[str], seconds: float) -> None:
+        """Until the inbox holds none of these."""
+        inbox = {refs.inbox_ref(nonce) for nonce in nonces}
+        wait_for(
+            lambda: not inbox & self.house.remote_refs(), seconds, f"an answer to each: {self.said()[-2000:]}"
+        )
+
+    def said(self) -> str:
+        """What the runner said."""
+        return self.house.runner_log()
+
+    def result(self, nonce: str, branch: str) -> Result:
+        """The answer, from the bare repository itself."""
+        ref = refs.result_ref(nonce)
+        ref = ref if ref in self.house.remote_refs() else branch
+        text = self.house.git("show", f"{ref}:{RESULT_ROOT}/{nonce}/{RESULT_NAME}", cwd=self.house.remote)
+        return parse_result(text.encode())
+
+    def file(self, nonce: str, branch: str, name: str) -> str:
+        """A file beside an answer."""
+        return self.house.git("show", f"{branch}:{RESULT_ROOT}/{nonce}/{name}", cwd=self.house.remote)
+
+
+@contextlib.contextmanager
+def besieged(house: House) -> Iterator[Siege]:
+    """A house with the owner's presets; afterwards nothing of it may run, be written or have called."""
+    bench = Bench(house)
+    install(bench)
+    attacker = Git(house.clone)
+    main = house.git("rev-parse", "main", cwd=house.remote)
+    untouched = {
+        folder: files_of(folder) for folder in (house.root / "home", bench.config, house.remote / "hooks")
+    }
+    settings = (house.remote / "config").read_bytes()
+    with listening() as listener:
+        forge = Forge(attacker, refs.audience_of(str(house.remote)), house.root / "canary", listener.address)
+        yield Siege(bench, listener, forge)
+        attacker.close()
+        assert not forge.canary.exists()
+        assert not listener.calls
+    assert house.git("rev-parse", "main", cwd=house.remote) == main
+    assert (house.remote / "config").read_bytes() == settings
+    for folder, before in untouched.items():
+        assert files_of(folder) == before, f"{folder} was changed"
+    assert not bench.running(""), "processes are left"

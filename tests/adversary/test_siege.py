@@ -1,0 +1,46 @@
+"""Hostile requests pushed with plain git to a remote that a real runner serves: refused, nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from bridge.result import Reason, Status
+from tests.adversary.attack import Request
+from tests.adversary.families import REQUESTS
+from tests.adversary.siege import besieged
+from tests.houses import House
+
+
+def share(least: int) -> dict[str, Request]:
+    """So many attacks of each family."""
+    return {
+        f"{family}-{name}": attack
+        for family, members in REQUESTS.items()
+        for name, attack in list(members.attacks.items())[:least]
+    }
+
+
+@pytest.mark.parametrize(
+    "least",
+    [
+        pytest.param(1, id="one-of-each"),
+        pytest.param(4, id="four-of-each", marks=pytest.mark.slow),
+        pytest.param(1000, id="all", marks=[pytest.mark.exhaustive, pytest.mark.timeout(1800)]),
+    ],
+)
+def test_each_is_answered_with_its_reason_and_the_runner_serves_on(house: House, least: int):
+    with besieged(house) as siege:
+        forged = [siege.forge.make(name, attack) for name, attack in share(least).items() if attack.whole]
+        siege.push(forged)
+        with house.runner("--idle", "0.2"):
+            siege.wait([one.nonce for one in forged], 20 + len(forged))
+            good = siege.bench.ask()
+            siege.wait([good.nonce], 30)
+        for one in forged:
+            verdict = siege.result(one.nonce, one.branch).verdict
+            expected = Status.PASSED if one.attack.expected is Reason.OK else Status.REFUSED
+            assert (verdict.status, verdict.reason) == (expected, one.attack.expected), one.name
+            assert expected is Status.PASSED or verdict.message, one.name
+        assert siege.result(good.nonce, good.result_ref).verdict.status is Status.PASSED
+        assert siege.file(good.nonce, good.result_ref, "log.txt") == "'test'"
+        assert "a bug of kakeya-mac" not in siege.said()
