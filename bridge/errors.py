@@ -7,7 +7,8 @@
     │   ├── ParameterError            a preset parameter is unknown, mistyped, out of range or unsafe
     │   ├── RevisionError             a ref or commit of the workload that does not exist
     │   ├── PolicyError               this machine's policy says no
-    │   └── SignatureError            a signature is missing where one is required, or does not verify
+    │   ├── SignatureError            a signature is missing where one is required, or does not verify
+    │   └── KeyListError              a list of keys that others could have written, or that is not understood
     ├── EvidenceError             3   numbers that cannot be believed
     │   └── ResultError               a published result that does not belong to its request, or was altered
     ├── WaitTimeout               4   the wait ended; the job goes on
@@ -76,6 +77,10 @@ class PolicyError(RequestRefused):
 
 class SignatureError(RequestRefused):
     """A signature is missing where one is required, or does not verify."""
+
+
+class KeyListError(RequestRefused):
+    """A list of keys on this machine says nothing: others could have written it, or it is not understood."""
 
 
 class EvidenceError(BridgeError):

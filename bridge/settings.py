@@ -53,6 +53,11 @@ class Settings:
         return self.config_dir / "allowed_signers"
 
     @property
+    def revoked_keys(self) -> Path:
+        """Keys of requesters that count no longer on this machine, whatever `allowed_signers` says."""
+        return self.config_dir / "revoked_keys"
+
+    @property
     def presets(self) -> Path | None:
         """Folder of preset files beside the installed ones: what an owner adds, and who asks for it, too."""
         folder = self.config_dir / "presets"

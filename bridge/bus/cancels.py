@@ -25,6 +25,7 @@ from bridge.bus.objects import Entry
 from bridge.bus.untrusted import clean_line, one_line, quoted, unsafe_character
 from bridge.errors import (
     BusError,
+    KeyListError,
     LeaseLost,
     MachineError,
     ManifestError,
@@ -181,6 +182,8 @@ def objection(
     require_signature: bool,
     requester: str | None,
     allowed_signers: Path,
+    revoked_keys: Path | None = None,
+    now: datetime | None = None,
 ) -> str | None:
     """Why a wish is not honoured, in one sentence; None: it is.
 
@@ -192,6 +195,8 @@ def objection(
         require_signature: The machine takes only signed requests; then only their signer may stop them.
         requester: Who signed the request, by `allowed_signers`.
         allowed_signers: The keys this machine knows. Each must be good for the cancel namespace, too.
+        revoked_keys: Those of them that count no longer.
+        now: The time by which keys are judged (aware); None: the clock's.
 
     Raises:
         MachineError: A signature must be checked and there is no ``ssh-keygen``.
@@ -208,16 +213,15 @@ def objection(
         return "the wish is unsigned, and this machine lets only the requester stop a request"
     data = git.read_blob(commit, CANCEL_NAME, MAX_BYTES) or b""
     try:
-        signer = signing.verify(data, signature, signing.CANCEL_NAMESPACE, allowed_signers)
-    except SignatureError as error:
-        return clean_line(error.message)
-    if signer is None:
-        return (
-            f"the wish is signed by a key that this machine does not list for {signing.CANCEL_NAMESPACE},"
-            " and only the requester may stop a request"
+        signer = signing.identify(
+            data, signature, signing.CANCEL_NAMESPACE, allowed_signers, revoked=revoked_keys, now=now
         )
-    if signer != requester:
-        return f"the wish is signed by {clean_line(signer)}, who did not ask for this request"
+    except (SignatureError, KeyListError) as error:
+        return clean_line(error.message)
+    if signer.name is None:
+        return f"the wish is signed by {signer.objection}, and only the requester may stop a request"
+    if signer.name != requester:
+        return f"the wish is signed by {signer.name}, who did not ask for this request"
     return None
 
 

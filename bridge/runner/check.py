@@ -18,6 +18,7 @@ from bridge.bus.mirror import Pending
 from bridge.bus.requests import ReadRequest, bound_manifest, read_request
 from bridge.errors import (
     BusError,
+    KeyListError,
     ManifestError,
     ParameterError,
     PolicyError,
@@ -32,6 +33,9 @@ from bridge.runner import facts, models
 from bridge.runner.policy import FILE_NAME
 from bridge.runner.policy.lines import Key
 from bridge.runner.station import Station
+from bridge.signing import Signer
+
+_REQUIRED: Key = ("require_signature",)
 
 
 class Refusal(RequestRefused):
@@ -107,7 +111,7 @@ def examine(
         lambda: _choose(known, station),
         lambda: _allow(known, station),
         lambda: _equipped(known, station),
-        lambda: _signed(known, station),
+        lambda: _signed(known, station, now),
         lambda: _admitted(known, station),
         lambda: _within_quota(known, over_quota),
         lambda: _timely(known, station, now, answered),
@@ -199,35 +203,61 @@ def places(station: Station, *, workload: Path | None) -> models.Places:
     )
 
 
-def requester_of(request: ReadRequest, station: Station) -> str | None:
-    """Who signed a request, by the machine's list; None: it is unsigned, or nobody on the list did.
+def requester_of(request: ReadRequest, station: Station, now: datetime) -> Signer | None:
+    """Who signed a request, by the machine's lists; None: it is unsigned, or nothing can be verified here.
 
     Raises:
-        Refusal: The signature is broken.
+        Refusal: The signature is broken, or a list of keys on this machine is.
     """
     if request.signature is None or station.key is None:
         return None
-    namespace, allowed = signing.REQUEST_NAMESPACE, station.allowed_signers
     try:
-        return signing.verify(request.data, request.signature, namespace, allowed)
+        return signing.identify(
+            request.data,
+            request.signature,
+            signing.REQUEST_NAMESPACE,
+            station.allowed_signers,
+            revoked=station.revoked_keys,
+            now=now,
+        )
     except SignatureError as error:
         raise Refusal.of(Reason.BAD_SIGNATURE, error) from None
+    except KeyListError as error:
+        raise Refusal(
+            Reason.POLICY,
+            f"this machine cannot tell whose signature it is: {error.message}",
+            error.remedy,
+        ) from None
 
 
-def _signed(known: Checked, station: Station) -> Checked:
-    """A broken signature is refused always, a missing or unknown one where the policy says so."""
+def _signed(known: Checked, station: Station, now: datetime) -> Checked:
+    """A broken signature is refused always; one that does not count, or none, where the policy says so."""
     assert known.request is not None  # noqa: S101 - asked before
-    requester = requester_of(known.request, station)
-    if requester is None and station.policy.require_signature:
-        unsigned = known.request.signature is None
-        what = "unsigned" if unsigned else "signed by a key this machine does not list"
+    signer = requester_of(known.request, station, now)
+    requester = None if signer is None else signer.name
+    if requester is not None or not station.policy.require_signature:
+        return replace(known, requester=requester)
+    takes = "this machine takes only requests of listed signers, and"
+    if signer is not None:
         raise Refusal(
             Reason.BAD_SIGNATURE,
-            f"this machine takes only requests of listed signers, and this one is {what}",
-            "its owner can add the key to allowed_signers on that machine",
-            key=("require_signature",),
+            f"{takes} this one is signed by {signer.objection}",
+            "its owner can add a key with: kakeya_mac runner signers add NAME --key 'ssh-ed25519 …'",
+            key=_REQUIRED,
         )
-    return replace(known, requester=requester)
+    if known.request.signature is not None:
+        raise Refusal(
+            Reason.BAD_SIGNATURE,
+            f"{takes} it cannot check a signature: ssh-keygen is not installed there",
+            "its owner can install OpenSSH's client (openssh-client)",
+            key=_REQUIRED,
+        )
+    raise Refusal(
+        Reason.BAD_SIGNATURE,
+        f"{takes} this one is unsigned",
+        "see which key would sign, and what to give to the machine's owner: kakeya_mac key",
+        key=_REQUIRED,
+    )
 
 
 def _admitted(known: Checked, station: Station) -> Checked:

@@ -80,7 +80,7 @@ class Requesters:
         keys = dict.fromkeys((request.nonce, request.commit) for request in pending)
         kept = {key: known for key, known in self._known.items() if key in keys}
         self._known = {**kept, **{key: None for key in keys if key not in kept}}
-        self._learn()
+        self._learn(now)
         asking = []
         for nonce, commit in keys:
             known = self._known[nonce, commit]
@@ -90,7 +90,7 @@ class Requesters:
                 asking.append(Asking(nonce, known.counts_for(now), claimed=nonce in claimed))
         return asking
 
-    def _learn(self) -> None:
+    def _learn(self, now: datetime) -> None:
         readings, verifications = self._readings, self._verifications
         for (nonce, commit), known in self._known.items():
             if known is not None:
@@ -104,7 +104,7 @@ class Requesters:
                 if not verifications:
                     return
                 verifications -= 1
-                requester = self._signer(request)
+                requester = self._signer(request, now)
             self._known[nonce, commit] = _Known(requester, manifest)
 
     def _read(self, nonce: str, commit: str) -> tuple[ReadRequest | None, Manifest | None]:
@@ -117,9 +117,10 @@ class Requesters:
         except Exception:  # whatever one request provokes, the others must have their turn; its own says why
             return None, None
 
-    def _signer(self, request: ReadRequest) -> Requester:
+    def _signer(self, request: ReadRequest, now: datetime) -> Requester:
         """Who signed it; None for a broken signature, too, which is refused when its turn comes."""
         try:
-            return requester_of(request, self._station)
+            signer = requester_of(request, self._station, now)
         except Refusal:
             return None
+        return None if signer is None else signer.name

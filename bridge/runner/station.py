@@ -90,6 +90,11 @@ class Station:
         return self.rulebook.rules.presets
 
     @property
+    def revoked_keys(self) -> Path:
+        """Keys that count no longer, whatever `allowed_signers` says."""
+        return self.allowed_signers.with_name("revoked_keys")
+
+    @property
     def jobs(self) -> Path:
         """Where each job has its private folders."""
         return self.folder / "jobs"

@@ -306,6 +306,7 @@ class Desk:
             require_signature=station.policy.require_signature,
             requester=checked.requester,
             allowed_signers=station.allowed_signers,
+            revoked_keys=station.revoked_keys,
         )
         if against is not None:
             if commit not in self._objected:

@@ -1,0 +1,226 @@
+"""A list of keys says exactly what its owner wrote, agrees with ssh-keygen, and never more than that."""
+
+from __future__ import annotations
+
+import threading
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from bridge import signing
+from bridge.errors import KeyListError, SignatureError
+from bridge.process import helper_environment, run_program
+from bridge.signing import listed
+from bridge.signing.listed import Listed, read_keys
+from tests.bridge.signing.keyring import private, public
+
+ANN = public("ann").line
+NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
+SPACE = signing.REQUEST_NAMESPACE
+
+
+def write(folder: Path, *lines: str) -> Path:
+    path = folder / "allowed_signers"
+    path.write_text("".join(line + "\n" for line in lines))
+    return path
+
+
+# What stands in front of the key → whether it counts for a request at NOW.
+OPTIONS = {
+    "nothing": ("", True),
+    "namespace": (f'namespaces="{SPACE}"', True),
+    "two-namespaces": (f'namespaces="{signing.CANCEL_NAMESPACE},{SPACE}"', True),
+    "other-namespace": (f'namespaces="{signing.CANCEL_NAMESPACE}"', False),
+    "pattern": ('namespaces="kakeya-mac-*"', True),
+    "other-pattern": ('namespaces="git*,kakeya-mac-c*"', False),
+    "upper-case-option": (f'NAMESPACES="{SPACE}"', True),
+    "not-yet": ('valid-after="20260301120001Z"', False),
+    "just-begun": ('valid-after="20260301115959Z"', True),
+    "last-second": ('valid-before="20260301120001Z"', True),
+    "over": ('valid-before="20260301115959Z"', False),
+    "day-begun": ('valid-after="20260301Z"', True),
+    "day-over": ('valid-before="20260301Z"', False),
+    "minute": ('valid-before="202603011201Z"', True),
+    "window": ('valid-after="20260201Z",valid-before="20260401Z"', True),
+    "all": (f'namespaces="{SPACE}",valid-after="20260201Z",valid-before="20260401Z"', True),
+}
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo"])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_a_line_means_what_ssh_keygen_takes_it_for(
+    tmp_path: Path, options: tuple[str, bool], zone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Our reading and that of ``ssh-keygen -Y verify`` are the same, and the table's."""
+    import time
+
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    text, counts = options
+    if zone != "UTC":  # the same moments, written in local time
+        text = text.replace('20260301120001Z"', '20260301210001"').replace('115959Z"', '205959"')
+        text = text.replace('Z"', '"') if "201Z" not in text else text
+        text = text.replace("202603011201", "202603012101")
+    path = write(tmp_path, f"ann {text} {ANN}".replace("  ", " "))
+    signature = signing.sign(private("ann"), SPACE, b"data")
+    try:
+        found = signing.identify(b"data", signature, SPACE, path, now=NOW)
+        assert (found.name == "ann") is counts, found
+        (tmp_path / "sig").write_bytes(signature)
+        stamp = NOW.astimezone().strftime("%Y%m%d%H%M%S")
+        argv = ["ssh-keygen", "-Y", "verify", "-n", SPACE, "-I", "ann", "-s", str(tmp_path / "sig")]
+        argv += ["-f", str(path), f"-Overify-time={stamp}"]
+        done = run_program(argv, input=b"data", timeout_s=20, env=helper_environment())
+        assert done.ok is counts, done
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (f"* {ANN}", "no name"),
+        (f"*@example.org {ANN}", "no name"),
+        (f"ann,bob {ANN}", "no name"),
+        (f"!ann {ANN}", "no name"),
+        (f'"ann" {ANN}', "no name"),
+        (f"unsigned {ANN}", "no name"),
+        (f"\u0430nn {ANN}", "no name"),
+        (f"ann cert-authority {ANN}", "cert-authority is not supported"),
+        (f"ann CERT-AUTHORITY {ANN}", "cert-authority is not supported"),
+        (f"ann no-touch-required {ANN}", "unknown option"),
+        (f'ann namespaces="a" namespaces="b" {ANN}', "neither an option nor|not a public key|no kind"),
+        (f'ann namespaces="a",namespaces="b" {ANN}', "twice"),
+        (f"ann namespaces {ANN}", "no value"),
+        (f"ann namespaces=a {ANN}", "neither an option"),
+        (f'ann namespaces="" {ANN}', "no list of namespaces"),
+        (f'ann namespaces="a,!b" {ANN}', "no list of namespaces"),
+        (f'ann valid-after="tomorrow" {ANN}', "no time"),
+        (f'ann valid-before="20260231" {ANN}', "no time of the calendar"),
+        (f'ann valid-before="2026-03-01" {ANN}', "no time"),
+        ("ann", "neither an option nor a public key"),
+        ("ann ssh-ed25519", "not a public key"),
+        (f"ann {ANN[:-12]}", "not a public key"),
+        (f"ann\u202e {ANN}", "U\\+202E"),
+        (f"ann\x1b[2J {ANN}", "U\\+001B"),
+        (f"ann\0 {ANN}", "U\\+0000"),
+    ],
+    ids=[
+        *("star", "domain", "two-names", "not-name", "quoted-name", "unsigned", "homoglyph", "authority"),
+        *(
+            "authority-upper",
+            "unknown-option",
+            "two-words",
+            "twice",
+            "no-value",
+            "no-quotes",
+            "no-namespaces",
+        ),
+        *("not-namespace", "words-for-time", "no-such-day", "dashes", "name-alone", "kind-alone", "cut-off"),
+        *("bidirectional", "escape", "nul"),
+    ],
+)
+def test_a_line_that_is_not_understood_spoils_the_list_and_is_named(
+    tmp_path: Path, line: str, words: str
+) -> None:
+    path = write(tmp_path, "# people", "", f"bob {public('bob').line}", line)
+    with pytest.raises(KeyListError, match=words) as caught:
+        read_keys(path)
+    assert caught.value.message.startswith(f"{path}:4: ")
+    with pytest.raises(KeyListError):
+        signing.verify(b"x", signing.sign(private("bob"), SPACE, b"x"), SPACE, path)
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_a_list_that_others_may_write_says_nothing(tmp_path: Path, what: str, mode: int) -> None:
+    path = write(tmp_path, f"ann {ANN}")
+    target = path if what == "file" else tmp_path
+    target.chmod(mode | (0o100 if what == "folder" else 0))
+    try:
+        with pytest.raises(KeyListError, match="can be written by others") as caught:
+            read_keys(path)
+    finally:
+        target.chmod(0o700)
+    assert caught.value.remedy == f"chmod go-w {target}"
+
+
+def test_what_is_no_text_no_file_or_too_large_says_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "allowed_signers"
+    assert read_keys(path) == ()
+    path.write_bytes(b"ann \xff\xfe\n")
+    with pytest.raises(KeyListError, match="UTF-8"):
+        read_keys(path)
+    path.write_bytes(b"#" * (1 << 20) + b"\n")
+    with pytest.raises(KeyListError, match="more than"):
+        read_keys(path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(KeyListError):
+        read_keys(path)
+
+
+def test_a_link_to_a_list_of_somebody_elses_is_judged_by_what_it_leads_to(tmp_path: Path) -> None:
+    real = tmp_path / "real"
+    real.write_text(f"ann {ANN}\n")
+    real.chmod(0o666)
+    (tmp_path / "allowed_signers").symlink_to(real)
+    with pytest.raises(KeyListError, match="can be written by others"):
+        read_keys(tmp_path / "allowed_signers")
+
+
+def entry(name: str, **changes: object) -> Listed:
+    return Listed(name, public(name), **{"namespaces": (SPACE,), **changes})  # type: ignore[arg-type]
+
+
+def test_what_is_added_is_read_back_and_only_its_owner_reads_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "config" / "allowed_signers"
+    until = datetime.now(UTC).replace(microsecond=0) + timedelta(days=7)
+    assert listed.add(path, entry("ann", valid_before=until))
+    assert not listed.add(path, entry("ann", valid_before=until))
+    assert listed.add(path, entry("bob"))
+    ann, bob = read_keys(path)
+    assert (ann.name, ann.valid_before, ann.line, ann.key.comment) == ("ann", until, 1, "ann")
+    assert (bob.name, bob.valid_before, bob.line) == ("bob", None, 2)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert [file.name for file in path.parent.iterdir()] == ["allowed_signers"]
+
+
+def test_a_name_may_have_two_keys_and_a_key_only_one_name(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    listed.add(path, entry("ann"))
+    listed.add(path, Listed("ann", public("bob")))
+    with pytest.raises(SignatureError, match="speaks for ann already"):
+        listed.add(path, Listed("bob", public("bob")))
+    assert [line.name for line in read_keys(path)] == ["ann", "ann"]
+
+
+@pytest.mark.parametrize("name", ["", "unsigned", "-n", "a b", "a,b", "*", "a\n", "é", "x" * 129])
+def test_a_name_that_could_be_read_otherwise_is_not_taken(tmp_path: Path, name: str) -> None:
+    with pytest.raises(SignatureError, match="cannot be a signer's name"):
+        listed.add(tmp_path / "list", Listed(name, public("ann")))
+    assert not (tmp_path / "list").exists()
+
+
+def test_dropping_keeps_comments_and_other_lines(tmp_path: Path) -> None:
+    path = write(tmp_path, "# people", f"ann {ANN}", "", f"bob {public('bob').line} desk")
+    ann, _ = read_keys(path)
+    listed.drop(path, (ann,))
+    assert path.read_text() == f"# people\n\nbob {public('bob').line} desk\n"
+    with pytest.raises(KeyListError, match="changed meanwhile"):
+        listed.drop(path, (ann,))
+
+
+def test_of_many_additions_at_once_none_is_lost(tmp_path: Path) -> None:
+    path = tmp_path / "allowed_signers"
+    names = [f"name{number}" for number in range(8)]
+    entries = [Listed("ann", public("ann"), namespaces=(name,)) for name in names]
+    threads = [threading.Thread(target=listed.add, args=(path, each)) for each in entries]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {line.namespaces for line in read_keys(path)} == {(name,) for name in names}
