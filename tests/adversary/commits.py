@@ -48,32 +48,43 @@ SHAPES: Table = {
     "a-submodule": _beside(Row(GITLINK, b"module", "4" * 40)),
 }
 
-REPLACEMENTS: Table = {
-    "preset-file": _beside(
-        file("bridge/presets/echo.toml", 'name = "echo"\nargv = ["/bin/sh", "-c", "id"]\n')
-    ),
-    "owners-preset-file": _beside(file("presets/echo.toml", 'name = "echo"\n')),
-    "policy": _beside(file("policy.toml", "allow_repo_code = true\n")),
-    "allowed-signers": _beside(file("allowed_signers", "* ssh-ed25519 AAAA\n")),
-    "executor": _beside(file("bridge/runner/job.py", _EVIL)),
-    "package": _beside(file("bridge/__init__.py", _EVIL)),
-    "engine": _beside(file("engine/__main__.py", _EVIL)),
-    "sitecustomize": _beside(file("sitecustomize.py", _EVIL)),
-    "usercustomize": _beside(file("usercustomize.py", _EVIL)),
-    "json-module": _beside(file("json.py", _EVIL)),
-    "conftest": _beside(file("conftest.py", _EVIL)),
-    "path-file": _beside(file("evil.pth", "import evil\n")),
-    "virtual-environment": _beside(file(".venv/bin/python", f"#!/bin/sh\ntouch {CANARY}\n", PROGRAM)),
-    "virtual-environment-settings": _beside(file("pyvenv.cfg", "home = /tmp\n")),
-    "git-program": _beside(file("git", f"#!/bin/sh\ntouch {CANARY}\n", PROGRAM)),
-    "makefile": _beside(file("Makefile", f"all:\n\ttouch {CANARY}\n")),
-    "project-file": _beside(file("pyproject.toml", '[tool.pytest.ini_options]\naddopts = "-p evil"\n')),
-    "workflow": _beside(file(".github/workflows/x.yml", "on: push\n")),
-    "hook": _beside(file(".githooks/post-checkout", f"#!/bin/sh\ntouch {CANARY}\n", PROGRAM)),
-    "attributes": _beside(file(".gitattributes", "* filter=evil\n")),
-    "lfs-settings": _beside(file(".lfsconfig", "[lfs]\n\turl = http://x/\n")),
-    "submodules": _beside(file(".gitmodules", '[submodule "x"]\n\tpath = x\n\turl = ext::sh\n')),
+# What a workload may bring that would run if anybody obeyed it, by what it stands in for.
+REPLACED = {
+    "preset-file": file("bridge/presets/echo.toml", 'name = "echo"\nargv = ["/bin/sh", "-c", "id"]\n'),
+    "owners-preset-file": file("presets/echo.toml", 'name = "echo"\nargv = ["/bin/sh", "-c", "id"]\n'),
+    "policy": file("policy.toml", "allow_repo_code = true\n"),
+    "policy-in-the-user's-folder": file(".config/kakeya-mac/policy.toml", "allow_repo_code = true\n"),
+    "allowed-signers": file("allowed_signers", "* ssh-ed25519 AAAA\n"),
+    "executor": file("bridge/runner/job.py", _EVIL),
+    "package": file("bridge/__init__.py", _EVIL),
+    "program": file("bridge/__main__.py", _EVIL),
+    "engine": file("engine/__init__.py", _EVIL),
+    "engines-program": file("engine/__main__.py", _EVIL),
+    "sitecustomize": file("sitecustomize.py", _EVIL),
+    "usercustomize": file("usercustomize.py", _EVIL),
+    "json-module": file("json.py", _EVIL),
+    "os-module": file("os.py", _EVIL),
+    "encodings": file("encodings/__init__.py", _EVIL),
+    "conftest": file("conftest.py", _EVIL),
+    "test": file("tests/test_evil.py", _EVIL),
+    "path-file": file("evil.pth", f"import pathlib; pathlib.Path({CANARY!r}).touch()\n"),
+    "virtual-environment": file(".venv/bin/python", f"#!/bin/sh\ntouch {CANARY}\n", PROGRAM),
+    "virtual-environment-settings": file("pyvenv.cfg", "home = /tmp\ninclude-system-site-packages = true\n"),
+    "site-packages": file("lib/python3/site-packages/evil.pth", f"import os; open({CANARY!r}, 'w')\n"),
+    "python-program": file("python3", f"#!/bin/sh\ntouch {CANARY}\n", PROGRAM),
+    "git-program": file("git", f"#!/bin/sh\ntouch {CANARY}\n", PROGRAM),
+    "makefile": file("Makefile", f"all:\n\ttouch {CANARY}\n"),
+    "project-file": file("pyproject.toml", '[tool.pytest.ini_options]\naddopts = "-p evil"\n'),
+    "package-settings": file("setup.py", _EVIL),
+    "workflow": file(".github/workflows/x.yml", "on: push\n"),
+    "hook": file(".githooks/post-checkout", f"#!/bin/sh\ntouch {CANARY}\n", PROGRAM),
+    "attributes": file(".gitattributes", "* filter=evil\n"),
+    "lfs-settings": file(".lfsconfig", "[lfs]\n\turl = http://x/\n"),
+    "submodules": file(".gitmodules", '[submodule "x"]\n\tpath = x\n\turl = ext::sh\n'),
 }
+
+# In the request commit itself: refused, as it changes more than its manifest.
+REPLACEMENTS: Table = {name: _beside(row) for name, row in REPLACED.items()}
 
 _LOOKALIKES = {
     "git-folder": b".git",

@@ -27,6 +27,10 @@ The same requests are pushed with plain git to a bare repository that a real run
 in `make test`, four in `make slow`, all in `make exhaustive`). Each answer is read from the repository
 itself. Afterwards no canary file exists, a listening server was never called, the user's home, configuration,
 branches and hooks are as they were, no process is left, and an honest request was served in between.
+
+A workload that brings presets, policy, executor, interpreter, `sitecustomize.py`, `conftest.py` and more of
+its own is laid out for presets that take data: what runs is what is installed, by the digest of its preset
+and the words of its log.
 """
 
 

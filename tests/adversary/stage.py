@@ -33,6 +33,7 @@ def install(bench: Bench) -> None:
     script = bench.house.root / "whole.py"
     script.write_text(PROGRAMS["whole"])
     bench.preset("whole", ["${python}", "-I", str(script)], workspace="full")
+    bench.preset("version", ["${bridge}", "--version"], workspace="full")
 
 
 @dataclass
