@@ -22,7 +22,7 @@ DOORS = {
     "requests": {"bridge/github.py"},
     "urllib.request": set[str](),
     "http.client": set[str](),
-    "socket": {"bridge/runner/namespaces.py"},  # ioctl on a new namespace's loopback, no connection
+    "socket": {"bridge/runner/isolation/namespaces.py"},  # ioctl on a new namespace's loopback, no connection
     "numpy": {
         "engine/cache/ragged.py",  # positions, worked out on the host
         "engine/evaluation/codec.py",
@@ -139,7 +139,7 @@ def test_only_these_read_an_arrays_buffer():
 def test_only_the_edges_print_or_exit():
     edges = ("bridge/cli/", "engine/cli/", "engine/training/__main__.py")
     forked = (
-        "bridge/runner/namespaces.py",
+        "bridge/runner/isolation/namespaces.py",
         "bridge/runner/supervisor.py",
     )  # a fork's child ends with os._exit
     found = []

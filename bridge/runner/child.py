@@ -21,6 +21,7 @@ from typing import IO, Any
 
 from bridge.errors import MachineError
 from bridge.process import helper_environment, spawn
+from bridge.runner.isolation.enforced import Enforced
 
 # How the supervisor is started: the installed package, apart from the environment and the working directory.
 SUPERVISOR = ("-m", "bridge.runner.supervisor")
@@ -35,26 +36,15 @@ class MachineBusy(MachineError):
 
 
 @dataclass(frozen=True)
-class Enforced:
-    """What the supervisor could enforce here; what it could not is a fact of the result.
-
-    Attributes:
-        network_isolated: The job has no network.
-        tree: How the job's processes are held: process namespace, descendants, process group.
-        files_hidden: The runner's key and the user's credentials cannot be read by the job.
-    """
-
-    network_isolated: bool
-    tree: str
-    files_hidden: bool
-
-
-@dataclass(frozen=True)
 class Order:
-    """A child to start: complete environment, limits by RLIMIT name, seconds, bytes of output."""
+    """A child to start: complete environment, limits by RLIMIT name, seconds, bytes of output.
+
+    It may write in `room` and below it, and nowhere else.
+    """
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
+    room: Path
     cwd: Path
     limits: Mapping[str, int]
     timeout_s: float
@@ -84,16 +74,23 @@ class Standby:
 
     Args:
         lock: The machine's lock file, which it will take.
+        writable: Existing folders, one of which will hold the job's; they stay even inside hidden ones.
         network: Leave the job the machine's network.
         hide: Files and folders the job must not reach, where the machine can hide them.
-        keep: Existing folders inside hidden ones that stay as they are.
+        keep: Files and folders that the job may read wherever they are, such as its interpreter.
 
     Raises:
         MachineError: It cannot be started.
     """
 
     def __init__(
-        self, lock: Path, *, network: bool = False, hide: Sequence[Path] = (), keep: Sequence[Path] = ()
+        self,
+        lock: Path,
+        *,
+        writable: Sequence[Path] = (),
+        network: bool = False,
+        hide: Sequence[Path] = (),
+        keep: Sequence[Path] = (),
     ) -> None:
         lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.lock = lock
@@ -109,6 +106,7 @@ class Standby:
             "output": output,
             "network": network,
             "hide": [str(path) for path in hide],
+            "writable": [str(path) for path in writable],
             "keep": [str(path) for path in keep],
         }
         try:
@@ -162,18 +160,19 @@ class Supervised:
         self._standby = standby
         self._control, self._status, self._output = standby.control, standby.status, standby.output
         self._lines = b""
-        first = None
         with contextlib.suppress(MachineError):
             self._tell(take=True)
-            first = self._event(START_S)
+        first = self._event(START_S)
         if first is None or first["event"] != "locked":
             self.close()
             if first is None:
                 raise MachineError(
                     "the job supervisor did not start", f"try: {sys.executable} -m bridge --help"
                 )
+            if first["event"] == "failed":
+                raise MachineError(f"the job supervisor cannot isolate a job here: {first['why']}")
             raise MachineBusy(f"another job runs on this machine (lock {standby.lock})")
-        self.enforced = Enforced(first["network_isolated"], first["tree"], first["files_hidden"])
+        self.enforced = Enforced(**first["enforced"])
 
     def run(
         self,
@@ -198,6 +197,7 @@ class Supervised:
             argv=list(order.argv),
             env=dict(order.env),
             cwd=str(order.cwd),
+            room=str(order.room),
             limits=dict(order.limits),
             timeout_s=order.timeout_s,
             grace_s=order.grace_s,

@@ -12,12 +12,13 @@ import os
 import platform
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 from bridge.errors import MachineError
 from bridge.presets import Preset
 from bridge.process import run_program
-from bridge.runner.child import Enforced
+from bridge.runner.isolation.enforced import Enforced
 from bridge.runner.models import Found
 
 Fact = str | int | float | bool | None
@@ -40,15 +41,7 @@ def machine() -> dict[str, Fact]:
 
 def isolation(enforced: Enforced | None) -> dict[str, Fact]:
     """What the machine enforced around the job, and what it did not (None: nothing was started)."""
-    if enforced is None:
-        return {}
-    return {
-        "isolation_network": enforced.network_isolated,
-        "isolation_tree": enforced.tree,
-        "isolation_credentials_hidden": enforced.files_hidden,
-        "isolation_file_writes": False,
-        "isolation_memory": False,
-    }
+    return {} if enforced is None else {f"isolation_{item}": how for item, how in asdict(enforced).items()}
 
 
 def of_models(found: Mapping[str, Found]) -> dict[str, Fact]:

@@ -23,11 +23,12 @@ from bridge.evidence.redact import find_secrets, secrets_of
 from bridge.manifest import Manifest
 from bridge.presets import Preset
 from bridge.result import Command, Phase, Reason, RunStatus, Status, Verdict, Violation
-from bridge.runner import collect, isolation
+from bridge.runner import collect
 from bridge.runner.check import Checked, Refusal
 from bridge.runner.child import Ended, Order, Supervised
 from bridge.runner.folders import remove_tree
 from bridge.runner.heartbeat import Heartbeat
+from bridge.runner.isolation.room import Room, environment, resource_limits
 from bridge.runner.prepare import Preparation
 from bridge.runner.seal import LOG_NAME, Record, seal, with_room
 from bridge.runner.spool import Entry
@@ -78,7 +79,7 @@ class Job:
         self._clock = clock
         self._now = now
         self._secrets = secrets_of(station.environment)
-        self._room = isolation.Room(station.jobs / checked.pending.nonce)
+        self._room = Room(station.jobs / checked.pending.nonce)
         # Has no name, so nothing the job does to files can put another file in its place.
         self._log = tempfile.TemporaryFile(dir=station.folder)  # noqa: SIM115 - closed by `clean_up`
         self._heart = Heartbeat(
@@ -205,12 +206,15 @@ class Job:
     def _run_child(
         self, preset: Preset, manifest: Manifest, supervised: Supervised, argv: list[str]
     ) -> Ended:
+        policy = self._station.policy
         order = Order(
             argv=tuple(argv),
-            env=isolation.environment(self._room, self._station.environment),
+            env=environment(self._room, self._station.environment, policy.environment),
+            room=self._room.root,
             cwd=self._room.workspace,
-            limits=isolation.limits(supervised.enforced),
-            timeout_s=self._station.policy.timeout_s(preset, manifest.timeout_s),
+            limits=resource_limits(policy.limits, supervised.enforced),
+            timeout_s=policy.timeout_s(preset, manifest.timeout_s),
+            output_limit=policy.limits.output_bytes,
         )
         ended = supervised.run(
             order,

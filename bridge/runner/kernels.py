@@ -22,7 +22,7 @@ from pathlib import Path
 from bridge.errors import MachineError
 from bridge.process import run_program, spawn
 from bridge.runner.folders import remove_tree
-from bridge.runner.isolation import Room, environment
+from bridge.runner.isolation.room import Room, environment
 
 COMPILER = "g++"  # mlx calls it by this name
 MAKER = (sys.executable, "-I", "-m", "engine.kernels")

@@ -18,7 +18,7 @@ from bridge.presets import Preset
 from bridge.result import Reason
 from bridge.runner import models, workspace
 from bridge.runner.check import Refusal, places
-from bridge.runner.isolation import Room
+from bridge.runner.isolation.room import Room
 from bridge.runner.station import Station
 
 ENGINE = "${engine}"  # how the argv of a preset begins that runs the engine

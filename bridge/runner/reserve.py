@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
-from bridge.runner import isolation
+from bridge.presets import Preset
 from bridge.runner.child import Standby, Supervised
+from bridge.runner.isolation.hidden import hidden, kept
 from bridge.runner.station import Station
 
 # What a supervisor hides is what was there when it started, so it does not wait long.
@@ -23,13 +25,19 @@ class Reserve:
         self._station = station
         self._standby: Standby | None = None
 
-    def take(self) -> Supervised:
+    def take(self, preset: Preset | None = None) -> Supervised:
         """A supervisor that holds the machine's lock: the waiting one, if it is fresh, or a new one.
+
+        Args:
+            preset: Of the job. One that gets the machine's network gets a supervisor of its own: what
+                waits has none.
 
         Raises:
             MachineBusy: Another job holds the lock.
             MachineError: It did not start.
         """
+        if preset is not None and self._station.policy.opens_network(preset):
+            return Supervised(self._new(network=True))
         standby, self._standby = self._standby, None
         if standby is not None and (self._is_old(standby) or not standby.alive):
             standby.close()
@@ -52,7 +60,15 @@ class Reserve:
     def _is_old(self, standby: Standby) -> bool:
         return time.monotonic() - standby.since > OLDEST_S
 
-    def _new(self) -> Standby:
+    def _new(self, *, network: bool = False) -> Standby:
         station = self._station
-        hide = isolation.hidden(station.home, station.environment, *station.private)
-        return Standby(station.lock, hide=hide, keep=[station.jobs])
+        ours = station.environment
+        named = [Path(ours[name]).expanduser() for name in ours if name.startswith("KAKEYA_MODEL_")]
+        models = [*station.policy.models.values(), *named, station.home / "kakeya-models"]
+        return Standby(
+            station.lock,
+            writable=[station.jobs],
+            network=network,
+            hide=hidden(station.home, ours, *station.private),
+            keep=kept(station.presets.values(), ours, models, network=network),
+        )

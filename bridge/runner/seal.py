@@ -14,7 +14,7 @@ from bridge.manifest import format_time
 from bridge.result import Command, File, Result, RunnerFacts, Verdict
 from bridge.runner import facts
 from bridge.runner.check import Checked
-from bridge.runner.child import Enforced
+from bridge.runner.isolation.enforced import Enforced
 from bridge.runner.models import Found
 from bridge.runner.spool import Entry
 from bridge.runner.station import Station

@@ -277,7 +277,7 @@ class Runner:
             self._tries[pending.nonce] = MAX_ATTEMPTS + 1
         supervised = None
         if checked.refusal is None and attempt <= MAX_ATTEMPTS:
-            supervised = self._reserve.take()
+            supervised = self._reserve.take(checked.preset)
         try:
             taken = self._desk.take(pending, checked, silent)
             if taken is None:

@@ -22,11 +22,11 @@ import select
 import signal
 import sys
 import time
+from dataclasses import asdict
 from typing import Any, NoReturn
 
-from bridge.runner import namespaces
-
-_SWEEPS = 200
+from bridge.runner.isolation import libc, namespaces, processes
+from bridge.runner.isolation.cage import Cage
 
 
 def main(setup: dict[str, Any]) -> int:
@@ -35,21 +35,17 @@ def main(setup: dict[str, Any]) -> int:
         signal.signal(number, signal.SIG_IGN)
     # Opened outside the namespaces. All processes here share it, so it stays locked until the last is gone.
     lock = os.open(setup["lock"], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    guards = (os.getppid(), os.getpid())
     level = namespaces.best_level(network=setup["network"])
     namespaces.enter(level, network=setup["network"])
-    if level == "full":
-        inner = os.fork()
-        if inner:
-            for descriptor in (setup["control"], setup["status"], setup["output"]):
-                os.close(descriptor)
-            # Returns when every process of the namespace is dead.
-            os.waitpid(inner, 0)
-            return 0
-        namespaces.settle(setup["hide"], setup["keep"])
-    orphans = level == "full" or namespaces.adopt_orphans()
-    tree = {"full": "process namespace"}.get(level, "descendants" if orphans else "process group")
-    isolated = level != "none" and not setup["network"]
-    keeper = _Keeper(setup)
+    if libc.LINUX and not _goes_on_guarded(setup, level):
+        return 0
+    try:
+        cage = Cage(setup, level, (*guards, os.getpid()))
+    except OSError as error:
+        _send(setup["status"], event="failed", why=str(error))
+        return 1
+    keeper = _Keeper(setup, cage)
     if keeper.next_order() is None:
         return 0
     try:
@@ -57,26 +53,48 @@ def main(setup: dict[str, Any]) -> int:
     except BlockingIOError:
         _send(setup["status"], event="busy")
         return 0
-    _send(setup["status"], event="locked", network_isolated=isolated, tree=tree, files_hidden=level == "full")
+    _send(setup["status"], event="locked", enforced=asdict(cage.enforced))
     keeper.serve()
     return 0
+
+
+def _goes_on_guarded(setup: dict[str, Any], level: str) -> bool:
+    """Go on in a child, watched over by this process: whichever of the two dies, the job's tree dies.
+
+    Returns:
+        True in the child; False in this process, when the child and everything below it is gone.
+    """
+    namespaces.adopt_orphans()
+    inner = os.fork()
+    if inner == 0:
+        namespaces.die_with_parent(gently=level != "full")
+        return True
+    for descriptor in (setup["control"], setup["status"], setup["output"]):
+        os.close(descriptor)
+    os.waitpid(inner, 0)
+    processes.end_descendants()
+    return False
 
 
 class _Keeper:
     """Starts the job, waits for it or for word from the runner, and leaves nothing of it behind."""
 
-    def __init__(self, setup: dict[str, Any]) -> None:
+    def __init__(self, setup: dict[str, Any], cage: Cage) -> None:
+        self._cage = cage
         self._control: int = setup["control"]
         self._status: int = setup["status"]
         self._output: int = setup["output"]
         self._buffer = b""
         self._job = 0
         self._code: int | None = None
+        if os.getpid() != 1:  # else the kernel sees to it, and the job could send it
+            signal.signal(namespaces.PARENT_DIED, self._end)
 
     def serve(self) -> None:
         order = self.next_order()
         if order is None:
             return
+        self._cage.narrow(order["room"])
         waker, wakes = os.pipe()
         os.set_blocking(wakes, False)
         signal.set_wakeup_fd(wakes)
@@ -84,11 +102,12 @@ class _Keeper:
         started = time.monotonic()
         self._job = os.fork()
         if self._job == 0:
-            _become(order, self._output)
+            _become(order, self._output, self._cage)
         os.close(self._output)
         _send(self._status, event="started", pid=self._job)
         timed_out = self._attend(waker, started + order["timeout_s"], order["grace_s"])
-        survivors = self._kill_tree()
+        survivors, ended = processes.end_descendants(self._job)
+        self._code = ended.get(self._job, self._code)
         seconds = time.monotonic() - started
         _send(
             self._status,
@@ -105,7 +124,7 @@ class _Keeper:
         """Until the job ended, ran out of time or is to stop; True when it ran out of time."""
         timed_out = stopping = False
         while True:
-            self._reap()
+            self._code = (processes.reap() or {}).get(self._job)
             if self._code is not None:
                 return timed_out
             remaining = deadline - time.monotonic()
@@ -142,37 +161,13 @@ class _Keeper:
         order: dict[str, Any] = json.loads(line)
         return order
 
-    def _reap(self) -> bool:
-        """Collect every child that ended; False when there is none left, ended or running."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return False
-            if pid == 0:
-                return True
-            if pid == self._job:
-                self._code = os.waitstatus_to_exitcode(status)
-
-    def _kill_tree(self) -> int:
-        """Kill what the job left until nothing is there; the number of processes that would not die."""
-        for _ in range(_SWEEPS):
-            if os.getpid() == 1:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(-1, signal.SIGKILL)
-            else:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self._job, signal.SIGKILL)
-                for pid in _descendants():
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-            if not self._reap():
-                return 0
-            time.sleep(0.01)
-        return max(1, len(_descendants()))
+    def _end(self, *_: object) -> NoReturn:
+        """The guard died: leave nothing behind."""
+        processes.end_descendants(self._job)
+        os._exit(1)
 
 
-def _become(order: dict[str, Any], output: int) -> NoReturn:
+def _become(order: dict[str, Any], output: int, cage: Cage) -> NoReturn:
     """In the forked child: limits, descriptors, folder, and then the job's program in our place."""
     try:
         os.setsid()
@@ -180,7 +175,6 @@ def _become(order: dict[str, Any], output: int) -> NoReturn:
         null = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((null, 0), (output, 1), (output, 2)):
             os.dup2(source, target)
-        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         signal.set_wakeup_fd(-1)
         for name in ("SIGCHLD", "SIGHUP", "SIGINT", "SIGPIPE", "SIGTERM", "SIGXFSZ"):
             signal.signal(getattr(signal, name), signal.SIG_DFL)
@@ -188,7 +182,8 @@ def _become(order: dict[str, Any], output: int) -> NoReturn:
             _limit(getattr(resource, f"RLIMIT_{name}"), value)
         os.umask(0o077)
         os.chdir(order["cwd"])
-        namespaces.drop_privileges()
+        cage.lock_in()
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         os.execvpe(order["argv"][0], order["argv"], order["env"])  # noqa: S606 - argv comes from a preset
     except (OSError, ValueError) as error:
         os.write(2, f"cannot start {order['argv'][0]}: {error}\n".encode())
@@ -199,21 +194,6 @@ def _limit(kind: int, value: int) -> None:
     hard = resource.getrlimit(kind)[1]
     wanted = value if hard == resource.RLIM_INFINITY else min(value, hard)
     resource.setrlimit(kind, (wanted, wanted))
-
-
-def _descendants() -> list[int]:
-    """Processes below this one, from /proc; empty where there is none (then the group is all we know)."""
-    parents: dict[int, int] = {}
-    with contextlib.suppress(FileNotFoundError):
-        for name in filter(str.isdigit, os.listdir("/proc")):
-            with contextlib.suppress(OSError, ValueError), open(f"/proc/{name}/stat") as file:
-                parents[int(name)] = int(file.read().rpartition(")")[2].split()[1])
-    found: list[int] = []
-    front = {os.getpid()}
-    while front:
-        front = {pid for pid, parent in parents.items() if parent in front}
-        found.extend(front)
-    return found
 
 
 def _send(descriptor: int, **event: object) -> None:

@@ -7,66 +7,22 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from bridge.process import run_program
-from bridge.runner import namespaces
-from bridge.runner.child import Ended, MachineBusy, Order, Standby, Supervised
+from bridge.runner.child import MachineBusy, Standby, Supervised
+from bridge.runner.isolation import namespaces
+from tests.bridge.runner.jobs import Jobs, marked
 from tests.houses import wait_for
 
 LEVEL = namespaces.best_level(network=False)
 needs_namespaces = pytest.mark.skipif(LEVEL != "full", reason="this machine permits no process namespace")
 
 
-class Jobs:
-    """Runs small Python programs as supervised jobs in a folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.lock = folder / "lock"
-        self.log = folder / "log"
-        self.lines: list[str] = []
-
-    def order(self, script: str, **changes: object) -> Order:
-        values: dict[str, object] = {
-            "argv": (sys.executable, "-I", "-c", textwrap.dedent(script)),
-            "env": {"PATH": os.environ["PATH"]},
-            "cwd": self.folder,
-            "limits": {},
-            "timeout_s": 30,
-            "grace_s": 1.0,
-        }
-        return Order(**{**values, **changes})  # type: ignore[arg-type]
-
-    def run(
-        self,
-        script: str,
-        *,
-        stop: Callable[[], bool] = lambda: False,
-        hide: tuple[Path, ...] = (),
-        keep: tuple[Path, ...] = (),
-        **changes: object,
-    ) -> Ended:
-        with (
-            Supervised(Standby(self.lock, hide=hide, keep=keep)) as supervised,
-            self.log.open("wb", 0) as log,
-        ):
-            return supervised.run(self.order(script, **changes), log, on_line=self.lines.append, stop=stop)
-
-
 @pytest.fixture
 def jobs(tmp_path: Path) -> Jobs:
     return Jobs(tmp_path)
-
-
-def marked(mark: str) -> list[int]:
-    """Processes whose command line holds `mark`, other than this one."""
-    done = run_program(["ps", "-axo", "pid=,stat=,command="], timeout_s=10, limit_bytes=1 << 22)
-    rows = [line.split(None, 2) for line in done.stdout.decode("utf-8", "replace").splitlines()]
-    return [int(pid) for pid, state, command in rows if mark in command and "Z" not in state]
 
 
 def test_exit_code_output_and_lines_come_back(jobs: Jobs) -> None:
@@ -194,50 +150,9 @@ def test_a_job_has_no_network_but_its_own_loopback(jobs: Jobs) -> None:
 
 
 @needs_namespaces
-def test_a_hidden_file_and_folder_are_empty_for_the_job_and_stay_so(jobs: Jobs, tmp_path: Path) -> None:
-    key, folder = tmp_path / "key", tmp_path / "dot"
-    key.write_text("private")
-    folder.mkdir()
-    (folder / "token").write_text("private")
-    script = f"""
-        import ctypes, os
-        ctypes.CDLL(None).umount({str(key)!r}.encode())
-        ctypes.CDLL(None).umount({str(folder)!r}.encode())
-        print(repr(open({str(key)!r}).read()), os.listdir({str(folder)!r}))
-    """
-    jobs.run(script, hide=(key, folder, tmp_path / "absent"))
-    assert jobs.lines == ["'' []"]
-    assert key.read_text() == "private"
-
-
-@needs_namespaces
 def test_a_job_sees_no_process_but_its_own(jobs: Jobs) -> None:
     jobs.run("import os; print(max(int(name) for name in os.listdir('/proc') if name.isdigit()) < 20)")
     assert jobs.lines == ["True"]
-
-
-def test_supervised_jobs_work_without_namespaces(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The path of machines that permit none, forced by a supervisor that is told so."""
-    mark = f"mark-{os.getpid()}-{time.monotonic_ns()}"
-    patched = (
-        "import json, sys; from bridge.runner import namespaces, supervisor;"
-        "namespaces.best_level = lambda network: 'none';"
-        "raise SystemExit(supervisor.main(json.loads(sys.argv[1])))"
-    )
-    monkeypatch.setattr("bridge.runner.child.SUPERVISOR", ("-c", patched))
-    script = f"""
-        import subprocess, sys, time
-        subprocess.Popen([sys.executable, "-I", "-c", "import time; time.sleep(60)", "{mark}"],
-                         start_new_session=True)
-        time.sleep(60)
-    """
-    ended = jobs.run(script, stop=lambda: bool(marked(mark)))
-    assert ended.stopped
-    assert ended.survivors == 0
-    assert marked(mark) == []
-    with Supervised(Standby(jobs.lock)) as supervised:
-        assert not supervised.enforced.network_isolated
-        assert supervised.enforced.tree != "process namespace"
 
 
 @pytest.mark.parametrize("victim", ["runner", "supervisor"])
@@ -253,10 +168,12 @@ def test_killing_runner_or_supervisor_leaves_no_process_and_a_free_lock(jobs: Jo
         import sys
         from pathlib import Path
         from bridge.runner.child import Order, Standby, Supervised
-        folder = Path({str(jobs.folder)!r})
-        with Supervised(Standby(folder / "lock")) as supervised:
-            print(supervised._standby._process.pid, flush=True)
-            order = Order((sys.executable, "-I", "-c", {job!r}), {{}}, folder, {{}}, 60)
+        folder = Path({str(jobs.root)!r})
+        room = folder / "room"
+        standby = Standby(folder / "lock", writable=[room], keep=[Path(sys.prefix)])
+        with Supervised(standby) as supervised:
+            print(standby._process.pid, flush=True)
+            order = Order((sys.executable, "-I", "-c", {job!r}), {{}}, room, room, {{}}, 60)
             supervised.run(order, folder / "log", on_line=print, stop=lambda: False)
     """
     process = subprocess.Popen(

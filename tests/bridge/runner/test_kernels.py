@@ -20,16 +20,17 @@ from bridge.bus.claims import read_status
 from bridge.bus.git import Git
 from bridge.presets import load_all
 from bridge.result import Phase, Status
-from bridge.runner import facts, isolation
+from bridge.runner import facts
 from bridge.runner import kernels as kernels_module
-from bridge.runner.isolation import Room
+from bridge.runner.isolation import room as rooms
+from bridge.runner.isolation.room import Room
 from bridge.runner.kernels import COMPILER, MAKER, Kernels, KernelsMissing
 from bridge.runner.prepare import COMPILING, decodes
 from bridge.runner.serve import Runner
 from tests.bridge.runner.bench import Bench
 from tests.houses import House, wait_for
 
-COMPILES = shutil.which(COMPILER, path=os.pathsep.join(isolation.SYSTEM_PATH)) is not None
+COMPILES = shutil.which(COMPILER, path=os.pathsep.join(rooms.SYSTEM_PATH)) is not None
 needs_compiler = pytest.mark.skipif(
     sys.platform != "linux" or not COMPILES, reason="mlx compiles with g++ on Linux alone"
 )
@@ -260,7 +261,7 @@ def test_the_kernels_of_the_engine_are_all_that_a_measurement_uses(tmp_path: Pat
     done = kernels_module.run_program(
         [*argv, f"--report={room.out / 'report.json'}"],
         timeout_s=300,
-        env=isolation.environment(room, {}),
+        env=rooms.environment(room, {}),
         cwd=room.workspace,
     )
     assert done.ok, done.stderr.decode()

@@ -45,7 +45,9 @@ def station(house: House) -> Station:
 def works(supervised: Supervised, folder: Path) -> bool:
     """Whether a job runs there."""
     said: list[str] = []
-    order = Order((sys.executable, "-I", "-c", "print('done')"), {"PATH": os.environ["PATH"]}, folder, {}, 30)
+    order = Order(
+        (sys.executable, "-I", "-c", "print('done')"), {"PATH": os.environ["PATH"]}, folder, folder, {}, 30
+    )
     with (folder / "log").open("wb", 0) as log:
         ended = supervised.run(order, log, on_line=said.append, stop=lambda: False)
     return ended.exit_code == 0 and said == ["done"]
@@ -64,11 +66,11 @@ def test_the_waiting_one_is_taken_and_leaves_the_lock_to_others_until_then(
         assert len(started) == 1
         with pytest.raises(MachineBusy):
             Supervised(Standby(station.lock))
-        assert works(taken, station.folder)
+        assert works(taken, station.jobs)
     assert not started[0].alive
     with kept.take() as taken:
         assert len(started) == 2, "a supervisor serves one job"
-        assert works(taken, station.folder)
+        assert works(taken, station.jobs)
 
 
 def test_where_another_job_holds_the_machine_none_is_left_behind(
@@ -95,7 +97,7 @@ def test_one_that_waited_too_long_is_replaced(
     assert [one.alive for one in started] == [False, True]
     with kept.take() as taken:
         assert [one.alive for one in started] == [False, False, True]
-        assert works(taken, station.folder)
+        assert works(taken, station.jobs)
 
 
 def test_one_that_died_is_replaced(station: Station, started: list[Started]) -> None:
@@ -105,7 +107,7 @@ def test_one_that_died_is_replaced(station: Station, started: list[Started]) -> 
     wait_for(lambda: not started[0].alive, 10, "the end of the waiting one")
     with kept.take() as taken:
         assert len(started) == 2
-        assert works(taken, station.folder)
+        assert works(taken, station.jobs)
 
 
 def test_emptying_ends_the_waiting_one_and_closes_what_it_held(
@@ -131,4 +133,4 @@ def test_one_that_cannot_start_is_an_error_and_the_next_try_is_a_new_one(
         with pytest.raises(child.MachineError, match="did not start"):
             kept.take()
     with kept.take() as taken:
-        assert works(taken, station.folder)
+        assert works(taken, station.jobs)

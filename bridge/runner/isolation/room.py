@@ -1,39 +1,23 @@
-"""What a job's child gets: private folders, an environment from an allowlist, and limits.
+"""What a job's child gets: private folders, an environment from an allowlist, and limits of the kernel.
 
 The child runs in folders of its own (`Room`), never with the runner's HOME, environment or descriptors.
-Time, output and process limits are enforced by the supervisor. Not enforced yet, and said so in every
-result: how much memory it takes, and where it writes within the user's own permissions.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bridge.runner.child import Enforced
 from bridge.runner.folders import remove_tree
+from bridge.runner.isolation.enforced import Enforced
+from bridge.runner.limits import Limits
 
 # Names that may pass from the runner's environment to a job; none of them is a secret.
 PASSED_NAMES = ("KAKEYA_BLAS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TZ", "VECLIB_MAXIMUM_THREADS")
 SYSTEM_PATH = ("/opt/homebrew/bin", "/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin")
-# Credentials in the user's home that no job may read where the machine can hide them.
-CREDENTIALS = (
-    ".ssh",
-    ".gnupg",
-    ".aws",
-    ".netrc",
-    ".git-credentials",
-    ".config/gh",
-    ".config/git/credentials",
-    ".docker",
-    ".pypirc",
-)
-# Where programs outside listen that would do a job's work for it.
-SOCKETS = ("/run/user", "/run/dbus", "/run/docker.sock", "/run/containerd", "/run/podman")
-_GIB = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -73,15 +57,16 @@ class Room:
         return remove_tree(self.root)
 
 
-def environment(room: Room, ours: Mapping[str, str]) -> dict[str, str]:
+def environment(room: Room, ours: Mapping[str, str], also: Iterable[str] = ()) -> dict[str, str]:
     """The complete environment of a job.
 
     Args:
         room: Its folders.
         ours: The runner's environment, of which only `PASSED_NAMES` pass.
+        also: Further names that the owner lets pass. None of them overrides what is set here.
     """
     path = [str(Path(sys.executable).parent), *SYSTEM_PATH]
-    passed = {name: ours[name] for name in PASSED_NAMES if name in ours}
+    passed = {name: ours[name] for name in (*PASSED_NAMES, *also) if name in ours}
     return {
         **passed,
         "PATH": os.pathsep.join(path),
@@ -95,20 +80,8 @@ def environment(room: Room, ours: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def limits(enforced: Enforced) -> dict[str, int]:
-    """RLIMIT values: open files, file size in bytes, core dumps, and processes where the count is ours."""
-    values = {"NOFILE": 4096, "FSIZE": 4 * _GIB, "CORE": 0}
-    # Elsewhere the kernel counts all processes of the user, not the job's.
-    return {**values, "NPROC": 1024} if enforced.tree == "process namespace" else values
-
-
-def hidden(home: Path, ours: Mapping[str, str], *own: Path) -> list[Path]:
-    """Files, folders and sockets that a job must not reach where the machine can hide them.
-
-    Args:
-        home: The user's home, with the credentials in it.
-        ours: The runner's environment, which names the key agent's socket.
-        own: The runner's state and configuration: keys, policy, mirror, spool.
-    """
-    agent = [Path(ours["SSH_AUTH_SOCK"])] if ours.get("SSH_AUTH_SOCK") else []
-    return [*(home / name for name in CREDENTIALS), *(Path(name) for name in SOCKETS), *agent, *own]
+def resource_limits(limits: Limits, enforced: Enforced) -> dict[str, int]:
+    """RLIMIT values: open files, bytes of a file, core dumps, and processes where the count is the job's."""
+    values = {"NOFILE": limits.open_files, "FSIZE": limits.file_bytes, "CORE": 0}
+    # Elsewhere the kernel counts all processes of the user.
+    return {**values, "NPROC": limits.processes} if enforced.tree == "process namespace" else values

@@ -1,0 +1,88 @@
+"""All layers around one job on this machine, in the order in which they are put on.
+
+The supervisor makes a `Cage` before there is a job, so that the job need not wait for it, narrows it to the
+job's own folders when it knows them, and the job's process locks itself in just before it becomes the
+job's program. A layer that this machine does not have is left out and `enforced` says so; one that it has
+and that fails keeps the job from starting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bridge.runner.isolation import landlock, namespaces, seccomp, view
+from bridge.runner.isolation.enforced import NOT_ENFORCED, Enforced, words
+
+_SIGNALS_SCOPED = 6  # the version of Landlock from which on signals stay inside
+
+
+class Cage:
+    """The layers of one supervisor.
+
+    Args:
+        setup: ``hide``, ``writable``, ``keep`` (lists of paths) and ``network``; see `child.Standby`.
+        level: What this process entered, of `namespaces.LEVELS`.
+        guards: Process ids that the job must not signal.
+
+    Raises:
+        OSError: A layer that this machine has cannot be made.
+    """
+
+    def __init__(self, setup: Mapping[str, Any], level: str, guards: tuple[int, ...]) -> None:
+        self._folders: list[str] = setup["writable"]
+        self._has_view = namespaces.has_view(level)
+        if self._has_view:
+            view.build(setup["hide"], self._folders, setup["keep"], own_processes=level == "full")
+        known = landlock.version()
+        # A view hides already. Without one, what cannot be read is a matter of rules.
+        self._rules = landlock.Rules(None if self._has_view else setup["hide"]) if known else None
+        self._filters = seccomp.available()
+        self._closed = seccomp.Closed(
+            internet=level == "none" and not setup["network"],
+            local=not self._has_view,
+            signals=() if level == "full" else guards,
+        )
+        self.enforced = Enforced(
+            network=_network(level, self._filters, open_=setup["network"]),
+            tree="process namespace" if level == "full" else _tree(),
+            writes=words(("own view", self._has_view), ("landlock", bool(known))),
+            credentials="own view" if self._has_view else words(("landlock", bool(known))),
+            processes=words(("own namespace", level == "full"), ("landlock", known >= _SIGNALS_SCOPED)),
+            calls=words(("filter", self._filters)),
+        )
+
+    def narrow(self, room: str) -> None:
+        """Leave the job only its own folders below `room` to write to, and the fresh ones of the view.
+
+        Raises:
+            OSError: The kernel said no.
+        """
+        if self._has_view:
+            for folder in self._folders:
+                view.narrow(folder, room)
+        if self._rules is not None:
+            scratch = view.SCRATCH if self._has_view else ()
+            self._rules.allow_writing([room, *scratch, *landlock.DEVICES])
+
+    def lock_in(self) -> None:
+        """Put this process behind the layers, for good.
+
+        Raises:
+            OSError: The kernel said no.
+        """
+        namespaces.drop_privileges()
+        if self._rules is not None:
+            self._rules.enforce()
+        if self._filters:
+            seccomp.enforce(self._closed)
+
+
+def _network(level: str, filters: bool, *, open_: bool) -> str:
+    if open_:
+        return "open"
+    return "own namespace" if level != "none" else words(("filter", filters))
+
+
+def _tree() -> str:
+    return "adopted" if namespaces.adopt_orphans() else NOT_ENFORCED

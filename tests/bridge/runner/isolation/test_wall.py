@@ -1,0 +1,279 @@
+"""What a job tries and cannot, at every level of what a machine may permit."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bridge.runner.isolation import namespaces
+from bridge.runner.isolation.enforced import NOT_ENFORCED
+from tests.bridge.runner.jobs import LEVEL, Jobs, as_permitted, marked
+
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="layers of Linux")
+ARRANGEMENTS = {
+    "everything": {"level": "full"},
+    "no-landlock": {"level": "full", "rules": False},
+    "no-filter": {"level": "full", "filters": False},
+    "before-linux-5.12": {"level": "full", "rules": False, "old": True},
+    "no-process-namespace": {"level": "view"},
+    "network-namespace-only": {"level": "network"},
+    "no-namespaces": {"level": "none"},
+    "landlock-alone": {"level": "none", "filters": False},
+}
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Jobs:
+    return Jobs(tmp_path)
+
+
+@pytest.fixture(params=ARRANGEMENTS.values(), ids=ARRANGEMENTS)
+def walled(
+    request: pytest.FixtureRequest, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Jobs, dict[str, object]]:
+    """Jobs on a machine that permits only so much, with what that is."""
+    as_permitted(monkeypatch, **request.param)
+    return jobs, request.param
+
+
+TRY = """
+import os, socket, subprocess, sys
+def attempt(name, action):
+    try:
+        print(name, "done", action(), flush=True)
+    except OSError as error:
+        print(name, "refused", type(error).__name__, flush=True)
+"""
+
+
+def outcomes(jobs: Jobs) -> dict[str, str]:
+    """What became of each attempt, by its name: ``done …`` or ``refused …``."""
+    return dict(line.split(" ", 1) for line in jobs.lines)
+
+
+@linux
+def test_it_writes_only_into_its_own_folders(walled: tuple[Jobs, dict[str, object]], tmp_path: Path) -> None:
+    jobs, _ = walled
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    (beside / "file").write_text("as it was")
+    (jobs.folder / "way-out").symlink_to(beside)
+    file, new, moved = (str(beside / name) for name in ("file", "new", "moved"))
+    script = f"""{TRY}
+attempt("own", lambda: open("own", "w").write("x"))
+attempt("append", lambda: open({file!r}, "a").write("x"))
+attempt("make", lambda: open({new!r}, "w").write("x"))
+attempt("folder", lambda: os.mkdir({new!r}))
+attempt("link", lambda: open("way-out/new", "w").write("x"))
+attempt("remove", lambda: os.unlink({file!r}))
+attempt("rename", lambda: os.rename("own", {moved!r}))
+attempt("hard", lambda: os.link({file!r}, "hard"))
+attempt("truncate", lambda: os.truncate({file!r}, 0))
+attempt("etc", lambda: open("/etc/kakeya-canary", "w").write("x"))
+attempt("kernel", lambda: open("/proc/sys/kernel/core_pattern", "a").write(""))
+attempt("null", lambda: open("/dev/null", "w").write("x"))
+"""
+    jobs.run(script, keep=[beside])
+    said = outcomes(jobs)
+    assert {name for name, how in said.items() if how.startswith("done")} == {"own", "null"}, said
+    assert len(said) == 12
+    assert [path.name for path in beside.iterdir()] == ["file"]
+    assert (beside / "file").read_text() == "as it was"
+    assert jobs.enforced.writes != NOT_ENFORCED
+
+
+@linux
+def test_it_reads_no_hidden_file_or_folder(walled: tuple[Jobs, dict[str, object]], tmp_path: Path) -> None:
+    jobs, _ = walled
+    home = tmp_path / "home"
+    key, folder, shown = home / "key", home / "dot", home / "shown"
+    folder.mkdir(parents=True)
+    for path in (key, folder / "token", shown):
+        path.write_text("PRIVATE" if path != shown else "public")
+    script = f"""{TRY}
+import ctypes
+for name in ({str(key)!r}, {str(folder)!r}):
+    ctypes.CDLL(None).umount(name.encode())
+attempt("key", lambda: open({str(key)!r}).read())
+attempt("listing", lambda: os.listdir({str(folder)!r}))
+attempt("token", lambda: open({str(folder / "token")!r}).read())
+attempt("shown", lambda: open({str(shown)!r}).read())
+"""
+    jobs.run(script, hide=(key, folder, tmp_path / "absent"), keep=[home])
+    log = jobs.log.read_text()
+    assert "PRIVATE" not in log
+    assert "['token']" not in log
+    assert "shown done public" in log
+    assert key.read_text() == "PRIVATE"
+    assert jobs.enforced.credentials != NOT_ENFORCED
+
+
+@linux
+def test_it_reaches_nobody(walled: tuple[Jobs, dict[str, object]], tmp_path: Path) -> None:
+    """Neither another machine nor a program that listens on this one, by address, name or abstract name."""
+    jobs, permitted = walled
+    if permitted["level"] == "none" and permitted.get("filters") is False:
+        pytest.skip("nothing keeps a job from the network there, which its result says")
+    listener = socket.create_server(("127.0.0.1", 0))
+    named, abstract = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+    names = str(tmp_path / "socket"), f"\0kakeya-{os.getpid()}"
+    for server, name in zip((named, abstract), names, strict=True):
+        server.bind(name)
+        server.listen()
+    script = f"""{TRY}
+def local(name):
+    socket.socket(socket.AF_UNIX).connect(name)
+def datagram():
+    socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"x", ("192.0.2.1", 53))
+attempt("far", lambda: socket.create_connection(("192.0.2.1", 80), 2))
+attempt("here", lambda: socket.create_connection({listener.getsockname()!r}, 2))
+attempt("datagram", datagram)
+attempt("named", lambda: local({names[0]!r}))
+attempt("abstract", lambda: local({names[1]!r}))
+attempt("packet", lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW))
+attempt("pair", lambda: [end.send(b"x") for end in socket.socketpair()][0])
+"""
+    jobs.run(script)
+    for server in (listener, named, abstract):
+        server.close()
+    said = outcomes(jobs)
+    assert said.pop("pair") == "done 1"
+    assert len(said) == 6
+    assert {how.split()[0] for how in said.values()} == {"refused"}, said
+    assert jobs.enforced.network not in (NOT_ENFORCED, "open")
+
+
+@linux
+@pytest.mark.parametrize("level", ["full", "none"])
+def test_with_the_machines_network_it_reaches_addresses_and_no_abstract_socket(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, level: str
+) -> None:
+    as_permitted(monkeypatch, level=level)
+    abstract, name = socket.socket(socket.AF_UNIX), f"\0kakeya-open-{os.getpid()}"
+    abstract.bind(name)
+    abstract.listen()
+    with abstract, socket.create_server(("127.0.0.1", 0)) as listener:
+        script = f"""{TRY}
+attempt("here", lambda: socket.create_connection({listener.getsockname()!r}, 2).send(b"x"))
+attempt("abstract", lambda: socket.socket(socket.AF_UNIX).connect({name!r}))
+"""
+        jobs.run(script, network=True)
+    assert jobs.lines[0] == "here done 1"
+    assert jobs.lines[1].startswith("abstract refused")
+    assert jobs.enforced.network == "open"
+
+
+@linux
+def test_it_neither_signals_nor_sees_into_other_programs(walled: tuple[Jobs, dict[str, object]]) -> None:
+    jobs, _ = walled
+    script = f"""{TRY}
+attempt("signal", lambda: os.kill({os.getpid()}, 0))
+attempt("environment", lambda: open("/proc/{os.getpid()}/environ").read())
+attempt("memory", lambda: open("/proc/{os.getpid()}/mem", "rb"))
+attempt("supervisor", lambda: open(f"/proc/{{os.getppid()}}/mem", "rb"))
+child = subprocess.Popen(["sleep", "9"])
+child.kill()
+print("own", child.wait())
+"""
+    jobs.run(script)
+    said = outcomes(jobs)
+    assert said.pop("own") == "-9"
+    assert len(said) == 4
+    assert {how.split()[0] for how in said.values()} == {"refused"}, said
+    assert jobs.enforced.processes != NOT_ENFORCED
+
+
+@linux
+def test_without_namespaces_and_landlock_the_filter_keeps_the_supervisor_alive(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_permitted(monkeypatch, level="none", rules=False)
+    script = f"""{TRY}
+import resource, signal
+for number, target in enumerate((-1, os.getppid(), os.getpgid(os.getppid()), -os.getpgid(os.getppid()))):
+    attempt(f"kill{{number}}", lambda: os.kill(target, signal.SIGKILL))
+attempt("limit", lambda: resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (1, 1)))
+attempt("runner", lambda: os.kill({os.getpid()}, signal.SIGKILL))
+"""
+    ended = jobs.run(script)
+    assert ended.exit_code == 0
+    assert {how.split()[0] for how in outcomes(jobs).values()} == {"refused"}, jobs.lines
+    assert jobs.enforced.processes == NOT_ENFORCED, "other programs of the user can be signalled there"
+
+
+SURVIVORS = {
+    "session": "Popen(ARGV, start_new_session=True)",
+    "double-fork": """
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.execv(ARGV[0], ARGV)
+    os._exit(0)
+os.wait()
+""",
+    "orphans-of-orphans": """
+for _ in range(3):
+    if os.fork() == 0:
+        os.setsid()
+        Popen(ARGV, start_new_session=True)
+        os._exit(0)
+    os.wait()
+""",
+    "deaf": """
+for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
+    signal.signal(number, signal.SIG_IGN)
+Popen(ARGV, start_new_session=True)
+""",
+    "never-the-same-process": """
+Popen(ARGV, start_new_session=True)
+until = time.time() + 20
+if os.fork() == 0:
+    os.setsid()
+    while time.time() < until:
+        if os.fork():
+            os._exit(0)
+    os._exit(0)
+""",
+}
+
+
+@linux
+@pytest.mark.sampled(5, 1)
+@pytest.mark.parametrize("level", namespaces.LEVELS)
+@pytest.mark.parametrize("way", SURVIVORS.values(), ids=SURVIVORS)
+def test_nothing_it_started_outlives_it(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, level: str, way: str
+) -> None:
+    as_permitted(monkeypatch, level=level)
+    mark = f"mark-{os.getpid()}-{time.monotonic_ns()}"
+    argv = [sys.executable, "-I", "-c", "import time; time.sleep(60)", mark]
+    head = f"import os, signal, time\nfrom subprocess import Popen\nARGV = {argv!r}\n"
+    ended = jobs.run(f"{head}{way}\nprint('started')")
+    assert ended.exit_code == 0, jobs.log.read_text()
+    assert ended.survivors == 0
+    assert marked(mark) == []
+    assert jobs.enforced.tree == ("process namespace" if level == "full" else "adopted")
+
+
+@pytest.mark.skipif(LEVEL != "full", reason="this machine permits no view of its own")
+def test_the_view_holds_no_more_than_it_says(jobs: Jobs) -> None:
+    script = """
+import os
+print(*sorted(os.listdir("/dev")))
+print(os.listdir("/run"), [name for name in os.listdir("/tmp") if not name.startswith("pytest")])
+print(min(int(name) for name in os.listdir("/proc") if name.isdigit()))
+for name in ("/tmp/kakeya-scratch", "/dev/shm/kakeya-scratch"):
+    open(name, "w").write("x")
+print(len(open("/dev/urandom", "rb").read(1)), len(os.openpty()))
+"""
+    jobs.run(script)
+    devices = "fd full null ptmx pts random shm stderr stdin stdout tty urandom zero"
+    assert jobs.lines[0] == devices
+    assert jobs.lines[1].startswith("[] ")
+    assert jobs.lines[2:] == ["1", "1 2"]
+    assert not Path("/tmp/kakeya-scratch").exists()
