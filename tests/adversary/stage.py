@@ -10,7 +10,7 @@ from pathlib import Path
 from bridge.bus.git import Git
 from bridge.result import Reason
 from bridge.runner.check import Refusal, examine
-from bridge.runner.isolation import Room
+from bridge.runner.isolation.room import Room
 from bridge.runner.prepare import Preparation
 from bridge.runner.station import Station
 from tests.adversary.attack import Forge, Forged
