@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from bridge.cli.policy import policy
+
 if TYPE_CHECKING:
     from bridge.runner.serve import Runner
     from bridge.runner.station import Station
@@ -27,6 +29,9 @@ BEATS_A_LEASE = 3
 @click.group()
 def runner() -> None:
     """Commands for the machine that does the work."""
+
+
+runner.add_command(policy)
 
 
 @runner.command(

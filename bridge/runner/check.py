@@ -97,21 +97,43 @@ def examine(
         answered: Nonces this runner has already published a result for.
         over_quota: Why its requester has too much waiting, from `bridge.runner.turns`; None: it has not.
     """
-    known = Checked(pending)
+    try:
+        request = _read(git, pending)
+    except Refusal as refusal:
+        return Checked(pending, refusal=refusal)
+    known = Checked(pending, request=request)
+    return judge(known, station, now=now, answered=answered, over_quota=over_quota)
 
-    def shape() -> Checked:
-        return replace(known, request=_read(git, pending))
+
+def judge(
+    known: Checked,
+    station: Station,
+    *,
+    now: datetime,
+    answered: Collection[str],
+    over_quota: str | None = None,
+    requester: str | None = None,
+) -> Checked:
+    """Ask every question about a request that has the right shape until one refuses.
+
+    Args:
+        known: With its `request`.
+        station: The runner.
+        now: As in `examine`.
+        answered: As in `examine`.
+        over_quota: As in `examine`.
+        requester: Who is taken for its signer, whoever that is; None: who signed it.
+    """
 
     def manifest() -> Checked:
         return replace(known, manifest=_parse(known))
 
     questions: tuple[Callable[[], Checked], ...] = (
-        shape,
         manifest,
         lambda: _choose(known, station),
         lambda: _allow(known, station),
         lambda: _equipped(known, station),
-        lambda: _signed(known, station, now),
+        lambda: _signed(known, station, now, requester),
         lambda: _admitted(known, station),
         lambda: _within_quota(known, over_quota),
         lambda: _timely(known, station, now, answered),
@@ -230,8 +252,10 @@ def requester_of(request: ReadRequest, station: Station, now: datetime) -> Signe
         ) from None
 
 
-def _signed(known: Checked, station: Station, now: datetime) -> Checked:
+def _signed(known: Checked, station: Station, now: datetime, assumed: str | None) -> Checked:
     """A broken signature is refused always; one that does not count, or none, where the policy says so."""
+    if assumed is not None:
+        return replace(known, requester=assumed)
     assert known.request is not None  # noqa: S101 - asked before
     signer = requester_of(known.request, station, now)
     requester = None if signer is None else signer.name

@@ -197,6 +197,37 @@ def open_station(
     )
 
 
+def survey_station(remote: str, *, state_dir: Path, config_dir: Path, audience: str | None = None) -> Station:
+    """A station to ask what its machine would do: nothing is made on the disk, and it can serve nothing.
+
+    Args:
+        remote: Address of the bus.
+        state_dir: Where this machine keeps runners' state.
+        config_dir: Where the owner keeps ``policy.toml``, ``presets/`` and ``allowed_signers``.
+        audience: What requests must name; None: the remote.
+
+    Raises:
+        PolicyError, PresetError: As `open_station`.
+    """
+    folder = state_dir / "runner" / "survey"
+    tools = facts.tools()
+    return Station(
+        identity=Identity("survey", "0" * 16, "0" * 16),
+        remote=remote,
+        audience=audience_of(remote) if audience is None else audience,
+        folder=folder,
+        lock=state_dir / "machine.lock",
+        rulebook=Rulebook(config_dir),
+        allowed_signers=config_dir / "allowed_signers",
+        key=folder / "id_ed25519" if signing.available() else None,
+        machine=facts.machine(),
+        tools=tools,
+        kernels=Kernels(folder / "kernels", tools=tools, ours=os.environ),
+        beat_s=BEAT_REMOTE_S,
+        look_s=LOOK_REMOTE_S,
+    )
+
+
 def note_session(station: Station) -> frozenset[str]:
     """Note this process among the runner's sessions; returns the last few, this one included.
 

@@ -19,6 +19,8 @@ from bridge.runner.policy.values import Values
 
 _LONGEST = 4096
 _LARGEST = 1e300
+_FOLDER = re.compile(r"([A-Za-z0-9_][A-Za-z0-9._-]*/)+")
+_ENDING = re.compile(r"\.[A-Za-z0-9.]+")
 
 
 def narrowed(policy: Policy, presets: Mapping[str, Preset]) -> dict[str, Preset]:
@@ -133,14 +135,16 @@ class _Narrowing:
             raise self._fault(word, f"bounds a repo-path, and {self._own.name} is none")
         text = self._values.text((*self._key, word), value, "the beginning or the end of a path")
         if word == "prefix":
-            if not text.startswith(self._own.prefix) or not text.endswith("/"):
+            if not text.startswith(self._own.prefix) or not _FOLDER.fullmatch(text):
                 raise self._fault(
                     word, f"must be a folder under {self._own.prefix or 'the workload'}, got {text!r}"
                 )
             self._new = replace(self._new, prefix=text)
         else:
-            if not text.endswith(self._own.suffix):
-                raise self._fault(word, f"must end in the preset's {self._own.suffix}, got {text!r}")
+            if not text.endswith(self._own.suffix) or not _ENDING.fullmatch(text):
+                raise self._fault(
+                    word, f"must be like .json and end in the preset's {self._own.suffix!r}, got {text!r}"
+                )
             self._new = replace(self._new, suffix=text)
 
     def _enum(self, word: str, value: object) -> None:

@@ -105,7 +105,7 @@ def test_a_bound_leaves_what_is_within_it(
         ('pattern = "b.*"', "word", "leaves the preset's default 'abc' outside"),
         ('prefix = "other/"', "file", "must be a folder under data/, got 'other/'"),
         ('prefix = "data/mine"', "file", "must be a folder under data/"),
-        ('suffix = ".txt"', "file", "must end in the preset's .json"),
+        ('suffix = ".txt"', "file", "must be like .json and end in the preset's '.json'"),
         ('prefix = "a/"', "word", "bounds a repo-path, and word is none"),
         ("maximum = 3", "nothing", "is no parameter of job"),
     ],

@@ -1,0 +1,270 @@
+"""`kakeya_mac runner policy`: a safe file to begin with, every fault found, the line that refuses named."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from bridge import signing
+from bridge.bus import refs
+from bridge.cli.policy import policy
+from bridge.manifest import Manifest
+from bridge.runner.policy import Policy, load
+from bridge.runner.policy.defaults import STARTER
+from bridge.runner.policy.reading import _KEYS
+from tests.bridge.cli.calls import call
+from tests.houses import Done
+
+
+@dataclass
+class Owner:
+    """The owner of a Mac at a terminal."""
+
+    config: Path
+    capsys: pytest.CaptureFixture[str]
+
+    @property
+    def file(self) -> Path:
+        return self.config / "policy.toml"
+
+    def write(self, text: str, mode: int = 0o600) -> None:
+        self.config.mkdir(exist_ok=True)
+        self.file.write_text(text)
+        self.file.chmod(mode)
+
+    def type(self, *words: str) -> Done:
+        return call(policy, self.capsys, *words)
+
+    def request(self, preset: str = "gate", **changes: object) -> Path:
+        """A manifest in a file."""
+        now = datetime.now(UTC).replace(microsecond=0)
+        nonce = refs.new_nonce(now, os.urandom(6))
+        values: dict[str, object] = {
+            "nonce": nonce,
+            "preset": preset,
+            "params": {"file": "reports/a.json"} if preset == "gate" else {},
+            "workload_sha": "a" * 40,
+            "result_ref": refs.request_ref(preset, nonce, None),
+            "created_at": now,
+            "expires_at": now + timedelta(hours=1),
+            "audience": "example.org/a/b",
+        }
+        path = self.config.parent / "request.json"
+        path.write_bytes(Manifest.model_validate({**values, **changes}).to_bytes())
+        return path
+
+
+@pytest.fixture
+def owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Owner:
+    monkeypatch.setenv("KAKEYA_CONFIG", str(tmp_path / "config"))
+    monkeypatch.setenv("KAKEYA_STATE", str(tmp_path / "state"))
+    return Owner(tmp_path / "config", capsys)
+
+
+def test_the_first_policy_is_the_default_written_out_for_its_owner_alone(owner: Owner) -> None:
+    done = owner.type("init")
+    assert (done.code, done.out) == (0, f"written: {owner.file}\n")
+    assert owner.file.stat().st_mode & 0o777 == 0o600
+    assert owner.config.stat().st_mode & 0o777 == 0o700
+    assert load(owner.file) == Policy(owner.file)
+    assert list(owner.config.iterdir()) == [owner.file]
+    assert owner.type("check").code == 0
+
+
+def test_the_first_policy_names_every_key_and_its_examples_are_right(owner: Owner) -> None:
+    assert owner.type("init", "--print").out == STARTER
+    assert not owner.config.exists()
+    examples = "".join(
+        line.removeprefix("# ") + "\n" if " = " in line or line.startswith(("[", "# [")) else "\n"
+        for line in STARTER.splitlines()
+    )
+    owner.write(examples)
+    assert owner.type("check").code == 0, owner.type("check").out
+    for key in _KEYS:
+        assert load(owner.file).lines.at((key,)) is not None, key
+
+
+def test_a_policy_that_is_there_is_replaced_only_by_force(owner: Owner) -> None:
+    owner.write("allow_repo_code = true\n")
+    done = owner.type("init")
+    assert done.code == 2
+    assert f"there is a policy already: {owner.file}" in done.err
+    assert owner.file.read_text() == "allow_repo_code = true\n"
+    assert owner.type("init", "--force").code == 0
+    assert owner.file.read_text() == STARTER
+
+
+def test_a_folder_without_a_policy_is_served_by_the_default_and_says_so(owner: Owner) -> None:
+    done = owner.type("check")
+    assert done.code == 0
+    assert f"policy: the default ({owner.file} is not there)" in done.out
+    assert "; not allowed: engine-tests, " in done.out
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "mode", "message"),
+    [
+        ("policy.toml", "\nallow = 1", 0o600, "policy.toml:2: unknown key 'allow'"),
+        ("policy.toml", "", 0o644, "policy.toml is open to others (mode 0644)"),
+        (
+            "policy.toml",
+            "[presets.gate.params.file]\nprefix = '/'",
+            0o600,
+            "policy.toml:2: presets.gate.params",
+        ),
+        ("presets/mine.toml", "name = 'mine'", 0o600, "mine.toml"),
+        ("presets/mine.toml", "", 0o666, "mine.toml can be written by others"),
+        ("allowed_signers", "ann ssh-ed25519\n", 0o600, "allowed_signers:1:"),
+        ("allowed_signers", "", 0o666, "allowed_signers can be written by others"),
+        ("known_runners", "rubbish\n", 0o600, "known_runners:1:"),
+    ],
+    ids=str,
+)
+def test_a_fault_anywhere_in_the_folder_is_found(
+    owner: Owner, name: str, text: str, mode: int, message: str
+) -> None:
+    owner.write("")
+    (owner.config / "presets").mkdir()
+    (owner.config / name).write_text(text)
+    (owner.config / name).chmod(mode)
+    done = owner.type("check", "--json")
+    assert done.code == 2
+    faults = [each["message"] for each in done.json["findings"] if each["fault"]]
+    assert len([each for each in faults if message in each]) >= 1, faults
+    assert not done.json["ok"]
+    assert "fault: " in owner.type("check").out
+
+
+def test_what_the_owner_may_have_meant_otherwise_is_a_note(owner: Owner) -> None:
+    owner.write(
+        'allow_presets = ["gate", "gaet"]\nrequire_signature = true\nallow_requesters = ["ann", "b*"]\n'
+        '[presets.gate]\nnetwork = true\n[models]\nnothing = "/no/such/folder"\n'
+    )
+    done = owner.type("check", "--json")
+    assert done.code == 0
+    notes = [each["message"].partition(f"{owner.file}:")[2] for each in done.json["findings"]]
+    assert notes == [
+        "1: gaet is not a preset of this machine",
+        "5: gate does not ask for the network and gets none",
+        "7: there is no folder /no/such/folder",
+        "7: no preset needs a model of the name nothing",
+        "2: nobody can ask: allowed_signers lists no key",
+        "3: no key in allowed_signers belongs to ann",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "preset", "changes", "line"),
+    [
+        (
+            '# mine\nallow_presets = [\n "probe",\n]',
+            "gate",
+            {},
+            'policy.toml:2: allow_presets = [ "probe", ]',
+        ),
+        ("", "tests", {"params": {"path": "tests/a.py"}}, "default: allow_repo_code = false"),
+        (
+            "\nallow_repo_code = false",
+            "tests",
+            {"params": {"path": "tests/a.py"}},
+            "policy.toml:2: allow_repo",
+        ),
+        ('allow_refs = ["x/*"]', "gate", {}, 'policy.toml:1: allow_refs = ["x/*"]'),
+        ('allow_requesters = ["ann"]', "gate", {}, 'policy.toml:1: allow_requesters = ["ann"]'),
+        ("require_signature = true", "gate", {}, "policy.toml:1: require_signature = true"),
+        ('[presets.gate]\nrequesters = ["ann"]', "gate", {}, 'policy.toml:2: requesters = ["ann"]'),
+        (
+            "[presets.gate.params]\nfile = { maxLength = 5 }",
+            "gate",
+            {},
+            "policy.toml:2: file = { maxLength = 5 }",
+        ),
+        (
+            "[presets.gate.params.file]\nmaxLength = 5",
+            "gate",
+            {},
+            "policy.toml:1: [presets.gate.params.file]",
+        ),
+    ],
+    ids=str,
+)
+def test_the_line_that_refuses_is_named(
+    owner: Owner, text: str, preset: str, changes: dict[str, object], line: str
+) -> None:
+    owner.write(text)
+    path = str(owner.request(preset, **changes))
+    done = owner.type("explain", path, "--json")
+    assert done.code == 2
+    assert not done.json["allowed"]
+    assert done.json["line"].startswith(line)
+    assert f"\n  {line}" in owner.type("explain", path).out
+    assert not (owner.config.parent / "state").exists()
+
+
+def test_what_no_line_refuses_has_its_reason_all_the_same(owner: Owner) -> None:
+    old = datetime(2026, 1, 1, tzinfo=UTC)
+    nonce = f"20260101t000000z{'0' * 12}"
+    expired: dict[str, object] = {
+        "nonce": nonce,
+        "result_ref": refs.request_ref("gate", nonce, None),
+        "created_at": old,
+        "expires_at": old + timedelta(hours=1),
+    }
+    cases: tuple[tuple[dict[str, object], str], ...] = (
+        ({"preset": "nonesuch"}, "unknown_preset"),
+        ({"params": {"file": "../x"}}, "bad_parameter"),
+        (expired, "expired"),
+    )
+    for changes, reason in cases:
+        path = owner.request(**changes)  # type: ignore[arg-type]
+        done = owner.type("explain", str(path), "--json")
+        assert (done.code, done.json["reason"], done.json["line"]) == (2, reason, None), done.out
+    path.write_text("{")
+    assert owner.type("explain", str(path), "--json").json["reason"] == "bad_manifest"
+    done = owner.type("explain", str(owner.request()), "--remote", "https://example.org/else", "--json")
+    assert done.json["reason"] == "wrong_audience"
+
+
+def test_what_is_allowed_is_shown_with_what_the_job_would_get(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OWNERS_CHOICE", "1")
+    owner.write(
+        'environment = ["OWNERS_CHOICE", "NOT_SET"]\nmax_timeout_s = 50\n[limits]\nmemory = "1 GiB"\n'
+    )
+    done = owner.type("explain", str(owner.request()), "--requester", "ann", "--json")
+    assert done.code == 0
+    job = done.json["job"]
+    assert (job["requester"], job["timeout_s"], job["network"]) == ("ann", 50, False)
+    assert job["environment"] == ["OWNERS_CHOICE"]
+    assert job["limits"]["memory_bytes"] == 1 << 30
+    assert "reports/a.json" in job["argv"]
+    assert "memory 1024 MiB" in owner.type("explain", str(owner.request())).out
+
+
+@pytest.mark.skipif(not signing.available(), reason="needs ssh-keygen")
+def test_a_signature_says_who_asks(owner: Owner, tmp_path: Path) -> None:
+    owner.write("require_signature = true\n")
+    key = signing.ensure_key(tmp_path / "ann", "ann")
+    line = signing.allowed_line(signing.public_key(key), "ann", signing.REQUEST_NAMESPACE)
+    (owner.config / "allowed_signers").write_text(line)
+    path = owner.request()
+    signature = tmp_path / "request.json.sig"
+    signature.write_bytes(signing.sign(key, signing.REQUEST_NAMESPACE, path.read_bytes()))
+    done = owner.type("explain", str(path), "--signature", str(signature), "--json")
+    assert done.json["job"]["requester"] == "ann", done.out
+    other = owner.type("explain", str(owner.request()), "--signature", str(signature), "--json")
+    assert other.json["reason"] == "bad_signature"
+    both = owner.type("explain", str(path), "--signature", str(signature), "--requester", "ann")
+    assert both.code == 2
+
+
+def test_a_wrong_policy_explains_nothing(owner: Owner) -> None:
+    owner.write("allow = 1")
+    done = owner.type("explain", str(owner.request()))
+    assert done.code == 2
+    assert "policy.toml:1: unknown key 'allow'" in done.err
