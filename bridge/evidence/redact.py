@@ -1,21 +1,27 @@
 """Secrets kept out of what is published: which values are secret, cutting them from logs, finding them.
 
-A secret is the value of an environment variable whose name says so. Logs are redacted before their digests
-are taken; evidence in which a secret is found is refused by the caller, because a redacted report would no
-longer be the one the engine wrote. Not covered: secrets that are in no variable, values shorter than eight
-characters, and encodings other than the plain, JSON, URL and base64 forms of a whole value.
+A secret is the value of an environment variable whose name says so; what else a machine must not publish is
+gathered in `bridge.runner.private`. Logs are redacted before their digests are taken; evidence in which a
+secret is found is refused by the caller: redacted it would no longer be the report that the engine wrote.
+
+A value is found as it is and in the usual encodings: JSON, Python, HTML, URL, hexadecimal, and base64 at any
+offset inside a longer text, as in a header of user name and password. Not covered: values shorter than eight
+characters, base64 broken into lines, and what a job encodes in a way of its own. Redaction is for accidents;
+against a job that wants to tell, there is only not giving it the secret.
 """
 
 from __future__ import annotations
 
 import base64
+import html
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from urllib.parse import quote, quote_plus
 
 SHORTEST = 8  # characters; a shorter value turns up in innocent text
 SHORTEST_LINE = 16  # of a value of several lines, such as a private key, each longer line is a secret too
+SHORTEST_START = 4  # of a secret that was cut off at the end of a text
 
 # TOKENIZERS_PARALLELISM and KEYBOARD are no secrets.
 _SECRET_NAME = re.compile(
@@ -38,40 +44,71 @@ def secrets_of(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def redact(data: bytes, secrets: Mapping[str, str]) -> bytes:
-    """`data` with every form of every secret replaced by ``[redacted:NAME]``.
+class Secrets:
+    """Values that must not be published, by the names that stand in their place.
 
     Args:
-        data: Bytes of a log.
-        secrets: Values by name, as `secrets_of` gives them; those under eight characters are ignored.
+        values: Values under eight characters are ignored.
+        mild: Names of those that are cut, and may nevertheless stand in evidence.
     """
-    forms = {form: name for name, value in secrets.items() for form in _forms(value)}
-    if not forms:
-        return data
-    # Longest first, so that a secret inside another does not leave the rest of it standing.
-    pattern = b"|".join(re.escape(form) for form in sorted(forms, key=len, reverse=True))
-    return re.sub(
-        pattern, lambda match: b"[redacted:" + forms[match[0]].encode("utf-8", "replace") + b"]", data
-    )
+
+    def __init__(self, values: Mapping[str, str], *, mild: Collection[str] = ()) -> None:
+        self._mild = frozenset(mild)
+        self._names = {form: name for name, value in values.items() for form in _forms(value)}
+        # Longest first, so that a secret inside another does not leave the rest of it standing.
+        self._forms = sorted(self._names, key=len, reverse=True)
+
+    def cut(self, data: bytes, *, broken_off: bool = False) -> bytes:
+        """`data` with every form of every secret replaced by ``[redacted:NAME]``.
+
+        Args:
+            data: All of a log, or a line of one.
+            broken_off: There was more, so the end may be the beginning of a secret, which goes, too.
+        """
+        if broken_off and (start := self._start_of_one(data)) is not None:
+            data = data[: len(data) - len(start[0])] + start[1]
+        present = [form for form in self._forms if form in data]
+        if not present:
+            return data
+        pattern = b"|".join(map(re.escape, present))
+        return re.sub(pattern, lambda match: _marker(self._names[match[0]]), data)
+
+    def cut_text(self, text: str, *, broken_off: bool = False) -> str:
+        """The same of a text."""
+        return self.cut(text.encode("utf-8", "replace"), broken_off=broken_off).decode("utf-8", "replace")
+
+    def found_in(self, data: bytes) -> tuple[str, ...]:
+        """The names of the secrets of which a form stands in `data`, sorted; none that is mild."""
+        return tuple(sorted({self._names[form] for form in self._forms if form in data} - self._mild))
+
+    def _start_of_one(self, data: bytes) -> tuple[bytes, bytes] | None:
+        """The longest beginning of a secret that `data` ends with, and what to put there."""
+        found = (
+            (form[:length], _marker(self._names[form]))
+            for form in self._forms
+            for length in range(len(form) - 1, SHORTEST_START - 1, -1)
+            if data.endswith(form[:length])
+        )
+        return max(found, key=lambda pair: len(pair[0]), default=None)
 
 
-def find_secrets(data: bytes, secrets: Mapping[str, str]) -> tuple[str, ...]:
-    """The names of the secrets of which a form stands in `data`, sorted."""
-    return tuple(sorted(n for n, value in secrets.items() if any(form in data for form in _forms(value))))
+def _marker(name: str) -> bytes:
+    return b"[redacted:" + name.encode("utf-8", "replace") + b"]"
 
 
 def _forms(value: str) -> set[bytes]:
-    """The ways a secret may be written: as it is, in JSON, in a URL, in base64, and line by line."""
+    """The ways a secret may be written: as it is, encoded, and line by line."""
     stripped = value.strip()
     if len(stripped) < SHORTEST:
         return set()
     raw = stripped.encode("utf-8", "surrogateescape")  # environment values may hold any bytes
-    forms = {raw, base64.b64encode(raw).rstrip(b"="), base64.urlsafe_b64encode(raw).rstrip(b"=")}
-    forms |= {
-        json.dumps(stripped, ensure_ascii=flag)[1:-1].encode("utf-8", "surrogateescape")
-        for flag in (True, False)
-    }
-    forms |= {quote(raw, safe="").encode(), quote(raw).encode(), quote_plus(raw).encode()}
+    forms = {raw, raw.hex().encode(), raw.hex().upper().encode(), *_base64(raw)}
+    texts = [json.dumps(stripped, ensure_ascii=flag)[1:-1] for flag in (True, False)]
+    texts += [text.replace("/", "\\/") for text in texts]  # as some writers of JSON escape it
+    texts += [repr(stripped)[1:-1], html.escape(stripped), html.escape(stripped, quote=False)]
+    forms |= {text.encode("utf-8", "surrogateescape") for text in texts}
+    for url in (quote(raw, safe=""), quote(raw), quote_plus(raw)):
+        forms |= {url.encode(), re.sub("%..", lambda match: match[0].lower(), url).encode()}
     lines = stripped.splitlines()
     if len(lines) > 1:
         forms |= {
@@ -80,3 +117,15 @@ def _forms(value: str) -> set[bytes]:
             if len(line.strip()) >= SHORTEST_LINE and not line.startswith("-----")
         }
     return forms
+
+
+def _base64(raw: bytes) -> Iterator[bytes]:
+    """Base64 of a value by itself, and what a value makes of a longer text's, wherever it begins there.
+
+    Of a value after `before` bytes, characters count that no neighbour has a part in.
+    """
+    for encode in (base64.b64encode, base64.urlsafe_b64encode):
+        yield encode(raw).rstrip(b"=")
+        for before in range(3):
+            first, end = -(-8 * before // 6), 8 * (before + len(raw)) // 6
+            yield encode(b"\0" * before + raw + b"\0\0")[first:end]

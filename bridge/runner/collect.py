@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
-from bridge.evidence.redact import redact
+from bridge.evidence.redact import Secrets
 
 MAX_EVIDENCE = 32 << 20
 
@@ -66,7 +65,13 @@ def _open_inside(base: Path, *parts: str) -> int:
     return handle
 
 
-def log(written: IO[bytes], secrets: Mapping[str, str]) -> bytes:
-    """The log without secrets, from the open file it was written to; its size was capped on the way."""
+def log(written: IO[bytes], secrets: Secrets, *, broken_off: bool) -> bytes:
+    """The log without secrets, from the open file it was written to; its size was capped on the way.
+
+    Args:
+        written: The open file.
+        secrets: What must not stand in it.
+        broken_off: The cap came before the end of the output.
+    """
     written.seek(0)
-    return redact(written.read(), secrets)
+    return secrets.cut(written.read(), broken_off=broken_off)

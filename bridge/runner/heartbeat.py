@@ -11,14 +11,15 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from bridge.bus.claims import Beat, Claim
 from bridge.errors import BusError, LeaseLost, MachineError, described
-from bridge.evidence.redact import redact
+from bridge.evidence.redact import Secrets
 from bridge.result import Phase, Progress
 
 TAIL_LINES = 12
+_LINE = 500  # characters of a line that are shown
 # Phases of a short job follow each other faster than anybody could see them.
 _SETTLE_S = 0.25
 _LOOK_S = 1.5
@@ -44,7 +45,7 @@ class Heartbeat:
         claim: Claim,
         *,
         interval_s: float,
-        secrets: Mapping[str, str],
+        secrets: Secrets,
         look: Callable[[], str | None] = lambda: None,
         look_s: float = _LOOK_S,
         say: Callable[[str], None] = lambda _: None,
@@ -88,16 +89,16 @@ class Heartbeat:
 
     def line(self, text: str) -> None:
         """Take a line of the job's output: progress, or a line of the log's tail."""
-        text = redact(text.encode(), self._secrets).decode("utf-8", "replace")
+        text = self._secrets.cut_text(text, broken_off=len(text) > _LINE)
         match = _PROGRESS.fullmatch(text.rstrip())
         if match is None:
-            self._tail.append(text[:500])
+            self._tail.append(text[:_LINE])
         else:
             done, total, step = int(match[1]), int(match[2]), match[3] or ""
             self._progress = Progress(done=min(done, total), total=total, step=step[:200])
             if self._tail and _PROGRESS.fullmatch(self._tail[-1]):
                 self._tail.pop()  # of progress, the log's tail shows the newest
-            self._tail.append(text.rstrip()[:500])
+            self._tail.append(text.rstrip()[:_LINE])
 
     def stop(self) -> None:
         """End beating; the claim is free to be used by the caller when this returns."""

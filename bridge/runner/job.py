@@ -19,11 +19,10 @@ from bridge import presets
 from bridge.bus.claims import Claim
 from bridge.bus.git import Git
 from bridge.errors import BridgeError, BusError, LeaseLost, described
-from bridge.evidence.redact import find_secrets, secrets_of
 from bridge.manifest import Manifest
 from bridge.presets import Preset
 from bridge.result import Command, Phase, Reason, RunStatus, Status, Verdict, Violation
-from bridge.runner import collect
+from bridge.runner import collect, private
 from bridge.runner.check import Checked, Refusal
 from bridge.runner.child import Ended, Order, Supervised
 from bridge.runner.folders import remove_tree
@@ -78,7 +77,7 @@ class Job:
         self._say = say
         self._clock = clock
         self._now = now
-        self._secrets = secrets_of(station.environment)
+        self._secrets = private.secrets(station)
         self._room = Room(station.jobs / checked.pending.nonce)
         # Has no name, so nothing the job does to files can put another file in its place.
         self._log = tempfile.TemporaryFile(dir=station.folder)  # noqa: SIM115 - closed by `clean_up`
@@ -225,7 +224,7 @@ class Job:
         self._tree_gone = ended.survivors == 0
         self._record.commands.append(
             Command(
-                argv=tuple(argv),
+                argv=tuple(map(self._secrets.cut_text, argv)),
                 exit_code=ended.exit_code,
                 seconds=ended.seconds,
                 log=LOG_NAME,
@@ -247,7 +246,7 @@ class Job:
             report = collect.evidence(self._room.out, name) if name else None
         except collect.NotCollected as error:
             return Verdict(status=Status.FAILED, reason=Reason.NO_EVIDENCE, message=str(error))
-        if report is not None and (leaked := find_secrets(report, self._secrets)):
+        if report is not None and (leaked := self._secrets.found_in(report)):
             message = f"the report contains the runner's {', '.join(leaked)}"
             violation = Violation(code="SECRET_IN_EVIDENCE", message=message, file=name)
             return Verdict(
@@ -271,7 +270,7 @@ class Job:
     def _sealed(self, verdict: Verdict, *, bare: bool = False) -> Entry:
         """The result; with `bare`, without the log and whatever else the job brought."""
         if not bare:
-            self._record.files[LOG_NAME] = (collect.log(self._log, self._secrets), "log")
+            self._record.files[LOG_NAME] = (self._log_so_far(), "log")
         return seal(
             self._station,
             self._checked,
@@ -281,6 +280,10 @@ class Job:
             say=self._say_of_it,
             bare=bare,
         )
+
+    def _log_so_far(self) -> bytes:
+        flooded = any(command.truncated for command in self._record.commands)
+        return collect.log(self._log, self._secrets, broken_off=flooded)
 
     @contextlib.contextmanager
     def _phase(self, phase: Phase) -> Iterator[None]:

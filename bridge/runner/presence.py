@@ -28,10 +28,9 @@ from bridge.bus.catalogue import Place, publish_card, ref_name
 from bridge.bus.git import Git
 from bridge.bus.untrusted import clean_line
 from bridge.errors import BusError, MachineError, PolicyError, PushRejected, SignatureError, described
-from bridge.evidence.redact import redact, secrets_of
 from bridge.manifest import format_time
 from bridge.presets import ModelNeed, Parameter, Preset
-from bridge.runner import facts, models
+from bridge.runner import facts, models, private
 from bridge.runner.durations import Durations
 from bridge.runner.station import Station
 
@@ -87,10 +86,10 @@ class Presence:
         """The runner as it is now. What is available is looked at once a minute."""
         station = self._station
         offers, found = self._current_offers()
-        secrets = secrets_of(station.environment)
+        secrets = private.secrets(station)
 
         def text(value: str, limit: int) -> str:
-            return _text(redact(value.encode("utf-8", "replace"), secrets).decode("utf-8", "replace"), limit)
+            return _text(secrets.cut_text(value), limit)
 
         return RunnerCard(
             name=station.identity.name,

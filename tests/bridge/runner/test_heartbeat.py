@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from bridge.bus.claims import Claim, Identity, claim, read_status
 from bridge.bus.handles import resolve_handle
+from bridge.evidence.redact import Secrets
 from bridge.result import Phase, Progress, RunStatus
 from bridge.runner.heartbeat import Heartbeat
 from tests.worlds import World
@@ -18,7 +19,7 @@ OTHER = Identity("othermac", "fedcba9876543210", "00000000000000bb")
 def beating(world: World, interval_s: float, **secrets: str) -> tuple[Claim, Heartbeat]:
     world.submit()
     held = world.claim(world.mirror.refresh()[0])
-    return held, Heartbeat(held, interval_s=interval_s, secrets=secrets)
+    return held, Heartbeat(held, interval_s=interval_s, secrets=Secrets(secrets))
 
 
 def shown(world: World, nonce: str) -> RunStatus:
