@@ -29,7 +29,8 @@ class Settings:
     Attributes:
         remote: URL or name of the git remote that carries the bus; None: the checkout's ``origin``.
         requested_by: Display name put into a manifest; never trusted by anyone.
-        signing_key: SSH private key (or public key of one in the agent) that signs requests; None: unsigned.
+        signing_key: The key that signs requests, as its user names it: a file, a public key whose private
+            half the SSH agent holds, or ``none``; None: `bridge.client.keys` looks for one.
         state_dir: Where mirrors, runner keys and unpublished results live.
         config_dir: Where this file, the policy and the lists of trusted keys live.
         request_lifetime_s: Seconds until an unclaimed request expires.
@@ -37,7 +38,7 @@ class Settings:
 
     remote: str | None
     requested_by: str
-    signing_key: Path | None
+    signing_key: str | None
     state_dir: Path
     config_dir: Path
     request_lifetime_s: int
@@ -51,6 +52,11 @@ class Settings:
     def allowed_signers(self) -> Path:
         """Allowed-signers file of the requesters that this machine's runner knows."""
         return self.config_dir / "allowed_signers"
+
+    @property
+    def own_key(self) -> Path:
+        """The key that ``kakeya_mac key --make`` makes for this client's requests."""
+        return self.config_dir / "id_ed25519"
 
     @property
     def revoked_keys(self) -> Path:
@@ -68,7 +74,7 @@ DEFAULT_LIFETIME_S = 24 * 3600
 _FILE_KEYS = {"remote": str, "requested_by": str, "signing_key": str, "request_lifetime_s": int}
 
 
-def load(*, remote: str | None = None, signing_key: Path | None = None) -> Settings:
+def load(*, remote: str | None = None, signing_key: str | None = None) -> Settings:
     """The settings in force; the arguments are the flags given on the command line.
 
     Raises:
@@ -89,7 +95,7 @@ def load(*, remote: str | None = None, signing_key: Path | None = None) -> Setti
     return Settings(
         remote=remote or os.environ.get("KAKEYA_REMOTE") or stored.get("remote"),
         requested_by=os.environ.get("KAKEYA_REQUESTED_BY") or stored.get("requested_by") or _login_name(),
-        signing_key=Path(key).expanduser() if key else None,
+        signing_key=key or None,
         state_dir=state_dir(),
         config_dir=config,
         request_lifetime_s=lifetime_s,

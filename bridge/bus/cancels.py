@@ -127,7 +127,7 @@ def parse(data: bytes) -> Cancel:
         raise ManifestError(f"{CANCEL_NAME}: {first_fault(error, 'the wish')} (got {value})") from None
 
 
-def wish(git: Git, remote: str, cancel: Cancel, standing: Held, *, key: Path | None = None) -> Wished:
+def wish(git: Git, remote: str, cancel: Cancel, standing: Held, *, signature: bytes | None = None) -> Wished:
     """Push a wish, if its request still stands.
 
     The same push asks that `standing` still holds the request: a client's git compares that with what the
@@ -143,17 +143,15 @@ def wish(git: Git, remote: str, cancel: Cancel, standing: Held, *, key: Path | N
         remote: Address of the bus.
         cancel: From `draft`.
         standing: The branch or inbox ref that holds the request commit.
-        key: Signs the wish; None: it goes unsigned.
+        signature: A detached one of the wish; None: it goes unsigned.
 
     Returns:
         `Wished.TOO_LATE` when `standing` moved or went: the request was answered, or its branch was touched.
 
     Raises:
-        SignatureError: The key cannot sign.
         PushRejected: The remote takes the wish neither as a ref of its own nor as a branch.
         RemoteUnreachable: It did not answer.
     """
-    signature = None if key is None else signing.sign(key, signing.CANCEL_NAMESPACE, cancel.to_bytes())
     with git.scratch() as scratch:
         wisher = _Wisher(scratch, remote, cancel, standing, signature)
         if not wisher.has_request():

@@ -38,6 +38,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "queue": ("bridge.cli.queue", "What waits, runs and ran, and on which Mac."),
     "history": ("bridge.cli.history", "Finished requests, the archived ones too."),
     "prune": ("bridge.cli.prune", "Archive old results, then delete their branches."),
+    "key": ("bridge.cli.key", "Which key signs your requests, and what to give to a Mac's owner."),
     "gate": ("bridge.cli.gate", "Judge evidence files."),
     "runners": ("bridge.cli.runners", "Which runners are there, what they offer, whose keys are trusted."),
     "runner": ("bridge.cli.runner", "On the Mac: serve requests."),

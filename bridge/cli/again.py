@@ -33,6 +33,7 @@ def again(
     expires: int | None,
     output: Path | None,
     allow_unsigned: bool,
+    signing_key: str | None,
     dry_run: bool,
 ) -> int:
     """Ask for the same preset, parameters and commit as HANDLE did, as a new request.
@@ -52,7 +53,7 @@ def again(
     from bridge.client.remotes import resolve_remote
 
     check_asking(wait_s=wait_s, output=output, allow_unsigned=allow_unsigned)
-    config = settings.load(remote=remote)
+    config = settings.load(remote=remote, signing_key=signing_key)
     git = Git(Path.cwd())
     bus = resolve_remote(git, config.remote)
     lifetime = None if expires is None else timedelta(seconds=expires)

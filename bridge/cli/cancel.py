@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bridge.cli import echo_json
-from bridge.cli.options import handle_options, wait_option
+from bridge.cli.options import handle_options, signing_key_option, wait_option
 
 if TYPE_CHECKING:
     from bridge.client.cancel import Cancelled
@@ -30,25 +30,34 @@ end: 5 cancelled, or what it came to in spite of the wish."""
 @handle_options
 @click.option("--reason", metavar="TEXT", help="Why, for whoever reads the result (at most 500 characters).")
 @wait_option("it has ended")
-def cancel(handle: str, remote: str | None, as_json: bool, reason: str | None, wait_s: float | None) -> int:
+@signing_key_option
+def cancel(
+    handle: str,
+    remote: str | None,
+    as_json: bool,
+    reason: str | None,
+    wait_s: float | None,
+    signing_key: str | None,
+) -> int:
     """Stop the request HANDLE, whether it waits or runs.
 
-    The wish is signed where a signing key is configured: a machine that takes signed requests only honours
-    nobody else's. A stopped job's result is `cancelled`, with what it had printed so far.
+    The wish is signed where there is a key (see `kakeya_mac key`): a machine that takes signed requests only
+    honours nobody else's. A stopped job's result is `cancelled`, with what it had printed so far.
     """
-    from bridge import settings, signing
+    from bridge import settings
     from bridge.bus.git import Git
     from bridge.cli.follow import follow, present
     from bridge.client.cancel import cancel_request
+    from bridge.client.keys import Pen, choose
     from bridge.client.lookout import Lookout
     from bridge.client.remotes import resolve_remote
 
-    config = settings.load(remote=remote)
+    config = settings.load(remote=remote, signing_key=signing_key)
     git = Git(Path.cwd())
     bus = resolve_remote(git, config.remote)
-    unsigned = config.signing_key is None or not signing.available()
-    lookout = Lookout(git, bus.address, config.trusted_runners) if unsigned else None
-    done = cancel_request(config, git, bus, handle, reason=reason)
+    pen = Pen(choose(config, git))
+    lookout = Lookout(git, bus.address, config.trusted_runners) if pen.key is None else None
+    done = cancel_request(config, git, bus, handle, reason=reason, pen=pen)
     warnings = [*done.warnings, *(_unheeded(lookout) if lookout and done.finished is None else [])]
     for warning in warnings:
         click.echo(f"warning: {warning}", err=True)
@@ -81,7 +90,7 @@ def _unheeded(lookout: Lookout) -> list[str]:
         return []
     return [
         f"the wish is unsigned, and {', '.join(deaf[:_NAMED])} will ignore it: only the key that signed a"
-        " request stops it there; cancel once more with that key in KAKEYA_SIGNING_KEY"
+        " request stops it there; cancel once more with --signing-key and that key"
     ]
 
 

@@ -69,11 +69,19 @@ allow_unsigned_option = click.option(
 )
 
 
+signing_key_option = click.option(
+    "--signing-key",
+    metavar="KEY",
+    help="Sign with this key: a file, a public key whose private half the SSH agent holds, or 'none'.",
+)
+
+
 def asking_options(function: Function) -> Function:
     """The options of a command that asks for something, whatever it is."""
     for option in (
         click.option("--dry-run", is_flag=True, help="Show the manifest and what would run; push nothing."),
         allow_unsigned_option,
+        signing_key_option,
         click.option(
             "-o",
             "--output",

@@ -40,6 +40,7 @@ def run(
     expires: int | None,
     output: Path | None,
     allow_unsigned: bool,
+    signing_key: str | None,
     dry_run: bool,
     as_json: bool,
 ) -> int:
@@ -58,7 +59,7 @@ def run(
 
     check_asking(wait_s=wait_s, output=output, allow_unsigned=allow_unsigned)
     here = Path.cwd()
-    config = settings.load(remote=remote)
+    config = settings.load(remote=remote, signing_key=signing_key)
     plan = plan_request(
         config,
         repository=here,

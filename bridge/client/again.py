@@ -23,6 +23,7 @@ from bridge.bus.handles import Held, resolve_handle
 from bridge.bus.requests import ReadRequest, bound_manifest, read_request
 from bridge.bus.results import believe
 from bridge.client.anew import AS_IT_WAS, Changes, asked_anew, result_anew
+from bridge.client.keys import Pen, choose
 from bridge.client.lookup import look_up
 from bridge.client.remotes import Remote
 from bridge.client.submit import Plan, plan_request
@@ -238,19 +239,19 @@ def _require_vouched(settings: Settings, original: Original, changes: Changes) -
     Raises:
         SignatureError: The request is not signed with this client's key.
     """
-    key, old = settings.signing_key, original.request
-    if key is None or not signing.available():
+    pen, old, namespace = Pen(choose(settings, original.git)), original.request, signing.REQUEST_NAMESPACE
+    mine = pen.sign(namespace, old.data)
+    if pen.key is None or mine is None:
         return
-    namespace = signing.REQUEST_NAMESPACE
     if old.signature is not None:
-        own = signing.signer_fingerprint(old.data, signing.sign(key, namespace, old.data), namespace)
+        own = signing.signer_fingerprint(old.data, mine, namespace)
         if signing.signer_fingerprint(old.data, old.signature, namespace) == own:
             return
     asked = original.manifest
     commits = " and ".join(commit[:12] for commit in _needed(asked, changes))
-    said = f"the request {asked.nonce} is not signed with your key {key}; repeating it would sign {commits}"
+    said = f"the request {asked.nonce} is not signed with your key {pen.key.shown}"
     if asked.against_sha is None:
         remedy = f"look at that commit, then name it: --ref {asked.workload_sha}"
     else:
         remedy = f"look at what it compares, then ask for it yourself: {asked_anew(asked, changes)}"
-    raise SignatureError(f"{said} in your name", remedy)
+    raise SignatureError(f"{said}; repeating it would sign {commits} in your name", remedy)

@@ -18,6 +18,7 @@ from bridge.bus.git import Git
 from bridge.bus.handles import Held, resolve_handle
 from bridge.bus.requests import bound_manifest, read_request
 from bridge.bus.results import Believed, FetchedResult, believe
+from bridge.client.keys import Pen, choose
 from bridge.client.lookup import Lookup, look_up
 from bridge.client.remotes import Remote
 from bridge.errors import BusError, ManifestError, ResultError, UnknownHandle
@@ -54,28 +55,33 @@ class Cancelled:
 
 
 def cancel_request(
-    settings: Settings, git: Git, remote: Remote, handle: str, *, reason: str | None = None
+    settings: Settings,
+    git: Git,
+    remote: Remote,
+    handle: str,
+    *,
+    reason: str | None = None,
+    pen: Pen | None = None,
 ) -> Cancelled:
     """Ask for a request to be stopped.
 
     Args:
-        settings: The client's settings; `signing_key` decides whether the wish is signed.
+        settings: The client's settings.
         git: Any checkout; nothing is left in it.
         remote: The bus.
         handle: Nonce, branch name or a unique prefix.
         reason: Why, for whoever reads the result; at most 500 characters.
+        pen: Signs the wish; None: with the key that `bridge.client.keys` chooses.
 
     Raises:
         UnknownHandle: It names no request, or nothing of it is left that could be stopped.
         ManifestError: The reason is too long.
         ResultError: What stands where a result belongs cannot be believed, and nothing else is left.
-        SignatureError: The configured key cannot sign.
+        SignatureError: The key that the user named cannot sign.
         PushRejected: The remote takes no wishes; deleting the request's branch stops it, too.
         RemoteUnreachable: The remote did not answer.
     """
-    key, warnings = settings.signing_key, tuple[str, ...]()
-    if key is not None and not signing.available():
-        key, warnings = None, ("the wish is unsigned: ssh-keygen is not installed",)
+    pen = pen or Pen(choose(settings, git))
     named = handle
     for _ in range(_TRIES):
         found = _look(git, remote, named, settings.state_dir)
@@ -87,10 +93,11 @@ def cancel_request(
         cancel = cancels.draft(
             found.nonce, standing.commit, requested_by=settings.requested_by, reason=reason
         )
-        wished = cancels.wish(git, remote.address, cancel, standing, key=key)
+        signature = pen.sign(signing.CANCEL_NAMESPACE, cancel.to_bytes())
+        wished = cancels.wish(git, remote.address, cancel, standing, signature=signature)
         if wished is not Wished.TOO_LATE:
             outcome = Outcome.CANCELLING if wished is Wished.ASKED else Outcome.ALREADY_ASKED
-            return Cancelled(found.nonce, outcome, key is not None, warnings)
+            return Cancelled(found.nonce, outcome, signature is not None, tuple(pen.warnings))
     raise BusError(f"the request {named} keeps moving on the remote", "try again")
 
 

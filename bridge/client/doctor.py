@@ -17,6 +17,7 @@ from bridge import __version__, signing
 from bridge.bus.failures import summary
 from bridge.bus.git import Git
 from bridge.bus.refs import request_ref
+from bridge.client.keys import choose
 from bridge.client.remotes import Remote, resolve_remote
 from bridge.errors import BridgeError, BusError
 from bridge.settings import Settings
@@ -55,7 +56,7 @@ def examine(settings: Settings, repository: Path) -> Iterator[Check]:
     inside = _repository(git)
     yield inside
     yield _ssh_keygen()
-    yield _signing_key(settings)
+    yield _signing_key(settings, git)
     yield _trusted_runners(settings)
     yield _engine()
     if inside.level is Level.FAIL:
@@ -135,20 +136,18 @@ def _ssh_keygen() -> Check:
     )
 
 
-def _signing_key(settings: Settings) -> Check:
-    where = "KAKEYA_SIGNING_KEY, config.toml"
-    if settings.signing_key is None:
-        return Check(
-            "request key",
-            Level.OK,
-            where,
-            "none configured: requests are unsigned (a machine may require a signature)",
-        )
-    if not settings.signing_key.exists():
-        return Check(
-            "request key", Level.FAIL, where, f"{settings.signing_key} does not exist", "correct the path"
-        )
-    return Check("request key", Level.OK, where, f"requests are signed with {settings.signing_key}")
+def _signing_key(settings: Settings, git: Git) -> Check:
+    where = "KAKEYA_SIGNING_KEY, config.toml, git config, SSH agent"
+    try:
+        key = choose(settings, git).key
+        if key is None:
+            found = "none: requests are unsigned; where a machine wants a signature: kakeya_mac key --make"
+            return Check("request key", Level.OK, where, found)
+        public = key.public()
+    except BridgeError as error:
+        return Check("request key", Level.FAIL, where, error.message, error.remedy or "correct the path")
+    found = f"requests are signed with {public.fingerprint} ({key.source})"
+    return Check("request key", Level.OK, where, found)
 
 
 def _trusted_runners(settings: Settings) -> Check:

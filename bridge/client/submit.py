@@ -19,6 +19,7 @@ from bridge.bus import refs
 from bridge.bus.git import Git
 from bridge.bus.requests import submit
 from bridge.bus.results import Asked
+from bridge.client.keys import Pen, choose
 from bridge.client.remotes import Remote, resolve_remote
 from bridge.errors import ManifestError, ParameterError
 from bridge.manifest import Manifest, ParamValue, parse
@@ -159,26 +160,23 @@ def submit_request(
     """Sign and push a planned request.
 
     Args:
-        settings: The client's settings; `signing_key` decides whether it is signed.
+        settings: The client's settings.
         plan: From `plan_request`.
         repository: The same as in `plan_request`.
         check_tree: Warn when tracked files have uncommitted changes, which do not travel. Right when the
             workload is HEAD. Runs beside the push and is given up shortly after it.
 
     Raises:
-        SignatureError: The configured key cannot sign.
+        SignatureError: The key that the user named cannot sign.
         PushRejected: The remote said no, with its words.
         RemoteUnreachable: The remote did not answer.
     """
     git = _git(repository)
     question = _DirtyQuestion(git) if check_tree else None
     warnings = list(plan.warnings)
-    signature = None
-    if settings.signing_key is not None and not signing.available():
-        warnings.append("the request is unsigned: ssh-keygen is not installed")
-    elif settings.signing_key is not None:
-        data = plan.manifest.to_bytes()
-        signature = signing.sign(settings.signing_key, signing.REQUEST_NAMESPACE, data)
+    pen = Pen(choose(settings, git))
+    signature = pen.sign(signing.REQUEST_NAMESPACE, plan.manifest.to_bytes())
+    warnings += pen.warnings
     submitted = submit(git, plan.remote.address, plan.manifest, signature)
     if not submitted.in_inbox:
         warnings.append("the remote takes branches only: a runner finds this request a little later")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bridge.errors import MachineError, SignatureError
 from bridge.process import Finished, helper_environment, run_program
-from bridge.signing.keys import parse_key
+from bridge.signing.keys import PublicKey, parse_key, read_key
 
 MAX_SIGNATURE_BYTES = 16 * 1024
 
@@ -96,6 +96,24 @@ def ensure_key(path: Path, comment: str) -> Path:
             os.link(fresh, path)
             fresh.with_name("key.pub").replace(public_key(path))
     return path
+
+
+def public_half(path: Path) -> PublicKey:
+    """The public key in a file, or of the private key in it.
+
+    Raises:
+        SignatureError: There is no file, it holds no key, or only one under a passphrase and none beside it.
+        MachineError: There is no ``ssh-keygen``.
+    """
+    if not path.is_file():
+        raise SignatureError(f"the signing key {path} does not exist", "correct the path, or unset it")
+    for file in (path, public_key(path)):
+        with contextlib.suppress(SignatureError):
+            return read_key(str(file))
+    done = run("-y", "-P", "", "-f", str(path))
+    if not done.ok:
+        raise SignatureError(f"{path} holds no key that can be used without a prompt: {said(done)}")
+    return parse_key(done.stdout.decode("utf-8", "replace"))
 
 
 def public_key(path: Path) -> Path:

@@ -39,7 +39,8 @@ def make_key(folder: Path, name: str) -> Path:
 
 def wished(world: World, submitted: Submitted, *, key: Path | None = None, git: Git | None = None) -> Wished:
     cancel = draft(submitted.nonce, submitted.commit, requested_by="me", reason="wrong model")
-    return wish(git or world.git, world.remote, cancel, standing(submitted), key=key)
+    signature = key and signing.sign(key, signing.CANCEL_NAMESPACE, cancel.to_bytes())
+    return wish(git or world.git, world.remote, cancel, standing(submitted), signature=signature)
 
 
 def cancel_refs(world: World) -> dict[str, str]:

@@ -70,7 +70,8 @@ def ask_to_stop(bench: Bench, asked: Manifest, *, key: Path | None = None) -> No
     inbox = refs.inbox_ref(asked.nonce)
     commit = git.ls_remote(remote)[inbox]
     cancel = draft(asked.nonce, commit, requested_by="me", reason="enough")
-    assert wish(git, remote, cancel, Held(inbox, commit), key=key) is Wished.ASKED
+    signature = key and signing.sign(key, signing.CANCEL_NAMESPACE, cancel.to_bytes())
+    assert wish(git, remote, cancel, Held(inbox, commit), signature=signature) is Wished.ASKED
 
 
 def delete_branch(bench: Bench, asked: Manifest) -> None:
