@@ -191,7 +191,7 @@ def test_with_required_signatures_only_the_requester_may(world: World) -> None:
     assert why_not(world, submitted) is None
     assert "who did not ask" in (why_not(world, submitted, requester=None) or "")
     (world.root / "allowed").write_text("")
-    assert "does not list" in (why_not(world, submitted) or "")
+    assert "is not listed here" in (why_not(world, submitted) or "")
 
 
 def test_a_key_listed_for_requests_alone_does_not_cancel(world: World) -> None:
