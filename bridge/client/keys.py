@@ -2,7 +2,8 @@
 
 In order: what the user names (``--signing-key``, ``KAKEYA_SIGNING_KEY``, ``signing_key`` in ``config.toml``);
 the key that ``kakeya_mac key --make`` made; git's own ``user.signingkey``, where ``gpg.format`` is ``ssh``;
-the first plain key in the SSH agent. Nothing asks for a passphrase, and no program of git's configuration is run.
+the first plain key in the SSH agent. Nothing asks for a passphrase, and no program of git's configuration is
+run.
 """
 
 from __future__ import annotations
