@@ -93,6 +93,7 @@ class Reason(StrEnum):
     EXIT_CODE = "exit_code"
     TIMEOUT = "timeout"
     OUTPUT_LIMIT = "output_limit"
+    RESOURCE_LIMIT = "resource_limit"
     NO_EVIDENCE = "no_evidence"
     RUNNER_ERROR = "runner_error"
     # rejected

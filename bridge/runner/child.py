@@ -14,7 +14,7 @@ import select
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -22,6 +22,7 @@ from typing import IO, Any
 from bridge.errors import MachineError
 from bridge.process import helper_environment, spawn
 from bridge.runner.isolation.enforced import Enforced
+from bridge.runner.isolation.watchdog import Breach
 
 # How the supervisor is started: the installed package, apart from the environment and the working directory.
 SUPERVISOR = ("-m", "bridge.runner.supervisor")
@@ -39,7 +40,8 @@ class MachineBusy(MachineError):
 class Order:
     """A child to start: complete environment, limits by RLIMIT name, seconds, bytes of output.
 
-    It may write in `room` and below it, and nowhere else.
+    It may write in `room` and below it, and nowhere else. `allowed` is what all its processes together may
+    take, by `watchdog.Breach.what`.
     """
 
     argv: tuple[str, ...]
@@ -50,6 +52,7 @@ class Order:
     timeout_s: float
     grace_s: float = 2.0
     output_limit: int = 8 << 20
+    allowed: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ class Ended:
     """How the child ended: exit code (None: it could not be collected; negative: killed by that signal).
 
     At most one of `timed_out`, `stopped` (the runner asked) and `flooded` (too much output) is true.
+    `breach` is a limit that it went beyond.
     """
 
     exit_code: int | None
@@ -65,6 +69,7 @@ class Ended:
     stopped: bool
     flooded: bool
     survivors: int
+    breach: Breach | None = None
 
 
 class Standby:
@@ -199,6 +204,7 @@ class Supervised:
             cwd=str(order.cwd),
             room=str(order.room),
             limits=dict(order.limits),
+            allowed=dict(order.allowed),
             timeout_s=order.timeout_s,
             grace_s=order.grace_s,
         )
@@ -224,6 +230,7 @@ class Supervised:
             stopped=stopped and not pump.flooded and not ended["timed_out"],
             flooded=pump.flooded and not ended["timed_out"],
             survivors=ended["survivors"],
+            breach=Breach(**ended["breach"]) if ended["breach"] else None,
         )
 
     def close(self) -> None:

@@ -22,12 +22,12 @@ from bridge.errors import BridgeError, BusError, LeaseLost, described
 from bridge.manifest import Manifest
 from bridge.presets import Preset
 from bridge.result import Command, Phase, Reason, RunStatus, Status, Verdict, Violation
-from bridge.runner import collect, private
+from bridge.runner import collect, facts, private
 from bridge.runner.check import Checked, Refusal
 from bridge.runner.child import Ended, Order, Supervised
 from bridge.runner.folders import remove_tree
 from bridge.runner.heartbeat import Heartbeat
-from bridge.runner.isolation.room import Room, environment, resource_limits
+from bridge.runner.isolation.room import Room, allowed, environment, resource_limits
 from bridge.runner.prepare import Preparation
 from bridge.runner.seal import LOG_NAME, Record, seal, with_room
 from bridge.runner.spool import Entry
@@ -214,6 +214,7 @@ class Job:
             limits=resource_limits(policy.limits, supervised.enforced),
             timeout_s=policy.timeout_s(preset, manifest.timeout_s),
             output_limit=policy.limits.output_bytes,
+            allowed=allowed(policy.limits, facts.memory_bytes()),
         )
         ended = supervised.run(
             order,

@@ -24,6 +24,7 @@ class Reserve:
     def __init__(self, station: Station) -> None:
         self._station = station
         self._standby: Standby | None = None
+        self._made_for = station.policy
 
     def take(self, preset: Preset | None = None) -> Supervised:
         """A supervisor that holds the machine's lock: the waiting one, if it is fresh, or a new one.
@@ -58,10 +59,11 @@ class Reserve:
             standby.close()
 
     def _is_old(self, standby: Standby) -> bool:
-        return time.monotonic() - standby.since > OLDEST_S
+        return time.monotonic() - standby.since > OLDEST_S or self._made_for != self._station.policy
 
     def _new(self, *, network: bool = False) -> Standby:
         station = self._station
+        self._made_for = station.policy
         ours = station.environment
         named = [Path(ours[name]).expanduser() for name in ours if name.startswith("KAKEYA_MODEL_")]
         models = [*station.policy.models.values(), *named, station.home / "kakeya-models"]

@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 
 from bridge.runner.isolation import libc, namespaces, processes
 from bridge.runner.isolation.cage import Cage
+from bridge.runner.isolation.watchdog import LOOK_S, Breach, Watchdog
 
 
 def main(setup: dict[str, Any]) -> int:
@@ -105,42 +106,51 @@ class _Keeper:
             _become(order, self._output, self._cage)
         os.close(self._output)
         _send(self._status, event="started", pid=self._job)
-        timed_out = self._attend(waker, started + order["timeout_s"], order["grace_s"])
+        watchdog = Watchdog(order["allowed"], order["room"], scratch=self._cage.scratch_bytes)
+        timed_out, breach = self._attend(waker, watchdog, started + order["timeout_s"], order["grace_s"])
         survivors, ended = processes.end_descendants(self._job)
         self._code = ended.get(self._job, self._code)
         seconds = time.monotonic() - started
+        breach = breach or watchdog.look_at_room()
         _send(
             self._status,
             event="exited",
             exit_code=self._code,
             timed_out=timed_out,
+            breach=None if breach is None else asdict(breach),
             seconds=seconds,
             survivors=survivors,
         )
         while self.next_order() is not None:
             pass
 
-    def _attend(self, waker: int, deadline: float, grace_s: float) -> bool:
-        """Until the job ended, ran out of time or is to stop; True when it ran out of time."""
+    def _attend(
+        self, waker: int, watchdog: Watchdog, deadline: float, grace_s: float
+    ) -> tuple[bool, Breach | None]:
+        """Until the job ended, is to stop, ran out of time, or breached a limit: whether and which."""
         timed_out = stopping = False
+        look = time.monotonic() + LOOK_S
         while True:
             self._code = (processes.reap() or {}).get(self._job)
             if self._code is not None:
-                return timed_out
-            remaining = deadline - time.monotonic()
-            if remaining <= 0:
+                return timed_out, None
+            now = time.monotonic()
+            if now >= deadline:
                 if stopping:
-                    return timed_out
+                    return timed_out, None
                 timed_out = stopping = True
                 deadline = self._ask_to_end(grace_s)
-                continue
-            ready = select.select([self._control, waker], [], [], remaining)[0]
+            elif now >= look:
+                if (breach := watchdog.look()) is not None:
+                    return timed_out, breach
+                look = time.monotonic() + LOOK_S
+            ready = select.select([self._control, waker], [], [], max(0.0, min(deadline, look) - now))[0]
             if waker in ready:
                 os.read(waker, 512)
             if self._control in ready:
                 order = self.next_order()
                 if order is None:
-                    return timed_out
+                    return timed_out, None
                 if not stopping:
                     stopping = True
                     deadline = self._ask_to_end(order["stop"])

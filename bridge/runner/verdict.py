@@ -11,6 +11,9 @@ from bridge.evidence.promised import broken_promises
 from bridge.presets import Preset
 from bridge.result import Reason, Status, Verdict
 from bridge.runner.child import Ended
+from bridge.runner.isolation.watchdog import Breach
+
+_GIB = 1 << 30
 
 
 def of_ending(preset: Preset, ended: Ended) -> Verdict | None:
@@ -21,6 +24,10 @@ def of_ending(preset: Preset, ended: Ended) -> Verdict | None:
         )
     if ended.flooded:
         return _failed(Reason.OUTPUT_LIMIT, f"the job printed too much and was killed ({_after(ended)})")
+    if ended.breach is not None:
+        return _failed(Reason.RESOURCE_LIMIT, f"{_of(ended.breach)} ({_after(ended)})")
+    if ended.exit_code == -signal.SIGXFSZ:
+        return _failed(Reason.RESOURCE_LIMIT, f"the job wrote a bigger file than it may ({_after(ended)})")
     if ended.exit_code is None:
         return _failed(Reason.RUNNER_ERROR, "the job's exit code could not be collected")
     if ended.exit_code < 0:
@@ -82,6 +89,21 @@ def cancelled(reason: Reason, message: str) -> Verdict:
 
 def _failed(reason: Reason, message: str) -> Verdict:
     return Verdict(status=Status.FAILED, reason=reason, message=message)
+
+
+def _of(breach: Breach) -> str:
+    used, allowed = breach.used, breach.allowed
+    if breach.what in ("memory", "disk"):
+        figures = f"{used / _GIB:.3g} GiB, at most {allowed / _GIB:.3g}"
+    else:
+        figures = f"{used}, at most {allowed}"
+    return {
+        "memory": f"the job took more memory than it may ({figures}) and was killed",
+        "processes": f"the job ran more processes and threads than it may ({figures}) and was killed",
+        "disk": f"the job's files took more of the disk than they may ({figures})",
+        "files": f"the job made more files than it may ({figures})",
+        "depth": f"the job nested its folders deeper than they may be ({figures})",
+    }[breach.what]
 
 
 def _after(ended: Ended) -> str:

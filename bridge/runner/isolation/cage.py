@@ -50,6 +50,8 @@ class Cage:
             credentials="own view" if self._has_view else words(("landlock", bool(known))),
             processes=words(("own namespace", level == "full"), ("landlock", known >= _SIGNALS_SCOPED)),
             calls=words(("filter", self._filters)),
+            memory="watched",
+            disk="watched",
         )
 
     def narrow(self, room: str) -> None:
@@ -64,6 +66,10 @@ class Cage:
         if self._rules is not None:
             scratch = view.SCRATCH if self._has_view else ()
             self._rules.allow_writing([room, *scratch, *landlock.DEVICES])
+
+    def scratch_bytes(self) -> int:
+        """Bytes of memory that the view's fresh folders hold."""
+        return view.scratch_bytes() if self._has_view else 0
 
     def lock_in(self) -> None:
         """Put this process behind the layers, for good.

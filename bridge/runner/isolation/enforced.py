@@ -18,7 +18,8 @@ class Enforced:
         credentials: That it cannot read the runner's keys and state and the user's credentials.
         processes: That it can neither signal nor look into other programs.
         calls: That kernel interfaces that no job needs are closed.
-        memory: That it takes no more memory than it may.
+        memory: That it takes no more memory, processes and threads than it may.
+        disk: That its folders hold no more bytes and files than they may.
     """
 
     network: str = NOT_ENFORCED
@@ -28,6 +29,7 @@ class Enforced:
     processes: str = NOT_ENFORCED
     calls: str = NOT_ENFORCED
     memory: str = NOT_ENFORCED
+    disk: str = NOT_ENFORCED
 
 
 def words(*means: tuple[str, bool]) -> str:

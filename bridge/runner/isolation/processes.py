@@ -6,24 +6,64 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 
 _SWEEPS, _PAUSE_S = 500, 0.01
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-def descendants() -> list[int]:
-    """Processes below this one, from /proc; empty where there is none."""
-    parents: dict[int, int] = {}
+@dataclass(frozen=True)
+class Process:
+    """One running process: its id and its parent's, threads, bytes of resident memory."""
+
+    pid: int
+    parent: int
+    threads: int
+    resident: int
+
+
+def below_us() -> list[Process]:
+    """The processes that descend from this one."""
+    return below(os.getpid(), table())
+
+
+def below(top: int, running: Iterable[Process]) -> list[Process]:
+    """Those of the processes that descend from `top`, from near to far."""
+    children: dict[int, list[Process]] = {}
+    for each in running:
+        children.setdefault(each.parent, []).append(each)
+    found: list[Process] = []
+    front = [top]
+    while front:
+        born = [each for pid in front for each in children.pop(pid, ())]
+        found += born
+        front = [each.pid for each in born]
+    return found
+
+
+def table() -> list[Process]:
+    """Every process that can be seen, from /proc; empty where there is none."""
+    found: list[Process] = []
     with contextlib.suppress(FileNotFoundError):
         for name in filter(str.isdigit, os.listdir("/proc")):
-            with contextlib.suppress(OSError, ValueError), open(f"/proc/{name}/stat") as file:
-                parents[int(name)] = int(file.read().rpartition(")")[2].split()[1])
-    found: list[int] = []
-    front = {os.getpid()}
-    while front:
-        front = {pid for pid, parent in parents.items() if parent in front}
-        found.extend(front)
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+                found.append(parse_stat(int(name), file.read()))
     return found
+
+
+def parse_stat(pid: int, text: bytes) -> Process:
+    """A process as Linux's ``/proc/PID/stat`` shows it; its name may hold anything, brackets too."""
+    fields = text.rpartition(b")")[2].split()
+    return Process(pid, parent=int(fields[1]), threads=int(fields[17]), resident=int(fields[21]) * _PAGE)
+
+
+def exact_memory(process: Process) -> int:
+    """Bytes of memory of a process, shared pages divided among those that share them, swap included."""
+    with contextlib.suppress(OSError), open(f"/proc/{process.pid}/smaps_rollup", "rb") as file:
+        rows = (row.split() for row in file)
+        return 1024 * sum(int(row[1]) for row in rows if row[0] in (b"Pss:", b"SwapPss:"))
+    return process.resident
 
 
 def end_descendants(group: int = 0) -> tuple[int, dict[int, int]]:
@@ -44,7 +84,7 @@ def end_descendants(group: int = 0) -> tuple[int, dict[int, int]]:
             return 0, ended
         ended |= collected
         time.sleep(_PAUSE_S)
-    return max(1, len(descendants())), ended
+    return max(1, len(below_us())), ended
 
 
 def _kill_once(group: int) -> None:
@@ -56,7 +96,7 @@ def _kill_once(group: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
     stopped: set[int] = set()
-    while fresh := set(descendants()) - stopped:
+    while fresh := {each.pid for each in below_us()} - stopped:
         _send(fresh, signal.SIGSTOP)
         stopped |= fresh
     _send(stopped, signal.SIGKILL)

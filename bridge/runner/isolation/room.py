@@ -85,3 +85,18 @@ def resource_limits(limits: Limits, enforced: Enforced) -> dict[str, int]:
     values = {"NOFILE": limits.open_files, "FSIZE": limits.file_bytes, "CORE": 0}
     # Elsewhere the kernel counts all processes of the user.
     return {**values, "NPROC": limits.processes} if enforced.tree == "process namespace" else values
+
+
+def allowed(limits: Limits, memory: int) -> dict[str, int]:
+    """What the watchdog measures a job against, by `watchdog.Breach.what`.
+
+    Args:
+        limits: Of the policy.
+        memory: Bytes that the machine has.
+    """
+    return {
+        "memory": memory * 4 // 5 if limits.memory_bytes is None else limits.memory_bytes,
+        "processes": limits.processes,
+        "disk": limits.disk_bytes,
+        "files": limits.files,
+    }
