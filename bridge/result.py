@@ -253,7 +253,8 @@ def _parse(
         document: dict[str, Any] = load_strict(data, what=what, limit=MAX_BYTES)
         if check is not None:
             check(document)
-        return kind.model_validate(document)
+        # Read again as JSON, where a list may become a tuple and nothing else is converted.
+        return kind.model_validate_json(json.dumps(document), strict=True)
     except ManifestError as error:
         raise ResultError(error.message) from None
     except ValidationError as error:

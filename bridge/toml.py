@@ -6,6 +6,7 @@ for a key of many parts; so the text is walked once before it is parsed, and wha
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_DEPTH = 16  # of brackets in one statement
+_INTEGERS = 1 << 63
 MAX_DOTS = 64  # outside texts, on one line: parts of a key, or numbers
 
 
@@ -61,6 +63,24 @@ def parse(data: bytes, limit: int) -> dict[str, Any]:
     for _ in _pieces(text):
         pass  # walked for its bounds
     return _loads(text)
+
+
+def check_numbers(value: Any) -> None:
+    """Refuse numbers that bound nothing, and whole numbers beyond TOML's 64 bits.
+
+    Args:
+        value: A document, or anything in one.
+
+    Raises:
+        TomlError: There is one.
+    """
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            check_numbers(item)
+    elif isinstance(value, float) and not math.isfinite(value):  # nothing is below or above nan
+        raise TomlError(f"{value} is no number that is read here")
+    elif isinstance(value, int) and abs(value) >= _INTEGERS:
+        raise TomlError("a whole number has more than 64 bits")
 
 
 def statements(text: str) -> Iterator[Statement]:

@@ -169,6 +169,7 @@ def read(path: Path) -> Preset:
         raise PresetError(f"cannot read preset {path}: {error.strerror or error}") from None
     try:
         document = toml.parse(data, MAX_BYTES)
+        toml.check_numbers(document)
     except toml.TomlError as error:
         raise PresetError(f"preset {path}: {error}") from None
     _check_schema(document, path)
@@ -233,15 +234,19 @@ def _check_schema(document: dict[str, Any], path: Path) -> None:
     for entry in document.get("params", {}).values():
         try:
             re.compile(entry.get("pattern", ""))
-        except re.error as error:
-            raise PresetError(f"preset {path}: the pattern {entry['pattern']!r} is broken: {error}") from None
+        except (re.error, OverflowError, RecursionError) as error:
+            shown = _shorten(repr(entry["pattern"]))
+            raise PresetError(f"preset {path}: the pattern {shown} is broken: {error}") from None
 
 
 @cache
 def _validator() -> Any:
-    from jsonschema import Draft202012Validator
+    from jsonschema import Draft202012Validator, validators
 
-    return Draft202012Validator(json.loads(SCHEMA_FILE.read_text(encoding="utf-8")))
+    # To JSON Schema 10.0 is a whole number. To whoever counts with it, it is none.
+    whole = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)
+    strict = validators.extend(Draft202012Validator, type_checker=whole)  # type: ignore[no-untyped-call]
+    return strict(json.loads(SCHEMA_FILE.read_text(encoding="utf-8")))
 
 
 def _shorten(text: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tests.adversary import commits, documents, standing, words, workloads
+from tests.adversary import commits, documents, records, standing, words, workloads
 
 
 @dataclass(frozen=True)
@@ -17,11 +17,13 @@ class Family:
         title: For people.
         attacks: The inputs by name.
         outcome: What comes of them where they do not say so themselves.
+        door: Their reader in `doors`; empty: the runner.
     """
 
     title: str
     attacks: Mapping[str, Any]
     outcome: str = ""
+    door: str = ""
 
     @property
     def outcomes(self) -> list[str]:
@@ -55,4 +57,13 @@ REQUESTS: dict[str, Family] = {
     "lfs": Family("Git LFS pointers and settings", workloads.LFS),
     "stale": Family("Stale, foreign and forbidden requests", standing.STALE),
     "signatures": Family("What is no signature", standing.SIGNATURES),
+}
+
+RECORDS: dict[str, Family] = {
+    "claims": Family("Forged and broken claims", records.CLAIMS, "counts for nothing", "claim"),
+    "cards": Family("Runner cards", records.CARDS, "not shown", "card"),
+    "wishes": Family("Wishes to stop a request", records.WISHES, "not heeded", "wish"),
+    "presets": Family("Preset files", records.PRESETS, "the runner does not start", "preset"),
+    "policies": Family("Policy files", records.POLICIES, "the runner takes nothing", "policy"),
+    "reports": Family("Evidence reports", records.REPORTS, "rejected", "report"),
 }

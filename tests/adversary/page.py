@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.adversary.families import REQUESTS, Family
+from tests.adversary.families import RECORDS, REQUESTS, Family
 
 _INTRO = """# The adversary suite
 
@@ -33,11 +33,25 @@ its own is laid out for presets that take data: what runs is what is installed, 
 and the words of its log.
 """
 
+_RECORDS = """
+## Other documents
+
+Each is an honest document with something changed in it, given to its reader. The reader says no with its own
+error, in one line, within seconds. The forged reports of `tests/bridge/evidence/` are not counted here.
+
+"""
+
 
 def page() -> str:
     """The whole page."""
     return (
-        _INTRO + f"Hostile inputs in all: **{_count(REQUESTS)}**.\n\n" + _REQUESTS + _table(REQUESTS) + _SIEGE
+        _INTRO
+        + f"Hostile inputs in all: **{_count(REQUESTS | RECORDS)}**.\n\n"
+        + _REQUESTS
+        + _table(REQUESTS)
+        + _SIEGE
+        + _RECORDS
+        + _table(RECORDS)
     )
 
 
@@ -48,6 +62,6 @@ def _count(families: Mapping[str, Family]) -> int:
 def _table(families: Mapping[str, Family]) -> str:
     lines = ["| family | inputs | what comes of them |", "| --- | ---: | --- |"]
     for family in families.values():
-        outcomes = ", ".join(f"`{outcome}`" for outcome in family.outcomes)
+        outcomes = ", ".join(outcome if family.outcome else f"`{outcome}`" for outcome in family.outcomes)
         lines.append(f"| {family.title} | {len(family.attacks)} | {outcomes} |")
     return "\n".join([*lines, f"| **all** | **{_count(families)}** | |", ""])

@@ -1,0 +1,84 @@
+"""Who reads which kind of document: one way in each, and how it says no."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bridge.bus import cancels
+from bridge.bus.card import parse_card
+from bridge.errors import (
+    BridgeError,
+    BusError,
+    EvidenceError,
+    ManifestError,
+    PolicyError,
+    PresetError,
+    ResultError,
+)
+from bridge.evidence.gate import judge
+from bridge.manifest import parse
+from bridge.presets import load_all
+from bridge.presets import read as read_preset
+from bridge.result import parse_result, parse_status
+from bridge.runner.policy import narrowed
+from bridge.runner.policy import read as read_policy
+from tests.adversary import honest
+
+
+@dataclass(frozen=True)
+class Door:
+    """A reader of hostile documents.
+
+    Attributes:
+        honest: A document that it takes.
+        read: Gives what was read, or raises `refusal`.
+        refusal: The one error it may raise.
+    """
+
+    honest: bytes
+    read: Callable[[bytes], object]
+    refusal: type[BridgeError]
+
+
+def _claim(data: bytes) -> object:
+    """As a runner reads it, which knows for which request it stands there."""
+    status = parse_status(data)
+    if status.nonce != honest.NONCE:
+        raise ResultError("of another request")
+    return status
+
+
+def _preset(data: bytes) -> object:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "guarded.toml"
+        path.write_bytes(data)
+        return read_preset(path)
+
+
+def _policy(data: bytes) -> object:
+    """As a runner reads it, which holds the presets to it."""
+    policy = read_policy(Path("policy.toml"), data)
+    narrowed(policy, load_all())
+    return policy
+
+
+def _report(data: bytes) -> object:
+    judgement = judge(data)
+    if not judgement.accepted:
+        raise EvidenceError("; ".join(f"{found.code}: {found.message}" for found in judgement.violations))
+    return judgement.report
+
+
+DOORS: dict[str, Door] = {
+    "manifest": Door(honest.MANIFEST, parse, ManifestError),
+    "claim": Door(honest.CLAIM, _claim, ResultError),
+    "card": Door(honest.CARD, parse_card, BusError),
+    "wish": Door(honest.WISH, cancels.parse, ManifestError),
+    "preset": Door(honest.PRESET, _preset, PresetError),
+    "policy": Door(honest.POLICY, _policy, PolicyError),
+    "report": Door(honest.REPORT, _report, EvidenceError),
+    "result": Door(b"", parse_result, ResultError),
+}
