@@ -33,6 +33,7 @@ CARD_NAME = "runner.json"
 CARD_SIGNATURE_NAME = "runner.json.sig"
 MAX_BYTES = 512 * 1024
 MAX_PRESETS = 256
+MAX_ANSWERED = 2048
 # A card counts for so many of its intervals, and clocks may differ by so much.
 MISSED_INTERVALS = 3
 SKEW = timedelta(seconds=60)
@@ -146,6 +147,10 @@ class RunnerCard(_Record):
     machine: Annotated[dict[Word, Text | int | float | bool | None], Field(max_length=64)] = {}
     tools: Annotated[dict[Word, Word], Field(max_length=64)] = {}
     limits: Limits
+    answered: Annotated[
+        tuple[Nonce, ...],
+        Field(max_length=MAX_ANSWERED, description="signed requests answered there that have not expired"),
+    ] = ()
 
     def to_bytes(self) -> bytes:
         """The exact bytes that are committed and signed. Texts are brought onto one line without controls."""

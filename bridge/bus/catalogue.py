@@ -167,6 +167,29 @@ def read_cards(
     return Catalogue(tuple(sorted(seen, key=lambda s: s.name)), cards.count(None), held)
 
 
+def read_card(git: Git, ref: str, commit: str, trusted: Mapping[str, str]) -> Seen | None:
+    """A card that a trusted key signed, from a commit that is in this repository; None: it is none such.
+
+    A signature is checked only where the card names a trusted key: anybody can push cards by the thousand.
+
+    Args:
+        git: The repository.
+        ref: Where the card stands.
+        commit: What that ref holds.
+        trusted: Names of the runner keys that count here, by fingerprint.
+    """
+    try:
+        data = git.read_blob(commit, CARD_NAME, MAX_BYTES)
+        signature = git.read_blob(commit, CARD_SIGNATURE_NAME, signing.MAX_SIGNATURE_BYTES)
+        key = None if data is None else parse_card(data).public_key
+        if key is None or signing.fingerprint(key) not in trusted:
+            return None
+    except (BusError, SignatureError):
+        return None
+    seen = _read(ref, commit, data, signature, trusted)
+    return seen if seen is not None and seen.trusted else None
+
+
 def forget_cards(git: Git, remote: str, *, older_than: timedelta, now: datetime) -> list[str]:
     """Delete the cards of runners not seen for so long; returns their names. Unreadable ones stay.
 

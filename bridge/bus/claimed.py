@@ -7,10 +7,9 @@ beat and its time. So one cannot be put on another request, and an old one is kn
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from bridge.bus.git import Git
-from bridge.bus.standing import Standing, standing_of
+from bridge.bus.standing import Signature, Standing, Trust, weigh
 from bridge.bus.untrusted import clean_line
 from bridge.errors import BusError, MachineError, ResultError, SignatureError
 from bridge.result import MAX_BYTES, STATUS_NAME, STATUS_SIGNATURE_NAME, RunStatus, parse_status
@@ -23,13 +22,11 @@ class Claimed:
 
     Attributes:
         status: What it says, its texts cleaned.
-        standing: What its signature is worth here; one that does not hold is worth nothing.
-        signer: The trusted name, or the fingerprint of another key; None: unsigned or unchecked.
+        signature: What its signature is worth here; one that does not hold is worth nothing.
     """
 
     status: RunStatus
-    standing: Standing
-    signer: str | None
+    signature: Signature
 
 
 def read_status(git: Git, commit: str) -> RunStatus | None:
@@ -41,14 +38,17 @@ def read_status(git: Git, commit: str) -> RunStatus | None:
     return None if data is None else _status(data)
 
 
-def read_claim(git: Git, commit: str, nonce: str, trusted: Path) -> Claimed | None:
+def read_claim(git: Git, commit: str, nonce: str, trust: Trust) -> Claimed | None:
     """A claim from a commit that is in this repository; None when it is none, or another request's.
 
     Args:
         git: The repository.
         commit: The claim.
         nonce: The request it was found for.
-        trusted: Allowed-signers file of the runner keys that count here; it need not exist.
+        trust: The runner keys that count here.
+
+    Raises:
+        KeyListError: A list of keys could have been written by others, or is not understood.
     """
     data = _blob(git, commit, STATUS_NAME, MAX_BYTES)
     status = None if data is None else _status(data)
@@ -56,9 +56,9 @@ def read_claim(git: Git, commit: str, nonce: str, trusted: Path) -> Claimed | No
         return None
     signature = _blob(git, commit, STATUS_SIGNATURE_NAME, MAX_SIGNATURE_BYTES)
     try:
-        return Claimed(status, *standing_of(data, signature, CLAIM_NAMESPACE, trusted))
+        return Claimed(status, weigh(data, signature, CLAIM_NAMESPACE, trust))
     except (SignatureError, MachineError):  # worth as much as none
-        return Claimed(status, Standing.UNSIGNED, None)
+        return Claimed(status, Signature(Standing.UNSIGNED))
 
 
 def _blob(git: Git, commit: str, name: str, limit: int) -> bytes | None:

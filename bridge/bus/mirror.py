@@ -49,8 +49,10 @@ _PLAIN_LINE = re.compile(
 _CLAIMS = (refs.BRANCH_CLAIMS, refs.CLAIMS)
 _CANCELS = (refs.BRANCH_CANCELS, refs.CANCELS)
 _RESULTS = (refs.BRANCH_RESULTS, refs.RESULTS)
+_CARDS = (refs.BRANCH_RUNNERS, refs.RUNNERS)
 _OWN = (refs.INBOX, *_CLAIMS, *_CANCELS, *_RESULTS)
 _OWN_SPECS = tuple(f"+{prefix}*:{prefix}*" for prefix in _OWN)
+_CARD_SPECS = tuple(f"+{prefix}*:{prefix}*" for prefix in _CARDS)
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ class Mirror:
         timeout_s: Deadline of one fetch.
         limit_bytes: A fetch that brings more than this is ended.
         scan_interval_s: Seconds between scans of the request branches; 0: every look scans.
+        with_cards: Whether a look brings the runners' cards, too.
         say: Takes one line for the owner.
         clock: Monotonic seconds.
         now: The time of day (aware): branches older than any request may live are not looked at.
@@ -98,6 +101,7 @@ class Mirror:
         timeout_s: float = 300.0,
         limit_bytes: int = FETCH_LIMIT_BYTES,
         scan_interval_s: float = SCAN_INTERVAL_S,
+        with_cards: Callable[[], bool] = lambda: False,
         say: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
@@ -106,6 +110,7 @@ class Mirror:
         self.remote = remote
         self._limit_bytes = limit_bytes
         self._scan_interval_s = scan_interval_s
+        self._with_cards = with_cards
         self._say = say
         self._clock = clock
         self._now = now
@@ -189,6 +194,10 @@ class Mirror:
         """Wishes to stop a request by nonce, as of the last `refresh`."""
         return self._held(_CANCELS)
 
+    def cards(self) -> dict[str, str]:
+        """Refs of runners' cards and the commits they hold, as of the last look that brought them."""
+        return {ref: commit for ref, commit in self._refs.items() if ref.startswith(_CARDS)}
+
     def scan_next(self) -> None:
         """Have the next look scan the branches, whenever the last scan was."""
         self._scanned_at = None
@@ -228,7 +237,7 @@ class Mirror:
             self.renew()
         before = {ref: commit for ref, commit in self._refs.items() if ref.startswith(_OWN)}
         self._keep()
-        self._fetch(_OWN_SPECS)
+        self._fetch([*_OWN_SPECS, *(_CARD_SPECS if self._with_cards() else ())])
         now = self._clock()
         if self._scanned_at is None or now - self._scanned_at >= self._scan_pause_s:
             self._scan()

@@ -17,7 +17,7 @@ from pathlib import Path
 from bridge import signing
 from bridge.bus.answers import MAX_RESULT_BYTES, Asked, FetchedResult, fetch
 from bridge.bus.publish import TRAILER
-from bridge.bus.standing import Standing, standing_of
+from bridge.bus.standing import Signature, Standing, Trust, weigh
 from bridge.bus.untrusted import clean_line
 from bridge.errors import MachineError, ResultError, SignatureError
 from bridge.result import RESULT_NAME, RESULT_ROOT, RESULT_SIGNATURE_NAME, Result, Status, parse_result
@@ -47,6 +47,7 @@ class Believed:
         ref: Where it stands.
         signature: What its signature is worth here.
         signer: The trusted principal, or the fingerprint of an untrusted key.
+        objection: Why that key does not count, after "signed by"; None: it does, or none signed.
         request_gone: Nothing of the request was there to hold it against, and no trusted key signed it.
     """
 
@@ -57,23 +58,26 @@ class Believed:
     signature: Standing
     signer: str | None
     request_gone: bool = False
+    objection: str | None = None
 
     @property
     def sentence(self) -> str:
         """What a reader must know about who wrote this, and whether it can be held against its request."""
-        known = _known_of(self.signature, self.signer)
+        known = _known_of(Signature(self.signature, self.signer, self.objection))
         if self.request_gone:
             return f"its request is gone from the remote: nobody can tell that this answers it; {known}"
         return known
 
 
-def _known_of(signature: Standing, signer: str | None) -> str:
+def _known_of(signature: Signature) -> str:
     """What a signature says of who wrote a result."""
-    match signature:
+    match signature.standing:
         case Standing.TRUSTED:
-            return f"signed by {signer}"
+            return f"signed by {signature.signer}"
+        case Standing.REVOKED:
+            return f"worthless: signed by {signature.objection}; whoever stole it could have written this"
         case Standing.UNTRUSTED_KEY:
-            return f"signed by a key that is not trusted here: {signer}"
+            return f"signed by a key that is not trusted here: {signature.signer}"
         case Standing.UNCHECKED:
             return "signed, but not checked: ssh-keygen is not installed"
         case Standing.UNSIGNED:
@@ -90,7 +94,8 @@ def believe(
 
     Args:
         fetched: From `fetch`.
-        trusted: Allowed-signers file of the runner keys that count here; it need not exist.
+        trusted: Allowed-signers file of the runner keys that count here, with ``revoked_keys`` beside it;
+            neither need exist.
         asked: The request as this client knows it; None: as `fetch` found it on the remote.
         allow_unsigned: Also believe what none of the trusted keys signed. A signature that does not verify
             is refused all the same.
@@ -111,16 +116,26 @@ def believe(
     result = parse_result(data)
     _check_identity(result, fetched.nonce, asked)
     files = _check_files(result, fetched.files)
-    signature, signer = _check_signature(data, fetched.files.get(RESULT_SIGNATURE_NAME), trusted)
-    if signature is not Standing.TRUSTED and not allow_unsigned and pins_keys(trusted):
-        raise _not_trusted(signature, signer)
-    unknown = asked is None and signature is not Standing.TRUSTED
+    signature = _check_signature(data, fetched.files.get(RESULT_SIGNATURE_NAME), trusted)
+    is_trusted = signature.standing is Standing.TRUSTED
+    if not is_trusted and not allow_unsigned and pins_keys(trusted):
+        raise _not_trusted(signature)
+    unknown = asked is None and not is_trusted
     if unknown and not fetched.alone:
         raise ResultError(
             f"the request {fetched.nonce} is no longer on the remote and no trusted key signed the answer",
             "trust the runner's key with `kakeya_mac runners trust`",
         )
-    return Believed(result, files, fetched.commit, fetched.ref, signature, signer, request_gone=unknown)
+    return Believed(
+        result=result,
+        files=files,
+        commit=fetched.commit,
+        ref=fetched.ref,
+        signature=signature.standing,
+        signer=signature.signer,
+        request_gone=unknown,
+        objection=signature.objection,
+    )
 
 
 def pins_keys(trusted: Path) -> bool:
@@ -201,19 +216,22 @@ def _check_files(result: Result, present: Mapping[str, bytes]) -> dict[str, byte
     return {path: present[path] for path in listed}
 
 
-def _check_signature(data: bytes, signature: bytes | None, trusted: Path) -> tuple[Standing, str | None]:
+def _check_signature(data: bytes, signature: bytes | None, trusted: Path) -> Signature:
     try:
-        return standing_of(data, signature, signing.RESULT_NAMESPACE, trusted)
+        return weigh(data, signature, signing.RESULT_NAMESPACE, Trust.by(trusted))
     except SignatureError as error:
         raise ResultError(f"{RESULT_SIGNATURE_NAME}: {clean_line(error.message)}") from None
 
 
-def _not_trusted(signature: Standing, signer: str | None) -> ResultError:
+def _not_trusted(signature: Signature) -> ResultError:
     """Why a client that trusts runner keys does not believe this result, and what may be done about it."""
     trust = "kakeya_mac runners trust NAME --key 'KEY' (the runner prints that line when it starts)"
-    match signature:
+    match signature.standing:
+        case Standing.REVOKED:
+            found = f"the result is signed by {signature.objection}: whoever stole it could have written this"
+            remedy = f"ask again; a runner with a new key is trusted with: {trust}"
         case Standing.UNTRUSTED_KEY:
-            found = f"the result is signed by an unknown key, {signer}"
+            found = f"the result is signed by {signature.objection}"
             remedy = f"if that is your runner's key: {trust}"
         case Standing.UNCHECKED:
             found = "the result is signed, but ssh-keygen is not installed, so nobody can tell by whom"

@@ -20,6 +20,7 @@ from bridge.signing import fingerprint
 
 _STANDINGS = {
     Standing.TRUSTED: "trusted",
+    Standing.REVOKED: "its key was revoked here",
     Standing.UNTRUSTED_KEY: "its key is not trusted here",
     Standing.UNSIGNED: "unsigned",
     Standing.UNCHECKED: "signed, but not checked: ssh-keygen is not installed",

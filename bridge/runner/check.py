@@ -7,7 +7,7 @@ the right name. Whether paths and models exist is asked when the workspace is ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -84,7 +84,7 @@ def examine(
     station: Station,
     *,
     now: datetime,
-    answered: Collection[str],
+    answered: Container[str],
     over_quota: str | None = None,
 ) -> Checked:
     """Ask every question about a request until one refuses.
@@ -94,7 +94,7 @@ def examine(
         pending: The request.
         station: The runner.
         now: The time by which expiry is judged (aware).
-        answered: Nonces this runner has already published a result for.
+        answered: Requests that have had their answer, here or on another known machine.
         over_quota: Why its requester has too much waiting, from `bridge.runner.turns`; None: it has not.
     """
     try:
@@ -110,7 +110,7 @@ def judge(
     station: Station,
     *,
     now: datetime,
-    answered: Collection[str],
+    answered: Container[str],
     over_quota: str | None = None,
     requester: str | None = None,
 ) -> Checked:
@@ -305,7 +305,7 @@ def _within_quota(known: Checked, over_quota: str | None) -> Checked:
     return known
 
 
-def _timely(known: Checked, station: Station, now: datetime, answered: Collection[str]) -> Checked:
+def _timely(known: Checked, station: Station, now: datetime, answered: Container[str]) -> Checked:
     manifest = known.manifest
     assert manifest is not None  # noqa: S101 - asked before
     if now >= manifest.expires_at:

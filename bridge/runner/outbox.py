@@ -136,7 +136,7 @@ class Outbox:
         except (LeaseLost, RemoteUnreachable, PushRejected) as error:
             return self._rejected(entry, held, error)
         self._say(f"{entry.nonce}: published as {where.commit[:12]} on {where.ref}")
-        self._note(entry.nonce)
+        self._note(entry)
         self._forget(entry.nonce)
         self._spool.remove(entry.nonce)
         return True
@@ -212,7 +212,7 @@ class Outbox:
             del self._unkept[nonce]
         self._spool.mark_refused(nonce)
         where = self._push(_bare(entry, self._sign, error), held)
-        self._note(nonce)
+        self._note(entry)
         place = self._let_go(nonce)
         self._say(
             f"{nonce}: a bare result is published as {where.commit[:12]} on {where.ref}, for the whole one is"
@@ -233,11 +233,13 @@ class Outbox:
         self._given_up.discard(nonce)
         self._renewed.discard(nonce)
 
-    def _note(self, nonce: str) -> None:
+    def _note(self, entry: Entry) -> None:
         try:
-            self._ledger.add(nonce)
+            self._ledger.add(entry.nonce, entry.until)
         except OSError as error:
-            self._say(f"{nonce}: that it was answered is known to this process only: {described(error)}")
+            self._say(
+                f"{entry.nonce}: that it was answered is known to this process only: {described(error)}"
+            )
 
     def _own_claim(self, held: Held | None, own: frozenset[str]) -> Claim | None:
         """The claim as ours to use, where an earlier process of this runner made it."""

@@ -7,7 +7,7 @@ may have squatted, and a signed one counts only as long as it is news.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -16,7 +16,8 @@ from bridge import signing
 from bridge.bus.claimed import Claimed, read_claim
 from bridge.bus.git import Git
 from bridge.bus.leases import MAX_LEASE_S
-from bridge.bus.standing import Standing
+from bridge.bus.standing import Signature, Standing, Trust
+from bridge.errors import KeyListError
 from bridge.manifest import parse_time
 from bridge.result import RunStatus
 from bridge.runner.station import Station
@@ -34,6 +35,7 @@ class Peers:
 
     def __init__(self, station: Station) -> None:
         self._station = station
+        self._trust = Trust.by(station.known_runners)
         self._read: dict[tuple[str, str], Claimed | None] = {}
 
     def claim(self, git: Git, commit: str, nonce: str) -> Claimed | None:
@@ -46,17 +48,24 @@ class Peers:
         """
         key = (nonce, commit)
         if key not in self._read:
-            claimed = read_claim(git, commit, nonce, self._station.known_runners)
-            if claimed is not None and claimed.signer in self._own():
+            claimed = self._read_claim(git, commit, nonce)
+            if claimed is not None and claimed.signature.signer in self._own():
                 name = self._station.identity.name
-                claimed = replace(claimed, standing=Standing.TRUSTED, signer=name)
+                claimed = replace(claimed, signature=Signature(Standing.TRUSTED, name))
             self._read[key] = claimed
         return self._read[key]
 
     def counts(self, git: Git, commit: str, nonce: str) -> bool:
         """Whether a claim is one of a known runner. For the arguments see `claim`."""
         claimed = self.claim(git, commit, nonce)
-        return claimed is not None and claimed.standing is Standing.TRUSTED
+        return claimed is not None and claimed.signature.standing is Standing.TRUSTED
+
+    def listed(self) -> Mapping[str, str]:
+        """Whose cards count now, names by fingerprint; none where the list says nothing."""
+        try:
+            return self._trust.names(signing.RUNNER_NAMESPACE)
+        except KeyListError:  # the owner is told of it where the policy is read
+            return {}
 
     def forget(self, still_claimed: Collection[str]) -> None:
         """Drop what is known of claims that are no longer there.
@@ -66,6 +75,13 @@ class Peers:
         """
         kept = set(still_claimed)
         self._read = {key: claimed for key, claimed in self._read.items() if key[1] in kept}
+
+    def _read_claim(self, git: Git, commit: str, nonce: str) -> Claimed | None:
+        try:
+            return read_claim(git, commit, nonce, self._trust)
+        except KeyListError:  # then only claims of this machine count; see `listed`
+            nobody = self._station.folder / "nobody"
+            return read_claim(git, commit, nonce, Trust(nobody, nobody))
 
     def _own(self) -> set[str]:
         """Fingerprints of the keys of this machine's runners: they have one owner and one folder."""

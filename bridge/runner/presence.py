@@ -37,6 +37,8 @@ from bridge.runner.station import Station
 INTERVAL_S = 60.0
 SHORTEST_INTERVAL_S = 5.0
 SETTLE_S = 10.0
+# Until other machines are told of an answer that somebody could have given again by putting its request back.
+ANSWERED_S = 2.0
 OFFERS_S = 60.0
 LONGEST_PAUSE_S = 600.0
 DURATIONS_NAME = "durations.json"
@@ -52,6 +54,7 @@ class Presence:
         git: Any repository of this machine; nothing is left in it.
         interval_s: How often the card is renewed.
         settle_s: Least seconds between two cards when something changes.
+        answered: The signed requests answered here that have not expired.
         clock: Monotonic seconds.
         now: The time of day (aware).
     """
@@ -63,6 +66,7 @@ class Presence:
         *,
         interval_s: float = INTERVAL_S,
         settle_s: float = SETTLE_S,
+        answered: Callable[[], tuple[str, ...]] = lambda: (),
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
@@ -70,6 +74,7 @@ class Presence:
         self._git = git
         self._interval_s = max(SHORTEST_INTERVAL_S, interval_s)
         self._settle_s = min(settle_s, self._interval_s)
+        self._answered = answered
         self._clock = clock
         self._now = now
         self._started_at = format_time(now())
@@ -78,6 +83,7 @@ class Presence:
         self._offers: tuple[float, tuple[Offer, ...], dict[str, str]] | None = None
         self._place: Place | None = None
         self._told: tuple[object, ...] | None = None
+        self._told_answered: tuple[str, ...] = ()
         self._told_at = 0.0
         self._pause_s = 0.0
         self._said: str | None = None
@@ -120,6 +126,7 @@ class Presence:
                     "max_queued_unsigned": station.policy.max_queued(None),
                 },
             ),
+            answered=self._answered(),
         )
 
     def tell(
@@ -136,10 +143,12 @@ class Presence:
         try:
             since = self._clock() - self._told_at
             first = self._told is None and not self._pause_s
-            if not first and since < max(self._settle_s, self._pause_s):
+            answered = self._answered()
+            settle_s = self._settle_s if answered == self._told_answered else min(ANSWERED_S, self._settle_s)
+            if not first and since < max(settle_s, self._pause_s):
                 return None
             offers, _ = self._current_offers()
-            shown = (state, None if job is None else job.nonce, offers)
+            shown = (state, None if job is None else job.nonce, offers, answered)
             if shown == self._told and since < self._interval_s:
                 return None
             return self._publish(state, job, pending, done, shown)
@@ -149,8 +158,8 @@ class Presence:
     def stopped(self, *, done: int = 0) -> str | None:
         """Say that this runner is gone; a sentence for the owner when that could not be published."""
         with self._lock:
-            if self._place is None:
-                return None  # nobody was told that it is there
+            if self._place is None and not self._answered():
+                return None  # nobody was told that it is there, and there is nothing to be known of it
             return self._publish(State.STOPPED, None, 0, done, (State.STOPPED,))
 
     def look_again(self) -> None:
@@ -172,6 +181,7 @@ class Presence:
         self._told_at = self._clock()
         try:
             card = self.card(state, job, pending=pending, done=done)
+            self._told_answered = card.answered
             signature = self._signature(card)
             if signature is None and card.public_key is not None:
                 card = card.model_copy(update={"public_key": None})

@@ -101,6 +101,7 @@ def seal(
         result=result,
         signature=station.sign(result, say),
         files={path: data for path, (data, _) in record.files.items()},
+        until=format_time(manifest.expires_at) if manifest and checked.requester is not None else None,
     )
 
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 
-from bridge.bus.card import State, Work
+from bridge.bus.card import MAX_ANSWERED, State, Work
 from bridge.bus.mirror import Mirror, Pending
 from bridge.bus.refs import is_local
 from bridge.bus.untrusted import clean_line
@@ -26,10 +26,12 @@ from bridge.result import Reason, Status, Verdict
 from bridge.runner.check import Checked
 from bridge.runner.child import MachineBusy, Supervised
 from bridge.runner.folders import remove_tree
+from bridge.runner.hearsay import Hearsay
 from bridge.runner.job import Job
 from bridge.runner.later import Later
 from bridge.runner.ledger import Ledger
 from bridge.runner.outbox import Outbox
+from bridge.runner.peers import Peers
 from bridge.runner.polling import IDLE_S, Polling
 from bridge.runner.presence import Presence
 from bridge.runner.requesters import Requesters
@@ -76,16 +78,29 @@ class Runner:
         self._clock = clock
         self._now = now
         digest = hashlib.sha256(station.audience.encode()).hexdigest()[:12]
-        self._mirror = Mirror(station.folder / f"mirror-{digest}.git", station.remote, say=self._say)
+        peers = Peers(station)
+        self._mirror = Mirror(
+            station.folder / f"mirror-{digest}.git",
+            station.remote,
+            with_cards=lambda: bool(peers.listed()),
+            say=self._say,
+        )
         self._later = Later(clock)
-        self._presence = Presence(station, self._mirror.git, clock=clock, now=now)
         self._upkeep = (
             Upkeep(station, self._mirror.git, say=self._say, clock=clock, now=now) if upkeep else None
         )
         self._requesters = Requesters(self._mirror.git, station)
         self._service = Service()
         self._yielding = Yielding(station, self._mirror.git, clock=clock, now=now)
-        self._ledger = Ledger(station.folder / f"answered-{digest}", now())
+        answers = f"answered-{digest}"
+        self._ledger = Ledger(station.folder / answers, now())
+        self._presence = Presence(
+            station,
+            self._mirror.git,
+            answered=lambda: self._ledger.replayable(self._now(), MAX_ANSWERED),
+            clock=clock,
+            now=now,
+        )
         self._spool = Spool(station.folder / f"spool-{digest}")
         self._outbox = Outbox(
             self._mirror,
@@ -97,7 +112,8 @@ class Runner:
             say=self._say,
             clock=clock,
         )
-        self._desk = Desk(station, self._mirror, say=self._say, clock=clock, now=now)
+        self._desk = Desk(station, self._mirror, peers, say=self._say, clock=clock, now=now)
+        self._hearsay = Hearsay(station, self._mirror, peers, answers, say=self._say, now=now)
         # How often this process took a request that nevertheless stayed pending: bounds every loop.
         self._tries: dict[str, int] = {}
         self._abort = threading.Event()
@@ -214,6 +230,7 @@ class Runner:
         self._desk.update(pending)
         self._waiting = len(pending)
         nonces = {request.nonce for request in pending}
+        self._hearsay.look(nonces)
         self._tries = {nonce: tries for nonce, tries in self._tries.items() if nonce in nonces}
         self._yielding.keep(nonces)
         self._later.keep(nonces | self._outbox.nonces())
@@ -264,13 +281,14 @@ class Runner:
             return False
         if pending.nonce not in self._ledger.nonces and self._desk.was_archived(pending):
             self._ledger.add(pending.nonce)
-        checked = self._desk.examine(pending, self._ledger.nonces, turn.over_quota)
+        answered = pending.nonce in self._ledger.nonces or pending.nonce in self._hearsay
+        checked = self._desk.examine(pending, {pending.nonce} if answered else (), turn.over_quota)
         if checked is None:
             return False
         if checked.manifest is not None and checked.manifest.transport != "embedded":
             return False
-        if pending.nonce in self._ledger.nonces and not self._desk.is_open(pending):
-            return False  # the mirror still shows the branch as it was before our answer
+        if answered and not self._desk.is_open(pending):
+            return False  # the mirror still shows the branch as it was before the answer
         if self._leaves(checked):
             return False
         if checked.refusal is not None and checked.refusal.reason is Reason.REPLAYED:

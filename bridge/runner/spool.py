@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bridge.bus import refs
+from bridge.manifest import format_time, parse_time
 from bridge.runner.folders import remove_tree
 
 _META, _RESULT, _SIGNATURE, _FILES = "entry.json", "result.json", "result.json.sig", "files"
@@ -21,7 +22,11 @@ _REFUSED = "refused"
 
 @dataclass(frozen=True)
 class Entry:
-    """A result ready to be pushed: the request it answers, the ref it goes to, and its exact bytes."""
+    """A result ready to be pushed: the request it answers, the ref it goes to, and its exact bytes.
+
+    Attributes:
+        until: When the request expires, if it is signed: as long it could be put back.
+    """
 
     nonce: str
     request_commit: str
@@ -29,6 +34,7 @@ class Entry:
     result: bytes
     signature: bytes | None
     files: Mapping[str, bytes]
+    until: str | None = None
 
 
 class Spool:
@@ -58,6 +64,7 @@ class Spool:
             "request_commit": entry.request_commit,
             "result_ref": entry.result_ref,
             "files": names,
+            "until": entry.until,
         }
         _write(draft / _META, json.dumps(meta).encode())
         self.remove(entry.nonce)
@@ -109,6 +116,7 @@ class Spool:
             result=(folder / _RESULT).read_bytes(),
             signature=signature.read_bytes() if signature.exists() else None,
             files={name: (folder / _FILES / index).read_bytes() for index, name in meta["files"].items()},
+            until=None if meta.get("until") is None else format_time(parse_time(str(meta["until"]))),
         )
         named = None if entry.result_ref is None else refs.parse_request_ref(entry.result_ref)
         if entry.result_ref is not None and (named is None or named.nonce != nonce):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Container
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -54,6 +54,7 @@ class Desk:
     Args:
         station: The runner.
         mirror: Its copy of the queue.
+        peers: Whose claims are respected.
         say: Takes one line for the owner.
         clock: Monotonic seconds.
         now: The time of day (aware).
@@ -63,6 +64,7 @@ class Desk:
         self,
         station: Station,
         mirror: Mirror,
+        peers: Peers,
         *,
         say: Callable[[str], None],
         clock: Callable[[], float],
@@ -75,7 +77,7 @@ class Desk:
         self._say = say
         self._now = now
         self._watch = LeaseWatch(clock)
-        self._peers = Peers(station)
+        self._peers = peers
         self._claims: dict[str, Held] = {}
         self._cancels: dict[str, Held] = {}
         # Requests for which a wish to stop was seen, whether it counts or not.
@@ -153,7 +155,7 @@ class Desk:
         return any(status is None or status.session not in self.sessions for status in statuses)
 
     def examine(
-        self, pending: Pending, answered: Collection[str], over_quota: str | None = None
+        self, pending: Pending, answered: Container[str], over_quota: str | None = None
     ) -> Checked | None:
         """`check.examine`; None: the copy here is broken, it was made again, look again.
 

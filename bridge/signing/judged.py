@@ -25,11 +25,13 @@ class Signer:
         fingerprint: Of the key.
         name: Whose key it is, if it counts here and now; None: it does not.
         objection: Why it does not count, after "signed by"; None: it does.
+        revoked: That is because it was revoked here.
     """
 
     fingerprint: str
     name: str | None
     objection: str | None = None
+    revoked: bool = False
 
 
 def identify(
@@ -61,7 +63,8 @@ def identify(
     if not lines:
         return Signer(fingerprint, None, f"the key {fingerprint}, which is not listed here")
     if revoked is not None and is_revoked(revoked, lines[0].key):
-        return Signer(fingerprint, None, f"the key {fingerprint} of {lines[0].name}, which was revoked")
+        words = f"the key {fingerprint} of {lines[0].name}, which was revoked"
+        return Signer(fingerprint, None, words, revoked=True)
     moment = now or datetime.now(UTC)
     objections = [_objection(line, namespace, moment) for line in lines]
     for line, objection in zip(lines, objections, strict=True):

@@ -13,22 +13,22 @@ from bridge.bus.claimed import Claimed, read_claim
 from bridge.bus.claims import Beat, Claim, claim
 from bridge.bus.handles import Held
 from bridge.bus.leases import DEFAULT_LEASE_S, LeaseWatch
-from bridge.bus.standing import Standing
+from bridge.bus.standing import Standing, Trust
 from bridge.errors import LeaseLost
 from bridge.result import STATUS_NAME, STATUS_SIGNATURE_NAME, Phase
 from tests.worlds import RUNNER, World
 
-NOWHERE = Path("/nonexistent/known_runners")
+NOWHERE = Trust.by(Path("/nonexistent/known_runners"))
 
 
 def signer(key: Path) -> Callable[[bytes], bytes]:
     return lambda data: signing.sign(key, signing.CLAIM_NAMESPACE, data)
 
 
-def known(folder: Path, key: Path, name: str = "testmac") -> Path:
+def known(folder: Path, key: Path, name: str = "testmac") -> Trust:
     path = folder / "known_runners"
     path.write_text(signing.allowed_line(signing.public_key(key), name, signing.CLAIM_NAMESPACE))
-    return path
+    return Trust.by(path)
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def signed_claim(world: World, key: Path) -> Claim:
     return held
 
 
-def read(world: World, held: Claim, trusted: Path, commit: str | None = None) -> Claimed | None:
+def read(world: World, held: Claim, trusted: Trust, commit: str | None = None) -> Claimed | None:
     world.mirror.refresh()
     return read_claim(world.mirror.git, commit or held.commit, held.status.nonce, trusted)
 
@@ -55,12 +55,12 @@ def test_a_claim_and_every_heartbeat_are_signed_by_the_runner(world: World, key:
     for phase in (Phase.WORKSPACE, Phase.RUNNING):
         found = read(world, held, trusted)
         assert found is not None
-        assert (found.standing, found.signer) == (Standing.TRUSTED, "testmac")
+        assert (found.signature.standing, found.signature.signer) == (Standing.TRUSTED, "testmac")
         held.beat(Beat(phase, 1.0))
     held.hold("a push that takes its time")
     found = read(world, held, trusted)
     assert found is not None
-    assert found.standing is Standing.TRUSTED
+    assert found.signature.standing is Standing.TRUSTED
     assert found.status.beat == 3
 
 
@@ -68,7 +68,10 @@ def test_a_claim_of_a_key_that_nobody_listed_is_of_an_unknown_runner(world: Worl
     found = read(world, signed_claim(world, key), NOWHERE)
     assert found is not None
     public = signing.public_key(key).read_text()
-    assert (found.standing, found.signer) == (Standing.UNTRUSTED_KEY, signing.fingerprint(public))
+    assert (found.signature.standing, found.signature.signer) == (
+        Standing.UNTRUSTED_KEY,
+        signing.fingerprint(public),
+    )
 
 
 @pytest.mark.parametrize("what", ["unsigned", "altered", "another namespace", "rubbish"])
@@ -87,7 +90,7 @@ def test_a_claim_whose_signature_does_not_hold_is_worth_as_much_as_an_unsigned_o
     world.point(held.ref, forged)
     found = read(world, held, known(tmp_path, key), forged)
     assert found is not None
-    assert (found.standing, found.signer) == (Standing.UNSIGNED, None)
+    assert (found.signature.standing, found.signature.signer) == (Standing.UNSIGNED, None)
 
 
 def test_a_signed_claim_put_on_another_request_is_none(world: World, key: Path, tmp_path: Path):
