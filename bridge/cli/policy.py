@@ -25,24 +25,27 @@ def policy() -> None:
     epilog="""\b
 Examples:
   kakeya_mac runner policy init
+  kakeya_mac runner policy init --require-signature
   kakeya_mac runner policy init --print
 
 The file is written for you alone (0600, its folder 0700). It says the safe default: every installed preset,
 no code of a repository, no network."""
 )
 @click.option("--force", is_flag=True, help="Replace the policy that is there.")
+@click.option("--require-signature", is_flag=True, help="Take only requests of listed signers.")
 @click.option("--print", "only_print", is_flag=True, help="Print it instead, and write nothing.")
-def init(force: bool, only_print: bool) -> int:
+def init(force: bool, require_signature: bool, only_print: bool) -> int:
     """Write the policy to begin with: the safe default, every key explained."""
     from bridge import settings
     from bridge.runner.policy import FILE_NAME
-    from bridge.runner.policy.defaults import STARTER, write_starter
+    from bridge.runner.policy.defaults import starter, write_starter
 
+    text = starter(require_signature=require_signature)
     if only_print:
-        click.echo(STARTER, nl=False)
+        click.echo(text, nl=False)
         return 0
     path = settings.config_dir() / FILE_NAME
-    write_starter(path, force=force)
+    write_starter(path, text, force=force)
     click.echo(f"written: {path}")
     return 0
 

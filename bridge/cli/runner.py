@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bridge.cli.policy import policy
+from bridge.cli.signers import signers
 
 if TYPE_CHECKING:
     from bridge.runner.serve import Runner
@@ -32,6 +33,7 @@ def runner() -> None:
 
 
 runner.add_command(policy)
+runner.add_command(signers)
 
 
 @runner.command(

@@ -89,11 +89,19 @@ def default_line(key: Key) -> str | None:
     return None if said is None else f"default: {said}"
 
 
-def write_starter(path: Path, *, force: bool = False) -> None:
-    """Write `STARTER` for the owner alone, whole or not at all; its folder is made if it is not there.
+def starter(*, require_signature: bool = False) -> str:
+    """The policy to begin with, for one who knows already whether requests must be signed."""
+    if not require_signature:
+        return STARTER
+    return STARTER.replace("\nrequire_signature = false\n", "\nrequire_signature = true\n")
+
+
+def write_starter(path: Path, text: str = STARTER, *, force: bool = False) -> None:
+    """Write a policy for the owner alone, whole or not at all; its folder is made if it is not there.
 
     Args:
         path: Where the policy is read from.
+        text: What it says.
         force: Replace what is there.
 
     Raises:
@@ -108,7 +116,7 @@ def write_starter(path: Path, *, force: bool = False) -> None:
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
         try:
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(STARTER)
+                file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
             if force:
