@@ -160,6 +160,7 @@ def _rows(work: Work) -> list[tuple[str, str]]:
     return [
         ("preset", work.preset),
         ("requester", work.requester or "unsigned"),
+        ("begins", "at once" if work.waits_for is None else f"within {work.waits_for}"),
         ("params", json.dumps(work.params)),
         ("argv", json.dumps(list(work.argv))),
         ("time", f"{work.timeout_s} s"),

@@ -135,6 +135,7 @@ def judge(
         lambda: _equipped(known, station),
         lambda: _signed(known, station, now, requester),
         lambda: _admitted(known, station),
+        lambda: _within_hours(known, station, now),
         lambda: _within_quota(known, over_quota),
         lambda: _timely(known, station, now, answered),
     )
@@ -289,6 +290,15 @@ def _admitted(known: Checked, station: Station) -> Checked:
     assert known.preset is not None  # noqa: S101 - asked before
     try:
         station.policy.check_requester(known.preset, known.requester)
+    except PolicyError as error:
+        raise Refusal.of(Reason.POLICY, error) from None
+    return known
+
+
+def _within_hours(known: Checked, station: Station, now: datetime) -> Checked:
+    """Whether it comes at an hour at which the owner wants nothing refused."""
+    try:
+        station.policy.check_hours(now)
     except PolicyError as error:
         raise Refusal.of(Reason.POLICY, error) from None
     return known

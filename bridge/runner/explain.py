@@ -23,6 +23,7 @@ from bridge.result import Reason
 from bridge.runner import models
 from bridge.runner.check import Checked, judge, places
 from bridge.runner.policy.defaults import default_line
+from bridge.runner.policy.hours import shown
 from bridge.runner.station import Station, survey_station
 
 NOT_ASKED = (
@@ -40,6 +41,7 @@ class Work:
     Attributes:
         preset: Its name.
         requester: Who signed the request; None: nobody.
+        waits_for: The hours that it waits for, in words; None: it may begin now.
         params: Values with defaults.
         argv: Its command line; ``${…}`` is what only a running job has.
         timeout_s: Seconds.
@@ -50,6 +52,7 @@ class Work:
 
     preset: str
     requester: str | None
+    waits_for: str | None
     params: dict[str, ParamValue]
     argv: tuple[str, ...]
     timeout_s: int
@@ -127,10 +130,10 @@ def explain(
             line = station.policy.lines.shown(refusal.key) or default_line(refusal.key)
         return Explanation(refusal.reason, refusal.message, refusal.remedy, line)
     assert checked.preset is not None  # noqa: S101 - a request that is not refused has one
-    return Explanation(None, work=_work(checked, checked.preset, manifest, station))
+    return Explanation(None, work=_work(checked, checked.preset, manifest, station, now))
 
 
-def _work(checked: Checked, preset: Preset, manifest: Manifest, station: Station) -> Work:
+def _work(checked: Checked, preset: Preset, manifest: Manifest, station: Station, now: datetime) -> Work:
     found = {} if preset.runs_repo_code else models.resolve(preset.models, places(station, workload=None))
 
     def resolve(kind: str, name: str) -> list[str]:
@@ -146,6 +149,7 @@ def _work(checked: Checked, preset: Preset, manifest: Manifest, station: Station
     return Work(
         preset=preset.name,
         requester=checked.requester,
+        waits_for=None if policy.is_open(now) else shown(policy.hours or ()),
         params=dict(checked.params),
         argv=tuple(presets.argv(preset, checked.params, resolve)),
         timeout_s=policy.timeout_s(preset, manifest.timeout_s),

@@ -32,6 +32,8 @@ from bridge.manifest import format_time
 from bridge.presets import ModelNeed, Parameter, Preset
 from bridge.runner import facts, models, private
 from bridge.runner.durations import Durations
+from bridge.runner.policy import Policy
+from bridge.runner.policy.hours import shown
 from bridge.runner.station import Station
 
 INTERVAL_S = 60.0
@@ -260,11 +262,14 @@ class Presence:
             return False, f"its policy does not allow {preset.name}", lies
         if lacking := facts.unfit(preset):
             return False, f"it cannot run {preset.name}: {lacking}", lies
+        hours = _closed(self._station.policy, self._now())
+        if hours is not None and self._station.policy.refuses_outside_hours:
+            return False, hours, lies
         if missing and preset.runs_repo_code:
             return True, f"the commit must bring the models {', '.join(missing)}", lies
         if missing:
             return False, f"it lacks models of {preset.name}: {', '.join(missing)}", lies
-        return True, None, lies
+        return True, hours, lies
 
     def _offer(self, preset: Preset, available: bool, why: str | None) -> Offer:
         return Offer(
@@ -280,6 +285,13 @@ class Presence:
             why=None if why is None else _text(why, 1000),
             typical_s=self._durations.typical(preset.name),
         )
+
+
+def _closed(policy: Policy, now: datetime) -> str | None:
+    """A clause about a runner outside its hours; None: jobs may begin there."""
+    if policy.is_open(now):
+        return None
+    return f"it begins jobs only within {shown(policy.hours or ())} of its local time"
 
 
 def _models(needs: tuple[ModelNeed, ...], places: models.Places) -> tuple[dict[str, str], list[str]]:

@@ -30,8 +30,10 @@ from bridge.runner.hearsay import Hearsay
 from bridge.runner.job import Job
 from bridge.runner.later import Later
 from bridge.runner.ledger import Ledger
+from bridge.runner.opening import Opening
 from bridge.runner.outbox import Outbox
 from bridge.runner.peers import Peers
+from bridge.runner.policy.hours import shown
 from bridge.runner.polling import IDLE_S, Polling
 from bridge.runner.presence import Presence
 from bridge.runner.requesters import Requesters
@@ -91,6 +93,7 @@ class Runner:
         )
         self._requesters = Requesters(self._mirror.git, station)
         self._service = Service()
+        self._opening = Opening(station, now=now)
         self._yielding = Yielding(station, self._mirror.git, clock=clock, now=now)
         answers = f"answered-{digest}"
         self._ledger = Ledger(station.folder / answers, now())
@@ -210,6 +213,7 @@ class Runner:
         """Read the owner's files again if they changed; False: they are wrong, and nothing may be taken."""
         book = self._station.rulebook
         if book.refresh():
+            self._opening.keep(())  # other rules may refuse what waits
             self._presence.look_again()
             if book.fault is None:
                 self._say(f"the policy was read again; {book.rules.summary()}")
@@ -233,6 +237,7 @@ class Runner:
         self._hearsay.look(nonces)
         self._tries = {nonce: tries for nonce, tries in self._tries.items() if nonce in nonces}
         self._yielding.keep(nonces)
+        self._opening.keep(nonces)
         self._later.keep(nonces | self._outbox.nonces())
         return pending
 
@@ -260,7 +265,8 @@ class Runner:
 
     def _may_try(self, nonce: str) -> bool:
         tried = self._tries.get(nonce, 0) > MAX_ATTEMPTS
-        return not tried and nonce not in self._outbox and self._later.is_due(nonce)
+        held = self._opening.holds(nonce, wished=self._desk.wished(nonce))
+        return not tried and not held and nonce not in self._outbox and self._later.is_due(nonce)
 
     def _attempt(self, pending: Pending, turn: Turn) -> bool:
         """`_take`; a request with which something went wrong is tried again later, and later each time."""
@@ -293,12 +299,17 @@ class Runner:
             return False
         if checked.refusal is not None and checked.refusal.reason is Reason.REPLAYED:
             self._tries[pending.nonce] = MAX_ATTEMPTS + 1
-        supervised = None
-        if checked.refusal is None and attempt <= MAX_ATTEMPTS:
-            supervised = self._reserve.take(checked.preset)
+        runs = checked.refusal is None and attempt <= MAX_ATTEMPTS
+        if runs and self._waits(checked):
+            return False
+        supervised = self._reserve.take(checked.preset) if runs and self._opening.is_open else None
         try:
             taken = self._desk.take(pending, checked, silent)
             if taken is None:
+                return False
+            if runs and supervised is None and taken.wish is None:
+                self._opening.hold(pending.nonce, checked.manifest, weighed=True)
+                taken.claim.release()
                 return False
             self._say(f"{pending.nonce}: claimed, attempt {taken.claim.attempt}{_asked(checked)}")
             self._run(pending, checked, taken, supervised)
@@ -306,6 +317,16 @@ class Runner:
         finally:
             if supervised is not None:
                 supervised.close()
+        return True
+
+    def _waits(self, checked: Checked) -> bool:
+        """Whether what may run is left until the owner's hours; what somebody wants stopped is not."""
+        nonce = checked.pending.nonce
+        if self._opening.is_open or self._desk.wished(nonce):
+            return False
+        if self._opening.hold(nonce, checked.manifest):
+            hours = shown(self._station.policy.hours or ())
+            self._say(f"{nonce}: waits for the hours in which jobs may begin, {hours}{_asked(checked)}")
         return True
 
     def _leaves(self, checked: Checked) -> bool:

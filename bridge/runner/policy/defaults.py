@@ -34,6 +34,10 @@ require_signature = false
 # On which branches requests may come. "*" matches any text.
 # allow_refs = ["mac-bridge/*"]
 
+# When jobs may begin, by this machine's clock; outside of these hours requests "wait", or "refuse" them.
+# hours = ["mon-fri 22:00-06:00", "sat,sun"]
+# outside_hours = "wait"
+
 # No job runs longer, whatever its preset says.
 max_timeout_s = 7200
 

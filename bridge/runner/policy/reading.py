@@ -10,6 +10,7 @@ from typing import Any
 from bridge.bus.untrusted import unsafe_character
 from bridge.errors import PolicyError
 from bridge.runner.limits import Limits
+from bridge.runner.policy.hours import HoursError, Span, read_span
 from bridge.runner.policy.lines import Key, Lines
 from bridge.runner.policy.permissions import check_private, check_unshared
 from bridge.runner.policy.types import BRANCHES, Policy, PresetRule
@@ -33,6 +34,7 @@ _LIMITS: dict[str, tuple[str, str, int, int]] = {
     "file_size": ("file_bytes", "bytes", 64 * 1024, 1024 * _TIB),
     "open_files": ("open_files", "descriptors", 64, 1_000_000),
 }
+_HOURS = "a list of hours"
 _BOUNDS = ("minimum", "maximum", "enum", "pattern", "maxLength", "prefix", "suffix", "default")
 
 
@@ -73,6 +75,10 @@ def read(path: Path, data: bytes) -> Policy:
     values = Values(lines)
     values.known((), document, tuple(_KEYS))
     found: dict[str, Any] = {key: _KEYS[key](values, (key,), value) for key, value in document.items()}
+    if "outside_hours" in found:
+        if "hours" not in found:
+            raise values.fault(("outside_hours",), "says nothing without hours")
+        found["refuses_outside_hours"] = found.pop("outside_hours") == "refuse"
     return Policy(source=path, lines=lines, **found)
 
 
@@ -97,6 +103,25 @@ def _no_branch(pattern: str) -> str | None:
 
 def _environment(values: Values, key: Key, value: object) -> tuple[str, ...]:
     return values.texts(key, value, "a list of variables", why_not)
+
+
+def _hours(values: Values, key: Key, value: object) -> tuple[Span, ...]:
+    return tuple(read_span(text) for text in values.texts(key, value, _HOURS, _no_hours))
+
+
+def _no_hours(text: str) -> str | None:
+    try:
+        read_span(text)
+    except HoursError as error:
+        return str(error)
+    return None
+
+
+def _outside(values: Values, key: Key, value: object) -> str:
+    text = values.text(key, value, '"wait" or "refuse"')
+    if text not in ("wait", "refuse"):
+        raise values.fault(key, f'must be "wait" or "refuse", got {text!r}')
+    return text
 
 
 def _seconds(values: Values, key: Key, value: object) -> int:
@@ -176,6 +201,8 @@ _KEYS: dict[str, _Reader] = {
     "allow_requesters": _requesters,
     "allow_refs": _refs,
     "require_signature": Values.switch,
+    "hours": _hours,
+    "outside_hours": _outside,
     "max_timeout_s": _seconds,
     "max_queued_per_requester": lambda v, k, x: v.number(k, x, "requests", 1, _MOST_REQUESTS),
     "max_running_per_requester": lambda v, k, x: v.number(k, x, "requests", 0, _MOST_REQUESTS),

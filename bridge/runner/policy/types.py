@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from bridge.errors import PolicyError
 from bridge.presets import Preset
 from bridge.runner.limits import Limits
+from bridge.runner.policy.hours import Span, shown, within
 from bridge.runner.policy.lines import Key, Lines
 
 FILE_NAME = "policy.toml"
@@ -66,6 +68,8 @@ class Policy:
         max_queued_per_requester: How many requests one requester may have waiting.
         max_running_per_requester: How many of one may be served at the same time, by any runner; 0: no limit.
         quotas: Another `max_queued_per_requester` for some, by name; see `UNSIGNED`.
+        hours: When jobs may begin, by the machine's clock; None: always.
+        refuses_outside_hours: What comes outside of them is refused; otherwise it waits.
         models: Folders of models by name.
         environment: Names of the runner's variables that jobs get beside the usual ones.
         limits: How much one job may take of the machine.
@@ -83,6 +87,8 @@ class Policy:
     max_queued_per_requester: int = DEFAULT_QUEUED
     max_running_per_requester: int = 0
     quotas: Mapping[str, int] = field(default_factory=dict)
+    hours: tuple[Span, ...] | None = None
+    refuses_outside_hours: bool = False
     models: Mapping[str, Path] = field(default_factory=dict)
     environment: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits)
@@ -158,6 +164,26 @@ class Policy:
                     f"this machine's policy {what} {who}",
                     f"its owner can add the requester to {'.'.join(key)} in {FILE_NAME} on that machine",
                 )
+
+    def is_open(self, now: datetime) -> bool:
+        """Whether jobs may begin at a moment (aware), by this machine's time zone."""
+        return self.hours is None or within(self.hours, now.astimezone())
+
+    def check_hours(self, now: datetime) -> None:
+        """Refuse what comes outside the hours, where the owner wants that.
+
+        Args:
+            now: The moment (aware).
+
+        Raises:
+            PolicyRefusal: It is outside.
+        """
+        if self.refuses_outside_hours and not self.is_open(now):
+            raise PolicyRefusal(
+                ("hours",),
+                f"this machine runs jobs only within {shown(self.hours or ())} of its local time",
+                f'ask then; its owner can set outside_hours = "wait" in {FILE_NAME}',
+            )
 
     def timeout_s(self, preset: Preset, requested: int | None) -> int:
         """Seconds a job gets: the least of what preset, policy and request say."""

@@ -2,12 +2,16 @@
 
 import threading
 import time
+from datetime import datetime
 from pathlib import Path
 
 from bridge import signing
 from bridge.bus import refs
+from bridge.bus.cancels import Wished, draft, wish
 from bridge.bus.git import Git
+from bridge.bus.handles import Held
 from bridge.bus.requests import build
+from bridge.runner.policy.hours import DAYS
 from tests.bridge.runner.bench import Bench
 from tests.houses import wait_for
 
@@ -109,3 +113,43 @@ def test_an_owners_preset_serves_a_repository_that_knows_nothing_of_us(bench: Be
     bench.serve_once()
     assert bench.verdict(asked.nonce) == ("passed", "ok")
     assert bench.log(asked.nonce).split() == ["3", "notes.txt"]
+
+
+def other_days() -> str:
+    """Hours that do not come while a test runs, be it at midnight."""
+    return f'hours = ["{DAYS[(datetime.now().astimezone().weekday() + 3) % 7]}"]\n'
+
+
+def test_outside_the_hours_requests_wait_and_run_when_they_begin(bench: Bench) -> None:
+    """Refusals are answered all the same, and so is a wish to stop."""
+    bench.policy(other_days() + "[presets.echo.params.word]\nmaxLength = 5\n")
+    runner, stop = bench.runner(), threading.Event()
+    waits, refused = bench.ask(), bench.ask(params={"word": "123456"})
+    serving = threading.Thread(target=lambda: runner.serve(stop=stop))
+    serving.start()
+    try:
+        wait_for(lambda: any(f"{refused.nonce}: refused/policy" in line for line in bench.said))
+        wait_for(lambda: any(f"{waits.nonce}: waits for the hours" in line for line in bench.said))
+        cancelled = bench.ask()
+        wait_for(lambda: any(f"{cancelled.nonce}: waits for" in line for line in bench.said))
+        git, remote = Git(bench.house.clone), str(bench.house.remote)
+        inbox = refs.inbox_ref(cancelled.nonce)
+        commit = bench.house.git("rev-parse", inbox, cwd=bench.house.remote)
+        cancel = draft(cancelled.nonce, commit, requested_by="me")
+        assert wish(git, remote, cancel, Held(inbox, commit)) is Wished.ASKED
+        wait_for(lambda: any(f"{cancelled.nonce}: cancelled/requested" in line for line in bench.said))
+        assert refs.claim_ref(waits.nonce) not in bench.house.remote_refs()
+        bench.policy('hours = ["mon-sun"]\n')
+        wait_for(lambda: any(f"{waits.nonce}: passed/ok" in line for line in bench.said))
+        assert sum(f"{waits.nonce}: waits" in line for line in bench.said) == 1
+    finally:
+        stop.set()
+        serving.join(20)
+
+
+def test_outside_the_hours_requests_are_refused_where_the_owner_wants_that(bench: Bench) -> None:
+    bench.policy(other_days() + 'outside_hours = "refuse"\n')
+    asked = bench.ask()
+    assert bench.serve_once() == 1
+    assert bench.verdict(asked.nonce) == ("refused", "policy")
+    assert "runs jobs only within " in bench.answer(asked.nonce).result.verdict.message
