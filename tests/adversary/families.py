@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tests.adversary import commits, documents, records, standing, words, workloads
+from tests.adversary import answers, branches, commits, documents, records, standing, words, workloads
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,11 @@ REQUESTS: dict[str, Family] = {
     "lfs": Family("Git LFS pointers and settings", workloads.LFS),
     "stale": Family("Stale, foreign and forbidden requests", standing.STALE),
     "signatures": Family("What is no signature", standing.SIGNATURES),
+}
+
+OTHERS: dict[str, Family] = {
+    "names": Family("Branches of odd names", branches.NAMES, "no request to anybody"),
+    "answers": Family("Forged and altered results", answers.FORGED, "reported as such, exit code 3"),
 }
 
 RECORDS: dict[str, Family] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.adversary.families import RECORDS, REQUESTS, Family
+from tests.adversary.families import OTHERS, RECORDS, REQUESTS, Family
 
 _INTRO = """# The adversary suite
 
@@ -41,17 +41,28 @@ error, in one line, within seconds. The forged reports of `tests/bridge/evidence
 
 """
 
+_OTHERS = """
+## Names and answers
+
+A branch whose name is no request's is left alone, and its name reaches nothing that would obey it. A result
+is held against its request by a client that trusts one runner's key; what is wrong with it beside its
+signature is also found where no key is trusted.
+
+"""
+
 
 def page() -> str:
     """The whole page."""
     return (
         _INTRO
-        + f"Hostile inputs in all: **{_count(REQUESTS | RECORDS)}**.\n\n"
+        + f"Hostile inputs in all: **{_count(REQUESTS) + _count(RECORDS) + _count(OTHERS)}**.\n\n"
         + _REQUESTS
         + _table(REQUESTS)
         + _SIEGE
         + _RECORDS
         + _table(RECORDS)
+        + _OTHERS
+        + _table(OTHERS)
     )
 
 
