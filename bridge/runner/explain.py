@@ -22,7 +22,6 @@ from bridge.presets.template import show
 from bridge.result import Reason
 from bridge.runner import models
 from bridge.runner.check import Checked, judge, places
-from bridge.runner.policy.defaults import default_line
 from bridge.runner.policy.hours import shown
 from bridge.runner.station import Station, survey_station
 
@@ -125,9 +124,7 @@ def explain(
     checked = judge(known, station, now=now, answered=(), requester=requester)
     if checked.refusal is not None:
         refusal = checked.refusal
-        line = None
-        if refusal.key is not None:
-            line = station.policy.lines.shown(refusal.key) or default_line(refusal.key)
+        line = None if refusal.key is None else station.policy.decision(refusal.key)
         return Explanation(refusal.reason, refusal.message, refusal.remedy, line)
     assert checked.preset is not None  # noqa: S101 - a request that is not refused has one
     return Explanation(None, work=_work(checked, checked.preset, manifest, station, now))

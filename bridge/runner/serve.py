@@ -354,6 +354,8 @@ class Runner:
             untouched = pending.ref is None and not self._desk.wished(pending.nonce)
             self._outbox.send(entry, taken.claim, untouched=untouched)
             self._say(f"{pending.nonce}: {verdict.status}/{verdict.reason} {verdict.message}".rstrip())
+            if checked.refusal is not None and checked.refusal.key is not None:
+                self._say(f"{pending.nonce}: by {self._station.policy.decision(checked.refusal.key)}")
         finally:
             if not job.clean_up():
                 self._say(f"{pending.nonce}: what the job left could not be removed")

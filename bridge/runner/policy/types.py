@@ -11,6 +11,7 @@ from pathlib import Path
 from bridge.errors import PolicyError
 from bridge.presets import Preset
 from bridge.runner.limits import Limits
+from bridge.runner.policy.defaults import default_line
 from bridge.runner.policy.hours import Span, shown, within
 from bridge.runner.policy.lines import Key, Lines
 
@@ -99,6 +100,13 @@ class Policy:
     def network(self) -> frozenset[str]:
         """Names of the presets that get the machine's network if they ask for it."""
         return frozenset(name for name, rule in self.presets.items() if rule.network)
+
+    def decision(self, key: Key) -> str | None:
+        """The line of the file that decides a key, or the default: ``policy.toml:12: max_timeout_s = 60``.
+
+        None: it is no decision that a refusal can come from.
+        """
+        return self.lines.shown(key) or default_line(key)
 
     def opens_network(self, preset: Preset) -> bool:
         """Whether a preset's jobs get the machine's network: it asks for it, and the owner allows it."""

@@ -13,7 +13,8 @@ from bridge import signing
 from bridge.bus import refs
 from bridge.cli.policy import policy
 from bridge.manifest import Manifest
-from bridge.runner.policy import Policy, load
+from bridge.presets import load_all
+from bridge.runner.policy import Policy, load, narrowed
 from bridge.runner.policy.defaults import STARTER
 from bridge.runner.policy.reading import _KEYS
 from tests.bridge.cli.calls import call
@@ -86,6 +87,18 @@ def test_the_first_policy_names_every_key_and_its_examples_are_right(owner: Owne
     assert owner.type("check").code == 0, owner.type("check").out
     for key in _KEYS:
         assert load(owner.file).lines.at((key,)) is not None, key
+
+
+def test_the_owners_page_names_every_key_and_its_example_is_right(owner: Owner) -> None:
+    page = (Path(__file__).parents[3] / "docs/operations.md").read_text()
+    block = next(block for block in page.split("```\n") if block.startswith("[presets.throughput]"))
+    owner.write(block)
+    done = owner.type("check", "--json")
+    assert done.code == 0, done.out
+    throughput = narrowed(load(owner.file), load_all())["throughput"]
+    assert (throughput.timeout_s, throughput.params["max_tokens"].maximum) == (900, 64)
+    for key in _KEYS:
+        assert f"| `{key}` |" in page or f"| `[{key}]` |" in page or f"[{key}." in page, key
 
 
 def test_a_policy_that_is_there_is_replaced_only_by_force(owner: Owner) -> None:

@@ -60,6 +60,7 @@ def test_requests_outside_the_policy_are_refused_and_the_others_served(bench: Be
         assert (verdict.status.value, verdict.reason.value) == ("refused", "policy")
         assert words in verdict.message
         assert "ann@" not in verdict.message
+    assert any(f"{nonce}: by policy.toml:10: requesters = " in line for line in bench.said)
 
     bench.policy('allow_refs = ["elsewhere/*"]\n')
     nonce = ask("echo")
@@ -99,13 +100,10 @@ def test_a_policy_that_changes_between_two_jobs_holds_for_the_second(bench: Benc
 
 
 def test_an_owners_preset_serves_a_repository_that_knows_nothing_of_us(bench: Bench) -> None:
-    """A program of this machine reads a file of the requested commit; the default policy allows that."""
-    bench.preset(
-        "count",
-        ["/usr/bin/env", "wc", "-l", "{file}"],
-        tail='[params.file]\ntype = "string"\nformat = "repo-path"\ndescription = "what to count"\n',
-        workspace="paths",
-    )
+    """The one of the owner's page: a program of this machine reads a file of the requested commit."""
+    page = (Path(__file__).parents[4] / "docs/operations.md").read_text()
+    block = next(block for block in page.split("```\n") if "presets/count.toml" in block)
+    (bench.config / "presets/count.toml").write_text(block)
     (bench.house.clone / "notes.txt").write_text("one\ntwo\nthree\n")
     bench.house.git("add", "--all")
     bench.house.git("-c", "user.name=T", "-c", "user.email=t@example.org", "commit", "-qm", "notes")
