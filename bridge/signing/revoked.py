@@ -15,6 +15,8 @@ from bridge.signing.keys import PublicKey, parse_key
 from bridge.signing.listed import is_entry
 
 _KRL = b"SSHKRL\n\0"
+# Nobody's key, to ask about where it only matters that there is an answer: 32 bytes of zero.
+_NOBODYS = PublicKey("ssh-ed25519", "AAAAC3NzaC1lZDI1NTE5AAAAI" + "A" * 43)
 
 
 def is_revoked(path: Path, key: PublicKey) -> bool:
@@ -30,6 +32,16 @@ def is_revoked(path: Path, key: PublicKey) -> bool:
     if data.startswith(_KRL):
         return _asked(path, data, key)
     return any(key.text == known.text for known in _plain(path, data))
+
+
+def check_revoked(path: Path) -> None:
+    """Whether the list can be relied on.
+
+    Raises:
+        KeyListError: Others could have written the file, or it is not understood.
+        MachineError: It is a binary list and there is no ``ssh-keygen``.
+    """
+    is_revoked(path, _NOBODYS)
 
 
 def revoke(path: Path, keys: tuple[PublicKey, ...]) -> None:

@@ -17,6 +17,8 @@ from bridge.runner.policy import permissions
 from bridge.runner.policy.bounds import narrowed
 from bridge.runner.policy.reading import load
 from bridge.runner.policy.types import FILE_NAME, Policy
+from bridge.signing.listed import read_keys
+from bridge.signing.revoked import check_revoked
 
 # A change within the grain of a file system's clock shows in no time stamp: what is so new is read again.
 _FRESH_S = 2.0
@@ -55,14 +57,19 @@ class Rules:
 
 
 def read_rules(folder: Path) -> Rules:
-    """Policy and presets of a configuration folder.
+    """Policy and presets of a configuration folder; its lists of keys are looked at, too.
 
     Raises:
         PolicyError: The policy is wrong, or others may write something that decides.
         PresetError: A preset file of the owner is wrong.
+        KeyListError: A list of keys is not understood: nobody's signature could be told.
     """
     for error in permissions.shared(folder, folder / FILE_NAME):
         raise error
+    *listed, revoked = (folder / name for name in permissions.KEY_LISTS)
+    for path in listed:
+        read_keys(path)
+    check_revoked(revoked)
     written = (folder / FILE_NAME).exists()
     policy = load(folder / FILE_NAME)
     presets = folder / permissions.PRESETS
@@ -78,7 +85,7 @@ class Rulebook:
         now: Seconds since 1970, as files are stamped.
 
     Raises:
-        PolicyError, PresetError: As `read_rules`.
+        PolicyError, PresetError, KeyListError: As `read_rules`.
     """
 
     def __init__(self, folder: Path, *, now: Callable[[], float] = time.time) -> None:

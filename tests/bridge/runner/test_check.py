@@ -1,11 +1,9 @@
 """What may run here is decided by this machine's files; everything else is refused, with its reason."""
 
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 
-from bridge import signing
 from bridge.bus import refs
 from bridge.bus.git import Git
 from bridge.bus.objects import Entry
@@ -133,36 +131,6 @@ def test_an_answered_request_that_is_put_back_is_refused_as_a_replay(bench: Benc
     assert bench.serve_once() == 1
     assert "refused/replayed" in bench.said[-1]
     assert bench.verdict(asked.nonce) == ("refused", "replayed")
-
-
-def key(folder: Path, name: str) -> Path:
-    return signing.ensure_key(folder / name, name)
-
-
-def test_only_listed_signers_are_served_where_the_policy_says_so(bench: Bench, tmp_path: Path) -> None:
-    bench.policy("require_signature = true")
-    alice, mallory = key(tmp_path, "alice"), key(tmp_path, "mallory")
-    line = signing.allowed_line(signing.public_key(alice), "alice", signing.REQUEST_NAMESPACE)
-    (bench.config / "allowed_signers").write_text(line)
-
-    def ask(signer: Path | None, namespace: str = signing.REQUEST_NAMESPACE, other: bytes = b"") -> str:
-        manifest = bench.manifest()
-        data = manifest.to_bytes() + other
-        signature = signing.sign(signer, namespace, data) if signer else None
-        commit = build(Git(bench.house.clone), manifest, signature)
-        bench.push_commit(manifest, commit)
-        bench.serve_once()
-        return manifest.nonce
-
-    assert bench.verdict(ask(alice)) == ("passed", "ok")
-    assert any("for alice" in line for line in bench.said)
-    refused = [
-        ask(None),
-        ask(mallory),
-        ask(alice, signing.RESULT_NAMESPACE),
-        ask(alice, other=b" "),
-    ]
-    assert {bench.verdict(nonce) for nonce in refused} == {("refused", "bad_signature")}
 
 
 def test_a_broken_signature_is_refused_even_where_none_is_needed(bench: Bench) -> None:

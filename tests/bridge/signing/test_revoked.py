@@ -9,7 +9,7 @@ import pytest
 from bridge import signing
 from bridge.errors import KeyListError
 from bridge.process import run_program
-from bridge.signing.revoked import is_revoked, revoke
+from bridge.signing.revoked import check_revoked, is_revoked, revoke
 from tests.bridge.signing.keyring import private, public
 
 
@@ -52,6 +52,18 @@ def test_a_damaged_list_is_an_error_and_no_pass(tmp_path: Path, data: bytes, wor
     signature = signing.sign(private("ann"), signing.REQUEST_NAMESPACE, b"x")
     with pytest.raises(KeyListError, match=words):
         signing.verify(b"x", signature, signing.REQUEST_NAMESPACE, allowed, revoked=path)
+    with pytest.raises(KeyListError, match=words):
+        check_revoked(path)
+
+
+@pytest.mark.parametrize("form", ["none", "plain", "krl"])
+def test_a_list_that_is_right_is_found_so(tmp_path: Path, form: str) -> None:
+    path = tmp_path / "revoked_keys"
+    if form == "krl":
+        krl(path, "carol")
+    elif form == "plain":
+        revoke(path, (public("carol"),))
+    check_revoked(path)
 
 
 def test_a_list_that_others_may_write_says_nothing(tmp_path: Path) -> None:
