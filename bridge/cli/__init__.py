@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Collection, Mapping
 from typing import Any, NoReturn
 
 import click
@@ -133,9 +134,24 @@ def run_edge(command: click.Command, arguments: list[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def echo_json(document: dict[str, Any]) -> None:
-    """Print one JSON line, the last thing a command with ``--json`` says."""
-    click.echo(json.dumps(document, sort_keys=True))
+def echo_json(document: Mapping[str, Any], *, untrusted: Collection[str] = ()) -> None:
+    """Print one JSON line, the last thing a command with ``--json`` says.
+
+    Args:
+        document: What to say.
+        untrusted: Its keys below which text from the bus stands.
+    """
+    from bridge.render import marked
+
+    click.echo(json.dumps(marked.document(document, untrusted), sort_keys=True))
+
+
+def note_untrusted() -> None:
+    """Say on standard error, where a program reads the output, that text of it came over the bus."""
+    if not sys.stdout.isatty():
+        from bridge.render.marked import NOTICE
+
+        click.echo(f"note: {NOTICE}", err=True)
 
 
 def _terminate(_number: int, _frame: object) -> NoReturn:
@@ -143,11 +159,14 @@ def _terminate(_number: int, _frame: object) -> NoReturn:
 
 
 def _show_error(error: BridgeError, *, as_json: bool) -> None:
-    click.echo(f"error: {error.message}", err=True)
+    from bridge.bus.untrusted import clean
+
+    click.echo(f"error: {clean(error.message)}", err=True)
     if error.remedy:
-        click.echo(f"  {error.remedy}", err=True)
+        click.echo(f"  {clean(error.remedy)}", err=True)
     if as_json:
-        echo_json(_failure(type(error).__name__, error.message, error.remedy, error.exit_code))
+        document = _failure(type(error).__name__, error.message, error.remedy, error.exit_code)
+        echo_json(document, untrusted=("message", "remedy"))
 
 
 def _failure(name: str, message: str, remedy: str | None, code: int) -> dict[str, Any]:

@@ -30,7 +30,8 @@ def show_plan(plan: Plan, warnings: list[str], *, as_json: bool, extra: dict[str
                 "argv": list(plan.argv),
                 "remote": plan.remote.shown,
                 "warnings": warnings,
-            }
+            },
+            untrusted=("manifest", "argv", "warnings"),  # `again` repeats what others asked
         )
         return
     for warning in warnings:
@@ -117,7 +118,7 @@ def finish(
             expect=lambda ahead: lookout.expected_s(preset, ahead),
         )
     if as_json:
-        echo_json({"status": "queued", "exit_code": 0, **handle})
+        echo_json({"status": "queued", "exit_code": 0, **handle}, untrusted=("runners",))
     else:
         click.echo(f"queued  {submission.nonce}")
         click.echo(f"  {submission.ref} at {submission.commit[:12]}")

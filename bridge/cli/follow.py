@@ -17,11 +17,11 @@ import click
 from bridge.bus.git import Git
 from bridge.bus.results import Asked, Believed, FetchedResult, believe
 from bridge.bus.untrusted import clean_line
-from bridge.cli import echo_json
+from bridge.cli import echo_json, note_untrusted
 from bridge.client.remotes import Remote
 from bridge.client.watch import Update, watch
 from bridge.errors import WaitTimeout
-from bridge.render.outcome import done_line, outcome_json, outcome_lines, status_line
+from bridge.render.outcome import FROM_BUS, done_line, outcome_json, outcome_lines, status_line
 from bridge.result import Phase
 from bridge.settings import Settings
 
@@ -78,7 +78,7 @@ def follow(
         if outcome is not None:
             outcome(document)
         if as_json:
-            echo_json(document)
+            echo_json(document, untrusted=("runners", "preset"))
         return timeout.exit_code
     except KeyboardInterrupt:
         click.echo(f"the request goes on: kakeya_mac wait {nonce}", err=True)
@@ -107,7 +107,7 @@ def present(
         save(believed, fetched, output)
     if as_json:
         saved = {} if output is None else {"output": str(output)}
-        echo_json({**(extra or {}), **outcome_json(judged), **saved})
+        echo_json({**(extra or {}), **outcome_json(judged), **saved}, untrusted=(*FROM_BUS, "runners"))
     else:
         _show(judged, output)
     return judged.exit_code
@@ -139,6 +139,7 @@ def _show(judged: Judged, output: Path | None) -> None:
         click.echo(line)
     if output is not None:
         click.echo(f"  saved    {output}")
+    note_untrusted()
 
 
 @contextmanager

@@ -45,7 +45,7 @@ def gate(
     accepted = all(judgement.accepted for _, judgement in judgements)
     if as_json:
         rows = [{"file": str(path), **judgement.to_document()} for path, judgement in judgements]
-        echo_json({"status": "accepted" if accepted else "rejected", "files": rows})
+        echo_json({"status": "accepted" if accepted else "rejected", "files": rows}, untrusted=("files",))
         return 0 if accepted else 3
     for path, judgement in judgements:
         click.echo(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bridge.cli import echo_json
+from bridge.cli import echo_json, note_untrusted
 from bridge.cli.options import allow_unsigned_option, handle_options
 
 if TYPE_CHECKING:
@@ -69,12 +69,14 @@ def status(handle: str, remote: str | None, as_json: bool, allow_unsigned: bool)
                 "beat_age_s": None if beat is None else round(beat_age_s(beat, now), 1),
                 "heartbeat": None if beat is None else beat.model_dump(mode="json"),
                 "exit_code": 0,
-            }
+            },
+            untrusted=("heartbeat", "preset"),
         )
     else:
         silence_s = None if beat is None else silent_s(beat, now)
         line = status_line(beat, update.phase, update.ahead, expected_s, silence_s)
         click.echo(f"{found.nonce}  {line}")
+        note_untrusted()
     return 0
 
 
@@ -137,16 +139,17 @@ Examples:
 def logs(handle: str, remote: str | None, as_json: bool, allow_unsigned: bool) -> int:
     """What the job of HANDLE printed: its last lines while it runs, everything afterwards.
 
-    The text was written on the other side of the bus and is shown without terminal escapes.
+    The text was written on the other side of the bus: it is shown without terminal escapes and characters
+    that nobody sees, between two lines that it cannot have written. `fetch` saves logs as they are.
     """
-    from bridge.bus.untrusted import clean
+    from bridge.render.marked import fenced
 
     config, git, bus, found = _find(handle, remote)
     believed = _believed(config, found, allow_unsigned)
     if believed is not None:
         result, files = believed[0].result, believed[0].files
         texts = {
-            file.path: clean(files[file.path].decode("utf-8", "replace"))
+            file.path: files[file.path].decode("utf-8", "replace")
             for file in result.files
             if file.role == "log"
         }
@@ -154,18 +157,17 @@ def logs(handle: str, remote: str | None, as_json: bool, allow_unsigned: bool) -
     else:
         update = _look(git, bus, found.nonce)
         tail = () if update.status is None else update.status.log_tail
-        texts = {"tail": clean("\n".join(tail))}
+        texts = {"tail": "\n".join(tail)}
         complete = False
     if as_json:
-        echo_json({"nonce": found.nonce, "complete": complete, "logs": texts, "untrusted": True})
+        echo_json({"nonce": found.nonce, "complete": complete, "logs": texts}, untrusted=("logs",))
         return 0
     if not any(texts.values()):
         click.echo("nothing was printed" if complete else "nothing was printed yet", err=True)
         return 0
     for name, text in texts.items():
-        if len(texts) > 1:
-            click.echo(f"== {name} ==")
-        click.echo(text.rstrip("\n"))
+        for part in fenced(name, text):
+            click.echo(part)
     return 0
 
 

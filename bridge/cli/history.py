@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from bridge.cli import echo_json
+from bridge.cli import echo_json, note_untrusted
 
 _STATUSES = ("passed", "failed", "refused", "rejected", "cancelled", "lost")
 
@@ -54,11 +54,12 @@ def history(count: int, preset: str | None, status: str | None, as_json: bool, r
     )
     if as_json:
         requests = [row_json(row, time.time()) for row in found.rows]
-        echo_json({"requests": requests, "complete": found.complete})
+        echo_json({"requests": requests, "complete": found.complete}, untrusted=("requests",))
         return 0
     if found.rows:
         out = console()
         out.print(history_table(found.rows, time.time(), out.width))
+        note_untrusted()
         click.echo("statuses as published; `kakeya_mac result HANDLE` checks one", err=True)
     else:
         click.echo("no finished request" + ("" if preset is None and status is None else " of that kind"))

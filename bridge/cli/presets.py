@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from bridge.cli import echo_json
+from bridge.cli import echo_json, note_untrusted
 
 
 @click.command(
@@ -97,7 +97,8 @@ def _offered(name: str | None, remote: str | None, as_json: bool) -> int:
     digests = {preset.name: preset.digest for preset in library.load_all(config.presets).values()}
     if as_json:
         documents = [offer_json(offer, pairs, digests.get(offer.name)) for offer, pairs in found]
-        echo_json({"remote": bus.shown, "runners": [seen.name for seen in live], "presets": documents})
+        document = {"remote": bus.shown, "runners": [seen.name for seen in live], "presets": documents}
+        echo_json(document, untrusted=("runners", "presets"))
         return 0
     if not live:
         click.echo(f"no runner is live on {bus.shown}; who was seen: kakeya_mac runners")
@@ -106,4 +107,5 @@ def _offered(name: str | None, remote: str | None, as_json: bool) -> int:
     for offer, pairs in found:
         for line in offer_lines(offer, pairs, digests.get(offer.name), full=name is not None):
             click.echo(line)
+    note_untrusted()
     return 0

@@ -90,7 +90,7 @@ def prune(older_than: timedelta, keep: int, dry_run: bool, as_json: bool, remote
     )
     code = 0 if done.refused is None else 6
     if as_json:
-        echo_json(_document(done, dry_run, code))
+        echo_json(_document(done, dry_run, code), untrusted=("left", "deleted", "refused"))
     else:
         _show(done, bus.shown, dry_run)
     return code

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bridge.cli import echo_json
+from bridge.cli import echo_json, note_untrusted
 
 if TYPE_CHECKING:
     from bridge.client.history import Row
@@ -75,7 +75,8 @@ def queue(recent: int, as_json: bool, remote: str | None) -> int:
                 "waiting": waiting,
                 "running": len(rows) - waiting,
                 "finished": [row_json(row, now) for row in ran],
-            }
+            },
+            untrusted=("requests", "finished"),
         )
         return 0
     out = console()
@@ -87,6 +88,8 @@ def queue(recent: int, as_json: bool, remote: str | None) -> int:
         click.echo("nothing waits and nothing runs")
     if ran:
         out.print(history_table(ran, now, out.width))
+    if rows or ran:
+        note_untrusted()
     return 0
 
 

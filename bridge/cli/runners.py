@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bridge.cli import echo_json
+from bridge.cli import echo_json, note_untrusted
 
 if TYPE_CHECKING:
     from bridge.bus.catalogue import Catalogue
@@ -128,11 +128,14 @@ def _show(config: Settings, bus: Remote | None, catalogue: Catalogue | None, *, 
         documents = [runner_json(entry, now) for entry in seen]
         documents += [key_json(entry.name, entry.key) for entry in absent]
         remote = None if bus is None else bus.shown
-        echo_json({"file": str(path), "remote": remote, "runners": documents, "left_out": left_out})
+        document = {"file": str(path), "remote": remote, "runners": documents, "left_out": left_out}
+        echo_json(document, untrusted=("runners",))
         return
     for runner in seen:
         for line in runner_lines(runner, now):
             click.echo(wrapped(line))
+    if seen:
+        note_untrusted()
     for entry in absent:
         click.echo(key_line(entry.name, entry.key) if catalogue is not None else f"{entry.name}  {entry.key}")
     if bus is not None and not seen:

@@ -17,6 +17,9 @@ from bridge.result import RESULT_NAME, Phase, RunStatus, Status, parse_result
 if TYPE_CHECKING:
     from bridge.client.judged import Judged
 
+# Keys of `outcome_json` below which the runner, or whoever wrote the result, has the word.
+FROM_BUS = ("files", "message", "params", "phase_seconds", "preset", "result_ref", "runner", "violations")
+
 _MESSAGE_LIMIT = 4000  # what a result may hold
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
 _SOON_S = 3.0

@@ -50,6 +50,7 @@ def test_a_wish_is_on_the_remote_with_its_reason(here: World, kakeya) -> None:
         "nonce": submitted.nonce,
         "signed": False,
         "warnings": [],
+        "untrusted": [],
         "exit_code": 0,
     }
     wish = read_cancel(Git(here.house.remote), standing(here, submitted) or "")
