@@ -60,7 +60,8 @@ class Ended:
     """How the child ended: exit code (None: it could not be collected; negative: killed by that signal).
 
     At most one of `timed_out`, `stopped` (the runner asked) and `flooded` (too much output) is true.
-    `breach` is a limit that it went beyond.
+    `breach` is a limit that it went beyond, `strays` counts processes that had left its tree and were hunted
+    down, `survivors` those that would not die.
     """
 
     exit_code: int | None
@@ -70,6 +71,7 @@ class Ended:
     flooded: bool
     survivors: int
     breach: Breach | None = None
+    strays: int = 0
 
 
 class Standby:
@@ -231,6 +233,7 @@ class Supervised:
             flooded=pump.flooded and not ended["timed_out"],
             survivors=ended["survivors"],
             breach=Breach(**ended["breach"]) if ended["breach"] else None,
+            strays=ended["strays"],
         )
 
     def close(self) -> None:

@@ -39,9 +39,16 @@ def machine() -> dict[str, Fact]:
     }
 
 
-def isolation(enforced: Enforced | None) -> dict[str, Fact]:
-    """What the machine enforced around the job, and what it did not (None: nothing was started)."""
-    return {} if enforced is None else {f"isolation_{item}": how for item, how in asdict(enforced).items()}
+def isolation(enforced: Enforced | None, survivors: int) -> dict[str, Fact]:
+    """What the machine enforced around the job, and what it did not (None: nothing was started).
+
+    Args:
+        enforced: The means, item by item.
+        survivors: Processes of the job that would not die.
+    """
+    if enforced is None:
+        return {}
+    return {**{f"isolation_{item}": how for item, how in asdict(enforced).items()}, "survivors": survivors}
 
 
 def of_models(found: Mapping[str, Found]) -> dict[str, Fact]:

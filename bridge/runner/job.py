@@ -223,6 +223,9 @@ class Job:
             stop=self._is_to_stop,
         )
         self._tree_gone = ended.survivors == 0
+        self._record.survivors = ended.survivors
+        if ended.strays:
+            self._note(f"runner: {ended.strays} processes had left the job's tree and were killed\n")
         self._record.commands.append(
             Command(
                 argv=tuple(map(self._secrets.cut_text, argv)),

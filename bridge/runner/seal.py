@@ -36,6 +36,7 @@ class Record:
         commands: What ran.
         files: What is published beside the result: bytes and role by path.
         models: The preset's models on this machine, by name.
+        survivors: Processes of the job that would not die.
     """
 
     attempt: int
@@ -45,6 +46,7 @@ class Record:
     commands: list[Command] = field(default_factory=list)
     files: dict[str, tuple[bytes, str]] = field(default_factory=dict)
     models: Mapping[str, Found] = field(default_factory=dict)
+    survivors: int = 0
 
 
 def seal(
@@ -129,7 +131,11 @@ def with_room(make: Callable[[], Entry], say: Callable[[str], None]) -> Entry:
 
 
 def _runner(station: Station, record: Record) -> RunnerFacts:
-    machine = {**station.machine, **facts.isolation(record.enforced), **facts.of_models(record.models)}
+    machine = {
+        **station.machine,
+        **facts.isolation(record.enforced, record.survivors),
+        **facts.of_models(record.models),
+    }
     return RunnerFacts(
         name=station.identity.name, id=station.identity.id, version=__version__, machine=machine
     )

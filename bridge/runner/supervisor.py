@@ -23,11 +23,14 @@ import signal
 import sys
 import time
 from dataclasses import asdict
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from bridge.runner.isolation import libc, namespaces, processes
 from bridge.runner.isolation.cage import Cage
 from bridge.runner.isolation.watchdog import LOOK_S, Breach, Watchdog
+
+if TYPE_CHECKING:
+    from bridge.runner.isolation.sandboxed import Sandboxed
 
 
 def main(setup: dict[str, Any]) -> int:
@@ -42,7 +45,7 @@ def main(setup: dict[str, Any]) -> int:
     if libc.LINUX and not _goes_on_guarded(setup, level):
         return 0
     try:
-        cage = Cage(setup, level, (*guards, os.getpid()))
+        cage = _layers(setup, level, (*guards, os.getpid()))
     except OSError as error:
         _send(setup["status"], event="failed", why=str(error))
         return 1
@@ -57,6 +60,14 @@ def main(setup: dict[str, Any]) -> int:
     _send(setup["status"], event="locked", enforced=asdict(cage.enforced))
     keeper.serve()
     return 0
+
+
+def _layers(setup: dict[str, Any], level: str, guards: tuple[int, ...]) -> Cage | Sandboxed:
+    if libc.LINUX:
+        return Cage(setup, level, guards)
+    from bridge.runner.isolation.sandboxed import Sandboxed  # here, because Linux need not wait for it
+
+    return Sandboxed(setup)
 
 
 def _goes_on_guarded(setup: dict[str, Any], level: str) -> bool:
@@ -80,7 +91,7 @@ def _goes_on_guarded(setup: dict[str, Any], level: str) -> bool:
 class _Keeper:
     """Starts the job, waits for it or for word from the runner, and leaves nothing of it behind."""
 
-    def __init__(self, setup: dict[str, Any], cage: Cage) -> None:
+    def __init__(self, setup: dict[str, Any], cage: Cage | Sandboxed) -> None:
         self._cage = cage
         self._control: int = setup["control"]
         self._status: int = setup["status"]
@@ -109,6 +120,7 @@ class _Keeper:
         watchdog = Watchdog(order["allowed"], order["room"], scratch=self._cage.scratch_bytes)
         timed_out, breach = self._attend(waker, watchdog, started + order["timeout_s"], order["grace_s"])
         survivors, ended = processes.end_descendants(self._job)
+        strays, left = self._cage.end_strays(order["room"], watchdog.seen)
         self._code = ended.get(self._job, self._code)
         seconds = time.monotonic() - started
         breach = breach or watchdog.look_at_room()
@@ -119,7 +131,8 @@ class _Keeper:
             timed_out=timed_out,
             breach=None if breach is None else asdict(breach),
             seconds=seconds,
-            survivors=survivors,
+            survivors=survivors + left,
+            strays=strays,
         )
         while self.next_order() is not None:
             pass
@@ -177,7 +190,7 @@ class _Keeper:
         os._exit(1)
 
 
-def _become(order: dict[str, Any], output: int, cage: Cage) -> NoReturn:
+def _become(order: dict[str, Any], output: int, cage: Cage | Sandboxed) -> NoReturn:
     """In the forked child: limits, descriptors, folder, and then the job's program in our place."""
     try:
         os.setsid()
@@ -192,9 +205,10 @@ def _become(order: dict[str, Any], output: int, cage: Cage) -> NoReturn:
             _limit(getattr(resource, f"RLIMIT_{name}"), value)
         os.umask(0o077)
         os.chdir(order["cwd"])
+        argv = cage.command(order["argv"], order["room"])
         cage.lock_in()
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-        os.execvpe(order["argv"][0], order["argv"], order["env"])  # noqa: S606 - argv comes from a preset
+        os.execvpe(argv[0], argv, order["env"])  # noqa: S606 - argv comes from a preset
     except (OSError, ValueError) as error:
         os.write(2, f"cannot start {order['argv'][0]}: {error}\n".encode())
     os._exit(127)

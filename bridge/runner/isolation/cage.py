@@ -67,6 +67,14 @@ class Cage:
             scratch = view.SCRATCH if self._has_view else ()
             self._rules.allow_writing([room, *scratch, *landlock.DEVICES])
 
+    def command(self, argv: list[str], room: str) -> list[str]:  # noqa: ARG002 - another machine's needs it
+        """The command line that runs `argv` behind the layers: itself."""
+        return argv
+
+    def end_strays(self, room: str, seen: Mapping[int, int]) -> tuple[int, int]:  # noqa: ARG002
+        """Nothing can have got away: every orphan hangs below this process, or in its namespace."""
+        return 0, 0
+
     def scratch_bytes(self) -> int:
         """Bytes of memory that the view's fresh folders hold."""
         return view.scratch_bytes() if self._has_view else 0

@@ -9,18 +9,24 @@ import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from bridge.runner.isolation import libc
+
 _SWEEPS, _PAUSE_S = 500, 0.01
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True)
 class Process:
-    """One running process: its id and its parent's, threads, bytes of resident memory."""
+    """One running process: its id and its parent's, threads, bytes of memory, when it started.
+
+    The start has no unit; together with the id it tells a process from one that got its number later.
+    """
 
     pid: int
     parent: int
     threads: int
     resident: int
+    started: int = 0
 
 
 def below_us() -> list[Process]:
@@ -43,7 +49,16 @@ def below(top: int, running: Iterable[Process]) -> list[Process]:
 
 
 def table() -> list[Process]:
-    """Every process that can be seen, from /proc; empty where there is none."""
+    """Every process that can be seen."""
+    if not libc.LINUX:
+        from bridge.runner.isolation import darwin  # here, because it needs what is above
+
+        return darwin.table()
+    return from_proc()
+
+
+def from_proc() -> list[Process]:
+    """Every process that can be seen in /proc."""
     found: list[Process] = []
     with contextlib.suppress(FileNotFoundError):
         for name in filter(str.isdigit, os.listdir("/proc")):
@@ -55,7 +70,13 @@ def table() -> list[Process]:
 def parse_stat(pid: int, text: bytes) -> Process:
     """A process as Linux's ``/proc/PID/stat`` shows it; its name may hold anything, brackets too."""
     fields = text.rpartition(b")")[2].split()
-    return Process(pid, parent=int(fields[1]), threads=int(fields[17]), resident=int(fields[21]) * _PAGE)
+    return Process(
+        pid,
+        parent=int(fields[1]),
+        threads=int(fields[17]),
+        resident=int(fields[21]) * _PAGE,
+        started=int(fields[19]),
+    )
 
 
 def exact_memory(process: Process) -> int:
@@ -97,9 +118,9 @@ def _kill_once(group: int) -> None:
             os.killpg(group, signal.SIGKILL)
     stopped: set[int] = set()
     while fresh := {each.pid for each in below_us()} - stopped:
-        _send(fresh, signal.SIGSTOP)
+        send(fresh, signal.SIGSTOP)
         stopped |= fresh
-    _send(stopped, signal.SIGKILL)
+    send(stopped, signal.SIGKILL)
 
 
 def reap() -> dict[int, int] | None:
@@ -121,7 +142,8 @@ def _signal_all(number: int) -> None:
         os.kill(-1, number)
 
 
-def _send(pids: Collection[int], number: int) -> None:
+def send(pids: Collection[int], number: int) -> None:
+    """Signal some processes; those that are gone or of others are left out."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)

@@ -46,6 +46,9 @@ class Watchdog:
         room: The job's folders; they exist.
         scratch: Bytes of memory that belong to the job and to no process.
         clock: Monotonic seconds.
+
+    Attributes:
+        seen: When each process started that a look found, by its id.
     """
 
     def __init__(
@@ -62,10 +65,12 @@ class Watchdog:
         self._scratch = scratch
         self._clock = clock
         self._room_due = clock() + _ROOM_S
+        self.seen: dict[int, int] = {}
 
     def look(self) -> Breach | None:
         """The first limit that is breached now."""
         running = processes.below_us()
+        self.seen.update((each.pid, each.started) for each in running)
         found = self._over("processes", sum(each.threads for each in running)) or self._memory(running)
         began = self._clock()
         if found is None and began >= self._room_due:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import time
@@ -10,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from bridge.runner.isolation import namespaces
+from bridge.errors import MachineError
+from bridge.runner.child import Supervised
+from bridge.runner.isolation import namespaces, processes
 from bridge.runner.isolation.enforced import NOT_ENFORCED
 from tests.bridge.runner.jobs import LEVEL, Jobs, as_permitted, marked
+from tests.houses import wait_for
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="layers of Linux")
 ARRANGEMENTS = {
@@ -258,6 +262,33 @@ def test_nothing_it_started_outlives_it(
     assert ended.survivors == 0
     assert marked(mark) == []
     assert jobs.enforced.tree == ("process namespace" if level == "full" else "adopted")
+
+
+@linux
+@pytest.mark.sampled(2, 1)
+@pytest.mark.parametrize("victim", ["guard", "keeper"])
+@pytest.mark.parametrize("level", namespaces.LEVELS)
+def test_whoever_of_the_supervisors_is_killed_the_job_ends_whole(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, level: str, victim: str
+) -> None:
+    as_permitted(monkeypatch, level=level)
+    mark = f"mark-{os.getpid()}-{time.monotonic_ns()}"
+    argv = [sys.executable, "-I", "-c", "import time; time.sleep(60)", mark]
+    script = f"from subprocess import Popen\nPopen({argv!r}, start_new_session=True).wait()"
+    standby = jobs.standby(keep=[Path(sys.prefix)])
+
+    def kill(_: object = None) -> bool:
+        if not marked(mark):
+            return False
+        guard = standby._process.pid
+        [keeper] = [each.pid for each in processes.from_proc() if each.parent == guard]
+        os.kill({"guard": guard, "keeper": keeper}[victim], signal.SIGKILL)
+        return False
+
+    with Supervised(standby) as supervised, jobs.log.open("wb", 0) as log:
+        with pytest.raises(MachineError, match="supervisor died"):
+            supervised.run(jobs.order(script), log, on_line=jobs.lines.append, stop=kill)
+        wait_for(lambda: not marked(mark), 10, "the end of what the job started")
 
 
 @pytest.mark.skipif(LEVEL != "full", reason="this machine permits no view of its own")

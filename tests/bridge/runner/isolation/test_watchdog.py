@@ -160,9 +160,9 @@ def test_folders_are_measured_less_often_the_longer_it_takes(
 
 
 def test_a_process_whose_name_looks_like_its_figures_is_read_right() -> None:
-    figures = b" ".join([b"S", b"7", *(b"0" for _ in range(15)), b"3", b"0", b"9", b"0", b"11", b"0"])
+    figures = b" ".join([b"S", b"7", *(b"0" for _ in range(15)), b"3", b"0", b"9", b"0", b"11"])
     each = processes.parse_stat(42, b"42 (a) R 1 (b) " + figures + b"\n")
-    assert each == Process(42, parent=7, threads=3, resident=11 * os.sysconf("SC_PAGE_SIZE"))
+    assert each == Process(42, parent=7, threads=3, resident=11 * os.sysconf("SC_PAGE_SIZE"), started=9)
 
 
 def test_descendants_are_found_from_near_to_far_and_a_circle_ends() -> None:
