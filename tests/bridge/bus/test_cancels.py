@@ -203,6 +203,29 @@ def test_a_key_listed_for_requests_alone_does_not_cancel(world: World) -> None:
     assert signing.CANCEL_NAMESPACE in (why_not(world, submitted) or "")
 
 
+def test_a_wish_signed_with_a_revoked_key_stops_nothing(world: World) -> None:
+    mine = make_key(world.root, "mine")
+    allow(world, me=mine)
+    submitted = world.submit()
+    wished(world, submitted, key=mine)
+    revoked = world.root / "revoked_keys"
+    assert why_not(world, submitted, revoked_keys=revoked) is None
+    revoked.write_bytes(signing.public_key(mine).read_bytes())
+    assert "which was revoked" in (why_not(world, submitted, revoked_keys=revoked) or "")
+    revoked.write_text("rubbish\n")
+    assert "not a public key" in (why_not(world, submitted, revoked_keys=revoked) or "")
+
+
+def test_a_wish_counts_only_in_the_time_of_its_key(world: World) -> None:
+    mine = make_key(world.root, "mine")
+    line = f'me@example.org valid-before="20990101Z" {signing.public_key(mine).read_text()}'
+    (world.root / "allowed").write_text(line)
+    submitted = world.submit()
+    wished(world, submitted, key=mine)
+    assert why_not(world, submitted, now=datetime(2098, 12, 31, tzinfo=UTC)) is None
+    assert "expired at" in (why_not(world, submitted, now=datetime(2099, 1, 1, tzinfo=UTC)) or "")
+
+
 def test_a_signed_wish_does_not_pass_for_another_request(world: World) -> None:
     mine = make_key(world.root, "mine")
     allow(world, me=mine)
