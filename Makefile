@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 export UV_PROJECT_ENVIRONMENT := $(VENV)
 export UV_PYTHON_DOWNLOADS := never
 
-.PHONY: setup demo test lint types docs bench peers peers-env slow e2e faults exhaustive bandit audit clean help
+.PHONY: setup demo test lint types docs bench peers peers-env slow e2e faults exhaustive fuzz bandit audit clean help
 
 $(STAMP): pyproject.toml uv.lock
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or later found; install one (python3 with its venv module)" >&2; exit 1; }
@@ -42,6 +42,13 @@ faults: $(STAMP) ## N requests (1000) on four runners that are killed at random,
 
 exhaustive: $(STAMP) ## full products of what even the slow tests sample (most of an hour)
 	@$(BIN)/python -m pytest -q -n 2 -m exhaustive --timeout=1800
+
+FUZZ_S ?= 60
+FUZZED ?= manifest claim card result wish report preset policy
+fuzz: $(STAMP) ## readers of hostile documents under a coverage-guided fuzzer, FUZZ_S seconds each (60; Linux)
+	@UV_PROJECT_ENVIRONMENT=.venv-fuzz $(BIN)/uv sync --quiet --locked --extra dev --python $(BIN)/python
+	@$(BIN)/uv pip install --quiet --only-binary :all: --python .venv-fuzz/bin/python 'atheris>=3,<4' || { echo "fuzz: there is no atheris for this Python and system; make slow fuzzes the same readers with hypothesis" >&2; exit 1; }
+	@for kind in $(FUZZED); do .venv-fuzz/bin/python -m tests.adversary.fuzz $$kind $(FUZZ_S) || exit 1; done
 
 lint: $(STAMP) ## ruff: rules and formatting
 	@$(BIN)/ruff check .
@@ -79,7 +86,7 @@ peers: peers-env ## measure the engine against other engines on the same weights
 	@.venv-peers/bin/python benchmarks/peers.py --size demo
 
 clean: ## remove the environment and every cache
-	rm -rf $(VENV) .venv-peers build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-peers .venv-fuzz build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## this list

@@ -50,6 +50,21 @@ signature is also found where no key is trusted.
 
 """
 
+_FUZZ = """
+## Fuzzing
+
+Manifests, claims, cards, results, wishes to stop, reports, presets and policies are also mutated at random:
+pieces cut, doubled and put in, values replaced by odd ones, lines moved. Their readers must refuse with their
+own error and in words, within seconds, or take what an oracle takes that shares no code with them
+(`tests/adversary/oracle.py`: the published schemas read to the letter, and rules of its own). Mutants of a
+signature must not verify.
+
+- `make test` and `make slow` do that with hypothesis, the same examples each time.
+- `make fuzz` does it with [atheris](https://pypi.org/project/atheris/), guided by coverage, `FUZZ_S` seconds
+  each, in an environment of its own. There are wheels for Linux on x86-64 and Python 3.11 to 3.14; elsewhere
+  it says so and ends. An input that breaks the rule is left as `crash-…` or `timeout-…`.
+"""
+
 
 def page() -> str:
     """The whole page."""
@@ -63,6 +78,7 @@ def page() -> str:
         + _table(RECORDS)
         + _OTHERS
         + _table(OTHERS)
+        + _FUZZ
     )
 
 
