@@ -85,6 +85,7 @@ def examine(
     *,
     now: datetime,
     answered: Container[str],
+    lineage: Callable[[str], None] | None = None,
     over_quota: str | None = None,
 ) -> Checked:
     """Ask every question about a request until one refuses.
@@ -95,6 +96,8 @@ def examine(
         station: The runner.
         now: The time by which expiry is judged (aware).
         answered: Requests that have had their answer, here or on another known machine.
+        lineage: Refuses a workload commit of no branch that the owner trusts; may ask the remote. None: the
+            owner who wants that known gets every commit refused.
         over_quota: Why its requester has too much waiting, from `bridge.runner.turns`; None: it has not.
     """
     try:
@@ -102,7 +105,7 @@ def examine(
     except Refusal as refusal:
         return Checked(pending, refusal=refusal)
     known = Checked(pending, request=request)
-    return judge(known, station, now=now, answered=answered, over_quota=over_quota)
+    return judge(known, station, now=now, answered=answered, lineage=lineage, over_quota=over_quota)
 
 
 def judge(
@@ -111,6 +114,7 @@ def judge(
     *,
     now: datetime,
     answered: Container[str],
+    lineage: Callable[[str], None] | None = None,
     over_quota: str | None = None,
     requester: str | None = None,
 ) -> Checked:
@@ -121,6 +125,7 @@ def judge(
         station: The runner.
         now: As in `examine`.
         answered: As in `examine`.
+        lineage: As in `examine`.
         over_quota: As in `examine`.
         requester: Who is taken for its signer, whoever that is; None: who signed it.
     """
@@ -138,12 +143,28 @@ def judge(
         lambda: _within_hours(known, station, now),
         lambda: _within_quota(known, over_quota),
         lambda: _timely(known, station, now, answered),
+        lambda: _rooted(known, station, lineage),
     )
     for question in questions:
         try:
             known = question()
         except Refusal as refusal:
             return replace(known, refusal=refusal)
+    return known
+
+
+def _rooted(known: Checked, station: Station, lineage: Callable[[str], None] | None) -> Checked:
+    """Whether the commit is on a branch that the owner trusts; asked last, for it may ask the remote."""
+    assert known.manifest is not None  # noqa: S101 - asked before
+    if lineage is None:
+        if station.policy.allow_workloads is not None:
+            message = "the branches that this machine's policy trusts cannot be looked at"
+            raise Refusal(Reason.POLICY, message, key=("allow_workloads",))
+        return known
+    try:
+        lineage(known.manifest.workload_sha)
+    except PolicyError as error:
+        raise Refusal.of(Reason.POLICY, error) from None
     return known
 
 

@@ -29,6 +29,7 @@ NOT_ASKED = (
     "whether the requester has too much waiting",
     "whether the request was answered before",
     "whether its commit has the files that it names",
+    "whether its commit is on a branch of allow_workloads",
 )
 _NO_COMMIT = "0" * 40
 
@@ -121,7 +122,7 @@ def explain(
     )
     request = ReadRequest(_NO_COMMIT, manifest.workload_sha, data, signature)
     known = Checked(Pending(manifest.nonce, _NO_COMMIT, manifest.result_ref), request=request)
-    checked = judge(known, station, now=now, answered=(), requester=requester)
+    checked = judge(known, station, now=now, answered=(), lineage=lambda _: None, requester=requester)
     if checked.refusal is not None:
         refusal = checked.refusal
         line = None if refusal.key is None else station.policy.decision(refusal.key)

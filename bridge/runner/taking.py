@@ -24,6 +24,7 @@ from bridge.bus.retire import SETTLED
 from bridge.errors import BrokenObject, BusError, LeaseLost, PushRejected
 from bridge.result import Reason, RunStatus
 from bridge.runner.check import Checked, examine
+from bridge.runner.lineage import Lineage
 from bridge.runner.peers import Peers, is_old
 from bridge.runner.station import Station
 from bridge.runner.strays import Strays
@@ -87,6 +88,8 @@ class Desk:
         # Requests whose objects could not be read, and for which the mirror was made again.
         self._renewed: set[str] = set()
         self._strays = Strays(mirror)
+        folder = mirror.git.directory
+        self._lineage = Lineage(station, mirror.git, folder.with_name(f"workloads-of-{folder.name}"))
         # Wishes that did not count, and the owner was told so.
         self._objected: set[str] = set()
 
@@ -168,6 +171,7 @@ class Desk:
             self._station,
             now=self._now(),
             answered=answered,
+            lineage=self._lineage.check,
             over_quota=over_quota,
         )
         refusal = checked.refusal

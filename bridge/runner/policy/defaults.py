@@ -34,6 +34,9 @@ require_signature = false
 # On which branches requests may come. "*" matches any text.
 # allow_refs = ["mac-bridge/*"]
 
+# Of which branches a requested commit must be, tip or history. Let the server protect these branches.
+# allow_workloads = ["main", "release/*"]
+
 # When jobs may begin, by this machine's clock; outside of these hours requests "wait", or "refuse" them.
 # hours = ["mon-fri 22:00-06:00", "sat,sun"]
 # outside_hours = "wait"

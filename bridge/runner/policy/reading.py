@@ -97,7 +97,7 @@ def _refs(values: Values, key: Key, value: object) -> tuple[str, ...]:
 
 def _no_branch(pattern: str) -> str | None:
     if pattern.startswith("refs/") and not pattern.startswith(BRANCHES):
-        return f"requests come on branches, {BRANCHES}…"
+        return f"that is no branch, {BRANCHES}…"
     return None
 
 
@@ -200,6 +200,7 @@ _KEYS: dict[str, _Reader] = {
     "allow_repo_code": Values.switch,
     "allow_requesters": _requesters,
     "allow_refs": _refs,
+    "allow_workloads": _refs,
     "require_signature": Values.switch,
     "hours": _hours,
     "outside_hours": _outside,

@@ -64,6 +64,7 @@ class Policy:
         allow_repo_code: Presets with ``engine = "workload"`` may run.
         allow_requesters: Who may ask, names or patterns; None: everybody.
         allow_refs: Patterns of the branches that requests may come on; None: every one.
+        allow_workloads: Patterns of branches, of one of which the commit must be; None: any commit.
         require_signature: Only requests signed by a listed requester are taken.
         max_timeout_s: Upper bound of any job's time, in seconds.
         max_queued_per_requester: How many requests one requester may have waiting.
@@ -83,6 +84,7 @@ class Policy:
     allow_repo_code: bool = False
     allow_requesters: tuple[str, ...] | None = None
     allow_refs: tuple[str, ...] | None = None
+    allow_workloads: tuple[str, ...] | None = None
     require_signature: bool = False
     max_timeout_s: int = DEFAULT_TIMEOUT_S
     max_queued_per_requester: int = DEFAULT_QUEUED

@@ -101,7 +101,7 @@ def test_a_requester_may_queue_what_the_policy_says_of_it_or_of_everybody(tmp_pa
         ("\xff", "unknown key|not TOML"),
         ('allow_presets = ["probe", "probe"]', "names 'probe' twice"),
         ('allow_requesters = ["a\\u202eb"]', "must be a list of requesters' names or patterns"),
-        ('allow_refs = ["refs/tags/*"]', "names 'refs/tags/\\*': requests come on branches"),
+        ('allow_refs = ["refs/tags/*"]', "names 'refs/tags/\\*': that is no branch"),
         ('hours = ["mon-fri 22-6"]', "names 'mon-fri 22-6': write days, times or both"),
         ('hours = "mon"', "hours must be a list of hours"),
         ('hours = ["mon"]\noutside_hours = "later"', 'must be "wait" or "refuse", got \'later\''),

@@ -1,5 +1,6 @@
 """A real runner holds requests to its owner's policy, and publishes why it refuses."""
 
+import shutil
 import threading
 import time
 from datetime import datetime
@@ -151,3 +152,37 @@ def test_outside_the_hours_requests_are_refused_where_the_owner_wants_that(bench
     assert bench.serve_once() == 1
     assert bench.verdict(asked.nonce) == ("refused", "policy")
     assert "runs jobs only within " in bench.answer(asked.nonce).result.verdict.message
+
+
+def test_only_commits_of_trusted_branches_are_run_where_the_owner_wants_that(bench: Bench) -> None:
+    """A tip, or what lies in its history; a request's own branch vouches for nothing."""
+    house, who = bench.house, ("-c", "user.name=T", "-c", "user.email=t@example.org")
+    bench.policy('allow_workloads = ["main", "release/*", "mac-bridge/*", "mac-bridge-*"]\n')
+    first = house.git("rev-parse", "HEAD")
+    house.git(*who, "commit", "--allow-empty", "-qm", "second")
+    house.git("push", "-q", "origin", "main")
+    second = house.git("rev-parse", "HEAD")
+    house.git(*who, "commit", "--allow-empty", "-qm", "third")
+    third = house.git("rev-parse", "HEAD")
+
+    def verdict(commit: str) -> tuple[str, str]:
+        asked = bench.ask(workload_sha=commit)
+        assert bench.serve_once() == 1
+        return bench.verdict(asked.nonce)
+
+    assert verdict(second) == ("passed", "ok")
+    assert not list(bench.state.glob("runner/mac/workloads-*"))  # a tip is seen from outside
+    assert verdict(first) == ("passed", "ok")
+    assert verdict(third) == ("refused", "policy")
+    assert any("by policy.toml:1: allow_workloads = " in line for line in bench.said)
+    house.git("push", "-q", "origin", "HEAD:refs/heads/mine")
+    assert verdict(third) == ("refused", "policy")
+    house.git("push", "-q", "origin", "HEAD:refs/heads/release/1")
+    assert verdict(third) == ("passed", "ok")
+    house.git("push", "-q", "origin", ":refs/heads/release/1")
+    assert verdict(third) == ("refused", "policy")
+    house.git("push", "-q", "origin", f"{first}:refs/heads/release/2/a", f"{third}:refs/heads/release/1/b")
+    assert verdict(house.git("rev-parse", f"{third}^")) == ("passed", "ok")
+    (kept,) = bench.state.glob("runner/mac/workloads-*")
+    shutil.rmtree(kept / "objects")
+    assert verdict(first) == ("passed", "ok")  # a damaged history is fetched again
