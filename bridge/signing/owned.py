@@ -27,7 +27,8 @@ def read(path: Path) -> bytes | None:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:
             _require_owned(path, os.fstat(file.fileno()))
-            _require_owned(path.parent, path.parent.stat())
+            for folder in {path.parent, path.resolve().parent}:  # the file's own, where the path is a link
+                _require_owned(folder, folder.stat())
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         return None

@@ -102,6 +102,19 @@ def test_each_look_checks_a_few_signatures_and_remembers_them(
     assert len(checks) == 3
 
 
+def test_who_asked_is_asked_anew_when_a_list_of_keys_changes(bench: Bench) -> None:
+    ann = make_key(bench, "ann")
+    asked, view = signed(bench, ann).nonce, Look(bench)
+    assert view.known() == {asked: "ann"}
+    revoked = bench.config / "revoked_keys"
+    revoked.write_bytes(signing.public_key(ann).read_bytes())
+    assert view.known() == {asked: None}
+    revoked.write_text("rubbish\n")
+    assert view.known() == {asked: None}
+    revoked.unlink()
+    assert view.known() == {asked: "ann"}
+
+
 def test_each_look_reads_a_few_requests(bench: Bench) -> None:
     for _ in range(3):
         bench.ask()

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bridge import signing
 from bridge.errors import KeyListError, SignatureError
 from bridge.process import helper_environment, run_program
 from bridge.signing import listed
-from bridge.signing.listed import Listed, read_keys
+from bridge.signing.listed import Listed, parse_line, read_keys
 from tests.bridge.signing.keyring import private, public
 
 ANN = public("ann").line
@@ -169,6 +172,45 @@ def test_a_link_to_a_list_of_somebody_elses_is_judged_by_what_it_leads_to(tmp_pa
     (tmp_path / "allowed_signers").symlink_to(real)
     with pytest.raises(KeyListError, match="can be written by others"):
         read_keys(tmp_path / "allowed_signers")
+
+
+def test_a_link_into_a_folder_that_others_may_write_says_nothing(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (shared / "real").write_text(f"ann {ANN}\n")
+    shared.chmod(0o777)
+    (tmp_path / "allowed_signers").symlink_to(shared / "real")
+    with pytest.raises(KeyListError, match="shared can be written by others"):
+        read_keys(tmp_path / "allowed_signers")
+
+
+def test_a_pipe_in_place_of_a_list_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "allowed_signers")
+    with pytest.raises(KeyListError, match="is no file"):
+        read_keys(tmp_path / "allowed_signers")
+
+
+_WORDS = st.sampled_from(
+    (
+        *("ann", "*", "unsigned", "cert-authority", 'namespaces="a,b"', 'valid-before="20270101Z"'),
+        *("namespaces", '"', ",", " ", "\t", "=", "ssh-ed25519", "ssh-rsa", ANN, ANN.split()[1], "#"),
+        *("\r", "\0", "\u202e", "é"),
+    )
+)
+
+
+@given(
+    st.one_of(st.text(max_size=80), st.lists(_WORDS, max_size=9).map("".join), st.lists(_WORDS).map(" ".join))
+)
+def test_any_line_is_an_entry_of_one_name_and_key_or_refused_in_words(line: str) -> None:
+    try:
+        found = parse_line(line)
+    except SignatureError:
+        return
+    assert listed.NAME.fullmatch(found.name)
+    assert found.name != "unsigned"
+    assert found.key.line == ANN
+    assert parse_line(found.text) == found, "what is written is what was read"
 
 
 def entry(name: str, **changes: object) -> Listed:
