@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 
@@ -20,6 +20,8 @@ from bridge.bus.refs import request_ref
 from bridge.client.keys import choose
 from bridge.client.remotes import Remote, resolve_remote
 from bridge.errors import BridgeError, BusError
+from bridge.runner.isolation import trial
+from bridge.runner.isolation.enforced import NOT_ENFORCED
 from bridge.settings import Settings
 
 NETWORK_TIMEOUT_S = 15.0
@@ -59,6 +61,8 @@ def examine(settings: Settings, repository: Path) -> Iterator[Check]:
     yield _signing_key(settings, git)
     yield _trusted_runners(settings)
     yield _engine()
+    if _has_engine():
+        yield from _isolation()
     if inside.level is Level.FAIL:
         return
     yield _work_tree(git)
@@ -170,8 +174,29 @@ def _trusted_runners(settings: Settings) -> Check:
     )
 
 
+def _has_engine() -> bool:
+    return all(importlib.util.find_spec(name) is not None for name in ("mlx", "mlx_lm"))
+
+
+def _isolation() -> Iterator[Check]:
+    """What a runner on this machine keeps its jobs from, one check an item."""
+    where = "a supervisor without a job"
+    try:
+        enforced = asdict(trial.enforced_here())
+    except BridgeError as error:
+        yield Check("jobs", Level.WARN, where, error.message, error.remedy or "no runner can serve here")
+        return
+    for item, what in trial.ITEMS.items():
+        how = enforced[item]
+        if how == NOT_ENFORCED:
+            finding = f"nothing here keeps a job from {what}"
+            yield Check(f"jobs: {item}", Level.WARN, where, finding, trial.REMEDY)
+        else:
+            yield Check(f"jobs: {item}", Level.OK, where, f"{how}: keeps a job from {what}")
+
+
 def _engine() -> Check:
-    if importlib.util.find_spec("mlx") is None or importlib.util.find_spec("mlx_lm") is None:
+    if not _has_engine():
         return Check(
             "engine",
             Level.OK,
