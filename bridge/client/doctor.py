@@ -156,8 +156,12 @@ def _signing_key(settings: Settings, git: Git) -> Check:
 
 def _trusted_runners(settings: Settings) -> Check:
     path = settings.trusted_runners
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    known = [line for line in lines if line.strip() and not line.startswith("#")]
+    try:
+        known = signing.read_keys(path)
+    except BridgeError as error:
+        return Check(
+            "trusted runners", Level.FAIL, str(path), error.message, error.remedy or "mend that line"
+        )
     if known:
         return Check(
             "trusted runners",
