@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -165,6 +166,16 @@ def test_each_wrong_signature_is_told_from_the_others(bench: Bench) -> None:
             assert (checked.refusal.reason, what) == (reason, what)
             assert words in checked.refusal.message
     assert not asked
+
+
+def test_a_machine_that_cannot_check_signatures_takes_none_for_checked(bench: Bench) -> None:
+    station = dataclasses.replace(bench.station(), key=None)  # as without ssh-keygen
+    mirror = Mirror(station.folder / "mirror.git", station.remote)
+    signed(bench, private("ann"))
+    [pending] = mirror.refresh()
+    checked = examine(mirror.git, pending, station, now=datetime.now(UTC), answered=())
+    assert checked.refusal is not None
+    assert "ssh-keygen is not installed" in checked.refusal.message
 
 
 @pytest.mark.slow
