@@ -5,8 +5,6 @@ from __future__ import annotations
 import _thread
 import contextlib
 import dataclasses
-import platform
-import re
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -16,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from bridge.cli.peers import key, peers
 from bridge.cli.policy import policy
 from bridge.cli.signers import signers
 
@@ -34,6 +33,8 @@ def runner() -> None:
 
 runner.add_command(policy)
 runner.add_command(signers)
+runner.add_command(peers)
+runner.add_command(key)
 
 
 @runner.command(
@@ -111,7 +112,7 @@ def serve(
     from bridge.bus.git import Git
     from bridge.client.remotes import resolve_remote
     from bridge.runner.serve import Runner
-    from bridge.runner.station import open_station
+    from bridge.runner.station import host_name, open_station
 
     if idle_timeout is not None and not once:
         raise click.UsageError(
@@ -125,7 +126,7 @@ def serve(
     config = settings.load(remote=remote)
     bus = resolve_remote(Git(Path.cwd()), config.remote)
     station = open_station(
-        name or _host_name(),
+        name or host_name(),
         bus.address,
         state_dir=config.state_dir,
         config_dir=config.config_dir,
@@ -157,12 +158,6 @@ def _introduce(station: Station, remote: str) -> None:
         click.echo(
             f"clients trust this runner with: kakeya_mac runners trust {station.identity.name} --key '{key}'"
         )
-
-
-def _host_name() -> str:
-    """The host's name as a runner's name."""
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", platform.node().split(".")[0]).strip("-._")
-    return name[:64] or "runner"
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from bridge.cli import echo_json, note_untrusted
+from bridge.cli.keys import until_option, until_time, which_option
 
 if TYPE_CHECKING:
     from bridge.bus.catalogue import Catalogue
@@ -18,6 +19,7 @@ Examples:
   kakeya_mac runners
   kakeya_mac runners trust studio
   kakeya_mac runners trust studio --key "ssh-ed25519 AAAA… kakeya-mac runner studio"
+  kakeya_mac runners revoke studio --key SHA256:…
   kakeya_mac runners distrust studio
 
 The runner prints its key when it starts; compare it over a channel you trust."""
@@ -30,7 +32,7 @@ The runner prints its key when it starts; compare it over a channel you trust.""
 def runners(context: click.Context, remote: str | None, as_json: bool) -> int:
     """List the runners seen on the remote and the keys this client trusts.
 
-    `trust` and `distrust` change the list of keys. Without a remote only the trusted keys are listed.
+    `trust`, `revoke` and `distrust` change the list of keys. Without a remote only those keys are listed.
     """
     context.obj = remote
     if context.invoked_subcommand is not None:
@@ -54,11 +56,13 @@ def runners(context: click.Context, remote: str | None, as_json: bool) -> int:
 @runners.command(epilog=EPILOG)
 @click.argument("name")
 @click.option("--key", metavar="KEY", help="The runner's public key: 'ssh-ed25519 AAAA…', or a .pub file.")
+@until_option
 @click.pass_context
-def trust(context: click.Context, name: str, key: str | None) -> int:
+def trust(context: click.Context, name: str, key: str | None, valid_until: str | None) -> int:
     """Believe results that the key of the runner NAME signed.
 
-    From the first trusted key on, this client believes no result that none of its trusted keys signed.
+    From the first trusted key on, this client believes no result that none of its trusted keys signed. A
+    runner may have several keys: to change one, trust the new one, then revoke the old one.
     Without --key: show the key that the runner publishes, to be compared with the one on its machine, and
     exit with code 2; nothing is trusted.
     """
@@ -69,20 +73,43 @@ def trust(context: click.Context, name: str, key: str | None) -> int:
     if key is None:
         return _show_key(config, name)
     path = config.trusted_runners
-    added = add(path, name, key)
+    added = add(path, name, key, valid_before=until_time(valid_until))
     click.echo(f"{'trusted' if added else 'already trusted'}: {name} ({path})")
     return 0
 
 
 @runners.command(epilog=EPILOG)
 @click.argument("name")
-def distrust(name: str) -> int:
-    """Stop believing the keys of the runner NAME. Exit code 2 when none of its keys is trusted."""
-    from bridge import settings
-    from bridge.client.trust import remove
+@which_option
+@click.option("--all", "every", is_flag=True, help="All keys of NAME.")
+def revoke(name: str, which: str | None, every: bool) -> int:
+    """Let a key of the runner NAME count no more, for good: it was lost, stolen or renewed.
 
-    path = settings.load().trusted_runners
-    click.echo(f"{remove(path, name)} key(s) of {name} removed from {path}")
+    What it signed, whenever that was, is refused with those words. Exit code 2 when there is no such key.
+    """
+    from bridge import settings
+    from bridge.client.trust import ring
+
+    keys = ring(settings.load().trusted_runners)
+    for key in keys.revoke(name, which, every=every):
+        click.echo(f"revoked: {name} {key.fingerprint} ({keys.revoked})")
+    return 0
+
+
+@runners.command(epilog=EPILOG)
+@click.argument("name")
+@which_option
+def distrust(name: str, which: str | None) -> int:
+    """Take the keys of the runner NAME out of the list. Exit code 2 when none of its keys is trusted.
+
+    A key that got into wrong hands is revoked, rather: a removed one can be trusted again by mistake.
+    """
+    from bridge import settings
+    from bridge.client.trust import ring
+
+    keys = ring(settings.load().trusted_runners)
+    gone = {line.key.text for line in keys.remove(name, which)}
+    click.echo(f"{len(gone)} key(s) of {name} removed from {keys.allowed}")
     return 0
 
 
@@ -123,10 +150,10 @@ def _show(config: Settings, bus: Remote | None, catalogue: Catalogue | None, *, 
     left_out = 0 if catalogue is None else catalogue.left_out
     shown = {entry.card.public_key for entry in seen if entry.trusted}
     entries = trusted(path)
-    absent = [entry for entry in entries if entry.key not in shown]
+    absent = [entry for entry in entries if entry.listed.key.line not in shown]
     if as_json:
         documents = [runner_json(entry, now) for entry in seen]
-        documents += [key_json(entry.name, entry.key) for entry in absent]
+        documents += [key_json(entry) for entry in absent]
         remote = None if bus is None else bus.shown
         document = {"file": str(path), "remote": remote, "runners": documents, "left_out": left_out}
         echo_json(document, untrusted=("runners",))
@@ -137,7 +164,7 @@ def _show(config: Settings, bus: Remote | None, catalogue: Catalogue | None, *, 
     if seen:
         note_untrusted()
     for entry in absent:
-        click.echo(key_line(entry.name, entry.key) if catalogue is not None else f"{entry.name}  {entry.key}")
+        click.echo(key_line(entry, looked=catalogue is not None))
     if bus is not None and not seen:
         click.echo(f"no runner has been seen on {bus.shown}")
     if left_out:

@@ -12,10 +12,10 @@ from typing import Generic, TypeVar
 from bridge.bus.catalogue import TIMEOUT_S, Catalogue, read_cards
 from bridge.bus.git import Git
 from bridge.bus.handles import running, state_of
+from bridge.bus.standing import Trust
 from bridge.client.availability import Forecast, forecast
-from bridge.client.trust import trusted
-from bridge.errors import SignatureError, described
-from bridge.signing import fingerprint
+from bridge.errors import described
+from bridge.signing import RESULT_NAMESPACE
 
 LIMIT_S = 3.0
 Found = TypeVar("Found")
@@ -26,14 +26,12 @@ _GRACE_S = 0.1
 
 
 def trusted_names(path: Path) -> dict[str, str]:
-    """The runners whose keys count here, by fingerprint; a line that holds no key is nobody's."""
-    names = {}
-    for entry in trusted(path):
-        try:
-            names[fingerprint(entry.key)] = entry.name
-        except SignatureError:
-            continue
-    return names
+    """The runners whose keys count here and now, by fingerprint.
+
+    Raises:
+        KeyListError: The list cannot be believed.
+    """
+    return dict(Trust.by(path).names(RESULT_NAMESPACE))
 
 
 def look(git: Git, address: str, trusted_file: Path, *, timeout_s: float = TIMEOUT_S) -> Catalogue:

@@ -14,9 +14,10 @@ from bridge.bus.catalogue import Seen
 from bridge.bus.results import Standing
 from bridge.bus.untrusted import clean_line
 from bridge.client.availability import absence
-from bridge.errors import SignatureError
 from bridge.manifest import parse_time
 from bridge.signing import fingerprint
+from bridge.signing.keyring import Entry
+from bridge.signing.keyring import State as KeyState
 
 _STANDINGS = {
     Standing.TRUSTED: "trusted",
@@ -54,20 +55,17 @@ def runner_json(seen: Seen, now: datetime) -> dict[str, Any]:
     }
 
 
-def key_json(name: str, key: str) -> dict[str, Any]:
-    """A trusted key whose runner was not seen, with the keys of `runner_json`."""
-    try:
-        number = fingerprint(key)
-    except SignatureError:  # the list is the user's own file, and may hold anything
-        number = None
+def key_json(entry: Entry) -> dict[str, Any]:
+    """A listed key whose runner was not seen, with the keys of `runner_json`."""
+    line, counts = entry.listed, entry.state is KeyState.COUNTS
     nothing = ("seen_at", "state", "job", "load", "models", "machine", "tools", "limits", "version", "id")
     return {
-        "name": name,
-        "key": key,
-        "fingerprint": number,
-        "trusted": True,
-        "trusted_as": name,
-        "standing": None,
+        "name": line.name,
+        "key": line.key.line,
+        "fingerprint": line.key.fingerprint,
+        "trusted": counts,
+        "trusted_as": line.name if counts else None,
+        "standing": None if counts else entry.state,
         "live": False,
         "presets": [],
         "unavailable": {},
@@ -93,9 +91,13 @@ def runner_lines(seen: Seen, now: datetime) -> Iterator[str]:
         yield "    takes    only requests signed by a requester it knows"
 
 
-def key_line(name: str, key: str) -> str:
-    """A trusted key whose runner was not seen."""
-    return f"{name}  not seen on this remote  (trusted)  {key}"
+def key_line(entry: Entry, *, looked: bool) -> str:
+    """A listed key whose runner was not seen; `looked`: on a remote."""
+    line, counts = entry.listed, entry.state is KeyState.COUNTS
+    trust = ", ".join(filter(None, ("trusted" if counts else "", entry.words)))
+    return "  ".join(
+        [line.name, *(["not seen on this remote"] if looked else []), f"({trust})", line.key.line]
+    )
 
 
 def trust_lines(name: str, found: Sequence[Seen]) -> Iterator[str]:

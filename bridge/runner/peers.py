@@ -22,6 +22,8 @@ from bridge.manifest import parse_time
 from bridge.result import RunStatus
 from bridge.runner.station import Station
 
+# What a known runner's key may sign.
+NAMESPACES = (signing.CLAIM_NAMESPACE, signing.RUNNER_NAMESPACE)
 # By so much clocks may differ where an old claim is told from a new one.
 SKEW = timedelta(minutes=5)
 

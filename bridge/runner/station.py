@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import re
 import secrets
 import uuid
@@ -16,7 +17,7 @@ from bridge.bus.claims import DEFAULT_LEASE_S, Identity
 from bridge.bus.refs import audience_of, is_local
 from bridge.errors import MachineError, SignatureError, described
 from bridge.presets import Preset
-from bridge.runner import facts
+from bridge.runner import facts, keys
 from bridge.runner.kernels import Kernels
 from bridge.runner.policy import Policy, Rulebook
 
@@ -162,10 +163,7 @@ def open_station(
         PolicyError: The policy file is wrong, or others may write what it stands on.
         PresetError: A preset file of the owner is wrong.
     """
-    if not NAME_PATTERN.fullmatch(name):
-        raise MachineError(
-            f"{name!r} is not a runner name", "use letters, digits and . _ - , at most 64, no blank"
-        )
+    checked_name(name)
     folder = state_dir / "runner" / name
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -173,11 +171,7 @@ def open_station(
     except OSError as error:
         raise MachineError(f"cannot keep state in {folder}: {error.strerror}") from None
     rulebook = Rulebook(config_dir)
-    key = (
-        signing.ensure_key(folder / "id_ed25519", f"kakeya-mac runner {name}")
-        if signing.available()
-        else None
-    )
+    key = keys.ensure(state_dir, name) if signing.available() else None
     tools = facts.tools()
     return Station(
         identity=identity,
@@ -226,6 +220,25 @@ def survey_station(remote: str, *, state_dir: Path, config_dir: Path, audience: 
         beat_s=BEAT_REMOTE_S,
         look_s=LOOK_REMOTE_S,
     )
+
+
+def checked_name(name: str) -> str:
+    """A runner's name, as it was given.
+
+    Raises:
+        MachineError: It is not usable.
+    """
+    if not NAME_PATTERN.fullmatch(name):
+        raise MachineError(
+            f"{name!r} is not a runner name", "use letters, digits and . _ - , at most 64, no blank"
+        )
+    return name
+
+
+def host_name() -> str:
+    """The host's name as a runner's name."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", platform.node().split(".")[0]).strip("-._")
+    return name[:64] or "runner"
 
 
 def note_session(station: Station) -> frozenset[str]:

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from bridge import signing
+from bridge.bus.requests import Submitted
 from bridge.bus.results import Standing, pins_keys
-from bridge.errors import MachineError, ResultError
+from bridge.client import trust
+from bridge.errors import KeyListError, MachineError, ResultError
 from tests.bridge.bus.reading import by_hand, read, trusting
 from tests.worlds import World
 
@@ -102,3 +104,53 @@ def test_a_list_with_any_line_in_it_trusts_somebody(tmp_path: Path, text: str, p
     assert not pins_keys(tmp_path / "absent")
     with pytest.raises(MachineError, match="cannot read"):
         pins_keys(tmp_path)
+
+
+@pytest.fixture
+def answered(world: World, tmp_path: Path) -> tuple[Submitted, Path, Path]:
+    """A request answered with an old key, the public halves of that one and of a new one."""
+    keys = [signing.ensure_key(tmp_path / name, "runner") for name in ("old", "new")]
+    submitted = world.submit()
+    data = world.result(world.asked(submitted))
+    world.answer(submitted, result=data, signature=signing.sign(keys[0], signing.RESULT_NAMESPACE, data))
+    return submitted, signing.public_key(keys[0]), signing.public_key(keys[1])
+
+
+def test_a_runner_may_have_several_keys(world: World, tmp_path: Path, answered: tuple[Submitted, Path, Path]):
+    submitted, old, new = answered
+    trusted = tmp_path / "trusted_runners"
+    for key in (new, old):
+        trust.add(trusted, "studio", str(key))
+    believed = read(world, submitted, trusted)
+    assert (believed.signature, believed.signer) == (Standing.TRUSTED, "studio")
+
+
+def test_what_a_revoked_key_signed_is_refused_in_its_own_words(
+    world: World, tmp_path: Path, answered: tuple[Submitted, Path, Path]
+):
+    submitted, old, new = answered
+    trusted = tmp_path / "trusted_runners"
+    trust.add(trusted, "studio", str(old))
+    trust.add(trusted, "studio", str(new))
+    [gone] = trust.ring(trusted).revoke("studio", str(old))
+    with pytest.raises(ResultError, match=f"{gone.fingerprint} of studio, which was revoked") as refused:
+        read(world, submitted, trusted)
+    assert refused.value.exit_code == 3
+    shown = read(world, submitted, trusted, allow_unsigned=True)
+    assert shown.signature is Standing.REVOKED
+    assert "worthless" in shown.sentence
+    assert "revoked" in shown.sentence
+
+
+def test_a_key_whose_time_is_over_signs_no_result(
+    world: World, tmp_path: Path, answered: tuple[Submitted, Path, Path]
+):
+    submitted, old, _ = answered
+    trusted = tmp_path / "trusted_runners"
+    line = signing.allowed_line(old, "studio", signing.RESULT_NAMESPACE)
+    trusted.write_text(line.replace(" ssh-", ',valid-before="20260101Z" ssh-'))
+    with pytest.raises(ResultError, match="of studio, which expired at 2026-01-01"):
+        read(world, submitted, trusted)
+    trusted.chmod(0o666)
+    with pytest.raises(KeyListError, match="can be written by others"):
+        read(world, submitted, trusted)

@@ -83,12 +83,12 @@ def test_runners_are_listed_with_what_they_do_and_whether_their_key_counts(house
 def test_a_key_that_is_not_trusted_cannot_be_distrusted(house: House, key: Path):
     none = house.kakeya("runners", "distrust", "studio")
     assert none.code == 2
-    assert "runners in it: none" in none.err
+    assert "names in it: none" in none.err
     house.kakeya("runners", "trust", "studio", "--key", public_line(key))
     done = house.kakeya("runners", "distrust", "studi")
     assert done.code == 2
-    assert f"{house.root / 'config' / 'trusted_runners'} holds no key of 'studi'" in done.err
-    assert "runners in it: studio" in done.err
+    assert f"{house.root / 'config' / 'trusted_runners'} has no key of 'studi'" in done.err
+    assert "names in it: studio" in done.err
     gone = house.kakeya("runners", "distrust", "studio")
     assert (gone.code, "1 key(s) of studio removed" in gone.out) == (0, True)
 
@@ -104,7 +104,7 @@ def test_runners_without_a_remote_lists_the_trusted_keys_and_says_so(house: Hous
     assert "only the trusted keys are listed" in done.err
     outside = house.kakeya("runners", cwd=house.root)
     assert outside.code == 0
-    assert f"studio  {public_line(key)}" in outside.out
+    assert f"studio  (trusted)  {public_line(key)}" in outside.out
     assert house.kakeya("runners", "--remote", "nowhere").code == 6
     away = house.kakeya("runners", "--remote", "/no/such.git")
     assert away.code == 6

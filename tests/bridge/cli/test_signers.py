@@ -12,7 +12,7 @@ import pytest
 
 from bridge import signing
 from bridge.cli.signers import signers
-from bridge.runner.signers import NAMESPACES, parse_until
+from bridge.signing.keyring import parse_until
 from bridge.signing.revoked import is_revoked
 from tests.bridge.cli.calls import call
 from tests.bridge.signing.keyring import private, public
@@ -63,7 +63,7 @@ def owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 def test_an_added_key_signs_requests_and_wishes_and_nothing_else(owner: Owner) -> None:
     done = owner.add("ann", "ann")
     assert (done.code, done.out) == (0, f"listed: ann {public('ann').fingerprint} ({owner.allowed})\n")
-    assert {owner.who("ann", each) for each in NAMESPACES} == {"ann"}
+    assert {owner.who("ann", each) for each in (SPACE, signing.CANCEL_NAMESPACE)} == {"ann"}
     assert owner.who("ann", signing.RESULT_NAMESPACE) is None
     assert owner.allowed.stat().st_mode & 0o777 == 0o600
     assert owner.folder.stat().st_mode & 0o777 == 0o700

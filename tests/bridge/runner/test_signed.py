@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from bridge.runner.signers import Signers
 
 from bridge import signing
 from bridge.bus.git import Git
@@ -16,7 +17,6 @@ from bridge.bus.requests import build
 from bridge.manifest import Manifest
 from bridge.process import run_program
 from bridge.runner.check import examine
-from bridge.runner.signers import Signers
 from bridge.signing import listed
 from bridge.signing.listed import Listed
 from tests.bridge.runner.bench import Bench

@@ -1,7 +1,7 @@
-"""The requesters that a Mac's owner listed: added, shown, removed and revoked.
+"""A list of keys in its owner's hands: keys added, shown, removed and revoked.
 
-A key in the list may sign requests and wishes to stop them, nothing else. To change somebody's key, add the
-new one under the same name and revoke the old one: requests signed by either are that person's.
+To change somebody's key, add the new one under the same name and revoke the old one: while both are listed,
+what either signed counts.
 """
 
 from __future__ import annotations
@@ -12,18 +12,15 @@ from datetime import UTC, datetime, time, timedelta
 from enum import StrEnum
 from pathlib import Path
 
-from bridge import signing
 from bridge.bus.untrusted import quoted
 from bridge.errors import SignatureError
 from bridge.signing import listed, revoked
 from bridge.signing.keys import PublicKey, read_key
 from bridge.signing.listed import Listed, read_keys
 
-NAMESPACES = (signing.REQUEST_NAMESPACE, signing.CANCEL_NAMESPACE)
-
 
 class State(StrEnum):
-    """Whether a listed key counts for requests now. A closed set."""
+    """Whether a listed key counts now. A closed set."""
 
     COUNTS = "counts"
     REVOKED = "revoked"
@@ -33,35 +30,53 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True)
-class Signer:
+class Entry:
     """One line of the list and whether it counts now."""
 
-    entry: Listed
+    listed: Listed
     state: State
+
+    @property
+    def words(self) -> str:
+        """What is to be said of it; empty where it simply counts."""
+        line = self.listed
+        match self.state:
+            case State.REVOKED:
+                return "revoked"
+            case State.OTHER_USE:
+                return f"for {','.join(line.namespaces or ())} only"
+            case State.NOT_YET:
+                return f"from {line.valid_after:%Y-%m-%d %H:%M %Z} on"
+            case State.EXPIRED:
+                return f"expired {line.valid_before:%Y-%m-%d %H:%M %Z}"
+            case State.COUNTS:
+                return "" if line.valid_before is None else f"until {line.valid_before:%Y-%m-%d %H:%M %Z}"
 
 
 @dataclass(frozen=True)
-class Signers:
-    """The two lists of one Mac.
+class Keyring:
+    """Keys that count for some kinds of things, and the list of those that count no longer.
 
     Attributes:
-        allowed: ``allowed_signers``: whose key is whose.
-        revoked: ``revoked_keys``: keys that count no longer, whatever the other one says.
+        allowed: Whose key is whose, in the format of allowed signers.
+        revoked: Keys that count no longer, whatever the other file says.
+        namespaces: What a key that is added may sign; the first one says whether a listed key counts.
     """
 
     allowed: Path
     revoked: Path
+    namespaces: tuple[str, ...]
 
-    def all(self, now: datetime) -> list[Signer]:
+    def all(self, now: datetime) -> list[Entry]:
         """Every line of the list, in its order.
 
         Raises:
             KeyListError: A list cannot be believed.
         """
-        return [Signer(entry, self._state(entry, now)) for entry in read_keys(self.allowed)]
+        return [Entry(line, self._state(line, now)) for line in read_keys(self.allowed)]
 
     def add(self, name: str, key: PublicKey, *, valid_before: datetime | None, now: datetime) -> bool:
-        """Let a key ask under a name; False when it could already.
+        """Let a key speak for a name; False when it could already.
 
         Args:
             name: Whose key it is.
@@ -81,9 +96,9 @@ class Signers:
                 f"the key {key.fingerprint} was revoked and would not count",
                 f"make a new one; or take its line out of {self.revoked} if that was a mistake",
             )
-        return listed.add(self.allowed, Listed(name, key, NAMESPACES, None, valid_before))
+        return listed.add(self.allowed, Listed(name, key, self.namespaces, None, valid_before))
 
-    def remove(self, name: str, key: str | None) -> list[Listed]:
+    def remove(self, name: str, key: str | None = None) -> list[Listed]:
         """Take somebody's keys out of the list; returns the lines that went.
 
         Args:
@@ -99,10 +114,10 @@ class Signers:
         listed.drop(self.allowed, tuple(found))
         return found
 
-    def revoke(self, name: str, key: str | None, *, every: bool = False) -> list[PublicKey]:
-        """Let a key count no more, here and in every list that is held against ``revoked_keys``.
+    def revoke(self, name: str, key: str | None = None, *, every: bool = False) -> list[PublicKey]:
+        """Let a key count no more, here and in every list that is held against the same file.
 
-        Its line stays in the list of signers, so that a request it signed is answered with the reason.
+        Its line stays in the list, so that what it signed is refused with the reason.
 
         Args:
             name: Whose.
@@ -114,7 +129,7 @@ class Signers:
             KeyListError: A list as it stands cannot be believed.
             MachineError: The list cannot be written.
         """
-        keys = {entry.key.text: entry.key for entry in self._find(name, key)}.values()
+        keys = {line.key.text: line.key for line in self._find(name, key)}.values()
         left = [each for each in keys if not revoked.is_revoked(self.revoked, each)]
         if not left:
             raise SignatureError(f"every key of {name} that is meant was revoked before")
@@ -128,27 +143,27 @@ class Signers:
 
     def _find(self, name: str, key: str | None) -> list[Listed]:
         lines = read_keys(self.allowed)
-        own = [entry for entry in lines if entry.name == name]
+        own = [line for line in lines if line.name == name]
         if not own:
-            names = ", ".join(dict.fromkeys(entry.name for entry in lines)) or "none"
+            names = ", ".join(dict.fromkeys(line.name for line in lines)) or "none"
             raise SignatureError(f"{self.allowed} has no key of {quoted(name)}", f"names in it: {names}")
         if key is None:
             return own
         wanted = key if key.startswith("SHA256:") else read_key(key).fingerprint
-        found = [entry for entry in own if entry.key.fingerprint == wanted]
+        found = [line for line in own if line.key.fingerprint == wanted]
         if not found:
-            keys = _prints(entry.key for entry in own)
+            keys = _prints(line.key for line in own)
             raise SignatureError(f"{quoted(wanted)} is no key of {name}", f"keys of {name}: {keys}")
         return found
 
-    def _state(self, entry: Listed, now: datetime) -> State:
-        if revoked.is_revoked(self.revoked, entry.key):
+    def _state(self, line: Listed, now: datetime) -> State:
+        if revoked.is_revoked(self.revoked, line.key):
             return State.REVOKED
-        if not entry.speaks_in(signing.REQUEST_NAMESPACE):
+        if not line.speaks_in(self.namespaces[0]):
             return State.OTHER_USE
-        if not entry.has_begun(now):
+        if not line.has_begun(now):
             return State.NOT_YET
-        return State.EXPIRED if entry.is_over(now) else State.COUNTS
+        return State.EXPIRED if line.is_over(now) else State.COUNTS
 
 
 def parse_until(text: str) -> datetime:

@@ -1,0 +1,95 @@
+"""``runner peers`` and ``runner key``: Macs that share a bus come to know each other by command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bridge import signing
+from bridge.bus.standing import Trust
+from bridge.cli.peers import key, peers
+from bridge.cli.runners import runners
+from bridge.client.trust import trusted
+from bridge.runner.keys import key_path
+from tests.bridge.cli.calls import call
+from tests.bridge.signing.keyring import public
+from tests.houses import Done
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("config", "state"):
+        monkeypatch.setenv(f"KAKEYA_{name.upper()}", str(tmp_path / name))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def words(command: str) -> list[str]:
+    """The arguments behind the group's name in a printed command."""
+    head, _, key = command.partition(" --key ")
+    return [*head.split()[3 if "peers" in head else 2 :], "--key", key.strip("'")]
+
+
+def test_a_peer_is_added_listed_and_removed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = public("ann").line
+
+    def type_(*args: str) -> Done:
+        return call(peers, capsys, *args)
+
+    assert "no runner of another Mac is known" in type_("list").out
+    assert type_("add", "studio", "--key", line).out.startswith("known: studio SHA256:")
+    assert type_("add", "studio", "--key", line).out.startswith("already known")
+    trust = Trust.by(folder / "config" / "known_runners")
+    for namespace in (signing.CLAIM_NAMESPACE, signing.RUNNER_NAMESPACE):
+        assert trust.names(namespace) == {public("ann").fingerprint: "studio"}
+    for namespace in (signing.REQUEST_NAMESPACE, signing.RESULT_NAMESPACE):
+        assert trust.names(namespace) == {}
+    [listed] = type_("list", "--json").json["peers"]
+    assert (listed["name"], listed["key"], listed["state"]) == ("studio", line, "counts")
+    assert (folder / "config" / "known_runners").stat().st_mode & 0o077 == 0
+    assert type_("remove", "studio").out.startswith("removed: studio SHA256:")
+    assert trust.names(signing.CLAIM_NAMESPACE) == {}
+    assert type_("remove", "studio").code == 2
+    assert "takes 2027-01-31" in type_("add", "studio", "--key", line, "--valid-until", "soon").err
+
+
+def test_the_printed_commands_make_others_believe_this_runner(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = call(key, capsys, "--name", "studio", "--json").json
+    assert call(key, capsys, "--name", "studio", "--json").json["key"] == shown["key"], "it is made once"
+    assert call(peers, capsys, *words(shown["macs"])).code == 0
+    assert call(runners, capsys, *words(shown["clients"])).code == 0
+    trust = Trust.by(folder / "config" / "known_runners")
+    assert trust.names(signing.CLAIM_NAMESPACE) == {shown["fingerprint"]: "studio"}
+    [entry] = trusted(folder / "config" / "trusted_runners")
+    assert (entry.listed.name, entry.listed.key.fingerprint) == ("studio", shown["fingerprint"])
+    assert call(key, capsys, "--name", "no name").code == 6
+
+
+def test_a_renewed_key_takes_the_old_ones_place_and_the_old_one_is_revoked(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = call(key, capsys, "--name", "studio", "--json").json
+    assert call(runners, capsys, *words(old["clients"])).code == 0
+    told = call(key, capsys, "--name", "studio", "--renew").out
+    assert f"kakeya_mac runners revoke studio --key {old['fingerprint']}" in told
+    fresh = call(key, capsys, "--name", "studio", "--json").json
+    assert fresh["key"] != old["key"]
+    path = key_path(folder / "state", "studio")
+    assert path.stat().st_mode & 0o077 == 0
+    signature = signing.sign(path, signing.RESULT_NAMESPACE, b"x")
+    assert signing.signer_fingerprint(b"x", signature, signing.RESULT_NAMESPACE) == fresh["fingerprint"]
+    assert sorted(each.name for each in path.parent.iterdir()) == ["id_ed25519", "id_ed25519.pub"]
+    assert call(runners, capsys, *words(fresh["clients"])).code == 0
+    assert "has 2 keys" in call(runners, capsys, "revoke", "studio").err
+    assert call(runners, capsys, "revoke", "studio", "--key", old["fingerprint"]).code == 0
+    states = {
+        each.listed.key.fingerprint: each.state for each in trusted(folder / "config" / "trusted_runners")
+    }
+    assert states == {old["fingerprint"]: "revoked", fresh["fingerprint"]: "counts"}
+    again = call(runners, capsys, *words(old["clients"]))
+    assert again.code == 2
+    assert "was revoked" in again.err
+    assert "(revoked)" in call(runners, capsys).out
