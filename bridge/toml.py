@@ -15,6 +15,7 @@ from typing import Any
 
 MAX_DEPTH = 16  # of brackets in one statement
 _INTEGERS = 1 << 63
+MOST = (1 << 63) - 1
 MAX_DOTS = 64  # outside texts, on one line: parts of a key, or numbers
 
 
@@ -97,9 +98,22 @@ def statements(text: str) -> Iterator[Statement]:
 
 def _loads(text: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(text)
+        document = tomllib.loads(text)
+        _check_numbers(document)
+        return document  # noqa: TRY300 - what is checked is part of reading
     except (ValueError, RecursionError) as error:  # a number of too many digits is a plain ValueError
         raise TomlError(f"not TOML ({error})") from None
+
+
+def _check_numbers(value: Any) -> None:
+    """Refuse whole numbers that the format has no room for: some are too long even for a message."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for each in value:
+            _check_numbers(each)
+    elif isinstance(value, int) and not -MOST - 1 <= value <= MOST:
+        raise ValueError("a whole number has at most 64 bits")
 
 
 def _only_path(document: Any) -> tuple[str, ...]:

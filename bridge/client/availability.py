@@ -220,6 +220,8 @@ def _refuses(known: Property, value: ParamValue) -> str | None:
     if known.enum is not None and value not in known.enum:
         return f"it must be one of {', '.join(str(choice)[:40] for choice in known.enum[:20])}"
     if isinstance(value, str):
+        if known.maxLength is not None and len(value) > known.maxLength:
+            return f"it may have {known.maxLength} characters"
         if not value.startswith(known.prefix or ""):
             return f"it must begin with {known.prefix}"
         return None if value.endswith(known.suffix or "") else f"it must end in {known.suffix}"

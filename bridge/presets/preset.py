@@ -23,6 +23,7 @@ from bridge.manifest import ParamValue
 
 SCHEMA_FILE = Path(__file__).with_name("schema.json")
 MAX_BYTES = 64 * 1024
+DEFAULT_LENGTH = 1000  # most characters of a text parameter that says nothing of it
 
 EngineSource = Literal["installed", "workload"]
 WorkspaceKind = Literal["none", "paths", "full"]
@@ -40,7 +41,7 @@ class Parameter:
     minimum: float | None = None
     maximum: float | None = None
     pattern: str | None = None
-    max_length: int = 1000
+    max_length: int = DEFAULT_LENGTH
     format: Literal["repo-path"] | None = None
     prefix: str = ""
     suffix: str = ""
@@ -54,6 +55,7 @@ class Parameter:
             "minimum": self.minimum,
             "maximum": self.maximum,
             "pattern": self.pattern,
+            "maxLength": self.max_length if self.max_length != DEFAULT_LENGTH else None,
             "format": self.format,
             "prefix": self.prefix or None,
             "suffix": self.suffix or None,
@@ -217,7 +219,7 @@ def _build(document: dict[str, Any], digest: str, path: Path) -> Preset:
 def _parameter(name: str, entry: dict[str, Any]) -> Parameter:
     known = dict(entry)
     enum = tuple(known.pop("enum", ()))
-    max_length = known.pop("maxLength", 1000)
+    max_length = known.pop("maxLength", DEFAULT_LENGTH)
     return Parameter(name=name, enum=enum, max_length=max_length, **known)
 
 

@@ -12,6 +12,7 @@ from bridge.bus.card import Offer, Property
 from bridge.bus.catalogue import Seen
 from bridge.bus.untrusted import clean_line
 from bridge.presets import ModelNeed, Parameter, Preset
+from bridge.presets.preset import DEFAULT_LENGTH
 
 
 def bounds(parameter: Parameter) -> str:
@@ -26,9 +27,10 @@ def bounds(parameter: Parameter) -> str:
         return f"path under {parameter.prefix or 'the workload'}" + (
             f", ending in {parameter.suffix}" if parameter.suffix else ""
         )
+    length = f"at most {parameter.max_length} characters" if parameter.max_length != DEFAULT_LENGTH else ""
     if parameter.pattern:
-        return f"matches {parameter.pattern}"
-    return "any"
+        return f"matches {parameter.pattern}" + (f", {length}" if length else "")
+    return length or "any"
 
 
 def default(parameter: Parameter) -> str:
@@ -197,6 +199,7 @@ def _bounds(known: Property) -> str:
         minimum=known.minimum,
         maximum=known.maximum,
         pattern=known.pattern,
+        max_length=known.maxLength or DEFAULT_LENGTH,
         format=known.format,
         prefix=known.prefix or "",
         suffix=known.suffix or "",

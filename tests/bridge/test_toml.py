@@ -44,12 +44,14 @@ def test_a_statement_is_found_at_its_first_line() -> None:
         (b"a = " + b"[" * 60_000, "line 1 is nested too deep"),
         (b"\n" + b"a." * 30_000 + b"a = 1", "line 2 is nested too deep"),
         (b"a = " + b"9" * 5000, "not TOML"),
+        (b"a = 0x" + b"f" * 60_000, "a whole number has at most 64 bits"),
+        (b"a = [{ b = -9223372036854775809 }]", "a whole number has at most 64 bits"),
         (b"a = '\n", "not TOML"),
         (b'"""' + b'\\"' * 30_000, "not TOML"),
         (b"\xff = 1", r"not UTF-8 \(byte 0\)"),
         (b"#" * 70_000, "70000 bytes, but at most 65536"),
     ],
-    ids=["brackets", "dots", "digits", "a text", "escapes", "bytes", "size"],
+    ids=["brackets", "dots", "digits", "hexadecimal", "bits", "a text", "escapes", "bytes", "size"],
 )
 def test_what_is_too_much_or_no_toml_is_said_at_once(data: bytes, message: str) -> None:
     with pytest.raises(TomlError, match=message):

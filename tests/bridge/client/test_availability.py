@@ -91,6 +91,8 @@ VALUES: tuple[tuple[dict[str, Any], ParamValue, str | None], ...] = (
     ({"type": "string", "prefix": "tests/"}, "tests/x", None),
     ({"type": "string", "prefix": "tests/"}, "../x", "it must begin with tests/"),
     ({"type": "string", "suffix": ".py"}, "x.sh", "it must end in .py"),
+    ({"type": "string", "maxLength": 3}, "abc", None),
+    ({"type": "string", "maxLength": 3}, "abcd", "it may have 3 characters"),
     ({"type": "string", "pattern": "(a+)+$"}, "a" * 40 + "!", None),  # a stranger's pattern is not tried
 )
 

@@ -17,6 +17,7 @@ from bridge.bus.catalogue import publish_card, read_cards
 from bridge.bus.git import Git
 from bridge.bus.results import Standing
 from bridge.runner.durations import KEPT, Durations
+from bridge.runner.policy.hours import DAYS
 from bridge.runner.presence import Presence
 from tests.bridge.cards import card
 from tests.bridge.runner.bench import Bench
@@ -120,6 +121,40 @@ def test_a_card_says_which_model_is_missing_and_which_stands_in(bench: Bench, cl
     assert again is not None
     assert again.available
     assert found.models["big"] == str(folder)
+
+
+def test_a_card_shows_what_the_policy_leaves_of_a_preset(bench: Bench, clock: Clock):
+    bench.policy(
+        '[presets.echo]\ntimeout_s = 10\n[presets.echo.params.word]\nmaxLength = 4\nenum = ["test", "x"]\n'
+    )
+    echo = presence(bench, clock).card(State.IDLE).offer("echo")
+    assert echo is not None
+    assert echo.timeout_s == 10
+    assert (echo.parameters["word"].maxLength, echo.parameters["word"].enum) == (4, ("test", "x"))
+
+
+def test_a_card_tells_of_hours(bench: Bench, clock: Clock):
+    never = f'hours = ["{DAYS[(clock.now().astimezone().weekday() + 3) % 7]}"]\n'
+    for text, available in ((never, True), (never + 'outside_hours = "refuse"\n', False)):
+        bench.policy(text)
+        echo = presence(bench, clock).card(State.IDLE).offer("echo")
+        assert echo is not None
+        assert echo.available is available
+        assert echo.why is not None
+        assert echo.why.startswith("it begins jobs only within ")
+
+
+def test_a_card_offers_nothing_while_the_policy_is_wrong(bench: Bench, clock: Clock):
+    station = bench.station()
+    shown = Presence(station, Git(bench.house.clone), clock=clock, now=clock.now)
+    assert shown.card(State.IDLE).presets[0].available
+    bench.policy("allow = 1")
+    assert station.rulebook.refresh()
+    shown.look_again()
+    offers = shown.card(State.IDLE).presets
+    assert {(offer.available, offer.why) for offer in offers} == {
+        (False, "its policy is broken, so it takes nothing")
+    }
 
 
 def test_a_preset_for_another_machine_is_not_available_here(bench: Bench, clock: Clock):

@@ -4,6 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bridge import presets
 from bridge.errors import ParameterError, PolicyError
@@ -155,3 +157,35 @@ def test_every_bundled_preset_may_be_narrowed_to_its_own_bounds() -> None:
             found = policy.narrowed(loaded, {preset.name: preset})[preset.name]
             assert replace(found, params=preset.params) == preset
             assert found.params[parameter.name] == parameter
+
+
+SMALL = st.one_of(st.integers(-3, 70), st.floats(-1, 2), st.sampled_from(["a", "abc", "fast", "data/a.json"]))
+BOUNDS = st.dictionaries(
+    st.sampled_from(["minimum", "maximum", "enum", "maxLength", "pattern", "prefix", "suffix", "default"]),
+    st.one_of(
+        SMALL, st.booleans(), st.lists(SMALL, max_size=3), st.sampled_from(["[a-c]+", "data/x/", ".json"])
+    ),
+    max_size=3,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(sorted(JOB.params)), BOUNDS, st.lists(st.one_of(SMALL, st.booleans()), max_size=8))
+def test_whatever_bounds_are_given_nothing_is_taken_that_the_preset_refuses(
+    name: str, bounds: dict[str, object], values: list[object]
+) -> None:
+    """And the default, if there is one, is always taken."""
+    loaded = policy.Policy(Path("p"), presets={"job": policy.PresetRule(params={name: bounds})})
+    try:
+        parameter = policy.narrowed(loaded, {"job": JOB})["job"].params[name]
+    except PolicyError:
+        return
+    for value in [*values, parameter.default]:
+        if value is None:
+            continue
+        try:
+            presets.check_value("job", parameter, value)
+        except ParameterError:
+            assert value is not parameter.default
+            continue
+        presets.check_value("job", JOB.params[name], value)
