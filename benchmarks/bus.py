@@ -75,7 +75,7 @@ class Bench:
     @property
     def settings(self) -> Settings:
         """The settings of the client."""
-        return Settings(self.remote, "bench", None, self.root / "state", self.config, 3600)
+        return Settings(self.remote, "bench", "none", self.root / "state", self.config, 3600)
 
 
 def git(folder: Path, *args: str, text: str | None = None) -> str:

@@ -59,7 +59,7 @@ class DemoHouse:
         return replace(
             settings.load(),
             remote=str(self.remote),
-            signing_key=None,
+            signing_key="none",  # the developer's own key is not asked for a demonstration
             state_dir=self.folder / "state",
             config_dir=self.folder / "config",
         )
