@@ -86,6 +86,7 @@ def finish(
         lookout: Who is there to take it, begun before the push.
         extra: More keys for the JSON line.
     """
+    from bridge.bus.untrusted import clean_line
     from bridge.cli.follow import follow
     from bridge.cli.outlook import outlook
     from bridge.render.outcome import waiting_line
@@ -101,6 +102,7 @@ def finish(
         "preset": submission.manifest.preset,
         "remote": submission.remote.shown,
         "signed": submission.signed,
+        "signed_with": submission.signed_with,
     }
     if wait_s is not None:
         click.echo(f"submitted {submission.nonce} to {submission.remote.shown}", err=True)
@@ -122,6 +124,8 @@ def finish(
     else:
         click.echo(f"queued  {submission.nonce}")
         click.echo(f"  {submission.ref} at {submission.commit[:12]}")
+        if submission.signed_with is not None:
+            click.echo(f"  signed with {clean_line(submission.signed_with)}")
         if (waits := waiting_line(handle["ahead"], (handle["runners"] or {}).get("expected_s"))) is not None:
             click.echo(f"  {waits}")
         click.echo(f"  follow it: kakeya_mac wait {submission.nonce}")

@@ -59,7 +59,7 @@ class Submission:
         commit: The request commit.
         ref: The branch it stands on, where the result will appear.
         remote: Where it went.
-        signed: Whether the request carries a signature.
+        signed_with: The key that signed it, and where that was found; None: it is unsigned.
         warnings: One sentence each, for people.
     """
 
@@ -67,8 +67,13 @@ class Submission:
     commit: str
     ref: str
     remote: Remote
-    signed: bool
+    signed_with: str | None
     warnings: tuple[str, ...]
+
+    @property
+    def signed(self) -> bool:
+        """Whether the request carries a signature."""
+        return self.signed_with is not None
 
     @property
     def nonce(self) -> str:
@@ -187,7 +192,7 @@ def submit_request(
         commit=submitted.commit,
         ref=submitted.ref,
         remote=plan.remote,
-        signed=signature is not None,
+        signed_with=None if pen.key is None else f"{pen.key.shown} ({pen.key.source})",
         warnings=tuple(warnings),
     )
 

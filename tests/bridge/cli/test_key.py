@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from bridge import settings
+from bridge import settings, signing
+from bridge.bus.requests import read_request
 from bridge.cli.key import key
+from bridge.cli.run import run
 from bridge.process import run_program
 from tests.bridge.cli.calls import call
 from tests.bridge.signing.keyring import private, public
@@ -52,3 +54,35 @@ def test_a_key_that_cannot_sign_is_not_shown_as_one_that_does(
     done = call(key, capsys, "--signing-key", str(tmp_path / "locked"))
     assert done.code == 2
     assert "cannot sign with" in done.err
+
+
+def test_run_signs_with_gits_key_and_says_which(here: World, capsys: pytest.CaptureFixture[str]) -> None:
+    here.house.git("config", "gpg.format", "ssh")
+    here.house.git("config", "user.signingkey", str(private("ann")))
+    done = call(run, capsys, "--preset", "probe", "--json").json
+    assert (done["signed"], done["signed_with"]) == (True, f"{private('ann')} (git's user.signingkey)")
+    here.git.fetch(here.remote, [done["ref"]])
+    request = read_request(here.git, done["request_commit"])
+    assert request.signature is not None
+    signer = signing.signer_fingerprint(request.data, request.signature, signing.REQUEST_NAMESPACE)
+    assert signer == public("ann").fingerprint
+    text = call(run, capsys, "--preset", "probe").out
+    assert "signed with" in text
+    switched_off = call(run, capsys, "--preset", "probe", "--signing-key", "none", "--json").json
+    assert (switched_off["signed"], switched_off["signed_with"]) == (False, None)
+
+
+def test_run_goes_out_unsigned_with_a_warning_where_gits_key_is_locked(
+    here: World, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-C", "", "-f", str(tmp_path / "locked")]
+    assert run_program(argv, timeout_s=20).ok
+    here.house.git("config", "gpg.format", "ssh")
+    here.house.git("config", "user.signingkey", str(tmp_path / "locked"))
+    found = call(run, capsys, "--preset", "probe", "--json")
+    assert (found.code, found.json["signed"]) == (0, False)
+    assert "warning: nothing is signed: the key of git's user.signingkey cannot be used" in found.err
+    before = here.house.remote_refs()
+    named = call(run, capsys, "--preset", "probe", "--signing-key", str(tmp_path / "locked"))
+    assert named.code == 2
+    assert here.house.remote_refs() == before, "nothing was pushed"
