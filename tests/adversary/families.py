@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tests.adversary import answers, branches, commits, documents, records, standing, words, workloads
+from tests.adversary import answers, branches, commits, documents, jobs, records, standing, words, workloads
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,11 @@ REQUESTS: dict[str, Family] = {
 
 OTHERS: dict[str, Family] = {
     "names": Family("Branches of odd names", branches.NAMES, "no request to anybody"),
+    "jobs": Family(
+        "Fork bombs, floods, children that outlive the job, reports that are something else",
+        jobs.JOBS,
+        "ended and answered, nothing of it remains",
+    ),
     "answers": Family("Forged and altered results", answers.FORGED, "reported as such, exit code 3"),
 }
 

@@ -42,11 +42,15 @@ error, in one line, within seconds. The forged reports of `tests/bridge/evidence
 """
 
 _OTHERS = """
-## Names and answers
+## Names, jobs and answers
 
 A branch whose name is no request's is left alone, and its name reaches nothing that would obey it. A result
 is held against its request by a client that trusts one runner's key; what is wrong with it beside its
 signature is also found where no key is trusted.
+
+Jobs run under a real runner with small limits. Each ends with a verdict of the closed set, its processes and
+folders are gone, and the next request is served. What only some machines enforce (no writes outside, no
+network, no look at keys or other programs) is asked where the result says that it was enforced.
 
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -94,23 +94,33 @@ class Siege:
 
     def file(self, nonce: str, branch: str, name: str) -> str:
         """A file beside an answer."""
-        return self.house.git("show", f"{branch}:{RESULT_ROOT}/{nonce}/{name}", cwd=self.house.remote)
+        git = Git(self.house.remote)
+        data = git.read_blob(branch, f"{RESULT_ROOT}/{nonce}/{name}", 64 << 20)
+        git.close()
+        assert data is not None, f"{nonce} has no {name}"
+        return data.decode("utf-8", "replace").strip()
 
 
 @contextlib.contextmanager
-def besieged(house: House) -> Iterator[Siege]:
-    """A house with the owner's presets; afterwards nothing of it may run, be written or have called."""
+def besieged(house: House, prepare: Callable[[Siege], None] = lambda _: None) -> Iterator[Siege]:
+    """A house with the owner's presets; afterwards nothing of it may run, be written or have called.
+
+    Args:
+        house: Where.
+        prepare: What the owner does beside that.
+    """
     bench = Bench(house)
     install(bench)
     attacker = Git(house.clone)
-    main = house.git("rev-parse", "main", cwd=house.remote)
-    untouched = {
-        folder: files_of(folder) for folder in (house.root / "home", bench.config, house.remote / "hooks")
-    }
-    settings = (house.remote / "config").read_bytes()
     with listening() as listener:
         forge = Forge(attacker, refs.audience_of(str(house.remote)), house.root / "canary", listener.address)
-        yield Siege(bench, listener, forge)
+        siege = Siege(bench, listener, forge)
+        prepare(siege)
+        main = house.git("rev-parse", "main", cwd=house.remote)
+        folders = (house.root / "home", bench.config, house.remote / "hooks")
+        untouched = {folder: files_of(folder) for folder in folders}
+        settings = (house.remote / "config").read_bytes()
+        yield siege
         attacker.close()
         assert not forge.canary.exists()
         assert not listener.calls

@@ -1,0 +1,78 @@
+"""Whatever a job does, its request is answered, nothing of it remains, and the next one is served."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from bridge.result import Status
+from tests.adversary.jobs import JOBS, HostileJob
+from tests.adversary.siege import Siege, besieged
+from tests.houses import House, wait_for
+
+_LIMITS = """
+[limits]
+memory = "512 MiB"
+disk = "64 MiB"
+files = 1000
+processes = 64
+output = "256 KiB"
+"""
+_EVIDENCE = '[evidence]\nkind = "probe"\n'
+# Those that are fast and show the most.
+FEW = ("a-daemon", "a-flood", "a-report-that-is-a-link", "a-file-outside", "a-log-that-drives-a-terminal")
+
+
+def install(siege: Siege, jobs: Mapping[str, HostileJob]) -> None:
+    """Write the presets, and what the jobs must not reach."""
+    bench = siege.bench
+    bench.policy(_LIMITS)
+    for name, job in jobs.items():
+        script = siege.house.root / f"{name}.py"
+        head = "import os, signal, sys, time\narg, out = sys.argv[1:3]\n"
+        script.write_text(head + job.program + "\n")
+        argv = [
+            "${python}",
+            "-I",
+            str(script),
+            str(siege.forge.canary),
+            "${out:report}",
+            str(siege.listener.port),
+        ]
+        bench.preset(name, argv, timeout=job.timeout_s, tail=_EVIDENCE if job.evidence else "")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [pytest.param(FEW, id="few"), pytest.param(tuple(JOBS), id="all", marks=pytest.mark.slow)],
+)
+def test_a_hostile_job_ends_and_nothing_of_it_remains(house: House, names: tuple[str, ...]):
+    key = house.root / "home" / ".ssh" / "id_ed25519"
+    key.parent.mkdir(parents=True)
+    key.write_text("-----BEGIN OPENSSH PRIVATE KEY-----\n")
+    with besieged(house, lambda siege: install(siege, {name: JOBS[name] for name in names})) as siege:
+        asked = {name: siege.bench.ask(name) for name in names}
+        with house.runner("--idle", "0.2"):
+            siege.wait([one.nonce for one in asked.values()], 30 + 4 * len(names))
+            good = siege.bench.ask()
+            siege.wait([good.nonce], 30)
+            wait_for(
+                lambda: not any(siege.bench.running(f"{name}.py {siege.forge.canary}") for name in names),
+                10,
+                "the end of all jobs",
+            )
+        for name, one in asked.items():
+            job, result = JOBS[name], siege.result(one.nonce, one.result_ref)
+            enforced = {
+                fact.removeprefix("isolation_"): value for fact, value in result.runner.machine.items()
+            }
+            if job.needs and enforced[job.needs] == "not enforced":
+                continue
+            log = siege.file(one.nonce, one.result_ref, "log.txt")
+            assert result.verdict.reason in job.expected, (name, result.verdict, log)
+            assert job.log in log, (name, log)
+            assert not job.silent or job.silent not in log, (name, log)
+            assert {file.path for file in result.files} <= {"log.txt", "report.json", "report.md"}, name
+        assert siege.result(good.nonce, good.result_ref).verdict.status is Status.PASSED
+        assert not list((siege.bench.state / "runner").glob("*/jobs/*"))
