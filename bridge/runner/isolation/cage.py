@@ -8,6 +8,7 @@ and that fails keeps the job from starting.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,19 +38,20 @@ class Cage:
         known = landlock.version()
         # A view hides already. Without one, what cannot be read is a matter of rules.
         self._rules = landlock.Rules(None if self._has_view else setup["hide"]) if known else None
-        self._filters = seccomp.available()
-        self._closed = seccomp.Closed(
+        filters = seccomp.available()
+        closed = seccomp.Closed(
             internet=level == "none" and not setup["network"],
             local=not self._has_view,
             signals=() if level == "full" else guards,
         )
+        self._filter = seccomp.program(os.uname().machine, closed) if filters else None
         self.enforced = Enforced(
-            network=_network(level, self._filters, open_=setup["network"]),
+            network=_network(level, filters, open_=setup["network"]),
             tree="process namespace" if level == "full" else _tree(),
             writes=words(("own view", self._has_view), ("landlock", bool(known))),
             credentials="own view" if self._has_view else words(("landlock", bool(known))),
             processes=words(("own namespace", level == "full"), ("landlock", known >= _SIGNALS_SCOPED)),
-            calls=words(("filter", self._filters)),
+            calls=words(("filter", filters)),
             memory="watched",
             disk="watched",
         )
@@ -88,8 +90,8 @@ class Cage:
         namespaces.drop_privileges()
         if self._rules is not None:
             self._rules.enforce()
-        if self._filters:
-            seccomp.enforce(self._closed)
+        if self._filter is not None:
+            seccomp.enforce(self._filter)
 
 
 def _network(level: str, filters: bool, *, open_: bool) -> str:

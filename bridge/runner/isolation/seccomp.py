@@ -171,13 +171,15 @@ def program(machine: str, closed: Closed) -> bytes:
     return b"".join(struct.pack("=HBBI", *line) for line in lines)
 
 
-def enforce(closed: Closed) -> None:
-    """Put the filter in force for this process, for good. It must be unable to gain privileges.
+def enforce(code: bytes) -> None:
+    """Put a filter in force for this process, for good. It must be unable to gain privileges.
+
+    Args:
+        code: What `program` made for this machine.
 
     Raises:
         OSError: The kernel said no.
     """
-    code = program(os.uname().machine, closed)
     lines = ctypes.create_string_buffer(code, len(code))
     header = ctypes.create_string_buffer(struct.pack("@HP", len(code) // 8, ctypes.addressof(lines)), 16)
     libc.syscall(_SET_MODE_FILTER[os.uname().machine], 1, 0, header)

@@ -108,7 +108,10 @@ def narrow(folder: str, room: str) -> None:
     if folder == room:
         return
     _mount(room, room, None, _BIND)
-    _mount(None, folder, None, _REMOUNT | _BIND | _RDONLY | _NOSUID | _kept_flags(folder))
+    try:
+        _set_attributes(folder, add=_ATTR_RDONLY, flags=0)
+    except OSError:  # before Linux 5.12
+        _mount(None, folder, None, _REMOUNT | _BIND | _RDONLY | _NOSUID | _kept_flags(folder))
 
 
 def scratch_bytes() -> int:
