@@ -8,7 +8,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from bridge.runner.signers import Signers
 
 from bridge import signing
 from bridge.bus.git import Git
@@ -18,6 +17,7 @@ from bridge.manifest import Manifest
 from bridge.process import run_program
 from bridge.runner.check import examine
 from bridge.signing import listed
+from bridge.signing.keyring import Keyring
 from bridge.signing.listed import Listed
 from tests.bridge.runner.bench import Bench
 from tests.bridge.signing.keyring import private, public
@@ -47,8 +47,9 @@ def bench(house: House) -> Bench:
     return made
 
 
-def people(bench: Bench) -> Signers:
-    return Signers(bench.config / "allowed_signers", bench.config / "revoked_keys")
+def people(bench: Bench) -> Keyring:
+    uses = (signing.REQUEST_NAMESPACE, signing.CANCEL_NAMESPACE)
+    return Keyring(bench.config / "allowed_signers", bench.config / "revoked_keys", uses)
 
 
 def push(bench: Bench, manifest: Manifest, signature: bytes | None) -> str:
