@@ -70,6 +70,10 @@ class Signature:
     signer: str | None = None
     objection: str | None = None
 
+    def to_json(self) -> dict[str, str | None]:
+        """Standing and signer, as commands show them with ``--json``."""
+        return {"standing": self.standing.value, "signer": self.signer}
+
 
 def weigh(data: bytes, signature: bytes | None, namespace: str, trust: Trust) -> Signature:
     """What a signature is worth, and whose it is.

@@ -70,7 +70,9 @@ def follow(
         BusError: The remote never answered, or the request is gone.
     """
     try:
-        fetched = _watched(git, remote, nonce, time.monotonic() + wait_s, asked, expect)
+        fetched = _watched(
+            git, remote, nonce, time.monotonic() + wait_s, asked, expect, settings.trusted_runners
+        )
     except WaitTimeout as timeout:
         click.echo(f"error: {timeout.message}", err=True)
         click.echo(f"  {timeout.remedy}", err=True)
@@ -114,12 +116,18 @@ def present(
 
 
 def _watched(
-    git: Git, remote: Remote, nonce: str, deadline: float, asked: Asked | None, expect: Expectation
+    git: Git,
+    remote: Remote,
+    nonce: str,
+    deadline: float,
+    asked: Asked | None,
+    expect: Expectation,
+    trusted: Path,
 ) -> FetchedResult:
     """What was published in the end; every change is shown on the way."""
     fetched: FetchedResult | None = None
     with _progress(expect) as show:
-        for update in watch(git, remote.address, nonce, deadline=deadline, asked=asked):
+        for update in watch(git, remote.address, nonce, deadline=deadline, asked=asked, trusted=trusted):
             show(update)
             fetched = update.result
     if fetched is None:
@@ -193,4 +201,4 @@ def _line(update: Update, expect: Expectation) -> str:
     if update.phase is Phase.DONE:
         return done_line(update.result)
     expected_s = expect(update.ahead) if update.phase is Phase.QUEUED else None
-    return status_line(update.status, update.phase, update.ahead, expected_s)
+    return status_line(update.status, update.phase, update.ahead, expected_s, claim=update.claim)

@@ -51,7 +51,7 @@ def status(handle: str, remote: str | None, as_json: bool, allow_unsigned: bool)
     if believed is not None:
         return present(*believed, as_json=as_json, output=None)
     lookout = Lookout(git, bus.address, config.trusted_runners, count=True)
-    update = _look(git, bus, found.nonce)
+    update = _look(config, git, bus, found.nonce)
     preset = None if found.state is None else found.state.preset
     expected_s = None
     if update.phase is Phase.QUEUED and preset is not None:
@@ -68,13 +68,14 @@ def status(handle: str, remote: str | None, as_json: bool, allow_unsigned: bool)
                 "expected_s": expected_s,
                 "beat_age_s": None if beat is None else round(beat_age_s(beat, now), 1),
                 "heartbeat": None if beat is None else beat.model_dump(mode="json"),
+                "claim": None if update.claim is None else update.claim.to_json(),
                 "exit_code": 0,
             },
             untrusted=("heartbeat", "preset"),
         )
     else:
         silence_s = None if beat is None else silent_s(beat, now)
-        line = status_line(beat, update.phase, update.ahead, expected_s, silence_s)
+        line = status_line(beat, update.phase, update.ahead, expected_s, silence_s, claim=update.claim)
         click.echo(f"{found.nonce}  {line}")
         note_untrusted()
     return 0
@@ -155,7 +156,7 @@ def logs(handle: str, remote: str | None, as_json: bool, allow_unsigned: bool) -
         }
         complete = True
     else:
-        update = _look(git, bus, found.nonce)
+        update = _look(config, git, bus, found.nonce)
         tail = () if update.status is None else update.status.log_tail
         texts = {"tail": "\n".join(tail)}
         complete = False
@@ -221,8 +222,9 @@ def _believed(config: Settings, found: Lookup, allow_unsigned: bool) -> tuple[Be
     return believed, found.answer
 
 
-def _look(git: Git, bus: Remote, nonce: str) -> Update:
+def _look(config: Settings, git: Git, bus: Remote, nonce: str) -> Update:
     """The first thing a watcher sees: one look at the remote."""
     from bridge.client.watch import watch
 
-    return next(watch(git, bus.address, nonce, deadline=time.monotonic() + 60))
+    deadline = time.monotonic() + 60
+    return next(watch(git, bus.address, nonce, deadline=deadline, trusted=config.trusted_runners))

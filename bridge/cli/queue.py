@@ -30,7 +30,8 @@ Examples:
 JSON: one line {"requests": [...], "waiting": N, "running": N, "finished": [...]}. Each request has nonce,
 preset, state (queued, claimed, workspace, running, gating, publishing), ahead (older ones that wait too;
 requesters take turns, so not all of them need to start first), expected_s (until it is likely to start, from
-what live runners say), runner, attempt, requested_at, age_s, elapsed_s (running for), beat_age_s (since its
+what live runners say), runner, claim {standing, signer}
+(once a runner is trusted), attempt, requested_at, age_s, elapsed_s (running for), beat_age_s (since its
 runner's last sign, by that machine's clock), progress {done, total, step} and cancelling; a key that does
 not apply, or is not known, is null.
 finished are the newest of `kakeya_mac history`."""
@@ -63,7 +64,13 @@ def queue(recent: int, as_json: bool, remote: str | None) -> int:
     config, git = settings.load(remote=remote), Git(Path.cwd())
     bus = resolve_remote(git, config.remote)
     lookout = Lookout(git, bus.address, config.trusted_runners)
-    rows = open_requests(config.state_dir, bus.address, origin=git, now=datetime.now(UTC))
+    rows = open_requests(
+        config.state_dir,
+        bus.address,
+        origin=git,
+        now=datetime.now(UTC),
+        trusted=config.trusted_runners,
+    )
     rows = _with_waits(rows, lookout)
     ran = history(config.state_dir, bus.address, origin=git, limit=recent).rows if recent else ()
     waiting = sum(row.ahead is not None for row in rows)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
@@ -17,11 +17,14 @@ from bridge.bus import refs
 from bridge.bus.archive_record import Summary, summary_of
 from bridge.bus.archived import archive_in
 from bridge.bus.cache import Cache, open_cache, sound
-from bridge.bus.claims import MAX_LEASE_S, read_status
+from bridge.bus.claimed import read_claim, read_status
 from bridge.bus.git import Git
 from bridge.bus.handles import Held
+from bridge.bus.leases import MAX_LEASE_S
 from bridge.bus.requests import FOLDER
+from bridge.bus.results import pins_keys
 from bridge.bus.retire import Standing, standings
+from bridge.bus.standing import Signature, Trust
 from bridge.bus.untrusted import clean_line
 from bridge.errors import BusError, ResultError
 from bridge.manifest import MAX_LIFETIME, MAX_NONCE_SKEW, REQUEST_PATH, format_time, parse_time
@@ -30,6 +33,7 @@ from bridge.result import (
     RESULT_NAME,
     RESULT_ROOT,
     STATUS_NAME,
+    STATUS_SIGNATURE_NAME,
     Phase,
     Progress,
     Reason,
@@ -42,6 +46,8 @@ from bridge.result import (
 MOST_LOOKED_AT = 5000
 
 _AT_ONCE = 50
+# Claims of which the signature is checked: anybody may have pushed thousands.
+_MOST_CHECKED = 50
 # Branches without an inbox entry that are looked at for open requests, the newest first.
 _MOST_WITHOUT_INBOX = 64
 
@@ -60,6 +66,7 @@ class Row:
         runner: Who runs it, or ran it.
         attempt: How often it has been claimed.
         progress: As its runner last said.
+        claim: What the signature of its runner's last sign is worth; None: not claimed, or not checked.
         elapsed_s: Seconds it has been running, or took.
         beat_age_s: Seconds since its runner's last sign, by that machine's clock; None: it is not running.
         silent_s: The same when that is longer than its lease; None: it is not.
@@ -79,6 +86,7 @@ class Row:
     runner: str | None = None
     attempt: int | None = None
     progress: Progress | None = None
+    claim: Signature | None = None
     elapsed_s: float | None = None
     beat_age_s: float | None = None
     silent_s: float | None = None
@@ -97,7 +105,9 @@ class History:
     complete: bool
 
 
-def queue(folder: Path | None, remote: str, *, origin: Git, now: datetime) -> list[Row]:
+def queue(
+    folder: Path | None, remote: str, *, origin: Git, now: datetime, trusted: Path | None = None
+) -> list[Row]:
     """What waits and what runs, the oldest first.
 
     Args:
@@ -105,6 +115,7 @@ def queue(folder: Path | None, remote: str, *, origin: Git, now: datetime) -> li
         remote: Address of the bus.
         origin: A checkout whose own network settings count; nothing is left in it.
         now: The time of day, aware.
+        trusted: The runner keys that count here, for heartbeats; None: those are not checked.
 
     Raises:
         RemoteUnreachable: The remote did not answer.
@@ -112,7 +123,7 @@ def queue(folder: Path | None, remote: str, *, origin: Git, now: datetime) -> li
     found = origin.ls_remote(remote)
     by_nonce = standings(found)
     with open_cache(folder, remote, found, origin=origin) as cache:
-        return sound(cache, lambda: _queue(cache, by_nonce, now))
+        return sound(cache, lambda: _queue(cache, by_nonce, now, trusted))
 
 
 def history(
@@ -157,18 +168,24 @@ def history(
         return sound(cache, lambda: read(cache))
 
 
-def _queue(cache: Cache, by_nonce: Mapping[str, Standing], now: datetime) -> list[Row]:
+def _queue(cache: Cache, by_nonce: Mapping[str, Standing], now: datetime, trusted: Path | None) -> list[Row]:
     unclear = _unclear(by_nonce, now)
     answered = _with_result(cache, unclear)
     beats = _heartbeats(cache, [held for one in by_nonce.values() for held in one.claims])
     rows: list[Row] = []
-    waiting = 0
+    waiting = checked = 0
+    trust = Trust.by(trusted) if trusted is not None and pins_keys(trusted) else None
     for nonce, one in sorted(by_nonce.items()):
         open_ = one.inbox or one.claims or nonce in unclear
         if one.results or not open_ or (nonce in unclear and answered.get(nonce, True)):
             continue
-        claimed, beat = bool(one.claims), next((beats[c.ref] for c in one.claims if c.ref in beats), None)
-        rows.append(_open_row(one, claimed, beat, waiting, now))
+        claimed, held = bool(one.claims), next((held for held in one.claims if held.ref in beats), None)
+        row = _open_row(one, claimed, None if held is None else beats[held.ref], waiting, now)
+        if trust is not None and held is not None and checked < _MOST_CHECKED:
+            checked += 1
+            found = read_claim(cache.git, held.commit, nonce, trust)
+            row = replace(row, claim=None if found is None else found.signature)
+        rows.append(row)
         waiting += not claimed
     return rows
 
@@ -231,8 +248,9 @@ def _heartbeats(cache: Cache, claims: Sequence[Held]) -> dict[str, RunStatus]:
         return {}
     names = {held.ref: f"{index:05}-" for index, held in enumerate(claims)}
     held = cache.refresh(names, prefix="refs/claimed/", depth=1)
-    blobs = {ref: _folder(cache, f"{commit}^{{tree}}").get(STATUS_NAME) for ref, commit in held.items()}
-    cache.bring([sha for sha in blobs.values() if sha is not None])
+    folders = [_folder(cache, f"{commit}^{{tree}}") for commit in held.values()]
+    blobs = [folder.get(name) for folder in folders for name in (STATUS_NAME, STATUS_SIGNATURE_NAME)]
+    cache.bring([sha for sha in blobs if sha is not None])
     read = {ref: read_status(cache.git, commit) for ref, commit in held.items()}
     return {ref: status for ref, status in read.items() if status is not None}
 

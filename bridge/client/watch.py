@@ -11,13 +11,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from bridge.bus import refs
 from bridge.bus.aside import aside
-from bridge.bus.claims import read_status
+from bridge.bus.claimed import read_claim, read_status
 from bridge.bus.git import Git
 from bridge.bus.handles import OWN_REFS, Held, RequestState, state_of
-from bridge.bus.results import Asked, FetchedResult, fetch
+from bridge.bus.results import Asked, FetchedResult, fetch, pins_keys
+from bridge.bus.standing import Signature, Trust
 from bridge.errors import RemoteUnreachable, ResultError, UnknownHandle, WaitTimeout
 from bridge.result import RESULT_NAME, Phase, RunStatus, parse_result
 
@@ -42,6 +44,7 @@ class Update:
         phase: Where it is.
         ahead: Older requests that wait too; None: it is not queued, or not known.
         status: Its runner's last heartbeat, texts cleaned; None: not claimed.
+        claim: What the signature of that heartbeat is worth; None: not claimed, or no key is trusted here.
         notice: Why nothing is known at the moment; None: all is well.
         result: What was published; set on the last update only.
     """
@@ -50,6 +53,7 @@ class Update:
     phase: Phase
     ahead: int | None = None
     status: RunStatus | None = None
+    claim: Signature | None = None
     notice: str | None = None
     result: FetchedResult | None = None
 
@@ -61,6 +65,7 @@ def watch(
     *,
     deadline: float,
     asked: Asked | None = None,
+    trusted: Path | None = None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Update]:
@@ -74,6 +79,7 @@ def watch(
         nonce: The request.
         deadline: When to give up, on `clock`.
         asked: The request as this client submitted it; None: as it stands on the remote.
+        trusted: The runner keys that count here, for heartbeats; None: those are not checked.
         clock: Monotonic seconds.
         sleep: Waits that many seconds.
 
@@ -87,7 +93,7 @@ def watch(
     last: Update | None = None
     pause = quick
     with aside(git, borrowing=True) as own:
-        watcher = _Watcher(own, remote, nonce, asked, clock)
+        watcher = _Watcher(own, remote, nonce, asked, trust=_trust(trusted), clock=clock)
         while True:
             began = clock()
             update = watcher.look(max(1.0, min(_COMMAND_TIMEOUT_S, deadline - clock())))
@@ -115,10 +121,10 @@ def _missed(before: Update | None, update: Update) -> Iterator[Update]:
     status = update.status
     if before.phase is Phase.QUEUED and status is not None and update.phase is not Phase.CLAIMED:
         claimed = status.model_copy(update={"phase": Phase.CLAIMED, "progress": None, "elapsed_s": 0.0})
-        yield Update(update.nonce, Phase.CLAIMED, status=claimed)
+        yield Update(update.nonce, Phase.CLAIMED, status=claimed, claim=update.claim)
     if update.result is not None and before.phase is not Phase.GATING and _was_gated(update.result):
         gating = status and status.model_copy(update={"phase": Phase.GATING, "progress": None})
-        yield Update(update.nonce, Phase.GATING, status=gating)
+        yield Update(update.nonce, Phase.GATING, status=gating, claim=update.claim)
 
 
 def _was_gated(found: FetchedResult) -> bool:
@@ -132,18 +138,27 @@ class _Watcher:
     """What is known of one request, so that a look fetches only what changed."""
 
     def __init__(
-        self, git: Git, remote: str, nonce: str, asked: Asked | None, clock: Callable[[], float]
+        self,
+        git: Git,
+        remote: str,
+        nonce: str,
+        asked: Asked | None,
+        *,
+        trust: Trust | None,
+        clock: Callable[[], float],
     ) -> None:
         self._git = git
         self._remote = remote
         self._nonce = nonce
         self._asked = asked
+        self._trust = trust
         self._clock = clock
         self._known = Update(nonce, Phase.QUEUED)
         self._state: RequestState | None = None
         self._counted_at = 0.0
         self._claim: Held | None = None
         self._status: RunStatus | None = None
+        self._signature: Signature | None = None
         self._without_result: tuple[Held | None, Held | None] | None = None
         self._failures = 0
         self._empty = 0
@@ -157,7 +172,7 @@ class _Watcher:
             if self._state is None and self._failures >= _FIRST_FAILURES:
                 raise
             notice = error.message
-            return Update(self._nonce, self._known.phase, self._known.ahead, self._known.status, notice)
+            return replace(self._known, notice=notice, result=None)
         self._failures = 0
         return self._known
 
@@ -195,13 +210,13 @@ class _Watcher:
         self._empty = 0
         result = self._result(state, timeout_s)
         if result is not None:
-            return Update(self._nonce, Phase.DONE, status=self._status, result=result)
+            return Update(self._nonce, Phase.DONE, status=self._status, claim=self._signature, result=result)
         if state.claim is None:
-            self._claim = self._status = None
+            self._claim = self._status = self._signature = None
             return Update(self._nonce, Phase.QUEUED, state.ahead)
         self._read_claim(state.claim)
         phase = self._status.phase if self._status else Phase.CLAIMED
-        return Update(self._nonce, phase, status=self._status)
+        return Update(self._nonce, phase, status=self._status, claim=self._signature)
 
     def _result(self, state: RequestState, timeout_s: float) -> FetchedResult | None:
         places = (state.branch, state.result)
@@ -214,5 +229,17 @@ class _Watcher:
 
     def _read_claim(self, held: Held) -> None:
         """The heartbeat that a claim holds."""
-        if held != self._claim and (status := read_status(self._git, held.commit)) is not None:
-            self._claim, self._status = held, status
+        if held == self._claim:
+            return
+        if self._trust is None:
+            status, signature = read_status(self._git, held.commit), None
+        else:
+            claimed = read_claim(self._git, held.commit, self._nonce, self._trust)
+            status, signature = (None, None) if claimed is None else (claimed.status, claimed.signature)
+        if status is not None:
+            self._claim, self._status, self._signature = held, status, signature
+
+
+def _trust(trusted: Path | None) -> Trust | None:
+    """The keys by which heartbeats are judged; None: there are none to judge by."""
+    return Trust.by(trusted) if trusted is not None and pins_keys(trusted) else None

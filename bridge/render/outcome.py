@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from bridge.bus.results import FetchedResult
+from bridge.bus.standing import Signature, Standing
 from bridge.bus.untrusted import clean_line
 from bridge.errors import ResultError
 from bridge.result import RESULT_NAME, Phase, RunStatus, Status, parse_result
@@ -85,6 +86,8 @@ def status_line(
     ahead: int | None,
     expected_s: float | None = None,
     silent_s: float | None = None,
+    *,
+    claim: Signature | None = None,
 ) -> str:
     """Where an unfinished request is, on one line.
 
@@ -94,6 +97,7 @@ def status_line(
         ahead: Older requests that wait, too; None: not known.
         expected_s: Seconds until it is likely to start; None: not known.
         silent_s: Seconds without a sign from its runner, if more than its lease; None: they are not.
+        claim: What the signature of the heartbeat is worth; None: not known.
     """
     if status is None:
         waiting = f", {older_text(ahead)}{_TURNS}" if ahead else ""
@@ -104,7 +108,23 @@ def status_line(
         counted = f" {progress.done}/{progress.total} {_line(progress.step)}".rstrip()
     held = "by" if phase == Phase.CLAIMED else "on"
     silence = f", no sign for {age_text(silent_s)}" if silent_s is not None else ""
-    return f"{phase} {held} {_line(status.runner)}{counted} ({status.elapsed_s:.0f} s){silence}"
+    signed = "" if claim is None else f", {claim_text(claim)}"
+    return f"{phase} {held} {_line(status.runner)}{counted} ({status.elapsed_s:.0f} s){silence}{signed}"
+
+
+def claim_text(claim: Signature) -> str:
+    """Who says that a request runs."""
+    match claim.standing:
+        case Standing.TRUSTED:
+            return f"signed by {_line(claim.signer or '')}"
+        case Standing.UNCHECKED:
+            return "signed, but not checked: ssh-keygen is not installed"
+        case Standing.UNSIGNED:
+            return "unsigned: no trusted runner says so"
+        case Standing.REVOKED:
+            return "signed by a revoked key: no trusted runner says so"
+        case Standing.UNTRUSTED_KEY:
+            return "signed by another key: no trusted runner says so"
 
 
 def waiting_line(ahead: int | None, expected_s: float | None) -> str | None:

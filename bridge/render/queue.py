@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from bridge.bus.untrusted import clean_line
-from bridge.render.outcome import age_text, older_text, start_text
+from bridge.render.outcome import age_text, claim_text, older_text, start_text
 from bridge.render.tables import WIDE, Column, plain, table
 from bridge.result import Phase
 
@@ -64,6 +64,7 @@ def row_json(row: Row, now: float) -> dict[str, Any]:
         "status": row.status,
         "reason": row.reason,
         "runner": _text(row.runner),
+        "claim": None if row.claim is None else row.claim.to_json(),
         "attempt": row.attempt,
         "ahead": row.ahead,
         "expected_s": _rounded(row.expected_s),
@@ -96,6 +97,7 @@ def _queue_state(row: Row) -> str:
     said += [older_text(row.ahead)] if row.ahead else []
     said += [start_text(row.expected_s)] if row.expected_s is not None else []
     said += [f"attempt {row.attempt}"] if row.attempt is not None and row.attempt > 1 else []
+    said += [claim_text(row.claim)] if row.claim is not None else []
     said += ["to be cancelled"] if row.cancelling else []
     if row.progress is not None and row.progress.total:
         said.append(f"{row.progress.done}/{row.progress.total} {row.progress.step}".rstrip())
