@@ -51,7 +51,7 @@ JOBS: Mapping[str, HostileJob] = {
         needs="memory",
     ),
     "a-child-that-outlives-it": HostileJob(
-        f"if os.fork() == 0:\n    {_SLEEPER}\nprint('left', flush=True)", _OK, log="left"
+        f"if os.fork() == 0:\n    {_SLEEPER}\nprint('left', flush=True)", _OK, needs="tree", log="left"
     ),
     "a-daemon": HostileJob(
         "if os.fork() == 0:\n"
@@ -61,6 +61,7 @@ JOBS: Mapping[str, HostileJob] = {
         f"    {_SLEEPER}\n"
         "os.wait(); print('left', flush=True)",
         _OK,
+        needs="tree",
         log="left",
     ),
     "a-daemon-of-daemons": HostileJob(
@@ -72,6 +73,7 @@ JOBS: Mapping[str, HostileJob] = {
         f"        {_SLEEPER}\n"
         "print('left', flush=True)",
         _OK,
+        needs="tree",
         log="left",
     ),
     "a-child-that-is-born-at-the-end": HostileJob(
@@ -80,6 +82,7 @@ JOBS: Mapping[str, HostileJob] = {
         f"    if os.fork() == 0:\n        os.setsid(); {_SLEEPER}\n"
         "atexit.register(last)",
         _OK,
+        needs="tree",
     ),
     "a-job-that-does-not-end": HostileJob(_SLEEPER, frozenset({Reason.TIMEOUT}), timeout_s=2),
     "a-job-that-stops-itself": HostileJob(

@@ -43,6 +43,12 @@ def install(siege: Siege, jobs: Mapping[str, HostileJob]) -> None:
         bench.preset(name, argv, timeout=job.timeout_s, tail=_EVIDENCE if job.evidence else "")
 
 
+def withstands(job: HostileJob, enforced: Mapping[str, object]) -> bool:
+    """Whether this machine says that it enforces what the job is up against."""
+    # Strays are hunted down on a Mac, and those that got away are reported.
+    return not job.needs or enforced[f"isolation_{job.needs}"] not in ("not enforced", "hunted")
+
+
 @pytest.mark.parametrize(
     "names",
     [pytest.param(FEW, id="few"), pytest.param(tuple(JOBS), id="all", marks=pytest.mark.slow)],
@@ -52,8 +58,11 @@ def test_a_hostile_job_ends_and_nothing_of_it_remains(house: House, names: tuple
     key.parent.mkdir(parents=True)
     key.write_text("-----BEGIN OPENSSH PRIVATE KEY-----\n")
     with besieged(house, lambda siege: install(siege, {name: JOBS[name] for name in names})) as siege:
-        asked = {name: siege.bench.ask(name) for name in names}
         with house.runner("--idle", "0.2"):
+            first = siege.bench.ask()
+            siege.wait([first.nonce], 60)
+            enforced = siege.result(first.nonce, first.result_ref).runner.machine
+            asked = {name: siege.bench.ask(name) for name in names if withstands(JOBS[name], enforced)}
             siege.wait([one.nonce for one in asked.values()], 30 + 4 * len(names))
             good = siege.bench.ask()
             siege.wait([good.nonce], 30)
@@ -64,11 +73,6 @@ def test_a_hostile_job_ends_and_nothing_of_it_remains(house: House, names: tuple
             )
         for name, one in asked.items():
             job, result = JOBS[name], siege.result(one.nonce, one.result_ref)
-            enforced = {
-                fact.removeprefix("isolation_"): value for fact, value in result.runner.machine.items()
-            }
-            if job.needs and enforced[job.needs] == "not enforced":
-                continue
             log = siege.file(one.nonce, one.result_ref, "log.txt")
             assert result.verdict.reason in job.expected, (name, result.verdict, log)
             assert job.log in log, (name, log)
