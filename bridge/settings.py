@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import sys
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bridge import toml
 from bridge.errors import BridgeError
 
 
@@ -70,6 +70,7 @@ class Settings:
         return folder if folder.is_dir() else None
 
 
+MAX_BYTES = 64 * 1024
 DEFAULT_LIFETIME_S = 24 * 3600
 _FILE_KEYS = {"remote": str, "requested_by": str, "signing_key": str, "request_lifetime_s": int}
 
@@ -120,10 +121,10 @@ def config_dir() -> Path:
 
 def _read_file(path: Path) -> dict[str, Any]:
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = toml.parse(toml.read(path, MAX_BYTES), MAX_BYTES)
     except FileNotFoundError:
         return {}
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, toml.TomlError) as error:
         raise SettingsError(f"cannot read {path}: {error}") from None
     for key, value in document.items():
         kind = _FILE_KEYS.get(key)

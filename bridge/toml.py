@@ -7,15 +7,17 @@ for a key of many parts; so the text is walked once before it is parsed, and wha
 from __future__ import annotations
 
 import math
+import os
 import re
+import stat
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 MAX_DEPTH = 16  # of brackets in one statement
 _INTEGERS = 1 << 63
-MOST = (1 << 63) - 1
 MAX_DOTS = 64  # outside texts, on one line: parts of a key, or numbers
 
 
@@ -49,39 +51,44 @@ class Statement:
     path: tuple[str, ...]
 
 
+def read(path: Path, limit: int, check: Callable[[os.stat_result], None] = lambda _: None) -> bytes:
+    """The bytes of a file, one more than `limit` where it is larger; a pipe or device is never waited for.
+
+    Args:
+        path: The file.
+        limit: Most bytes that `parse` will take.
+        check: Asked about the very file that is read, before it is; its errors pass through.
+
+    Raises:
+        TomlError: It is no plain file.
+        OSError: It cannot be read.
+    """
+    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise TomlError("not a plain file")
+        check(status)
+        return file.read(limit + 1)
+
+
 def parse(data: bytes, limit: int) -> dict[str, Any]:
     """The document in a file's bytes.
 
     Raises:
-        TomlError: They are more than `limit`, not UTF-8, nested too deep, or not TOML.
+        TomlError: They are more than `limit`, not UTF-8, nested too deep, not TOML, or hold a number that
+            is none.
     """
     if len(data) > limit:
-        raise TomlError(f"{len(data)} bytes, but at most {limit} are read")
+        raise TomlError(f"more than {limit} bytes, and at most {limit} are read")
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise TomlError(f"not UTF-8 (byte {error.start})") from None
     for _ in _pieces(text):
         pass  # walked for its bounds
-    return _loads(text)
-
-
-def check_numbers(value: Any) -> None:
-    """Refuse numbers that bound nothing, and whole numbers beyond TOML's 64 bits.
-
-    Args:
-        value: A document, or anything in one.
-
-    Raises:
-        TomlError: There is one.
-    """
-    if isinstance(value, dict | list):
-        for item in value.values() if isinstance(value, dict) else value:
-            check_numbers(item)
-    elif isinstance(value, float) and not math.isfinite(value):  # nothing is below or above nan
-        raise TomlError(f"{value} is no number that is read here")
-    elif isinstance(value, int) and abs(value) >= _INTEGERS:
-        raise TomlError("a whole number has more than 64 bits")
+    document = _loads(text)
+    _check_numbers(document)
+    return document
 
 
 def statements(text: str) -> Iterator[Statement]:
@@ -98,22 +105,20 @@ def statements(text: str) -> Iterator[Statement]:
 
 def _loads(text: str) -> dict[str, Any]:
     try:
-        document = tomllib.loads(text)
-        _check_numbers(document)
-        return document  # noqa: TRY300 - what is checked is part of reading
+        return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # a number of too many digits is a plain ValueError
         raise TomlError(f"not TOML ({error})") from None
 
 
 def _check_numbers(value: Any) -> None:
-    """Refuse whole numbers that the format has no room for: some are too long even for a message."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list):
-        for each in value:
-            _check_numbers(each)
-    elif isinstance(value, int) and not -MOST - 1 <= value <= MOST:
-        raise ValueError("a whole number has at most 64 bits")
+    """Refuse numbers that bound nothing, and whole numbers of more than TOML's 64 bits."""
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            _check_numbers(item)
+    elif isinstance(value, float) and not math.isfinite(value):  # nothing is below or above nan
+        raise TomlError(f"{value} is no number that is read here")
+    elif isinstance(value, int) and abs(value) >= _INTEGERS:
+        raise TomlError("a whole number has more than 64 bits")
 
 
 def _only_path(document: Any) -> tuple[str, ...]:

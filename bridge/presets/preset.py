@@ -166,12 +166,10 @@ def read(path: Path) -> Preset:
         PresetError: The file is too big, not TOML, breaks the preset schema, or contradicts itself.
     """
     try:
-        data = path.read_bytes()
+        data = toml.read(path, MAX_BYTES)
+        document = toml.parse(data, MAX_BYTES)
     except OSError as error:
         raise PresetError(f"cannot read preset {path}: {error.strerror or error}") from None
-    try:
-        document = toml.parse(data, MAX_BYTES)
-        toml.check_numbers(document)
     except toml.TomlError as error:
         raise PresetError(f"preset {path}: {error}") from None
     _check_schema(document, path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from bridge.runner.policy.types import BRANCHES, Policy, PresetRule
 from bridge.runner.policy.values import Values
 from bridge.runner.policy.variables import why_not
 from bridge.toml import TomlError, parse
+from bridge.toml import read as read_bytes
 
 MAX_BYTES = 64 * 1024
 LONGEST_S = 86_400
@@ -46,12 +46,12 @@ def load(path: Path) -> Policy:
             unknown key or a value of the wrong type.
     """
     try:
-        with path.open("rb") as handle:
-            check_private(path, os.fstat(handle.fileno()))
-            check_unshared(path.parent, path.parent.stat())
-            data = handle.read(MAX_BYTES + 1)
+        data = read_bytes(path, MAX_BYTES, lambda status: check_private(path, status))
+        check_unshared(path.parent, path.parent.stat())
     except FileNotFoundError:
         return Policy(path, lines=Lines(path))
+    except TomlError as error:
+        raise PolicyError(f"policy {path}: {error}") from None
     except OSError as error:
         raise PolicyError(f"cannot read the policy {path}: {error.strerror}") from None
     return read(path, data)

@@ -1,5 +1,6 @@
 """The owner's files are read again when they change, and what others may write decides nothing."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,14 @@ def test_a_folder_that_others_may_write_is_a_fault(owner: Owner, name: str) -> N
     assert book.fault is not None
     assert "can be written by others" in book.fault.message
     assert book.fault.remedy == f"chmod go-w {owner.folder / name}"
+
+
+@pytest.mark.parametrize("name", ["policy.toml", "presets/echo.toml"])
+def test_a_pipe_in_place_of_a_file_is_a_fault_and_is_not_waited_for(owner: Owner, name: str) -> None:
+    (owner.folder / name).unlink()
+    os.mkfifo(owner.folder / name, 0o600)
+    with pytest.raises(BridgeError, match="not a plain file"):
+        owner.book()
 
 
 def test_a_link_is_followed_to_a_folder_that_others_may_write(owner: Owner, tmp_path: Path) -> None:
