@@ -8,7 +8,6 @@ counts (`Counts`) puts its claim back where somebody squatted it. When others ma
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from datetime import UTC, datetime
 from bridge.bus import refs
 from bridge.bus.aside import size_guard
 from bridge.bus.claimed import read_status
+from bridge.bus.drafts import Draft, Identity, Sign, draft
 from bridge.bus.git import Git, Update
 from bridge.bus.leases import DEFAULT_LEASE_S, MAX_LEASE_S, LeaseWatch, Silent
 from bridge.bus.mirror import Pending
@@ -30,34 +30,23 @@ __all__ = [
     "MAX_LEASE_S",
     "Beat",
     "Claim",
+    "Draft",
     "Identity",
     "LeaseWatch",
     "Silent",
     "all_count",
     "claim",
+    "draft",
     "read_status",
     "take_over",
 ]
 
-# Signs the bytes of a claim; None: it goes unsigned.
-Sign = Callable[[bytes], bytes | None]
 # Whether a claim of this request, a commit that is in the repository, is one that must be respected.
 Counts = Callable[[Git, str, str], bool]
 
 _PUSH_TIMEOUT_S = 30.0
 _CONTENTION_TRIES = 5
 _MAX_FETCH_BYTES = 16 * 1024 * 1024
-# Of an attempt that somebody claims to have made.
-_MOST_ATTEMPTS = 1000
-
-
-@dataclass(frozen=True)
-class Identity:
-    """A runner: its name for people, its random id, and its process's (16 hex digits each)."""
-
-    name: str
-    id: str
-    session: str
 
 
 @dataclass(frozen=True)
@@ -204,8 +193,9 @@ class Claim:
             return
 
     def _swap(self, status: RunStatus) -> None:
+        signature = self._sign(status.to_bytes())
         with self._git.scratch() as scratch:
-            commit = _write(scratch, status, self._sign)
+            commit = _write(scratch, status, signature)
             try:
                 scratch.push(
                     self._remote, [Update(self.ref, commit, self._commit)], timeout_s=_PUSH_TIMEOUT_S
@@ -227,6 +217,7 @@ def claim(
     standing: Mapping[str, str] | None = None,
     sign: Sign = _unsigned,
     counts: Counts = all_count,
+    drafted: Draft | None = None,
 ) -> Claim | None:
     """Try to become the one runner of a request; None: somebody else has it, or it stands no more.
 
@@ -240,13 +231,14 @@ def claim(
             answered since it was seen is not claimed again.
         sign: Signs this claim and its heartbeats.
         counts: Which claims of others must be respected once this one is ours; the default: all.
+        drafted: This claim as `draft` made it for the right attempt; None: it is made now.
 
     Raises:
         PushRejected: The remote takes claims neither as its own refs nor as branches.
         RemoteUnreachable: It did not answer.
     """
-    status = _first_status(pending, identity, lease_s, attempt=1)
-    taker = _Taker(git, remote, status, standing or {}, sign, counts)
+    drafted = drafted or draft(pending, identity, lease_s=lease_s, attempt=1, sign=sign)
+    taker = _Taker(git, remote, drafted, standing or {}, sign, counts)
     try:
         return taker.take(refs.claim_ref(pending.nonce), expected="")
     except PushRejected:
@@ -264,6 +256,7 @@ def take_over(
     standing: Mapping[str, str] | None = None,
     sign: Sign = _unsigned,
     counts: Counts = all_count,
+    drafted: Draft | None = None,
 ) -> Claim | None:
     """Swap a silent runner's claim for our own, `attempt` one higher; None: it moved after all.
 
@@ -273,8 +266,9 @@ def take_over(
         PushRejected: The remote said no.
         RemoteUnreachable: It did not answer.
     """
-    status = _first_status(pending, identity, lease_s, min(silent.attempt, _MOST_ATTEMPTS) + 1)
-    taker = _Taker(git, remote, status, standing or {}, sign, counts)
+    attempt = silent.attempt + 1
+    drafted = drafted or draft(pending, identity, lease_s=lease_s, attempt=attempt, sign=sign)
+    taker = _Taker(git, remote, drafted, standing or {}, sign, counts)
     return taker.take(silent.ref, expected=silent.commit)
 
 
@@ -284,7 +278,7 @@ class _Taker:
 
     git: Git
     remote: str
-    status: RunStatus
+    draft: Draft
     standing: Mapping[str, str]
     sign: Sign
     counts: Counts
@@ -293,7 +287,7 @@ class _Taker:
         """Put it where `expected` stands; None: something else does, or what must stand moved."""
         remote, standing = self.remote, self.standing
         with self.git.scratch() as scratch:
-            commit = _write(scratch, self.status, self.sign)
+            commit = _write(scratch, self.draft.status, self.draft.signature())
             # What must stand is "pushed" as it is: git then checks the lease and sends nothing for it.
             untouched = [Update(other, held, held) for other, held in standing.items()]
             for _ in range(_CONTENTION_TRIES):
@@ -319,39 +313,20 @@ class _Taker:
             self.remote,
             ref=ref,
             commit=commit,
-            status=self.status,
+            status=self.draft.status,
             sign=self.sign,
             counts=self.counts,
         )
 
 
-def _write(git: Git, status: RunStatus, sign: Sign) -> str:
+def _write(git: Git, status: RunStatus, signature: bytes | None) -> str:
     files = {STATUS_NAME: status.to_bytes()}
-    signature = sign(files[STATUS_NAME])
     if signature is not None:
         files[STATUS_SIGNATURE_NAME] = signature
     tree = git.write_tree(
         [Entry("100644", "blob", git.write_blob(data), name) for name, data in files.items()]
     )
     return git.commit_tree(tree, [], f"kakeya-mac claim: {status.nonce} [skip ci]\n")
-
-
-def _first_status(pending: Pending, identity: Identity, lease_s: float, attempt: int) -> RunStatus:
-    return RunStatus(
-        nonce=pending.nonce,
-        request_commit=pending.commit,
-        runner=identity.name,
-        runner_id=identity.id,
-        pid=os.getpid(),
-        unique=secrets.token_hex(16),
-        attempt=attempt,
-        beat=0,
-        lease_s=lease_s,
-        session=identity.session,
-        updated_at=format_time(datetime.now(UTC)),
-        phase=Phase.CLAIMED,
-        elapsed_s=0.0,
-    )
 
 
 def _next_status(status: RunStatus, beat: Beat) -> RunStatus:

@@ -285,6 +285,7 @@ class Runner:
         attempt, silent = self._desk.place(pending)
         if attempt is None:
             return False
+        self._desk.begin(pending, attempt)
         if pending.nonce not in self._ledger.nonces and self._desk.was_archived(pending):
             self._ledger.add(pending.nonce)
         answered = pending.nonce in self._ledger.nonces or pending.nonce in self._hearsay

@@ -16,7 +16,17 @@ from datetime import datetime
 from bridge.bus import refs
 from bridge.bus.archived import is_archived
 from bridge.bus.cancels import objection, read_cancel
-from bridge.bus.claims import Claim, LeaseWatch, Silent, all_count, claim, read_status, take_over
+from bridge.bus.claims import (
+    Claim,
+    Draft,
+    LeaseWatch,
+    Silent,
+    all_count,
+    claim,
+    draft,
+    read_status,
+    take_over,
+)
 from bridge.bus.git import Update
 from bridge.bus.handles import Held, state_of
 from bridge.bus.mirror import Mirror, Pending
@@ -31,6 +41,8 @@ from bridge.runner.strays import Strays
 
 # A claim pushed faster than this leaves nobody time to claim, run and publish in between.
 _SURE_S = 0.05
+# A claim that was signed longer ago is signed anew.
+_DRAFT_S = 1.0
 _DELETED = "its branch was deleted"
 
 
@@ -80,6 +92,9 @@ class Desk:
         self._watch = LeaseWatch(clock)
         self._peers = peers
         self._claims: dict[str, Held] = {}
+        # The claim that is being signed, of which attempt, and since when; and for which requests one was.
+        self._draft: tuple[Draft, int, float] | None = None
+        self._drafted: set[str] = set()
         self._cancels: dict[str, Held] = {}
         # Requests for which a wish to stop was seen, whether it counts or not.
         self._wished: set[str] = set()
@@ -102,6 +117,7 @@ class Desk:
         self._peers.forget([held.commit for held in self._claims.values()])
         self._answered = {known for known in self._answered if known[0] in nonces}
         self._renewed &= nonces
+        self._drafted &= {request.commit for request in pending}
         self._objected &= {held.commit for held in self._cancels.values()}
         self._wished = nonces & self._cancels.keys()
 
@@ -126,6 +142,31 @@ class Desk:
             return 1, None
         silent = self._replaceable(pending.nonce, held)
         return (None, None) if silent is None else (silent.attempt + 1, silent)
+
+    def begin(self, pending: Pending, attempt: int) -> None:
+        """Begin to sign the claim of a request that is about to be examined, once for each request."""
+        if pending.commit in self._drafted or (self._draft is not None and not self._draft[0].is_made()):
+            return
+        self._drafted.add(pending.commit)
+        station = self._station
+        made = draft(
+            pending,
+            station.identity,
+            lease_s=station.lease_s,
+            attempt=attempt,
+            sign=station.sign_claim,
+            beside=True,
+        )
+        self._draft = (made, attempt, time.monotonic())
+
+    def _drafted_for(self, pending: Pending, attempt: int) -> Draft | None:
+        """What `begin` made, if it was for this and has just been: its time is in it. Good for one use."""
+        begun, self._draft = self._draft, None
+        if begun is None or time.monotonic() - begun[2] > _DRAFT_S:
+            return None
+        made, number, _ = begun
+        ours = (made.status.nonce, made.status.request_commit, number)
+        return made if ours == (pending.nonce, pending.commit, attempt) else None
 
     def claimed(self) -> Collection[str]:
         """Requests that a runner holds, as of the last look."""
@@ -259,6 +300,7 @@ class Desk:
                 standing=standing,
                 sign=station.sign_claim,
                 counts=counts,
+                drafted=self._drafted_for(pending, 1),
             )
         else:
             held = take_over(
@@ -271,6 +313,7 @@ class Desk:
                 standing=standing,
                 sign=station.sign_claim,
                 counts=counts,
+                drafted=self._drafted_for(pending, silent.attempt + 1),
             )
         if held is None or time.monotonic() - began < _SURE_S or self.is_open(pending):
             return held

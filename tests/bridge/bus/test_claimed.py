@@ -11,6 +11,7 @@ from bridge import signing
 from bridge.bus import refs
 from bridge.bus.claimed import Claimed, read_claim
 from bridge.bus.claims import Beat, Claim, claim
+from bridge.bus.drafts import MOST_ATTEMPTS, draft
 from bridge.bus.handles import Held
 from bridge.bus.leases import DEFAULT_LEASE_S, LeaseWatch
 from bridge.bus.standing import Standing, Trust
@@ -156,3 +157,33 @@ def test_an_old_heartbeat_that_is_put_back_does_not_renew_a_lease(world: World, 
     assert (silent.commit, silent.attempt) == (again.commit, 1)
     watch.forget([])
     assert watch.attempts(held.status.nonce) == 0
+
+
+def test_a_claim_that_was_signed_beforehand_is_the_one_that_is_pushed(
+    world: World, key: Path, tmp_path: Path
+):
+    world.submit()
+    [pending] = world.mirror.refresh()
+    signed: list[bytes] = []
+
+    def sign(data: bytes) -> bytes:
+        signed.append(data)
+        return signer(key)(data)
+
+    drafted = draft(pending, RUNNER, lease_s=60.0, attempt=1, sign=sign, beside=True)
+    held = claim(world.git, world.remote, pending, RUNNER, sign=sign, drafted=drafted)
+    assert held is not None
+    assert held.status == drafted.status
+    assert signed == [drafted.status.to_bytes()], "once"
+    assert drafted.is_made()
+    found = read(world, held, known(tmp_path, key))
+    assert found is not None
+    assert found.signature.standing is Standing.TRUSTED
+
+
+def test_no_number_of_attempts_that_somebody_makes_up_is_too_large(world: World):
+    world.submit()
+    [pending] = world.mirror.refresh()
+    made = draft(pending, RUNNER, lease_s=60.0, attempt=1_000_001, sign=lambda _: None)
+    assert made.status.attempt == MOST_ATTEMPTS
+    assert made.signature() is None
