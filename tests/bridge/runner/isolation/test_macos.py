@@ -155,7 +155,11 @@ def test_where_no_profile_is_taken_the_result_says_that_nothing_holds(mac: Mac) 
 
 
 @linux
-@pytest.mark.parametrize("hides", [False, True], ids=["by-its-home", "by-having-been-seen"])
+@pytest.mark.parametrize(
+    "hides",
+    [False, pytest.param(True, marks=pytest.mark.slow)],
+    ids=["by-its-home", "by-having-been-seen"],
+)
 def test_what_left_the_tree_is_hunted_down_and_counted(mac: Mac, hides: bool) -> None:
     mark = f"mark-{os.getpid()}-{time.monotonic_ns()}"
     env = {} if hides else {"HOME": f"{mac.folder}/home", "PATH": "/bin"}
@@ -164,13 +168,13 @@ def test_what_left_the_tree_is_hunted_down_and_counted(mac: Mac, hides: bool) ->
         if os.fork() == 0:
             os.setsid()
             if {hides}:
-                time.sleep(1)  # long enough to be seen
+                time.sleep(1.5)  # long enough to be seen
             if os.fork() == 0:
                 argv = [sys.executable, "-I", "-c", "import time; time.sleep(60)", "{mark}"]
-                time.sleep(1 if {hides} else 0)
+                time.sleep(1.5 if {hides} else 0)
                 os.execve(sys.executable, argv, {env!r})
             if {hides}:
-                time.sleep(0.6)
+                time.sleep(2)
             os._exit(0)
         os.wait()
         time.sleep(0.2)

@@ -22,11 +22,11 @@ linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="layers 
 ARRANGEMENTS = {
     "everything": {"level": "full"},
     "no-landlock": {"level": "full", "rules": False},
+    "no-namespaces": {"level": "none"},
     "no-filter": {"level": "full", "filters": False},
     "before-linux-5.12": {"level": "full", "rules": False, "old": True},
     "no-process-namespace": {"level": "view"},
     "network-namespace-only": {"level": "network"},
-    "no-namespaces": {"level": "none"},
     "landlock-alone": {"level": "none", "filters": False},
 }
 
@@ -61,6 +61,7 @@ def outcomes(jobs: Jobs) -> dict[str, str]:
 
 
 @linux
+@pytest.mark.sampled(2, 1)
 def test_it_writes_only_into_its_own_folders(walled: tuple[Jobs, dict[str, object]], tmp_path: Path) -> None:
     jobs, _ = walled
     beside = tmp_path / "beside"
@@ -92,6 +93,7 @@ attempt("null", lambda: open("/dev/null", "w").write("x"))
 
 
 @linux
+@pytest.mark.sampled(2, 1)
 def test_it_reads_no_hidden_file_or_folder(walled: tuple[Jobs, dict[str, object]], tmp_path: Path) -> None:
     jobs, _ = walled
     home = tmp_path / "home"
@@ -118,6 +120,7 @@ attempt("shown", lambda: open({str(shown)!r}).read())
 
 
 @linux
+@pytest.mark.sampled(2, 1)
 def test_it_reaches_nobody(walled: tuple[Jobs, dict[str, object]], tmp_path: Path) -> None:
     """Neither another machine nor a program that listens on this one, by address, name or abstract name."""
     jobs, permitted = walled
@@ -173,6 +176,7 @@ attempt("abstract", lambda: socket.socket(socket.AF_UNIX).connect({name!r}))
 
 
 @linux
+@pytest.mark.sampled(2, 1)
 def test_it_neither_signals_nor_sees_into_other_programs(walled: tuple[Jobs, dict[str, object]]) -> None:
     jobs, _ = walled
     script = f"""{TRY}
