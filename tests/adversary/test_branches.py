@@ -20,6 +20,7 @@ def test_a_name_that_is_no_requests_is_none(name: str):
         assert refs.nonce_of(prefix + name, prefix) is None
 
 
+@pytest.mark.timeout(300)  # the wait below ends first
 def test_branches_of_such_names_are_left_alone_and_the_runner_serves_on(house: House):
     with besieged(house) as siege:
         request = siege.forge.make("echo", Request(Reason.OK))
@@ -31,7 +32,7 @@ def test_branches_of_such_names_are_left_alone_and_the_runner_serves_on(house: H
         before = house.remote_refs()
         good = siege.bench.ask()
         with house.runner("--idle", "0.2"):
-            siege.wait([good.nonce], 30)
+            siege.wait([good.nonce], 200)
         assert siege.result(good.nonce, good.result_ref).verdict.status is Status.PASSED
         assert before <= house.remote_refs()
         assert all(house.git("rev-parse", name, cwd=house.remote) == request.commit for name in names)

@@ -20,12 +20,13 @@ def share(least: int) -> dict[str, Request]:
     }
 
 
+@pytest.mark.timeout(1800)  # the waits below end first, also on a machine that does much else
 @pytest.mark.parametrize(
     "least",
     [
         pytest.param(1, id="one-of-each"),
         pytest.param(4, id="four-of-each", marks=pytest.mark.slow),
-        pytest.param(1000, id="all", marks=[pytest.mark.exhaustive, pytest.mark.timeout(1800)]),
+        pytest.param(1000, id="all", marks=pytest.mark.exhaustive),
     ],
 )
 def test_each_is_answered_with_its_reason_and_the_runner_serves_on(house: House, least: int):
@@ -33,9 +34,9 @@ def test_each_is_answered_with_its_reason_and_the_runner_serves_on(house: House,
         forged = [siege.forge.make(name, attack) for name, attack in share(least).items() if attack.whole]
         siege.push(forged)
         with house.runner("--idle", "0.2"):
-            siege.wait([one.nonce for one in forged], 20 + len(forged))
+            siege.wait([one.nonce for one in forged], 200 + 2 * len(forged))
             good = siege.bench.ask()
-            siege.wait([good.nonce], 30)
+            siege.wait([good.nonce], 200)
         for one in forged:
             verdict = siege.result(one.nonce, one.branch).verdict
             expected = Status.PASSED if one.attack.expected is Reason.OK else Status.REFUSED
