@@ -18,6 +18,7 @@ from bridge.bus.requests import build, submit
 from bridge.bus.results import Believed, believe, fetch
 from bridge.manifest import Manifest
 from bridge.process import run_program
+from bridge.runner.child import SUPERVISOR
 from bridge.runner.serve import Runner
 from bridge.runner.station import Station, open_station
 from tests.houses import House
@@ -161,8 +162,12 @@ class Bench:
         return (self.house.root / f"{name}.log").read_text(errors="replace")
 
     def running(self, script: str) -> list[int]:
-        """Processes that run one of this bench's programs."""
+        """Processes that run one of this bench's programs; a supervisor that waits for one only names it."""
         path = str(self.house.root / script)
         done = run_program(["ps", "-axo", "pid=,stat=,command="], timeout_s=10, limit_bytes=1 << 22)
         rows = [line.split(None, 2) for line in done.stdout.decode("utf-8", "replace").splitlines()]
-        return [int(pid) for pid, state, command in rows if path in command and "Z" not in state]
+        return [
+            int(pid)
+            for pid, state, command in rows
+            if path in command and SUPERVISOR[1] not in command and "Z" not in state
+        ]
