@@ -41,6 +41,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.exhaustive if rest[test] % slow else pytest.mark.slow)
                 rest[test] += 1
             seen[test] += 1
+    # The longest begin first, so that no worker is busy with one of them when the others have nothing left.
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 @pytest.fixture

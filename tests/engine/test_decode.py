@@ -81,7 +81,7 @@ def test_max_tokens_is_exact(gemma, count: int):
         assert all(step.finish is None for step in steps[:-1])
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(3, 5)
 @pytest.mark.parametrize("block", [1, 4, 8, 16])
 @pytest.mark.parametrize("position", [0, 1, 4, 5, 11])
 def test_a_stop_token_anywhere_in_a_block_ends_the_text_there(gemma, block: int, position: int):

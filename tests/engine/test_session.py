@@ -173,7 +173,7 @@ def test_the_same_prompt_again_gives_the_same_tokens(family: str, kind: str):
     talk.session.close()
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(8, 5)
 @pytest.mark.parametrize("kind", ["dflash", "prompt-lookup"])
 @every_family
 @pytest.mark.parametrize("shared", [0, 6, 30])
@@ -199,7 +199,7 @@ def test_a_ring_goes_back_as_far_as_its_headroom(back: int):
     talk.session.close()
 
 
-@pytest.mark.sampled(12, 3)
+@pytest.mark.sampled(12, 7)
 @pytest.mark.parametrize("kind", [*DRAFTERS, "autoregressive"])
 @every_family
 def test_leaving_a_turn_at_any_yield_leaves_a_session_that_goes_on(family: str, kind: str):
@@ -244,7 +244,7 @@ class Failing:
         return self._real(*arguments)
 
 
-@pytest.mark.sampled(19, 3)
+@pytest.mark.sampled(19, 7)
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize(
     ("after", "kind"), [(0, "none"), (2, "dflash"), (3, "none"), (4, "dflash"), (7, "none")]

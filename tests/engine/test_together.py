@@ -37,7 +37,7 @@ from tests.engine.batches import (
 )
 
 
-@pytest.mark.sampled(7, 3)
+@pytest.mark.sampled(7, 7)
 @pytest.mark.parametrize(("family", "kind", "pace"), mostly_slow(FAMILIES, DRAFTERS, PACES))
 def test_every_sequence_gets_the_tokens_it_gets_alone(family: str, kind: str, pace: str):
     before = classes_of(target_of(family).model)
@@ -73,7 +73,7 @@ def test_drafters_that_fall_silent_and_speak_again_change_nothing(family: str):
     assert max(blocks) == 4
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, 5)
 @pytest.mark.parametrize(("family", "pace"), mostly_slow(FAMILIES, ("block 1", "block 8")))
 def test_the_limit_of_each_is_exact(family: str, pace: str):
     drafter = drafter_of(SCRIPTED, family)

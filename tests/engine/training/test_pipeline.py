@@ -13,6 +13,7 @@ from engine.training.__main__ import main
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_all_stages_run_and_the_pair_loads(tmp_path: Path) -> None:
     out, prompts = tmp_path / "demo", tmp_path / "prompts"
