@@ -36,8 +36,8 @@ class Cage:
         if self._has_view:
             view.build(setup["hide"], self._folders, setup["keep"], own_processes=level == "full")
         known = landlock.version()
-        # A view hides already. Without one, what cannot be read is a matter of rules.
-        self._rules = landlock.Rules(None if self._has_view else setup["hide"]) if known else None
+        # A view covers what is hidden, but not what somebody puts in its place while the job runs.
+        self._rules = landlock.Rules(setup["hide"], listing=self._has_view) if known else None
         filters = seccomp.available()
         closed = seccomp.Closed(
             internet=level == "none" and not setup["network"],
@@ -49,7 +49,7 @@ class Cage:
             network=_network(level, filters, open_=setup["network"]),
             tree="process namespace" if level == "full" else _tree(),
             writes=words(("own view", self._has_view), ("landlock", bool(known))),
-            credentials="own view" if self._has_view else words(("landlock", bool(known))),
+            credentials=words(("own view", self._has_view), ("landlock", bool(known))),
             processes=words(("own namespace", level == "full"), ("landlock", known >= _SIGNALS_SCOPED)),
             calls=words(("filter", filters)),
             memory="watched",

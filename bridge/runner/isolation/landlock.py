@@ -1,8 +1,9 @@
 """Landlock: rules of the kernel that a process puts on itself and everything it starts, without privileges.
 
-Here they say where a job may write, and where there is no view of its own also what it may read; that it
-signals and traces nothing outside of itself; and, where there is no network namespace, that no socket with
-an abstract name is reached. See Linux's ``Documentation/userspace-api/landlock.rst``.
+Here they say where a job may write, and which files it may not read, not even those that are made or put in
+their place while it runs; that it signals and traces nothing outside of itself; and, where there is no
+network namespace, that no socket with an abstract name is reached. See Linux's
+``Documentation/userspace-api/landlock.rst``.
 """
 
 from __future__ import annotations
@@ -42,15 +43,16 @@ class Rules:
     """A set of rules that is not in force yet: nothing may be written, and everything read and run.
 
     Args:
-        hide: Files and folders that cannot be read; everything beside them can. None: reading is not ruled.
+        hide: Files and folders that cannot be read; everything beside them that is there now can.
+        listing: Leave every folder to be listed, because what is hidden is covered.
 
     Raises:
         OSError: The kernel does not know Landlock.
     """
 
-    def __init__(self, hide: Iterable[str] | None = None) -> None:
+    def __init__(self, hide: Iterable[str], *, listing: bool = False) -> None:
         known = version()
-        reading = 0 if hide is None else _EXECUTE | _READ_FILE | _READ_DIR
+        reading = _EXECUTE | _READ_FILE | (0 if listing else _READ_DIR)
         self._writing = reduce(
             lambda all_, item: all_ | item[1] if known >= item[0] else all_,
             _SINCE.items(),
@@ -62,11 +64,10 @@ class Rules:
         buffer = ctypes.create_string_buffer(attributes, len(attributes))
         self._ruleset = libc.syscall(_CREATE_RULESET, buffer, len(attributes), 0)
         os.set_inheritable(self._ruleset, False)
-        if hide is not None:
-            self._allow_reading_beside([os.path.realpath(name) for name in hide])
+        self._allow_reading_beside([os.path.realpath(name) for name in hide])
 
     def allow_writing(self, places: Iterable[str]) -> None:
-        """Let files and folders be written and, where reading is ruled, be read; absent ones are left out."""
+        """Let files and folders be written and read; absent ones are left out."""
         for place in places:
             self._allow(place, self._writing | self._reading)
 

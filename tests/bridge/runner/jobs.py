@@ -13,7 +13,7 @@ import pytest
 
 from bridge.process import run_program
 from bridge.runner.child import Ended, Order, Standby, Supervised
-from bridge.runner.isolation import landlock, namespaces, seccomp
+from bridge.runner.isolation import landlock, namespaces, seccomp, view
 
 OLD = """
 from bridge.runner.isolation import view
@@ -83,6 +83,7 @@ def as_permitted(
     rules: bool = True,
     filters: bool = True,
     old: bool = False,
+    scratch: Sequence[str] = view.SCRATCH,
 ) -> None:
     """Have supervisors find a machine that permits no more than this; skips where this one permits less.
 
@@ -92,6 +93,7 @@ def as_permitted(
         rules: Whether there is Landlock.
         filters: Whether there is seccomp.
         old: Whether the kernel cannot change all mounts below a folder at once.
+        scratch: Which folders a view has fresh.
     """
     if namespaces.LEVELS.index(level) < namespaces.LEVELS.index(LEVEL):
         pytest.skip(f"this machine permits {LEVEL} at best")
@@ -100,11 +102,12 @@ def as_permitted(
     lines = [
         "import json, sys",
         "from bridge.runner import supervisor",
-        "from bridge.runner.isolation import landlock, namespaces, seccomp",
+        "from bridge.runner.isolation import landlock, namespaces, seccomp, view",
         f"namespaces.best_level = lambda network: {level!r}",
         "" if rules else "landlock.version = lambda: 0",
         "" if filters else "seccomp.available = lambda: False",
         OLD if old else "",
+        f"view.SCRATCH = {scratch!r}",
         "raise SystemExit(supervisor.main(json.loads(sys.argv[1])))",
     ]
     monkeypatch.setattr("bridge.runner.child.SUPERVISOR", ("-c", "\n".join(lines)))

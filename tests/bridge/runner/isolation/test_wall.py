@@ -120,6 +120,37 @@ attempt("shown", lambda: open({str(shown)!r}).read())
 
 
 @linux
+@pytest.mark.parametrize("level", ["full", "none"])
+def test_what_is_put_in_place_of_a_hidden_file_meanwhile_is_hidden_too(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, level: str
+) -> None:
+    """As git's credential store does it, after each push."""
+    as_permitted(monkeypatch, level=level, scratch=["/dev/shm"])  # else the home would lie in a fresh folder
+    home = tmp_path / "home"
+    home.mkdir()
+    kept, absent, go = home / "kept", home / "absent", jobs.folder / "go"
+    kept.write_text("PRIVATE")
+    script = f"""{TRY}
+import time
+print("up", flush=True)
+while not os.path.exists("go"): time.sleep(0.01)
+for name in ({str(kept)!r}, {str(absent)!r}):
+    attempt("read", lambda: open(name).read())
+"""
+
+    def replace() -> bool:
+        if "up" in jobs.lines and not go.exists():
+            (home / "new").write_text("PRIVATE")
+            (home / "new").rename(kept)
+            absent.write_text("PRIVATE")
+            go.touch()
+        return False
+
+    jobs.run(script, hide=(kept, absent), stop=replace)
+    assert jobs.lines == ["up", *["read refused PermissionError"] * 2]
+
+
+@linux
 @pytest.mark.sampled(2, 1)
 def test_it_reaches_nobody(walled: tuple[Jobs, dict[str, object]], tmp_path: Path) -> None:
     """Neither another machine nor a program that listens on this one, by address, name or abstract name."""
