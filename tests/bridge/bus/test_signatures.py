@@ -133,8 +133,9 @@ def test_what_a_revoked_key_signed_is_refused_in_its_own_words(
     trust.add(trusted, "studio", str(old))
     trust.add(trusted, "studio", str(new))
     [gone] = trust.ring(trusted).revoke("studio", str(old))
-    with pytest.raises(ResultError, match=f"{gone.fingerprint} of studio, which was revoked") as refused:
+    with pytest.raises(ResultError, match="of studio, which was revoked") as refused:
         read(world, submitted, trusted)
+    assert gone.fingerprint in refused.value.message
     assert refused.value.exit_code == 3
     shown = read(world, submitted, trusted, allow_unsigned=True)
     assert shown.signature is Standing.REVOKED

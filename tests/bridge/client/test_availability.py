@@ -20,6 +20,7 @@ from bridge.bus.catalogue import Seen, publish_card
 from bridge.bus.results import Standing
 from bridge.client.availability import Outlook, signed_only, who_can
 from bridge.client.lookout import Lookout, trusted_names
+from bridge.errors import KeyListError
 from bridge.manifest import ParamValue, format_time
 from tests.bridge.cards import NOW, card, offer
 from tests.houses import wait_for
@@ -272,10 +273,14 @@ def test_a_look_that_fails_or_takes_too_long_is_a_sentence(world: World, tmp_pat
     )
 
 
-def test_a_damaged_line_among_the_trusted_keys_is_nobodys(tmp_path: Path):
+def test_a_damaged_line_among_the_trusted_keys_spoils_the_list(world: World, tmp_path: Path):
     path = tmp_path / "trusted"
-    path.write_text('mac namespaces="kakeya-mac-result" ssh-ed25519 A*A\nrubbish\n')
-    assert trusted_names(path) == {}
+    path.write_text('mac namespaces="kakeya-mac-result" ssh-ed25519 A*A\n')
+    with pytest.raises(KeyListError, match=":1: 'ssh-ed25519 A"):
+        trusted_names(path)
+    found, failure = Lookout(world.git, world.remote, path, limit_s=30).result()
+    assert found is None
+    assert f"{path}:1" in (failure or "")
 
 
 def test_a_look_counts_the_older_requests_that_wait(world: World, tmp_path: Path):
