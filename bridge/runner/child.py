@@ -115,6 +115,7 @@ class Standby:
             "hide": [str(path) for path in hide],
             "writable": [str(path) for path in writable],
             "keep": [str(path) for path in keep],
+            "guards": [os.getpid(), os.getpgrp()],
         }
         try:
             self._process = spawn(

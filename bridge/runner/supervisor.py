@@ -25,7 +25,7 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from bridge.runner.isolation import libc, namespaces, processes
+from bridge.runner.isolation import libc, namespaces, processes, view
 from bridge.runner.isolation.cage import Cage
 from bridge.runner.isolation.watchdog import LOOK_S, Breach, Watchdog
 
@@ -39,7 +39,8 @@ def main(setup: dict[str, Any]) -> int:
         signal.signal(number, signal.SIG_IGN)
     # Opened outside the namespaces. All processes here share it, so it stays locked until the last is gone.
     lock = os.open(setup["lock"], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    guards = (os.getppid(), os.getpid())
+    guards = (*setup["guards"], os.getpid())
+    setup["sockets"] = view.sockets()
     level = namespaces.best_level(network=setup["network"])
     namespaces.enter(level, network=setup["network"])
     if libc.LINUX and not _goes_on_guarded(setup, level):

@@ -15,16 +15,17 @@ from typing import Any
 from bridge.runner.isolation import landlock, namespaces, seccomp, view
 from bridge.runner.isolation.enforced import NOT_ENFORCED, Enforced, words
 
-_SIGNALS_SCOPED = 6  # the version of Landlock from which on signals stay inside
+_SCOPED = 6  # the version of Landlock from which on signals and abstract names stay inside
 
 
 class Cage:
     """The layers of one supervisor.
 
     Args:
-        setup: ``hide``, ``writable``, ``keep`` (lists of paths) and ``network``; see `child.Standby`.
+        setup: ``hide``, ``writable``, ``keep``, ``sockets`` (lists of paths) and ``network``; see
+            `child.Standby` and `view.sockets`.
         level: What this process entered, of `namespaces.LEVELS`.
-        guards: Process ids that the job must not signal.
+        guards: Process ids that the job must not signal, nor the groups they lead.
 
     Raises:
         OSError: A layer that this machine has cannot be made.
@@ -34,14 +35,15 @@ class Cage:
         self._folders: list[str] = setup["writable"]
         self._has_view = namespaces.has_view(level)
         if self._has_view:
-            view.build(setup["hide"], self._folders, setup["keep"], own_processes=level == "full")
+            full = level == "full"
+            view.build(setup["hide"], self._folders, setup["keep"], setup["sockets"], own_processes=full)
         known = landlock.version()
         # A view covers what is hidden, but not what somebody puts in its place while the job runs.
         self._rules = landlock.Rules(setup["hide"], listing=self._has_view) if known else None
         filters = seccomp.available()
         closed = seccomp.Closed(
             internet=level == "none" and not setup["network"],
-            local=not self._has_view,
+            local=not self._has_view or (setup["network"] and known < _SCOPED),
             signals=() if level == "full" else guards,
         )
         self._filter = seccomp.program(os.uname().machine, closed) if filters else None
@@ -50,7 +52,7 @@ class Cage:
             tree="process namespace" if level == "full" else _tree(),
             writes=words(("own view", self._has_view), ("landlock", bool(known))),
             credentials=words(("own view", self._has_view), ("landlock", bool(known))),
-            processes=words(("own namespace", level == "full"), ("landlock", known >= _SIGNALS_SCOPED)),
+            processes=words(("own namespace", level == "full"), ("landlock", known >= _SCOPED)),
             calls=words(("filter", filters)),
             memory="watched",
             disk="watched",

@@ -93,15 +93,18 @@ DENIED: dict[str, tuple[int, int | None]] = {
     "mq_open": (240, 180),
 }
 
-_CLONE, _CLONE3, _SOCKET, _SOCKETPAIR, _IOCTL, _PRLIMIT = (
+_CLONE, _CLONE3, _SOCKET, _SOCKETPAIR, _IOCTL, _FCNTL, _PRLIMIT, _PIDFD_SEND_SIGNAL = (
     *((56, 220), (435, 435), (41, 198), (53, 199)),
-    *((16, 29), (302, 261)),
+    *((16, 29), (72, 25), (302, 261), (424, 424)),
 )
 # kill, tkill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo, pidfd_open: the first argument is a process.
 _SIGNALS = ((62, 129), (200, 130), (234, 131), (129, 138), (297, 240), (434, 434))
 _NAMESPACES = 0x20000 | 0x2000000 | 0x4000000 | 0x8000000 | 0x10000000 | 0x20000000 | 0x40000000
 _UNIX, _INET, _INET6 = 1, 2, 10
+_DATAGRAMS = 2  # a bit of the kinds of sockets that reach others without being connected to them
 _TYPED_FOR_OTHERS = (0x5412, 0x541C)  # ioctl TIOCSTI and TIOCLINUX: characters into a terminal
+# fcntl F_SETOWN and F_SETOWN_EX, ioctl FIOSETOWN and SIOCSPGRP: whom a signal of choice goes to.
+_OWNED, _OWNED_BY_IOCTL = (8, 15), (0x8901, 0x8902)
 
 _ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 _X32 = 0x40000000
@@ -117,8 +120,9 @@ class Closed:
 
     Attributes:
         internet: Sockets of the internet families.
-        local: Sockets with a name on this machine; pairs of a job's own stay.
-        signals: Process ids that get no signal; -1 (every process of the user) is then closed, too.
+        local: Sockets with a name on this machine; connected pairs of a job's own stay.
+        signals: Process ids that get no signal, nor the groups they lead; -1 (every process of the user) is
+            then closed, too, and so are signals by descriptor.
     """
 
     internet: bool = False
@@ -159,6 +163,8 @@ def program(machine: str, closed: Closed) -> bytes:
     families = [] if closed.internet else [_INET, _INET6]
     lines += _only(_SOCKET[column], 0, families if closed.local else [_UNIX, *families])
     lines += _only(_SOCKETPAIR[column], 0, [_UNIX])
+    if closed.local:
+        lines += _never(_SOCKETPAIR[column], 1, [(_ANY_BIT, _DATAGRAMS)])
     lines += _only(_PRLIMIT[column], 0, [0])
     lines += _never(_CLONE[column], 0, [(_ANY_BIT, _NAMESPACES)])
     lines += _never(_IOCTL[column], 1, [(_EQUAL, request) for request in _TYPED_FOR_OTHERS])
@@ -167,6 +173,9 @@ def program(machine: str, closed: Closed) -> bytes:
         targets = [pid % (1 << 32) for each in closed.signals for pid in (each, -each)]
         for numbers in _SIGNALS:
             lines += _never(numbers[column], 0, [(_EQUAL, pid) for pid in (0xFFFFFFFF, *targets)])
+        lines += [(_EQUAL, 0, 1, _PIDFD_SEND_SIGNAL[column]), denied]  # any folder of /proc is a descriptor
+        lines += _never(_FCNTL[column], 1, [(_EQUAL, command) for command in _OWNED])
+        lines += _never(_IOCTL[column], 1, [(_EQUAL, request) for request in _OWNED_BY_IOCTL])
     lines.append((_RETURN, 0, 0, _ALLOW))
     return b"".join(struct.pack("=HBBI", *line) for line in lines)
 

@@ -2,7 +2,8 @@
 
 Fresh and empty are the folders where programs leave things for each other and listen on sockets (``/tmp``,
 ``/var/tmp``, ``/run``), ``/dev`` holds the few devices that a program needs, ``/proc`` its own processes.
-Hidden files and folders are covered with nothing. Made in a mount namespace, so nothing of it reaches the
+Hidden files and folders are covered with nothing, and so are sockets elsewhere: one that is read-only takes
+connections all the same. Made in a mount namespace, so nothing of it reaches the
 machine, and it ends with the job.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import stat
 import struct
 from collections.abc import Iterable, Sequence
 
@@ -53,8 +55,24 @@ def private(*, own_processes: bool) -> None:
         _mount("proc", "/proc", "proc", _NOSUID | _NODEV | _NOEXEC)
 
 
+def sockets() -> list[str]:
+    """Paths of the sockets that programs of this machine have; to be asked in the machine's own network."""
+    found: list[str] = []
+    with contextlib.suppress(OSError), open("/proc/net/unix", "rb") as file:
+        for row in file:
+            place = row.split(None, 7)[-1].removesuffix(b"\n")
+            if place.startswith(b"/"):
+                found.append(os.fsdecode(place))
+    return found
+
+
 def build(
-    hide: Iterable[str], writable: Iterable[str], keep: Sequence[str] = (), *, own_processes: bool
+    hide: Iterable[str],
+    writable: Iterable[str],
+    keep: Sequence[str] = (),
+    close: Iterable[str] = (),
+    *,
+    own_processes: bool,
 ) -> None:
     """Make the view, in a mount namespace of our own.
 
@@ -63,6 +81,7 @@ def build(
         writable: Existing folders that stay as they are, also inside hidden ones.
         keep: Files and folders that stay visible in folders that are fresh; those that do not exist are
             left out. What is hidden stays hidden.
+        close: Sockets to cover; those that are gone are left out.
         own_processes: Mount a /proc of this process namespace.
 
     Raises:
@@ -90,6 +109,10 @@ def build(
     for name, is_folder in hidden:
         if not is_folder and os.path.exists(name):
             _mount("/dev/null", name, None, _BIND)
+    for name in close:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            if stat.S_ISSOCK(os.stat(name).st_mode):
+                _mount("/dev/null", os.path.realpath(name), None, _BIND)
     for name, handle in rooms:
         _put_back(name, handle)
         os.close(handle)

@@ -46,7 +46,7 @@ def walled(
 
 
 TRY = """
-import os, socket, subprocess, sys
+import os, socket, struct, subprocess, sys
 def attempt(name, action):
     try:
         print(name, "done", action(), flush=True)
@@ -159,8 +159,10 @@ def test_it_reaches_nobody(walled: tuple[Jobs, dict[str, object]], tmp_path: Pat
         pytest.skip("nothing keeps a job from the network there, which its result says")
     listener = socket.create_server(("127.0.0.1", 0))
     named, abstract = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
-    names = str(tmp_path / "socket"), f"\0kakeya-{os.getpid()}"
-    for server, name in zip((named, abstract), names, strict=True):
+    caught = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    names = str(tmp_path / "socket"), f"\0kakeya-{os.getpid()}", str(tmp_path / "datagrams")
+    caught.bind(names[2])
+    for server, name in zip((named, abstract), names[:2], strict=True):
         server.bind(name)
         server.listen()
     script = f"""{TRY}
@@ -172,26 +174,27 @@ attempt("far", lambda: socket.create_connection(("192.0.2.1", 80), 2))
 attempt("here", lambda: socket.create_connection({listener.getsockname()!r}, 2))
 attempt("datagram", datagram)
 attempt("named", lambda: local({names[0]!r}))
+attempt("thrown", lambda: socket.socketpair(type=socket.SOCK_DGRAM)[0].sendto(b"x", {names[2]!r}))
 attempt("abstract", lambda: local({names[1]!r}))
 attempt("packet", lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW))
 attempt("pair", lambda: [end.send(b"x") for end in socket.socketpair()][0])
 """
-    jobs.run(script)
-    for server in (listener, named, abstract):
+    jobs.run(script, keep=[tmp_path / name for name in ("socket", "datagrams")])
+    for server in (listener, named, abstract, caught):
         server.close()
     said = outcomes(jobs)
     assert said.pop("pair") == "done 1"
-    assert len(said) == 6
+    assert len(said) == 7
     assert {how.split()[0] for how in said.values()} == {"refused"}, said
     assert jobs.enforced.network not in (NOT_ENFORCED, "open")
 
 
 @linux
-@pytest.mark.parametrize("level", ["full", "none"])
+@pytest.mark.parametrize(("level", "rules"), [("full", True), ("full", False), ("none", True)])
 def test_with_the_machines_network_it_reaches_addresses_and_no_abstract_socket(
-    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, level: str
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, level: str, rules: bool
 ) -> None:
-    as_permitted(monkeypatch, level=level)
+    as_permitted(monkeypatch, level=level, rules=rules)
     abstract, name = socket.socket(socket.AF_UNIX), f"\0kakeya-open-{os.getpid()}"
     abstract.bind(name)
     abstract.listen()
@@ -228,19 +231,35 @@ print("own", child.wait())
 
 
 @linux
-def test_without_namespaces_and_landlock_the_filter_keeps_the_supervisor_alive(
-    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("level", ["view", "none"])
+def test_without_landlock_the_filter_keeps_the_supervisor_alive(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, level: str
 ) -> None:
-    as_permitted(monkeypatch, level="none", rules=False)
+    as_permitted(monkeypatch, level=level, rules=False)
     script = f"""{TRY}
-import resource, signal
+import fcntl, resource, signal
+guard = int(open(f"/proc/{{os.getppid()}}/stat").read().rpartition(")")[2].split()[1])
+def by_descriptor(pid):
+    signal.pidfd_send_signal(os.open(f"/proc/{{pid}}", os.O_RDONLY), signal.SIGKILL)
+def as_owner(call, pid):
+    read, write = os.pipe()
+    fcntl.fcntl(read, 10, signal.SIGKILL)
+    call(read, pid)
+    fcntl.fcntl(read, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
+    os.write(write, b"x")
+for pid in (os.getppid(), guard):
+    attempt(f"descriptor-{{pid}}", lambda: by_descriptor(pid))
+    attempt(f"owner-{{pid}}", lambda: as_owner(lambda read, pid: fcntl.fcntl(read, fcntl.F_SETOWN, pid), pid))
+attempt("ioctl", lambda: fcntl.ioctl(socket.socketpair()[0], 0x8901, struct.pack("i", guard)))
 for number, target in enumerate((-1, os.getppid(), os.getpgid(os.getppid()), -os.getpgid(os.getppid()))):
     attempt(f"kill{{number}}", lambda: os.kill(target, signal.SIGKILL))
 attempt("limit", lambda: resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (1, 1)))
 attempt("runner", lambda: os.kill({os.getpid()}, signal.SIGKILL))
+attempt("group", lambda: os.killpg({os.getpgrp()}, signal.SIGKILL))
 """
     ended = jobs.run(script)
     assert ended.exit_code == 0
+    assert len(outcomes(jobs)) == 12
     assert {how.split()[0] for how in outcomes(jobs).values()} == {"refused"}, jobs.lines
     assert jobs.enforced.processes == NOT_ENFORCED, "other programs of the user can be signalled there"
 
