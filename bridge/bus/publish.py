@@ -92,7 +92,8 @@ def publish(
 
     Raises:
         ResultError: `result` is not a result, or `result_ref` not a branch of the request.
-        Superseded: The request has another result, or its claim is somebody else's now.
+        Answered: The request has another result.
+        Superseded: Its claim is somebody else's now.
         LeaseLost: Refs kept moving, or stay locked; what stands there is no other answer.
         PushRejected: The remote takes the result nowhere.
         RemoteUnreachable: It did not answer in all the tries.
@@ -108,7 +109,7 @@ def publish(
         everything[RESULT_SIGNATURE_NAME] = signature
     answer = _Answer(nonce, request_commit, result_ref, everything, message, parse_time(parsed.finished_at))
     if git.kind_and_size(f"{request_commit}:{RESULT_ROOT}/{nonce}/{RESULT_NAME}")[0] == "blob":
-        raise Superseded(f"{request_commit[:12]} is no request but an answer to {nonce}")
+        raise Answered(f"{request_commit[:12]} is no request but an answer to {nonce}")
     with git.scratch() as scratch:
         publisher = _Publisher(git, scratch, remote, answer, claim)
         large = sum(map(len, everything.values())) > _LARGE_BYTES
@@ -138,6 +139,10 @@ def _hold(claim: Claim | None) -> None:
 
 class Superseded(LeaseLost):
     """Somebody else's result or claim stands, which was looked at; trying again is pointless."""
+
+
+class Answered(Superseded):
+    """It is a result: whoever wrote that, the request ran here and must not run here again."""
 
 
 class _Publisher:
@@ -186,10 +191,10 @@ class _Publisher:
             return before
         for ref in own_refs:
             if ref in found:
-                raise Superseded(f"the request {nonce} already has a result at {ref}")
+                raise Answered(f"the request {nonce} already has a result at {ref}")
         tip = found.get(answer.branch) if answer.branch else None
         if tip is not None and tip != answer.request_commit and self._is_answered(tip):
-            raise Superseded(f"the request {nonce} already has a result on {answer.branch}")
+            raise Answered(f"the request {nonce} already has a result on {answer.branch}")
         on_branch = answer.branch is not None and tip == answer.request_commit
         if on_branch and answer.branch is not None and not self._reader.exists(answer.request_commit):
             self._git.fetch(self._remote, [answer.branch], depth=2)

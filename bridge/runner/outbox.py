@@ -14,7 +14,7 @@ from pathlib import Path
 from bridge.bus.claims import Claim, read_status
 from bridge.bus.handles import Held
 from bridge.bus.mirror import Mirror
-from bridge.bus.publish import TRIES, Published, Superseded, publish
+from bridge.bus.publish import TRIES, Answered, Published, Superseded, publish
 from bridge.errors import (
     BrokenObject,
     BusError,
@@ -131,6 +131,8 @@ class Outbox:
             where = self._push_repaired(entry, held, untouched=untouched)
         except Superseded as error:
             self._say(f"{entry.nonce}: not published: {error.message}")
+            if isinstance(error, Answered):
+                self._note(entry)
             self._let_go(entry.nonce)
             return True
         except (LeaseLost, RemoteUnreachable, PushRejected) as error:

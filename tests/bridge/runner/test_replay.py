@@ -10,11 +10,13 @@ import pytest
 from bridge import signing
 from bridge.bus import refs
 from bridge.bus.card import MAX_ANSWERED
+from bridge.bus.claims import Claim
 from bridge.bus.git import Git
 from bridge.bus.requests import submit
 from bridge.manifest import Manifest, format_time
 from bridge.runner.ledger import Ledger
 from bridge.runner.serve import Runner
+from bridge.runner.spool import Entry
 from bridge.runner.station import Station
 from tests.bridge.runner.bench import Bench
 from tests.houses import House
@@ -109,6 +111,24 @@ def test_another_runner_of_the_same_machine_refuses_it_without_any_card(bench: B
     assert serve(bench, bench.station()) == 1
     put_back(bench, asked, commit, forget_cards=True)
     assert serve(bench, bench.station("second")) == 1
+    assert bench.verdict(asked.nonce) == ("refused", "replayed")
+
+
+def test_a_forged_result_does_not_let_a_signed_request_run_again(bench: Bench) -> None:
+    asked, commit = ask(bench)
+    runner = Runner(bench.station(), say=bench.said.append, idle_s=0.2)
+    send = runner._outbox.send
+
+    def send_after_a_forgery(entry: Entry, held: Claim, *, untouched: bool) -> None:
+        for ref in (asked.result_ref, refs.result_ref(asked.nonce)):  # while the job ran
+            bench.house.git("update-ref", ref, asked.workload_sha, cwd=bench.house.remote)
+        send(entry, held, untouched=untouched)
+
+    runner._outbox.send = send_after_a_forgery  # type: ignore[method-assign]
+    assert runner.serve(once=True, idle_timeout_s=20) == 1
+    assert "already has a result" in str(bench.said)
+    put_back(bench, asked, commit)
+    assert serve(bench, bench.station()) == 1
     assert bench.verdict(asked.nonce) == ("refused", "replayed")
 
 
