@@ -135,10 +135,11 @@ def judge(
 
     questions: tuple[Callable[[], Checked], ...] = (
         manifest,
+        # Early: of whatever is refused after this it is known who asked, and strangers learn nothing of it.
+        lambda: _signed(known, station, now, requester),
         lambda: _choose(known, station),
         lambda: _allow(known, station),
         lambda: _equipped(known, station),
-        lambda: _signed(known, station, now, requester),
         lambda: _admitted(known, station),
         lambda: _within_hours(known, station, now),
         lambda: _within_quota(known, over_quota),

@@ -282,7 +282,7 @@ class Runner:
 
     def _take(self, pending: Pending, turn: Turn) -> bool:
         """Examine, claim, run and publish one request; False when it is not ours to take (now)."""
-        attempt, silent = self._desk.place(pending)
+        attempt, silent = self._desk.place(pending, turn.requester)
         if attempt is None:
             return False
         self._desk.begin(pending, attempt)

@@ -38,6 +38,7 @@ from bridge.runner.lineage import Lineage
 from bridge.runner.peers import Peers, is_old
 from bridge.runner.station import Station
 from bridge.runner.strays import Strays
+from bridge.runner.turns import Requester
 
 # A claim pushed faster than this leaves nobody time to claim, run and publish in between.
 _SURE_S = 0.05
@@ -133,14 +134,19 @@ class Desk:
         """Whether a wish to stop it was seen, be it one that does not count."""
         return nonce in self._wished
 
-    def place(self, pending: Pending) -> tuple[int | None, Silent | None]:
-        """The attempt we would be, with the silent claim we would replace; (None, None): not ours to take."""
+    def place(self, pending: Pending, requester: Requester) -> tuple[int | None, Silent | None]:
+        """The attempt we would be, with the silent claim we would replace; (None, None): not ours to take.
+
+        Args:
+            pending: The request.
+            requester: Who signed it, as far as that is known.
+        """
         if (pending.nonce, pending.commit) in self._answered:
             return None, None
         held = self._claims.get(pending.nonce)
         if held is None:
             return 1, None
-        silent = self._replaceable(pending.nonce, held)
+        silent = self._replaceable(pending.nonce, held, requester)
         return (None, None) if silent is None else (silent.attempt + 1, silent)
 
     def begin(self, pending: Pending, attempt: int) -> None:
@@ -175,9 +181,13 @@ class Desk:
         git = self._mirror.git
         return [nonce for nonce, held in self._claims.items() if self._peers.counts(git, held.commit, nonce)]
 
-    def _replaceable(self, nonce: str, held: Held) -> Silent | None:
-        """A claim as one that may be replaced by ours; None: its holder is at work."""
-        git, strict = self._mirror.git, self._station.policy.require_signature
+    def _replaceable(self, nonce: str, held: Held, requester: Requester) -> Silent | None:
+        """A claim as one that may be replaced by ours; None: its holder is at work.
+
+        One on a request that no listed signer made is left to its lease: a machine beside this one may take
+        it, and whoever squats thousands of them must not have each examined again at every look.
+        """
+        git, strict = self._mirror.git, self._station.policy.require_signature and requester is not None
         signed = strict and self._peers.counts(git, held.commit, nonce)
         status = read_status(git, held.commit)
         silent = self._watch.observe(nonce, held, status, signed=signed)
@@ -227,14 +237,8 @@ class Desk:
         return None
 
     def take(self, pending: Pending, checked: Checked, silent: Silent | None) -> Taken | None:
-        """Claim a request; None: somebody else has it, or it is answered.
-
-        A squatted claim is replaced only for a request that a listed signer made: a machine beside this one
-        may take unsigned ones.
-        """
+        """Claim a request; None: somebody else has it, or it is answered."""
         if silent is not None and silent.squatted:
-            if checked.requester is None:
-                return None
             self._say(f"{pending.nonce}: its claim is of no runner known here, and is replaced")
         branch = pending.ref if checked.manifest is None else checked.manifest.result_ref
         standing = {} if pending.ref else {refs.inbox_ref(pending.nonce): pending.commit}

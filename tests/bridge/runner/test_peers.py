@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ from bridge.bus.objects import Entry
 from bridge.errors import LeaseLost
 from bridge.manifest import Manifest, format_time
 from bridge.result import STATUS_NAME, STATUS_SIGNATURE_NAME, Phase, RunStatus
+from bridge.runner.check import Checked
 from bridge.runner.station import Station
 from tests.bridge.runner.bench import Bench
 from tests.houses import House, wait_for
@@ -119,6 +121,32 @@ def test_a_squatted_claim_does_not_hold_up_a_signed_request(bench: Bench, ann: P
     assert bench.serve_once() == 1
     assert bench.verdict(asked.nonce) == ("passed", "ok")
     assert bench.answer(asked.nonce).result.attempt == 1, "what a squatter says of attempts is not believed"
+
+
+def test_a_squatted_claim_does_not_hold_up_the_refusal_of_a_signed_request(bench: Bench, ann: Path) -> None:
+    bench.policy('require_signature = true\nallow_presets = ["patient"]\n')
+    asked = ask_signed(bench, ann, "echo")
+    squat(bench, asked, made_up(bench, asked))
+    assert bench.serve_once() == 1
+    assert bench.verdict(asked.nonce) == ("refused", "policy")
+
+
+def test_squatted_claims_on_unsigned_requests_cost_signed_ones_no_time(bench: Bench, ann: Path) -> None:
+    for _ in range(3):
+        stranger = bench.ask()
+        squat(bench, stranger, made_up(bench, stranger))
+    asked = [ask_signed(bench, ann) for _ in range(2)]
+    runner, examined = bench.runner(), []
+    examine = runner._desk.examine
+
+    def noted(pending: Pending, *rest: Any) -> Checked | None:
+        examined.append(pending.nonce)
+        return examine(pending, *rest)
+
+    runner._desk.examine = noted  # type: ignore[method-assign]
+    for _ in asked:
+        assert runner.serve(once=True, idle_timeout_s=20) == 1
+    assert examined == [each.nonce for each in asked]
 
 
 def test_the_claim_of_a_known_runner_is_respected(bench: Bench, ann: Path) -> None:

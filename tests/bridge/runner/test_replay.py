@@ -85,6 +85,18 @@ def test_a_signed_request_that_is_put_back_is_refused_on_another_machine(bench: 
     assert bench.verdict(asked.nonce) == ("refused", "replayed")
 
 
+def test_a_signed_request_that_was_refused_is_told_of_on_the_card_too(bench: Bench) -> None:
+    bench.policy("require_signature = true\nallow_presets = []\n")
+    first = bench.station()
+    asked, commit = ask(bench)
+    assert serve(bench, first) == 1
+    assert bench.verdict(asked.nonce) == ("refused", "policy")
+    bench.policy("require_signature = true\n")
+    put_back(bench, asked, commit)
+    assert serve(bench, other(bench, first)) == 1
+    assert bench.verdict(asked.nonce) == ("refused", "replayed")
+
+
 def test_what_was_heard_once_stays_known_when_the_cards_are_gone(bench: Bench) -> None:
     first = bench.station()
     second = other(bench, first)
