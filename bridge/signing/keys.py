@@ -31,7 +31,7 @@ _BASE64 = re.compile(r"[A-Za-z0-9+/]{16,}={0,2}")
 
 @dataclass(frozen=True)
 class PublicKey:
-    """One public key: its kind, its base64 text, and what its owner wrote behind it."""
+    """One public key: its kind, its base64 text in the one form there is, and its owner's words behind it."""
 
     kind: str
     text: str
@@ -84,6 +84,8 @@ def parse_key(line: str) -> PublicKey:
         raise SignatureError(
             f"an RSA key of {bits} bits is too short", f"at least {MIN_RSA_BITS}, or ed25519"
         )
+    # Base64 has spare bits at its end: the same key in another spelling must be revoked with it.
+    text = base64.b64encode(blob).decode()
     return PublicKey(kind, text, words[2].strip() if len(words) > 2 else "")
 
 

@@ -21,7 +21,8 @@ def read(path: Path) -> bytes | None:
     What is checked is the file that is read, not a path that could be changed between the two.
 
     Raises:
-        KeyListError: Others could have written it, it is too large, or it cannot be read.
+        KeyListError: Others could have written it, it is too large, or it cannot be read; or it is a link
+            to nothing: an owner who made that means to revoke or to list somebody.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -31,6 +32,8 @@ def read(path: Path) -> bytes | None:
                 _require_owned(folder, folder.stat())
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
+        if path.is_symlink():
+            raise KeyListError(f"{path} is a link that leads to no file") from None
         return None
     except OSError as error:
         raise KeyListError(f"cannot read {path}: {error.strerror or error}") from None

@@ -52,7 +52,7 @@ def check_private(path: Path, status: os.stat_result) -> None:
 
 
 def shared(folder: Path, policy: Path) -> Iterator[PolicyError]:
-    """What is wrong with the permissions of a configuration folder, each thing that decides something.
+    """What nobody may rely on in a configuration folder, of each thing that decides something.
 
     Args:
         folder: The configuration folder; it need not exist.
@@ -64,6 +64,8 @@ def shared(folder: Path, policy: Path) -> Iterator[PolicyError]:
         try:
             status = path.stat()
         except FileNotFoundError:
+            if path.is_symlink():  # it was meant to decide something
+                yield PolicyError(f"policy: {path} is a link that leads to no file")
             continue
         except OSError as error:
             yield PolicyError(f"cannot look at {path}: {error.strerror}")

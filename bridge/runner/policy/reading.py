@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bridge.bus.untrusted import unsafe_character
 from bridge.errors import PolicyError
 from bridge.runner.limits import Limits
 from bridge.runner.policy.hours import HoursError, Span, read_span
@@ -15,6 +14,7 @@ from bridge.runner.policy.permissions import check_private, check_unshared
 from bridge.runner.policy.types import BRANCHES, Policy, PresetRule
 from bridge.runner.policy.values import Values
 from bridge.runner.policy.variables import why_not
+from bridge.signing.listed import NAME, NAME_WORDS
 from bridge.toml import TomlError, parse
 from bridge.toml import read as read_bytes
 
@@ -131,8 +131,8 @@ def _seconds(values: Values, key: Key, value: object) -> int:
 def _quotas(values: Values, key: Key, value: object) -> Mapping[str, int]:
     quotas = values.table(key, value, "a table of numbers of requests")
     for name in quotas:
-        if not name.strip() or unsafe_character(name) is not None:
-            raise values.fault(key, f"{name!r} is not a requester's name")
+        if NAME.fullmatch(name) is None:
+            raise values.fault(key, f"{ascii(name)[:120]} is not a requester's name", NAME_WORDS)
     return {
         name: values.number((*key, name), limit, "requests", 0, _MOST_REQUESTS)
         for name, limit in quotas.items()

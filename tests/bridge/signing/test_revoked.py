@@ -9,8 +9,9 @@ import pytest
 from bridge import signing
 from bridge.errors import KeyListError
 from bridge.process import run_program
+from bridge.signing.keys import parse_key
 from bridge.signing.revoked import check_revoked, is_revoked, revoke
-from tests.bridge.signing.keyring import private, public
+from tests.bridge.signing.keyring import blob, private, public
 
 
 def krl(path: Path, *names: str) -> Path:
@@ -72,3 +73,17 @@ def test_a_list_that_others_may_write_says_nothing(tmp_path: Path) -> None:
     path.chmod(0o666)
     with pytest.raises(KeyListError, match="can be written by others"):
         is_revoked(path, public("bob"))
+
+
+def test_a_list_that_is_a_link_to_nothing_lets_nobody_through(tmp_path: Path) -> None:
+    (tmp_path / "revoked_keys").symlink_to(tmp_path / "unmounted")
+    with pytest.raises(KeyListError, match="leads to no file"):
+        is_revoked(tmp_path / "revoked_keys", public("ann"))
+
+
+def test_another_spelling_of_a_revoked_key_is_revoked_with_it(tmp_path: Path) -> None:
+    kind, text = "ecdsa-sha2-nistp256", blob(b"ecdsa-sha2-nistp256", b"nistp256", b"\x04" * 65)
+    assert text.endswith("Q=")
+    other = parse_key(f"{kind} {text[:-2]}R=")
+    (tmp_path / "revoked_keys").write_text(f"{kind} {text}\n")
+    assert is_revoked(tmp_path / "revoked_keys", other)

@@ -83,6 +83,7 @@ def test_a_requester_may_queue_what_the_policy_says_of_it_or_of_everybody(tmp_pa
         ("[quotas]\nann = 100001", "quotas.ann must be 0 to 100000"),
         ('[quotas]\n"" = 5', "is not a requester's name"),
         ('[quotas]\n"a\\nb" = 5', "is not a requester's name"),
+        ('[quotas]\n"*@example.org" = 5', "is not a requester's name"),
         ("allow_everything = true", "unknown key 'allow_everything'"),
         ("allow_repo_code = 1", "must be true or false"),
         ('allow_repo_code = "true"', "must be true or false"),

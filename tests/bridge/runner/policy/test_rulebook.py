@@ -138,6 +138,16 @@ def test_a_link_is_followed_to_a_folder_that_others_may_write(owner: Owner, tmp_
         owner.book()
 
 
+@pytest.mark.parametrize("name", ["policy.toml", "presets/echo.toml", "presets", "revoked_keys"])
+def test_a_link_to_nothing_is_no_wish_for_the_default(owner: Owner, name: str) -> None:
+    path = owner.folder / name
+    if path.exists():
+        path.rename(owner.folder / "away")
+    path.symlink_to(owner.folder / "nowhere")
+    with pytest.raises(PolicyError, match="a link that leads to no file"):
+        owner.book()
+
+
 def test_a_file_that_goes_is_no_wish_for_the_default(owner: Owner) -> None:
     book = owner.book()
     (owner.folder / "policy.toml").unlink()
