@@ -29,6 +29,7 @@ CREDENTIAL_FILES = (
     ".docker/config.json",
     ".npmrc",
     ".pypirc",
+    ".cache/huggingface/stored_tokens",
 )
 # Files that hold one token and nothing else.
 TOKEN_FILES = (".cache/huggingface/token", ".huggingface/token")

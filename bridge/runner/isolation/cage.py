@@ -39,7 +39,8 @@ class Cage:
             view.build(setup["hide"], self._folders, setup["keep"], setup["sockets"], own_processes=full)
         known = landlock.version()
         # A view covers what is hidden, but not what somebody puts in its place while the job runs.
-        self._rules = landlock.Rules(setup["hide"], listing=self._has_view) if known else None
+        hide = [*setup["hide"], "/dev"]
+        self._rules = landlock.Rules(hide, listing=self._has_view) if known else None
         filters = seccomp.available()
         closed = seccomp.Closed(
             internet=level == "none" and not setup["network"],
@@ -68,8 +69,8 @@ class Cage:
             for folder in self._folders:
                 view.narrow(folder, room)
         if self._rules is not None:
-            scratch = view.SCRATCH if self._has_view else ()
-            self._rules.allow_writing([room, *scratch, *landlock.DEVICES])
+            fresh = (*view.SCRATCH, *landlock.TERMINALS) if self._has_view else ()
+            self._rules.allow_writing([room, *fresh, *landlock.DEVICES])
 
     def command(self, argv: list[str], room: str) -> list[str]:  # noqa: ARG002 - another machine's needs it
         """The command line that runs `argv` behind the layers: itself."""

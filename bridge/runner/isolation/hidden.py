@@ -14,13 +14,24 @@ from bridge.presets import Preset
 # Credentials and private traces in the user's home.
 CREDENTIALS = (
     *(".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".netrc", ".pypirc", ".npmrc", ".pgpass"),
-    *(".git-credentials", ".config/git/credentials", ".config/gh", ".config/hub", ".config/gcloud"),
-    *(".config/op", ".config/rclone", ".cargo/credentials.toml", ".terraform.d", ".vault-token"),
+    *(".git-credentials", ".gitconfig", ".config/git", ".config/gh", ".config/hub", ".config/gcloud"),
+    *(".config/op", ".1password", ".config/rclone", ".config/sops", ".cargo/credentials", ".boto", ".s3cfg"),
+    *(".cargo/credentials.toml", ".terraform.d", ".vault-token", ".my.cnf", ".kaggle", ".config/wandb"),
     *(".password-store", ".local/share/keyrings", ".local/share/kwalletd", ".mozilla", ".thunderbird"),
-    *(".config/google-chrome", ".config/chromium", ".cache/huggingface/token", ".huggingface"),
+    *(".config/google-chrome", ".config/chromium", ".config/BraveSoftware", ".config/microsoft-edge"),
+    *(".cache/huggingface/token", ".cache/huggingface/stored_tokens", ".huggingface"),
+    *(".config/github-copilot", ".config/doctl", ".config/heroku", ".fly"),
     *(".bash_history", ".zsh_history", ".python_history", ".viminfo", ".lesshst"),
     *("Library/Keychains", "Library/Cookies", "Library/Safari", "Library/Mail", "Library/Messages"),
     *("Library/Application Support/Google", "Library/Application Support/Firefox"),
+)
+# The machine's own, readable where the runner is root; in a container, what its jailer gave it.
+SYSTEM = ("/etc/shadow", "/etc/gshadow", "/etc/ssh", "/etc/krb5.keytab", "/run/secrets", "/var/run/secrets")
+# Variables that say where credentials lie.
+PLACES = (
+    *("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AZURE_CONFIG_DIR", "CLOUDSDK_CONFIG"),
+    *("DOCKER_CONFIG", "GH_CONFIG_DIR", "GIT_CONFIG_GLOBAL", "GNUPGHOME", "GOOGLE_APPLICATION_CREDENTIALS"),
+    *("HF_TOKEN_PATH", "KUBECONFIG", "NETRC", "NPM_CONFIG_USERCONFIG", "PGPASSFILE", "SSH_AUTH_SOCK"),
 )
 # Where programs outside listen that would do a job's work for it.
 SOCKETS = ("/run/user", "/run/dbus", "/run/docker.sock", "/run/containerd", "/run/podman")
@@ -33,11 +44,14 @@ def hidden(home: Path, ours: Mapping[str, str], *own: Path) -> list[Path]:
 
     Args:
         home: The user's home, with the credentials in it.
-        ours: The runner's environment, which names the key agent's socket.
+        ours: The runner's environment, which says where else credentials lie.
         own: The runner's state and configuration: keys, policy, mirror, spool.
     """
-    agent = [Path(ours["SSH_AUTH_SOCK"])] if ours.get("SSH_AUTH_SOCK") else []
-    return [*(home / name for name in CREDENTIALS), *(Path(name) for name in SOCKETS), *agent, *own]
+    named = [Path(ours[name]) for name in PLACES if ours.get(name)]
+    if ours.get("HF_HOME"):
+        named += [Path(ours["HF_HOME"], name) for name in ("token", "stored_tokens")]
+    there = [*map(Path, (*SYSTEM, *SOCKETS)), *(place for place in named if place.is_absolute())]
+    return [*(home / name for name in CREDENTIALS), *there, *own]
 
 
 def kept(

@@ -26,7 +26,8 @@ _REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
 _ON_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 _SINCE = {2: _REFER, 3: _TRUNCATE, 5: _IOCTL_DEV}
 _SCOPES = {6: 1 | 2}  # abstract sockets, signals
-DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/tty", "/dev/pts", "/dev/ptmx")
+DEVICES = tuple(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty"))
+TERMINALS = ("/dev/pts", "/dev/ptmx")  # everybody's, unless a view has its own
 
 
 def version() -> int:

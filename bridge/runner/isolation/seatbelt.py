@@ -20,6 +20,12 @@ PROGRAM = "/usr/bin/sandbox-exec"
 _TRIAL = ("/usr/bin/true",)
 _TRIAL_S = 10.0
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/tty", "/dev/ptmx", "/dev/dtracehelper")
+# Of the user's terminals, only those that the job itself opened.
+_TERMINAL, _OWN = '(regex #"^/dev/ttys[0-9]+$")', '(extension "com.apple.sandbox.pty")'
+_TERMINALS = (
+    f"(deny file-read-data {_TERMINAL})",
+    f"(allow file-read* file-write* (require-all {_TERMINAL} {_OWN}))",
+)
 _NAMES = "/private/var/run/mDNSResponder"  # where names become addresses
 # Services that start programs for others, or hand out keys.
 _SERVICES = (
@@ -57,7 +63,7 @@ class Profile:
         """The rules; of those that speak of the same thing, the last one holds."""
         lines = ["(version 1)", "(allow default)", *self._network()]
         lines += ["(deny file-write*)", _rule("allow", "file-write* file-ioctl", map(_literal, _DEVICES))]
-        lines += ['(allow file-write* (regex #"^/dev/ttys[0-9]+$"))']
+        lines += _TERMINALS
         if self.hidden:  # what a file is may be asked: the way to the room leads through hidden folders
             places = [f'(subpath (param "HIDDEN{number}"))' for number in range(len(self.hidden))]
             lines.append(_rule("deny", "file-read-data file-read-xattr file-write*", places))

@@ -98,6 +98,8 @@ def test_a_profile_is_well_formed_and_its_last_word_is_the_room(network: bool, s
         for rule in ("(deny file-write*)", '(param "HIDDEN0")', '(param "HIDDEN1")', '(param "ROOM")')
     ]
     assert order == sorted(order), "of several rules the last one holds"
+    [terminals] = [line for line in text.splitlines() if line.startswith("(allow") and "/dev/ttys" in line]
+    assert '(extension "com.apple.sandbox.pty")' in terminals, "of the user's terminals, only the job's own"
     assert ("(deny signal)" in text) is strict
 
 

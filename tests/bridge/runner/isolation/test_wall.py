@@ -120,6 +120,30 @@ attempt("shown", lambda: open({str(shown)!r}).read())
 
 
 @linux
+@pytest.mark.parametrize("level", ["full", "network", "none"])
+def test_it_opens_no_device_of_the_machine_and_no_terminal_of_the_user(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, level: str
+) -> None:
+    as_permitted(monkeypatch, level=level)
+    ends = os.openpty()
+    script = f"""{TRY}
+for name in sorted(os.listdir("/dev")) if {level == "full"} else {sorted(os.listdir("/dev"))!r}:
+    if not os.path.isdir(f"/dev/{{name}}"):
+        attempt(name, lambda: os.open(f"/dev/{{name}}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY))
+attempt("listen", lambda: os.open({os.ttyname(ends[1])!r}, os.O_RDONLY | os.O_NOCTTY))
+attempt("write", lambda: os.open({os.ttyname(ends[1])!r}, os.O_WRONLY | os.O_NOCTTY))
+"""
+    jobs.run(script)
+    for end in ends:
+        os.close(end)
+    opened = {name for name, how in outcomes(jobs).items() if how.startswith("done")}
+    own = {"ptmx"} if level == "full" else set[str]()
+    links = {"fd", "stdin", "stdout", "stderr"}
+    assert opened - links == {"null", "zero", "full", "random", "urandom"} | own
+    assert len(outcomes(jobs)) >= 8
+
+
+@linux
 @pytest.mark.parametrize("level", ["full", "none"])
 def test_what_is_put_in_place_of_a_hidden_file_meanwhile_is_hidden_too(
     jobs: Jobs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, level: str
