@@ -26,7 +26,7 @@ from bridge.errors import (
     RequestRefused,
     SignatureError,
 )
-from bridge.manifest import Manifest, ParamValue, format_time
+from bridge.manifest import MAX_NONCE_SKEW, Manifest, ParamValue, format_time
 from bridge.presets import Preset
 from bridge.result import Reason
 from bridge.runner import facts, models
@@ -342,6 +342,12 @@ def _timely(known: Checked, station: Station, now: datetime, answered: Container
     assert manifest is not None  # noqa: S101 - asked before
     if now >= manifest.expires_at:
         raise Refusal(Reason.EXPIRED, f"the request expired at {format_time(manifest.expires_at)}")
+    if manifest.created_at - now > MAX_NONCE_SKEW:  # else it could outlive every memory of its answer
+        raise Refusal(
+            Reason.BAD_MANIFEST,
+            f"the request is dated {format_time(manifest.created_at)}, and it is {format_time(now)} here",
+            "set the clock that is wrong, and ask again",
+        )
     if manifest.audience != station.audience:
         raise Refusal(
             Reason.WRONG_AUDIENCE,

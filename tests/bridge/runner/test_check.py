@@ -75,6 +75,14 @@ def test_expiry_is_judged_by_the_runners_clock(bench: Bench) -> None:
     assert bench.verdict(asked.nonce) == ("refused", "expired")
 
 
+def test_a_request_from_the_future_is_refused_however_long_it_would_be_valid(bench: Bench) -> None:
+    asked = bench.ask()
+    earlier = datetime.now(UTC) - timedelta(days=1, minutes=1)
+    Runner(bench.station(), now=lambda: earlier).serve(once=True, idle_timeout_s=20)
+    assert bench.verdict(asked.nonce) == ("refused", "bad_manifest")
+    assert "it is " in bench.answer(asked.nonce).result.verdict.message
+
+
 def hostile_commits(bench: Bench) -> dict[str, tuple[str, Reason]]:
     """Request commits of the wrong shape, by what is wrong with them: (commit, expected reason)."""
     git = Git(bench.house.clone)
