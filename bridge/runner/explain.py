@@ -30,6 +30,7 @@ NOT_ASKED = (
     "whether the request was answered before",
     "whether its commit has the files that it names",
     "whether its commit is on a branch of allow_workloads",
+    "whether it stands on the branch that it names, where allow_refs decides",
 )
 _NO_COMMIT = "0" * 40
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Collection, Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from bridge.bus import refs
@@ -33,9 +33,10 @@ from bridge.bus.mirror import Mirror, Pending
 from bridge.bus.retire import SETTLED
 from bridge.errors import BrokenObject, BusError, LeaseLost, PushRejected
 from bridge.result import Reason, RunStatus
-from bridge.runner.check import Checked, examine
+from bridge.runner.check import Checked, Refusal, examine
 from bridge.runner.lineage import Lineage
 from bridge.runner.peers import Peers, is_old
+from bridge.runner.policy.types import BRANCHES
 from bridge.runner.station import Station
 from bridge.runner.strays import Strays
 from bridge.runner.turns import Requester
@@ -226,6 +227,8 @@ class Desk:
             over_quota=over_quota,
         )
         refusal = checked.refusal
+        if refusal is None and self._station.policy.allow_refs is not None:
+            return self._placed(checked)
         if refusal is None or refusal.reason is not Reason.BAD_COMMIT or pending.nonce in self._renewed:
             return checked
         cause = refusal.__context__
@@ -235,6 +238,20 @@ class Desk:
         self._say(f"{pending.nonce}: {refusal.message}")
         self._mirror.remake()
         return None
+
+    def _placed(self, checked: Checked) -> Checked:
+        """Refuse what does not stand on its branch, where the branch decides: to the inbox all may push."""
+        pending, manifest = checked.pending, checked.manifest
+        assert manifest is not None  # noqa: S101 - what is not refused has one
+        tip = self._mirror.standing(pending.nonce, manifest.result_ref).branch
+        deleted = tip is None and not self._station.policy.require_signature  # a wish to stop it, see `take`
+        if deleted or tip == pending.commit or (tip and self._mirror.holds_result(pending.nonce, tip)):
+            return checked
+        branch = manifest.result_ref.removeprefix(BRANCHES)
+        message = (
+            f"the branch {branch} does not hold this request, and this machine's policy goes by branches"
+        )
+        return replace(checked, refusal=Refusal(Reason.POLICY, message, key=("allow_refs",)))
 
     def take(self, pending: Pending, checked: Checked, silent: Silent | None) -> Taken | None:
         """Claim a request; None: somebody else has it, or it is answered."""
@@ -247,7 +264,9 @@ class Desk:
         held, wish = self._claim(pending, silent, whole, guarded), None
         if held is None and branch and standing:
             wish, open_still = self._what_moved(pending, silent, branch)
-            held = self._claim(pending, silent, standing, guarded) if open_still else None
+            runs = wish is None and checked.refusal is None
+            if open_still and not (runs and self._station.policy.allow_refs is not None):
+                held = self._claim(pending, silent, standing, guarded)
         if held is None and pending.ref:
             self._mirror.scan_next()
         if held is None:

@@ -29,6 +29,23 @@ requesters = ["ann@example.org"]
 """
 
 
+def test_an_inbox_entry_alone_comes_on_no_branch(bench: Bench) -> None:
+    """On a server that protects branches, whoever may not push to one may still put requests in the inbox."""
+    bench.policy('allow_refs = ["AgentMemory/*"]\n')
+    nonce = bench.manifest("echo").nonce
+    branch = refs.request_ref("echo", nonce, "AgentMemory/agent-1a2b")
+    bench.ask("echo", nonce=nonce, result_ref=branch, params={"word": "honest"})
+    other = bench.request_commit(bench.manifest("echo", nonce=nonce, result_ref=branch))
+    bench.house.git(
+        "push", "-qf", str(bench.house.remote), f"{other}:{refs.inbox_ref(nonce)}", cwd=bench.house.clone
+    )
+    assert bench.serve_once() == 1
+    assert "refused/policy the branch AgentMemory/" in str(bench.said)
+    asked = bench.ask("echo", nonce=nonce[:-6] + "abcdef", result_ref=branch.replace(nonce[-6:], "abcdef"))
+    assert bench.serve_once() == 1
+    assert bench.verdict(asked.nonce) == ("passed", "ok")
+
+
 def test_requests_outside_the_policy_are_refused_and_the_others_served(bench: Bench, tmp_path: Path) -> None:
     bench.policy(POLICY)
     keys = {name: signing.ensure_key(tmp_path / name, name) for name in ("ann", "bob")}
