@@ -93,7 +93,9 @@ def _failed(reason: Reason, message: str) -> Verdict:
 
 def _of(breach: Breach) -> str:
     used, allowed = breach.used, breach.allowed
-    if breach.what in ("memory", "disk"):
+    if breach.what == "left":
+        figures = f"{used / _GIB:.3g} GiB left"
+    elif breach.what in ("memory", "disk"):
         figures = f"{used / _GIB:.3g} GiB, at most {allowed / _GIB:.3g}"
     else:
         figures = f"{used}, at most {allowed}"
@@ -102,6 +104,7 @@ def _of(breach: Breach) -> str:
         "processes": f"the job ran more processes and threads than it may ({figures}) and was killed",
         "disk": f"the job's files took more of the disk than they may ({figures})",
         "files": f"the job made more files than it may ({figures})",
+        "left": f"the disk was about to be full ({figures}) and the job was killed",
         "depth": f"the job nested its folders deeper than they may be ({figures})",
     }[breach.what]
 

@@ -34,6 +34,7 @@ class Cage:
     def __init__(self, setup: Mapping[str, Any], level: str, guards: tuple[int, ...]) -> None:
         self._folders: list[str] = setup["writable"]
         self._has_view = namespaces.has_view(level)
+        namespaces.go_first()
         if self._has_view:
             full = level == "full"
             view.build(setup["hide"], self._folders, setup["keep"], setup["sockets"], own_processes=full)

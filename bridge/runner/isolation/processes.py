@@ -79,12 +79,34 @@ def parse_stat(pid: int, text: bytes) -> Process:
     )
 
 
-def exact_memory(process: Process) -> int:
-    """Bytes of memory of a process, shared pages divided among those that share them, swap included."""
+def exact_memory(process: Process) -> tuple[int, int]:
+    """Bytes of memory of a process, and of memory made to be shared: files of memory, mapped or nameless.
+
+    Pages that several have are divided among them; what is swapped out counts.
+    """
     with contextlib.suppress(OSError), open(f"/proc/{process.pid}/smaps_rollup", "rb") as file:
-        rows = (row.split() for row in file)
-        return 1024 * sum(int(row[1]) for row in rows if row[0] in (b"Pss:", b"SwapPss:"))
-    return process.resident
+        kib = {row.split()[0]: int(row.split()[1]) for row in file if row.endswith(b" kB\n")}
+        shared = kib.get(b"Pss_Shmem:", 0)
+        return 1024 * (kib.get(b"Pss:", 0) + kib.get(b"SwapPss:", 0) - shared), 1024 * shared
+    return process.resident, 0
+
+
+def shares_nameless(process: Process) -> bool:
+    """Whether a process has memory to share that no file names, and that is nobody's while untouched."""
+    try:
+        with open(f"/proc/{process.pid}/maps", "rb") as file:
+            return any(b"/dev/zero (deleted)" in row or b"[anon_shmem:" in row for row in file)
+    except PermissionError:  # it does not let us look
+        return True
+    except OSError:
+        return False
+
+
+def shared_memory() -> int:
+    """Bytes of memory made to be shared that the machine's programs have, touched or not; 0: unknown."""
+    with contextlib.suppress(OSError), open("/proc/meminfo", "rb") as file:
+        return sum(1024 * int(row.split()[1]) for row in file if row.startswith(b"Shmem:"))
+    return 0
 
 
 def end_descendants(group: int = 0) -> tuple[int, dict[int, int]]:

@@ -18,6 +18,7 @@ from bridge.runner.limits import Limits
 # Names that may pass from the runner's environment to a job; none of them is a secret.
 PASSED_NAMES = ("KAKEYA_BLAS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TZ", "VECLIB_MAXIMUM_THREADS")
 SYSTEM_PATH = ("/opt/homebrew/bin", "/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin")
+_LEFT = 1 << 30  # bytes of the disk that no job may fill
 
 
 @dataclass(frozen=True)
@@ -99,4 +100,5 @@ def allowed(limits: Limits, memory: int) -> dict[str, int]:
         "processes": limits.processes,
         "disk": limits.disk_bytes,
         "files": limits.files,
+        "left": _LEFT,
     }

@@ -27,10 +27,10 @@ class Breach:
     """A limit that a job went beyond.
 
     Attributes:
-        what: ``memory`` (bytes), ``processes`` (with their threads), ``disk`` (bytes), ``files`` or
-            ``depth`` (folders in folders).
+        what: ``memory`` (bytes), ``processes`` (with their threads), ``disk`` (bytes), ``files``, ``depth``
+            (folders in folders), or ``left`` (bytes left of the disk, whoever filled it).
         used: What was measured; counting may have ended at the limit.
-        allowed: The limit.
+        allowed: The limit; of what is ``left``, the least.
     """
 
     what: str
@@ -65,6 +65,8 @@ class Watchdog:
         self._scratch = scratch
         self._clock = clock
         self._room_due = clock() + _ROOM_S
+        self._least = min(allowed.get("left", 0), self._left() // 2)
+        self._shared = processes.shared_memory()
         self.seen: dict[int, int] = {}
 
     def look(self) -> Breach | None:
@@ -72,6 +74,7 @@ class Watchdog:
         running = processes.below_us()
         self.seen.update((each.pid, each.started) for each in running)
         found = self._over("processes", sum(each.threads for each in running)) or self._memory(running)
+        found = found or self._full_disk()
         began = self._clock()
         if found is None and began >= self._room_due:
             found = self.look_at_room(running)
@@ -93,10 +96,24 @@ class Watchdog:
 
     def _memory(self, running: list[processes.Process]) -> Breach | None:
         scratch = self._scratch()
-        if self._over("memory", sum(each.resident for each in running) + scratch) is None:
+        # What was shared and is not touched any more counts for no process: all there is may be the job's.
+        shared = max(scratch, processes.shared_memory() - self._shared)
+        if self._over("memory", sum(each.resident for each in running) + shared) is None:
             return None
         # Pages that several share were counted for each: be exact before it costs the job its life.
-        return self._over("memory", sum(map(processes.exact_memory, running)) + scratch)
+        exact = [processes.exact_memory(each) for each in running]
+        touched = sum(shared for _, shared in exact)
+        if not any(map(processes.shares_nameless, running)):
+            shared = scratch
+        return self._over("memory", sum(own for own, _ in exact) + max(shared, touched))
+
+    def _full_disk(self) -> Breach | None:
+        left = self._left()
+        return Breach("left", left, self._least) if left < self._least else None
+
+    def _left(self) -> int:
+        disk = os.fstatvfs(self._room)
+        return disk.f_bavail * disk.f_frsize
 
     def _over(self, what: str, used: int) -> Breach | None:
         allowed = self._allowed.get(what)

@@ -288,6 +288,13 @@ attempt("group", lambda: os.killpg({os.getpgrp()}, signal.SIGKILL))
     assert jobs.enforced.processes == NOT_ENFORCED, "other programs of the user can be signalled there"
 
 
+@linux
+def test_the_kernel_ends_a_job_before_all_others_when_memory_runs_out(jobs: Jobs) -> None:
+    jobs.run("print(open('/proc/self/oom_score_adj').read())")
+    assert jobs.lines == ["1000"]
+    assert Path("/proc/self/oom_score_adj").read_text() != "1000\n"
+
+
 SURVIVORS = {
     "session": "Popen(ARGV, start_new_session=True)",
     "double-fork": """

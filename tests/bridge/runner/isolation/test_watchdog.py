@@ -50,6 +50,12 @@ BREACHES = {
         "import time; open('/dev/shm/big', 'wb').write(bytes(80 << 20)); time.sleep(60)",
         {"memory": 60 * MIB},
     ),
+    "shared-and-let-go": (
+        "import mmap, os, time\nheld = mmap.mmap(-1, 160 << 20)\nfor part in range(4):\n"
+        "    if os.fork() == 0:\n        held[part * 40 << 20 : (part + 1) * 40 << 20] = bytes(40 << 20)\n"
+        "        os._exit(0)\n    os.wait()\ntime.sleep(60)",
+        {"memory": 130 * MIB},
+    ),
     "processes": (
         "import os, time\nfor _ in range(30):\n    if os.fork() == 0: time.sleep(60)\ntime.sleep(60)",
         {"processes": 20},
@@ -111,6 +117,33 @@ def test_memory_that_processes_share_counts_once(jobs: Jobs) -> None:
     ended = jobs.run(script, allowed={"memory": 150 * MIB})
     assert ended.breach is None
     assert ended.exit_code == 0
+
+
+@linux
+def test_memory_that_is_a_file_and_mapped_counts_once(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_permitted(monkeypatch, level="full")
+    script = """
+        import mmap, time
+        with open("/dev/shm/x", "w+b") as file:
+            file.truncate(80 << 20)
+            shared = mmap.mmap(file.fileno(), 0)
+        shared[:] = bytes(b"x") * (80 << 20)
+        time.sleep(1)
+    """
+    # With the string that fills it, 160 MiB for a moment.
+    assert jobs.run(script, allowed={"memory": 200 * MIB}).breach is None
+
+
+def test_a_job_ends_before_the_disk_is_full_and_may_fill_half_of_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = [10_000]
+    monkeypatch.setattr(Watchdog, "_left", lambda _: left[0])
+    usual, full = (Watchdog({"left": least}, str(tmp_path), scratch=lambda: 0) for least in (100, 99_000))
+    left[0] = 4_999
+    assert (usual.look(), full.look()) == (None, Breach("left", 4_999, 5_000))
+    left[0] = 99
+    assert usual.look() == Breach("left", 99, 100)
 
 
 @linux
@@ -178,6 +211,7 @@ WORDS = {
         "memory than it may (6 GiB, at most 4) and was killed",
     ),
     "disk": (Breach("disk", 3 << 29, 1 << 30), "more of the disk than they may (1.5 GiB, at most 1)"),
+    "left": (Breach("left", 1 << 29, 1 << 30), "the disk was about to be full (0.5 GiB left)"),
     "files": (Breach("files", 11, 10), "more files than it may (11, at most 10)"),
     "processes": (Breach("processes", 11, 10), "more processes and threads than it may (11, at most 10)"),
     "depth": (Breach("depth", 11, 10), "nested its folders deeper than they may be (11, at most 10)"),
