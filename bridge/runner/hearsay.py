@@ -62,6 +62,9 @@ class Hearsay:
         self._siblings: dict[Path, tuple[tuple[int, int], set[str]]] = {}
         # Requests that a known runner was seen to hold.
         self._held: set[str] = set()
+        # Claims that were weighed: in which look, and the commit.
+        self._weighed: dict[str, tuple[int, str]] = {}
+        self._looks = 0
         # Cards that were read, by ref and commit.
         self._read: set[tuple[str, str]] = set()
         self._said: str | None = None
@@ -86,8 +89,17 @@ class Hearsay:
             self._look_at_cards(names)
 
     def _look_at_claims(self, claims: Mapping[str, Held], pending: Collection[str]) -> None:
-        fresh = [nonce for nonce in claims if nonce in pending and nonce not in self._held]
+        """Weigh some claims, those first that waited longest for it: a crowd of squatted ones hides none."""
+        self._looks += 1
+        self._weighed = {nonce: known for nonce, known in self._weighed.items() if nonce in claims}
+        before = {nonce: self._weighed.get(nonce, (0, "")) for nonce in claims if nonce in pending}
+        fresh = [
+            nonce
+            for nonce, (_, commit) in sorted(before.items(), key=lambda item: item[1][0])
+            if nonce not in self._held and commit != claims[nonce].commit
+        ]
         for nonce in fresh[:_CLAIMS_AT_ONCE]:
+            self._weighed[nonce] = (self._looks, claims[nonce].commit)
             if self._peers.counts(self._mirror.git, claims[nonce].commit, nonce):
                 self._held.add(nonce)
 

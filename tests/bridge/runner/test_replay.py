@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from datetime import UTC, datetime, timedelta
 
@@ -19,6 +20,7 @@ from bridge.runner.serve import Runner
 from bridge.runner.spool import Entry
 from bridge.runner.station import Station
 from tests.bridge.runner.bench import Bench
+from tests.bridge.runner.test_peers import held_by, made_up, squat
 from tests.houses import House
 
 BOTH = f"{signing.CLAIM_NAMESPACE},{signing.RUNNER_NAMESPACE}"
@@ -144,9 +146,17 @@ def test_a_forged_result_does_not_let_a_signed_request_run_again(bench: Bench) -
     assert bench.verdict(asked.nonce) == ("refused", "replayed")
 
 
-def test_a_claim_of_a_known_runner_that_was_seen_and_is_gone_was_an_answer(bench: Bench) -> None:
+@pytest.mark.parametrize("crowd", [0, 2])
+def test_a_claim_of_a_known_runner_that_was_seen_and_is_gone_was_an_answer(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, crowd: int
+) -> None:
     first = bench.station()
     second = other(bench, first)
+    monkeypatch.setattr("bridge.runner.hearsay._CLAIMS_AT_ONCE", 2)
+    for _ in range(crowd):  # as many as are weighed in one look, and older
+        nonce = refs.new_nonce(datetime.now(UTC) - timedelta(hours=1), os.urandom(6))
+        stranger = bench.ask(nonce=nonce, result_ref=refs.request_ref("echo", nonce, None))
+        squat(bench, stranger, made_up(bench, stranger))
     asked, commit = ask(bench)
     watching = Runner(second, say=bench.said.append, idle_s=0.2)
     mirror, hearsay = watching._mirror, watching._hearsay
@@ -154,9 +164,8 @@ def test_a_claim_of_a_known_runner_that_was_seen_and_is_gone_was_an_answer(bench
     def look() -> None:
         hearsay.look({request.nonce for request in mirror.refresh()})
 
-    from tests.bridge.runner.test_peers import held_by
-
     held_by(bench, asked, first)
+    look()
     look()
     assert asked.nonce not in hearsay, "it is being worked on"
     for ref in bench.house.remote_refs():
