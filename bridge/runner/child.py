@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import sys
@@ -29,6 +30,7 @@ SUPERVISOR = ("-m", "bridge.runner.supervisor")
 START_S = 30.0
 MAX_LINE = 4096
 _POLL_S = 0.1
+_REST_S = 5.0  # for what the job had printed when it ended
 _CHUNK = 1 << 16
 
 
@@ -214,6 +216,7 @@ class Supervised:
         pump = _Pump(order.output_limit, on_line)
         stopped = False
         ended: dict[str, Any] | None = None
+        last = math.inf
         while True:
             ready = select.select([self._status, self._output], [], [], _POLL_S)[0]
             if self._output in ready and (chunk := os.read(self._output, _CHUNK)):
@@ -221,7 +224,10 @@ class Supervised:
             elif ended is not None:
                 break
             if ended is None:
-                ended = self._ending(ready)
+                if (ended := self._ending(ready)) is not None:
+                    last = time.monotonic() + _REST_S
+            elif time.monotonic() >= last:  # a survivor may go on printing
+                break
             if ended is None and not stopped and (pump.flooded or stop()):
                 stopped = True
                 self._tell(stop=0.0 if pump.flooded else order.grace_s)

@@ -37,6 +37,8 @@ def main(setup: dict[str, Any]) -> int:
     """Settle, take the lock when told to, run one job, and wait to be let go."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    for name in ("control", "status", "output"):
+        os.set_inheritable(setup[name], False)  # whatever the job's limit of open files leaves unclosed
     # Opened outside the namespaces. All processes here share it, so it stays locked until the last is gone.
     lock = os.open(setup["lock"], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     guards = (*setup["guards"], os.getpid())
@@ -50,6 +52,7 @@ def main(setup: dict[str, Any]) -> int:
     except OSError as error:
         _send(setup["status"], event="failed", why=str(error))
         return 1
+    namespaces.close_to_others()
     keeper = _Keeper(setup, cage)
     if keeper.next_order() is None:
         return 0
@@ -82,6 +85,7 @@ def _goes_on_guarded(setup: dict[str, Any], level: str) -> bool:
     if inner == 0:
         namespaces.die_with_parent(gently=level != "full")
         return True
+    namespaces.close_to_others()
     for descriptor in (setup["control"], setup["status"], setup["output"]):
         os.close(descriptor)
     os.waitpid(inner, 0)

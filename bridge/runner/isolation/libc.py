@@ -8,7 +8,13 @@ import sys
 from functools import cache
 
 LINUX = sys.platform.startswith("linux")
-PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 24, 36, 38
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = (
+    1,
+    4,
+    24,
+    36,
+    38,
+)
 
 
 def call(name: str, *arguments: object) -> int:

@@ -84,6 +84,11 @@ def go_first() -> None:
         _write("/proc/self/oom_score_adj", "1000")
 
 
+def close_to_others() -> None:
+    """Let no other process of the user look into this one, nor change its memory."""
+    libc.prctl(libc.PR_SET_DUMPABLE, 0)
+
+
 def drop_privileges() -> None:
     """No new privileges, and no capability survives the next exec."""
     libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1)

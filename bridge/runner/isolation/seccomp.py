@@ -99,6 +99,10 @@ _CLONE, _CLONE3, _SOCKET, _SOCKETPAIR, _IOCTL, _FCNTL, _PRLIMIT, _PIDFD_SEND_SIG
 )
 # kill, tkill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo, pidfd_open: the first argument is a process.
 _SIGNALS = ((62, 129), (200, 130), (234, 131), (129, 138), (297, 240), (434, 434))
+# sched_setparam, sched_setscheduler, sched_setaffinity, sched_setattr: likewise.
+_SCHEDULING = ((142, 118), (144, 119), (203, 122), (314, 274))
+# setpriority, ioprio_set: the second argument is a process, a group or a user; the first says which.
+_PRIORITIES, _OF_A_USER = ((141, 140), (251, 30)), (2, 3)
 _NAMESPACES = 0x20000 | 0x2000000 | 0x4000000 | 0x8000000 | 0x10000000 | 0x20000000 | 0x40000000
 _UNIX, _INET, _INET6 = 1, 2, 10
 _DATAGRAMS = 2  # a bit of the kinds of sockets that reach others without being connected to them
@@ -121,8 +125,8 @@ class Closed:
     Attributes:
         internet: Sockets of the internet families.
         local: Sockets with a name on this machine; connected pairs of a job's own stay.
-        signals: Process ids that get no signal, nor the groups they lead; -1 (every process of the user) is
-            then closed, too, and so are signals by descriptor.
+        signals: Process ids that get no signal and keep their share of the processor, and the groups they
+            lead; what goes to every process of the user, or goes by descriptor, is then closed, too.
     """
 
     internet: bool = False
@@ -171,8 +175,11 @@ def program(machine: str, closed: Closed) -> bytes:
     if closed.signals:
         # A process, the group it leads, and -1 for everybody; as the kernel's unsigned words.
         targets = [pid % (1 << 32) for each in closed.signals for pid in (each, -each)]
-        for numbers in _SIGNALS:
+        for numbers in (*_SIGNALS, *_SCHEDULING):
             lines += _never(numbers[column], 0, [(_EQUAL, pid) for pid in (0xFFFFFFFF, *targets)])
+        for numbers, user in zip(_PRIORITIES, _OF_A_USER, strict=True):
+            lines += _never(numbers[column], 0, [(_EQUAL, user)])
+            lines += _never(numbers[column], 1, [(_EQUAL, pid) for pid in targets])
         lines += [(_EQUAL, 0, 1, _PIDFD_SEND_SIGNAL[column]), denied]  # any folder of /proc is a descriptor
         lines += _never(_FCNTL[column], 1, [(_EQUAL, command) for command in _OWNED])
         lines += _never(_IOCTL[column], 1, [(_EQUAL, request) for request in _OWNED_BY_IOCTL])

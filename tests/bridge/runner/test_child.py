@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -54,6 +55,46 @@ def test_the_child_has_no_input_no_descriptor_and_only_its_environment(jobs: Job
     jobs.run(script)
     seen = json.loads(jobs.log.read_text())
     assert seen == {"stdin": "", "fds": [], "env": ["PATH"], "cwd": str(jobs.folder), "leader": True}
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="lists descriptors")
+def test_no_limit_of_open_files_leaves_the_child_a_pipe_of_its_supervisor(jobs: Jobs) -> None:
+    ours = [os.open(os.devnull, os.O_RDONLY) for _ in range(20)]
+    jobs.run("import os; print(*os.listdir('/proc/self/fd'))", limits={"NOFILE": 9})
+    for descriptor in ours:
+        os.close(descriptor)
+    assert jobs.lines == ["0 1 2 3"], "the last one is the listing's own"
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="opens the other end of a pipe")
+def test_what_outlives_a_job_and_goes_on_printing_keeps_nobody_waiting(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bridge.runner.child._REST_S", 0.5)
+    standby = jobs.standby(keep=[Path(sys.prefix)])
+    other_end = os.open(f"/proc/self/fd/{standby.output}", os.O_WRONLY | os.O_NONBLOCK)
+    over = threading.Event()
+
+    def go_on() -> None:
+        while not over.wait(0.01):
+            os.write(other_end, b"still here\n")
+
+    survivor = threading.Thread(target=go_on)
+    with Supervised(standby) as supervised, jobs.log.open("wb", 0) as log:
+        survivor.start()
+        until = time.monotonic() + 20
+        ended = supervised.run(
+            jobs.order("pass"),
+            log,
+            on_line=lambda _: over.set() if time.monotonic() > until else None,
+            stop=lambda: False,
+        )
+        kept_waiting = over.is_set()
+        over.set()
+        survivor.join()
+    os.close(other_end)
+    assert not kept_waiting
+    assert ended.exit_code == 0
 
 
 def test_only_one_job_runs_at_a_time_and_the_lock_is_free_afterwards(jobs: Jobs) -> None:

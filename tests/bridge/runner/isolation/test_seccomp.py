@@ -6,10 +6,12 @@ import errno
 import json
 import os
 import struct
+import sys
 from pathlib import Path
 
 import pytest
 
+from bridge.process import run_program
 from bridge.runner.isolation import landlock, namespaces, seccomp
 from tests.bridge.runner.jobs import LEVEL, Jobs
 
@@ -77,6 +79,40 @@ def test_calls_are_closed_by_their_arguments(jobs: Jobs) -> None:
     }, said
     assert said.pop("clone3") == errno.ENOSYS
     assert {said[name] for name in said if name not in closed} == {0}
+
+
+OTHERS = """
+import ctypes, json, os, subprocess, sys
+from bridge.runner.isolation import namespaces, seccomp
+libc = ctypes.CDLL(None, use_errno=True)
+guard, other = (subprocess.Popen(["sleep", "60"]) for _ in range(2))
+def answers(pid):
+    calls = {
+        "signal": lambda: os.kill(pid, 0),
+        "processors": lambda: os.sched_setaffinity(pid, os.sched_getaffinity(0)),
+        "schedule": lambda: os.sched_setscheduler(pid, os.SCHED_BATCH, os.sched_param(0)),
+        "priority": lambda: os.setpriority(os.PRIO_PROCESS, pid, 5),
+        "everybody": lambda: os.setpriority(os.PRIO_USER, 0, 0),
+    }
+    for name, call in calls.items():
+        try:
+            yield name, call()
+        except OSError as error:
+            yield name, error.errno
+code = seccomp.program(os.uname().machine, seccomp.Closed(signals=(guard.pid,)))
+ctypes.CDLL(None).prctl(38, 1, 0, 0, 0)
+seccomp.enforce(code)
+print(json.dumps([dict(answers(pid)) for pid in (guard.pid, other.pid)]))
+other.kill()
+"""
+
+
+def test_the_supervisors_keep_their_share_of_the_processor() -> None:
+    done = run_program([sys.executable, "-c", OTHERS], timeout_s=30)
+    assert done.ok, done.stderr
+    guard, other = json.loads(done.stdout)
+    assert guard == dict.fromkeys(guard, errno.EPERM)
+    assert {name for name, answer in other.items() if answer is not None} == {"everybody"}
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])

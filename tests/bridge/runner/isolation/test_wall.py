@@ -255,6 +255,17 @@ print("own", child.wait())
 
 
 @linux
+def test_the_supervisors_memory_is_closed_to_programs_of_the_same_user(jobs: Jobs) -> None:
+    standby = jobs.standby()
+    with Supervised(standby):
+        guard = standby._process.pid
+        [keeper] = [each.pid for each in processes.from_proc() if each.parent == guard]
+        owners = [Path(f"/proc/{pid}/mem").stat().st_uid for pid in (guard, keeper)]
+    # The kernel gives what a program keeps to itself to root; where that is the user, capabilities decide.
+    assert owners == [0, 0]
+
+
+@linux
 @pytest.mark.parametrize("level", ["view", "none"])
 def test_without_landlock_the_filter_keeps_the_supervisor_alive(
     jobs: Jobs, monkeypatch: pytest.MonkeyPatch, level: str
