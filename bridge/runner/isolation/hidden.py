@@ -77,8 +77,9 @@ def _named(preset: Preset, ours: Mapping[str, str]) -> Iterator[str]:
 
 
 def _installation() -> list[Path]:
-    """Where this program's interpreter and packages lie."""
+    """Where this program's interpreter and packages lie, also what ``.pth`` files add."""
     found = [Path(sys.prefix), Path(sys.base_prefix), *map(Path, site.getsitepackages())]
+    found += [Path(place) for place in sys.path if os.path.isabs(place)]
     for name in ("bridge", "engine"):
         spec = importlib.util.find_spec(name)
         found += [Path(place) for place in (spec and spec.submodule_search_locations) or ()]

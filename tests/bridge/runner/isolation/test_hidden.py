@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bridge.runner.isolation.hidden import hidden
+import pytest
+
+from bridge.runner.isolation.hidden import hidden, kept
 
 
 def test_credentials_are_hidden_wherever_the_runners_environment_puts_them() -> None:
@@ -20,3 +22,8 @@ def test_credentials_are_hidden_wherever_the_runners_environment_puts_them() -> 
     assert {"/tmp/agent", "/srv/aws", "/data/hf/token", "/data/hf/stored_tokens"} <= found
     assert {"/home/me/.git-credentials", "/home/me/state", "/etc/shadow", "/run/secrets"} <= found
     assert not {"relative", ".", "/usr/bin/vi", "/data/hf"} & found
+
+
+def test_packages_that_a_pth_file_adds_stay_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert tmp_path in kept((), {}, (), network=False)
