@@ -108,20 +108,41 @@ def fetch(
         RemoteUnreachable: The remote did not answer.
     """
     request_commit = asked.commit if asked else state.inbox
-    places = [held for held in (state.branch, state.result) if held and held.commit != request_commit]
+    stands = [held for held in (*state.branches, state.result) if held is not None]
+    places = [held for held in stands if held.commit != request_commit]
     if not places:
         return None
-    needed = [held for held in (state.branch, state.result) if held and (held in places or not asked)]
-    wanted = [held.ref for held in needed if not git.exists(held.commit)]
+    wanted = [held.ref for held in stands if (held in places or not asked) and not git.exists(held.commit)]
     with git.scratch() if wanted else contextlib.nullcontext(git) as scratch:
         if wanted:
             scratch.fetch(remote, wanted, timeout_s=timeout_s)
         places = [held for held in places if scratch.exists(held.commit)]  # one may have moved meanwhile
-        found = [locate(scratch, state, held, request_commit) for held in places]
         alone = state.branch is None and state.inbox is None
-        answers = [_read(scratch, answer, asked, alone=alone) for answer in found if answer is not None]
-    whole = [answer for answer in answers if answer.above == 1 and RESULT_NAME in answer.files]
-    return next(iter(whole or answers), None)
+        found: list[tuple[bool, FetchedResult]] = []
+        faults: list[ResultError] = []
+        for held in places:
+            try:
+                if (answer := locate(scratch, state, held, request_commit)) is not None:
+                    own = _names(scratch, answer)
+                    found.append((own, _read(scratch, answer, asked, alone=alone)))
+            except ResultError as fault:  # of one place; another may hold the answer
+                faults.append(fault)
+    if not found and faults and (not state.others or len(faults) == len(stands)):
+        raise faults[0]
+    # Whatever else stands in its light: a whole answer first, and one on the branch that its request names.
+    found.sort(key=lambda each: (each[1].above != 1 or RESULT_NAME not in each[1].files, not each[0]))
+    return found[0][1] if found else None
+
+
+def _names(git: Git, answer: Answer) -> bool:
+    """Whether an answer stands where its request said that it would, or on no branch at all."""
+    if answer.request is None or not answer.parents:
+        return True
+    try:
+        manifest = parse(git.read_blob(answer.request, REQUEST_PATH, MAX_BYTES) or b"")
+    except (ManifestError, BusError):
+        return False
+    return manifest.result_ref == answer.held.ref
 
 
 def locate(git: Git, state: RequestState, held: Held, request_commit: str | None) -> Answer | None:

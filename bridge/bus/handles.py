@@ -41,6 +41,7 @@ class RequestState:
         claim: Who runs it, and its heartbeat.
         cancel: A wish to stop it.
         result: A result that could not go on the branch.
+        others: More branches of its nonce. It needs one, but anybody may push another to stand in its light.
         ahead: Requests that wait, too, and are older than this one. None: not known, because this one, or
             every one on this remote, waits on its branch alone, and branches do not tell who waits.
     """
@@ -53,6 +54,12 @@ class RequestState:
     cancel: Held | None
     result: Held | None
     ahead: int | None
+    others: tuple[Held, ...] = ()
+
+    @property
+    def branches(self) -> tuple[Held, ...]:
+        """Every branch that may be the request's."""
+        return self.others if self.branch is None else (self.branch, *self.others)
 
     def is_open(self, commit: str) -> bool:
         """Whether the request `commit` still waits for its one answer."""
@@ -105,20 +112,19 @@ def find(found: Mapping[str, str], handle: str) -> str:
 
 def state_of(found: Mapping[str, str], nonce: str) -> RequestState:
     """Where the request of this nonce stands, from a remote's refs."""
-    branch, preset = None, None
-    for ref, commit in found.items():
-        named = refs.parse_request_ref(ref)
-        if named is not None and named.nonce == nonce:
-            branch, preset = Held(ref, commit), named.preset
+    names = {ref: named for ref in found if (named := refs.parse_request_ref(ref)) and named.nonce == nonce}
+    branches = tuple(Held(ref, found[ref]) for ref in sorted(names))
+    branch = branches[0] if branches else None
     return RequestState(
         nonce=nonce,
-        preset=preset,
+        preset=None if branch is None else names[branch.ref].preset,
         branch=branch,
         inbox=found.get(refs.inbox_ref(nonce)),
         claim=_first_held(found, _CLAIMS, nonce),
         cancel=_first_held(found, _CANCELS, nonce),
         result=_first_held(found, _RESULTS, nonce),
         ahead=_ahead(found, nonce, branch),
+        others=branches[1:],
     )
 
 

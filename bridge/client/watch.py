@@ -159,7 +159,7 @@ class _Watcher:
         self._claim: Held | None = None
         self._status: RunStatus | None = None
         self._signature: Signature | None = None
-        self._without_result: tuple[Held | None, Held | None] | None = None
+        self._without_result: tuple[Held | None, ...] | None = None
         self._failures = 0
         self._empty = 0
 
@@ -191,7 +191,7 @@ class _Watcher:
             if before.claim is None:
                 return before
         names = [prefix + self._nonce for prefix in OWN_REFS]
-        names += [before.branch.ref] if before.branch is not None else []
+        names += [held.ref for held in before.branches]
         # The star makes an absent ref an empty answer instead of an error.
         specs = [f"+{name}*:{name}*" for name in names]
         self._git.fetch(self._remote, specs, prune=True, timeout_s=timeout_s)
@@ -219,7 +219,7 @@ class _Watcher:
         return Update(self._nonce, phase, status=self._status, claim=self._signature)
 
     def _result(self, state: RequestState, timeout_s: float) -> FetchedResult | None:
-        places = (state.branch, state.result)
+        places = (*state.branches, state.result)
         if places == self._without_result:
             return None
         result = fetch(self._git, self._remote, state, asked=self._asked, timeout_s=timeout_s)

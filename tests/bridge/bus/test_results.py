@@ -141,6 +141,29 @@ def test_a_forged_answer_that_fits_is_shown_as_unsigned(world: World):
     assert read(world, submitted).signature is Standing.UNSIGNED
 
 
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("what", ["the request", "a stranger's commit", "a forged answer"])
+@pytest.mark.parametrize("name", ["aaa", "zzz"])
+def test_another_branch_of_its_nonce_hides_no_answer(world: World, name: str, what: str, known: bool):
+    submitted = world.submit()
+    shade = f"{refs.BRANCHES}{name}-{submitted.nonce}"
+    if what == "a forged answer":
+        by_hand(world, submitted, {}, world.result(world.asked(submitted)).replace(b"testmac", b"mallory"))
+        world.point(shade, resolve_handle(world.git, world.remote, submitted.nonce).branches[0].commit)
+        world.point(submitted.ref, submitted.commit)
+    else:
+        commit = submitted.commit if what == "the request" else world.manifest().workload_sha
+        world.point(shade, commit)
+    state = resolve_handle(world.git, world.remote, submitted.nonce)
+    asked = world.asked(submitted) if known else None
+    if what != "a forged answer":
+        assert fetch(world.git, world.remote, state, asked=asked) is None, "it waits"
+    world.answer(submitted)
+    found = read(world, submitted, known=known)
+    assert found.ref == submitted.ref
+    assert found.result.runner.name == "testmac"
+
+
 FORGERIES: dict[str, tuple[Callable[[dict[str, object]], None], dict[str, bytes | None], str]] = {
     "another nonce": (lambda d: d.update(nonce="20200101t000000z000000000000"), {}, "copied"),
     "another request": (lambda d: d.update(request_commit="e" * 40), {}, "request commit"),
