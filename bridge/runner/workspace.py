@@ -1,8 +1,8 @@
 """Lays out a commit's files for a job, from git objects alone.
 
 No checkout: no hook, filter, attribute, submodule or LFS smudge has a say. Every path is checked part by
-part, plain files are created exclusively and never through a link, links come last and are refused when any
-of them leads outside. LFS pointers stay pointers and are counted.
+part. Folders come first, then plain files, created exclusively, then links, so nothing is ever made through a
+link; they are refused when any of them leads outside. LFS pointers stay pointers and are counted.
 """
 
 from __future__ import annotations
@@ -74,6 +74,8 @@ def lay_out(git: Git, commit: str, folder: Path, paths: Sequence[str] | None = N
             f"the commit {commit[:12]} has {len(blobs)} files with {total} bytes; at most {MAX_FILES} files"
             f" and {MAX_BYTES} bytes are laid out"
         )
+    for path in _folders(commit, blobs):
+        _make(folder, path)
     pointers = set()
     for batch in _batches(blob for blob in blobs if blob.mode != _LINK):
         for blob, data in zip(batch, _read(git, batch), strict=True):
@@ -108,6 +110,20 @@ def _listing(git: Git, commit: str, paths: Sequence[str] | None) -> Iterator[_Bl
         yield _Blob(mode, sha, int(size), path)
 
 
+def _folders(commit: str, blobs: Iterable[_Blob]) -> list[str]:
+    """The folders that some files lie in, outer ones first. A tree of few objects can name any number."""
+    found = set[str]()
+    for blob in blobs:
+        path = blob.path
+        while (path := path.rpartition("/")[0]) and path not in found:
+            found.add(path)
+        if len(found) > MAX_FILES:
+            raise WorkloadRefused(
+                f"the commit {commit[:12]} has more than {MAX_FILES} folders; no more are laid out"
+            )
+    return sorted(found)
+
+
 def _check_path(path: str) -> None:
     if path.count("/") >= MAX_DEPTH:
         raise WorkloadRefused(f"the workload holds a path of more than {MAX_DEPTH} parts: {path[:80]!r}…")
@@ -139,12 +155,17 @@ def _read(git: Git, blobs: Sequence[_Blob]) -> list[bytes]:
     return git.read_objects([blob.sha for blob in blobs], limit=sum(blob.size for blob in blobs))
 
 
+def _make(folder: Path, path: str) -> None:
+    try:
+        (folder / path).mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise WorkloadRefused(f"cannot lay out {path!r}: {error.strerror}") from None
+
+
 def _write(folder: Path, blob: _Blob, data: bytes) -> None:
-    path = folder / blob.path
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle = os.open(path, flags, 0o700 if blob.mode == _EXECUTABLE else 0o600)
+        handle = os.open(folder / blob.path, flags, 0o700 if blob.mode == _EXECUTABLE else 0o600)
     except OSError as error:
         # Two names that this file system takes for one, a file where a folder must be, a name too long.
         raise WorkloadRefused(f"cannot lay out {blob.path!r}: {error.strerror}") from None
@@ -156,12 +177,7 @@ def _link(folder: Path, blob: _Blob, data: bytes) -> None:
     target = os.fsdecode(data)
     if not target or target.startswith("/") or "\0" in target:
         raise WorkloadRefused(f"the link {blob.path!r} leads to {target!r}, which is outside the workload")
-    path = folder / blob.path
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # A hostile tree may hold one name twice: never create anything through a link.
-        if Path(os.path.realpath(path.parent)) != folder / Path(blob.path).parent:
-            raise WorkloadRefused(f"the workload holds {blob.path!r} below a link")
-        path.symlink_to(target)
+        (folder / blob.path).symlink_to(target)
     except OSError as error:
         raise WorkloadRefused(f"cannot lay out the link {blob.path!r}: {error.strerror}") from None

@@ -138,6 +138,8 @@ def test_a_hostile_tree_writes_nothing_outside(repository: Path, folder: Path) -
     )
     file = git(repository, "hash-object", "-w", "--stdin", input=b"x")
     plain = git(repository, "mktree", input=f"100644 blob {file}\tb\n".encode())
+    deep = git(repository, "mktree", input=f"040000 tree {inner}\td\n".encode())
+    deeper = git(repository, "mktree", input=f"040000 tree {deep}\te\n".encode())
     hostile = [
         [("100644", "..", "x")],
         [("40000", "..", plain)],
@@ -148,6 +150,7 @@ def test_a_hostile_tree_writes_nothing_outside(repository: Path, folder: Path) -
         [("100644", "a", "x"), ("100644", "a", "y")],
         [("120000", "a", ".."), ("40000", "a", inner)],
         [("120000", "a", ".."), ("40000", "a", plain)],
+        [("120000", "a", ".."), ("40000", "a", deeper)],
         [("100644", "a", "x"), ("40000", "a", plain)],
         [("120000", "a", "x" * 5000)],
         [("100644", "x" * 300, "x")],
@@ -173,6 +176,20 @@ def test_too_many_files_or_bytes_are_refused(
     with pytest.raises(WorkloadRefused, match="5 bytes are laid out"):
         lay_out(Git(repository), head, folder)
     assert tree(folder) == set()
+
+
+def test_few_objects_that_name_many_folders_are_refused(
+    repository: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workspace, "MAX_FILES", 50)
+    file = git(repository, "hash-object", "-w", "--stdin", input=b"x")
+    chain = git(repository, "mktree", input=f"100644 blob {file}\tf\n".encode())
+    for _ in range(9):
+        chain = git(repository, "mktree", input=f"040000 tree {chain}\td\n".encode())
+    wide = commit_of(repository, [("40000", str(number), chain) for number in range(6)])
+    with pytest.raises(WorkloadRefused, match="more than 50 folders"):
+        lay_out(Git(repository), wide, folder)
+    assert list(folder.iterdir()) == []
 
 
 def test_a_file_whose_object_is_missing_is_the_repositorys_fault(repository: Path, folder: Path) -> None:
