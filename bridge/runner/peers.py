@@ -21,6 +21,7 @@ from bridge.errors import KeyListError
 from bridge.manifest import parse_time
 from bridge.result import RunStatus
 from bridge.runner.station import Station
+from bridge.signing.owned import stamps
 
 # What a known runner's key may sign.
 NAMESPACES = (signing.CLAIM_NAMESPACE, signing.RUNNER_NAMESPACE)
@@ -39,6 +40,7 @@ class Peers:
         self._station = station
         self._trust = Trust.by(station.known_runners)
         self._read: dict[tuple[str, str], Claimed | None] = {}
+        self._lists: tuple[tuple[object, ...], ...] = ()
 
     def claim(self, git: Git, commit: str, nonce: str) -> Claimed | None:
         """What a claim of a request says, and what its signature is worth here; None: it is none.
@@ -70,12 +72,14 @@ class Peers:
             return {}
 
     def forget(self, still_claimed: Collection[str]) -> None:
-        """Drop what is known of claims that are no longer there.
+        """Drop what is known of claims that are no longer there; of all, where whose key counts has changed.
 
         Args:
             still_claimed: Commits of those that are.
         """
-        kept = set(still_claimed)
+        lists = stamps(self._trust.keys, self._trust.revoked)
+        kept = set(still_claimed) if lists == self._lists else set()
+        self._lists = lists
         self._read = {key: claimed for key, claimed in self._read.items() if key[1] in kept}
 
     def _read_claim(self, git: Git, commit: str, nonce: str) -> Claimed | None:

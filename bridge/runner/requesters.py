@@ -8,7 +8,6 @@ a later one. What is learnt only says whose turn it is: whether a request may ru
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,8 +20,7 @@ from bridge.manifest import Manifest
 from bridge.runner.check import Refusal, requester_of
 from bridge.runner.station import Station
 from bridge.runner.turns import Asking, Requester
-
-_Stamps = tuple[tuple[str, int, int, int, int], ...]
+from bridge.signing.owned import stamps
 
 READINGS = 500
 VERIFICATIONS = 50
@@ -71,7 +69,7 @@ class Requesters:
         # By nonce and commit, in the order first seen: a signed commit put under another nonce is not its
         # signer's.
         self._known: dict[tuple[str, str], _Known | None] = {}
-        self._lists: _Stamps = ()
+        self._lists: tuple[tuple[object, ...], ...] = ()
 
     def look(self, pending: Sequence[Pending], claimed: Collection[str], now: datetime) -> list[Asking]:
         """What is pending, with who asked where that is known by now. Requests for others are left out.
@@ -81,7 +79,8 @@ class Requesters:
             claimed: Nonces that some runner holds.
             now: The time by which expiry is judged (aware).
         """
-        if (lists := self._stamps()) != self._lists:  # whose key is whose may be another matter now
+        lists = stamps(self._station.allowed_signers, self._station.revoked_keys)
+        if lists != self._lists:  # whose key is whose may be another matter now
             self._lists, self._known = lists, dict.fromkeys(self._known)
         keys = dict.fromkeys((request.nonce, request.commit) for request in pending)
         kept = {key: known for key, known in self._known.items() if key in keys}
@@ -95,17 +94,6 @@ class Requesters:
             elif known.is_ours:
                 asking.append(Asking(nonce, known.counts_for(now), claimed=nonce in claimed))
         return asking
-
-    def _stamps(self) -> _Stamps:
-        """What tells the lists of keys from their later selves."""
-        found = []
-        for path in (self._station.allowed_signers, self._station.revoked_keys):
-            with contextlib.suppress(OSError):
-                status = path.stat()
-                found.append(
-                    (path.name, status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size)
-                )
-        return tuple(found)
 
     def _learn(self, now: datetime) -> None:
         readings, verifications = self._readings, self._verifications

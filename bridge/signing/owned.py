@@ -42,6 +42,16 @@ def read(path: Path) -> bytes | None:
     return data
 
 
+def stamps(*paths: Path) -> tuple[tuple[object, ...], ...]:
+    """What tells lists from their later selves, to ask whether what was concluded from them still holds."""
+    found = []
+    for path in paths:
+        with contextlib.suppress(OSError):
+            seen = path.stat()
+            found.append((path.name, seen.st_ino, seen.st_mtime_ns, seen.st_ctime_ns, seen.st_size))
+    return tuple(found)
+
+
 def write(path: Path, data: bytes) -> None:
     """Put a file of ours in place, whole or not at all, readable by its owner only.
 

@@ -156,6 +156,16 @@ def test_the_claim_of_a_known_runner_is_respected(bench: Bench, ann: Path) -> No
     assert bench.house.git("rev-parse", held.ref, cwd=bench.house.remote) == held.commit
 
 
+def test_a_claim_that_was_respected_is_not_once_its_key_is_revoked(bench: Bench, ann: Path) -> None:
+    asked, other = ask_signed(bench, ann), peer(bench)
+    held_by(bench, asked, other)
+    runner = bench.runner()
+    assert runner.serve(once=True, idle_timeout_s=0.5) == 0
+    (bench.config / "revoked_keys").write_text(f"{other.public_key}\n")
+    assert runner.serve(once=True, idle_timeout_s=20) == 1
+    assert bench.verdict(asked.nonce) == ("passed", "ok")
+
+
 def test_a_runner_of_the_same_machine_needs_no_line(bench: Bench, ann: Path) -> None:
     asked = ask_signed(bench, ann)
     held_by(bench, asked, bench.station("second"))
