@@ -29,8 +29,8 @@ from bridge.errors import (
 from bridge.manifest import MAX_NONCE_SKEW, Manifest, ParamValue, format_time
 from bridge.presets import Preset
 from bridge.result import Reason
-from bridge.runner import facts, models
-from bridge.runner.policy import FILE_NAME
+from bridge.runner import facts, models, turns
+from bridge.runner.policy import FILE_NAME, UNSIGNED
 from bridge.runner.policy.lines import Key
 from bridge.runner.station import Station
 from bridge.signing import Signer
@@ -142,7 +142,7 @@ def judge(
         lambda: _equipped(known, station),
         lambda: _admitted(known, station),
         lambda: _within_hours(known, station, now),
-        lambda: _within_quota(known, over_quota),
+        lambda: _within_quota(known, station, over_quota),
         lambda: _timely(known, station, now, answered),
         lambda: _rooted(known, station, lineage),
     )
@@ -326,13 +326,18 @@ def _within_hours(known: Checked, station: Station, now: datetime) -> Checked:
     return known
 
 
-def _within_quota(known: Checked, over_quota: str | None) -> Checked:
+def _within_quota(known: Checked, station: Station, over_quota: str | None) -> Checked:
+    """Whether its requester may have it waiting; of whom nothing is taken, not even the first."""
+    policy, name = station.policy, known.requester or UNSIGNED
+    if over_quota is None and policy.max_queued(known.requester) == 0:
+        over_quota = turns.over_quota(known.requester, 0)
     if over_quota is not None:
         raise Refusal(
             Reason.QUOTA,
             over_quota,
             "ask again when some have ended, or cancel some; the machine's owner can raise"
             f" max_queued_per_requester or a number under [quotas] in {FILE_NAME}",
+            key=("quotas", name) if name in policy.quotas else ("max_queued_per_requester",),
         )
     return known
 

@@ -122,7 +122,7 @@ def _line(
     """One requester's turns, oldest first, with what is refused before what runs; see `REFUSALS_IN_A_ROW`."""
     claimed = tuple(Turn(request.nonce, requester) for request in requests if request.claimed)
     waiting = [Turn(request.nonce, requester) for request in requests if not request.claimed]
-    sentence = _over_quota(requester, max_queued)
+    sentence = over_quota(requester, max_queued)
     refused = iter([replace(turn, over_quota=sentence) for turn in waiting[max_queued:]])
     may_run = max_running == 0 or len(claimed) < max_running
     line = list(islice(refused, max(0, REFUSALS_IN_A_ROW - refusals)))
@@ -134,6 +134,7 @@ def _line(
     return [(*claimed, line[0]), *((turn,) for turn in line[1:])]
 
 
-def _over_quota(requester: Requester, limit: int) -> str:
+def over_quota(requester: Requester, limit: int) -> str:
+    """Why a request beyond a requester's quota is refused, in one sentence."""
     who = "unsigned requests together" if requester is None else f"the requester {requester}"
     return f"this machine lets {who} have at most {limit} waiting, and older ones fill that"

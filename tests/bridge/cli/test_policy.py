@@ -198,6 +198,7 @@ def test_what_the_owner_may_have_meant_otherwise_is_a_note(owner: Owner) -> None
         ('allow_refs = ["x/*"]', "gate", {}, 'policy.toml:1: allow_refs = ["x/*"]'),
         ('allow_requesters = ["ann"]', "gate", {}, 'policy.toml:1: allow_requesters = ["ann"]'),
         ("require_signature = true", "gate", {}, "policy.toml:1: require_signature = true"),
+        ("[quotas]\nunsigned = 0", "gate", {}, "policy.toml:2: unsigned = 0"),
         ('[presets.gate]\nrequesters = ["ann"]', "gate", {}, 'policy.toml:2: requesters = ["ann"]'),
         (
             "[presets.gate.params]\nfile = { maxLength = 5 }",
