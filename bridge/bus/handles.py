@@ -80,7 +80,7 @@ def resolve_handle(git: Git, remote: str, handle: str) -> RequestState:
         RemoteUnreachable: The remote did not answer.
     """
     found = git.ls_remote(remote)
-    return state_of(found, find(found, handle))
+    return state_of(found, find(found, handle), handle)
 
 
 def find(found: Mapping[str, str], handle: str) -> str:
@@ -89,7 +89,7 @@ def find(found: Mapping[str, str], handle: str) -> str:
     Raises:
         UnknownHandle: None does, or several do.
     """
-    asked = handle.strip().removeprefix("refs/heads/").removeprefix("origin/")
+    asked = _spelled(handle)
     matches: set[str] = set()
     for ref in found:
         nonce, names = _names(ref)
@@ -110,10 +110,18 @@ def find(found: Mapping[str, str], handle: str) -> str:
     raise UnknownHandle(f"{handle!r} names {len(matches)} requests: {some}", "give more of the name")
 
 
-def state_of(found: Mapping[str, str], nonce: str) -> RequestState:
-    """Where the request of this nonce stands, from a remote's refs."""
+def state_of(found: Mapping[str, str], nonce: str, handle: str = "") -> RequestState:
+    """Where the request of this nonce stands, from a remote's refs.
+
+    Args:
+        found: The refs.
+        nonce: The request.
+        handle: What a person typed. Of several branches it is the one that this names.
+    """
+    asked = _spelled(handle)
     names = {ref: named for ref in found if (named := refs.parse_request_ref(ref)) and named.nonce == nonce}
-    branches = tuple(Held(ref, found[ref]) for ref in sorted(names))
+    order = sorted(names, key=lambda ref: (asked not in _names(ref)[1][1:], ref))
+    branches = tuple(Held(ref, found[ref]) for ref in order)
     branch = branches[0] if branches else None
     return RequestState(
         nonce=nonce,
@@ -161,6 +169,10 @@ def _first_held(found: Mapping[str, str], prefixes: tuple[str, ...], nonce: str)
         if (commit := found.get(prefix + nonce)) is not None:
             return Held(prefix + nonce, commit)
     return None
+
+
+def _spelled(handle: str) -> str:
+    return handle.strip().removeprefix("refs/heads/").removeprefix("origin/")
 
 
 def _names(ref: str) -> tuple[str | None, tuple[str, ...]]:

@@ -19,7 +19,7 @@ from bridge.bus import refs
 from bridge.bus.answers import FetchedResult
 from bridge.bus.archived import find_request
 from bridge.bus.git import Git
-from bridge.bus.handles import Held, resolve_handle
+from bridge.bus.handles import Held, RequestState, resolve_handle
 from bridge.bus.requests import ReadRequest, bound_manifest, read_request
 from bridge.bus.results import believe
 from bridge.client.anew import AS_IT_WAS, Changes, asked_anew, result_anew
@@ -132,17 +132,36 @@ def _place(git: Git, remote: Remote, handle: str, folder: Path) -> tuple[str, He
         UnknownHandle: It names no request, or one of which nothing is left.
     """
     named = handle
-    with contextlib.suppress(UnknownHandle):  # no ref knows it; the archive may
+    try:
         state = resolve_handle(git, remote.address, handle)
+    except UnknownHandle:  # no ref knows it; the archive may
+        pass
+    else:
         if state.inbox is not None:
             return state.nonce, Held(refs.inbox_ref(state.nonce), state.inbox)
         if state.branch is not None:
+            _require_one(state, handle.strip())
             return state.nonce, state.branch
         named = state.nonce
     found = look_up(git, remote.address, named, folder)
     if found.answer is not None:
         return found.nonce, found.answer
     raise UnknownHandle(_GONE.format(found.nonce), _ANEW)
+
+
+def _require_one(state: RequestState, handle: str) -> None:
+    """Refuse to guess which of several branches of a nonce is the request's: anybody may have pushed others.
+
+    Raises:
+        UnknownHandle: There are several, and the handle is not the name of one.
+    """
+    names = [held.ref.removeprefix("refs/heads/") for held in state.branches]
+    named = handle.endswith(names[0]) or (handle != state.nonce and names[0].endswith(handle))
+    if len(names) > 1 and not named:
+        raise UnknownHandle(
+            f"{len(names)} branches carry the name of the request {state.nonce}: {', '.join(names[:5])}",
+            "name the branch that is yours",
+        )
 
 
 def _on_branch(scratch: Git, remote: Remote, nonce: str, place: Held) -> tuple[ReadRequest, Manifest]:

@@ -56,7 +56,7 @@ def look_up(git: Git, remote: str, handle: str, folder: Path | None) -> Lookup:
             raise
         archived = find_archived(folder, remote, handle, found=found, origin=git)
         return Lookup(archived.nonce, None, archived)
-    state = state_of(found, nonce)
+    state = state_of(found, nonce, handle)
     retired = refs.ARCHIVE in found and state.inbox is None and state.claim is None
     try:
         answer = fetch(git, remote, state)

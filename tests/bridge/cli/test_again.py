@@ -369,3 +369,16 @@ def test_a_request_that_cannot_be_read_cannot_be_repeated(here: World, kakeya) -
     here.point(refs.inbox_ref(first.nonce), commit)
     done = kakeya(first.nonce)
     assert (done.code, "can be read" in done.err) == (6, True)
+
+
+def test_of_several_branches_the_one_that_is_named_is_asked_again(here: World, kakeya) -> None:
+    asked = ask(here)
+    answer(here, asked)
+    shade = f"{refs.BRANCHES}aaa-{asked.nonce}"
+    other = here.manifest(preset="probe", nonce=asked.nonce, result_ref=shade)
+    submit(here.git, here.remote, other, None)
+    here.house.git("update-ref", "-d", refs.inbox_ref(asked.nonce), cwd=here.house.remote)
+    done = kakeya(asked.nonce, "--json")
+    assert done.code != 0
+    assert "2 branches carry the name of the request" in done.err
+    assert manifest_of(here, kakeya(asked.ref.removeprefix("refs/heads/"), "--json"))["preset"] == PRESET
