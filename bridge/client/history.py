@@ -48,6 +48,8 @@ MOST_LOOKED_AT = 5000
 _AT_ONCE = 50
 # Claims of which the signature is checked: anybody may have pushed thousands.
 _MOST_CHECKED = 50
+# Places of one request that are looked at for its result: anybody may push more branches of its nonce.
+_MOST_PLACES = 8
 # Branches without an inbox entry that are looked at for open requests, the newest first.
 _MOST_WITHOUT_INBOX = 64
 
@@ -278,15 +280,23 @@ def _published(cache: Cache, by_nonce: Mapping[str, Standing]) -> Iterator[Row]:
     nonces = sorted((n for n, one in by_nonce.items() if one.results or one.may_be_finished), reverse=True)
     for start in range(0, len(nonces), _AT_ONCE):
         chunk = [by_nonce[nonce] for nonce in nonces[start : start + _AT_ONCE]]
-        tips = {one.nonce: (*one.results, *one.branches)[0] for one in chunk}
-        present = _have(cache, tips, "refs/finished/")
-        blobs = {nonce: _result_blob(cache, commit, nonce) for nonce, commit in present.items()}
-        cache.bring([sha for sha in blobs.values() if sha is not None])
+        tips = {
+            f"{one.nonce}.{number}": held
+            for one in chunk
+            for number, held in enumerate((*one.results, *one.branches)[:_MOST_PLACES])
+        }
+        found = {
+            key: blob
+            for key, commit in _have(cache, tips, "refs/finished/").items()
+            if (blob := _result_blob(cache, commit, key.partition(".")[0])) is not None
+        }
+        cache.bring(list(found.values()))
         for one in chunk:
-            blob = blobs.get(one.nonce)
-            if blob is not None:
-                summary = _summary(cache, blob)
-                yield _finished_row(one.nonce, next(iter(one.presets), None), summary, archived=False)
+            held = next((key for key in found if key.startswith(one.nonce)), None)
+            if held is not None:
+                named = refs.parse_request_ref(tips[held].ref)
+                preset = next(iter(one.presets), None) if named is None else named.preset
+                yield _finished_row(one.nonce, preset, _summary(cache, found[held]), archived=False)
 
 
 def _finished_row(nonce: str, preset: str | None, summary: Summary | None, *, archived: bool) -> Row:

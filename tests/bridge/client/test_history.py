@@ -48,6 +48,15 @@ def test_the_queue_shows_what_waits_and_runs_and_nothing_else(world: World):
     assert rows(world) != []  # again, from the cache
 
 
+@pytest.mark.parametrize("name", ["aaa", "zzz"])
+def test_another_branch_of_its_nonce_hides_no_finished_request(world: World, name: str):
+    submitted = world.submit()
+    world.answer(submitted)
+    world.point(f"{refs.BRANCHES}{name}-{submitted.nonce}", submitted.commit)
+    [row] = past(world).rows
+    assert (row.nonce, row.preset, row.status) == (submitted.nonce, world.manifest().preset, Status.PASSED)
+
+
 def test_a_request_without_an_inbox_entry_waits_too(world: World):
     world.take_branches_only()
     waiting, done = world.submit(), world.submit()
