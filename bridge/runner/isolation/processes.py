@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 from bridge.runner.isolation import libc
 
-_SWEEPS, _PAUSE_S = 500, 0.01
+_PATIENCE_S, _PAUSE_S = 60.0, 0.01
+_AT_ONCE = 20_000
+_QUICKLY_S, _LOOKS = 2.0, 10  # after how long, each time, everything is stopped first, in how many looks
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -55,6 +57,15 @@ def table() -> list[Process]:
 
         return darwin.table()
     return from_proc()
+
+
+def threads_of_us() -> int:
+    """Processes and threads of this user on Linux, which the kernel counts against a limit of any of them."""
+    count = 0
+    for each in from_proc():
+        with contextlib.suppress(OSError):
+            count += each.threads if os.stat(f"/proc/{each.pid}").st_uid == os.getuid() else 0
+    return count
 
 
 def from_proc() -> list[Process]:
@@ -120,35 +131,61 @@ def end_descendants(group: int = 0) -> tuple[int, dict[int, int]]:
         The number of processes that would not die, and exit codes by process id.
     """
     ended: dict[int, int] = {}
-    for _ in range(_SWEEPS):
-        _kill_once(group)
+    began = time.monotonic()
+    thorough = began + _QUICKLY_S
+    while (now := time.monotonic()) < began + _PATIENCE_S:
+        _kill_once(group, thoroughly=now >= thorough)
+        if now >= thorough:
+            thorough = time.monotonic() + _QUICKLY_S
         collected = reap()
         if collected is None:
             return 0, ended
         ended |= collected
-        time.sleep(_PAUSE_S)
+        if not collected:
+            time.sleep(_PAUSE_S)
     return max(1, len(below_us())), ended
 
 
-def _kill_once(group: int) -> None:
-    """Kill what is there now. All are stopped first: those that keep forking would else be ahead of us."""
+def _kill_once(group: int, *, thoroughly: bool) -> None:
+    """Kill what is there now, by one quick look: what forks and ends all the time is gone after a slow one.
+
+    Args:
+        group: A process group that dies with them; 0: none.
+        thoroughly: Stop everything first, slowly: what forks and stays would replace what was killed.
+    """
     if os.getpid() == 1:
         _signal_all(signal.SIGKILL)
         return
-    if group:
+    if group and not libc.LINUX:  # there its number may be somebody else's by now, and all hangs below us
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
+    children = None if thoroughly else _children()
+    send(_stopped() if children is None else children, signal.SIGKILL)
+
+
+def _stopped() -> set[int]:
+    """All that descends from this process, stopped, as far as a few looks find it."""
     stopped: set[int] = set()
-    while fresh := {each.pid for each in below_us()} - stopped:
+    for _ in range(_LOOKS):
+        fresh = {each.pid for each in below_us()} - stopped
+        if not fresh:
+            break
         send(fresh, signal.SIGSTOP)
         stopped |= fresh
-    send(stopped, signal.SIGKILL)
+    return stopped
+
+
+def _children() -> list[int] | None:
+    """Direct children of this process: whoever loses its parent is one of them soon. None: nobody says."""
+    with contextlib.suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children", "rb") as file:
+        return [int(pid) for pid in file.read().split()]
+    return None
 
 
 def reap() -> dict[int, int] | None:
-    """Collect every child that ended: exit codes by process id; None when there is no child at all."""
+    """Collect children that ended: exit codes by process id; None when there is no child at all."""
     ended: dict[int, int] = {}
-    while True:
+    for _ in range(_AT_ONCE):  # somebody may make them faster than this
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
@@ -156,6 +193,7 @@ def reap() -> dict[int, int] | None:
         if pid == 0:
             return ended
         ended[pid] = os.waitstatus_to_exitcode(status)
+    return ended
 
 
 def _signal_all(number: int) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bridge.runner.folders import remove_tree
+from bridge.runner.isolation import libc, processes
 from bridge.runner.isolation.enforced import Enforced
 from bridge.runner.limits import Limits
 
@@ -82,10 +83,13 @@ def environment(room: Room, ours: Mapping[str, str], also: Iterable[str] = ()) -
 
 
 def resource_limits(limits: Limits, enforced: Enforced) -> dict[str, int]:
-    """RLIMIT values: open files, bytes of a file, core dumps, and processes where the count is the job's."""
+    """RLIMIT values: open files, bytes of a file, core dumps, and on Linux processes with their threads."""
     values = {"NOFILE": limits.open_files, "FSIZE": limits.file_bytes, "CORE": 0}
-    # Elsewhere the kernel counts all processes of the user.
-    return {**values, "NPROC": limits.processes} if enforced.tree == "process namespace" else values
+    if not libc.LINUX:
+        return values
+    # Without a namespace of its own the kernel counts all processes of the user.
+    others = 0 if enforced.tree == "process namespace" else processes.threads_of_us()
+    return {**values, "NPROC": limits.processes + others}
 
 
 def allowed(limits: Limits, memory: int) -> dict[str, int]:

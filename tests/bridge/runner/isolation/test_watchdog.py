@@ -13,8 +13,11 @@ from bridge import presets
 from bridge.result import Reason
 from bridge.runner.child import Ended
 from bridge.runner.isolation import processes
+from bridge.runner.isolation.enforced import Enforced
 from bridge.runner.isolation.processes import Process
+from bridge.runner.isolation.room import resource_limits
 from bridge.runner.isolation.watchdog import Breach, Used, Watchdog, measure
+from bridge.runner.limits import Limits
 from bridge.runner.verdict import of_ending
 from tests.bridge.runner.jobs import Jobs, as_permitted
 
@@ -203,6 +206,15 @@ def test_descendants_are_found_from_near_to_far_and_a_circle_ends() -> None:
     running = [Process(pid, parent, 1, 0) for pid, parent in rows.items()]
     assert [each.pid for each in processes.below(1, running)] == [5, 6, 10, 7]
     assert processes.below(9, running) == [Process(9, 9, 1, 0)]
+
+
+@linux
+def test_the_kernel_limits_processes_beside_those_that_the_user_has_already() -> None:
+    limits = Limits(processes=10)
+    own = resource_limits(limits, Enforced(tree="process namespace"))["NPROC"]
+    shared = resource_limits(limits, Enforced(tree="adopted"))["NPROC"]
+    assert own == 10
+    assert shared > 10, "this very process is one of them"
 
 
 WORDS = {
