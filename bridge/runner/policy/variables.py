@@ -18,11 +18,14 @@ _STEERING = {
     "DYLD_": "it changes what the loader loads",
     "GLIBC_TUNABLES": "it changes the loader",
     "GCONV_PATH": "it changes what the C library loads",
+    "LOCPATH": "it changes what the C library loads",
+    "OPENSSL_": "it changes what the TLS library loads",
     "MALLOC_": "it changes the allocator",
     "GIT_": "it changes what git does, or names credentials",
     "SSH_": "it leads to the user's keys",
     "GPG_": "it leads to the user's keys",
     "GNUPG": "it leads to the user's keys",
+    "KRB5": "it leads to the user's keys",
     "KAKEYA_": "it belongs to the runner",
     "XDG_": "it names the user's own folders",
     "DBUS_": "it leads to programs outside the job",
@@ -36,6 +39,7 @@ _STEERING = {
     "NODE_": "it changes what an interpreter loads",
     "JAVA_TOOL_OPTIONS": "it changes what an interpreter loads",
     "_JAVA_OPTIONS": "it changes what an interpreter loads",
+    "JDK_JAVA_OPTIONS": "it changes what an interpreter loads",
 }
 _WHOLE = frozenset({"ENV", "IFS", "SHELL"})
 

@@ -108,6 +108,8 @@ def test_a_requester_may_queue_what_the_policy_says_of_it_or_of_everybody(tmp_pa
         ('hours = ["mon"]\noutside_hours = "later"', 'must be "wait" or "refuse", got \'later\''),
         ('outside_hours = "wait"', ":1: outside_hours says nothing without hours"),
         ('environment = ["HF_TOKEN"]', "names 'HF_TOKEN': its name says that it is a secret"),
+        ('environment = ["OPENSSL_CONF"]', "names 'OPENSSL_CONF': it changes what the TLS library loads"),
+        ('environment = ["KRB5CCNAME"]', "names 'KRB5CCNAME': it leads to the user's keys"),
         ('environment = ["A-B"]', "that is no name of a variable"),
         ("[limits]\nmemory = 1", "limits.memory must be 67108864 to"),
         ('[limits]\nmemory = "8 Gb"', 'must be a number of bytes or a text like "8 GiB"'),
