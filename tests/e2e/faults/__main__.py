@@ -26,6 +26,7 @@ from tests.e2e.faults import jobs, plan, procs, referee
 from tests.e2e.faults.course import Course, Unfinished
 from tests.e2e.faults.machines import Machine
 from tests.e2e.faults.requesters import CLIENT_FILE, isolate
+from tests.e2e.faults.witness import Witness
 from tests.houses import build_house
 
 LEASE_S = 4.0
@@ -83,15 +84,16 @@ def _run(options: argparse.Namespace, seed: int, root: Path) -> bool:
         say=_say,
     )
     problems: list[str] = []
-    try:
-        course.run()
-    except Unfinished as error:
-        problems.append(f"unfinished: {error}")
-    finished = not problems
-    seconds = time.monotonic() - began
-    left = procs.belonging_to(root) if finished else []
-    problems += [f"a process was left: {procs.command(pid)}" for pid in left if procs.command(pid)]
-    procs.end_all(root)
+    with Witness(house, machines):
+        try:
+            course.run()
+        except Unfinished as error:
+            problems.append(f"unfinished: {error}")
+        finished = not problems
+        seconds = time.monotonic() - began
+        left = procs.belonging_to(root) if finished else []
+        problems += [f"a process was left: {procs.command(pid)}" for pid in left if procs.command(pid)]
+        procs.end_all(root)
     _say("looking at what there is now")
     report = referee.judge(house, machines, course.desk, course.visitors, finished=finished)
     problems += report.problems

@@ -19,6 +19,7 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
 
 
 @pytest.fixture
-def scene(house: House) -> Scene:
+def scene(house: House) -> Iterator[Scene]:
     """A stage on the house's remote, by its path."""
-    return Scene(house)
+    with Scene(house) as built:
+        yield built

@@ -1,4 +1,4 @@
-"""The small programs that runners run here. Each writes down that it ran, where no runner can forget it."""
+"""The small programs that runners run here. Each tells the witness that it ran: no runner can forget it."""
 
 from __future__ import annotations
 
@@ -10,21 +10,27 @@ from tests.houses import House
 
 FAIL_CODE = 7
 MOST_SECONDS = 30
+JOURNAL = "journal"  # in the job's HOME
+_HEARD_S = 30
 
-# Its arguments: the ledger, how it ends, the word and the seconds asked for, and the flags of ${request}.
+# Its arguments: how it ends, the word and the seconds asked for, and the flags of ${request}.
 _PROGRAM = f"""\
-import os, sys, time
+import os, signal, sys, time
 
-ledger, ending, word, seconds = sys.argv[1:5]
+ending, word, seconds = sys.argv[1:4]
 nonce = sys.argv[sys.argv.index("--request-nonce") + 1]
+journal = os.path.join(os.environ["HOME"], "{JOURNAL}")
 
 
 def note(what):
-    handle = os.open(ledger, os.O_WRONLY | os.O_APPEND)
-    os.write(handle, f"{{what}} {{nonce}} {{os.getpid()}}\\n".encode())
-    os.close(handle)
+    os.write(witness, f"{{what}} {{nonce}}\\n".encode())
 
 
+os.mkfifo(journal)
+signal.signal(signal.SIGALRM, lambda *_: sys.exit("no witness came within {_HEARD_S} s"))
+signal.alarm({_HEARD_S})
+witness = os.open(journal, os.O_WRONLY)
+signal.alarm(0)
 note("start")
 print(nonce, word, flush=True)
 time.sleep(float(seconds))
@@ -48,7 +54,7 @@ description = "how long it takes"
 
 @dataclass(frozen=True)
 class Ledger:
-    """How often each job started and ended, as the jobs themselves wrote it down."""
+    """How often each job started and ended, as the witness heard it from the jobs themselves."""
 
     started: Counter[str]
     ended: Counter[str]
@@ -61,9 +67,9 @@ def install(house: House) -> None:
     presets.mkdir(parents=True, exist_ok=True, mode=0o700)
     program = house.root / "job.py"
     program.write_text(_PROGRAM)
-    _path(house).touch()
+    ledger_of(house).touch()
     for name, ending in (("works", "well"), ("fails", "fail")):
-        argv = ["${python}", "-I", str(program), str(_path(house)), ending, "{word}", "{seconds}"]
+        argv = ["${python}", "-I", str(program), ending, "{word}", "{seconds}"]
         (presets / f"{name}.toml").write_text(
             f'name = "{name}"\nsummary = "A job of the fault harness."\n'
             f"argv = {[*argv, '${request}']!r}\n"
@@ -72,20 +78,21 @@ def install(house: House) -> None:
 
 
 def read_ledger(house: House) -> Ledger:
-    """What the jobs wrote down so far."""
+    """What the jobs said so far."""
     started: Counter[str] = Counter()
     ended: Counter[str] = Counter()
     torn = []
-    for line in _path(house).read_text().splitlines():
+    for line in ledger_of(house).read_text().splitlines():
         match line.split():
-            case ["start", nonce, _]:
+            case ["start", nonce]:
                 started[nonce] += 1
-            case ["end", nonce, _]:
+            case ["end", nonce]:
                 ended[nonce] += 1
             case _:
                 torn.append(line)
     return Ledger(started, ended, torn)
 
 
-def _path(house: House) -> Path:
+def ledger_of(house: House) -> Path:
+    """The file in which the witness writes down what the jobs say."""
     return house.root / "ledger.txt"

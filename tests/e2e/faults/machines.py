@@ -56,6 +56,10 @@ class Machine:
         """Whether the daemon runs, and is not asleep."""
         return bool(self.pid) and not self._asleep
 
+    def inside(self, path: Path) -> Path:
+        """Where a path of the daemon's is found from here: it may have disks that nobody else sees."""
+        return Path(f"/proc/{pid}/root{path}") if (pid := self.pid) else path
+
     def start(self, state: Path | None = None) -> None:
         """Start the daemon on a state folder; None: the one it had, or its first."""
         if state is None:

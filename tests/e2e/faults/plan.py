@@ -20,6 +20,7 @@ class Wish(StrEnum):
     FAIL = "fail"
     REFUSED = "refused"
     CANCEL = "cancel"
+    CROWDED = "crowded"  # its disk fills while it runs; never drawn
 
 
 class Fault(StrEnum):

@@ -1,6 +1,6 @@
 """Afterwards: does every accepted request have exactly one result, its own, and is nothing else left?
 
-Everything is read from the remote's objects, the runners' folders and what the jobs wrote down themselves.
+Everything is read from the remote's objects, the runners' folders and what the witness heard from the jobs.
 Each result is judged as a client that trusts the runners' keys judges it.
 """
 
@@ -41,6 +41,7 @@ _ENDINGS = {
     Wish.FAIL: {(Status.FAILED, Reason.EXIT_CODE)},
     Wish.REFUSED: {(Status.REFUSED, Reason.BAD_PARAMETER)},
     Wish.CANCEL: {(Status.CANCELLED, Reason.REQUESTED), _DONE},
+    Wish.CROWDED: {(Status.FAILED, Reason.RESOURCE_LIMIT)},
 }
 _VISITORS_ENDINGS = {(Status.REJECTED, Reason.EVIDENCE)}
 
@@ -81,7 +82,7 @@ def judge(
     nonces = _nonces(found)
     strangers = {nonce: _requested_by(house, found, nonce) for nonce in nonces - desk.accepted.keys()}
     report.problems += _submissions(desk, nonces, strangers)
-    report.problems += _visits(report, visitors, strangers)
+    report.problems += _visits(report, visitors, strangers, finished=finished)
     copies = _result_commits(house)
     for nonce in sorted((nonces | copies.keys()) - still_open):
         if len(copies.get(nonce, [])) != 1:
@@ -190,7 +191,9 @@ def _submissions(desk: Desk, nonces: set[str], strangers: Mapping[str, str]) -> 
     return [*lost, *odd, *failed]
 
 
-def _visits(report: Report, visitors: list[Visitor], strangers: Mapping[str, str]) -> list[str]:
+def _visits(
+    report: Report, visitors: list[Visitor], strangers: Mapping[str, str], *, finished: bool
+) -> list[str]:
     """Each client process left nothing, or one whole request, the one it named."""
     problems = []
     for visitor in visitors:
@@ -200,7 +203,7 @@ def _visits(report: Report, visitors: list[Visitor], strangers: Mapping[str, str
             problems.append(f"{name} left {len(left)} requests")
         if visitor.reported is not None and left != [visitor.reported]:
             problems.append(f"{name} said it submitted {visitor.reported}, the remote has {left}")
-        if not visitor.killed and visitor.reported is None:
+        if finished and not visitor.killed and visitor.reported is None:
             problems.append(f"{name} was not killed and failed: {visitor.text().strip()[-300:]}")
         report.arrived += visitor.killed and bool(left)
     known = {visitor.client.name for visitor in visitors} | {"desk"}

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import pytest
@@ -16,20 +17,32 @@ from tests.e2e.faults import jobs, procs, referee
 from tests.e2e.faults.machines import Machine
 from tests.e2e.faults.plan import Ask, Wish
 from tests.e2e.faults.requesters import Desk
+from tests.e2e.faults.witness import Witness
 from tests.houses import House, build_house, wait_for
 
 
 @dataclass
 class Scene:
-    """One house, its runners and what is asked."""
+    """One house, its runners and what is asked. Entered, it has a witness of their jobs."""
 
     house: House
     address: str = ""
     machines: list[Machine] = field(default_factory=list)
     desk: Desk = field(init=False)
+    witness: Witness = field(init=False)
 
     def __post_init__(self) -> None:
         self.desk = Desk(self.house, self.address)
+        self.witness = Witness(self.house, self.machines)
+
+    def __enter__(self) -> Scene:
+        self.witness.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.witness.leave()
 
     def machine(self, name: str = "mac1", *, lease_s: float = 30.0, **values: Any) -> Machine:
         """A runner, not yet started."""
@@ -37,9 +50,9 @@ class Scene:
         self.machines.append(machine)
         return machine
 
-    def ask(self, seconds: float = 0.0) -> str:
+    def ask(self, seconds: float = 0.0, wish: Wish = Wish.WORK) -> str:
         """Submit one request; its nonce."""
-        ask = Ask(f"word-{len(self.desk.accepted):05d}", Wish.WORK, seconds, 0.0)
+        ask = Ask(f"word-{len(self.desk.accepted):05d}", wish, seconds, 0.0)
         accepted = self.desk.submit(ask)
         assert accepted is not None, self.desk.errors
         return accepted.submitted.nonce
@@ -82,6 +95,7 @@ class Scene:
         with self.explained():
             for machine in self.machines:
                 assert machine.ended(30) == 0, f"{machine.label or machine.name} did not end well"
+            self.witness.leave()
             report = referee.judge(self.house, self.machines, self.desk, [], finished=True)
             assert not report.problems, "\n".join(report.problems)
         return report.results

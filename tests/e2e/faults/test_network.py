@@ -24,8 +24,9 @@ def port(house: House) -> Iterator[int]:
 
 
 @pytest.fixture
-def scene(house: House, port: int) -> Scene:
-    return Scene(house, f"git://127.0.0.1:{port}/{house.remote.name}")
+def scene(house: House, port: int) -> Iterator[Scene]:
+    with Scene(house, f"git://127.0.0.1:{port}/{house.remote.name}") as built:
+        yield built
 
 
 def fail(cable: Cable, how: str) -> None:

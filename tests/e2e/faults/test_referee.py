@@ -54,12 +54,12 @@ def still_in_the_inbox(scene: Scene, one: str, _: str) -> None:
 
 def ran_once_more(scene: Scene, one: str, _: str) -> None:
     with (scene.house.root / "ledger.txt").open("a") as ledger:
-        ledger.write(f"start {one} 1\n")
+        ledger.write(f"start {one}\n")
 
 
 def ran_for_nobody(scene: Scene, _one: str, _other: str) -> None:
     with (scene.house.root / "ledger.txt").open("a") as ledger:
-        ledger.write("start 20260101t000000z000000000000 1\n")
+        ledger.write("start 20260101t000000z000000000000\n")
 
 
 def unknown_key(scene: Scene, _one: str, _other: str) -> None:
