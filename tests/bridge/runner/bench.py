@@ -161,6 +161,10 @@ class Bench:
     def daemon_log(self, name: str = "mac") -> str:
         return (self.house.root / f"{name}.log").read_text(errors="replace")
 
+    def in_rooms(self, name: str) -> list[Path]:
+        """Where running jobs have a file of this name in the folder they started in."""
+        return list((self.state / "runner").glob(f"*/jobs/*/workspace/{name}"))
+
     def running(self, script: str) -> list[int]:
         """Processes that run one of this bench's programs; a supervisor that waits for one only names it."""
         path = str(self.house.root / script)

@@ -42,7 +42,14 @@ UNWILLING = """
 PROGRAMS = {
     "echo": "print('hello from', arg)",
     "unwilling": UNWILLING,
-    "patient": "import time; print('up and running', flush=True); time.sleep(5); print('finished')",
+    "patient": """
+        import os, time
+        open("up", "w").close()
+        print("up and running", flush=True)
+        while not os.path.exists("enough"):
+            time.sleep(0.05)
+        print("finished")
+    """,
 }
 
 
@@ -59,7 +66,7 @@ def running(bench: Bench) -> Iterator[subprocess.Popen[bytes]]:
     process = bench.daemon(once=True)
     try:
         yield process
-        process.wait(30)
+        process.wait(60)
     finally:
         process.kill()
         process.wait()
@@ -186,6 +193,9 @@ def test_where_signatures_are_required_only_the_requester_stops_a_job(bench: Ben
             delete_branch(bench, asked)
         else:
             ask_to_stop(bench, asked, key=bob if author == "another signer" else None)
+        time.sleep(3)  # many beats, at each of which a wish is heeded
+        [up] = bench.in_rooms("up")
+        up.with_name("enough").touch()
     assert ended(bench, asked)[:2] == (Status.PASSED, Reason.OK), bench.daemon_log()
     assert not [ref for ref in bench.house.remote_refs() if "cancel" in ref and asked.nonce in ref]
 

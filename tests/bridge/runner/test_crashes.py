@@ -36,13 +36,19 @@ def test_a_lost_claim_stops_the_job_and_gives_no_result(bench: Bench) -> None:
 def test_an_unreachable_remote_is_waited_for_and_a_result_is_kept_for_it(bench: Bench) -> None:
     away = bench.house.root / "away.git"
     script = bench.house.root / "unplug.py"
-    script.write_text(f"import os; os.rename({str(bench.house.remote)!r}, {str(away)!r}); print('unplugged')")
-    bench.preset("unplug", ["${python}", "-I", str(script)])
+    script.write_text(
+        "import os, time\nopen('up', 'w').close()\nwhile not os.path.exists('go'): time.sleep(0.05)\n"
+    )
+    bench.preset("unplug", ["${python}", "-I", str(script)], timeout=90)
     asked = bench.ask("unplug")
     runner = bench.runner()
     stop = threading.Event()
     thread = threading.Thread(target=runner.serve, kwargs={"stop": stop}, daemon=True)
     thread.start()
+    wait_for(lambda: bench.in_rooms("up"), 60, "the job runs")
+    bench.house.remote.rename(away)
+    [up] = bench.in_rooms("up")
+    up.with_name("go").touch()
     wait_for(lambda: any("kept for later" in line for line in bench.said), 60, "the result to be kept")
     away.rename(bench.house.remote)
     wait_for(lambda: any("published as" in line for line in bench.said), 60, "the result to be pushed")
