@@ -27,7 +27,7 @@ PARENT_DIED = signal.SIGUSR1
 _NEWNS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 _FLAGS = {"full": _NEWNS | _NEWIPC | _NEWPID, "view": _NEWNS | _NEWIPC, "network": 0}
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
-_LAST_CAPABILITY = 63
+_LAST_CAPABILITY, _CAPABILITIES_OF = 63, 0x20080522
 
 
 def best_level(*, network: bool) -> str:
@@ -94,7 +94,9 @@ def drop_privileges() -> None:
     libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1)
     for capability in range(_LAST_CAPABILITY + 1):
         if not libc.prctl(libc.PR_CAPBSET_DROP, capability):
-            return
+            break
+    # Nor any that a service manager had this user inherit.
+    libc.call("capset", struct.pack("=Ii", _CAPABILITIES_OF, 0), bytes(24))
 
 
 def _possible(level: str, network: bool) -> bool:

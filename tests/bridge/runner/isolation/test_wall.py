@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from bridge.errors import MachineError
+from bridge.process import run_program
 from bridge.runner.child import Supervised
 from bridge.runner.isolation import namespaces, processes
 from bridge.runner.isolation.enforced import NOT_ENFORCED
@@ -297,6 +299,30 @@ attempt("group", lambda: os.killpg({os.getpgrp()}, signal.SIGKILL))
     assert len(outcomes(jobs)) == 12
     assert {how.split()[0] for how in outcomes(jobs).values()} == {"refused"}, jobs.lines
     assert jobs.enforced.processes == NOT_ENFORCED, "other programs of the user can be signalled there"
+
+
+INHERITED = """
+import ctypes, os, struct
+from bridge.runner.isolation import namespaces
+libc, header = ctypes.CDLL(None), struct.pack("=Ii", 0x20080522, 0)
+sets = ctypes.create_string_buffer(24)
+libc.capget(header, sets)
+effective, permitted, _, *rest = struct.unpack("=6I", sets)
+libc.capset(header, struct.pack("=6I", effective, permitted, permitted, *rest))
+libc.prctl(47, 2, 13, 0, 0)
+namespaces.drop_privileges()
+os.execv("/bin/cat", ["cat", "/proc/self/status"])
+"""
+
+
+@linux
+def test_no_capability_is_inherited() -> None:
+    """Neither by root nor where a service manager gives the runner some; trivial for everybody else."""
+    done = run_program([sys.executable, "-c", INHERITED], timeout_s=30)
+    held = dict(re.findall(r"Cap(Inh|Prm|Eff|Amb):\s*([0-9a-f]+)", done.stdout.decode()))
+    assert {name: int(word, 16) for name, word in held.items()} == dict.fromkeys(
+        ("Inh", "Prm", "Eff", "Amb"), 0
+    )
 
 
 @linux
