@@ -247,7 +247,7 @@ def test_a_runner_killed_just_after_the_bare_result_was_taken_still_has_the_whol
     whole = post.entry(submitted, LARGE)
     post.outbox.send(whole, claim, untouched=True)
 
-    def killed(nonce: str) -> None:
+    def killed(nonce: str, _: str | None) -> None:
         raise Killed(nonce)
 
     monkeypatch.setattr(post.ledger, "add", killed)
