@@ -24,7 +24,7 @@ to show, or (`ok`) it is harmless and arrives as plain data. No canary file may 
 
 _SIEGE = """
 The same requests are pushed with plain git to a bare repository that a real runner serves (one of each family
-in `make test`, four in `make slow`, all in `make exhaustive`). Each answer is read from the repository
+in `make test`, three more in `make slow`, all in `make exhaustive`). Each answer is read from the repository
 itself. Afterwards no canary file exists, a listening server was never called, the user's home, configuration,
 branches and hooks are as they were, no process is left, and an honest request was served in between.
 
