@@ -32,6 +32,7 @@ _BOILERPLATE = re.compile(
 # The connection ended in the middle of the conversation: nobody knows what the server did.
 _BROKE_OFF = re.compile(
     r"unexpected disconnect|remote end hung up|RPC failed|early EOF|remote failed to report status"
+    r"|pack-objects died of signal"
     r"|remote did not send all necessary|closed by remote host|connection reset|broken pipe|empty reply",
     re.IGNORECASE,
 )
@@ -60,6 +61,8 @@ _THEY_ENDED = re.compile(
 _INCOMPLETE = re.compile(r"did not send all necessary objects")
 # The server got no pack to refuse: the git that was to make it here died.
 _NO_PACK = re.compile(r"^error: remote unpack failed: eof before pack header", re.MULTILINE)
+# It was killed: the server says no to what it did not get.
+_KILLED = re.compile(r"^error: pack-objects died of signal", re.MULTILINE)
 # What git puts before the reason: the address again.
 _AGAIN = re.compile(r"^fatal: (unable to access '[^']*': )?")
 _MOST_READ = 64 * 1024
@@ -154,6 +157,8 @@ def push_error(remote: str, output: bytes, stderr: bytes) -> BusError:
     shown = without_credentials(remote)
     if refused and _is_damaged(stderr) and _NO_PACK.search(_own_words(stderr)):
         return _damage(remote, stderr)
+    if refused and _KILLED.search(_own_words(stderr)):
+        return unreachable(remote, stderr)
     if not refused:
         return _silent_refusal(remote, stderr)
     causes = [update for update in refused if not _ECHO.search(update.summary)]

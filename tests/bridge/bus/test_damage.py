@@ -145,3 +145,18 @@ def test_a_fetch_larger_than_the_limit_ends_with_a_clear_error_and_may_be_tried_
     assert not isinstance(caught.value, RemoteUnreachable)
     world.house.git("update-ref", "-d", inbox, cwd=world.house.remote)
     assert [pending.nonce for pending in mirror.refresh()] == [submitted.nonce]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"error: pack-objects died of signal 9\n" + NO_PACK,
+        b"error: pack-objects died of signal 9\nerror: remote unpack failed: unpack-objects abnormal exit\n",
+    ],
+    ids=["before the pack", "amid the pack"],
+)
+def test_a_push_whose_pack_was_broken_off_is_no_refusal_of_the_server(said: bytes):
+    """A claim that was taken for refused would be made again as a branch, beside somebody else's."""
+    error = push_error(FILE, UNPACKER, said + b"error: failed to push some refs to '/srv/r.git'\n")
+    assert isinstance(error, RemoteUnreachable)
+    assert "broke off in the middle" in error.message
