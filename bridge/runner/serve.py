@@ -479,7 +479,10 @@ class Runner:
             handle.truncate(0)
             handle.write(f"{os.getpid()}\n")
             handle.flush()
-            yield
+            try:
+                yield
+            finally:  # closing would not do: a child that is just being born has the descriptor, too
+                fcntl.flock(handle, fcntl.LOCK_UN)
 
 
 def _asked(checked: Checked) -> str:

@@ -1,7 +1,9 @@
 """A request's way over a real remote: taken once, done, published whole, and nothing left behind."""
 
+import contextlib
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -61,22 +63,42 @@ def test_a_request_for_a_workflow_is_left_alone(bench: Bench) -> None:
     assert bench.house.remote_refs() == before | {"refs/mac-bridge/runners/mac"}
 
 
-def test_two_runners_of_one_name_are_a_clear_error(bench: Bench) -> None:
+@contextlib.contextmanager
+def serving(bench: Bench) -> Iterator[None]:
+    """A runner that has its name, and gives it up at the end."""
     stop = threading.Event()
     thread = threading.Thread(target=bench.runner().serve, kwargs={"stop": stop}, daemon=True)
     thread.start()
-    other = bench.runner()
+    lock = bench.station().folder / "lock"
+    wait_for(lambda: lock.exists() and lock.read_text() != "", what="the runner to have its name")
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(20)
 
-    def refused() -> bool:
-        try:
-            other.serve(once=True, idle_timeout_s=0)
-        except MachineError as error:
-            return "already runs on this machine" in error.message and str(os.getpid()) in error.message
+
+def test_two_runners_of_one_name_are_a_clear_error(bench: Bench) -> None:
+    with serving(bench), pytest.raises(MachineError, match=rf"already runs .*\(process {os.getpid()}\)"):
+        bench.runner().serve(once=True, idle_timeout_s=0)
+
+
+def test_a_child_born_while_a_runner_served_does_not_keep_its_name(bench: Bench) -> None:
+    lock = bench.station().folder / "lock"
+    with serving(bench):
+        [held] = [number for number in range(3, 1024) if is_open_on(number, lock)]
+        inherited = os.dup(held)  # as a program that is being started has until it runs
+    try:
+        assert bench.runner().serve(once=True, idle_timeout_s=0) == 0
+    finally:
+        os.close(inherited)
+
+
+def is_open_on(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except OSError:
         return False
-
-    wait_for(refused, what="the refusal of the second runner")
-    stop.set()
-    thread.join(20)
 
 
 @pytest.mark.slow
