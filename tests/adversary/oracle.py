@@ -10,7 +10,7 @@ import math
 import re
 import tomllib
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -57,7 +57,7 @@ def walk(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield key, value
 
 
-def plain(document: dict[str, Any], free: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+def plain(document: dict[str, Any], free: Collection[str] = frozenset()) -> None:
     """No text drives a terminal, turns the line, or hides something."""
     for key, value in walk(document):
         if isinstance(value, str) and key not in free:

@@ -77,7 +77,7 @@ class Cage:
         """The command line that runs `argv` behind the layers: itself."""
         return argv
 
-    def end_strays(self, room: str, seen: Mapping[int, int]) -> tuple[int, int]:  # noqa: ARG002
+    def end_strays(self, room: str, seen: Mapping[int, int]) -> tuple[int, int]:  # noqa: ARG002 - likewise
         """Nothing can have got away: every orphan hangs below this process, or in its namespace."""
         return 0, 0
 
