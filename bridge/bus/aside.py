@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from pathlib import Path
 
 from bridge.bus.git import Git, quoted
@@ -50,19 +50,6 @@ def aside(git: Git, *, borrowing: bool = False) -> Generator[Git, None, None]:
             yield made
         finally:
             made.close()
-
-
-def size_guard(git: Git, limit_bytes: int) -> Callable[[], str | None]:
-    """A guard for `Git.fetch` that ends a fetch into this repository when it brings more than a limit."""
-
-    def too_much() -> str | None:
-        size = 0
-        for file in (git.directory / "objects" / "pack").glob("tmp_*"):
-            with contextlib.suppress(FileNotFoundError):
-                size += file.stat().st_size
-        return f"the remote sends more than {limit_bytes} bytes" if size > limit_bytes else None
-
-    return too_much
 
 
 def network_settings(git: Git) -> dict[str, str]:

@@ -26,7 +26,7 @@ from urllib.parse import quote
 
 from bridge.bus import refs
 from bridge.bus.address import for_git
-from bridge.bus.aside import network_settings, size_guard
+from bridge.bus.aside import network_settings
 from bridge.bus.git import Git
 from bridge.bus.objects import Entry
 from bridge.errors import (
@@ -257,9 +257,8 @@ class Cache:
             timeout_s=self.git.timeout_s,
             environment={**self._environment, **_configured(settings, self._environment)},
         )
-        too_much = size_guard(fetcher, self._limit_bytes)
         try:
-            fetcher.fetch(self.remote, specs, depth=depth, guard=too_much)
+            fetcher.fetch(self.remote, specs, depth=depth, limit_bytes=self._limit_bytes)
         except BusError as error:
             if type(error) is BusError:  # no other failure of a fetch is one
                 raise TooMuch(error.message) from None

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 
 from bridge import signing
 from bridge.bus import refs
-from bridge.bus.aside import aside, size_guard
+from bridge.bus.aside import aside
 from bridge.bus.card import CARD_NAME, CARD_SIGNATURE_NAME, MAX_BYTES, RunnerCard, is_live, parse_card
 from bridge.bus.git import Git, Update
 from bridge.bus.objects import Entry
@@ -155,7 +155,7 @@ def read_cards(
         BusError: It sends more than this reads.
     """
     with aside(git) as here:
-        here.fetch(remote, _SPECS, depth=1, timeout_s=timeout_s, guard=size_guard(here, MAX_FETCH_BYTES))
+        here.fetch(remote, _SPECS, depth=1, timeout_s=timeout_s, limit_bytes=MAX_FETCH_BYTES)
         held = {refs.RUNNERS + ref.removeprefix(_HERE): sha for ref, sha in here.refs(_HERE).items()}
         held |= {
             refs.BRANCH_RUNNERS + ref.removeprefix(_HERE_BRANCH): sha

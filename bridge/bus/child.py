@@ -59,7 +59,7 @@ def collect(
         process: Leader of its own session, with both outputs piped.
         deadline: On the monotonic clock, in seconds.
         limit_bytes: Most bytes of standard output; more end the command.
-        guard: Called a few times a second; a text it returns ends the command.
+        guard: Called a few times a second and when the command has ended; a text it returns ends the command.
     """
     assert process.stdout is not None and process.stderr is not None  # noqa: PT018, S101 - both are piped
     out, err = bytearray(), bytearray()
@@ -69,6 +69,8 @@ def collect(
             selector.register(process.stderr.fileno(), selectors.EVENT_READ, err)
             stopped = _drain(process, selector, deadline, guard, lambda: len(out) > limit_bytes)
         in_time = stopped is not None or _wait(process, deadline)
+        if guard is not None and stopped is None:
+            stopped = guard()  # it may have come far since the last look
     finally:
         end(process)
     code = process.returncode if process.returncode is not None else -1

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from bridge.bus import refs
-from bridge.bus.aside import size_guard
 from bridge.bus.claimed import read_status
 from bridge.bus.drafts import Draft, Identity, Sign, draft
 from bridge.bus.git import Git, Update
@@ -116,8 +115,13 @@ class Claim:
             return False
         with self._git.scratch() as scratch:
             try:
-                guard = size_guard(scratch, _MAX_FETCH_BYTES)
-                scratch.fetch(self._remote, [self.ref], depth=1, timeout_s=_PUSH_TIMEOUT_S, guard=guard)
+                scratch.fetch(
+                    self._remote,
+                    [self.ref],
+                    depth=1,
+                    timeout_s=_PUSH_TIMEOUT_S,
+                    limit_bytes=_MAX_FETCH_BYTES,
+                )
             except RemoteUnreachable:
                 raise
             except BusError:  # more than any claim has

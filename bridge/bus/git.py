@@ -325,20 +325,33 @@ class Git(Command):
         depth: int | None = None,
         prune: bool = False,
         timeout_s: float | None = None,
+        limit_bytes: int | None = None,
         guard: Callable[[], str | None] | None = None,
     ) -> None:
         """Fetch refs; writes no FETCH_HEAD, and no ref that a refspec does not name.
 
+        Args:
+            remote: Address of the remote.
+            refspecs: What to fetch, and the refs it becomes here.
+            depth: Commits of each history; None: all.
+            prune: Whether refs here that match and are gone there are removed.
+            timeout_s: As in `attempt`.
+            limit_bytes: Most that may come. It then stays one pack, for what git unpacks cannot be counted.
+            guard: As in `attempt`, in place of `limit_bytes`.
+
         Raises:
             RemoteUnreachable: The remote did not answer, or has no such ref.
-            BusError: `guard` stopped it.
+            BusError: It sends more than `limit_bytes`, or `guard` stopped it.
         """
+        settings: tuple[str, ...] = ()
+        if limit_bytes is not None:
+            settings, guard = ("-c", "fetch.unpackLimit=1"), self._store.pack_guard(limit_bytes)
         flags = [f"--depth={depth}"] if depth else []
         flags += ["--prune"] if prune else []
         limit = self.timeout_s if timeout_s is None else timeout_s
         done = self.talk(
             remote,
-            *("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--no-auto-maintenance"),
+            *(*settings, "fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--no-auto-maintenance"),
             *("--no-recurse-submodules", *flags),
             specs=refspecs,
             timeout_s=limit,

@@ -6,12 +6,13 @@ deflated); nothing here reads a repository, and nothing checks whether what an o
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 import secrets
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -56,6 +57,20 @@ class Store:
 
     folder: Path
     algorithm: str
+
+    def pack_guard(self, limit_bytes: int) -> Callable[[], str | None]:
+        """What objects to packs that bring more bytes than a limit, those being written included."""
+        packs = self.folder / "pack"
+        before = set(packs.glob("*"))
+
+        def too_much() -> str | None:
+            size = 0
+            for file in set(packs.glob("*")) - before:
+                with contextlib.suppress(FileNotFoundError):
+                    size += file.stat().st_size
+            return f"the remote sends more than {limit_bytes} bytes" if size > limit_bytes else None
+
+        return too_much
 
     def put(self, kind: str, data: bytes) -> str:
         """Write one object if it is not there; returns its sha.

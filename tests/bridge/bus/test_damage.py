@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+
 import pytest
 
+from bridge.bus.aside import aside
 from bridge.bus.failures import push_error, unreachable
-from bridge.bus.git import Update
+from bridge.bus.git import Git, Update
 from bridge.bus.mirror import Mirror
+from bridge.bus.objects import Entry
 from bridge.errors import BusError, LeaseLost, PushRejected, RemoteUnreachable
 from tests.bridge.bus.damage import DAMAGE
 from tests.worlds import World
@@ -145,6 +150,23 @@ def test_a_fetch_larger_than_the_limit_ends_with_a_clear_error_and_may_be_tried_
     assert not isinstance(caught.value, RemoteUnreachable)
     world.house.git("update-ref", "-d", inbox, cwd=world.house.remote)
     assert [pending.nonce for pending in mirror.refresh()] == [submitted.nonce]
+
+
+@pytest.mark.parametrize("place", ["repository", "scratch", "aside"])
+@pytest.mark.parametrize("count", [1, 200], ids=["few objects", "many objects"])
+def test_a_fetch_with_a_limit_counts_all_that_comes(world: World, place: str, count: int):
+    """Git unpacks few objects as they come, and however fast they do, they are no less."""
+    blobs = [world.git.write_blob(os.urandom((3 << 20) // count)) for _ in range(count)]
+    tree = world.git.write_tree([Entry("100644", "blob", blob, f"{n:03}") for n, blob in enumerate(blobs)])
+    commit = world.git.commit_tree(tree, [], "much\n")
+    world.git.push(world.remote, [Update("refs/heads/large", commit, "")])
+    own = Git(world.root / "own.git")
+    Git(world.root).run("init", "--quiet", "--bare", str(own.directory))
+    places = {"repository": contextlib.nullcontext(own), "scratch": own.scratch(), "aside": aside(own)}
+    with places[place] as here:
+        with pytest.raises(BusError, match="the remote sends more than 1048576 bytes"):
+            here.fetch(world.remote, ["refs/heads/large:refs/heads/own"], limit_bytes=1 << 20)
+        here.fetch(world.remote, ["refs/heads/large:refs/heads/own"], limit_bytes=8 << 20)
 
 
 @pytest.mark.parametrize(
