@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from bridge.bus.changes import Change
 from bridge.bus.git import Git
 from bridge.bus.handles import Held, RequestState
+from bridge.bus.requests import has_result
 from bridge.errors import BusError, ManifestError, ResultError
 from bridge.manifest import MAX_BYTES, REQUEST_PATH, parse
 from bridge.result import MAX_BYTES as MAX_RECORD_BYTES
@@ -168,7 +169,7 @@ def locate(git: Git, state: RequestState, held: Held, request_commit: str | None
     if not any(change.path.startswith(f"{RESULT_ROOT}/") for change in changes):
         if above is None and request_commit is None and tip.parents and state.result is None:
             raise ResultError(f"the branch {held.ref} no longer holds the request {nonce}")
-        if above == 1 or above is None or not _has_result(git, held.commit, nonce):
+        if above == 1 or above is None or not has_result(git, held.commit, nonce):
             return None  # somebody's own commit on top; the answer will go elsewhere
     folder = f"{RESULT_ROOT}/{nonce}/"
     blobs = tuple(
@@ -270,7 +271,3 @@ def _is_request(git: Git, commit: str, nonce: str) -> bool:
         return parse(git.read_blob(commit, REQUEST_PATH, MAX_BYTES) or b"").nonce == nonce
     except (ManifestError, BusError):  # not a manifest, or too large to be one
         return True
-
-
-def _has_result(git: Git, commit: str, nonce: str) -> bool:
-    return git.kind_and_size(f"{commit}:{RESULT_ROOT}/{nonce}/{RESULT_NAME}")[0] == "blob"

@@ -19,7 +19,7 @@ from bridge.bus import refs, trees
 from bridge.bus.claims import Claim
 from bridge.bus.git import Git, Update
 from bridge.bus.objects import Entry
-from bridge.bus.requests import FOLDER
+from bridge.bus.requests import FOLDER, has_result
 from bridge.errors import BrokenObject, BusError, LeaseLost, PushRejected, RemoteUnreachable, ResultError
 from bridge.manifest import parse_time
 from bridge.result import RESULT_NAME, RESULT_ROOT, RESULT_SIGNATURE_NAME, parse_result
@@ -108,7 +108,7 @@ def publish(
     if signature is not None:
         everything[RESULT_SIGNATURE_NAME] = signature
     answer = _Answer(nonce, request_commit, result_ref, everything, message, parse_time(parsed.finished_at))
-    if git.kind_and_size(f"{request_commit}:{RESULT_ROOT}/{nonce}/{RESULT_NAME}")[0] == "blob":
+    if has_result(git, request_commit, nonce):
         raise Answered(f"{request_commit[:12]} is no request but an answer to {nonce}")
     with git.scratch() as scratch:
         publisher = _Publisher(git, scratch, remote, answer, claim)

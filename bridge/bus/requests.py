@@ -17,6 +17,7 @@ from bridge.bus.objects import Entry
 from bridge.bus.untrusted import without_credentials
 from bridge.errors import BusError, ManifestError, PushRejected, RemoteUnreachable, RevisionError
 from bridge.manifest import MAX_BYTES, REQUEST_PATH, SIGNATURE_PATH, Manifest, parse
+from bridge.result import RESULT_NAME, RESULT_ROOT
 
 FOLDER = ".mac-bridge"
 MAX_SIGNATURE_BYTES = 16 * 1024
@@ -176,6 +177,11 @@ def bound_manifest(request: ReadRequest, nonce: str) -> Manifest:
     if named is None or named.nonce != nonce:
         raise ManifestError(f"manifest: result_ref {manifest.result_ref!r} is not a branch of this request")
     return manifest
+
+
+def has_result(git: Git, commit: str, nonce: str) -> bool:
+    """Whether a commit carries a result of this request: then it is no request but an answer."""
+    return git.kind_and_size(f"{commit}:{RESULT_ROOT}/{nonce}/{RESULT_NAME}")[0] == "blob"
 
 
 def _arrived(git: Git, remote: str, branch: str, commit: str) -> bool:

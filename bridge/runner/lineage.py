@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from bridge.bus import refs
 from bridge.bus.git import Git
-from bridge.bus.mirror import FETCH_LIMIT_BYTES
-from bridge.bus.untrusted import without_credentials
+from bridge.bus.intake import Intake
 from bridge.errors import BusError, RemoteUnreachable
 from bridge.runner.policy import FILE_NAME, PolicyRefusal
 from bridge.runner.policy.types import BRANCHES
@@ -100,23 +99,14 @@ class Lineage:
             gone = git.refs(BRANCHES).keys() - tips.keys()
             git.run("update-ref", "--stdin", input="".join(f"delete {ref}\n" for ref in gone).encode())
             specs = [f"+{ref}:{ref}" for ref in tips]
-            git.fetch(self._station.remote, specs, timeout_s=FETCH_S, guard=self._guard())
+            intake = Intake(self._folder, self._station.remote)
+            git.fetch(self._station.remote, specs, timeout_s=FETCH_S, guard=intake.guard)
             if git.attempt("cat-file", "-e", f"{commit}^{{commit}}").exit_code != 0:
                 return False
             holding = git.run("for-each-ref", f"--contains={commit}", "--format=%(refname)", BRANCHES)
         finally:
             git.close()
         return not tips.keys().isdisjoint(holding.decode("utf-8", "replace").split("\n"))
-
-    def _guard(self) -> Callable[[], str | None]:
-        before = shutil.disk_usage(self._folder).free
-
-        def too_much() -> str | None:
-            taken = before - shutil.disk_usage(self._folder).free
-            shown = without_credentials(self._station.remote)
-            return f"{shown} sends more than {FETCH_LIMIT_BYTES} bytes" if taken > FETCH_LIMIT_BYTES else None
-
-        return too_much
 
     def _refusal(self, message: str, remedy: str) -> PolicyRefusal:
         return PolicyRefusal(("allow_workloads",), message, remedy)

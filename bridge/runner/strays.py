@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from bridge.bus.git import Update
 from bridge.bus.handles import Held, state_of
 from bridge.bus.mirror import Mirror
+from bridge.bus.requests import has_result
 from bridge.errors import LeaseLost, PushRejected
 
 _AT_ONCE = 16
@@ -52,4 +53,4 @@ class Strays:
 
     def _is_answered(self, nonce: str, branch: str) -> bool:
         tip = self._mirror.standing(nonce, branch).branch
-        return tip is None or self._mirror.holds_result(nonce, tip)
+        return tip is None or has_result(self._mirror.git, tip, nonce)

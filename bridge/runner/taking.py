@@ -30,6 +30,7 @@ from bridge.bus.claims import (
 from bridge.bus.git import Update
 from bridge.bus.handles import Held, state_of
 from bridge.bus.mirror import Mirror, Pending
+from bridge.bus.requests import has_result
 from bridge.bus.retire import SETTLED
 from bridge.errors import BrokenObject, BusError, LeaseLost, PushRejected
 from bridge.result import Reason, RunStatus
@@ -245,7 +246,7 @@ class Desk:
         assert manifest is not None  # noqa: S101 - what is not refused has one
         tip = self._mirror.standing(pending.nonce, manifest.result_ref).branch
         deleted = tip is None and not self._station.policy.require_signature  # a wish to stop it, see `take`
-        if deleted or tip == pending.commit or (tip and self._mirror.holds_result(pending.nonce, tip)):
+        if deleted or tip == pending.commit or (tip and has_result(self._mirror.git, tip, pending.nonce)):
             return checked
         branch = manifest.result_ref.removeprefix(BRANCHES)
         message = (
@@ -354,7 +355,7 @@ class Desk:
         standing = self._mirror.standing(pending.nonce, branch)
         if standing.branch is None:
             return (None if self._station.policy.require_signature else _DELETED), True
-        if self._mirror.holds_result(pending.nonce, standing.branch):
+        if has_result(self._mirror.git, standing.branch, pending.nonce):
             self._answered.add((pending.nonce, pending.commit))
             self._say(f"{pending.nonce}: it has its answer on {branch}, and leaves the inbox")
             left = Update(refs.inbox_ref(pending.nonce), None, pending.commit)

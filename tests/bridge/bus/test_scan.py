@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from bridge.bus import mirror as mirroring
-from bridge.bus import refs
+from bridge.bus import refs, scan
 from bridge.bus.git import Git
 from bridge.bus.mirror import Mirror
 from bridge.bus.requests import build
@@ -101,7 +100,7 @@ def test_one_scan_fetches_sixty_four_branches_and_each_of_them_once(scans: Scans
 def test_the_newest_are_looked_at_first_and_a_flood_hides_nobody_for_ever(
     scans: Scans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mirroring, "_SCAN_COUNT", 5)
+    monkeypatch.setattr(scan, "_COUNT", 5)
     [old] = on_branches(scans.world, 1, timedelta(days=2))
     [new] = on_branches(scans.world, 1, timedelta(seconds=1))
     junk(scans.world, 12)
@@ -118,7 +117,7 @@ def test_the_newest_are_looked_at_first_and_a_flood_hides_nobody_for_ever(
 def test_what_is_answered_is_fetched_once_and_once_more_after_a_restart(
     scans: Scans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mirroring, "_SCAN_COUNT", 4)
+    monkeypatch.setattr(scan, "_COUNT", 4)
     finished = many_answered(scans.world, 6, timedelta(days=3))
     [waiting] = on_branches(scans.world, 1)
     for expected in (4, 3, 0):
@@ -135,7 +134,7 @@ def test_what_is_answered_is_fetched_once_and_once_more_after_a_restart(
 
 
 def test_what_waits_is_known_after_a_restart_at_once(scans: Scans, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mirroring, "_SCAN_COUNT", 2)
+    monkeypatch.setattr(scan, "_COUNT", 2)
     waiting = on_branches(scans.world, 4)
     scans.look()
     assert scans.look() == waiting
