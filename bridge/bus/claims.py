@@ -4,10 +4,14 @@ A claim is a ref holding a parentless commit with ``status.json``; every change 
 remote. Pushing the object a ref already holds reports success even with a stale lease, so every claim commit
 is unique. A claim and each of its heartbeats are signed by the runner; a holder that knows whose signature
 counts (`Counts`) puts its claim back where somebody squatted it. When others may take over is in `leases`.
+
+Where a server declines the bridge's own refs, a branch serves instead. A push covers one of the two places
+only, so the own ref goes first: whoever holds the branch looks there with each heartbeat, and gives way.
 """
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -45,6 +49,8 @@ Counts = Callable[[Git, str, str], bool]
 
 _PUSH_TIMEOUT_S = 30.0
 _CONTENTION_TRIES = 5
+# A server that has the request among the bridge's own refs takes them: one that declines is asked again.
+_REFUSALS = 2
 _MAX_FETCH_BYTES = 16 * 1024 * 1024
 
 
@@ -105,8 +111,8 @@ class Claim:
         """Whether this commit is ours, one whose push was never answered included."""
         return commit == self._commit or commit in self._unanswered
 
-    def is_squatted(self, commit: str) -> bool:
-        """Whether the commit that stands in the place of ours need not be respected.
+    def is_squatted(self, commit: str, ref: str | None = None) -> bool:
+        """Whether the commit that stands in the place of ours, or on `ref`, need not be respected.
 
         Raises:
             RemoteUnreachable: The remote did not answer.
@@ -117,7 +123,7 @@ class Claim:
             try:
                 scratch.fetch(
                     self._remote,
-                    [self.ref],
+                    [ref or self.ref],
                     depth=1,
                     timeout_s=_PUSH_TIMEOUT_S,
                     limit_bytes=_MAX_FETCH_BYTES,
@@ -128,6 +134,22 @@ class Claim:
                 return True
             return scratch.exists(commit) and not self._counts(scratch, commit, self.status.nonce)
 
+    def is_second(self, found: Mapping[str, str] | None = None) -> bool:
+        """Whether ours is on a branch while one that must be respected is among the bridge's own refs.
+
+        Args:
+            found: What the remote holds; None: it is asked, if need be.
+
+        Raises:
+            RemoteUnreachable: The remote did not answer.
+        """
+        own = refs.claim_ref(self.status.nonce)
+        if self.ref == own:
+            return False
+        if found is None:
+            found = self._git.ls_remote(self._remote, own, timeout_s=_PUSH_TIMEOUT_S)
+        return own in found and not self.is_squatted(found[own], own)
+
     def beat(self, beat: Beat) -> None:
         """Renew the lease and say how far the job is.
 
@@ -136,6 +158,10 @@ class Claim:
             RemoteUnreachable: The remote did not answer; the lease runs on, try again.
             PushRejected: The remote said no.
         """
+        if self.is_second():
+            with contextlib.suppress(BusError):
+                self.release()
+            raise LeaseLost(f"the claim {self.ref} gives way to another runner's", "the job was stopped")
         status = _next_status(self.status, beat)
         try:
             self._swap(status)
@@ -204,7 +230,7 @@ class Claim:
                 scratch.push(
                     self._remote, [Update(self.ref, commit, self._commit)], timeout_s=_PUSH_TIMEOUT_S
                 )
-            except RemoteUnreachable:
+            except (RemoteUnreachable, PushRejected):  # a server may hang up, or say no, and have taken it
                 self._unanswered.add(commit)
                 raise
         self._commit, self.status = commit, status
@@ -243,10 +269,16 @@ def claim(
     """
     drafted = drafted or draft(pending, identity, lease_s=lease_s, attempt=1, sign=sign)
     taker = _Taker(git, remote, drafted, standing or {}, sign, counts)
-    try:
-        return taker.take(refs.claim_ref(pending.nonce), expected="")
-    except PushRejected:
-        return taker.take(refs.BRANCH_CLAIMS + pending.nonce, expected="")
+    own, branch = refs.claim_ref(pending.nonce), refs.BRANCH_CLAIMS + pending.nonce
+    for _ in range(_REFUSALS if pending.ref is None else 1):
+        with contextlib.suppress(PushRejected):
+            return taker.take(own, expected="", beside=branch)
+    held = taker.take(branch, expected="", beside=own)
+    if held is not None and held.is_second():
+        with contextlib.suppress(PushRejected):  # a server may keep its branches; the first place counts
+            held.release()
+        return None
+    return held
 
 
 def take_over(
@@ -287,9 +319,20 @@ class _Taker:
     sign: Sign
     counts: Counts
 
-    def take(self, ref: str, *, expected: str) -> Claim | None:
-        """Put it where `expected` stands; None: something else does, or what must stand moved."""
+    def take(self, ref: str, *, expected: str, beside: str | None = None) -> Claim | None:
+        """Put it where `expected` stands; None: something else does, or what must stand moved.
+
+        Args:
+            ref: The place.
+            expected: What it holds; empty: nothing.
+            beside: The other place for such a claim: where the push fails, nothing may stand there.
+
+        Raises:
+            PushRejected: The remote said no, and it was looked: neither place holds a claim.
+            RemoteUnreachable: It did not answer.
+        """
         remote, standing = self.remote, self.standing
+        places = (ref, beside) if beside else (ref,)
         with self.git.scratch() as scratch:
             commit = _write(scratch, self.draft.status, self.draft.signature())
             # What must stand is "pushed" as it is: git then checks the lease and sends nothing for it.
@@ -299,16 +342,18 @@ class _Taker:
                     updates = [Update(ref, commit, expected), *untouched]
                     scratch.push(remote, updates, timeout_s=_PUSH_TIMEOUT_S)
                     return self._held(ref, commit)
-                except (LeaseLost, RemoteUnreachable) as error:
+                except (LeaseLost, RemoteUnreachable, PushRejected) as error:
                     # Lost to another claim, or only to the server's lock on the ref? Or only the answer?
-                    found = scratch.ls_remote(remote, ref, *standing, timeout_s=_PUSH_TIMEOUT_S)
+                    found = scratch.ls_remote(remote, *places, *standing, timeout_s=_PUSH_TIMEOUT_S)
                     if found.get(ref) == commit:
                         return self._held(ref, commit)
                     if isinstance(error, RemoteUnreachable):
                         raise
                     moved = any(found.get(other) != held for other, held in standing.items())
-                    if moved or found.get(ref, "") != expected:
+                    if moved or found.get(ref, "") != expected or (beside and beside in found):
                         return None
+                    if isinstance(error, PushRejected):
+                        raise
         return None
 
     def _held(self, ref: str, commit: str) -> Claim:

@@ -161,6 +161,8 @@ class _Publisher:
         answer, claim = self._answer, self._claim
         if answer.branch is None or claim is None or not self._reader.exists(answer.request_commit):
             return None
+        if claim.ref != refs.claim_ref(answer.nonce):
+            return None  # another may be in the first place
         commit = self._on_branch()
         if commit is None:
             return None
@@ -248,6 +250,8 @@ class _Publisher:
         inbox = refs.inbox_ref(self._answer.nonce)
         updates = [Update(inbox, None, found[inbox])] if inbox in found else []
         claim = self._claim
+        if claim is not None and claim.is_second(found):
+            raise Superseded(f"the claim {claim.ref} gives way to another runner's")
         if claim is not None and claim.ref in found:
             if not claim.holds(found[claim.ref]) and not claim.is_squatted(found[claim.ref]):
                 raise Superseded(f"the claim {claim.ref} is somebody else's now")

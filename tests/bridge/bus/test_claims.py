@@ -6,9 +6,11 @@ import threading
 
 import pytest
 
+from bridge.bus import refs
 from bridge.bus.claims import Beat, Claim, Identity, LeaseWatch, claim, read_status, take_over
 from bridge.bus.handles import state_of
-from bridge.errors import LeaseLost, RemoteUnreachable
+from bridge.bus.publish import Superseded
+from bridge.errors import LeaseLost, PushRejected, RemoteUnreachable
 from bridge.result import Phase, Progress
 from tests.worlds import RUNNER, World
 
@@ -121,3 +123,103 @@ def test_a_held_claim_says_how_long_it_has_run_and_why_it_waits(world: World):
     assert (status.phase, status.progress) == (Phase.PUBLISHING, None)
     assert 100.0 <= status.elapsed_s < 160.0
     assert status.log_tail == ("a line", "runner: the server is full")
+
+
+def decline_own_claims(world: World, times: int, *, but_take_them: bool = False) -> None:
+    """Have the server decline the bridge's own claim refs so often, and branches never."""
+    count = world.root / "declined"
+    count.write_text("")
+    take = 'git update-ref "$1" "$3"; ' if but_take_them else ""
+    world.hook(
+        "update",
+        f'case "$1" in {refs.CLAIMS}*) if [ "$(wc -c < {count})" -lt {times} ]; then printf x >> {count}; '
+        f'{take}echo "not now"; exit 1; fi;; esac',
+    )
+
+
+def claims_of(world: World) -> dict[str, str]:
+    found = world.git.ls_remote(world.remote)
+    return {ref: held for ref, held in found.items() if ref.startswith((refs.CLAIMS, refs.BRANCH_CLAIMS))}
+
+
+def test_a_claim_that_the_server_declines_once_goes_where_all_others_go(world: World):
+    world.submit()
+    [pending] = world.mirror.refresh()
+    decline_own_claims(world, 1)
+    held = world.claim(pending)
+    assert held.ref == refs.claim_ref(pending.nonce)
+    assert claim(world.git, world.remote, pending, OTHER) is None
+    assert claims_of(world) == {held.ref: held.commit}
+
+
+def test_a_claim_that_the_server_takes_while_it_says_no_is_ours(world: World):
+    world.submit()
+    [pending] = world.mirror.refresh()
+    decline_own_claims(world, 1, but_take_them=True)
+    held = world.claim(pending)
+    assert held.attempt == 1
+    assert claims_of(world) == {refs.claim_ref(pending.nonce): held.commit}
+    held.beat(Beat(Phase.RUNNING, 1.0))
+
+
+def test_a_heartbeat_that_the_server_takes_while_it_says_no_is_ours(world: World):
+    world.submit()
+    held = world.claim(world.mirror.refresh()[0])
+    decline_own_claims(world, 1, but_take_them=True)
+    with pytest.raises(PushRejected):
+        held.beat(Beat(Phase.RUNNING, 1.0))
+    held.beat(Beat(Phase.RUNNING, 2.0))
+    assert claims_of(world) == {held.ref: held.commit}
+
+
+@pytest.mark.parametrize("where", [refs.CLAIMS, refs.BRANCH_CLAIMS])
+def test_a_declined_claim_gives_way_to_one_that_stands_in_either_place(world: World, where: str):
+    world.submit()
+    [pending] = world.mirror.refresh()
+    theirs = world.claim(pending, OTHER)
+    world.house.git("update-ref", "-d", theirs.ref, cwd=world.house.remote)
+    world.point(where + pending.nonce, theirs.commit)
+    decline_own_claims(world, 9)
+    assert claim(world.git, world.remote, pending, RUNNER) is None
+    assert claims_of(world) == {where + pending.nonce: theirs.commit}
+
+
+def test_a_claim_on_a_branch_gives_way_to_one_that_came_meanwhile(world: World):
+    world.submit()
+    [pending] = world.mirror.refresh()
+    theirs = world.claim(pending, OTHER)
+    own = refs.claim_ref(pending.nonce)
+    world.house.git("update-ref", "-d", own, cwd=world.house.remote)
+    decline_own_claims(world, 9)
+    world.hook("post-receive", f"git update-ref {own} {theirs.commit}")  # right after the branch was taken
+    assert claim(world.git, world.remote, pending, RUNNER) is None
+    assert claims_of(world) == {own: theirs.commit}
+
+
+def test_of_two_holders_in_two_places_the_one_on_a_branch_stops(world: World):
+    submitted = world.submit()
+    [pending] = world.mirror.refresh()
+    decline_own_claims(world, 2)
+    ours = world.claim(pending)
+    assert ours.ref == refs.BRANCH_CLAIMS + pending.nonce
+    theirs = world.claim(pending, OTHER)  # it had looked before ours stood
+    with pytest.raises(Superseded):
+        world.answer(submitted, held=ours)
+    with pytest.raises(LeaseLost):
+        ours.beat(Beat(Phase.RUNNING, 1.0))
+    theirs.beat(Beat(Phase.RUNNING, 1.0))
+    assert claims_of(world) == {theirs.ref: theirs.commit}
+    world.answer(submitted, held=theirs)
+    assert claims_of(world) == {}
+
+
+def test_where_only_branches_are_taken_a_claim_on_one_is_renewed_and_answered(world: World):
+    world.take_branches_only()
+    submitted = world.submit()
+    [pending] = world.mirror.refresh()
+    held = world.claim(pending)
+    assert held.ref == refs.BRANCH_CLAIMS + pending.nonce
+    assert claim(world.git, world.remote, pending, OTHER) is None
+    held.beat(Beat(Phase.RUNNING, 1.0))
+    world.answer(submitted, held=held)
+    assert claims_of(world) == {}
