@@ -43,6 +43,7 @@ from bridge.runner.station import Station, note_session
 from bridge.runner.taking import Desk, Taken
 from bridge.runner.turns import Service, Turn, order
 from bridge.runner.upkeep import Upkeep
+from bridge.runner.wishes import Wishes
 from bridge.runner.yielding import Yielding
 
 MAX_ATTEMPTS = 3
@@ -115,7 +116,8 @@ class Runner:
             say=self._say,
             clock=clock,
         )
-        self._desk = Desk(station, self._mirror, peers, say=self._say, clock=clock, now=now)
+        self._wishes = Wishes(station, self._mirror, say=self._say)
+        self._desk = Desk(station, self._mirror, peers, self._wishes, say=self._say, clock=clock, now=now)
         self._hearsay = Hearsay(station, self._mirror, peers, answers, say=self._say, now=now)
         # How often this process took a request that nevertheless stayed pending: bounds every loop.
         self._tries: dict[str, int] = {}
@@ -190,7 +192,7 @@ class Runner:
                     self._service.note(turn)
                     break
             else:
-                self._desk.tidy()
+                self._wishes.tidy()
         except MachineBusy as busy:
             if not self._blocked:
                 self._say(f"waiting: {busy.message}")
@@ -234,6 +236,7 @@ class Runner:
         self._desk.update(pending)
         self._waiting = len(pending)
         nonces = {request.nonce for request in pending}
+        self._wishes.update(nonces)
         self._hearsay.look(nonces)
         self._tries = {nonce: tries for nonce, tries in self._tries.items() if nonce in nonces}
         self._yielding.keep(nonces)
@@ -265,7 +268,7 @@ class Runner:
 
     def _may_try(self, nonce: str) -> bool:
         tried = self._tries.get(nonce, 0) > MAX_ATTEMPTS
-        held = self._opening.holds(nonce, wished=self._desk.wished(nonce))
+        held = self._opening.holds(nonce, wished=nonce in self._wishes)
         return not tried and not held and nonce not in self._outbox and self._later.is_due(nonce)
 
     def _attempt(self, pending: Pending, turn: Turn) -> bool:
@@ -323,7 +326,7 @@ class Runner:
     def _waits(self, checked: Checked) -> bool:
         """Whether what may run is left until the owner's hours; what somebody wants stopped is not."""
         nonce = checked.pending.nonce
-        if self._opening.is_open or self._desk.wished(nonce):
+        if self._opening.is_open or nonce in self._wishes:
             return False
         if self._opening.hold(nonce, checked.manifest):
             hours = shown(self._station.policy.hours or ())
@@ -352,7 +355,7 @@ class Runner:
                 return
             entry, verdict = done
             self._remember(checked, verdict, self._clock() - began)
-            untouched = pending.ref is None and not self._desk.wished(pending.nonce)
+            untouched = pending.ref is None and pending.nonce not in self._wishes
             self._outbox.send(entry, taken.claim, untouched=untouched)
             self._say(f"{pending.nonce}: {verdict.status}/{verdict.reason} {verdict.message}".rstrip())
             if checked.refusal is not None and checked.refusal.key is not None:
@@ -391,7 +394,7 @@ class Runner:
     def _hear(self, pending: Pending, checked: Checked, began: float) -> str | None:
         """Beside a running job: whether it is to stop, and a word that this runner is busy."""
         try:
-            wish = self._desk.wish(pending, checked)
+            wish = self._wishes.ask(pending, checked)
         except RemoteUnreachable:
             raise  # the next look may find it again
         except (BusError, MachineError, OSError) as error:
@@ -428,7 +431,7 @@ class Runner:
         if not self._later.is_due(_MIRROR):
             return
         self._later.put_off(_MIRROR)
-        if self._mirror.mend(lambda: self._desk.wish(pending, checked)):
+        if self._mirror.mend(lambda: self._wishes.ask(pending, checked)):
             self._say(f"{pending.nonce}: the copy of the queue was made again: {described(error)}")
 
     def _repair(self) -> None:

@@ -15,7 +15,6 @@ from datetime import datetime
 
 from bridge.bus import refs
 from bridge.bus.archived import is_archived
-from bridge.bus.cancels import objection, read_cancel
 from bridge.bus.claims import (
     Claim,
     Draft,
@@ -39,14 +38,13 @@ from bridge.runner.lineage import Lineage
 from bridge.runner.peers import Peers, is_old
 from bridge.runner.policy.types import BRANCHES
 from bridge.runner.station import Station
-from bridge.runner.strays import Strays
 from bridge.runner.turns import Requester
+from bridge.runner.wishes import Wishes
 
 # A claim pushed faster than this leaves nobody time to claim, run and publish in between.
 _SURE_S = 0.05
 # A claim that was signed longer ago is signed anew.
 _DRAFT_S = 1.0
-_DELETED = "its branch was deleted"
 
 
 @dataclass(frozen=True)
@@ -71,6 +69,7 @@ class Desk:
         station: The runner.
         mirror: Its copy of the queue.
         peers: Whose claims are respected.
+        wishes: Who wants requests stopped.
         say: Takes one line for the owner.
         clock: Monotonic seconds.
         now: The time of day (aware).
@@ -81,6 +80,7 @@ class Desk:
         station: Station,
         mirror: Mirror,
         peers: Peers,
+        wishes: Wishes,
         *,
         say: Callable[[str], None],
         clock: Callable[[], float],
@@ -94,47 +94,27 @@ class Desk:
         self._now = now
         self._watch = LeaseWatch(clock)
         self._peers = peers
+        self._wishes = wishes
         self._claims: dict[str, Held] = {}
         # The claim that is being signed, of which attempt, and since when; and for which requests one was.
         self._draft: tuple[Draft, int, float] | None = None
         self._drafted: set[str] = set()
-        self._cancels: dict[str, Held] = {}
-        # Requests for which a wish to stop was seen, whether it counts or not.
-        self._wished: set[str] = set()
         # Requests that were found answered although they stand in the inbox.
         self._answered: set[tuple[str, str]] = set()
         # Requests whose objects could not be read, and for which the mirror was made again.
         self._renewed: set[str] = set()
-        self._strays = Strays(mirror)
         folder = mirror.git.directory
         self._lineage = Lineage(station, mirror.git, folder.with_name(f"workloads-of-{folder.name}"))
-        # Wishes that did not count, and the owner was told so.
-        self._objected: set[str] = set()
 
     def update(self, pending: Collection[Pending]) -> None:
         """Take in what the mirror saw at its last look, and forget what is not pending any more."""
         self._claims = self._mirror.claims() if pending else {}
-        self._cancels = self._mirror.cancels()
         nonces = {request.nonce for request in pending}
         self._watch.forget(list(nonces))
         self._peers.forget([held.commit for held in self._claims.values()])
         self._answered = {known for known in self._answered if known[0] in nonces}
         self._renewed &= nonces
         self._drafted &= {request.commit for request in pending}
-        self._objected &= {held.commit for held in self._cancels.values()}
-        self._wished = nonces & self._cancels.keys()
-
-    def tidy(self) -> None:
-        """Clear wishes away that came too late.
-
-        Raises:
-            RemoteUnreachable: The remote did not answer.
-        """
-        self._strays.clear({n: held for n, held in self._cancels.items() if n not in self._wished})
-
-    def wished(self, nonce: str) -> bool:
-        """Whether a wish to stop it was seen, be it one that does not count."""
-        return nonce in self._wished
 
     def place(self, pending: Pending, requester: Requester) -> tuple[int | None, Silent | None]:
         """The attempt we would be, with the silent claim we would replace; (None, None): not ours to take.
@@ -245,7 +225,7 @@ class Desk:
         pending, manifest = checked.pending, checked.manifest
         assert manifest is not None  # noqa: S101 - what is not refused has one
         tip = self._mirror.standing(pending.nonce, manifest.result_ref).branch
-        deleted = tip is None and not self._station.policy.require_signature  # a wish to stop it, see `take`
+        deleted = tip is None and self._wishes.by_deletion is not None  # a wish to stop it, see `take`
         if deleted or tip == pending.commit or (tip and has_result(self._mirror.git, tip, pending.nonce)):
             return checked
         branch = manifest.result_ref.removeprefix(BRANCHES)
@@ -273,7 +253,7 @@ class Desk:
         if held is None:
             return None
         last = None if silent is None or silent.squatted else read_status(self._mirror.git, silent.commit)
-        return Taken(held, wish or self._cancelled(pending, checked), last)
+        return Taken(held, wish or self._wishes.counted(pending, checked), last)
 
     def was_archived(self, pending: Pending) -> bool:
         """Whether this request was answered so long ago that its result is in the archive only.
@@ -285,22 +265,6 @@ class Desk:
             return False  # nothing so young is archived
         found = self._mirror.git.ls_remote(self._station.remote)
         return is_archived(self._station.folder, self._station.remote, pending.nonce, found=found)
-
-    def wish(self, pending: Pending, checked: Checked) -> str | None:
-        """Ask the remote whether a running job shall stop: a sentence that says so, or None.
-
-        Raises:
-            RemoteUnreachable: The remote did not answer.
-        """
-        if checked.manifest is None:
-            return None
-        standing = self._mirror.standing(pending.nonce, checked.manifest.result_ref)
-        if standing.branch is None and not self._station.policy.require_signature:
-            return _DELETED
-        if standing.cancel is None:
-            return None
-        self._wished.add(pending.nonce)
-        return self._weigh(pending, checked, standing.cancel)
 
     def is_open(self, pending: Pending) -> bool:
         """Whether the request still waits for its answer, by one look at the remote."""
@@ -354,7 +318,7 @@ class Desk:
             return None, False
         standing = self._mirror.standing(pending.nonce, branch)
         if standing.branch is None:
-            return (None if self._station.policy.require_signature else _DELETED), True
+            return self._wishes.by_deletion, True
         if has_result(self._mirror.git, standing.branch, pending.nonce):
             self._answered.add((pending.nonce, pending.commit))
             self._say(f"{pending.nonce}: it has its answer on {branch}, and leaves the inbox")
@@ -363,28 +327,3 @@ class Desk:
                 self._mirror.git.push(self._station.remote, [left])
             return None, False
         return None, True
-
-    def _cancelled(self, pending: Pending, checked: Checked) -> str | None:
-        held = self._cancels.get(pending.nonce)
-        return None if held is None else self._weigh(pending, checked, held.commit)
-
-    def _weigh(self, pending: Pending, checked: Checked, commit: str) -> str | None:
-        """The wish in words, if it counts."""
-        station, git = self._station, self._mirror.git
-        against = objection(
-            git,
-            commit,
-            nonce=pending.nonce,
-            request_commit=pending.commit,
-            require_signature=station.policy.require_signature,
-            requester=checked.requester,
-            allowed_signers=station.allowed_signers,
-            revoked_keys=station.revoked_keys,
-        )
-        if against is not None:
-            if commit not in self._objected:
-                self._objected.add(commit)
-                self._say(f"{pending.nonce}: not stopped: {against}")
-            return None
-        cancel = read_cancel(git, commit)
-        return None if cancel is None else cancel.sentence
