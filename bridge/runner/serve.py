@@ -27,6 +27,7 @@ from bridge.runner.check import Checked
 from bridge.runner.child import MachineBusy, Supervised
 from bridge.runner.folders import remove_tree
 from bridge.runner.hearsay import Hearsay
+from bridge.runner.holders import Holders
 from bridge.runner.job import Job
 from bridge.runner.later import Later
 from bridge.runner.ledger import Ledger
@@ -117,7 +118,8 @@ class Runner:
             clock=clock,
         )
         self._wishes = Wishes(station, self._mirror, say=self._say)
-        self._desk = Desk(station, self._mirror, peers, self._wishes, say=self._say, clock=clock, now=now)
+        self._holders = Holders(station, self._mirror, peers, clock=clock, now=now)
+        self._desk = Desk(station, self._mirror, peers, self._holders, self._wishes, say=self._say, now=now)
         self._hearsay = Hearsay(station, self._mirror, peers, answers, say=self._say, now=now)
         # How often this process took a request that nevertheless stayed pending: bounds every loop.
         self._tries: dict[str, int] = {}
@@ -153,7 +155,7 @@ class Runner:
         stop = stop or threading.Event()
         self._done = 0
         with self._only_one():
-            self._desk.sessions = note_session(self._station)
+            self._holders.sessions = note_session(self._station)
             self._spool.tidy()
             remove_tree(self._station.temporary)
             self._station.temporary.mkdir(exist_ok=True, mode=0o700)
@@ -231,12 +233,13 @@ class Runner:
         began = time.monotonic()
         pending = self._mirror.refresh()
         self._polling.looked(time.monotonic() - began)
-        if self._outbox.flush(self._mirror.claims, self._desk.sessions):
+        if self._outbox.flush(self._mirror.claims, self._holders.sessions):
             pending = self._mirror.refresh()
         self._desk.update(pending)
         self._waiting = len(pending)
         nonces = {request.nonce for request in pending}
         self._wishes.update(nonces)
+        self._holders.update(nonces)
         self._hearsay.look(nonces)
         self._tries = {nonce: tries for nonce, tries in self._tries.items() if nonce in nonces}
         self._yielding.keep(nonces)
@@ -248,7 +251,7 @@ class Runner:
         """What may be tried now, in the order to try it, each with whose turn it is."""
         policy = self._station.policy
         due = {request.nonce: request for request in pending if self._may_try(request.nonce)}
-        asking = self._requesters.look(pending, self._desk.claimed(), self._now())
+        asking = self._requesters.look(pending, self._holders.claimed(), self._now())
         turns = [
             turn
             for turn in order(
@@ -259,7 +262,7 @@ class Runner:
             )
             if turn.nonce in due
         ]
-        if self._desk.others_at_work():
+        if self._holders.others_at_work():
             # Runners that all begin with the same request lose most of their pushes to each other.
             first = turns[:_CROWD]
             random.shuffle(first)

@@ -18,7 +18,6 @@ from bridge.bus.archived import is_archived
 from bridge.bus.claims import (
     Claim,
     Draft,
-    LeaseWatch,
     Silent,
     all_count,
     claim,
@@ -27,15 +26,16 @@ from bridge.bus.claims import (
     take_over,
 )
 from bridge.bus.git import Update
-from bridge.bus.handles import Held, state_of
+from bridge.bus.handles import state_of
 from bridge.bus.mirror import Mirror, Pending
 from bridge.bus.requests import has_result
 from bridge.bus.retire import SETTLED
 from bridge.errors import BrokenObject, BusError, LeaseLost, PushRejected
 from bridge.result import Reason, RunStatus
 from bridge.runner.check import Checked, Refusal, examine
+from bridge.runner.holders import Holders
 from bridge.runner.lineage import Lineage
-from bridge.runner.peers import Peers, is_old
+from bridge.runner.peers import Peers
 from bridge.runner.policy.types import BRANCHES
 from bridge.runner.station import Station
 from bridge.runner.turns import Requester
@@ -69,9 +69,9 @@ class Desk:
         station: The runner.
         mirror: Its copy of the queue.
         peers: Whose claims are respected.
+        holders: Who has claimed what.
         wishes: Who wants requests stopped.
         say: Takes one line for the owner.
-        clock: Monotonic seconds.
         now: The time of day (aware).
     """
 
@@ -80,22 +80,19 @@ class Desk:
         station: Station,
         mirror: Mirror,
         peers: Peers,
+        holders: Holders,
         wishes: Wishes,
         *,
         say: Callable[[str], None],
-        clock: Callable[[], float],
         now: Callable[[], datetime],
     ) -> None:
         self._station = station
         self._mirror = mirror
-        # Processes of this runner, this one among them: claims of theirs are ours.
-        self.sessions = frozenset({station.identity.session})
         self._say = say
         self._now = now
-        self._watch = LeaseWatch(clock)
         self._peers = peers
+        self._holders = holders
         self._wishes = wishes
-        self._claims: dict[str, Held] = {}
         # The claim that is being signed, of which attempt, and since when; and for which requests one was.
         self._draft: tuple[Draft, int, float] | None = None
         self._drafted: set[str] = set()
@@ -108,10 +105,7 @@ class Desk:
 
     def update(self, pending: Collection[Pending]) -> None:
         """Take in what the mirror saw at its last look, and forget what is not pending any more."""
-        self._claims = self._mirror.claims() if pending else {}
         nonces = {request.nonce for request in pending}
-        self._watch.forget(list(nonces))
-        self._peers.forget([held.commit for held in self._claims.values()])
         self._answered = {known for known in self._answered if known[0] in nonces}
         self._renewed &= nonces
         self._drafted &= {request.commit for request in pending}
@@ -125,11 +119,7 @@ class Desk:
         """
         if (pending.nonce, pending.commit) in self._answered:
             return None, None
-        held = self._claims.get(pending.nonce)
-        if held is None:
-            return 1, None
-        silent = self._replaceable(pending.nonce, held, requester)
-        return (None, None) if silent is None else (silent.attempt + 1, silent)
+        return self._holders.place(pending.nonce, requester)
 
     def begin(self, pending: Pending, attempt: int) -> None:
         """Begin to sign the claim of a request that is about to be examined, once for each request."""
@@ -155,40 +145,6 @@ class Desk:
         made, number, _ = begun
         ours = (made.status.nonce, made.status.request_commit, number)
         return made if ours == (pending.nonce, pending.commit, attempt) else None
-
-    def claimed(self) -> Collection[str]:
-        """Requests that a runner holds, as of the last look."""
-        if not self._station.policy.require_signature or not self._station.policy.max_running_per_requester:
-            return self._claims
-        git = self._mirror.git
-        return [nonce for nonce, held in self._claims.items() if self._peers.counts(git, held.commit, nonce)]
-
-    def _replaceable(self, nonce: str, held: Held, requester: Requester) -> Silent | None:
-        """A claim as one that may be replaced by ours; None: its holder is at work.
-
-        One on a request that no listed signer made is left to its lease: a machine beside this one may take
-        it, and whoever squats thousands of them must not have each examined again at every look.
-        """
-        git, strict = self._mirror.git, self._station.policy.require_signature and requester is not None
-        signed = strict and self._peers.counts(git, held.commit, nonce)
-        status = read_status(git, held.commit)
-        silent = self._watch.observe(nonce, held, status, signed=signed)
-        attempts = self._watch.attempts(nonce)
-        if strict and not signed:  # what it says of attempts is nobody's word
-            return Silent(held.ref, held.commit, attempts, squatted=silent is None)
-        if silent is not None or status is None:
-            return silent
-        if signed and is_old(status, self._now()):
-            return Silent(held.ref, held.commit, max(attempts, status.attempt))
-        if status.session in self.sessions:
-            # Ours, from before a crash: we hold the name's lock, so no other process of ours has it.
-            return Silent(held.ref, held.commit, status.attempt)
-        return None
-
-    def others_at_work(self) -> bool:
-        """Whether somebody else holds a claim, so that others may be about to take what we see."""
-        statuses = (read_status(self._mirror.git, held.commit) for held in self._claims.values())
-        return any(status is None or status.session not in self.sessions for status in statuses)
 
     def examine(
         self, pending: Pending, answered: Container[str], over_quota: str | None = None
@@ -225,7 +181,7 @@ class Desk:
         pending, manifest = checked.pending, checked.manifest
         assert manifest is not None  # noqa: S101 - what is not refused has one
         tip = self._mirror.standing(pending.nonce, manifest.result_ref).branch
-        deleted = tip is None and self._wishes.by_deletion is not None  # a wish to stop it, see `take`
+        deleted = tip is None and self._wishes.by_deletion is not None
         if deleted or tip == pending.commit or (tip and has_result(self._mirror.git, tip, pending.nonce)):
             return checked
         branch = manifest.result_ref.removeprefix(BRANCHES)
