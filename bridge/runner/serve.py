@@ -7,14 +7,11 @@ it then in `job`.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
-import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from bridge.bus.card import MAX_ANSWERED, State, Work
@@ -39,8 +36,9 @@ from bridge.runner.polling import IDLE_S, Polling
 from bridge.runner.presence import Presence
 from bridge.runner.requesters import Requesters
 from bridge.runner.reserve import Reserve
+from bridge.runner.sessions import only_one
 from bridge.runner.spool import Entry, Spool
-from bridge.runner.station import Station, note_session
+from bridge.runner.station import Station
 from bridge.runner.taking import Desk, Taken
 from bridge.runner.turns import Service, Turn, order
 from bridge.runner.upkeep import Upkeep
@@ -154,8 +152,8 @@ class Runner:
         """
         stop = stop or threading.Event()
         self._done = 0
-        with self._only_one():
-            self._holders.sessions = note_session(self._station)
+        with only_one(self._station) as sessions:
+            self._holders.sessions = sessions
             self._spool.tidy()
             remove_tree(self._station.temporary)
             self._station.temporary.mkdir(exist_ok=True, mode=0o700)
@@ -467,28 +465,6 @@ class Runner:
 
     def _late(self, began: float, idle_timeout_s: float | None) -> bool:
         return idle_timeout_s is not None and self._clock() - began >= idle_timeout_s
-
-    @contextlib.contextmanager
-    def _only_one(self) -> Iterator[None]:
-        """Hold the name: one process per runner name on a machine."""
-        station = self._station
-        with (station.folder / "lock").open("a+") as handle:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                handle.seek(0)
-                raise MachineError(
-                    f"a runner named {station.identity.name} already runs on this machine"
-                    f" (process {handle.read().strip() or 'unknown'})",
-                    "stop it, or start this one with another --name",
-                ) from None
-            handle.truncate(0)
-            handle.write(f"{os.getpid()}\n")
-            handle.flush()
-            try:
-                yield
-            finally:  # closing would not do: a child that is just being born has the descriptor, too
-                fcntl.flock(handle, fcntl.LOCK_UN)
 
 
 def _asked(checked: Checked) -> str:

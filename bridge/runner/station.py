@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import re
 import secrets
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,8 +24,6 @@ BEAT_LOCAL_S = 2.0
 BEAT_REMOTE_S = 15.0
 LOOK_LOCAL_S = 0.5
 LOOK_REMOTE_S = 1.5
-# How many earlier processes of a runner are remembered: each may have left a claim when it was killed.
-_SESSIONS = 64
 
 
 @dataclass(frozen=True)
@@ -239,36 +235,6 @@ def host_name() -> str:
     """The host's name as a runner's name."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", platform.node().split(".")[0]).strip("-._")
     return name[:64] or "runner"
-
-
-def note_session(station: Station) -> frozenset[str]:
-    """Note this process among the runner's sessions; returns the last few, this one included.
-
-    Call it while holding the name: a claim of one of these sessions is nobody else's. Each is noted with the
-    machine and the place of the folder, so a copy of it, here or elsewhere, takes none of them for its own.
-
-    Raises:
-        MachineError: It cannot be written.
-    """
-    path, here = station.folder / "sessions", _place(station.folder)
-    lines = path.read_text("ascii", "replace").split() if path.exists() else []
-    known = [line[:16] for line in lines if re.fullmatch(rf"[0-9a-f]{{16}}:{here}", line)]
-    kept = [*known[-_SESSIONS:], station.identity.session]
-    temporary = path.with_suffix(".new")
-    try:
-        temporary.write_text("".join(f"{session}:{here}\n" for session in kept))
-        temporary.replace(path)
-    except OSError as error:
-        raise MachineError(f"cannot keep state in {station.folder}: {error.strerror}") from None
-    return frozenset(kept)
-
-
-def _place(folder: Path) -> str:
-    """What a copy of a folder does not have: its network hardware's address and its own place on the disk."""
-    node, status = uuid.getnode(), folder.stat()
-    # A random address says so in one bit, and would be another one the next time.
-    hardware = 0 if node >> 40 & 1 else node
-    return hashlib.sha256(f"{hardware}:{status.st_dev}:{status.st_ino}".encode()).hexdigest()[:16]
 
 
 def _id(path: Path) -> str:

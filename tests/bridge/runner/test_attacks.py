@@ -20,8 +20,8 @@ from bridge.result import Reason, Status
 from bridge.runner.outbox import Outbox
 from bridge.runner.reserve import Reserve
 from bridge.runner.serve import Runner
+from bridge.runner.sessions import note_session
 from bridge.runner.spool import Spool
-from bridge.runner.station import note_session
 from tests.bridge.runner.bench import Bench
 from tests.houses import House, wait_for
 
