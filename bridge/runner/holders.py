@@ -88,7 +88,7 @@ class Holders:
         it, and whoever squats thousands of them must not have each examined again at every look.
         """
         git, strict = self._mirror.git, self._station.policy.require_signature and requester is not None
-        signed = strict and self._peers.counts(git, held.commit, nonce)
+        signed = strict and self._peers.respects(git, held.commit, nonce)
         status = read_status(git, held.commit)
         silent = self._watch.observe(nonce, held, status, signed=signed)
         attempts = self._watch.attempts(nonce)

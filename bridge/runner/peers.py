@@ -2,12 +2,13 @@
 
 The list is ``known_runners`` in the folder of the policy, in the format of allowed signers. It matters where
 the policy requires signatures: there a claim that no known runner signed is one that anybody with push rights
-may have squatted, and a signed one counts only as long as it is news.
+may have squatted, and a signed one counts only as long as it is news. Two such machines that do not list each
+other take each other's claims away and both run the request; the owner is told whose key is missing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -27,6 +28,8 @@ from bridge.signing.owned import stamps
 NAMESPACES = (signing.CLAIM_NAMESPACE, signing.RUNNER_NAMESPACE)
 # By so much clocks may differ where an old claim is told from a new one.
 SKEW = timedelta(minutes=5)
+# Of so many keys that nobody listed the owner is told: whoever can push can make any number.
+_MOST_TOLD = 8
 
 
 class Peers:
@@ -34,10 +37,14 @@ class Peers:
 
     Args:
         station: This runner.
+        say: Takes one line for the owner.
     """
 
-    def __init__(self, station: Station) -> None:
+    def __init__(self, station: Station, say: Callable[[str], None] = lambda _: None) -> None:
         self._station = station
+        self._say = say
+        # Keys that nobody listed and of which the owner knows.
+        self._told: set[str] = set()
         self._trust = Trust.by(station.known_runners)
         self._read: dict[tuple[str, str], Claimed | None] = {}
         self._lists: tuple[tuple[object, ...], ...] = ()
@@ -63,6 +70,22 @@ class Peers:
         """Whether a claim is one of a known runner. For the arguments see `claim`."""
         claimed = self.claim(git, commit, nonce)
         return claimed is not None and claimed.signature.standing is Standing.TRUSTED
+
+    def respects(self, git: Git, commit: str, nonce: str) -> bool:
+        """`counts`; where only the key is not known here, the owner is told, once a key."""
+        claimed = self.claim(git, commit, nonce)
+        if claimed is None or claimed.signature.standing is Standing.TRUSTED:
+            return claimed is not None
+        unlisted = claimed.signature.standing is Standing.UNTRUSTED_KEY
+        key = str(claimed.signature.signer)
+        if unlisted and key not in self._told and len(self._told) < _MOST_TOLD:
+            self._told.add(key)
+            self._say(
+                f"{nonce}: a claim of {claimed.status.runner} is not respected, for no line of known_runners"
+                f" lists its key {key}. If that Mac is yours, both may run what is asked for: have each list"
+                " the other (kakeya_mac runner key prints the command for the other one)"
+            )
+        return False
 
     def listed(self) -> Mapping[str, str]:
         """Whose cards count now, names by fingerprint; none where the list says nothing."""

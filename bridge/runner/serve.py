@@ -80,7 +80,7 @@ class Runner:
         self._clock = clock
         self._now = now
         digest = hashlib.sha256(station.audience.encode()).hexdigest()[:12]
-        peers = Peers(station)
+        peers = Peers(station, self._say)
         self._mirror = Mirror(
             station.folder / f"mirror-{digest}.git",
             station.remote,

@@ -192,8 +192,6 @@ class Desk:
 
     def take(self, pending: Pending, checked: Checked, silent: Silent | None) -> Taken | None:
         """Claim a request; None: somebody else has it, or it is answered."""
-        if silent is not None and silent.squatted:
-            self._say(f"{pending.nonce}: its claim is of no runner known here, and is replaced")
         branch = pending.ref if checked.manifest is None else checked.manifest.result_ref
         standing = {} if pending.ref else {refs.inbox_ref(pending.nonce): pending.commit}
         whole = {**standing, branch: pending.commit} if branch else standing
@@ -208,6 +206,8 @@ class Desk:
             self._mirror.scan_next()
         if held is None:
             return None
+        if silent is not None and silent.squatted:
+            self._say(f"{pending.nonce}: its claim was of no runner known here, and was replaced")
         last = None if silent is None or silent.squatted else read_status(self._mirror.git, silent.commit)
         return Taken(held, wish or self._wishes.counted(pending, checked), last)
 
@@ -232,7 +232,7 @@ class Desk:
     ) -> Claim | None:
         """Push a claim; a guarded one gives way to known runners only."""
         station, git = self._station, self._mirror.git
-        counts = self._peers.counts if guarded else all_count
+        counts = self._peers.respects if guarded else all_count
         began = time.monotonic()
         if silent is None:
             held = claim(

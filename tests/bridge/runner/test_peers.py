@@ -23,6 +23,7 @@ from bridge.errors import LeaseLost
 from bridge.manifest import Manifest, format_time
 from bridge.result import STATUS_NAME, STATUS_SIGNATURE_NAME, Phase, RunStatus
 from bridge.runner.check import Checked
+from bridge.runner.serve import Runner
 from bridge.runner.station import Station
 from tests.bridge.runner.bench import Bench
 from tests.houses import House, wait_for
@@ -57,9 +58,9 @@ def ask_signed(bench: Bench, key: Path, preset: str = "echo") -> Manifest:
     return bench.ask(signature=signature, **dict(manifest))
 
 
-def peer(bench: Bench, *, known: bool = True) -> Station:
+def peer(bench: Bench, *, known: bool = True, **changes: Any) -> Station:
     """A runner on another machine."""
-    station = bench.station("othermac", state_dir=bench.house.root / "elsewhere")
+    station = bench.station("othermac", state_dir=bench.house.root / "elsewhere", **changes)
     assert station.key is not None
     if known:
         line = signing.allowed_line(signing.public_key(station.key), "othermac", signing.CLAIM_NAMESPACE)
@@ -206,6 +207,46 @@ def test_a_signed_claim_of_another_request_is_a_squatted_one(bench: Bench, ann: 
     squat(bench, second, held.status, other.sign_claim(held.status.to_bytes()))
     assert bench.serve_once() == 1
     assert bench.verdict(second.nonce) == ("passed", "ok")
+
+
+def log_claims(bench: Bench) -> Path:
+    """Have the server note when a claim changes, a line each."""
+    log, hook = bench.house.root / "claims.log", bench.house.remote / "hooks" / "post-receive"
+    hook.parent.mkdir(exist_ok=True)
+    case = f'case "$ref" in {refs.CLAIMS}*) date +%s.%N >> {log};; esac'
+    hook.write_text(f"#!/bin/sh\nwhile read old new ref; do {case}; done\n")
+    hook.chmod(0o755)
+    return log
+
+
+def test_two_strict_machines_that_do_not_list_each_other_publish_one_result_and_say_why_both_ran(
+    bench: Bench, ann: Path
+) -> None:
+    log, beat_s = log_claims(bench), 0.5
+    stations = bench.station(beat_s=beat_s), peer(bench, known=False, beat_s=beat_s)
+    said: tuple[list[str], ...] = ([], [])
+    asked = ask_signed(bench, ann, "patient")
+    runners = [Runner(station, say=to.append, idle_s=0.2) for station, to in zip(stations, said, strict=True)]
+    served = [
+        threading.Thread(target=runner.serve, kwargs={"once": True, "idle_timeout_s": 5.0}, daemon=True)
+        for runner in runners
+    ]
+    for thread in served:
+        thread.start()
+    for thread in served:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in served), "they take it from each other for ever"
+    assert bench.verdict(asked.nonce) == ("passed", "ok")
+    assert sum("published as" in line for line in (*said[0], *said[1])) == 1
+    left = {ref for ref in bench.house.remote_refs() if asked.nonce in ref}
+    assert left == {asked.result_ref}, "one result, and no claim"
+    for lines, other in zip(said, reversed(stations), strict=True):
+        told = [line for line in lines if "known_runners" in line]
+        assert len(told) == 1, lines
+        assert other.identity.name in told[0]
+    moments = [float(line) for line in log.read_text().split()]
+    # Each renews it once a beat and once a phase, and takes it at first; the last change is its deletion.
+    assert len(moments) <= 2 * ((moments[-1] - moments[0]) / beat_s + len(Phase) + 1) + 1, moments
 
 
 @pytest.mark.slow
