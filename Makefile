@@ -9,6 +9,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export UV_PROJECT_ENVIRONMENT := $(VENV)
 export UV_PYTHON_DOWNLOADS := never
+unexport PYTHONDONTWRITEBYTECODE # where nothing compiled is kept, every program compiles all of its imports anew
 
 .PHONY: setup demo test lint types docs bench peers peers-env slow e2e faults exhaustive fuzz bandit audit clean help
 

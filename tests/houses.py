@@ -8,11 +8,15 @@ their own.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
+import secrets
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 BIN = Path(sys.executable).parent
+_FIRST = tempfile.TemporaryDirectory(prefix="kakeya-houses-")  # gone with the process
 
 
 @dataclass(frozen=True)
@@ -135,11 +140,23 @@ def isolated_env(root: Path) -> dict[str, str]:
 
 def build_house(root: Path, files: dict[str, str] | None = None) -> House:
     """A bare remote with one commit on ``main``, and a clone of it."""
-    root.mkdir(parents=True, exist_ok=True)
+    built = _built(tuple((files or {"README.md": "a workload\n"}).items()))
+    shutil.copytree(built, root, symlinks=True, dirs_exist_ok=True)
+    house = House(root, isolated_env(root))
+    house.git("remote", "set-url", "origin", str(house.remote))
+    house.git("update-index", "--refresh", "-q")  # the copies are other files to git
+    return house
+
+
+@functools.cache
+def _built(files: tuple[tuple[str, str], ...]) -> Path:
+    """The first house of its kind in this process; the others are copies of it."""
+    root = Path(_FIRST.name) / secrets.token_hex(4)
+    root.mkdir()
     house = House(root, isolated_env(root))
     house.git("init", "--quiet", "--bare", "--initial-branch=main", str(house.remote), cwd=root)
     house.git("clone", "--quiet", str(house.remote), str(house.clone), cwd=root)
-    for name, text in (files or {"README.md": "a workload\n"}).items():
+    for name, text in files:
         path = house.clone / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -149,7 +166,9 @@ def build_house(root: Path, files: dict[str, str] | None = None) -> House:
         "-c", "user.name=Tester", "-c", "user.email=tester@example.org", "commit", "--quiet", "-m", "workload"
     )
     house.git("push", "--quiet", "origin", "main")
-    return house
+    for sample in root.rglob("*.sample"):
+        sample.unlink()
+    return root
 
 
 def wait_for(condition: Any, seconds: float = 30, what: str = "the condition") -> None:
