@@ -1,8 +1,7 @@
 """The embedded runner: look at the queue, take what is pending, one job at a time, until told to stop.
 
 Polling is fast after activity and slow when idle. A remote that is away costs nothing but waiting: results
-are kept in the outbox and pushed when it is back. How a request becomes ours is in `taking`, what happens to
-it then in `job`.
+are kept in the outbox and pushed when it is back. What is done for a request in its turn is in `clerk`.
 """
 
 from __future__ import annotations
@@ -18,38 +17,31 @@ from bridge.bus.card import MAX_ANSWERED, State, Work
 from bridge.bus.mirror import Mirror, Pending
 from bridge.bus.refs import is_local
 from bridge.bus.untrusted import clean_line
-from bridge.errors import AccessDenied, BusError, MachineError, RemoteUnreachable, described
-from bridge.result import Reason, Status, Verdict
-from bridge.runner.check import Checked
-from bridge.runner.child import MachineBusy, Supervised
+from bridge.errors import AccessDenied, RemoteUnreachable, described
+from bridge.runner.answered import Answered
+from bridge.runner.child import MachineBusy
+from bridge.runner.clerk import Clerk
 from bridge.runner.folders import remove_tree
 from bridge.runner.hearsay import Hearsay
 from bridge.runner.holders import Holders
-from bridge.runner.job import Job
 from bridge.runner.later import Later
 from bridge.runner.ledger import Ledger
-from bridge.runner.opening import Opening
 from bridge.runner.outbox import Outbox
 from bridge.runner.peers import Peers
-from bridge.runner.policy.hours import shown
 from bridge.runner.polling import IDLE_S, Polling
 from bridge.runner.presence import Presence
 from bridge.runner.requesters import Requesters
 from bridge.runner.reserve import Reserve
 from bridge.runner.sessions import only_one
-from bridge.runner.spool import Entry, Spool
+from bridge.runner.spool import Spool
 from bridge.runner.station import Station
-from bridge.runner.taking import Desk, Taken
+from bridge.runner.taking import Desk
 from bridge.runner.turns import Service, Turn, order
 from bridge.runner.upkeep import Upkeep
 from bridge.runner.wishes import Wishes
-from bridge.runner.yielding import Yielding
 
-MAX_ATTEMPTS = 3
 # Among so many of the first in the queue a runner chooses by chance while others are at work, too.
 _CROWD = 4
-# Under this name `Later` keeps apart how often the mirror is made again beside a running job.
-_MIRROR = "mirror"
 
 
 class Runner:
@@ -93,14 +85,12 @@ class Runner:
         )
         self._requesters = Requesters(self._mirror.git, station)
         self._service = Service()
-        self._opening = Opening(station, now=now)
-        self._yielding = Yielding(station, self._mirror.git, clock=clock, now=now)
         answers = f"answered-{digest}"
-        self._ledger = Ledger(station.folder / answers, now())
+        ledger = Ledger(station.folder / answers, now())
         self._presence = Presence(
             station,
             self._mirror.git,
-            answered=lambda: self._ledger.replayable(self._now(), MAX_ANSWERED),
+            answered=lambda: ledger.replayable(now(), MAX_ANSWERED),
             clock=clock,
             now=now,
         )
@@ -108,7 +98,7 @@ class Runner:
         self._outbox = Outbox(
             self._mirror,
             self._spool,
-            self._ledger,
+            ledger,
             self._later,
             sign=lambda data: station.sign(data, self._say),
             sign_claim=station.sign_claim,
@@ -119,19 +109,30 @@ class Runner:
         self._holders = Holders(station, self._mirror, peers, clock=clock, now=now)
         self._desk = Desk(station, self._mirror, peers, self._holders, self._wishes, say=self._say, now=now)
         self._hearsay = Hearsay(station, self._mirror, peers, answers, say=self._say, now=now)
-        # How often this process took a request that nevertheless stayed pending: bounds every loop.
-        self._tries: dict[str, int] = {}
-        self._abort = threading.Event()
+        self._reserve = Reserve(station)
+        self._clerk = Clerk(
+            station,
+            self._mirror,
+            self._desk,
+            wishes=self._wishes,
+            answered=Answered(station, self._mirror.git, ledger, self._hearsay, now=now),
+            reserve=self._reserve,
+            outbox=self._outbox,
+            busy=lambda job: self._tell(State.BUSY, job),
+            took=self._presence.took,
+            say=self._say,
+            clock=clock,
+            now=now,
+        )
         self._waiting = 0
         self._done = 0
         self._let_in = False
         self._blocked = False
         self._polling = Polling(idle_s=idle_s, local=is_local(station.remote), clock=clock)
-        self._reserve = Reserve(station)
 
     def abort(self) -> None:
         """Stop the running job, too; it ends as ``cancelled/shutdown``. Set `stop` of `serve` as well."""
-        self._abort.set()
+        self._clerk.abort()
 
     def serve(
         self, *, once: bool = False, stop: threading.Event | None = None, idle_timeout_s: float | None = None
@@ -215,7 +216,7 @@ class Runner:
         """Read the owner's files again if they changed; False: they are wrong, and nothing may be taken."""
         book = self._station.rulebook
         if book.refresh():
-            self._opening.keep(())  # other rules may refuse what waits
+            self._clerk.look_again()
             self._presence.look_again()
             if book.fault is None:
                 self._say(f"the policy was read again; {book.rules.summary()}")
@@ -239,9 +240,7 @@ class Runner:
         self._wishes.update(nonces)
         self._holders.update(nonces)
         self._hearsay.look(nonces)
-        self._tries = {nonce: tries for nonce, tries in self._tries.items() if nonce in nonces}
-        self._yielding.keep(nonces)
-        self._opening.keep(nonces)
+        self._clerk.update(nonces)
         self._later.keep(nonces | self._outbox.nonces())
         return pending
 
@@ -268,14 +267,12 @@ class Runner:
         return [(due[turn.nonce], turn) for turn in turns]
 
     def _may_try(self, nonce: str) -> bool:
-        tried = self._tries.get(nonce, 0) > MAX_ATTEMPTS
-        held = self._opening.holds(nonce, wished=nonce in self._wishes)
-        return not tried and not held and nonce not in self._outbox and self._later.is_due(nonce)
+        return nonce not in self._outbox and self._later.is_due(nonce) and not self._clerk.leaves_alone(nonce)
 
     def _attempt(self, pending: Pending, turn: Turn) -> bool:
-        """`_take`; a request with which something went wrong is tried again later, and later each time."""
+        """Take a request; one with which something went wrong is tried again later, and later each time."""
         try:
-            return self._take(pending, turn)
+            return self._clerk.take(pending, turn)
         except (MachineBusy, RemoteUnreachable):
             raise
         except Exception as error:  # whatever this request provokes, the next one must be served
@@ -283,140 +280,6 @@ class Runner:
             self._service.note(turn)
             self._say(f"{pending.nonce}: {described(error)}; trying again in {pause:g} s")
             return False
-
-    def _take(self, pending: Pending, turn: Turn) -> bool:
-        """Examine, claim, run and publish one request; False when it is not ours to take (now)."""
-        attempt, silent = self._desk.place(pending, turn.requester)
-        if attempt is None:
-            return False
-        self._desk.begin(pending, attempt)
-        if pending.nonce not in self._ledger.nonces and self._desk.was_archived(pending):
-            self._ledger.add(pending.nonce)
-        answered = pending.nonce in self._ledger.nonces or pending.nonce in self._hearsay
-        checked = self._desk.examine(pending, {pending.nonce} if answered else (), turn.over_quota)
-        if checked is None:
-            return False
-        if checked.manifest is not None and checked.manifest.transport != "embedded":
-            return False
-        if answered and not self._desk.is_open(pending):
-            return False  # the mirror still shows the branch as it was before the answer
-        if self._leaves(checked):
-            return False
-        if checked.refusal is not None and checked.refusal.reason is Reason.REPLAYED:
-            self._tries[pending.nonce] = MAX_ATTEMPTS + 1
-        runs = checked.refusal is None and attempt <= MAX_ATTEMPTS
-        if runs and self._waits(checked):
-            return False
-        supervised = self._reserve.take(checked.preset) if runs and self._opening.is_open else None
-        try:
-            taken = self._desk.take(pending, checked, silent)
-            if taken is None:
-                return False
-            if runs and supervised is None and taken.wish is None:
-                self._opening.hold(pending.nonce, checked.manifest, weighed=True)
-                taken.claim.release()
-                return False
-            self._say(f"{pending.nonce}: claimed, attempt {taken.claim.attempt}{_asked(checked)}")
-            self._run(pending, checked, taken, supervised)
-            self._tries[pending.nonce] = self._tries.get(pending.nonce, 0) + 1
-        finally:
-            if supervised is not None:
-                supervised.close()
-        return True
-
-    def _waits(self, checked: Checked) -> bool:
-        """Whether what may run is left until the owner's hours; what somebody wants stopped is not."""
-        nonce = checked.pending.nonce
-        if self._opening.is_open or nonce in self._wishes:
-            return False
-        if self._opening.hold(nonce, checked.manifest):
-            hours = shown(self._station.policy.hours or ())
-            self._say(f"{nonce}: waits for the hours in which jobs may begin, {hours}{_asked(checked)}")
-        return True
-
-    def _leaves(self, checked: Checked) -> bool:
-        """Whether what is refused here is left to another machine that says it takes it."""
-        if checked.refusal is None or checked.manifest is None:
-            return False
-        nonce = checked.pending.nonce
-        return self._yielding.yields(nonce, checked.manifest.preset, checked.refusal.reason)
-
-    def _run(self, pending: Pending, checked: Checked, taken: Taken, supervised: Supervised | None) -> None:
-        """Do a claimed request and send its result."""
-        began = self._clock()
-        try:
-            job = self._job(pending, checked, taken, supervised, began)
-        except OSError:
-            taken.claim.release()  # nothing was begun, so this was no attempt
-            raise
-        try:
-            done = self._ended(job, taken)
-            if done is None:
-                self._say(f"{pending.nonce}: the claim was lost, the job was stopped")
-                return
-            entry, verdict = done
-            self._remember(checked, verdict, self._clock() - began)
-            untouched = pending.ref is None and pending.nonce not in self._wishes
-            self._outbox.send(entry, taken.claim, untouched=untouched)
-            self._say(f"{pending.nonce}: {verdict.status}/{verdict.reason} {verdict.message}".rstrip())
-            if checked.refusal is not None and checked.refusal.key is not None:
-                self._say(f"{pending.nonce}: by {self._station.policy.decision(checked.refusal.key)}")
-        finally:
-            if not job.clean_up():
-                self._say(f"{pending.nonce}: what the job left could not be removed")
-
-    def _job(
-        self,
-        pending: Pending,
-        checked: Checked,
-        taken: Taken,
-        supervised: Supervised | None,
-        began: float,
-    ) -> Job:
-        return Job(
-            self._station,
-            self._mirror.git,
-            checked,
-            taken.claim,
-            supervised,
-            abort=self._abort.is_set,
-            look=lambda: self._hear(pending, checked, began),
-            repair=self._repair,
-            say=self._say,
-            clock=self._clock,
-            now=self._now,
-        )
-
-    def _ended(self, job: Job, taken: Taken) -> tuple[Entry, Verdict] | None:
-        if taken.claim.attempt > MAX_ATTEMPTS:
-            return job.give_up(taken.last)
-        return job.run() if taken.wish is None else job.cancel(taken.wish)
-
-    def _hear(self, pending: Pending, checked: Checked, began: float) -> str | None:
-        """Beside a running job: whether it is to stop, and a word that this runner is busy."""
-        try:
-            wish = self._wishes.ask(pending, checked)
-        except RemoteUnreachable:
-            raise  # the next look may find it again
-        except (BusError, MachineError, OSError) as error:
-            if isinstance(error, BusError) or not self._mirror.git.directory.exists():
-                self._mend(pending, checked, error)
-            raise
-        except Exception as error:  # a bug of ours must not end the heartbeat
-            self._say(f"{pending.nonce}: whether it is to stop is not known: {described(error)}")
-            return None
-        preset = checked.preset.name if checked.preset is not None else ""
-        self._tell(State.BUSY, Work(nonce=pending.nonce, preset=preset, elapsed_s=self._clock() - began))
-        return wish
-
-    def _remember(self, checked: Checked, verdict: Verdict, seconds: float) -> None:
-        """Note how long such a job takes here."""
-        if checked.preset is None or verdict.status not in (Status.PASSED, Status.REJECTED):
-            return
-        try:
-            self._presence.took(checked.preset.name, seconds)
-        except OSError as error:
-            self._say(f"how long the job took is not kept: {described(error)}")
 
     def _tell(self, state: State, job: Work | None = None) -> None:
         if self._polling.failures:
@@ -426,18 +289,6 @@ class Runner:
     def _note(self, said: str | None) -> None:
         if said is not None:
             self._say(said)
-
-    def _mend(self, pending: Pending, checked: Checked, error: Exception) -> None:
-        """Make the mirror again beside a running job: without one no heartbeat goes out."""
-        if not self._later.is_due(_MIRROR):
-            return
-        self._later.put_off(_MIRROR)
-        if self._mirror.mend(lambda: self._wishes.ask(pending, checked)):
-            self._say(f"{pending.nonce}: the copy of the queue was made again: {described(error)}")
-
-    def _repair(self) -> None:
-        """Make the mirror again, with what is pending in it."""
-        self._mirror.remake()
 
     def _safely(self, task: Callable[[], None]) -> None:
         """Do what can also be left undone: whatever goes wrong with it must not end the daemon."""
@@ -465,8 +316,3 @@ class Runner:
 
     def _late(self, began: float, idle_timeout_s: float | None) -> bool:
         return idle_timeout_s is not None and self._clock() - began >= idle_timeout_s
-
-
-def _asked(checked: Checked) -> str:
-    name = checked.manifest.preset if checked.manifest is not None else "unreadable"
-    return f" ({name}{'' if checked.requester is None else f', for {checked.requester}'})"

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from bridge.bus import refs
-from bridge.bus.archived import is_archived
 from bridge.bus.claims import (
     Claim,
     Draft,
@@ -29,7 +28,6 @@ from bridge.bus.git import Update
 from bridge.bus.handles import state_of
 from bridge.bus.mirror import Mirror, Pending
 from bridge.bus.requests import has_result
-from bridge.bus.retire import SETTLED
 from bridge.errors import BrokenObject, BusError, LeaseLost, PushRejected
 from bridge.result import Reason, RunStatus
 from bridge.runner.check import Checked, Refusal, examine
@@ -210,17 +208,6 @@ class Desk:
             self._say(f"{pending.nonce}: its claim was of no runner known here, and was replaced")
         last = None if silent is None or silent.squatted else read_status(self._mirror.git, silent.commit)
         return Taken(held, wish or self._wishes.counted(pending, checked), last)
-
-    def was_archived(self, pending: Pending) -> bool:
-        """Whether this request was answered so long ago that its result is in the archive only.
-
-        Raises:
-            RemoteUnreachable: The remote did not answer.
-        """
-        if pending.nonce > refs.nonce_time(self._now() - SETTLED):
-            return False  # nothing so young is archived
-        found = self._mirror.git.ls_remote(self._station.remote)
-        return is_archived(self._station.folder, self._station.remote, pending.nonce, found=found)
 
     def is_open(self, pending: Pending) -> bool:
         """Whether the request still waits for its answer, by one look at the remote."""

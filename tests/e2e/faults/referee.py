@@ -22,7 +22,7 @@ from bridge.bus.results import Asked, Believed, Standing, believe, fetch
 from bridge.client import trust
 from bridge.errors import BridgeError
 from bridge.result import Reason, Status
-from bridge.runner.serve import MAX_ATTEMPTS
+from bridge.runner.clerk import MAX_ATTEMPTS
 from tests.e2e.faults import jobs
 from tests.e2e.faults.machines import Machine
 from tests.e2e.faults.plan import Wish
