@@ -140,7 +140,7 @@ class Clerk:
             return False
         supervised = self._reserve.take(checked.preset) if runs and self._opening.is_open else None
         try:
-            taken = self._desk.take(pending, checked, silent)
+            taken = self._desk.take(checked, silent)
             if taken is None:
                 return False
             if runs and supervised is None and taken.wish is None:
@@ -148,7 +148,7 @@ class Clerk:
                 taken.claim.release()
                 return False
             self._say(f"{pending.nonce}: claimed, attempt {taken.claim.attempt}{_asked(checked)}")
-            self._run(pending, checked, taken, supervised)
+            self._run(checked, taken, supervised)
             self._tries[pending.nonce] = self._tries.get(pending.nonce, 0) + 1
         finally:
             if supervised is not None:
@@ -172,11 +172,11 @@ class Clerk:
         nonce = checked.pending.nonce
         return self._yielding.yields(nonce, checked.manifest.preset, checked.refusal.reason)
 
-    def _run(self, pending: Pending, checked: Checked, taken: Taken, supervised: Supervised | None) -> None:
+    def _run(self, checked: Checked, taken: Taken, supervised: Supervised | None) -> None:
         """Do a claimed request and send its result."""
-        began = self._clock()
+        pending, began = checked.pending, self._clock()
         hearing = Hearing(
-            self._mirror, self._wishes, pending, checked, busy=self._busy, say=self._say, clock=self._clock
+            self._mirror, self._wishes, checked, busy=self._busy, say=self._say, clock=self._clock
         )
         try:
             job = Job(

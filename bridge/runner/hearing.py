@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bridge.bus.card import Work
-from bridge.bus.mirror import Mirror, Pending
+from bridge.bus.mirror import Mirror
 from bridge.errors import BusError, MachineError, RemoteUnreachable, described
 from bridge.runner.check import Checked
 from bridge.runner.later import Later
@@ -24,8 +24,7 @@ class Hearing:
     Args:
         mirror: The runner's copy of the queue.
         wishes: Who wants requests stopped.
-        pending: The request.
-        checked: What was found of it.
+        checked: The request, and what was found of it.
         busy: Is told what the runner does.
         say: Takes one line for the owner.
         clock: Monotonic seconds.
@@ -35,7 +34,6 @@ class Hearing:
         self,
         mirror: Mirror,
         wishes: Wishes,
-        pending: Pending,
         checked: Checked,
         *,
         busy: Callable[[Work], None],
@@ -44,8 +42,8 @@ class Hearing:
     ) -> None:
         self._mirror = mirror
         self._wishes = wishes
-        self._pending = pending
         self._checked = checked
+        self._nonce = checked.pending.nonce
         self._busy = busy
         self._say = say
         self._clock = clock
@@ -59,7 +57,6 @@ class Hearing:
             BusError: The remote did not answer, or the copy of the queue was broken; the next look may do.
             MachineError, OSError: As above.
         """
-        nonce = self._pending.nonce
         try:
             wish = self._ask()
         except RemoteUnreachable:
@@ -69,14 +66,14 @@ class Hearing:
                 self._mend(error)
             raise
         except Exception as error:  # a bug of ours must not end the heartbeat
-            self._say(f"{nonce}: whether it is to stop is not known: {described(error)}")
+            self._say(f"{self._nonce}: whether it is to stop is not known: {described(error)}")
             return None
         preset = self._checked.preset.name if self._checked.preset is not None else ""
-        self._busy(Work(nonce=nonce, preset=preset, elapsed_s=self._clock() - self._began))
+        self._busy(Work(nonce=self._nonce, preset=preset, elapsed_s=self._clock() - self._began))
         return wish
 
     def _ask(self) -> str | None:
-        return self._wishes.ask(self._pending, self._checked)
+        return self._wishes.ask(self._checked)
 
     def _mend(self, error: Exception) -> None:
         """Make the mirror again, ever more seldom."""
@@ -84,4 +81,4 @@ class Hearing:
             return
         self._later.put_off(_MIRROR)
         if self._mirror.mend(self._ask):
-            self._say(f"{self._pending.nonce}: the copy of the queue was made again: {described(error)}")
+            self._say(f"{self._nonce}: the copy of the queue was made again: {described(error)}")

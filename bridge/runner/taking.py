@@ -188,8 +188,14 @@ class Desk:
         )
         return replace(checked, refusal=Refusal(Reason.POLICY, message, key=("allow_refs",)))
 
-    def take(self, pending: Pending, checked: Checked, silent: Silent | None) -> Taken | None:
-        """Claim a request; None: somebody else has it, or it is answered."""
+    def take(self, checked: Checked, silent: Silent | None) -> Taken | None:
+        """Claim a request; None: somebody else has it, or it is answered.
+
+        Args:
+            checked: The request, and what was found of it.
+            silent: The claim that ours replaces; see `place`.
+        """
+        pending = checked.pending
         branch = pending.ref if checked.manifest is None else checked.manifest.result_ref
         standing = {} if pending.ref else {refs.inbox_ref(pending.nonce): pending.commit}
         whole = {**standing, branch: pending.commit} if branch else standing
@@ -207,7 +213,7 @@ class Desk:
         if silent is not None and silent.squatted:
             self._say(f"{pending.nonce}: its claim was of no runner known here, and was replaced")
         last = None if silent is None or silent.squatted else read_status(self._mirror.git, silent.commit)
-        return Taken(held, wish or self._wishes.counted(pending, checked), last)
+        return Taken(held, wish or self._wishes.counted(checked), last)
 
     def is_open(self, pending: Pending) -> bool:
         """Whether the request still waits for its answer, by one look at the remote."""

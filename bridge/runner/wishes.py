@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 
 from bridge.bus.cancels import objection, read_cancel
 from bridge.bus.handles import Held
-from bridge.bus.mirror import Mirror, Pending
+from bridge.bus.mirror import Mirror
 from bridge.runner.check import Checked
 from bridge.runner.station import Station
 from bridge.runner.strays import Strays
@@ -63,12 +63,12 @@ class Wishes:
         """
         self._strays.clear({nonce: held for nonce, held in self._held.items() if nonce not in self._seen})
 
-    def counted(self, pending: Pending, checked: Checked) -> str | None:
+    def counted(self, checked: Checked) -> str | None:
         """The wish of the last look in a sentence, if there is one that counts."""
-        held = self._held.get(pending.nonce)
-        return None if held is None else self._weigh(pending, checked, held.commit)
+        held = self._held.get(checked.pending.nonce)
+        return None if held is None else self._weigh(checked, held.commit)
 
-    def ask(self, pending: Pending, checked: Checked) -> str | None:
+    def ask(self, checked: Checked) -> str | None:
         """Ask the remote whether a running job shall stop: a sentence that says so, or None.
 
         Raises:
@@ -76,17 +76,18 @@ class Wishes:
         """
         if checked.manifest is None:
             return None
-        standing = self._mirror.standing(pending.nonce, checked.manifest.result_ref)
+        nonce = checked.pending.nonce
+        standing = self._mirror.standing(nonce, checked.manifest.result_ref)
         if standing.branch is None and self.by_deletion is not None:
             return self.by_deletion
         if standing.cancel is None:
             return None
-        self._seen.add(pending.nonce)
-        return self._weigh(pending, checked, standing.cancel)
+        self._seen.add(nonce)
+        return self._weigh(checked, standing.cancel)
 
-    def _weigh(self, pending: Pending, checked: Checked, commit: str) -> str | None:
+    def _weigh(self, checked: Checked, commit: str) -> str | None:
         """The wish in words, if it counts."""
-        station, git = self._station, self._mirror.git
+        station, git, pending = self._station, self._mirror.git, checked.pending
         against = objection(
             git,
             commit,
