@@ -243,6 +243,7 @@ def claim(
     pending: Pending,
     identity: Identity,
     *,
+    attempt: int = 1,
     lease_s: float = DEFAULT_LEASE_S,
     standing: Mapping[str, str] | None = None,
     sign: Sign = _unsigned,
@@ -256,6 +257,7 @@ def claim(
         remote: Address of the bus.
         pending: The request.
         identity: Who claims.
+        attempt: How often the request will have been claimed.
         lease_s: Seconds without a heartbeat after which others may take over.
         standing: Refs and the commits they must still hold for the claim to succeed. So a request that was
             answered since it was seen is not claimed again.
@@ -267,7 +269,7 @@ def claim(
         PushRejected: The remote takes claims neither as its own refs nor as branches.
         RemoteUnreachable: It did not answer.
     """
-    drafted = drafted or draft(pending, identity, lease_s=lease_s, attempt=1, sign=sign)
+    drafted = drafted or draft(pending, identity, lease_s=lease_s, attempt=attempt, sign=sign)
     taker = _Taker(git, remote, drafted, standing or {}, sign, counts)
     own, branch = refs.claim_ref(pending.nonce), refs.BRANCH_CLAIMS + pending.nonce
     for _ in range(_REFUSALS if pending.ref is None else 1):

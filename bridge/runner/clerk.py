@@ -14,6 +14,7 @@ from bridge.bus.mirror import Mirror, Pending
 from bridge.errors import described
 from bridge.result import Reason, Status, Verdict
 from bridge.runner.answered import Answered
+from bridge.runner.begun import Begun
 from bridge.runner.check import Checked
 from bridge.runner.child import Supervised
 from bridge.runner.hearing import Hearing
@@ -39,6 +40,7 @@ class Clerk:
         station: The runner.
         mirror: Its copy of the queue.
         desk: Where requests are examined and claimed.
+        begun: Takes down each attempt that begins.
         wishes: Who wants them stopped.
         answered: Which had their answer.
         reserve: Supervisors for jobs.
@@ -56,6 +58,7 @@ class Clerk:
         mirror: Mirror,
         desk: Desk,
         *,
+        begun: Begun,
         wishes: Wishes,
         answered: Answered,
         reserve: Reserve,
@@ -69,6 +72,7 @@ class Clerk:
         self._station = station
         self._mirror = mirror
         self._desk = desk
+        self._begun = begun
         self._wishes = wishes
         self._answered = answered
         self._reserve = reserve
@@ -214,7 +218,14 @@ class Clerk:
     def _ended(self, job: Job, taken: Taken) -> tuple[Entry, Verdict] | None:
         if taken.claim.attempt > MAX_ATTEMPTS:
             return job.give_up(taken.last)
-        return job.run() if taken.wish is None else job.cancel(taken.wish)
+        if taken.wish is not None:
+            return job.cancel(taken.wish)
+        nonce = taken.claim.status.nonce
+        try:
+            self._begun.note(nonce, taken.claim.attempt)
+        except OSError as error:
+            self._say(f"{nonce}: that it was begun is known to this process only: {described(error)}")
+        return job.run()
 
     def _remember(self, checked: Checked, verdict: Verdict, seconds: float) -> None:
         """Note how long such a job takes here."""

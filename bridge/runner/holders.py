@@ -1,17 +1,20 @@
 """Who holds what is pending, and whether this runner may take its place.
 
 A claim is left to its holder while its heartbeat goes on, unless it is one of this runner's own, from before
-a crash. Where requests must be signed, a claim on a signed one counts only if a known runner made it.
+a crash. Where requests must be signed, a claim on a signed one counts only if a known runner made it. What
+was begun here counts as an attempt, whatever became of its claim.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from datetime import datetime
 
 from bridge.bus.claims import LeaseWatch, Silent, read_status
 from bridge.bus.handles import Held
 from bridge.bus.mirror import Mirror
+from bridge.runner.begun import Begun
 from bridge.runner.peers import Peers, is_old
 from bridge.runner.station import Station
 from bridge.runner.turns import Requester
@@ -24,6 +27,7 @@ class Holders:
         station: The runner.
         mirror: Its copy of the queue.
         peers: Whose claims are respected.
+        begun: What was begun here.
         clock: Monotonic seconds.
         now: The time of day (aware).
     """
@@ -33,6 +37,7 @@ class Holders:
         station: Station,
         mirror: Mirror,
         peers: Peers,
+        begun: Begun,
         *,
         clock: Callable[[], float],
         now: Callable[[], datetime],
@@ -40,6 +45,7 @@ class Holders:
         self._station = station
         self._mirror = mirror
         self._peers = peers
+        self._begun = begun
         self._now = now
         self._watch = LeaseWatch(clock)
         self._claims: dict[str, Held] = {}
@@ -75,11 +81,18 @@ class Holders:
             nonce: The request.
             requester: Who signed it, as far as that is known.
         """
-        held = self._claims.get(nonce)
+        held, begun = self._claims.get(nonce), self._begun.attempts(nonce)
         if held is None:
-            return 1, None
+            return self.attempt(nonce), None
         silent = self._replaceable(nonce, held, requester)
-        return (None, None) if silent is None else (silent.attempt + 1, silent)
+        if silent is None:
+            return None, None
+        silent = replace(silent, attempt=max(silent.attempt, begun))
+        return silent.attempt + 1, silent
+
+    def attempt(self, nonce: str) -> int:
+        """The attempt that a claim in nobody's place would be."""
+        return self._begun.attempts(nonce) + 1
 
     def _replaceable(self, nonce: str, held: Held, requester: Requester) -> Silent | None:
         """A claim as one that may be replaced by ours; None: its holder is at work.

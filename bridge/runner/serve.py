@@ -19,6 +19,7 @@ from bridge.bus.refs import is_local
 from bridge.bus.untrusted import clean_line
 from bridge.errors import AccessDenied, RemoteUnreachable, described
 from bridge.runner.answered import Answered
+from bridge.runner.begun import Begun
 from bridge.runner.child import MachineBusy
 from bridge.runner.clerk import Clerk
 from bridge.runner.folders import remove_tree
@@ -106,7 +107,8 @@ class Runner:
             clock=clock,
         )
         self._wishes = Wishes(station, self._mirror, say=self._say)
-        self._holders = Holders(station, self._mirror, peers, clock=clock, now=now)
+        begun = Begun(station.folder / f"begun-{digest}", now())
+        self._holders = Holders(station, self._mirror, peers, begun, clock=clock, now=now)
         self._desk = Desk(station, self._mirror, peers, self._holders, self._wishes, say=self._say, now=now)
         self._hearsay = Hearsay(station, self._mirror, peers, answers, say=self._say, now=now)
         self._reserve = Reserve(station)
@@ -114,6 +116,7 @@ class Runner:
             station,
             self._mirror,
             self._desk,
+            begun=begun,
             wishes=self._wishes,
             answered=Answered(station, self._mirror.git, ledger, self._hearsay, now=now),
             reserve=self._reserve,

@@ -227,17 +227,20 @@ class Desk:
         station, git = self._station, self._mirror.git
         counts = self._peers.respects if guarded else all_count
         began = time.monotonic()
+        attempt = self._holders.attempt(pending.nonce) if silent is None else silent.attempt + 1
+        drafted = self._drafted_for(pending, attempt)
         if silent is None:
             held = claim(
                 git,
                 station.remote,
                 pending,
                 station.identity,
+                attempt=attempt,
                 lease_s=station.lease_s,
                 standing=standing,
                 sign=station.sign_claim,
                 counts=counts,
-                drafted=self._drafted_for(pending, 1),
+                drafted=drafted,
             )
         else:
             held = take_over(
@@ -250,7 +253,7 @@ class Desk:
                 standing=standing,
                 sign=station.sign_claim,
                 counts=counts,
-                drafted=self._drafted_for(pending, silent.attempt + 1),
+                drafted=drafted,
             )
         if held is None or time.monotonic() - began < _SURE_S or self.is_open(pending):
             return held

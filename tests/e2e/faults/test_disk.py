@@ -109,7 +109,8 @@ def test_files_that_a_full_disk_left_empty_do_not_stop_the_next_start(scene: Sce
     scene.started(nonce)
     runner.kill()
     [folder] = runner.states[0].glob("runner/mac1")
-    for path in [*folder.glob("answered-*"), folder / "id", *folder.glob("spool-*/*/*")]:
+    noted = [*folder.glob("answered-*"), *folder.glob("begun-*")]
+    for path in [*noted, folder / "id", *folder.glob("spool-*/*/*")]:
         if path.is_file():
             path.write_bytes(b"")
     runner.start()
