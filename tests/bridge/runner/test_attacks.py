@@ -20,7 +20,6 @@ from bridge.result import Reason, Status
 from bridge.runner.outbox import Outbox
 from bridge.runner.reserve import Reserve
 from bridge.runner.serve import Runner
-from bridge.runner.sessions import note_session
 from bridge.runner.spool import Spool
 from tests.bridge.runner.bench import Bench
 from tests.houses import House, wait_for
@@ -71,17 +70,6 @@ def test_wishes_to_stop_move_nobody_forward(bench: Bench, tmp_path: Path) -> Non
     for _ in range(2):
         assert runner.serve(once=True, idle_timeout_s=20) == 1
     assert any(f"{manifest.nonce}: passed" in line for line in bench.said), bench.said
-
-
-def test_a_copied_state_folder_knows_no_claim_of_the_original(bench: Bench) -> None:
-    original = bench.station()
-    assert original.identity.session in note_session(original)
-    shutil.copytree(bench.state, bench.house.root / "copy")
-    copy = bench.station(state_dir=bench.house.root / "copy")
-    assert copy.identity.id == original.identity.id
-    assert note_session(copy) == {copy.identity.session}
-    again = bench.station()
-    assert note_session(again) == {original.identity.session, again.identity.session}
 
 
 def test_what_goes_wrong_between_two_looks_does_not_end_the_daemon(

@@ -1,16 +1,12 @@
 """A request's way over a real remote: taken once, done, published whole, and nothing left behind."""
 
-import contextlib
-import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bridge import signing
 from bridge.bus.results import Standing
-from bridge.errors import MachineError
 from bridge.result import Status
 from tests.bridge.runner.bench import Bench
 from tests.houses import wait_for
@@ -61,44 +57,6 @@ def test_a_request_for_a_workflow_is_left_alone(bench: Bench) -> None:
     before = bench.house.remote_refs()
     assert bench.runner().serve(once=True, idle_timeout_s=1) == 0
     assert bench.house.remote_refs() == before | {"refs/mac-bridge/runners/mac"}
-
-
-@contextlib.contextmanager
-def serving(bench: Bench) -> Iterator[None]:
-    """A runner that has its name, and gives it up at the end."""
-    stop = threading.Event()
-    thread = threading.Thread(target=bench.runner().serve, kwargs={"stop": stop}, daemon=True)
-    thread.start()
-    lock = bench.station().folder / "lock"
-    wait_for(lambda: lock.exists() and lock.read_text() != "", what="the runner to have its name")
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join(20)
-
-
-def test_two_runners_of_one_name_are_a_clear_error(bench: Bench) -> None:
-    with serving(bench), pytest.raises(MachineError, match=rf"already runs .*\(process {os.getpid()}\)"):
-        bench.runner().serve(once=True, idle_timeout_s=0)
-
-
-def test_a_child_born_while_a_runner_served_does_not_keep_its_name(bench: Bench) -> None:
-    lock = bench.station().folder / "lock"
-    with serving(bench):
-        [held] = [number for number in range(3, 1024) if is_open_on(number, lock)]
-        inherited = os.dup(held)  # as a program that is being started has until it runs
-    try:
-        assert bench.runner().serve(once=True, idle_timeout_s=0) == 0
-    finally:
-        os.close(inherited)
-
-
-def is_open_on(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except OSError:
-        return False
 
 
 @pytest.mark.slow
