@@ -1,4 +1,4 @@
-"""What a claim says, and who says it: the heartbeat out of a claim commit, and what its signature is worth.
+"""What a claim says, and who says it: the heartbeat in a claim commit, and what its signature is worth.
 
 The signature covers the exact bytes of ``status.json``: nonce, request commit, attempt, the number of the
 beat and its time. So one cannot be put on another request, and an old one is known to be old.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bridge.bus.git import Git
+from bridge.bus.objects import Entry
 from bridge.bus.standing import Signature, Standing, Trust, weigh
 from bridge.bus.untrusted import clean_line
 from bridge.errors import BusError, MachineError, ResultError, SignatureError
@@ -27,6 +28,23 @@ class Claimed:
 
     status: RunStatus
     signature: Signature
+
+
+def write_claim(git: Git, status: RunStatus, signature: bytes | None) -> str:
+    """Write a claim commit and return its name.
+
+    Args:
+        git: Where to.
+        status: What it says.
+        signature: Of the bytes of that; None: it is unsigned.
+    """
+    files = {STATUS_NAME: status.to_bytes()}
+    if signature is not None:
+        files[STATUS_SIGNATURE_NAME] = signature
+    tree = git.write_tree(
+        [Entry("100644", "blob", git.write_blob(data), name) for name, data in files.items()]
+    )
+    return git.commit_tree(tree, [], f"kakeya-mac claim: {status.nonce} [skip ci]\n")
 
 
 def read_status(git: Git, commit: str) -> RunStatus | None:

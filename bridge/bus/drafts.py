@@ -28,6 +28,10 @@ class Identity:
     session: str
 
 
+def unsigned(_: bytes) -> None:
+    """Let a claim go unsigned."""
+
+
 @dataclass(frozen=True)
 class Draft:
     """What a claim will say.

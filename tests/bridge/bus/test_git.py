@@ -134,7 +134,7 @@ def test_a_beat_whose_answer_was_lost_does_not_lose_the_lease(world: World, monk
     # The server takes the push; the answer is cut off by the client's deadline.
     world.hook("post-receive", "sleep 3")
     with monkeypatch.context() as patience:
-        patience.setattr("bridge.bus.claims._PUSH_TIMEOUT_S", 1.0)
+        patience.setattr("bridge.bus.holding.PUSH_TIMEOUT_S", 1.0)
         with pytest.raises(RemoteUnreachable):
             held.beat(Beat(Phase.RUNNING, 1.0))
     (world.house.remote / "hooks" / "post-receive").unlink()
