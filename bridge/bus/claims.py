@@ -5,14 +5,15 @@ compare-and-swap on the remote. Pushing the object a ref already holds reports s
 lease, so every claim commit is unique. What its holder does with it is in `holding`, when others may take
 over in `leases`.
 
-Where a server declines the bridge's own refs, a branch serves instead. A push covers one of the two places
-only, so the own ref goes first: whoever holds the branch looks there with each heartbeat, and gives way.
+Where a server declines the bridge's own refs, a branch serves instead. A push is sure of one of the two
+places only, so the own ref goes first: whoever holds the branch looks there again, and gives way.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from bridge.bus import refs
@@ -43,6 +44,8 @@ __all__ = [
 _CONTENTION_TRIES = 5
 # A server that has the request among the bridge's own refs takes them: one that declines is asked again.
 _REFUSALS = 2
+# Where it still declines, others may be let in: who saw the request before our branch has pushed by then.
+_SETTLE_S = 2.0
 
 
 def claim(
@@ -57,6 +60,7 @@ def claim(
     sign: Sign = unsigned,
     counts: Counts = all_count,
     drafted: Draft | None = None,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> Claim | None:
     """Try to become the one runner of a request; None: somebody else has it, or it stands no more.
 
@@ -72,6 +76,7 @@ def claim(
         sign: Signs this claim and its heartbeats.
         counts: Which claims of others must be respected once this one is ours; the default: all.
         drafted: This claim as `draft` made it for the right attempt; None: it is made now.
+        sleep: Waits so many seconds.
 
     Raises:
         PushRejected: The remote takes claims neither as its own refs nor as branches.
@@ -79,16 +84,15 @@ def claim(
     """
     drafted = drafted or draft(pending, identity, lease_s=lease_s, attempt=attempt, sign=sign)
     taker = _Taker(git, remote, drafted, standing or {}, sign, counts)
-    own, branch = refs.claim_ref(pending.nonce), refs.BRANCH_CLAIMS + pending.nonce
-    for _ in range(_REFUSALS if pending.ref is None else 1):
+    own, branch = refs.claim_places(pending.nonce)
+    takes_ours = pending.ref is None
+    for _ in range(_REFUSALS if takes_ours else 1):
         with contextlib.suppress(PushRejected):
             return taker.take(own, expected="", beside=branch)
     held = taker.take(branch, expected="", beside=own)
-    if held is not None and held.is_second():
-        with contextlib.suppress(PushRejected):  # a server may keep its branches; the first place counts
-            held.release()
-        return None
-    return held
+    if held is not None and takes_ours:
+        sleep(_SETTLE_S)
+    return None if held is None or held.gives_way() else held
 
 
 def take_over(

@@ -105,8 +105,21 @@ class Claim:
                 return True
             return scratch.exists(commit) and not self._counts(scratch, commit, self.status.nonce)
 
-    def is_second(self, found: Mapping[str, str] | None = None) -> bool:
-        """Whether ours is on a branch while one that must be respected is among the bridge's own refs.
+    def is_alone(self, found: Mapping[str, str]) -> bool:
+        """Whether no claim that must be respected stands in the other place.
+
+        Args:
+            found: What the remote holds.
+
+        Raises:
+            RemoteUnreachable: The remote did not answer.
+        """
+        own, branch = refs.claim_places(self.status.nonce)
+        other = branch if self.ref == own else own
+        return other not in found or self.is_squatted(found[other], other)
+
+    def gives_way(self, found: Mapping[str, str] | None = None) -> bool:
+        """Give the claim up if it is on a branch, and another is among the bridge's own refs; whether it was.
 
         Args:
             found: What the remote holds; None: it is asked, if need be.
@@ -114,12 +127,16 @@ class Claim:
         Raises:
             RemoteUnreachable: The remote did not answer.
         """
-        own = refs.claim_ref(self.status.nonce)
+        own, _ = refs.claim_places(self.status.nonce)
         if self.ref == own:
             return False
         if found is None:
             found = self._git.ls_remote(self._remote, own, timeout_s=PUSH_TIMEOUT_S)
-        return own in found and not self.is_squatted(found[own], own)
+        if self.is_alone(found):
+            return False
+        with contextlib.suppress(BusError):  # a server may keep its branches; the first place counts
+            self.release()
+        return True
 
     def beat(self, beat: Beat) -> None:
         """Renew the lease and say how far the job is.
@@ -129,9 +146,7 @@ class Claim:
             RemoteUnreachable: The remote did not answer; the lease runs on, try again.
             PushRejected: The remote said no.
         """
-        if self.is_second():
-            with contextlib.suppress(BusError):
-                self.release()
+        if self.gives_way():
             raise LeaseLost(f"the claim {self.ref} gives way to another runner's", "the job was stopped")
         status = _next_status(self.status, beat)
         try:

@@ -182,7 +182,7 @@ class _Publisher:
                 the result is pushed with the inbox entry alone, and to a ref of its own if need be.
         """
         answer, nonce = self._answer, self._answer.nonce
-        claim_refs = (refs.claim_ref(nonce), refs.BRANCH_CLAIMS + nonce)
+        claim_refs = refs.claim_places(nonce)
         own_refs = (refs.result_ref(nonce), refs.BRANCH_RESULTS + nonce)
         branches = (answer.branch,) if answer.branch else ()
         others = (refs.inbox_ref(nonce), *claim_refs, *_cancel_refs(nonce))
@@ -250,7 +250,7 @@ class _Publisher:
         inbox = refs.inbox_ref(self._answer.nonce)
         updates = [Update(inbox, None, found[inbox])] if inbox in found else []
         claim = self._claim
-        if claim is not None and claim.is_second(found):
+        if claim is not None and claim.gives_way(found):
             raise Superseded(f"the claim {claim.ref} gives way to another runner's")
         if claim is not None and claim.ref in found:
             if not claim.holds(found[claim.ref]) and not claim.is_squatted(found[claim.ref]):

@@ -130,6 +130,11 @@ def claim_ref(nonce: str) -> str:
     return CLAIMS + nonce
 
 
+def claim_places(nonce: str) -> tuple[str, str]:
+    """Where a claim may stand: among the bridge's own refs, or on a branch where those are declined."""
+    return claim_ref(nonce), BRANCH_CLAIMS + nonce
+
+
 def cancel_ref(nonce: str) -> str:
     """The ref that asks for a request to be stopped."""
     return CANCELS + nonce

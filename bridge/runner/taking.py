@@ -255,7 +255,10 @@ class Desk:
                 counts=counts,
                 drafted=drafted,
             )
-        if held is None or time.monotonic() - began < _SURE_S or self.is_open(pending):
+        if held is None or time.monotonic() - began < _SURE_S:
+            return held
+        found = git.ls_remote(station.remote)
+        if state_of(found, pending.nonce).is_open(pending.commit) and held.is_alone(found):
             return held
         held.release()
         return None

@@ -191,22 +191,32 @@ def test_a_claim_on_a_branch_gives_way_to_one_that_came_meanwhile(world: World):
     own = refs.claim_ref(pending.nonce)
     world.house.git("update-ref", "-d", own, cwd=world.house.remote)
     decline_own_claims(world, 9)
-    world.hook("post-receive", f"git update-ref {own} {theirs.commit}")  # right after the branch was taken
-    assert claim(world.git, world.remote, pending, RUNNER) is None
+
+    def come(_: float) -> None:
+        assert refs.BRANCH_CLAIMS + pending.nonce in claims_of(world)
+        world.point(own, theirs.commit)  # it had looked before ours stood
+
+    assert claim(world.git, world.remote, pending, RUNNER, sleep=come) is None
     assert claims_of(world) == {own: theirs.commit}
 
 
-def test_of_two_holders_in_two_places_the_one_on_a_branch_stops(world: World):
+@pytest.mark.parametrize("what", ["beats", "publishes"])
+def test_of_two_holders_in_two_places_the_one_on_a_branch_stops(world: World, what: str):
     submitted = world.submit()
     [pending] = world.mirror.refresh()
     decline_own_claims(world, 2)
-    ours = world.claim(pending)
+    ours = claim(world.git, world.remote, pending, RUNNER, sleep=lambda _: None)
+    assert ours is not None
     assert ours.ref == refs.BRANCH_CLAIMS + pending.nonce
     theirs = world.claim(pending, OTHER)  # it had looked before ours stood
-    with pytest.raises(Superseded):
-        world.answer(submitted, held=ours)
-    with pytest.raises(LeaseLost):
-        ours.beat(Beat(Phase.RUNNING, 1.0))
+    assert not theirs.is_alone(claims_of(world))
+    if what == "publishes":
+        with pytest.raises(Superseded):
+            world.answer(submitted, held=ours)
+    else:
+        with pytest.raises(LeaseLost):
+            ours.beat(Beat(Phase.RUNNING, 1.0))
+    assert theirs.is_alone(claims_of(world))
     theirs.beat(Beat(Phase.RUNNING, 1.0))
     assert claims_of(world) == {theirs.ref: theirs.commit}
     world.answer(submitted, held=theirs)
