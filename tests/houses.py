@@ -140,21 +140,25 @@ def isolated_env(root: Path) -> dict[str, str]:
 
 def build_house(root: Path, files: dict[str, str] | None = None) -> House:
     """A bare remote with one commit on ``main``, and a clone of it."""
-    built = _built(tuple((files or {"README.md": "a workload\n"}).items()))
-    shutil.copytree(built, root, symlinks=True, dirs_exist_ok=True)
+    root.mkdir(parents=True, exist_ok=True)
     house = House(root, isolated_env(root))
+    built = _built(
+        tuple((files or {"README.md": "a workload\n"}).items()), house.env.get("GIT_DEFAULT_HASH", "sha1")
+    )
+    shutil.copytree(built, root, symlinks=True, dirs_exist_ok=True)
     house.git("remote", "set-url", "origin", str(house.remote))
     house.git("update-index", "--refresh", "-q")  # the copies are other files to git
     return house
 
 
 @functools.cache
-def _built(files: tuple[tuple[str, str], ...]) -> Path:
-    """The first house of its kind in this process; the others are copies of it."""
+def _built(files: tuple[tuple[str, str], ...], hashed: str) -> Path:
+    """The first house of its kind and hash in this process; the others are copies of it."""
     root = Path(_FIRST.name) / secrets.token_hex(4)
     root.mkdir()
     house = House(root, isolated_env(root))
-    house.git("init", "--quiet", "--bare", "--initial-branch=main", str(house.remote), cwd=root)
+    options = ("--quiet", "--bare", "--initial-branch=main", f"--object-format={hashed}")
+    house.git("init", *options, str(house.remote), cwd=root)
     house.git("clone", "--quiet", str(house.remote), str(house.clone), cwd=root)
     for name, text in files:
         path = house.clone / name
