@@ -141,6 +141,7 @@ def test_a_forged_answer_that_fits_is_shown_as_unsigned(world: World):
     assert read(world, submitted).signature is Standing.UNSIGNED
 
 
+@pytest.mark.sampled(5, 1)
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("what", ["the request", "a stranger's commit", "a forged answer"])
 @pytest.mark.parametrize("name", ["aaa", "zzz"])

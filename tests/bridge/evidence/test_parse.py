@@ -206,6 +206,7 @@ def test_a_large_true_report_is_judged_in_seconds() -> None:
     assert time.process_time() - started < 30
 
 
+@pytest.mark.slow
 def test_a_large_report_with_needles_is_judged_in_seconds() -> None:
     """Every text is held against the answers of other prompts."""
     document = reports.recall()

@@ -71,6 +71,7 @@ def test_tokens_are_carried_only_where_nothing_else_is_possible_and_stay_fewer_t
     assert sequence.most_carried < (sequence.transaction.room or LENGTH)
 
 
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_exception_in_the_middle_of_the_layers_leaves_the_state_of_begin(kind: str):
     sequence = Sequence(kind, 5)

@@ -122,7 +122,7 @@ def test_an_interrupt_says_where_the_rows_are(capsys, command: list[str], tmp_pa
     assert json.loads(Path(line["report"]).read_text())["configuration"]["resumed"] >= 2
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [3, 0])
 def test_a_run_without_a_report_keeps_its_rows_in_the_state_folder(
     capsys, command: list[str], state: Path, monkeypatch: pytest.MonkeyPatch, rows: int

@@ -82,6 +82,7 @@ def first_layer_rows(family: str, source: str | None) -> list[mx.array]:
         return rows_of(session)
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("family", EVERY)
 def test_exact_rows_give_what_native_caches_give(family: str) -> None:
     with opened(family, None) as native, opened(family, "exact") as restored:
