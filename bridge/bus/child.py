@@ -52,8 +52,8 @@ def collect(
 ) -> Outcome:
     """Read both streams until the command ends, its deadline passes or the guard objects.
 
-    A helper that outlives the command (an SSH master connection) may keep standard error open, so the end of
-    the process counts, not only the end of its streams.
+    A helper that outlives the command (an SSH master connection) may keep its streams open, so the end of the
+    process counts, not only the end of its streams.
 
     Args:
         process: Leader of its own session, with both outputs piped.
@@ -85,18 +85,21 @@ def _drain(
     too_much: Callable[[], bool],
 ) -> str | None:
     ended_at: float | None = None
+    drained = False
     next_look = 0.0
     while selector.get_map() and (now := time.monotonic()) < deadline:
         if guard is not None and now >= next_look:
             next_look = now + _LOOK_S
             if (objection := guard()) is not None:
                 return objection
-        if len(selector.get_map()) == 1 and process.poll() is not None:
+        if process.poll() is not None:
             ended_at = ended_at or now
-            if now - ended_at > _GRACE_S:
+            if drained and now - ended_at > _GRACE_S:
                 return None
         pause = 0.02 if len(selector.get_map()) == 1 else _LOOK_S
-        for key, _ in selector.select(min(deadline - now, pause)):
+        ready = selector.select(min(deadline - now, pause))
+        drained = not ready
+        for key, _ in ready:
             if chunk := os.read(key.fd, _CHUNK):
                 key.data.extend(chunk)
             else:
