@@ -27,6 +27,7 @@ from urllib.parse import quote
 from bridge.bus import refs
 from bridge.bus.address import for_git
 from bridge.bus.aside import network_settings
+from bridge.bus.command import FETCH_LIMIT_BYTES
 from bridge.bus.git import Git
 from bridge.bus.objects import Entry
 from bridge.errors import (
@@ -38,7 +39,6 @@ from bridge.errors import (
     UnknownHandle,
 )
 
-FETCH_LIMIT_BYTES = 4 * 1024**3
 # More packs than this slow every look-up down; then a cache begins anew.
 MOST_PACKS = 400
 MOST_BYTES = 4 * 1024**3

@@ -43,6 +43,7 @@ MAX_REASON = 500
 
 _PREFIXES = (refs.CANCELS, refs.BRANCH_CANCELS)
 _PUSH_TIMEOUT_S = 30.0
+_MAX_FETCH_BYTES = 16 * 1024 * 1024
 _TRIES = 4
 
 
@@ -291,9 +292,9 @@ class _Wisher:
     def _does_as_well(self, ref: str, commit: str) -> bool:
         """Whether the wish that stands there is as good as ours."""
         try:
-            self._git.fetch(self._remote, [ref], timeout_s=_PUSH_TIMEOUT_S)
-        except RemoteUnreachable:
-            return False  # gone again; the next try finds out
+            self._git.fetch(self._remote, [ref], timeout_s=_PUSH_TIMEOUT_S, limit_bytes=_MAX_FETCH_BYTES)
+        except BusError:
+            return False  # gone again, which the next try finds out; or more than any wish has
         other = read_cancel(self._git, commit)
         wanted = (self._cancel.nonce, self._cancel.request_commit)
         if other is None or (other.nonce, other.request_commit) != wanted:

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 # Long enough for a slow network, short enough that nobody thinks we hang.
 NETWORK_TIMEOUT_S = 60.0
-
+# More than this no remote may send in one fetch.
+FETCH_LIMIT_BYTES = 4 * 1024**3
 
 # More output than this ends a command.
 MAX_OUTPUT = 256 * 1024 * 1024
@@ -47,6 +48,7 @@ _OPTIONS = (
     *("-c", "core.fsmonitor=false"),
     *("-c", "core.quotePath=false"),
     *("-c", "core.looseCompression=0"),
+    *("-c", "core.bigFileThreshold=16m"),  # what is larger passes through memory piece by piece
     *("-c", "gc.auto=0"),
     *("-c", "maintenance.auto=false"),
     *("-c", "submodule.recurse=false"),

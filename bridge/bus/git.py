@@ -20,7 +20,7 @@ from bridge.bus import changes, failures
 from bridge.bus.address import for_git
 from bridge.bus.catfile import CatFile
 from bridge.bus.changes import Change
-from bridge.bus.command import NETWORK_TIMEOUT_S, Command
+from bridge.bus.command import FETCH_LIMIT_BYTES, NETWORK_TIMEOUT_S, Command
 from bridge.bus.objects import Commit, Entry, Store, commit_bytes, parse_commit, tree_bytes
 from bridge.errors import BusError, MachineError, RevisionError
 
@@ -325,7 +325,7 @@ class Git(Command):
         depth: int | None = None,
         prune: bool = False,
         timeout_s: float | None = None,
-        limit_bytes: int | None = None,
+        limit_bytes: int = FETCH_LIMIT_BYTES,
         guard: Callable[[], str | None] | None = None,
     ) -> None:
         """Fetch refs; writes no FETCH_HEAD, and no ref that a refspec does not name.
@@ -343,8 +343,9 @@ class Git(Command):
             RemoteUnreachable: The remote did not answer, or has no such ref.
             BusError: It sends more than `limit_bytes`, or `guard` stopped it.
         """
-        settings: tuple[str, ...] = ()
-        if limit_bytes is not None:
+        # What is unpacked may be a thousand times what came, unless it is compressed again.
+        settings: tuple[str, ...] = ("-c", "core.looseCompression=1")
+        if guard is None:
             settings, guard = ("-c", "fetch.unpackLimit=1"), self._store.pack_guard(limit_bytes)
         flags = [f"--depth={depth}"] if depth else []
         flags += ["--prune"] if prune else []

@@ -10,9 +10,8 @@ import contextlib
 import shutil
 from pathlib import Path
 
+from bridge.bus.command import FETCH_LIMIT_BYTES
 from bridge.bus.untrusted import without_credentials
-
-FETCH_LIMIT_BYTES = 4 * 1024**3
 
 
 class Intake:
@@ -31,6 +30,11 @@ class Intake:
         self._free_bytes = shutil.disk_usage(directory).free
         self.is_too_much = False
 
+    @property
+    def taken_bytes(self) -> int:
+        """How much less room is free than before the fetch."""
+        return self._free_bytes - shutil.disk_usage(self._directory).free
+
     def guard(self) -> str | None:
         """Why the fetch must end; for `Git.fetch`."""
         size = 0
@@ -38,7 +42,7 @@ class Intake:
             with contextlib.suppress(FileNotFoundError):
                 size += file.stat().st_size
         # Few objects are unpacked as they come, each a file of its own.
-        size = max(size, self._free_bytes - shutil.disk_usage(self._directory).free)
+        size = max(size, self.taken_bytes)
         self.is_too_much = size > self._limit_bytes
         if not self.is_too_much:
             return None

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bridge.bus import refs, scan
+from bridge.bus import refs, room, scan
+from bridge.bus.command import FETCH_LIMIT_BYTES
 from bridge.bus.git import Git
 from bridge.bus.handles import Held
-from bridge.bus.intake import FETCH_LIMIT_BYTES, Intake
+from bridge.bus.intake import Intake
 from bridge.bus.workloads import Workloads
 from bridge.errors import BusError, MachineError, RemoteUnreachable
 
@@ -101,6 +102,9 @@ class Mirror:
         )
         self._workloads = Workloads(self.git)
         self._brought = 0
+        # Room that fetches took since the objects were last counted; None: they never were.
+        self._taken_bytes: int | None = None
+        self._tidied_bytes = 0
         self._over_limit = False
         self._refs: dict[str, str] = {}
         self._busy = threading.RLock()
@@ -118,6 +122,7 @@ class Mirror:
                 return self._look()
             except BusError:
                 if self._over_limit:
+                    self._tidy()
                     raise
                 # Whose fault was it? A remote that lists its refs is well, so the mirror is not.
                 self.renew()
@@ -212,10 +217,7 @@ class Mirror:
         self._scan.look()
         self._refs = self.git.refs("refs/")
         self._brought += before != {r: commit for r, commit in self._refs.items() if r.startswith(_OWN)}
-        if self._brought >= _TIDY_EVERY:
-            self._brought = 0
-            self._keep()
-            self.git.run("gc", "--quiet", "--prune=now")
+        self._tidy()
         return self._pending()
 
     def _held(self, prefixes: Sequence[str]) -> dict[str, Held]:
@@ -241,16 +243,39 @@ class Mirror:
     def _keep(self) -> None:
         """Keep workloads of the inbox before the next fetch prunes it, and let go of what a job asked for."""
         lines = [f"delete {ref}" for ref in self._refs if ref.startswith(_WATCHED)]
-        lines += self._workloads.changes(self._refs)
+        self._update([*lines, *self._workloads.changes(self._refs)])
+
+    def _update(self, lines: Sequence[str]) -> None:
         if lines:
             self.git.run("update-ref", "--stdin", input="".join(f"{line}\n" for line in lines).encode())
+
+    def _tidy(self) -> None:
+        """Drop what no ref holds any more, when much of it may be here; then the kept workloads, too."""
+        objects = self.git.directory / "objects"
+        is_much = False
+        if self._taken_bytes is None or self._taken_bytes > room.TIDY_BYTES:
+            self._taken_bytes = 0  # other programs take room, too: only now it is counted
+            is_much = room.size_bytes(objects) > max(room.TIDY_BYTES, 2 * self._tidied_bytes)
+        if is_much:
+            self._update(self._workloads.removal(self.git.refs("refs/")))
+        elif self._brought < _TIDY_EVERY:
+            return
+        self._brought = self._taken_bytes = 0
+        self.git.run("gc", "--quiet", "--prune=now")
+        self._tidied_bytes = room.size_bytes(objects)
+        self._refs = self.git.refs("refs/")
 
     def _fetch(self, specs: Sequence[str]) -> None:
         intake = Intake(self.git.directory, self.remote, self._limit_bytes)
         try:
             self.git.fetch(self.remote, specs, depth=2, prune=True, guard=intake.guard)
+        except BusError:
+            room.remove_litter(self.git.directory / "objects")
+            raise
         finally:
             self._over_limit = intake.is_too_much
+            if self._taken_bytes is not None:
+                self._taken_bytes += max(0, intake.taken_bytes)
 
     def _remove_locks(self) -> bool:
         """Remove lock files of git commands that are no more; whether there were any."""
@@ -272,6 +297,7 @@ class Mirror:
         self.git.forget_store()
         self.git.close()  # a reader that another thread began in the old folder knows nothing of the new one
         self._scan.forget()
+        self._taken_bytes = self._tidied_bytes = 0
         self._refs = {}
 
     def _is_plain(self) -> bool:

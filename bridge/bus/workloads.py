@@ -49,6 +49,10 @@ class Workloads:
             lines.append(f"update {_KEPT}{self._number:09d} {commit}")
         return [*lines, *(f"delete {ref}" for ref in sorted(kept)[:-_COUNT] if ref in held)]
 
+    def removal(self, held: Mapping[str, str]) -> list[str]:
+        """Lines for ``update-ref`` that let go of all that are kept, among the mirror's refs."""
+        return [f"delete {ref}" for ref in held if ref.startswith(_KEPT)]
+
     def _workload(self, commit: str) -> str | None:
         """The parent of a request commit; None where it has none, or is not to be read."""
         if commit in self._known:

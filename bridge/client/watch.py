@@ -18,6 +18,7 @@ from bridge.bus.aside import aside
 from bridge.bus.claimed import read_claim, read_status
 from bridge.bus.git import Git
 from bridge.bus.handles import OWN_REFS, Held, RequestState, state_of
+from bridge.bus.intake import Intake
 from bridge.bus.results import Asked, FetchedResult, fetch, pins_keys
 from bridge.bus.standing import Signature, Trust
 from bridge.errors import RemoteUnreachable, ResultError, UnknownHandle, WaitTimeout
@@ -194,7 +195,8 @@ class _Watcher:
         names += [held.ref for held in before.branches]
         # The star makes an absent ref an empty answer instead of an error.
         specs = [f"+{name}*:{name}*" for name in names]
-        self._git.fetch(self._remote, specs, prune=True, timeout_s=timeout_s)
+        guard = Intake(self._git.directory, self._remote).guard
+        self._git.fetch(self._remote, specs, prune=True, timeout_s=timeout_s, guard=guard)
         held = {name: commit for name in names if (commit := self._git.oid(name)) is not None}
         return replace(state_of(held, self._nonce), ahead=before.ahead, preset=before.preset)
 
