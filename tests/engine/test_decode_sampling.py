@@ -385,14 +385,14 @@ def test_plain_decoding_draws_from_the_target_too():
 EVERY = [(kind, pace) for kind in DRAFTERS for pace in PACES if pace != "plain"]
 
 
-@pytest.mark.sampled(0, 3)
+@pytest.mark.sampled(0, 4)
 @pytest.mark.parametrize(("kind", "pace"), EVERY)
 def test_every_drafter_at_every_pace_has_the_joint_distribution(kind: str, pace: str):
     sampling = (HOT, FILTERED)[EVERY.index((kind, pace)) % 2]
     assert_drawn_from(triples(kind, sampling, pace, 1500, seed=8), exact(sampling))
 
 
-@pytest.mark.sampled(0, 3)
+@pytest.mark.sampled(0, 5)
 @pytest.mark.parametrize("name", PROCESSORS)
 @pytest.mark.parametrize("kind", ["dflash", "dflash2", "prompt-lookup", "autoregressive"])
 def test_every_processor_leaves_its_joint_distribution(kind: str, name: str):

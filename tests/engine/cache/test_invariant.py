@@ -54,7 +54,7 @@ def test_after_every_round_every_layer_is_that_of_plain_decoding(kind, drafts, b
     play(kind, WRONG[drafts], block, prompt)
 
 
-@pytest.mark.sampled(0, 3)
+@pytest.mark.sampled(0, 5)
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("third", range(3))
 @pytest.mark.parametrize("kind", KINDS)
