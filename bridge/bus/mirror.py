@@ -213,6 +213,8 @@ class Mirror:
             self.renew()
         before = {ref: commit for ref, commit in self._refs.items() if ref.startswith(_OWN)}
         self._keep()
+        if self._taken_bytes is None:
+            room.remove_litter(self.git.directory / "objects")  # of a process that was killed in a fetch
         self._fetch([*_OWN_SPECS, *(_CARD_SPECS if self._with_cards() else ())])
         self._scan.look()
         self._refs = self.git.refs("refs/")

@@ -17,7 +17,7 @@ _LITTER = ("tmp_obj_??????", "??/tmp_obj_??????", "pack/tmp_*")
 def size_bytes(objects: Path) -> int:
     """Bytes of all that an object folder holds."""
     size = 0
-    for file in objects.glob("*/*"):
+    for file in objects.rglob("*"):
         with contextlib.suppress(FileNotFoundError):
             size += file.stat().st_size
     return size

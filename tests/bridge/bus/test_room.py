@@ -70,16 +70,29 @@ def test_what_unpacks_to_a_thousand_times_its_size_is_kept_small(world: World):
     assert size_of(world.mirror.git.directory) < 4 << 20
 
 
-def test_a_fetch_that_was_ended_leaves_nothing_half_written(world: World):
-    world.mirror.refresh()
-    world.submit()
-    objects = world.mirror.git.directory / "objects"
+def leave_half_written(mirror: Mirror) -> list[Path]:
+    objects = mirror.git.directory / "objects"
     litter = [objects / "tmp_obj_a1B2c3", objects / "ab" / "tmp_obj_a1B2c3", objects / "pack/tmp_pack_a1B2c3"]
     for path in litter:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"half of an object")
+    return litter
+
+
+def test_a_fetch_that_is_ended_leaves_nothing_half_written(world: World):
+    small = Mirror(world.mirror.git.directory, world.remote, limit_bytes=-1)
     with pytest.raises(BusError, match="sends more than -1 bytes"):
-        Mirror(world.mirror.git.directory, world.remote, limit_bytes=-1).refresh()
+        small.refresh()
+    litter = leave_half_written(small)
+    with pytest.raises(BusError, match="sends more than -1 bytes"):
+        small.refresh()
+    assert not any(path.exists() for path in litter)
+
+
+def test_what_a_killed_process_left_half_written_is_removed(world: World):
+    world.mirror.refresh()
+    litter = leave_half_written(world.mirror)
+    Mirror(world.mirror.git.directory, world.remote).refresh()
     assert not any(path.exists() for path in litter)
 
 
