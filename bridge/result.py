@@ -98,11 +98,13 @@ class Reason(StrEnum):
     RUNNER_ERROR = "runner_error"
     # rejected
     EVIDENCE = "evidence"
+    TAMPERED = "tampered"
     # cancelled, lost
     REQUESTED = "requested"
     SHUTDOWN = "shutdown"
     LEASE_LOST = "lease_lost"
     ATTEMPTS = "attempts"
+    RUN_LOST = "run_lost"
 
 
 class Phase(StrEnum):

@@ -128,6 +128,15 @@ class Mirror:
                 self.renew()
                 return self._look()
 
+    def ready(self) -> None:
+        """Have a local copy, be it an empty one: before `standing` where nothing was looked at before.
+
+        Raises:
+            RemoteUnreachable: One must be made, and the remote did not answer.
+        """
+        if not (self.git.directory / "HEAD").exists() or not self._is_plain():
+            self.renew()
+
     def renew(self) -> None:
         """Throw the local copy away and begin an empty one; the next look fills it.
 
@@ -209,8 +218,7 @@ class Mirror:
         return Standing(held["branch"], held["own"] or held["plain"])
 
     def _look(self) -> list[Pending]:
-        if not (self.git.directory / "HEAD").exists() or not self._is_plain():
-            self.renew()
+        self.ready()
         before = {ref: commit for ref, commit in self._refs.items() if ref.startswith(_OWN)}
         self._keep()
         if self._taken_bytes is None:

@@ -29,6 +29,7 @@ __all__ = [
     "FetchedResult",
     "Standing",
     "believe",
+    "check_files",
     "fetch",
     "pins_keys",
 ]
@@ -113,10 +114,7 @@ def believe(
     digest = _TRAILER.findall(fetched.message)
     if digest != [hashlib.sha256(data).hexdigest()]:
         raise ResultError(f"{RESULT_NAME} is not the one that the commit message names ({TRAILER})")
-    result = parse_result(data)
-    _check_identity(result, fetched.nonce, asked)
-    files = _check_files(result, fetched.files)
-    signature = _check_signature(data, fetched.files.get(RESULT_SIGNATURE_NAME), trusted)
+    result, files, signature = check_files(fetched.files, nonce=fetched.nonce, asked=asked, trusted=trusted)
     is_trusted = signature.standing is Standing.TRUSTED
     if not is_trusted and not allow_unsigned and pins_keys(trusted):
         raise _not_trusted(signature)
@@ -136,6 +134,33 @@ def believe(
         request_gone=unknown,
         objection=signature.objection,
     )
+
+
+def check_files(
+    present: Mapping[str, bytes], *, nonce: str, asked: Asked | None, trusted: Path
+) -> tuple[Result, dict[str, bytes], Signature]:
+    """Hold the files of a result against each other and against the request, wherever they were found.
+
+    Args:
+        present: Contents by path relative to ``result.json``, that file and its signature among them.
+        nonce: The request.
+        asked: The same as it was found; None: it is gone.
+        trusted: As in `believe`.
+
+    Returns:
+        The result, the files it lists by path, and what its signature is worth.
+
+    Raises:
+        ResultError: They are not a result of this request, one was altered, or the signature does not verify.
+        KeyListError: `trusted` could have been written by others, or is not understood.
+    """
+    data = present.get(RESULT_NAME)
+    if data is None:
+        raise ResultError(f"there is no {RESULT_NAME}")
+    result = parse_result(data)
+    _check_identity(result, nonce, asked)
+    files = _check_files(result, present)
+    return result, files, _check_signature(data, present.get(RESULT_SIGNATURE_NAME), trusted)
 
 
 def pins_keys(trusted: Path) -> bool:

@@ -17,6 +17,7 @@ import click
 from bridge.cli.peers import key, peers
 from bridge.cli.policy import policy
 from bridge.cli.signers import signers
+from bridge.cli.workflow import execute, publish
 
 if TYPE_CHECKING:
     from bridge.runner.serve import Runner
@@ -35,6 +36,8 @@ runner.add_command(policy)
 runner.add_command(signers)
 runner.add_command(peers)
 runner.add_command(key)
+runner.add_command(execute)
+runner.add_command(publish)
 
 
 @runner.command(

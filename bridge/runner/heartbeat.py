@@ -1,7 +1,7 @@
-"""Renews a claim while a job runs, shows how far it is, and hears who wants it stopped.
+"""Keeps a request ours while its job runs, shows how far it is, and hears who wants it stopped.
 
-One thread owns the claim until `stop`. A claim that somebody else took sets `lost`, a wish to stop sets
-`wish`; a remote that is away is tried again at the next beat.
+One thread owns the hold until `stop`. One that somebody else took sets `lost`, a wish to stop sets `wish`; a
+remote that is away is tried again at the next beat.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from bridge.bus.claims import Beat, Claim
+from bridge.bus.holding import Beat
 from bridge.errors import BusError, LeaseLost, MachineError, described
 from bridge.evidence.redact import Secrets
 from bridge.result import Phase, Progress
+from bridge.runner.hold import Hold
 
 TAIL_LINES = 12
 _LINE = 500  # characters of a line that are shown
@@ -30,33 +31,36 @@ class Heartbeat:
     """Beats every `interval_s`, and shortly after the phase changed.
 
     Args:
-        claim: The claim to renew; not touched by anyone else until `stop` returned.
+        hold: What is told of each beat; not touched by anyone else until `stop` returned.
         interval_s: Seconds between beats.
         secrets: Values that must not appear in the lines shown.
         look: Asks the remote whether the job shall stop: a sentence that says so, or None. May raise what a
             remote that is away raises.
         look_s: Seconds between two such questions.
         say: Takes one line for the owner.
+        show: Takes each line of the job's output, without the secrets.
         clock: Monotonic seconds.
     """
 
     def __init__(
         self,
-        claim: Claim,
+        hold: Hold,
         *,
         interval_s: float,
         secrets: Secrets,
         look: Callable[[], str | None] = lambda: None,
         look_s: float = _LOOK_S,
         say: Callable[[str], None] = lambda _: None,
+        show: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._claim = claim
+        self._hold = hold
         self._interval_s = interval_s
         self._secrets = secrets
         self._look = look
         self._look_s = look_s
         self._say = say
+        self._show = show
         self._clock = clock
         self._started = clock()
         self._phase = Phase.CLAIMED
@@ -90,6 +94,7 @@ class Heartbeat:
     def line(self, text: str) -> None:
         """Take a line of the job's output: progress, or a line of the log's tail."""
         text = self._secrets.cut_text(text, broken_off=len(text) > _LINE)
+        self._show(text)
         match = _PROGRESS.fullmatch(text.rstrip())
         if match is None:
             self._tail.append(text[:_LINE])
@@ -101,7 +106,7 @@ class Heartbeat:
             self._tail.append(text.rstrip()[:_LINE])
 
     def stop(self) -> None:
-        """End beating; the claim is free to be used by the caller when this returns."""
+        """End beating; the hold is free to be used by the caller when this returns."""
         self._ending.set()
         self._wake.set()
         self._thread.join()
@@ -127,7 +132,7 @@ class Heartbeat:
     def _renew(self) -> None:
         elapsed = self._clock() - self._started
         try:
-            self._claim.beat(Beat(self._phase, elapsed, self._progress, tuple(self._tail)))
+            self._hold.beat(Beat(self._phase, elapsed, self._progress, tuple(self._tail)))
         except LeaseLost:
             self._lost.set()
         except (BusError, MachineError, OSError):

@@ -1,9 +1,9 @@
 """One request from claim to result: prepared, run, gated, sealed. Every way out is a verdict.
 
 What may run was settled in `check` before the claim; what is read here of the request is typed values and
-git objects. Each phase is timed. A claim that is lost stops the job, and then no result is given: it is the
-next holder's. A failure of our own becomes ``failed/runner_error``, its traceback goes to the log only.
-What a job gets is made in `prepare`, what it left is put together in `seal`.
+git objects. Each phase is timed. A hold on the request that is lost stops the job, and then no result is
+given: it is the next holder's. A failure of our own becomes ``failed/runner_error``, its traceback goes to
+the log only. What a job gets is made in `prepare`, what it left is put together in `seal`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 
 from bridge import presets
-from bridge.bus.claims import Claim
 from bridge.bus.git import Git
 from bridge.errors import BridgeError, BusError, LeaseLost, described
 from bridge.manifest import Manifest
@@ -27,6 +26,7 @@ from bridge.runner.check import Checked, Refusal
 from bridge.runner.child import Ended, Order, Supervised
 from bridge.runner.folders import remove_tree
 from bridge.runner.heartbeat import Heartbeat
+from bridge.runner.hold import Hold
 from bridge.runner.isolation.room import Room, allowed, environment, resource_limits
 from bridge.runner.prepare import Preparation
 from bridge.runner.seal import LOG_NAME, Record, seal, with_room
@@ -34,20 +34,24 @@ from bridge.runner.spool import Entry
 from bridge.runner.station import Station
 from bridge.runner.verdict import cancelled, judge, of_ending
 
+SHUTDOWN = cancelled(Reason.SHUTDOWN, "the runner was told to stop")
+
 
 class Job:
-    """One claimed request.
+    """One request that is ours.
 
     Args:
         station: The runner.
         git: A repository that holds the request and its workload.
         checked: What `check.examine` found.
-        claim: Ours.
+        hold: What keeps the request ours: a claim, or a workflow run.
         supervised: The lock and the child's keeper; None for a request that is refused.
         abort: True when the runner is to stop at once.
+        aborted: How a job ends that `abort` stopped.
         look: Asks the remote whether this job shall stop; see `Heartbeat`.
         repair: Makes `git` anew, holding this request, when it turned out to be broken.
         say: Takes one line for the owner.
+        show: Takes each line of the job's output, without this machine's secrets.
         clock: Monotonic seconds.
         now: The time of day (aware).
     """
@@ -57,22 +61,25 @@ class Job:
         station: Station,
         git: Git,
         checked: Checked,
-        claim: Claim,
+        hold: Hold,
         supervised: Supervised | None,
         *,
         abort: Callable[[], bool],
+        aborted: Verdict = SHUTDOWN,
         look: Callable[[], str | None] = lambda: None,
         repair: Callable[[], None] = lambda: None,
         say: Callable[[str], None] = lambda _: None,
+        show: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._station = station
         self._git = git
         self._checked = checked
-        self._claim = claim
+        self._attempt = hold.attempt
         self._supervised = supervised
         self._abort = abort
+        self._aborted = aborted
         self._repair = repair
         self._say = say
         self._clock = clock
@@ -82,21 +89,22 @@ class Job:
         # Has no name, so nothing the job does to files can put another file in its place.
         self._log = tempfile.TemporaryFile(dir=station.folder)  # noqa: SIM115 - closed by `clean_up`
         self._heart = Heartbeat(
-            claim,
+            hold,
             interval_s=station.beat_s,
             secrets=self._secrets,
             look=look,
             look_s=station.look_s,
             say=self._say_of_it,
+            show=show,
             clock=clock,
         )
         self._record = Record(
-            claim.attempt, started=now(), enforced=None if supervised is None else supervised.enforced
+            hold.attempt, started=now(), enforced=None if supervised is None else supervised.enforced
         )
         self._tree_gone = False
 
     def run(self) -> tuple[Entry, Verdict] | None:
-        """Do the job; the signed result, ready to be published, or None when the claim was lost."""
+        """Do the job; the signed result, ready to be published, or None when the hold was lost."""
         self._heart.start()
         try:
             self._room.make()
@@ -141,7 +149,7 @@ class Job:
         if last is not None:
             seen = f"attempt {last.attempt} on {last.runner} was last seen {last.phase} at {last.updated_at}"
             self._note("\n".join([f"runner: {seen}, after {last.elapsed_s:.0f} s", *last.log_tail, ""]))
-        message = f"{self._claim.attempt - 1} attempts lost their runner; not tried again"
+        message = f"{self._attempt - 1} attempts lost their runner; not tried again"
         return self._unstarted(Verdict(status=Status.LOST, reason=Reason.ATTEMPTS, message=message))
 
     def cancel(self, wish: str) -> tuple[Entry, Verdict]:
@@ -171,10 +179,10 @@ class Job:
             finished = self._now()
         if ended.stopped:
             if self._heart.lost:
-                raise LeaseLost("the claim is no longer ours")
+                raise LeaseLost("the request is no longer ours")
             if self._heart.wish is not None:
                 return cancelled(Reason.REQUESTED, f"{self._heart.wish}; stopped after {ended.seconds:.1f} s")
-            return cancelled(Reason.SHUTDOWN, "the runner was told to stop")
+            return self._aborted
         with self._phase(Phase.GATING):
             return self._judged(preset, manifest, ended, began, finished)
 

@@ -6,7 +6,6 @@ are kept in the outbox and pushed when it is back. What is done for a request in
 
 from __future__ import annotations
 
-import hashlib
 import random
 import threading
 import time
@@ -72,7 +71,7 @@ class Runner:
         self._say: Callable[[str], None] = lambda line: say(clean_line(line))
         self._clock = clock
         self._now = now
-        digest = hashlib.sha256(station.audience.encode()).hexdigest()[:12]
+        digest = station.tag
         peers = Peers(station, self._say)
         self._mirror = Mirror(
             station.folder / f"mirror-{digest}.git",

@@ -18,19 +18,24 @@ from bridge.runner.station import Station
 _SESSIONS = 64
 
 
+class NameTaken(MachineError):
+    """Another process of this machine has the runner's name."""
+
+
 @contextlib.contextmanager
 def only_one(station: Station) -> Iterator[frozenset[str]]:
     """Hold the name as long as the block runs; gives what `note_session` does.
 
     Raises:
-        MachineError: Another process holds it, or this one cannot be noted.
+        NameTaken: Another process holds it.
+        MachineError: This one cannot be noted.
     """
     with (station.folder / "lock").open("a+") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             handle.seek(0)
-            raise MachineError(
+            raise NameTaken(
                 f"a runner named {station.identity.name} already runs on this machine"
                 f" (process {handle.read().strip() or 'unknown'})",
                 "stop it, or start this one with another --name",

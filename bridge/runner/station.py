@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import re
@@ -105,6 +106,11 @@ class Station:
     def private(self) -> tuple[Path, Path]:
         """Everything of this machine's runners that no job may reach, except its own folders."""
         return (self.lock.parent, self.allowed_signers.parent)
+
+    @property
+    def tag(self) -> str:
+        """What tells this remote from others in names of files."""
+        return hashlib.sha256(self.audience.encode()).hexdigest()[:12]
 
     @property
     def public_key(self) -> str | None:
