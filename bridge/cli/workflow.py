@@ -169,6 +169,7 @@ def publish(
 ) -> int:
     """In a workflow, where a token may write: check what the run sealed, judge it once more, commit it."""
     from bridge import settings
+    from bridge.render.summary import summary
     from bridge.workflow import environment
     from bridge.workflow.log import Log
     from bridge.workflow.publish import Delivery, Publisher
@@ -186,6 +187,10 @@ def publish(
     outcome = publisher.publish(run.asked, delivery)
     outputs = _published(outcome)
     run.write_outputs(outputs)
+    place = None if outcome.commit is None or outcome.ref is None else (outcome.commit, outcome.ref)
+    run.write_summary(
+        summary(outcome.nonce, outcome.verdict, outcome.judged, place=place, notes=outcome.notes)
+    )
     _announce(log.announce, outcome)
     if as_json:
         echo_json(

@@ -8,10 +8,11 @@ bytes. Where there is nothing to publish the request is answered all the same, b
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 
 from bridge.bus.handles import state_of
 from bridge.bus.publish import Answered, publish
@@ -21,7 +22,15 @@ from bridge.bus.results import Believed, believe, check_files, fetch
 from bridge.client.judged import Judged, judge
 from bridge.errors import BusError, EvidenceError, ManifestError
 from bridge.manifest import Manifest
-from bridge.result import EXIT_CODES, RESULT_NAME, RESULT_SIGNATURE_NAME, Verdict
+from bridge.result import (
+    EXIT_CODES,
+    RESULT_NAME,
+    RESULT_SIGNATURE_NAME,
+    Reason,
+    Status,
+    Verdict,
+    parse_result,
+)
 from bridge.workflow import parcel, stand_in
 from bridge.workflow.asked import Asked
 from bridge.workflow.execute import TRANSPORT
@@ -60,6 +69,7 @@ class Outcome:
         ref: Where it stands.
         judged: The result with what this gate says of its evidence; None: there is none to judge.
         is_news: It was published by this call; else it stood already.
+        notes: What a reader must know besides.
     """
 
     nonce: str
@@ -68,11 +78,23 @@ class Outcome:
     ref: str | None = None
     judged: Judged | None = None
     is_news: bool = False
+    notes: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:
         """What the job ends with."""
         return 0 if self.verdict is None else EXIT_CODES[self.verdict.status]
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A request and all that decides about its answer; without a manifest it cannot be read."""
+
+    asked: Asked
+    manifest: Manifest | None
+    expected: AskedFor
+    branch: str
+    delivery: Delivery
 
 
 class Publisher:
@@ -115,66 +137,49 @@ class Publisher:
         self._copy.bring(asked)
         if not self._copy.holds(asked.commit):
             raise unreachable(asked)
-        manifest, workload = self._read(asked)
-        if manifest is not None and manifest.transport != TRANSPORT:
-            self._say(f"left alone: it asks for the transport {manifest.transport}")
+        case = self._case(asked, delivery)
+        if case.manifest is not None and case.manifest.transport != TRANSPORT:
+            self._say(f"left alone: it asks for the transport {case.manifest.transport}")
             return Outcome(asked.nonce, None)
-        expected = AskedFor(asked.nonce, asked.commit, workload, manifest.preset if manifest else None)
-        if (standing := self._standing(asked, expected)) is not None:
+        if (standing := self._answered(case)) is not None:
             return standing
-        branch = manifest.result_ref if manifest else asked.branch
         try:
-            found = self._sealed(delivery)
-            judged = None if found is None else self._weighed(found, expected, branch)
+            found = _sealed(delivery)
+            judged = None if found is None else self._weighed(case, found)
         except TamperedParcel as error:
             self._say(f"not published: {error.message}")
-            return self._own(
-                asked,
-                manifest,
-                branch,
-                stand_in.tampered(error.message, delivery.run_url, ran=manifest is not None),
-                delivery,
-            )
+            ran = case.manifest is not None
+            return self._own(case, stand_in.tampered(error.message, delivery.run_url, ran=ran))
         if found is None or judged is None:
-            verdict = stand_in.lost(delivery.run_result, delivery.run_url, announced=bool(delivery.digest))
-            return self._own(asked, manifest, branch, verdict, delivery)
-        return self._send(asked, expected, branch, found, judged)
+            announced = bool(delivery.digest)
+            return self._own(case, stand_in.lost(delivery.run_result, delivery.run_url, announced=announced))
+        return self._send(case, found, judged)
 
-    def _read(self, asked: Asked) -> tuple[Manifest | None, str | None]:
-        """What the request asks, and for which commit; None: that cannot be read."""
+    def _case(self, asked: Asked, delivery: Delivery) -> _Case:
+        """The request, read as far as it can be."""
+        manifest, workload = None, None
         try:
             request = read_request(self._copy.git, asked.commit)
+            workload = request.parent
+            manifest = bound_manifest(request, asked.nonce)
         except (ManifestError, BusError) as error:
             self._say(f"the request cannot be read: {error.message}")
-            return None, None
-        try:
-            return bound_manifest(request, asked.nonce), request.parent
-        except ManifestError as error:
-            self._say(f"the request cannot be read: {error.message}")
-            return None, request.parent
+        preset = manifest.preset if manifest else None
+        expected = AskedFor(asked.nonce, asked.commit, workload, preset)
+        return _Case(asked, manifest, expected, manifest.result_ref if manifest else asked.branch, delivery)
 
-    def _sealed(self, delivery: Delivery) -> Parcel | None:
-        """The parcel that the run sealed; None: it left none.
-
-        Raises:
-            TamperedParcel: It left another one.
-        """
-        found = parcel.read(delivery.folder)
-        if found is not None:
-            parcel.require_digest(found, delivery.digest)
-        return found
-
-    def _weighed(self, found: Parcel, expected: AskedFor, branch: str) -> Judged:
+    def _weighed(self, case: _Case, found: Parcel) -> Judged:
         """A parcel held against its request, and judged.
 
         Raises:
             TamperedParcel: It is not a result of this request.
         """
-        if found.nonce != expected.nonce:
-            raise TamperedParcel(f"it is of the request {found.nonce}, not of {expected.nonce}")
+        nonce = case.asked.nonce
+        if found.nonce != nonce:
+            raise TamperedParcel(f"it is of the request {found.nonce}, not of {nonce}")
         try:
             result, files, signature = check_files(
-                found.files, nonce=expected.nonce, asked=expected, trusted=self._trusted
+                found.files, nonce=nonce, asked=case.expected, trusted=self._trusted
             )
         except EvidenceError as error:
             raise TamperedParcel(error.message) from None
@@ -183,46 +188,51 @@ class Publisher:
                 result=result,
                 files=files,
                 commit="",
-                ref=branch,
+                ref=case.branch,
                 signature=signature.standing,
                 signer=signature.signer,
                 objection=signature.objection,
             )
         )
 
-    def _send(self, asked: Asked, expected: AskedFor, branch: str, found: Parcel, judged: Judged) -> Outcome:
-        result, own = judged.believed.result, (RESULT_NAME, RESULT_SIGNATURE_NAME)
+    def _send(self, case: _Case, found: Parcel, judged: Judged) -> Outcome:
+        """Publish what the run sealed, byte for byte."""
+        own = (RESULT_NAME, RESULT_SIGNATURE_NAME)
         files = {path: data for path, data in found.files.items() if path not in own}
-        place = self._push(
-            asked, branch, files, found.files[RESULT_NAME], found.files.get(RESULT_SIGNATURE_NAME)
-        )
+        place = self._push(case, found.files[RESULT_NAME], found.files.get(RESULT_SIGNATURE_NAME), files)
         if place is None:
-            return self._answered(asked, expected)
-        if judged.verdict.status is not result.verdict.status:
+            return self._must_be_answered(case)
+        notes: tuple[str, ...] = ()
+        if judged.verdict.status is not judged.believed.result.verdict.status:
+            notes = ("The result is published as the run sealed it, and this gate does not believe it.",)
             self._say(f"published as the run sealed it, and not believed: {judged.verdict.message}")
-        return Outcome(asked.nonce, judged.verdict, *place, judged, is_news=True)
+        return Outcome(case.asked.nonce, judged.verdict, *place, judged, is_news=True, notes=notes)
 
-    def _own(
-        self, asked: Asked, manifest: Manifest | None, branch: str, verdict: Verdict, delivery: Delivery
-    ) -> Outcome:
+    def _own(self, case: _Case, verdict: Verdict) -> Outcome:
         """Answer with a result of the publisher's own."""
-        made = stand_in.result(asked, manifest, verdict, attempt=delivery.attempt, now=self._now())
-        place = self._push(asked, branch, {}, made.to_bytes(), None)
+        made = stand_in.result(
+            case.asked, case.manifest, verdict, attempt=case.delivery.attempt, now=self._now()
+        )
+        place = self._push(case, made.to_bytes())
         if place is None:
-            return self._answered(asked, AskedFor(asked.nonce, asked.commit, made.workload_sha, made.preset))
-        return Outcome(asked.nonce, verdict, *place, is_news=True)
+            return self._must_be_answered(case)
+        return Outcome(case.asked.nonce, verdict, *place, is_news=True)
 
     def _push(
-        self, asked: Asked, branch: str, files: dict[str, bytes], result: bytes, signature: bytes | None
+        self,
+        case: _Case,
+        result: bytes,
+        signature: bytes | None = None,
+        files: Mapping[str, bytes] = MappingProxyType({}),
     ) -> tuple[str, str] | None:
         """Publish; where it stands now, or None: the request was answered meanwhile."""
         try:
             place = publish(
                 self._copy.git,
                 self._remote,
-                request_commit=asked.commit,
-                nonce=asked.nonce,
-                result_ref=branch,
+                request_commit=case.asked.commit,
+                nonce=case.asked.nonce,
+                result_ref=case.branch,
                 files=files,
                 result=result,
                 signature=signature,
@@ -234,25 +244,56 @@ class Publisher:
         self._say(f"published as {place.commit[:12]} on {place.ref}")
         return place.commit, place.ref
 
-    # Answered before --------------------------------------------------------------------------------------
-
-    def _answered(self, asked: Asked, expected: AskedFor) -> Outcome:
-        standing = self._standing(asked, expected)
+    def _must_be_answered(self, case: _Case) -> Outcome:
+        standing = self._answered(case)
         if standing is None:
-            raise BusError(f"the request {asked.nonce} has an answer that is not to be read")
+            raise BusError(f"the request {case.asked.nonce} has an answer that is not to be believed")
         return standing
 
-    def _standing(self, asked: Asked, expected: AskedFor) -> Outcome | None:
-        """The answer that stands; None: there is none yet."""
+    def _answered(self, case: _Case) -> Outcome | None:
+        """How the answer that stands ends this job; None: there is none yet.
+
+        Anybody who may push can be faster with an answer than the run was. One that says "passed" while the
+        run sealed another one makes no run green.
+        """
+        asked, delivery = case.asked, case.delivery
         state = state_of(self._copy.git.ls_remote(self._remote), asked.nonce, asked.branch)
         try:
-            fetched = fetch(self._copy.git, self._remote, state, asked=expected)
+            fetched = fetch(self._copy.git, self._remote, state, asked=case.expected)
             if fetched is None:
                 return None
-            believed = believe(fetched, trusted=self._trusted, asked=expected, allow_unsigned=True)
+            believed = believe(fetched, trusted=self._trusted, asked=case.expected, allow_unsigned=True)
         except EvidenceError as error:
             self._say(f"what stands as its answer is not to be believed: {error.message}")
             return None
-        judged = judge(believed)
-        self._say(f"answered already, as {fetched.commit[:12]} on {fetched.ref}")
-        return Outcome(asked.nonce, judged.verdict, fetched.commit, fetched.ref, judged)
+        judged, place = judge(believed), f"{fetched.commit[:12]} on {fetched.ref}"
+        self._say(f"answered already, as {place}")
+        verdict, notes = judged.verdict, ("The request was answered before this job.",)
+        if verdict.status is Status.PASSED and _is_another(delivery, fetched.files[RESULT_NAME]):
+            why = f"another answer stands in its place, {place}"
+            verdict = stand_in.tampered(why, delivery.run_url, ran=True)
+        return Outcome(asked.nonce, verdict, fetched.commit, fetched.ref, judged, notes=notes)
+
+
+def _sealed(delivery: Delivery) -> Parcel | None:
+    """The parcel that the run sealed; None: it left none.
+
+    Raises:
+        TamperedParcel: It left another one.
+    """
+    found = parcel.read(delivery.folder)
+    if found is not None:
+        parcel.require_digest(found, delivery.digest)
+    return found
+
+
+def _is_another(delivery: Delivery, standing: bytes) -> bool:
+    """Whether the run sealed another result than the one that stands."""
+    try:
+        found = _sealed(delivery)
+        if found is None:
+            return False
+        verdict = parse_result(found.files[RESULT_NAME]).verdict
+    except EvidenceError:
+        return True
+    return verdict.reason is not Reason.REPLAYED and found.files[RESULT_NAME] != standing

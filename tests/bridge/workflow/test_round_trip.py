@@ -71,3 +71,13 @@ def test_a_run_that_left_nothing_is_answered_as_lost_with_its_page(bench: Bench)
     assert bench.verdict(manifest.nonce) == ("lost", "run_lost")
     message = bench.answer(manifest.nonce).result.verdict.message
     assert "https://git.example/team/workload/actions/runs/4711" in message
+
+
+def test_the_summary_shows_verdict_and_place(bench: Bench) -> None:
+    manifest, run = ask(bench)
+    run.execute()
+    run.publish()
+    text = run.summary()
+    assert "PASSED echo" in text
+    assert manifest.nonce in text
+    assert run.outputs("publish")["result_commit"] in text
