@@ -19,7 +19,13 @@
     │   ├── PushRejected              the remote answered and said no
     │   ├── BrokenObject              an object that is there and is not what git would write
     │   ├── LeaseLost                 somebody else moved the ref we were to move
-    │   └── UnknownHandle             no request of that name on this remote
+    │   ├── UnknownHandle             no request of that name on this remote
+    │   └── ApiError                  GitHub's REST API did not answer, or said no
+    │       ├── TokenRejected             the token is wrong, was revoked or has expired
+    │       ├── ScopeMissing              the token may not do this
+    │       ├── RateLimited               too many calls; it says when it goes on
+    │       ├── ApiNotFound               it is not there, or the token may not see it
+    │       └── ApiConflict               it cannot be done as things stand
     └── MachineError              6   this machine lacks something the runner needs (git, disk, a lock)
 
 Statuses of a finished request map to exit codes in `bridge.result.EXIT_CODES`. Anything that is not a
@@ -131,6 +137,40 @@ class LeaseLost(BusError):
 
 class UnknownHandle(BusError):
     """No request of that name is on this remote."""
+
+
+class ApiError(BusError):
+    """GitHub's REST API did not answer, or said no."""
+
+
+class TokenRejected(ApiError):
+    """The token is wrong, was revoked or has expired."""
+
+
+class ScopeMissing(ApiError):
+    """The token may not do this."""
+
+
+class RateLimited(ApiError):
+    """The API takes no more calls for a while.
+
+    Args:
+        message: One sentence.
+        remedy: What the reader can do next.
+        wait_s: Seconds until it takes calls again; None: it does not say.
+    """
+
+    def __init__(self, message: str, remedy: str | None = None, *, wait_s: float | None = None) -> None:
+        super().__init__(message, remedy)
+        self.wait_s = wait_s
+
+
+class ApiNotFound(ApiError):
+    """What was asked for is not there, or the token may not see it."""
+
+
+class ApiConflict(ApiError):
+    """What was asked for cannot be done as things stand."""
 
 
 class MachineError(BridgeError):

@@ -19,7 +19,7 @@ HEAVY = ("mlx", "mlx_lm", "numpy", "transformers", "torch")
 DOORS = {
     "subprocess": {"bridge/process.py", "engine/child.py"},  # neither half imports the other
     "git": {"bridge/bus/command.py"},
-    "requests": {"bridge/github.py"},
+    "requests": {"bridge/github/http.py"},
     "urllib.request": set[str](),
     "http.client": set[str](),
     "socket": {"bridge/runner/isolation/namespaces.py"},  # ioctl on a new namespace's loopback, no connection

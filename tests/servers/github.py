@@ -1,0 +1,352 @@
+"""A GitHub server for tests: a real HTTP server on this machine that speaks the JSON GitHub documents.
+
+It keeps runs, jobs, artifacts and logs, starts runs on dispatch and re-run, stops them on cancel, checks the
+token, pages its lists, and misbehaves when it is told to (`Fault`).
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+TOKEN = "ghs_0123456789abcdefghijklmnopqrstuvwxyz"
+SLUG = "octo/hello"
+
+
+@dataclass
+class Fault:
+    """How a call goes wrong, instead of being answered.
+
+    Attributes:
+        path: Calls whose path holds this.
+        status: The answer's status; 0: the right answer, spoilt by the rest.
+        headers: More headers.
+        message: What the answer says.
+        times: How many calls it spoils.
+        cut: The body breaks off after so many bytes, its announced length does not.
+        pause_s: Seconds before the answer.
+        body: Sent in place of the answer's body.
+    """
+
+    path: str
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    message: str = "no"
+    times: int = 1
+    cut: int | None = None
+    pause_s: float = 0.0
+    body: bytes | None = None
+
+
+@dataclass
+class Call:
+    """A request as it came."""
+
+    method: str
+    path: str
+    query: dict[str, str]
+    token: str | None
+    body: Any
+
+
+@dataclass
+class GitHubServer:
+    """The server's state; tests set it and read it.
+
+    Attributes:
+        api: Base address.
+        runs: By id, as the API writes them.
+        jobs: By run id.
+        artifacts: By run id.
+        logs: By job id.
+        files: Contents by (path, ref).
+        calls: Every request so far, in order.
+        faults: What goes wrong next.
+        token: The one that counts; None: none is asked for.
+        page: Rows on a page at most.
+        on_dispatch: Is told of each dispatch: workflow, ref, inputs.
+        gives_run_id: Whether a dispatch is answered with its run.
+    """
+
+    api: str
+    runs: dict[int, dict[str, Any]] = field(default_factory=dict)
+    jobs: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+    artifacts: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+    runners: list[dict[str, Any]] = field(default_factory=list)
+    logs: dict[int, bytes] = field(default_factory=dict)
+    files: dict[tuple[str, str], bytes] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    headers: dict[str, str] = field(default_factory=dict)
+    token: str | None = TOKEN
+    page: int = 100
+    private: bool = True
+    default_branch: str = "main"
+    permissions: dict[str, bool] | None = field(default_factory=lambda: {"push": True, "pull": True})
+    on_dispatch: Callable[[str, str, dict[str, str]], None] = lambda *_: None
+    gives_run_id: bool = True
+    log_host: str = ""
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """Variables with which the product finds this server."""
+        return {
+            "KAKEYA_GITHUB_API": self.api,
+            "KAKEYA_GITHUB_REPOSITORY": SLUG,
+            "KAKEYA_GITHUB_TOKEN": TOKEN,
+        }
+
+    def add_run(self, **changes: Any) -> int:
+        """Another run, queued by a push unless it is said otherwise; its id."""
+        number = max(self.runs, default=1000) + 1
+        self.runs[number] = {
+            "id": number,
+            "name": "mac-bridge",
+            "node_id": "x",
+            "status": "queued",
+            "conclusion": None,
+            "html_url": f"https://github.com/{SLUG}/actions/runs/{number}",
+            "head_sha": "0" * 40,
+            "head_branch": "main",
+            "event": "push",
+            "path": ".github/workflows/mac-bridge.yaml",
+            "run_attempt": 1,
+            "created_at": "2026-03-01T12:00:00Z",
+            **changes,
+        }
+        return number
+
+    def add_job(self, run_id: int, name: str, *steps: tuple[str, str], **changes: Any) -> int:
+        """Another job of a run, with steps as (name, status); its id."""
+        number = run_id * 100 + len(self.jobs.get(run_id, ())) + 1
+        job = {
+            "id": number,
+            "run_id": run_id,
+            "name": name,
+            "status": "in_progress" if steps else "queued",
+            "conclusion": None,
+            "started_at": "2026-03-01T12:00:01Z",
+            "html_url": f"https://github.com/{SLUG}/actions/runs/{run_id}/job/{number}",
+            "runner_name": "studio" if steps else "",
+            "labels": ["self-hosted", "macOS"],
+            "steps": [
+                {"name": step, "number": i, "status": status, "conclusion": None}
+                for i, (step, status) in enumerate(steps, 1)
+            ],
+            **changes,
+        }
+        self.jobs.setdefault(run_id, []).append(job)
+        return number
+
+    def of(self, method: str, part: str) -> list[Call]:
+        """Calls of a method whose path holds `part`."""
+        return [call for call in self.calls if call.method == method and part in call.path]
+
+
+@contextlib.contextmanager
+def github_server() -> Iterator[GitHubServer]:
+    """A server that runs while the context is open."""
+    httpd = _Httpd(("127.0.0.1", 0), _Handler)
+    state = GitHubServer(f"http://127.0.0.1:{httpd.server_address[1]}")
+    httpd.state = state
+    thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield state
+    finally:
+        httpd.shutdown()
+        httpd.server_close()
+        thread.join()
+
+
+class _Refused(Exception):
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class _Httpd(ThreadingHTTPServer):
+    daemon_threads = True
+    state: GitHubServer
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away is no news; anything else is."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self._serve("GET")
+
+    def do_POST(self) -> None:
+        self._serve("POST")
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing is said."""
+
+    @property
+    def state(self) -> GitHubServer:
+        assert isinstance(self.server, _Httpd)
+        return self.server.state
+
+    def _serve(self, method: str) -> None:
+        state, parts = self.state, urlsplit(self.path)
+        length = int(self.headers.get("content-length") or 0)
+        data = self.rfile.read(length) if length else b""
+        query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+        bearer = self.headers.get("authorization", "").removeprefix("Bearer ") or None
+        state.calls.append(Call(method, parts.path, query, bearer, json.loads(data) if data else None))
+        fault = next((f for f in state.faults if f.times > 0 and f.path in parts.path), None)
+        if fault is not None:
+            fault.times -= 1
+            time.sleep(fault.pause_s)
+            if fault.status:
+                body = fault.body if fault.body is not None else _json({"message": fault.message})
+                self._send(fault.status, body, fault.headers, fault.cut)
+                return
+        try:
+            if parts.path.startswith("/blob/"):
+                self._send(200, state.logs[int(parts.path.rpartition("/")[2])], {}, None)
+                return
+            status, document, headers = self._answer(method, parts.path, query, state.calls[-1].body)
+        except _Refused as refusal:
+            status, document, headers = refusal.status, {"message": str(refusal)}, {}
+        body = b"" if document is None else _json(document)
+        if fault is not None and fault.body is not None:
+            body = fault.body
+        self._send(status, body, {**state.headers, **headers}, fault.cut if fault else None)
+
+    def _send(self, status: int, body: bytes, headers: dict[str, str], cut: int | None) -> None:
+        with contextlib.suppress(ConnectionError):
+            self.send_response(status)
+            self.send_header("content-type", "application/json; charset=utf-8")
+            for name, value in headers.items():
+                self.send_header(name, value)
+            if status != 204:
+                self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body if cut is None else body[:cut])
+        if cut is not None:
+            self.close_connection = True
+
+    def _answer(
+        self, method: str, path: str, query: dict[str, str], body: Any
+    ) -> tuple[int, Any, dict[str, str]]:
+        if self.state.token not in (None, self.state.calls[-1].token):
+            raise _Refused(401, "Bad credentials")
+        if path == "/rate_limit":
+            return 200, {"resources": {}}, {}
+        root = f"/repos/{SLUG}"
+        if not path.startswith(root):
+            raise _Refused(404, "Not Found")
+        place = path.removeprefix(root)
+        if method == "GET":
+            return self._read(place, query)
+        return self._change(place, body)
+
+    def _read(self, place: str, query: dict[str, str]) -> tuple[int, Any, dict[str, str]]:
+        state = self.state
+        if place == "":
+            document = {
+                "full_name": SLUG,
+                "private": state.private,
+                "visibility": "private" if state.private else "public",
+                "default_branch": state.default_branch,
+                "fork": False,
+            }
+            return 200, {**document, **({"permissions": state.permissions} if state.permissions else {})}, {}
+        if place == "/actions/runs" or re.fullmatch(r"/actions/workflows/[^/]+/runs", place):
+            wanted = [run for run in sorted(state.runs.values(), key=lambda r: -r["id"]) if _fits(run, query)]
+            return self._page("workflow_runs", wanted, query)
+        if place == "/actions/runners":
+            return self._page("runners", state.runners, query)
+        if found := re.fullmatch(r"/actions/runs/(\d+)(/jobs|/artifacts)?", place):
+            number = int(found[1])
+            if number not in state.runs:
+                raise _Refused(404, "Not Found")
+            if found[2] == "/jobs":
+                return self._page("jobs", state.jobs.get(number, []), query)
+            if found[2] == "/artifacts":
+                return self._page("artifacts", state.artifacts.get(number, []), query)
+            return 200, state.runs[number], {}
+        if found := re.fullmatch(r"/actions/jobs/(\d+)/logs", place):
+            if int(found[1]) not in state.logs:
+                raise _Refused(404, "Not Found")
+            return 302, None, {"location": f"{state.log_host or state.api}/blob/{found[1]}"}
+        if place.startswith("/contents/"):
+            data = state.files.get((place.removeprefix("/contents/"), query.get("ref", state.default_branch)))
+            if data is None:
+                raise _Refused(404, "Not Found")
+            return (
+                200,
+                {"type": "file", "encoding": "base64", "content": base64.encodebytes(data).decode()},
+                {},
+            )
+        raise _Refused(404, "Not Found")
+
+    def _change(self, place: str, body: Any) -> tuple[int, Any, dict[str, str]]:
+        state = self.state
+        if found := re.fullmatch(r"/actions/runs/(\d+)/(rerun|cancel|force-cancel)", place):
+            run = state.runs.get(int(found[1]))
+            if run is None:
+                raise _Refused(404, "Not Found")
+            if found[2] == "rerun":
+                if run["status"] != "completed":
+                    raise _Refused(403, "This workflow run is already running")
+                run.update(status="queued", conclusion=None, run_attempt=run["run_attempt"] + 1)
+                return 201, {}, {}
+            if run["status"] == "completed":
+                raise _Refused(409, "Cannot cancel a workflow run that is completed.")
+            run.update(status="completed", conclusion="cancelled")
+            return 202, {}, {}
+        if found := re.fullmatch(r"/actions/workflows/([^/]+)/dispatches", place):
+            if not state.gives_run_id and "return_run_details" in body:
+                raise _Refused(422, '"return_run_details" is not a permitted key.')
+            number = state.add_run(event="workflow_dispatch", head_branch=body["ref"])
+            state.on_dispatch(found[1], body["ref"], body["inputs"])
+            if not body.get("return_run_details"):
+                return 204, None, {}
+            return 200, {"workflow_run_id": number, "run_url": "…", "html_url": "…"}, {}
+        if re.fullmatch(r"/actions/runners/(registration|remove)-token", place):
+            return 201, {"token": "AABBCCDD", "expires_at": "2026-03-01T13:00:00Z"}, {}
+        raise _Refused(404, "Not Found")
+
+    def _page(
+        self, key: str, rows: list[dict[str, Any]], query: dict[str, str]
+    ) -> tuple[int, Any, dict[str, str]]:
+        size = min(self.state.page, int(query.get("per_page", 30)))
+        number = int(query.get("page", 1))
+        begin = (number - 1) * size
+        headers = {}
+        if begin + size < len(rows):
+            parts = urlsplit(self.path)
+            rest = {name: value[0] for name, value in parse_qs(parts.query).items() if name != "page"}
+            asked = "&".join(f"{name}={value}" for name, value in rest.items())
+            last = -(-len(rows) // size)
+            base = f"{self.state.api}{parts.path}?{asked}"
+            headers["link"] = f'<{base}&page={number + 1}>; rel="next", <{base}&page={last}>; rel="last"'
+        return 200, {"total_count": len(rows), key: rows[begin : begin + size]}, headers
+
+
+def _fits(run: dict[str, Any], query: dict[str, str]) -> bool:
+    names = {"head_sha": "head_sha", "branch": "head_branch", "event": "event"}
+    if any(name in query and run[key] != query[name] for name, key in names.items()):
+        return False
+    return "status" not in query or query["status"] in (run["status"], run["conclusion"])
+
+
+def _json(document: Any) -> bytes:
+    return json.dumps(document).encode()
