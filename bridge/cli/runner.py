@@ -45,12 +45,21 @@ runner.add_command(publish)
 Examples:
   kakeya_mac runner serve --remote git@example.org:you/workload.git --name studio
   kakeya_mac runner serve --once --idle-timeout 60
+  kakeya_mac runner serve --transport actions    (as another user than the workflow's runner: see docs)
 
 SIGTERM or Ctrl-C: finish the running job, then stop; a second one stops the job, too. What this machine
 allows is in policy.toml of the configuration folder; the default runs no code of a repository."""
 )
 @click.option("--remote", metavar="URL", help="Git remote that carries the bus (default: origin).")
 @click.option("--name", metavar="NAME", help="The runner's name in claims and results (default: the host's).")
+@click.option(
+    "--transport",
+    type=click.Choice(("embedded", "actions", "both")),
+    default="embedded",
+    show_default=True,
+    help="Which requests to take. Those of a workflow only where it leaves them to this daemon: its policy"
+    ' says [actions] execute = "daemon".',
+)
 @click.option("--once", is_flag=True, help="Answer one request, then stop.")
 @click.option(
     "--idle-timeout",
@@ -99,6 +108,7 @@ allows is in policy.toml of the configuration folder; the default runs no code o
 def serve(
     remote: str | None,
     name: str | None,
+    transport: str,
     once: bool,
     idle_timeout: float | None,
     idle_s: float,
@@ -136,7 +146,9 @@ def serve(
         beat_s=beat_s,
         lease_s=lease_s,
     )
-    station = dataclasses.replace(station, beat_s=min(station.beat_s, lease_s / BEATS_A_LEASE))
+    transports = frozenset({"embedded", "actions"} if transport == "both" else {transport})
+    beat_s = min(station.beat_s, lease_s / BEATS_A_LEASE)
+    station = dataclasses.replace(station, beat_s=beat_s, transports=transports)
     if jobs > 1:
         click.echo(
             f"--jobs {jobs}: one job runs at a time all the same, among all runners that keep their state in"

@@ -131,7 +131,7 @@ class Clerk:
         checked = self._desk.examine(pending, {pending.nonce} if answered else (), turn.over_quota)
         if checked is None:
             return False
-        if checked.manifest is not None and checked.manifest.transport != "embedded":
+        if checked.manifest is not None and checked.manifest.transport not in self._station.transports:
             return False
         if answered and not self._desk.is_open(pending):
             return False  # the mirror still shows the branch as it was before the answer

@@ -38,10 +38,9 @@ class _Known:
         expired = self.manifest is None or now >= self.manifest.expires_at
         return None if expired else self.requester
 
-    @property
-    def is_ours(self) -> bool:
-        """Whether an embedded runner answers it at all."""
-        return self.manifest is None or self.manifest.transport == "embedded"
+    def is_carried(self, transports: Collection[str]) -> bool:
+        """Whether a daemon that takes these transports answers it at all."""
+        return self.manifest is None or self.manifest.transport in transports
 
 
 class Requesters:
@@ -91,7 +90,7 @@ class Requesters:
             known = self._known[nonce, commit]
             if known is None:
                 asking.append(Asking(nonce, None, known=False, claimed=nonce in claimed))
-            elif known.is_ours:
+            elif known.is_carried(self._station.transports):
                 asking.append(Asking(nonce, known.counts_for(now), claimed=nonce in claimed))
         return asking
 

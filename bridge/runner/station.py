@@ -46,6 +46,7 @@ class Station:
         beat_s: Seconds between heartbeats.
         look_s: Seconds between two looks whether the running job is to stop.
         lease_s: Seconds of silence after which others may take over.
+        transports: Which requests its daemon takes, by how they are to be carried.
         home: The user's home.
         environment: The runner's environment; jobs get only an allowlist of it.
     """
@@ -64,6 +65,7 @@ class Station:
     beat_s: float
     look_s: float
     lease_s: float = DEFAULT_LEASE_S
+    transports: frozenset[str] = frozenset({"embedded"})
     home: Path = field(default_factory=Path.home)
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 

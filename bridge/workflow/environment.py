@@ -20,7 +20,7 @@ from bridge.errors import MachineError, NoRemote, RequestRefused
 from bridge.workflow.asked import Asked
 
 _SHA = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
-_REPOSITORY = re.compile(r"[A-Za-z0-9_.-]{1,100}/[A-Za-z0-9_.-]{1,100}")
+_REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}/(?!\.{1,2}$)[A-Za-z0-9_.-]{1,100}")
 _NUMBER = re.compile(r"[0-9]{1,15}")
 _HEADS = "refs/heads/"
 _MOST_ATTEMPTS = 1_000_000

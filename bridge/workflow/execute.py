@@ -40,12 +40,10 @@ from bridge.runner.verdict import cancelled
 from bridge.runner.wishes import Wishes
 from bridge.workflow import parcel
 from bridge.workflow.asked import Asked
-from bridge.workflow.local import Copy, unreachable
+from bridge.workflow.local import LEFT, TRANSPORT, Copy, unreachable
 from bridge.workflow.log import Log
 from bridge.workflow.run import Turn
 
-# What a workflow takes; what is for an embedded runner is left alone.
-TRANSPORT = "actions"
 CANCELLED = "the workflow run was cancelled"
 # Sealed results that are kept to be given again.
 _KEPT = 32
@@ -118,7 +116,7 @@ class Executor:
             checked = self._examined(asked, standing)
             manifest = checked.manifest
             if manifest is not None and manifest.transport != TRANSPORT:
-                self._log.say(f"left alone: it asks for the transport {manifest.transport}")
+                self._log.say(f"left alone: {LEFT}")
                 return None
             entry = self._run(checked, attempt)
             self._keep(entry)

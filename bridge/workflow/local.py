@@ -7,19 +7,59 @@ with the last few need not travel again; it holds nothing that cannot be fetched
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from bridge.bus import refs, room
 from bridge.bus.git import Git
 from bridge.bus.intake import Intake
 from bridge.bus.mirror import Mirror, Standing
-from bridge.bus.requests import has_result
-from bridge.errors import BusError
+from bridge.bus.requests import bound_manifest, has_result, read_request
+from bridge.bus.results import Asked as AskedFor
+from bridge.errors import BusError, ManifestError
+from bridge.manifest import Manifest
 from bridge.workflow.asked import Asked
+
+# Which requests a workflow takes.
+TRANSPORT = "actions"
+LEFT = "it asks for the transport embedded, so a runner's daemon takes it"
 
 _WATCHED = "refs/watched/"
 _KEPT = 8
 _FETCH_S = 300.0
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A request as far as it can be read.
+
+    Attributes:
+        asked: What was to be read.
+        manifest: What it asks; None: that cannot be read.
+        workload: The commit it is for; None: it has not the shape of a request.
+        fault: Why it cannot be read; None: it can.
+    """
+
+    asked: Asked
+    manifest: Manifest | None
+    workload: str | None
+    fault: str | None = None
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether a workflow answers it: the others are for an embedded runner."""
+        return self.manifest is None or self.manifest.transport == TRANSPORT
+
+    @property
+    def branch(self) -> str:
+        """Where its result goes."""
+        return self.asked.branch if self.manifest is None else self.manifest.result_ref
+
+    @property
+    def expected(self) -> AskedFor:
+        """What an answer is held against."""
+        preset = None if self.manifest is None else self.manifest.preset
+        return AskedFor(self.asked.nonce, self.asked.commit, self.workload, preset)
 
 
 class Copy:
@@ -62,6 +102,22 @@ class Copy:
                 room.remove_litter(self.git.directory / "objects")
                 self.git.ls_remote(self._remote, asked.branch)  # one that answers has not got the commit
         return standing
+
+    def read(self, asked: Asked) -> Reading:
+        """A request that `bring` brought.
+
+        Raises:
+            BusError: It was not to be had.
+        """
+        if not self.holds(asked.commit):
+            raise unreachable(asked)
+        workload = None
+        try:
+            request = read_request(self.git, asked.commit)
+            workload = request.parent
+            return Reading(asked, bound_manifest(request, asked.nonce), workload)
+        except (ManifestError, BusError) as error:
+            return Reading(asked, None, workload, error.message)
 
     def renew(self, asked: Asked) -> None:
         """Throw the copy away and make it anew, for this request.

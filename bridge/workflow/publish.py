@@ -16,12 +16,9 @@ from types import MappingProxyType
 
 from bridge.bus.handles import state_of
 from bridge.bus.publish import Answered, publish
-from bridge.bus.requests import bound_manifest, read_request
-from bridge.bus.results import Asked as AskedFor
 from bridge.bus.results import Believed, believe, check_files, fetch
 from bridge.client.judged import Judged, judge
-from bridge.errors import BusError, EvidenceError, ManifestError
-from bridge.manifest import Manifest
+from bridge.errors import BusError, EvidenceError
 from bridge.result import (
     EXIT_CODES,
     RESULT_NAME,
@@ -33,8 +30,7 @@ from bridge.result import (
 )
 from bridge.workflow import parcel, stand_in
 from bridge.workflow.asked import Asked
-from bridge.workflow.execute import TRANSPORT
-from bridge.workflow.local import Copy, unreachable
+from bridge.workflow.local import LEFT, Copy, Reading
 from bridge.workflow.parcel import Parcel, TamperedParcel
 
 
@@ -88,13 +84,14 @@ class Outcome:
 
 @dataclass(frozen=True)
 class _Case:
-    """A request and all that decides about its answer; without a manifest it cannot be read."""
+    """A request with all that decides about its answer."""
 
-    asked: Asked
-    manifest: Manifest | None
-    expected: AskedFor
-    branch: str
+    reading: Reading
     delivery: Delivery
+
+    @property
+    def asked(self) -> Asked:
+        return self.reading.asked
 
 
 class Publisher:
@@ -135,12 +132,12 @@ class Publisher:
             BusError: The request is not to be had.
         """
         self._copy.bring(asked)
-        if not self._copy.holds(asked.commit):
-            raise unreachable(asked)
-        case = self._case(asked, delivery)
-        if case.manifest is not None and case.manifest.transport != TRANSPORT:
-            self._say(f"left alone: it asks for the transport {case.manifest.transport}")
+        case = _Case(self._copy.read(asked), delivery)
+        if not case.reading.is_ours:
+            self._say(f"left alone: {LEFT}")
             return Outcome(asked.nonce, None)
+        if case.reading.fault is not None:
+            self._say(f"the request cannot be read: {case.reading.fault}")
         if (standing := self._answered(case)) is not None:
             return standing
         try:
@@ -148,25 +145,12 @@ class Publisher:
             judged = None if found is None else self._weighed(case, found)
         except TamperedParcel as error:
             self._say(f"not published: {error.message}")
-            ran = case.manifest is not None
+            ran = case.reading.manifest is not None
             return self._own(case, stand_in.tampered(error.message, delivery.run_url, ran=ran))
         if found is None or judged is None:
             announced = bool(delivery.digest)
             return self._own(case, stand_in.lost(delivery.run_result, delivery.run_url, announced=announced))
         return self._send(case, found, judged)
-
-    def _case(self, asked: Asked, delivery: Delivery) -> _Case:
-        """The request, read as far as it can be."""
-        manifest, workload = None, None
-        try:
-            request = read_request(self._copy.git, asked.commit)
-            workload = request.parent
-            manifest = bound_manifest(request, asked.nonce)
-        except (ManifestError, BusError) as error:
-            self._say(f"the request cannot be read: {error.message}")
-        preset = manifest.preset if manifest else None
-        expected = AskedFor(asked.nonce, asked.commit, workload, preset)
-        return _Case(asked, manifest, expected, manifest.result_ref if manifest else asked.branch, delivery)
 
     def _weighed(self, case: _Case, found: Parcel) -> Judged:
         """A parcel held against its request, and judged.
@@ -179,7 +163,7 @@ class Publisher:
             raise TamperedParcel(f"it is of the request {found.nonce}, not of {nonce}")
         try:
             result, files, signature = check_files(
-                found.files, nonce=nonce, asked=case.expected, trusted=self._trusted
+                found.files, nonce=nonce, asked=case.reading.expected, trusted=self._trusted
             )
         except EvidenceError as error:
             raise TamperedParcel(error.message) from None
@@ -188,7 +172,7 @@ class Publisher:
                 result=result,
                 files=files,
                 commit="",
-                ref=case.branch,
+                ref=case.reading.branch,
                 signature=signature.standing,
                 signer=signature.signer,
                 objection=signature.objection,
@@ -211,7 +195,7 @@ class Publisher:
     def _own(self, case: _Case, verdict: Verdict) -> Outcome:
         """Answer with a result of the publisher's own."""
         made = stand_in.result(
-            case.asked, case.manifest, verdict, attempt=case.delivery.attempt, now=self._now()
+            case.asked, case.reading.manifest, verdict, attempt=case.delivery.attempt, now=self._now()
         )
         place = self._push(case, made.to_bytes())
         if place is None:
@@ -232,7 +216,7 @@ class Publisher:
                 self._remote,
                 request_commit=case.asked.commit,
                 nonce=case.asked.nonce,
-                result_ref=case.branch,
+                result_ref=case.reading.branch,
                 files=files,
                 result=result,
                 signature=signature,
@@ -259,10 +243,12 @@ class Publisher:
         asked, delivery = case.asked, case.delivery
         state = state_of(self._copy.git.ls_remote(self._remote), asked.nonce, asked.branch)
         try:
-            fetched = fetch(self._copy.git, self._remote, state, asked=case.expected)
+            fetched = fetch(self._copy.git, self._remote, state, asked=case.reading.expected)
             if fetched is None:
                 return None
-            believed = believe(fetched, trusted=self._trusted, asked=case.expected, allow_unsigned=True)
+            believed = believe(
+                fetched, trusted=self._trusted, asked=case.reading.expected, allow_unsigned=True
+            )
         except EvidenceError as error:
             self._say(f"what stands as its answer is not to be believed: {error.message}")
             return None
