@@ -17,56 +17,16 @@ from bridge.bus.cancels import Wished, draft, wish
 from bridge.bus.git import Git
 from bridge.bus.handles import Held
 from bridge.errors import BusError, MachineError
-from bridge.manifest import Manifest
-from bridge.result import Result, parse_result
+from bridge.result import parse_result
 from bridge.runner.child import Standby, Supervised
 from bridge.runner.sessions import only_one
 from bridge.workflow.asked import Asked
-from bridge.workflow.execute import Executed, Executor
-from bridge.workflow.log import Log
+from bridge.workflow.execute import Executed
 from bridge.workflow.parcel import digest, read
 from tests.bridge.runner.bench import Bench
+from tests.bridge.workflow.desk import Desk
 from tests.bridge.workflow.runs import Run, ask
 from tests.houses import BIN, wait_for
-
-
-class Desk:
-    """Executes requests of one bench in this process."""
-
-    def __init__(self, bench: Bench) -> None:
-        self.bench = bench
-        self.lines: list[str] = []
-        self.stop = threading.Event()
-        self.number = 0
-
-    def request(self, preset: str = "echo", **changes: Any) -> Manifest:
-        return ask(self.bench, preset, **changes)[0]
-
-    def asked(self, manifest: Manifest) -> Asked:
-        commit = self.bench.house.git("rev-parse", manifest.result_ref, cwd=self.bench.house.remote)
-        return Asked(manifest.nonce, commit, manifest.result_ref)
-
-    def execute(self, asked: Asked | Manifest, *, attempt: int = 1, **station: Any) -> Executed | None:
-        self.number += 1
-        out = self.bench.house.root / f"out-{self.number}"
-        log = Log(self.lines.append, is_actions=True)
-        executor = Executor(self.bench.station(**station), log, self.stop)
-        named = asked if isinstance(asked, Asked) else self.asked(asked)
-        return executor.execute(named, out, attempt=attempt)
-
-    def result(self, asked: Asked | Manifest, **changes: Any) -> Result:
-        done = self.execute(asked, **changes)
-        assert done is not None
-        return parse_result(done.parcel.files["result.json"])
-
-    def verdict(self, asked: Asked | Manifest, **changes: Any) -> tuple[str, str]:
-        found = self.result(asked, **changes).verdict
-        return found.status.value, found.reason.value
-
-
-@pytest.fixture
-def desk(bench: Bench) -> Desk:
-    return Desk(bench)
 
 
 def test_a_sealed_result_lies_in_its_folder_as_it_is_described(desk: Desk) -> None:
@@ -110,16 +70,19 @@ def test_phases_and_output_are_lines_of_the_log(desk: Desk) -> None:
         ),
     ],
 )
+@pytest.mark.sampled(5, 1)
 def test_the_machines_own_policy_decides(desk: Desk, changes: dict[str, Any], reason: str) -> None:
     assert desk.verdict(desk.request(**changes)) == ("refused", reason)
     assert not any("hello" in line for line in desk.lines)
 
 
+@pytest.mark.slow
 def test_an_unsigned_request_is_refused_where_signatures_are_required(desk: Desk) -> None:
     desk.bench.policy("require_signature = true\n")
     assert desk.verdict(desk.request()) == ("refused", "bad_signature")
 
 
+@pytest.mark.slow
 def test_a_commit_that_changes_anything_else_is_refused(desk: Desk) -> None:
     house, manifest = desk.bench.house, desk.bench.manifest(transport="actions")
     (house.clone / ".mac-bridge").mkdir()
@@ -141,6 +104,7 @@ def test_the_commit_that_was_pushed_counts_wherever_its_branch_is_now(desk: Desk
     assert desk.result(asked).request_commit == asked.commit
 
 
+@pytest.mark.slow
 def test_a_branch_that_was_deleted_is_a_wish_to_stop(desk: Desk) -> None:
     manifest = desk.request()
     asked = desk.asked(manifest)
@@ -157,10 +121,21 @@ def test_a_wish_to_stop_ends_a_request_before_it_starts(desk: Desk) -> None:
     assert desk.verdict(asked) == ("cancelled", "requested")
 
 
+@pytest.mark.slow
 def test_a_commit_that_is_nowhere_is_an_error_and_no_result(desk: Desk) -> None:
     manifest = desk.request()
     with pytest.raises(BusError, match="is no longer on the remote"):
         desk.execute(Asked(manifest.nonce, "1" * 40, manifest.result_ref))
+
+
+def test_a_request_for_an_embedded_runner_is_left_alone_by_both_jobs(desk: Desk) -> None:
+    asked = desk.asked(desk.request(transport="embedded"))
+    assert desk.execute(asked) is None
+    folder = desk.bench.house.root / "out-1"
+    assert not list(folder.iterdir())
+    outcome = desk.publish(asked, folder, "", run_result="success")
+    assert (outcome.exit_code, outcome.verdict, outcome.commit) == (0, None, None)
+    assert refs.inbox_ref(asked.nonce) in desk.bench.house.remote_refs()
 
 
 def test_a_result_that_was_sealed_once_is_given_again_and_nothing_runs(desk: Desk) -> None:
@@ -184,6 +159,7 @@ def test_another_commit_under_an_answered_name_is_a_replay(desk: Desk) -> None:
     assert desk.verdict(other) == ("refused", "replayed")
 
 
+@pytest.mark.slow
 def test_what_a_daemon_of_this_machine_answered_is_not_run_again(desk: Desk) -> None:
     manifest = desk.request(transport="embedded")
     desk.bench.serve_once()
@@ -195,6 +171,7 @@ def test_what_a_daemon_of_this_machine_answered_is_not_run_again(desk: Desk) -> 
     assert desk.verdict(again, name="other") == ("refused", "replayed")
 
 
+@pytest.mark.slow
 def test_what_stands_answered_on_its_branch_is_not_run(desk: Desk) -> None:
     manifest, run = ask(desk.bench)
     assert run.publish("--run-result", "failure").code == 5
@@ -216,6 +193,7 @@ def test_it_waits_for_the_machine_and_says_so(desk: Desk) -> None:
     assert sum("waiting" in line for line in desk.lines) == 1
 
 
+@pytest.mark.slow
 def test_it_waits_for_another_run_of_its_name(desk: Desk) -> None:
     asked = desk.asked(desk.request())
     done: list[Executed | None] = []
@@ -227,6 +205,7 @@ def test_it_waits_for_another_run_of_its_name(desk: Desk) -> None:
     assert done[0] is not None
 
 
+@pytest.mark.slow
 def test_a_run_that_is_cancelled_while_it_waits_seals_that(desk: Desk) -> None:
     station = desk.bench.station()
     asked = desk.asked(desk.request())
@@ -244,6 +223,7 @@ def test_a_run_that_is_cancelled_while_it_waits_seals_that(desk: Desk) -> None:
     assert "had not been started" in verdict.message
 
 
+@pytest.mark.slow
 def test_outside_the_owners_hours_a_request_waits(desk: Desk) -> None:
     now = datetime.now().astimezone()
     begin, end = now + timedelta(hours=2), now + timedelta(hours=3)
@@ -302,17 +282,21 @@ def test_nothing_of_the_runs_environment_reaches_a_job(bench: Bench) -> None:
     assert not [value for name, value in secrets.items() if "TOKEN" in name and value in everything]
 
 
-def test_a_secret_of_the_run_that_a_job_knows_is_cut_from_its_log(bench: Bench) -> None:
-    _, run = ask(bench, "leak", params={"word": "ghs_secret_of_the_run"})
-    done = run.execute(KAKEYA_GITHUB_TOKEN="ghs_secret_of_the_run")
-    assert "| the token is [redacted:KAKEYA_GITHUB_TOKEN]" in done.out
-    assert b"ghs_secret" not in next(run.out.rglob("log.txt")).read_bytes()
+def test_a_secret_of_the_run_that_a_job_knows_is_cut_from_its_log(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KAKEYA_GITHUB_TOKEN", "ghs_secret_of_the_run")
+    done = desk.execute(desk.request("leak", params={"word": "ghs_secret_of_the_run"}))
+    assert "| the token is [redacted:KAKEYA_GITHUB_TOKEN]" in desk.lines
+    assert done is not None
+    assert b"ghs_secret" not in done.parcel.files["log.txt"]
 
 
 def files(run: Run) -> list[Path]:
     return [path for path in run.folder.rglob("*") if path.is_file()]
 
 
+@pytest.mark.slow
 def test_a_folder_that_holds_something_stops_it_before_the_job(desk: Desk) -> None:
     manifest = desk.request()
     (desk.bench.house.root / "out-1").mkdir()
@@ -322,6 +306,7 @@ def test_a_folder_that_holds_something_stops_it_before_the_job(desk: Desk) -> No
     assert not any("hello" in line for line in desk.lines)
 
 
+@pytest.mark.slow
 def test_a_policy_that_is_wrong_runs_nothing(bench: Bench) -> None:
     bench.policy("allow_everything = true\n")
     _, run = ask(bench)

@@ -1,5 +1,7 @@
 """A request over GitHub Actions: executed on one machine, published from another, believed by a client."""
 
+import pytest
+
 from bridge.bus import refs
 from bridge.bus.standing import Standing
 from tests.bridge.runner.bench import Bench
@@ -26,8 +28,13 @@ def test_a_request_is_executed_sealed_published_and_believed(bench: Bench) -> No
     assert outputs["result_commit"] == believed.commit == published.json["result_commit"]
     assert outputs["result_ref"] == manifest.result_ref
     assert refs.inbox_ref(manifest.nonce) not in bench.house.remote_refs()
+    summary = run.summary()
+    assert summary.startswith("## ✅ PASSED echo\n")
+    assert manifest.nonce in summary
+    assert believed.commit in summary
 
 
+@pytest.mark.slow
 def test_a_refusal_is_sealed_and_published_too(bench: Bench) -> None:
     manifest, run = ask(bench, "no-such-preset")
     executed = run.execute()
@@ -38,6 +45,7 @@ def test_a_refusal_is_sealed_and_published_too(bench: Bench) -> None:
     assert bench.verdict(manifest.nonce) == ("refused", "unknown_preset")
 
 
+@pytest.mark.slow
 def test_a_request_for_an_embedded_runner_is_left_to_it(bench: Bench) -> None:
     manifest, run = ask(bench, transport="embedded")
     executed = run.execute()
@@ -53,6 +61,7 @@ def test_a_request_for_an_embedded_runner_is_left_to_it(bench: Bench) -> None:
     assert bench.verdict(manifest.nonce) == ("passed", "ok")
 
 
+@pytest.mark.slow
 def test_a_file_changed_between_the_jobs_is_rejected_by_the_digest(bench: Bench) -> None:
     manifest, run = ask(bench)
     run.execute()
@@ -64,6 +73,7 @@ def test_a_file_changed_between_the_jobs_is_rejected_by_the_digest(bench: Bench)
     assert "was changed after the run sealed it" in bench.answer(manifest.nonce).result.verdict.message
 
 
+@pytest.mark.slow
 def test_a_run_that_left_nothing_is_answered_as_lost_with_its_page(bench: Bench) -> None:
     manifest, run = ask(bench)
     published = run.publish("--run-result", "failure")
@@ -71,13 +81,3 @@ def test_a_run_that_left_nothing_is_answered_as_lost_with_its_page(bench: Bench)
     assert bench.verdict(manifest.nonce) == ("lost", "run_lost")
     message = bench.answer(manifest.nonce).result.verdict.message
     assert "https://git.example/team/workload/actions/runs/4711" in message
-
-
-def test_the_summary_shows_verdict_and_place(bench: Bench) -> None:
-    manifest, run = ask(bench)
-    run.execute()
-    run.publish()
-    text = run.summary()
-    assert "PASSED echo" in text
-    assert manifest.nonce in text
-    assert run.outputs("publish")["result_commit"] in text
