@@ -11,7 +11,7 @@ export UV_PROJECT_ENVIRONMENT := $(VENV)
 export UV_PYTHON_DOWNLOADS := never
 unexport PYTHONDONTWRITEBYTECODE # where nothing compiled is kept, every program compiles all of its imports anew
 
-.PHONY: setup demo test lint types docs bench peers peers-env slow e2e faults exhaustive fuzz bandit audit clean help
+.PHONY: setup demo test lint workflows types docs bench peers peers-env slow e2e faults exhaustive fuzz bandit audit clean help
 
 $(STAMP): pyproject.toml uv.lock
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or later found; install one (python3 with its venv module)" >&2; exit 1; }
@@ -54,6 +54,12 @@ lint: $(STAMP) ## ruff: rules and formatting
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 
+workflows: $(STAMP) ## workflow files and shell scripts: zizmor, GitHub's schemas, shellcheck
+	@$(BIN)/zizmor --offline --quiet --persona=pedantic .github/workflows action.yml
+	@$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yaml
+	@$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-actions action.yml
+	@$(BIN)/shellcheck scripts/*.sh .ci/run
+
 types: $(STAMP) ## mypy --strict on bridge and engine
 	@$(BIN)/mypy
 
@@ -86,7 +92,7 @@ peers: peers-env ## measure the engine against other engines on the same weights
 	@.venv-peers/bin/python benchmarks/peers.py --size demo
 
 clean: ## remove the environment and every cache
-	rm -rf $(VENV) .venv-peers .venv-fuzz build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-peers .venv-fuzz .act build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## this list

@@ -41,7 +41,7 @@ fi
 
 if [ "$(id -u)" = 0 ]; then
   # sshd separates its privileges into this folder; the packages' service would make it.
-  mkdir -p -m 755 /run/sshd
+  mkdir -p /run/sshd && chmod 755 /run/sshd
   # An account without a password that owns nothing; the tests let it run git and nothing else.
   id "$ACCOUNT" >/dev/null 2>&1 ||
     useradd --system --no-create-home --home-dir / --shell /bin/sh --password '*' "$ACCOUNT"

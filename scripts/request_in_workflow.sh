@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# What a workflow's step does to ask for a request and gate on it; action.yml gives it its inputs as variables.
+# usage: request_in_workflow.sh KAKEYA_MAC   (PRESET, PARAMS, REF, WAIT, TRANSPORT, REMOTE, TRUSTED_RUNNERS)
+set -euo pipefail
+kakeya_mac=${1:?usage: request_in_workflow.sh KAKEYA_MAC}
+python=$(dirname "$kakeya_mac")/python
+report=$RUNNER_TEMP/kakeya-mac-report
+answer=$RUNNER_TEMP/kakeya-mac-answer.json
+export KAKEYA_CONFIG=$RUNNER_TEMP/kakeya-mac-config
+
+arguments=(--preset "$PRESET" --ref "${REF:-HEAD}" --transport "$TRANSPORT" --wait "$WAIT" -o "$report" --json)
+if [ -n "$REMOTE" ]; then arguments+=(--remote "$REMOTE"); fi
+while IFS= read -r line || [ -n "$line" ]; do
+  if [ -n "$line" ]; then arguments+=(-p "$line"); fi
+done <<<"$PARAMS"
+while read -r name key; do
+  if [ -n "$name" ]; then "$kakeya_mac" runners trust "$name" --key "$key"; fi
+done <<<"$TRUSTED_RUNNERS"
+
+code=0
+"$kakeya_mac" run "${arguments[@]}" >"$answer" || code=$?
+
+# The last line is the answer. None of it can add an output: each lies between lines that nobody could guess.
+"$python" -I - "$answer" "$report" <<'PYTHON' >>"${GITHUB_OUTPUT:?}"
+import json, pathlib, secrets, sys
+
+lines = pathlib.Path(sys.argv[1]).read_text().splitlines()
+answer = json.loads(lines[-1]) if lines else {}
+status, reason = answer.get("status", "error"), answer.get("reason")
+outputs = {
+    "status": status,
+    "verdict": f"{status}/{reason}" if reason else status,
+    "nonce": answer.get("nonce") or "",
+    "report": sys.argv[2] if pathlib.Path(sys.argv[2]).is_dir() else "",
+}
+for name, value in outputs.items():
+    mark = f"kakeya_{secrets.token_hex(16)}"
+    print(f"{name}<<{mark}\n{value}\n{mark}")
+PYTHON
+exit "$code"

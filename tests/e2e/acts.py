@@ -1,0 +1,177 @@
+"""The project's own workflow files, executed by act against a bare repository on this machine.
+
+act does for a workflow what GitHub does: it reads the file, evaluates its expressions, runs its jobs in their
+order and their steps with their environments. Three actions are on no package registry, so stand-ins lie in
+``actions/``. What act's schema does not know yet is taken out of the file first: see `runnable`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bridge.bus import refs
+from tests.bridge.runner.bench import Bench
+from tests.houses import BIN, House
+
+ROOT = Path(__file__).resolve().parents[2]
+ACT = ROOT / ".act" / "act"
+STAND_INS = Path(__file__).parent / "actions"
+WORKFLOWS = ROOT / ".github" / "workflows"
+_USES = re.compile(r"uses: (actions/[a-z-]+)@([0-9a-f]{40})")
+# What a package installer needs to know of this machine's network.
+_NETWORK = re.compile(r"(?i)(uv|pip)_\w+|ssl_\w+|\w+_ca_bundle|\w+_proxy|\w+_cacert")
+# GitHub knows it since May 2026, the schema of act does not.
+_QUEUE = "  queue: max\n"
+
+
+def runnable(text: str) -> str:
+    """A workflow file without the one line that act takes for a mistake."""
+    assert text.count(_QUEUE) <= 1
+    return text.replace(_QUEUE, "")
+
+
+def pinned() -> dict[str, str]:
+    """The actions that the project's workflows use, each with its one pin."""
+    found: dict[str, str] = {}
+    for file in WORKFLOWS.glob("*.yaml"):
+        for name, sha in _USES.findall(file.read_text()):
+            assert found.setdefault(name, sha) == sha, f"{name} is pinned twice, differently"
+    return found
+
+
+@dataclass
+class Acted:
+    """How a workflow run ended."""
+
+    code: int
+    log: str
+
+    def job(self, name: str) -> bool:
+        """Whether a job of it succeeded."""
+        succeeded = re.search(rf"\[[^\]]*/{name}\s*\] 🏁  Job succeeded", self.log)
+        failed = re.search(rf"\[[^\]]*/{name}\s*\] 🏁  Job failed", self.log)
+        assert (succeeded is None) != (failed is None), self.log
+        return succeeded is not None
+
+
+@dataclass
+class Workshop:
+    """A remote whose default branch is this project, a Mac's state, and act to run its workflows."""
+
+    house: House
+    env: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def bench(self) -> Bench:
+        return Bench(self.house)
+
+    @property
+    def store(self) -> Path:
+        return self.house.root / "artifacts"
+
+    def move_in(self) -> None:
+        """Make the project, as it lies here, the default branch of the remote."""
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=ROOT,
+            capture_output=True,
+            check=True,
+        ).stdout
+        for name in listed.decode().split("\0"):
+            source = ROOT / name
+            if name and source.is_file():
+                target = self.house.clone / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(source, target)
+        self.house.git("add", "--all")
+        who = ("-c", "user.name=owner", "-c", "user.email=owner@example.org")
+        self.house.git(*who, "commit", "--quiet", "-m", "the project")
+        self.house.git("push", "--quiet", "origin", "HEAD:main")
+
+    def push_event(self, ref: str, **changes: str) -> Acted:
+        """What GitHub does when a request's branch is pushed."""
+        commit = self.house.git("rev-parse", ref, cwd=self.house.remote)
+        event = {
+            "ref": ref,
+            "after": commit,
+            "head_commit": {"id": commit},
+            "created": True,
+            "deleted": False,
+        }
+        return self.act("push", "mac-bridge.yaml", event, ref, **changes)
+
+    def dispatch_event(self, workflow: str, inputs: dict[str, str], **changes: str) -> Acted:
+        """What GitHub does when a workflow of the default branch is started by hand."""
+        event = {"ref": "refs/heads/main", "inputs": inputs}
+        return self.act("workflow_dispatch", workflow, event, "refs/heads/main", **changes)
+
+    def act(self, name: str, workflow: str, event: dict[str, object], ref: str, **changes: str) -> Acted:
+        """Run a workflow of the commit that `ref` names, for an event."""
+        house = self.house
+        tree, home = house.root / "tree", house.root / "home"
+        for folder in (tree, self.store):
+            shutil.rmtree(folder, ignore_errors=True)
+        self.store.mkdir()
+        home.mkdir(exist_ok=True)
+        house.git("clone", "--quiet", str(house.remote), str(tree), cwd=house.root)
+        house.git("fetch", "--quiet", "origin", ref, cwd=tree)
+        house.git("checkout", "--quiet", "-B", ref.removeprefix("refs/heads/"), "FETCH_HEAD", cwd=tree)
+        files = house.root / "workflows"
+        files.mkdir(exist_ok=True)
+        (files / workflow).write_text(runnable((tree / ".github" / "workflows" / workflow).read_text()))
+        repository = {"default_branch": "main", "name": "workload", "full_name": "team/workload"}
+        payload = {**event, "repository": {**repository, "owner": {"login": "team", "name": "team"}}}
+        (house.root / "event.json").write_text(json.dumps(payload))
+        given = {
+            **{key: value for key, value in os.environ.items() if _NETWORK.fullmatch(key)},
+            "PATH": f"{BIN}:{os.environ['PATH']}",
+            "HOME": str(home),
+            "UV_CACHE_DIR": os.environ.get("UV_CACHE_DIR", str(Path.home() / ".cache" / "uv")),
+            "KAKEYA_STATE": str(self.bench.state),
+            "KAKEYA_CONFIG": str(self.bench.config),
+            "STAND_IN_REMOTE": str(house.remote),
+            "STAND_IN_STORE": str(self.store),
+            **self.env,
+            **changes,
+        }
+        argv = [str(ACT), name, "-C", str(tree), "-W", str(files / workflow)]
+        argv += ["-e", str(house.root / "event.json"), "--action-offline-mode", "--no-skip-checkout"]
+        argv += ["-P", "self-hosted=-self-hosted", "-P", "ubuntu-latest=-self-hosted"]
+        argv += ["--var", f"KAKEYA_REMOTE={house.remote}", "--no-cache-server"]
+        for action, sha in pinned().items():
+            argv += ["--local-repository", f"{action}@{sha}={STAND_INS / action.removeprefix('actions/')}"]
+        for key, value in given.items():
+            argv += ["--env", f"{key}={value}"]
+        done = subprocess.run(
+            argv,
+            cwd=house.root,
+            env={"PATH": given["PATH"], "HOME": str(home)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=400,
+        )
+        return Acted(done.returncode, done.stdout.decode(errors="replace"))
+
+    def ask(self, preset: str = "probe", **changes: object) -> tuple[str, str]:
+        """Push a request for the workflow; its nonce and branch."""
+        manifest = self.bench.ask(preset, **{"transport": "actions", **changes})
+        return manifest.nonce, manifest.result_ref
+
+    def intruder(self, script: str) -> str:
+        """A program that is let at the store of artifacts after an upload."""
+        path = self.house.root / "intruder"
+        path.write_text(
+            f"#!{sys.executable}\nimport pathlib, sys\nstore = pathlib.Path(sys.argv[1])\n{script}\n"
+        )
+        path.chmod(0o755)
+        return str(path)
+
+    def has_inbox(self, nonce: str) -> bool:
+        return refs.inbox_ref(nonce) in self.house.remote_refs()

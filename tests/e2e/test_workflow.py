@@ -1,0 +1,91 @@
+"""The real mac-bridge.yaml, executed: request branch in, result commit out, whatever comes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.acts import ACT, ROOT, WORKFLOWS, Workshop, runnable
+from tests.houses import build_house
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(not ACT.exists(), reason="act is not built: scripts/install_act.sh"),
+    pytest.mark.xdist_group("workflow"),
+]
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    made = Workshop(build_house(tmp_path_factory.mktemp("workshop")))
+    made.move_in()
+    return made
+
+
+def test_only_the_line_of_the_queue_is_taken_out_of_the_file():
+    text = (WORKFLOWS / "mac-bridge.yaml").read_text()
+    lines = text.splitlines()
+    lines.remove("  queue: max")
+    assert runnable(text).splitlines() == lines
+
+
+def test_a_request_comes_in_and_its_result_goes_out(workshop: Workshop):
+    nonce, ref = workshop.ask("throughput", params={"prompts": "code", "limit": 1, "max_tokens": 16})
+    acted = workshop.push_event(ref)
+    assert acted.code == 0, acted.log
+    assert acted.job("run")
+    assert acted.job("publish")
+    believed = workshop.bench.answer(nonce)
+    assert believed.result.verdict.status == "passed", believed.result.verdict
+    assert believed.ref == ref
+    assert "report.json" in believed.files
+    assert not workshop.has_inbox(nonce)
+    message = workshop.house.git("log", "-1", "--format=%s", ref, cwd=workshop.house.remote)
+    assert "[skip ci]" in message
+
+
+def test_a_hostile_manifest_is_refused_and_the_refusal_is_published(workshop: Workshop):
+    nonce, ref = workshop.ask("gate", params={"path": "../../etc/passwd"})
+    acted = workshop.push_event(ref)
+    assert acted.code != 0
+    assert acted.job("run")
+    assert not acted.job("publish")
+    assert workshop.bench.verdict(nonce) == ("refused", "bad_parameter")
+    assert not workshop.has_inbox(nonce)
+
+
+def test_an_artifact_that_was_changed_between_the_jobs_is_rejected(workshop: Workshop):
+    nonce, ref = workshop.ask()
+    change = "it = next(store.rglob('log.txt'))\nit.write_bytes(it.read_bytes() + b'and more')"
+    acted = workshop.push_event(ref, STAND_IN_INTRUDER=workshop.intruder(change))
+    assert acted.code != 0
+    assert acted.job("run")
+    assert not acted.job("publish")
+    assert workshop.bench.verdict(nonce) == ("rejected", "tampered")
+
+
+def test_a_run_whose_mac_has_nothing_installed_is_answered_as_lost(workshop: Workshop, tmp_path: Path):
+    nonce, ref = workshop.ask()
+    (tmp_path / "kakeya_mac").write_text("#!/bin/sh\nexit 41\n")
+    (tmp_path / "kakeya_mac").chmod(0o755)
+    acted = workshop.push_event(ref, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert not acted.job("run")
+    assert not acted.job("publish")
+    assert workshop.bench.verdict(nonce) == ("lost", "run_lost")
+
+
+def test_a_dispatched_run_serves_the_request_that_it_names(workshop: Workshop):
+    nonce, ref = workshop.ask()
+    commit = workshop.house.git("rev-parse", ref, cwd=workshop.house.remote)
+    acted = workshop.dispatch_event(
+        "mac-bridge.yaml", {"branch": ref.removeprefix("refs/heads/"), "commit": commit}
+    )
+    assert acted.code == 0, acted.log
+    assert workshop.bench.verdict(nonce) == ("passed", "ok")
+
+
+def test_the_workflow_that_ran_is_the_one_that_is_shipped(workshop: Workshop):
+    ran = (workshop.house.root / "workflows" / "mac-bridge.yaml").read_text()
+    assert ran == runnable((ROOT / ".github" / "workflows" / "mac-bridge.yaml").read_text())

@@ -1,0 +1,181 @@
+"""What the workflow files promise, and no linter knows: queue, pins, permissions, time limits, tokens."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.y*ml"))
+ACTION = ROOT / "action.yml"
+BRIDGE = ROOT / ".github" / "workflows" / "mac-bridge.yaml"
+RUN = ROOT / ".github" / "workflows" / "mac-run.yaml"
+PIN = re.compile(r"[a-z0-9-]+/[a-z0-9-]+@[0-9a-f]{40}")
+
+
+def read(path: Path) -> dict[Any, Any]:
+    document = yaml.safe_load(path.read_text())
+    assert isinstance(document, dict)
+    return document
+
+
+def on(document: dict[Any, Any]) -> dict[str, Any]:
+    triggers = document[True]  # YAML 1.1 reads `on` so
+    assert isinstance(triggers, dict)
+    return triggers
+
+
+def jobs(path: Path) -> dict[str, dict[str, Any]]:
+    found = read(path)["jobs"]
+    assert isinstance(found, dict)
+    return found
+
+
+def steps(path: Path) -> Iterator[dict[str, Any]]:
+    if path == ACTION:
+        yield from read(path)["runs"]["steps"]
+        return
+    for job in jobs(path).values():
+        yield from job["steps"]
+
+
+named = pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+named_all = pytest.mark.parametrize("path", [*WORKFLOWS, ACTION], ids=lambda path: path.stem)
+
+
+def test_the_workflows_are_those_that_the_tests_know():
+    assert [path.name for path in WORKFLOWS] == ["ci.yaml", "mac-bridge.yaml", "mac-run.yaml"]
+
+
+def test_requests_queue_and_none_is_ended_for_another():
+    concurrency = read(BRIDGE)["concurrency"]
+    assert concurrency == {"group": "kakeya-mac", "queue": "max"}, (
+        "with cancel-in-progress it is no valid file"
+    )
+    assert all("concurrency" not in job for job in jobs(BRIDGE).values())
+
+
+@named
+def test_a_queue_is_never_asked_for_together_with_cancelling(path: Path):
+    document = read(path)
+    for concurrency in [document["concurrency"], *(job.get("concurrency") for job in jobs(path).values())]:
+        if isinstance(concurrency, dict) and "queue" in concurrency:
+            assert not concurrency.get("cancel-in-progress", False)
+
+
+@named_all
+def test_every_action_is_pinned_by_its_commit_and_says_which_version_that_is(path: Path):
+    for step in steps(path):
+        used = step.get("uses", "")
+        if used and not used.startswith("./"):
+            assert PIN.fullmatch(used), used
+            assert re.search(rf"{re.escape(used)} # v[0-9]+\.[0-9]+\.[0-9]+\n", path.read_text()), used
+
+
+@named
+def test_no_job_has_a_permission_that_it_does_not_name(path: Path):
+    assert read(path)["permissions"] == {}
+    assert all(isinstance(job["permissions"], dict) for job in jobs(path).values())
+
+
+def test_only_the_job_that_runs_nothing_of_a_request_may_write():
+    assert jobs(BRIDGE)["run"]["permissions"] == {"contents": "read"}
+    assert jobs(BRIDGE)["publish"]["permissions"] == {"contents": "write"}
+    assert jobs(RUN)["request"]["permissions"] == {"actions": "write", "contents": "write"}
+    for job in jobs(ROOT / ".github" / "workflows" / "ci.yaml").values():
+        assert job["permissions"] == {"contents": "read"}
+
+
+@named
+def test_every_job_has_a_time_limit(path: Path):
+    for name, job in jobs(path).items():
+        limit = job["timeout-minutes"]
+        if isinstance(limit, str):
+            found = re.fullmatch(r"\$\{\{ fromJSON\(vars\.[A-Z_]+ \|\| '([0-9]+)'\) \}\}", limit)
+            assert found, limit
+            limit = int(found[1])
+        assert 1 <= limit <= 360, name
+
+
+@named_all
+def test_no_expression_stands_in_a_script(path: Path):
+    scripts = [step["run"] for step in steps(path) if "run" in step]
+    assert scripts or path == RUN, "it uses the action, whose scripts are looked at"
+    assert not [script for script in scripts if "${{" in script]
+
+
+@named_all
+def test_no_checkout_leaves_a_token_behind(path: Path):
+    for step in steps(path):
+        if step.get("uses", "").startswith("actions/checkout@"):
+            assert step["with"]["persist-credentials"] is False
+
+
+@named_all
+def test_every_upload_takes_hidden_files_and_fails_without_any(path: Path):
+    for step in steps(path):
+        if step.get("uses", "").startswith("actions/upload-artifact@"):
+            assert step["with"]["include-hidden-files"] is True, "a result lies in .mac-bridge/"
+            assert step["with"]["if-no-files-found"] == "error"
+
+
+def test_requests_come_by_their_branches_or_by_a_dispatch_and_by_nothing_else():
+    triggers = on(read(BRIDGE))
+    assert set(triggers) == {"push", "workflow_dispatch"}
+    assert triggers["push"] == {"branches": ["mac-bridge/**", "AgentMemory/mac-bridge-*"]}
+    assert set(triggers["workflow_dispatch"]["inputs"]) == {"branch", "commit"}
+
+
+def test_the_mac_checks_nothing_out_and_runs_what_is_installed():
+    first, second = jobs(BRIDGE)["run"]["steps"]
+    assert first["run"].startswith("kakeya_mac runner execute ")
+    assert "actions/upload-artifact" in second["uses"]
+    assert second["if"].startswith("${{ always()")
+
+
+def test_the_token_that_writes_is_given_to_one_step():
+    holders = [step["name"] for step in jobs(BRIDGE)["publish"]["steps"] if "github.token" in str(step)]
+    assert holders == ["Compare, judge, commit"]
+
+
+def test_what_publishes_comes_from_the_default_branch():
+    publish = jobs(BRIDGE)["publish"]
+    assert publish["if"].startswith("${{ always()"), "a run that failed is answered, too"
+    (checkout,) = [step for step in publish["steps"] if "actions/checkout" in step.get("uses", "")]
+    assert checkout["with"]["ref"] == "${{ github.event.repository.default_branch }}"
+
+
+def test_a_run_is_asked_for_alike_by_hand_by_a_workflow_and_by_another_repository():
+    triggers = on(read(RUN))
+    called, by_hand = triggers["workflow_call"], triggers["workflow_dispatch"]
+    assert called["inputs"] == by_hand["inputs"]
+    assert set(called["inputs"]) == {"preset", "params", "ref", "wait"}
+    assert set(called["outputs"]) == {"status", "verdict", "report"}
+    action = read(ACTION)
+    assert set(called["inputs"]) <= set(action["inputs"])
+    assert set(called["outputs"]) <= set(action["outputs"])
+
+
+def test_the_package_carries_the_workflow_that_the_repository_runs():
+    assert (ROOT / "bridge" / "workflow" / "mac-bridge.yaml").read_bytes() == BRIDGE.read_bytes()
+
+
+def test_the_installer_is_the_one_that_is_locked():
+    lock = tomllib.loads((ROOT / "uv.lock").read_text())
+    (uv,) = [package for package in lock["package"] if package["name"] == "uv"]
+    lines = (ROOT / "scripts" / "requirements-uv.txt").read_text()
+    assert re.findall(r"^uv==(\S+)", lines, re.MULTILINE) == [uv["version"]]
+    wanted = {wheel["hash"] for wheel in uv["wheels"] if "musllinux" not in wheel["url"]}
+    assert set(re.findall(r"--hash=(sha256:[0-9a-f]{64})", lines)) == wanted
+
+
+def test_the_linters_have_nothing_to_say():
+    done = subprocess.run(["make", "workflows"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
