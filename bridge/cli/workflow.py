@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import base64
 import contextlib
+import dataclasses
 import os
 import signal
 import tempfile
@@ -18,9 +19,13 @@ import click
 from bridge.cli import echo_json
 
 if TYPE_CHECKING:
+    from bridge.runner.station import Station
+    from bridge.workflow.environment import Environment
     from bridge.workflow.execute import Executed
+    from bridge.workflow.log import Log
     from bridge.workflow.publish import Outcome
 
+LOOK_S = 10.0
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _WHICH = """Without flags the request is the one of the workflow run: KAKEYA_REQUEST_COMMIT and
@@ -52,8 +57,12 @@ Examples:
 Step outputs and JSON: nonce, status, reason, digest (of the folder), signature (base64 of result.json.sig;
 empty: unsigned). All but nonce are empty for a request that is left to an embedded runner.
 
-Exit code: 0 when a sealed result lies in DIR, whatever it says, and for a request that is left alone;
-anything else: there is no result. SIGINT or SIGTERM ends the job and seals it as cancelled."""
+Where policy.toml says [actions] execute = "daemon", nothing is run: this waits for the answer of a daemon
+under another account (runner serve --transport actions), and digest and signature stay empty.
+
+Exit code: 0 when a sealed result lies in DIR, whatever it says, when the daemon answered, and for a request
+that is left alone; anything else: there is no result. SIGINT or SIGTERM ends the job and seals it as
+cancelled."""
 )
 @click.option(
     "--out",
@@ -69,6 +78,7 @@ def execute(
 ) -> int:
     """In a workflow, on the Mac: run one request by this machine's policy and seal its result into DIR."""
     from bridge import settings
+    from bridge.bus.refs import is_local
     from bridge.runner.station import open_station
     from bridge.workflow import environment
     from bridge.workflow.execute import Executor
@@ -81,7 +91,8 @@ def execute(
     station = open_station(
         name or runner_name(), run.remote, state_dir=config.state_dir, config_dir=config.config_dir
     )
-    tempfile.tempdir = str(station.temporary)
+    if not is_local(run.remote):  # a cancelled run ends its job at once; wishes come by git, too, but seldom
+        station = dataclasses.replace(station, look_s=LOOK_S)
     log.say(
         f"request {run.asked.nonce} on {run.asked.branch}, for {station.identity.name};"
         f" {station.rulebook.rules.summary()}"
@@ -91,12 +102,31 @@ def execute(
             f"clients trust this runner with: kakeya_mac runners trust {station.identity.name} --key '{key}'"
         )
     with _cancellable() as stop:
-        done = Executor(station, log, stop).execute(run.asked, out, attempt=run.attempt)
-    outputs = _outputs(run.asked.nonce, done)
+        if station.policy.actions.execute == "daemon":
+            outputs = _waited(station, run, log, stop)
+        else:
+            tempfile.tempdir = str(station.temporary)  # made, and cleared of what a killed run left, by it
+            done = Executor(station, log, stop).execute(run.asked, out, attempt=run.attempt)
+            outputs = _outputs(run.asked.nonce, done)
     run.write_outputs(outputs)
     if as_json:
         echo_json({**outputs, "output": str(out), "exit_code": 0})
     return 0
+
+
+def _waited(station: Station, run: Environment, log: Log, stop: Event) -> dict[str, str]:
+    """The outputs of a run that left its request to the daemon of another account."""
+    from bridge.workflow.local import Copy
+    from bridge.workflow.waiting import wait
+
+    copy = Copy(station.folder / f"asked-{station.tag}.git", run.remote, say=log.say)
+    longest_s = station.policy.max_timeout_s
+    verdict = wait(copy, run.remote, run.asked, stop, longest_job_s=longest_s, say=log.say)
+    outputs = _outputs(run.asked.nonce, None)
+    if verdict is not None:
+        log.say(f"answered: {verdict.status}/{verdict.reason} {verdict.message}".rstrip())
+        outputs |= {"status": verdict.status.value, "reason": verdict.reason.value}
+    return outputs
 
 
 def _outputs(nonce: str, done: Executed | None) -> dict[str, str]:

@@ -30,6 +30,7 @@ from bridge.result import (
 )
 from bridge.workflow import parcel, stand_in
 from bridge.workflow.asked import Asked
+from bridge.workflow.calling_off import call_off
 from bridge.workflow.local import LEFT, Copy, Reading
 from bridge.workflow.parcel import Parcel, TamperedParcel
 
@@ -148,6 +149,10 @@ class Publisher:
             ran = case.reading.manifest is not None
             return self._own(case, stand_in.tampered(error.message, delivery.run_url, ran=ran))
         if found is None or judged is None:
+            if delivery.run_result == stand_in.CANCELLED:
+                call_off(self._copy.git, self._remote, asked, say=self._say)
+                if (standing := self._answered(case)) is not None:
+                    return standing
             announced = bool(delivery.digest)
             return self._own(case, stand_in.lost(delivery.run_result, delivery.run_url, announced=announced))
         return self._send(case, found, judged)

@@ -70,6 +70,11 @@ open_files = 4096
 [models]
 # gemma-4-26b-a4b = "/Users/me/models/gemma"
 
+# Workflow runs of GitHub Actions on this machine: their requests are done "here", by the account that they
+# run under, or by the "daemon" of another account, `runner serve --transport actions`, while the run waits.
+[actions]
+execute = "here"
+
 # What is said of one preset. Bounds can only become tighter; the words are those of a preset file.
 # [presets.throughput]
 # timeout_s = 1800

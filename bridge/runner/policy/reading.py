@@ -11,7 +11,7 @@ from bridge.runner.limits import Limits
 from bridge.runner.policy.hours import HoursError, Span, read_span
 from bridge.runner.policy.lines import Key, Lines
 from bridge.runner.policy.permissions import check_private, check_unshared
-from bridge.runner.policy.types import BRANCHES, Policy, PresetRule
+from bridge.runner.policy.types import BRANCHES, ActionsRule, Policy, PresetRule
 from bridge.runner.policy.values import Values
 from bridge.runner.policy.variables import why_not
 from bridge.signing.listed import NAME, NAME_WORDS
@@ -188,6 +188,22 @@ def _params(values: Values, key: Key, value: object) -> Mapping[str, Mapping[str
     return table
 
 
+def _actions(values: Values, key: Key, value: object) -> ActionsRule:
+    table = values.table(key, value, "a table of what is said of workflow runs")
+    values.known(key, table, tuple(_ACTIONS_KEYS))
+    found: dict[str, Any] = {
+        name: _ACTIONS_KEYS[name](values, (*key, name), each) for name, each in table.items()
+    }
+    return ActionsRule(**found)
+
+
+def _execute(values: Values, key: Key, value: object) -> str:
+    text = values.text(key, value, '"here" or "daemon"')
+    if text not in ("here", "daemon"):
+        raise values.fault(key, f'must be "here" or "daemon", got {text!r}')
+    return text
+
+
 _Reader = Callable[[Values, Key, Any], object]
 _RULE_KEYS: dict[str, _Reader] = {
     "timeout_s": _seconds,
@@ -195,6 +211,7 @@ _RULE_KEYS: dict[str, _Reader] = {
     "requesters": _requesters,
     "params": _params,
 }
+_ACTIONS_KEYS: dict[str, _Reader] = {"execute": _execute}
 _KEYS: dict[str, _Reader] = {
     "allow_presets": _allow_presets,
     "allow_repo_code": Values.switch,
@@ -212,4 +229,5 @@ _KEYS: dict[str, _Reader] = {
     "limits": _limits,
     "models": _models,
     "presets": _presets,
+    "actions": _actions,
 }

@@ -55,6 +55,18 @@ class PresetRule:
 
 
 @dataclass(frozen=True)
+class ActionsRule:
+    """What ``[actions]`` says of workflow runs on this machine.
+
+    Attributes:
+        execute: Who does their requests: ``here``, the run's own account, or ``daemon``, a `runner serve`
+            under another one, while the run waits.
+    """
+
+    execute: str = "here"
+
+
+@dataclass(frozen=True)
 class Policy:
     """The owner's decisions.
 
@@ -76,6 +88,7 @@ class Policy:
         environment: Names of the runner's variables that jobs get beside the usual ones.
         limits: How much one job may take of the machine.
         presets: What is said of single presets, by name.
+        actions: What is said of workflow runs.
         lines: Where in the file each decision stands.
     """
 
@@ -96,6 +109,7 @@ class Policy:
     environment: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits)
     presets: Mapping[str, PresetRule] = field(default_factory=dict)
+    actions: ActionsRule = field(default_factory=ActionsRule)
     lines: Lines = field(default_factory=lambda: Lines(Path(FILE_NAME)), repr=False, compare=False)
 
     @property

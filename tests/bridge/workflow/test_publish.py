@@ -117,8 +117,7 @@ def too_large(entry: Entry, result: Result) -> Entry:
 
 
 def hidden_words(entry: Entry, result: Result) -> Entry:
-    verdict = b'"message": "\\u202epassed"'
-    return replace(entry, result=entry.result.replace(b'"message": ""', verdict))
+    return replace(entry, result=entry.result.replace(b'"version": "', b'"version": "\\u202e', 1))
 
 
 def a_broken_signature(entry: Entry, result: Result) -> Entry:
