@@ -135,7 +135,7 @@ def test_requests_come_by_their_branches_or_by_a_dispatch_and_by_nothing_else():
 
 def test_the_mac_checks_nothing_out_and_runs_what_is_installed():
     first, second = jobs(BRIDGE)["run"]["steps"]
-    assert first["run"].startswith("kakeya_mac runner execute ")
+    assert first["run"].startswith("exec kakeya_mac runner execute ")
     assert "actions/upload-artifact" in second["uses"]
     assert second["if"].startswith("${{ always()")
 
