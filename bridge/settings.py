@@ -34,6 +34,7 @@ class Settings:
         state_dir: Where mirrors, runner keys and unpublished results live.
         config_dir: Where this file, the policy and the lists of trusted keys live.
         request_lifetime_s: Seconds until an unclaimed request expires.
+        transport: Who takes requests: one of `TRANSPORTS`.
     """
 
     remote: str | None
@@ -42,6 +43,7 @@ class Settings:
     state_dir: Path
     config_dir: Path
     request_lifetime_s: int
+    transport: str = "auto"
 
     @property
     def trusted_runners(self) -> Path:
@@ -72,10 +74,19 @@ class Settings:
 
 MAX_BYTES = 64 * 1024
 DEFAULT_LIFETIME_S = 24 * 3600
-_FILE_KEYS = {"remote": str, "requested_by": str, "signing_key": str, "request_lifetime_s": int}
+TRANSPORTS = ("auto", "embedded", "actions")
+_FILE_KEYS = {
+    "remote": str,
+    "requested_by": str,
+    "signing_key": str,
+    "request_lifetime_s": int,
+    "transport": str,
+}
 
 
-def load(*, remote: str | None = None, signing_key: str | None = None) -> Settings:
+def load(
+    *, remote: str | None = None, signing_key: str | None = None, transport: str | None = None
+) -> Settings:
     """The settings in force; the arguments are the flags given on the command line.
 
     Raises:
@@ -93,6 +104,9 @@ def load(*, remote: str | None = None, signing_key: str | None = None) -> Settin
         raise SettingsError(f"KAKEYA_REQUEST_LIFETIME must be whole seconds, got {lifetime!r}") from None
     if not 1 <= lifetime_s <= 30 * 86_400:
         raise SettingsError(f"request lifetime must be 1 second to 30 days, got {lifetime_s} s")
+    chosen = transport or os.environ.get("KAKEYA_TRANSPORT") or stored.get("transport", "auto")
+    if chosen not in TRANSPORTS:
+        raise SettingsError(f"transport must be one of {', '.join(TRANSPORTS)}, got {chosen!r}")
     return Settings(
         remote=remote or os.environ.get("KAKEYA_REMOTE") or stored.get("remote"),
         requested_by=os.environ.get("KAKEYA_REQUESTED_BY") or stored.get("requested_by") or _login_name(),
@@ -100,6 +114,7 @@ def load(*, remote: str | None = None, signing_key: str | None = None) -> Settin
         state_dir=state_dir(),
         config_dir=config,
         request_lifetime_s=lifetime_s,
+        transport=chosen,
     )
 
 

@@ -123,8 +123,9 @@ class House:
 
 
 def isolated_env(root: Path) -> dict[str, str]:
-    """The developer's environment without their git configuration, state or settings."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("KAKEYA_", "GIT_", "SSH_AUTH"))}
+    """The developer's environment without their git configuration, state, settings or workflow run."""
+    foreign = ("KAKEYA_", "GIT_", "SSH_AUTH", "GITHUB_", "GH_", "ACTIONS_", "RUNNER_")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(foreign)}
     home = root / "home"
     home.mkdir(exist_ok=True)
     return {

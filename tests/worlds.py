@@ -163,7 +163,7 @@ class World:
 def make_world(root: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     """A world whose git sees none of the developer's configuration, and no user name at all."""
     house = build_house(root / "house")
-    for name in [name for name in os.environ if name.startswith(("GIT_", "KAKEYA_", "SSH_AUTH"))]:
+    for name in [name for name in os.environ if name not in house.env]:
         monkeypatch.delenv(name)
     for name, value in house.env.items():
         monkeypatch.setenv(name, value)

@@ -1,10 +1,11 @@
 """A request as a commit: built with plumbing, pushed, and read back.
 
-The commit's single parent is the workload; its difference to it is exactly ``.mac-bridge/request.json`` and
-the detached signature beside it. Nothing here touches a work tree, an index, HEAD or a local ref, and new
-objects live in a scratch store, so that a failed submission leaves nothing behind and the cost does not
-follow the size of the checkout. Whether a preset exists, a signature counts or a machine is willing is
-decided elsewhere.
+The commit's single parent is the workload; its difference to it is exactly ``.mac-bridge/request.json``, the
+detached signature beside it and, over GitHub Actions, the workflow file where the workload has none, because
+a push runs the workflows of the pushed commit. Nothing here touches a work tree, an index, HEAD or a local
+ref, and new objects live in a scratch store, so that a failed submission leaves nothing behind and the cost
+does not follow the size of the checkout. Whether a preset exists, a signature counts or a machine is willing
+is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bridge.bus import refs, trees
+from bridge.bus.carriage import PLAIN, WORKFLOW_PATH, Carriage, folder_in, with_workflow
 from bridge.bus.git import Git, Update
 from bridge.bus.objects import Entry
 from bridge.bus.untrusted import without_credentials
-from bridge.errors import BusError, ManifestError, PushRejected, RemoteUnreachable, RevisionError
+from bridge.errors import BusError, ManifestError, PushRejected, RemoteUnreachable
 from bridge.manifest import MAX_BYTES, REQUEST_PATH, SIGNATURE_PATH, Manifest, parse
 from bridge.result import RESULT_NAME, RESULT_ROOT
 
@@ -57,37 +59,48 @@ class ReadRequest:
         parent: The workload commit.
         data: The exact bytes of ``request.json``.
         signature: The exact bytes of ``request.json.sig``; None: unsigned.
+        brings_workflow: Whether it adds the workflow file, which nobody has compared with anything.
     """
 
     commit: str
     parent: str
     data: bytes
     signature: bytes | None
+    brings_workflow: bool = False
 
 
-def build(git: Git, manifest: Manifest, signature: bytes | None) -> str:
+def build(git: Git, manifest: Manifest, signature: bytes | None, carriage: Carriage = PLAIN) -> str:
     """Write the request commit into the object store of `git` (meant: `Git.scratch`); returns its sha.
 
     Raises:
-        RevisionError: The workload has a file where the bridge's folder belongs.
+        RevisionError: The workload has a file where a folder belongs, or has the workflow file already.
         BusError: The workload commit is not here.
     """
-    root = git.read_tree(manifest.workload_sha)
-    folder = trees.find(root, FOLDER, len(manifest.workload_sha) // 2)
-    if folder is not None and not folder.is_folder:
-        raise RevisionError(f"the workload {manifest.workload_sha[:12]} has a file named {FOLDER}")
-    kept = [] if folder is None else git.entries(folder.sha)
+    workload = manifest.workload_sha
+    root = git.read_tree(workload)
+    folder = folder_in(root, FOLDER, workload)
+    kept = [] if folder is None else git.entries(folder)
     files = [entry for entry in kept if entry.name not in (_REQUEST_NAME, _SIGNATURE_NAME)]
     files.append(Entry(_PLAIN_FILE, "blob", git.write_blob(manifest.to_bytes()), _REQUEST_NAME))
     if signature is not None:
         files.append(Entry(_PLAIN_FILE, "blob", git.write_blob(signature), _SIGNATURE_NAME))
-    tree = git.write_raw_tree(trees.with_folder(root, FOLDER, git.write_tree(files)))
+    root = trees.with_folder(root, FOLDER, git.write_tree(files))
+    if carriage.workflow is not None:
+        root = with_workflow(git, root, carriage.workflow, workload)
     message = f"kakeya-mac request: {manifest.preset} {manifest.nonce}\n"
-    return git.commit_tree(tree, [manifest.workload_sha], message)
+    if not carriage.starts_run:
+        message += "\n[skip ci]\n"
+    return git.commit_tree(git.write_raw_tree(root), [workload], message)
 
 
 def submit(
-    git: Git, remote: str, manifest: Manifest, signature: bytes | None, *, timeout_s: float | None = None
+    git: Git,
+    remote: str,
+    manifest: Manifest,
+    signature: bytes | None,
+    *,
+    carriage: Carriage = PLAIN,
+    timeout_s: float | None = None,
 ) -> Submitted:
     """Push a request: its branch and its inbox ref together, or the branch alone where only branches are
     taken.
@@ -97,6 +110,7 @@ def submit(
         remote: Address of the bus (not a configured name: git would then also write a tracking ref).
         manifest: What is asked.
         signature: Detached signature of ``manifest.to_bytes()``.
+        carriage: How it travels.
         timeout_s: Deadline of each push.
 
     Raises:
@@ -106,7 +120,7 @@ def submit(
     """
     branch = manifest.result_ref
     with git.scratch() as scratch:
-        commit = build(scratch, manifest, signature)
+        commit = build(scratch, manifest, signature, carriage)
         both = [Update(branch, commit, ""), Update(refs.inbox_ref(manifest.nonce), commit, "")]
         in_inbox = True
         try:
@@ -144,7 +158,8 @@ def read_request(git: Git, commit: str) -> ReadRequest:
         raise ManifestError(f"a request commit has exactly one parent, {commit[:12]} has {len(parents)}")
     changes = git.changes(parents[0], commit)
     for change in changes:
-        if change.path not in (REQUEST_PATH, SIGNATURE_PATH):
+        brought = change.path == WORKFLOW_PATH and change.status == "A"
+        if change.path not in (REQUEST_PATH, SIGNATURE_PATH) and not brought:
             raise ManifestError(f"a request changes only {REQUEST_PATH}, this one changes {change.path!r}")
         if change.status != "D" and change.mode != _PLAIN_FILE:
             raise ManifestError(f"{change.path} must be a plain file, its mode is {change.mode}")
@@ -157,7 +172,8 @@ def read_request(git: Git, commit: str) -> ReadRequest:
         raise ManifestError(error.message) from None
     if data is None:
         raise ManifestError(f"the commit {commit[:12]} has no readable {REQUEST_PATH}")
-    return ReadRequest(commit, parents[0], data, signature)
+    brings_workflow = any(change.path == WORKFLOW_PATH for change in changes)
+    return ReadRequest(commit, parents[0], data, signature, brings_workflow)
 
 
 def bound_manifest(request: ReadRequest, nonce: str) -> Manifest:
@@ -176,7 +192,23 @@ def bound_manifest(request: ReadRequest, nonce: str) -> Manifest:
     named = refs.parse_request_ref(manifest.result_ref)
     if named is None or named.nonce != nonce:
         raise ManifestError(f"manifest: result_ref {manifest.result_ref!r} is not a branch of this request")
+    if request.brings_workflow and manifest.transport != "actions":
+        raise ManifestError(
+            f"a request for the transport {manifest.transport} brings no {WORKFLOW_PATH}, this one does"
+        )
     return manifest
+
+
+def take_back(git: Git, remote: str, submitted: Submitted) -> None:
+    """Take a request from the remote that was just pushed there, and that nothing has touched.
+
+    Raises:
+        LeaseLost: Something has.
+        PushRejected: The remote said no.
+        RemoteUnreachable: The remote did not answer.
+    """
+    places = [submitted.ref, *([refs.inbox_ref(submitted.nonce)] if submitted.in_inbox else [])]
+    git.push(remote, [Update(ref, None, submitted.commit) for ref in places])
 
 
 def has_result(git: Git, commit: str, nonce: str) -> bool:

@@ -34,6 +34,8 @@ def again(
     output: Path | None,
     allow_unsigned: bool,
     signing_key: str | None,
+    transport: str | None,
+    resend_after_s: float | None,
     dry_run: bool,
 ) -> int:
     """Ask for the same preset, parameters and commit as HANDLE did, as a new request.
@@ -52,12 +54,12 @@ def again(
     from bridge.client.lookout import Lookout
     from bridge.client.remotes import resolve_remote
 
-    check_asking(wait_s=wait_s, output=output, allow_unsigned=allow_unsigned)
-    config = settings.load(remote=remote, signing_key=signing_key)
+    check_asking(wait_s=wait_s, output=output, allow_unsigned=allow_unsigned, resend_after_s=resend_after_s)
+    config = settings.load(remote=remote, signing_key=signing_key, transport=transport)
     git = Git(Path.cwd())
     bus = resolve_remote(git, config.remote)
     lifetime = None if expires is None else timedelta(seconds=expires)
-    changes = Changes(params, ref, timeout_s, lifetime, remote)
+    changes = Changes(params, ref, timeout_s, lifetime, remote, transport)
     with recall(config, git, bus, handle, changes) as original:
         plan = plan_again(config, original, changes)
         old, new = original.manifest, plan.manifest
@@ -81,5 +83,6 @@ def again(
         output=output,
         allow_unsigned=allow_unsigned,
         lookout=lookout,
+        resend_after_s=resend_after_s,
         extra=extra,
     )

@@ -29,6 +29,9 @@ def show_plan(plan: Plan, warnings: list[str], *, as_json: bool, extra: dict[str
                 "manifest": manifest,
                 "argv": list(plan.argv),
                 "remote": plan.remote.shown,
+                "transport": plan.route.transport,
+                "transport_why": plan.route.why,
+                "starts_by": plan.route.start,
                 "warnings": warnings,
             },
             untrusted=("manifest", "argv", "warnings"),  # `again` repeats what others asked
@@ -38,6 +41,7 @@ def show_plan(plan: Plan, warnings: list[str], *, as_json: bool, extra: dict[str
         click.echo(f"warning: {warning}", err=True)
     click.echo(json.dumps(manifest, indent=2, sort_keys=True))
     click.echo(f"\nwould push to  {plan.remote.shown}")
+    click.echo(f"transport      {_route(plan)}")
     click.echo(f"would run      {' '.join(plan.argv)}")
 
 
@@ -55,10 +59,18 @@ def send(config: Settings, plan: Plan, *, repository: Path | Git, check_tree: bo
 
     if not is_local(plan.remote.address):
         click.echo(f"pushing the request to {plan.remote.shown}", err=True)
+    if plan.route.transport == "actions":
+        click.echo(f"over {_route(plan)}", err=True)
     submission = submit_request(config, plan, repository=repository, check_tree=check_tree)
     for warning in submission.warnings:
         click.echo(f"warning: {warning}", err=True)
     return submission
+
+
+def _route(plan: Plan) -> str:
+    by = {"daemon": "", "push": ", started by the push", "dispatch": ", started by a dispatch"}
+    name = "GitHub Actions" if plan.route.transport == "actions" else plan.route.transport
+    return f"{name}{by[plan.route.start]}: {plan.route.why}"
 
 
 def finish(
@@ -71,6 +83,7 @@ def finish(
     output: Path | None,
     allow_unsigned: bool,
     lookout: Lookout,
+    resend_after_s: float | None,
     extra: dict[str, Any] | None = None,
 ) -> int:
     """Say that a request is on its way, or with `wait_s` follow it home; returns the exit code.
@@ -84,11 +97,14 @@ def finish(
         output: Folder to save the result in.
         allow_unsigned: Show what no trusted runner signed all the same.
         lookout: Who is there to take it, begun before the push.
+        resend_after_s: See `bridge.cli.attending`.
         extra: More keys for the JSON line.
     """
     from bridge.bus.untrusted import clean_line
+    from bridge.cli.attending import Attending
     from bridge.cli.follow import follow
     from bridge.cli.outlook import outlook
+    from bridge.client.runs import Request
     from bridge.render.outcome import waiting_line
 
     preset = submission.manifest.preset
@@ -101,16 +117,29 @@ def finish(
         "workload_sha": submission.manifest.workload_sha,
         "preset": submission.manifest.preset,
         "remote": submission.remote.shown,
+        "transport": submission.manifest.transport,
+        "run_id": submission.run_id,
         "signed": submission.signed,
         "signed_with": submission.signed_with,
     }
     if wait_s is not None:
         click.echo(f"submitted {submission.nonce} to {submission.remote.shown}", err=True)
+        attending = None
+        if submission.manifest.transport == "actions":
+            attending = Attending(
+                config,
+                git,
+                submission.remote,
+                submission.manifest,
+                Request(submission.nonce, submission.ref, submission.commit, submission.run_id),
+                resend_after_s=resend_after_s,
+            )
         return follow(
             config,
             git,
             submission.remote,
             submission.nonce,
+            attending=attending,
             wait_s=wait_s,
             as_json=as_json,
             asked=submission.asked,

@@ -12,8 +12,11 @@ from bridge.cli import echo_json
 from bridge.cli.options import handle_options, signing_key_option, wait_option
 
 if TYPE_CHECKING:
+    from bridge.bus.git import Git
     from bridge.client.cancel import Cancelled
     from bridge.client.lookout import Lookout
+    from bridge.client.remotes import Remote
+    from bridge.client.runs import RunView
 
 _NAMED = 5
 
@@ -61,8 +64,9 @@ def cancel(
     warnings = [*done.warnings, *(_unheeded(lookout) if lookout and done.finished is None else [])]
     for warning in warnings:
         click.echo(f"warning: {warning}", err=True)
+    run = _stop_run(git, bus, done)
     if wait_s is None:
-        _say(done, warnings, as_json)
+        _say(done, warnings, as_json, run)
         return 0
     if done.finished is not None:
         return present(*done.finished, as_json=as_json, output=None, extra={"cancel": done.outcome})
@@ -74,8 +78,35 @@ def cancel(
         done.nonce,
         wait_s=wait_s,
         as_json=as_json,
-        extra={"cancel": done.outcome},
+        extra={"cancel": done.outcome, "run": None if run is None else run.as_json()},
     )
+
+
+def _stop_run(git: Git, bus: Remote, done: Cancelled) -> RunView | None:
+    """Stop the workflow run, too, if a machine has it; one that waits answers the wish when its turn comes.
+
+    Returns:
+        The run as it was; None: none is known.
+    """
+    from bridge.bus.handles import state_of
+    from bridge.cli.attending import look_at_run, may_have_runs, usable_api, warn
+    from bridge.errors import ApiConflict, ApiError
+
+    if done.finished is not None or not may_have_runs(bus):
+        return None
+    run = look_at_run(git, bus, state_of(git.ls_remote(bus.address), done.nonce))
+    github = usable_api(bus)
+    if run is None or github is None or not run.is_on_a_machine:
+        return run
+    try:
+        github.cancel(run.id)
+    except ApiConflict:  # it has ended meanwhile
+        return run
+    except ApiError as error:
+        warn(error)
+        return run
+    click.echo(f"its run was stopped, too: {run.url}", err=True)
+    return run
 
 
 def _unheeded(lookout: Lookout) -> list[str]:
@@ -94,7 +125,7 @@ def _unheeded(lookout: Lookout) -> list[str]:
     ]
 
 
-def _say(done: Cancelled, warnings: list[str], as_json: bool) -> None:
+def _say(done: Cancelled, warnings: list[str], as_json: bool, run: RunView | None) -> None:
     if not as_json:
         click.echo(_sentence(done))
         return
@@ -102,6 +133,7 @@ def _say(done: Cancelled, warnings: list[str], as_json: bool) -> None:
         "status": done.outcome,
         "nonce": done.nonce,
         "signed": done.signed,
+        "run": None if run is None else run.as_json(),
         "warnings": warnings,
         "exit_code": 0,
     }

@@ -26,10 +26,12 @@ from bridge.result import Phase
 from bridge.settings import Settings
 
 if TYPE_CHECKING:
+    from bridge.cli.attending import Attending
     from bridge.client.judged import Judged
 
 # Seconds to wait, by how many older requests wait, too; None: not known.
 Expectation = Callable[[int | None], float | None]
+_Screen = tuple[Callable[[Update], None], Callable[[str], None]]
 
 _QUIET_S = 2.0  # between two progress lines where there is no terminal
 
@@ -48,6 +50,7 @@ def follow(
     outcome: Callable[[dict[str, Any]], object] | None = None,
     allow_unsigned: bool = False,
     expect: Expectation = lambda _: None,
+    attending: Attending | None = None,
 ) -> int:
     """Watch `nonce` until its result is home, show it, and return its exit code.
 
@@ -64,6 +67,7 @@ def follow(
         outcome: Is given the JSON document, also when text is shown.
         allow_unsigned: Show what no trusted runner signed all the same.
         expect: Seconds to wait beside so many older requests; None: not known.
+        attending: Attends to its workflow run; None: it has none.
 
     Raises:
         ResultError: What was published cannot be believed.
@@ -71,12 +75,25 @@ def follow(
     """
     try:
         fetched = _watched(
-            git, remote, nonce, time.monotonic() + wait_s, asked, expect, settings.trusted_runners
+            git,
+            remote,
+            nonce,
+            time.monotonic() + wait_s,
+            asked=asked,
+            expect=expect,
+            trusted=settings.trusted_runners,
+            attending=attending,
         )
     except WaitTimeout as timeout:
         click.echo(f"error: {timeout.message}", err=True)
         click.echo(f"  {timeout.remedy}", err=True)
-        document = {**(extra or {}), "status": "waiting", "nonce": nonce, "exit_code": timeout.exit_code}
+        document = {
+            **(extra or {}),
+            **_run_json(attending),
+            "status": "waiting",
+            "nonce": nonce,
+            "exit_code": timeout.exit_code,
+        }
         if outcome is not None:
             outcome(document)
         if as_json:
@@ -86,7 +103,12 @@ def follow(
         click.echo(f"the request goes on: kakeya_mac wait {nonce}", err=True)
         raise
     believed = believe(fetched, trusted=settings.trusted_runners, asked=asked, allow_unsigned=allow_unsigned)
+    extra = {**(extra or {}), **_run_json(attending)}
     return present(believed, fetched, as_json=as_json, output=output, extra=extra, outcome=outcome)
+
+
+def _run_json(attending: Attending | None) -> dict[str, Any]:
+    return {} if attending is None else attending.as_json()
 
 
 def present(
@@ -120,15 +142,28 @@ def _watched(
     remote: Remote,
     nonce: str,
     deadline: float,
+    *,
     asked: Asked | None,
     expect: Expectation,
     trusted: Path,
+    attending: Attending | None,
 ) -> FetchedResult:
     """What was published in the end; every change is shown on the way."""
     fetched: FetchedResult | None = None
-    with _progress(expect) as show:
-        for update in watch(git, remote.address, nonce, deadline=deadline, asked=asked, trusted=trusted):
+    with _progress(expect) as (show, say):
+
+        def sleep(seconds: float) -> None:
+            if attending is None:
+                time.sleep(seconds)
+            else:
+                attending.sleep(seconds, say)
+
+        for update in watch(
+            git, remote.address, nonce, deadline=deadline, asked=asked, trusted=trusted, sleep=sleep
+        ):
             show(update)
+            if attending is not None:
+                attending.saw(update)
             fetched = update.result
     if fetched is None:
         raise WaitTimeout(f"{nonce}: the watch ended without a result", f"kakeya_mac wait {nonce}")
@@ -151,11 +186,13 @@ def _show(judged: Judged, output: Path | None) -> None:
 
 
 @contextmanager
-def _progress(expect: Expectation) -> Iterator[Any]:
-    """A function that shows an update: in place on a terminal, as occasional lines elsewhere."""
+def _progress(expect: Expectation) -> Iterator[_Screen]:
+    """Two functions, one shows an update: in place on a terminal, as occasional lines elsewhere; and one a
+    line.
+    """
     if sys.stderr.isatty():
-        with _live(expect) as show:
-            yield show
+        with _live(expect) as screen:
+            yield screen
         return
     last_phase, last_line, last_time = None, "", 0.0
 
@@ -169,11 +206,11 @@ def _progress(expect: Expectation) -> Iterator[Any]:
         click.echo(line, err=True)
         last_phase, last_line, last_time = update.phase, line, now
 
-    yield show_line
+    yield show_line, lambda line: click.echo(clean_line(line), err=True)
 
 
 @contextmanager
-def _live(expect: Expectation) -> Iterator[Any]:
+def _live(expect: Expectation) -> Iterator[_Screen]:
     from rich.console import Console
 
     console = Console(stderr=True)
@@ -186,7 +223,10 @@ def _live(expect: Expectation) -> Iterator[Any]:
                 console.print(_line(update, expect), highlight=False, markup=False)
             status.update(_escaped(_line(update, expect)))
 
-        yield show_live
+        yield (
+            show_live,
+            lambda line: console.print(clean_line(line), highlight=False, markup=False),
+        )
 
 
 def _escaped(text: str) -> str:

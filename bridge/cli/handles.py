@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from bridge.cli import echo_json, note_untrusted
-from bridge.cli.options import allow_unsigned_option, handle_options
+from bridge.cli.options import allow_unsigned_option, handle_options, resend_option
 
 if TYPE_CHECKING:
     from bridge.bus.git import Git
@@ -32,7 +32,9 @@ Examples:
 
 JSON of an unfinished request: status (queued, claimed, workspace, running, gating, publishing), nonce,
 preset, ahead (older ones that wait too), expected_s (until it is likely to start), beat_age_s (since its
-runner's last sign, by that machine's clock), heartbeat; a key that does not apply, or is not known, is null.
+runner's last sign, by that machine's clock), heartbeat, run (its workflow run over GitHub Actions, where
+there is a token: id, url, state, conclusion, attempt, machine, job, step); a key that does not apply, or is
+not known, is null.
 
 Exit code: 0 while it waits or runs; afterwards the code of its status."""
 )
@@ -40,10 +42,11 @@ Exit code: 0 while it waits or runs; afterwards the code of its status."""
 @allow_unsigned_option
 def status(handle: str, remote: str | None, as_json: bool, allow_unsigned: bool) -> int:
     """Where the request HANDLE (nonce, branch name or unique prefix) is."""
+    from bridge.cli.attending import look_at_run
     from bridge.cli.follow import present
     from bridge.client.history import beat_age_s, silent_s
     from bridge.client.lookout import Lookout
-    from bridge.render.outcome import status_line
+    from bridge.render.outcome import run_text, status_line
     from bridge.result import Phase
 
     config, git, bus, found = _find(handle, remote)
@@ -57,6 +60,7 @@ def status(handle: str, remote: str | None, as_json: bool, allow_unsigned: bool)
     if update.phase is Phase.QUEUED and preset is not None:
         lookout.result()
         expected_s = lookout.expected_s(preset, update.ahead)
+    run = look_at_run(git, bus, found.state)
     beat, now = update.status, datetime.now(UTC)
     if as_json:
         echo_json(
@@ -69,6 +73,7 @@ def status(handle: str, remote: str | None, as_json: bool, allow_unsigned: bool)
                 "beat_age_s": None if beat is None else round(beat_age_s(beat, now), 1),
                 "heartbeat": None if beat is None else beat.model_dump(mode="json"),
                 "claim": None if update.claim is None else update.claim.to_json(),
+                "run": None if run is None else run.as_json(),
                 "exit_code": 0,
             },
             untrusted=("heartbeat", "preset"),
@@ -77,6 +82,8 @@ def status(handle: str, remote: str | None, as_json: bool, allow_unsigned: bool)
         silence_s = None if beat is None else silent_s(beat, now)
         line = status_line(beat, update.phase, update.ahead, expected_s, silence_s, claim=update.claim)
         click.echo(f"{found.nonce}  {line}")
+        if run is not None:
+            click.echo(f"  {run_text(run)}")
         note_untrusted()
     return 0
 
@@ -94,11 +101,19 @@ Exit codes as of `run --wait`."""
     "--seconds", type=click.FloatRange(min=0), default=3600.0, show_default=True, help="Give up after."
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Save the result.")
+@resend_option
 @allow_unsigned_option
 def wait(
-    handle: str, remote: str | None, as_json: bool, seconds: float, output: Path | None, allow_unsigned: bool
+    handle: str,
+    remote: str | None,
+    as_json: bool,
+    seconds: float,
+    output: Path | None,
+    resend_after_s: float | None,
+    allow_unsigned: bool,
 ) -> int:
     """Follow the request HANDLE until its result is home."""
+    from bridge.cli.attending import attend
     from bridge.cli.follow import follow, present
     from bridge.client.lookout import Lookout
     from bridge.errors import UnknownHandle
@@ -120,6 +135,7 @@ def wait(
             output=output,
             allow_unsigned=allow_unsigned,
             expect=lambda ahead: None if preset is None else lookout.expected_s(preset, ahead),
+            attending=attend(config, git, bus, found.state, resend_after_s=resend_after_s),
         )
     except UnknownHandle:  # published and retired between two looks?
         *_, found = _find(found.nonce, remote)
@@ -140,6 +156,8 @@ Examples:
 def logs(handle: str, remote: str | None, as_json: bool, allow_unsigned: bool) -> int:
     """What the job of HANDLE printed: its last lines while it runs, everything afterwards.
 
+    Over GitHub Actions it is the log of the Mac's job, once that has ended and where there is a token.
+
     The text was written on the other side of the bus: it is shown without terminal escapes and characters
     that nobody sees, between two lines that it cannot have written. `fetch` saves logs as they are.
     """
@@ -158,7 +176,7 @@ def logs(handle: str, remote: str | None, as_json: bool, allow_unsigned: bool) -
     else:
         update = _look(config, git, bus, found.nonce)
         tail = () if update.status is None else update.status.log_tail
-        texts = {"tail": "\n".join(tail)}
+        texts = {"tail": "\n".join(tail)} if update.status is not None else _run_log(git, bus, found)
         complete = False
     if as_json:
         echo_json({"nonce": found.nonce, "complete": complete, "logs": texts}, untrusted=("logs",))
@@ -220,6 +238,24 @@ def _believed(config: Settings, found: Lookup, allow_unsigned: bool) -> tuple[Be
         return None
     believed = believe(found.answer, trusted=config.trusted_runners, allow_unsigned=allow_unsigned)
     return believed, found.answer
+
+
+def _run_log(git: Git, bus: Remote, found: Lookup) -> dict[str, str]:
+    """What the workflow's log says, which the API gives once the Mac's job has ended."""
+    from bridge.cli.attending import look_at_run, usable_api, warn
+    from bridge.errors import ApiError, ApiNotFound
+
+    run = look_at_run(git, bus, found.state)
+    github = usable_api(bus)
+    if run is None or run.mac_job is None or github is None:
+        return {}
+    try:
+        return {"workflow": github.job_log(run.mac_job).decode("utf-8", "replace")}
+    except ApiNotFound:
+        click.echo(f"the log of the job is there when it has ended; until then: {run.url}", err=True)
+    except ApiError as error:
+        warn(error)
+    return {}
 
 
 def _look(config: Settings, git: Git, bus: Remote, nonce: str) -> Update:

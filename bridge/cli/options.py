@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from bridge.bus.untrusted import quoted
+from bridge.settings import TRANSPORTS
 
 Function = Callable[..., Any]
 
@@ -69,6 +70,16 @@ allow_unsigned_option = click.option(
 )
 
 
+resend_option = click.option(
+    "--resend-after",
+    "resend_after_s",
+    type=click.FloatRange(1, _MONTH_S),
+    metavar="SECONDS",
+    help="Over GitHub Actions, waiting: push the request again after so long without a sign of it (default:"
+    " half an hour more than its job may take; with a token, never: an evicted run is then seen).",
+)
+
+
 signing_key_option = click.option(
     "--signing-key",
     metavar="KEY",
@@ -82,6 +93,13 @@ def asking_options(function: Function) -> Function:
         click.option("--dry-run", is_flag=True, help="Show the manifest and what would run; push nothing."),
         allow_unsigned_option,
         signing_key_option,
+        click.option(
+            "--transport",
+            type=click.Choice(TRANSPORTS),
+            help="Who takes it: a runner's daemon, a workflow of GitHub Actions, or whichever is there"
+            " (default: auto).",
+        ),
+        resend_option,
         click.option(
             "-o",
             "--output",
@@ -108,7 +126,9 @@ def asking_options(function: Function) -> Function:
     return function
 
 
-def check_asking(*, wait_s: float | None, output: Path | None, allow_unsigned: bool) -> None:
+def check_asking(
+    *, wait_s: float | None, output: Path | None, allow_unsigned: bool, resend_after_s: float | None
+) -> None:
     """Refuse options that mean something only with ``--wait``.
 
     Raises:
@@ -118,3 +138,5 @@ def check_asking(*, wait_s: float | None, output: Path | None, allow_unsigned: b
         raise click.UsageError("-o needs --wait; later: kakeya_mac result HANDLE -o DIR")
     if allow_unsigned and wait_s is None:
         raise click.UsageError("--allow-unsigned needs --wait: without it no result is shown")
+    if resend_after_s is not None and wait_s is None:
+        raise click.UsageError("--resend-after needs --wait: nobody would be there to do it")

@@ -16,6 +16,8 @@ from bridge.cli import echo_json, note_untrusted
 if TYPE_CHECKING:
     from bridge.client.history import Row
     from bridge.client.lookout import Lookout
+    from bridge.client.remotes import Remote
+    from bridge.client.runs import RunView
 
 # Presets of which it is worked out how long they wait: anybody may have asked for thousands.
 _FORECASTS = 50
@@ -32,8 +34,9 @@ preset, state (queued, claimed, workspace, running, gating, publishing), ahead (
 requesters take turns, so not all of them need to start first), expected_s (until it is likely to start, from
 what live runners say), runner, claim {standing, signer}
 (once a runner is trusted), attempt, requested_at, age_s, elapsed_s (running for), beat_age_s (since its
-runner's last sign, by that machine's clock), progress {done, total, step} and cancelling; a key that does
-not apply, or is not known, is null.
+runner's last sign, by that machine's clock), progress {done, total, step}, cancelling and run (its workflow
+run over GitHub Actions, where there is a token: id, url, state, conclusion, attempt, machine, job, step); a
+key that does not apply, or is not known, is null.
 finished are the newest of `kakeya_mac history`."""
 )
 @click.option(
@@ -72,13 +75,17 @@ def queue(recent: int, as_json: bool, remote: str | None) -> int:
         trusted=config.trusted_runners,
     )
     rows = _with_waits(rows, lookout)
+    runs = _runs(bus, rows)
     ran = history(config.state_dir, bus.address, origin=git, limit=recent).rows if recent else ()
     waiting = sum(row.ahead is not None for row in rows)
     now = time.time()
     if as_json:
         echo_json(
             {
-                "requests": [row_json(row, now) for row in rows],
+                "requests": [
+                    {**row_json(row, now), "run": runs[row.nonce].as_json() if row.nonce in runs else None}
+                    for row in rows
+                ],
                 "waiting": waiting,
                 "running": len(rows) - waiting,
                 "finished": [row_json(row, now) for row in ran],
@@ -88,7 +95,7 @@ def queue(recent: int, as_json: bool, remote: str | None) -> int:
         return 0
     out = console()
     if rows:
-        out.print(queue_table(rows, now, out.width))
+        out.print(queue_table(rows, now, out.width, runs))
         if any(row.ahead for row in rows):
             click.echo("requesters take turns: an older request need not start first")
     else:
@@ -98,6 +105,22 @@ def queue(recent: int, as_json: bool, remote: str | None) -> int:
     if rows or ran:
         note_untrusted()
     return 0
+
+
+def _runs(bus: Remote, rows: Sequence[Row]) -> dict[str, RunView]:
+    """The workflow runs of the rows, where there is a token; what is wrong is a warning."""
+    from bridge.cli.attending import usable_api, warn
+    from bridge.client.runs import runs_by_nonce
+    from bridge.errors import ApiError
+
+    github = usable_api(bus) if rows else None
+    if github is None:
+        return {}
+    try:
+        return runs_by_nonce(github, [row.nonce for row in rows])
+    except ApiError as error:
+        warn(error)
+        return {}
 
 
 def _with_waits(rows: Sequence[Row], lookout: Lookout) -> list[Row]:

@@ -16,6 +16,7 @@ Examples:
   kakeya_mac run --preset throughput -p prompts=code -p limit=4 --wait 600 -o out/
   kakeya_mac run --preset tests -p path=tests/unit --ref my-branch --json
   kakeya_mac run --preset throughput --dry-run
+  kakeya_mac run --preset probe --transport actions --wait
 
 Exit codes with --wait: 0 passed, 1 failed, 2 refused, 3 evidence rejected, 4 the wait timed out (the job goes
 on), 5 cancelled or lost, 6 git or the network failed."""
@@ -41,6 +42,8 @@ def run(
     output: Path | None,
     allow_unsigned: bool,
     signing_key: str | None,
+    transport: str | None,
+    resend_after_s: float | None,
     dry_run: bool,
     as_json: bool,
 ) -> int:
@@ -57,9 +60,9 @@ def run(
     from bridge.client.lookout import Lookout
     from bridge.client.submit import left_behind, plan_request
 
-    check_asking(wait_s=wait_s, output=output, allow_unsigned=allow_unsigned)
+    check_asking(wait_s=wait_s, output=output, allow_unsigned=allow_unsigned, resend_after_s=resend_after_s)
     here = Path.cwd()
-    config = settings.load(remote=remote, signing_key=signing_key)
+    config = settings.load(remote=remote, signing_key=signing_key, transport=transport)
     plan = plan_request(
         config,
         repository=here,
@@ -85,4 +88,5 @@ def run(
         output=output,
         allow_unsigned=allow_unsigned,
         lookout=lookout,
+        resend_after_s=resend_after_s,
     )

@@ -118,7 +118,7 @@ def plan_again(settings: Settings, original: Original, changes: Changes = AS_IT_
         expires=changes.expires,
         against=old.against_sha,
         timeout_s=changes.timeout_s or old.timeout_s,
-        transport=old.transport,
+        transport=changes.transport or old.transport,
     )
 
 

@@ -26,6 +26,7 @@ class Changes:
         timeout_s: Another limit of the job in seconds; None: the same.
         expires: How long the new request may wait; None: the setting.
         remote: The remote as the caller named it; None: not named.
+        transport: Who shall take it; None: who was to take the old one.
     """
 
     words: tuple[str, ...] = ()
@@ -33,6 +34,7 @@ class Changes:
     timeout_s: int | None = None
     expires: timedelta | None = None
     remote: str | None = None
+    transport: str | None = None
 
 
 AS_IT_WAS = Changes()
@@ -79,6 +81,7 @@ def _command(
         "--against": against,
         "--timeout": changes.timeout_s or timeout_s,
         "--expires": expires_s,
+        "--transport": changes.transport,
         "--remote": None if changes.remote is None else without_credentials(changes.remote),
     }
     for option, value in options.items():

@@ -15,6 +15,7 @@ from bridge.bus import refs
 from bridge.bus.git import Git
 from bridge.bus.untrusted import without_credentials
 from bridge.errors import NoRemote
+from bridge.github.address import with_token
 
 _KEYS = r"^(remote\..*\.(url|pushurl)|url\..*\.insteadof)$"
 
@@ -66,7 +67,13 @@ def resolve_remote(git: Git, named: str | None = None) -> Remote:
             f"configured remotes: {known}; a URL works too",
         )
     effective = git.remote_url(address) if rewritten else address
-    return Remote(address, without_credentials(address), refs.audience_of(effective))
+    address, shown = _authorised(address), without_credentials(address)
+    return Remote(address, shown, refs.audience_of(effective))
+
+
+def _authorised(address: str) -> str:
+    """Inside a workflow, whose checkouts keep no credentials: the address with the run's token."""
+    return with_token(address, os.environ) if os.environ.get("GITHUB_ACTIONS") == "true" else address
 
 
 def _own(urls: dict[str, str]) -> str:

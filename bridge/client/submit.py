@@ -12,16 +12,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Literal
 
 from bridge import presets, signing
 from bridge.bus import refs
+from bridge.bus.carriage import WORKFLOW_PATH
 from bridge.bus.git import Git
-from bridge.bus.requests import submit
+from bridge.bus.requests import Submitted, submit, take_back
 from bridge.bus.results import Asked
 from bridge.client.keys import Pen, choose
 from bridge.client.remotes import Remote, resolve_remote
-from bridge.errors import ManifestError, ParameterError
+from bridge.client.transport import Dispatch, Route, choose_route
+from bridge.errors import ApiError, BusError, ManifestError, ParameterError, PushRejected
 from bridge.manifest import Manifest, ParamValue, parse
 from bridge.presets import Preset
 from bridge.settings import Settings
@@ -41,12 +42,14 @@ class Plan:
         manifest: What will be asked.
         argv: What the preset would run, with the machine's own values left as placeholders.
         remote: Where it will go.
+        route: How it gets to a runner from there.
         warnings: One sentence each, for people.
     """
 
     manifest: Manifest
     argv: tuple[str, ...]
     remote: Remote
+    route: Route
     warnings: tuple[str, ...]
 
 
@@ -60,6 +63,7 @@ class Submission:
         ref: The branch it stands on, where the result will appear.
         remote: Where it went.
         signed_with: The key that signed it, and where that was found; None: it is unsigned.
+        run_id: The workflow run that was started for it; None: none was, or it is not known.
         warnings: One sentence each, for people.
     """
 
@@ -68,6 +72,7 @@ class Submission:
     ref: str
     remote: Remote
     signed_with: str | None
+    run_id: int | None
     warnings: tuple[str, ...]
 
     @property
@@ -97,11 +102,13 @@ def plan_request(
     expires: timedelta | None = None,
     against: str | None = None,
     timeout_s: int | None = None,
-    transport: Literal["embedded", "actions"] = "embedded",
+    transport: str | None = None,
     now: datetime | None = None,
     entropy: bytes | None = None,
 ) -> Plan:
-    """Check a request and write its manifest. Reads the checkout; touches neither it nor the network.
+    """Check a request and write its manifest. Reads the checkout and does not touch it.
+
+    The network is asked only where the remote may have workflows: whether it does, and which file.
 
     Args:
         settings: The client's settings.
@@ -114,7 +121,7 @@ def plan_request(
         expires: How long the request may wait; None: the setting.
         against: A second revision, for presets that compare.
         timeout_s: Seconds the job may run; None: the preset's limit.
-        transport: Who shall take it.
+        transport: Who shall take it: ``auto``, ``embedded`` or ``actions``; None: the setting.
         now: The moment it is made; None: now.
         entropy: 6 random bytes for the nonce; None: the system's.
 
@@ -124,7 +131,7 @@ def plan_request(
         RevisionError: `ref` or `against` is no commit here.
         ManifestError: A value does not fit a manifest.
         NoRemote: There is no remote to talk to.
-        BusError: `repository` is not a checkout.
+        BusError: `repository` is not a checkout; or see `bridge.client.transport.choose_route`.
     """
     chosen = presets.get(preset, settings.presets)
     values = presets.validate(chosen, params)
@@ -133,6 +140,7 @@ def plan_request(
     against_sha = git.resolve(against) if against is not None else None
     _check_paths(git, chosen, values, workload)
     bus = resolve_remote(git, remote or settings.remote)
+    route = choose_route(transport or settings.transport, git, bus, workload)
     created = (now or datetime.now(UTC)).astimezone(UTC).replace(microsecond=0)
     nonce = refs.new_nonce(created, entropy or os.urandom(_ENTROPY_BYTES))
     lifetime = expires or timedelta(seconds=settings.request_lifetime_s)
@@ -143,7 +151,7 @@ def plan_request(
             params=values,
             workload_sha=workload,
             result_ref=refs.request_ref(chosen.name, nonce, git.current_branch()),
-            transport=transport,
+            transport=route.transport,
             requested_by=settings.requested_by,
             created_at=created,
             expires_at=created + lifetime,
@@ -154,9 +162,11 @@ def plan_request(
         manifest = parse(drafted.to_bytes())
     except OverflowError:
         raise ManifestError(f"manifest: expires_at: {lifetime} is too long") from None
-    warnings = [] if timeout_s is None or timeout_s <= chosen.timeout_s else [_shorter(chosen, timeout_s)]
+    warnings = list(route.warnings)
+    if timeout_s is not None and timeout_s > chosen.timeout_s:
+        warnings.append(_shorter(chosen, timeout_s))
     argv = tuple(presets.argv(chosen, values, presets.show))
-    return Plan(manifest, argv, bus, tuple(warnings))
+    return Plan(manifest, argv, bus, route, tuple(warnings))
 
 
 def submit_request(
@@ -175,6 +185,7 @@ def submit_request(
         SignatureError: The key that the user named cannot sign.
         PushRejected: The remote said no, with its words.
         RemoteUnreachable: The remote did not answer.
+        ApiError: Its run could not be started, so the request was taken back.
     """
     git = _git(repository)
     question = _DirtyQuestion(git) if check_tree else None
@@ -182,7 +193,8 @@ def submit_request(
     pen = Pen(choose(settings, git))
     signature = pen.sign(signing.REQUEST_NAMESPACE, plan.manifest.to_bytes())
     warnings += pen.warnings
-    submitted = submit(git, plan.remote.address, plan.manifest, signature)
+    submitted = _pushed(git, plan, signature)
+    run_id = None if plan.route.dispatch is None else _started(git, plan, submitted, plan.route.dispatch)
     if not submitted.in_inbox:
         warnings.append("the remote takes branches only: a runner finds this request a little later")
     if question is not None and (said := question.answer()) is not None:
@@ -193,6 +205,7 @@ def submit_request(
         ref=submitted.ref,
         remote=plan.remote,
         signed_with=None if pen.key is None else f"{pen.key.shown} ({pen.key.source})",
+        run_id=run_id,
         warnings=tuple(warnings),
     )
 
@@ -200,6 +213,44 @@ def submit_request(
 def left_behind(repository: Path) -> str | None:
     """A sentence when tracked files have uncommitted changes, which do not travel with a request."""
     return _STAYS_BEHIND if Git(repository).is_dirty(_DIRTY_LIMIT_S) else None
+
+
+def _pushed(git: Git, plan: Plan, signature: bytes | None) -> Submitted:
+    """The request on the remote; a refusal says what usually helps."""
+    try:
+        return submit(git, plan.remote.address, plan.manifest, signature, carriage=plan.route.carriage)
+    except PushRejected as error:
+        error.remedy = _remedy(error.message, plan, error.remedy)
+        raise
+
+
+def _remedy(said: str, plan: Plan, usual: str | None) -> str | None:
+    if plan.route.carriage.workflow is not None and "workflow" in said.lower():
+        return (
+            f"this request brings {WORKFLOW_PATH}, which your credentials may not push: use ones with the"
+            " scope `workflow`, or ask for a commit that has the file"
+        )
+    if not plan.manifest.result_ref.startswith(refs.AGENT_BRANCHES):
+        own = (
+            "an account that may push into its own namespace only stands on a branch of it, and the request"
+            " follows: git switch -c AgentMemory/<name>-<suffix>"
+        )
+        return own if usual is None else f"{usual}; {own}"
+    return usual
+
+
+def _started(git: Git, plan: Plan, submitted: Submitted, dispatch: Dispatch) -> int | None:
+    """Start the run of a request; without one nobody would ever answer it, so then it is taken back."""
+    try:
+        return dispatch.start(submitted.ref, submitted.commit)
+    except ApiError as error:
+        try:
+            take_back(git, plan.remote.address, submitted)
+        except BusError as kept:
+            error.message += f"; and the request stays at {submitted.ref}: {kept.message}"
+        else:
+            error.message += "; the request was taken back"
+        raise
 
 
 def _git(repository: Path | Git) -> Git:

@@ -58,7 +58,7 @@ class GitHub:
         repository: Which.
         token: With which it is asked; None: without one, which public repositories allow 60 times an hour.
         transport: Sends requests.
-        patience_s: Longest pause that a call makes when the server asks for one; longer ones are an error.
+        patience_s: Longest pause before a call is tried again; where a longer one is due, it is an error.
         timeout_s: Seconds for one request.
         sleep: Waits that many seconds.
         now: The time (aware), for limits that are given as dates.
@@ -264,7 +264,7 @@ class GitHub:
             try:
                 response = self._followed(method, url, what, data)
             except NoAnswer as error:
-                if last or not reads:
+                if last or not reads or pause > self._patience_s:
                     raise ApiError(
                         f"{what}: the API did not answer: {error}", f"is {self.repository.api} reachable?"
                     ) from None

@@ -34,6 +34,7 @@ class Run(_Answer):
         path: The workflow's file, perhaps with ``@ref`` behind it.
         run_attempt: From 1.
         created_at: Time, as the API writes it.
+        display_title: What it is called, as its workflow or its commit says.
     """
 
     id: int
@@ -46,6 +47,7 @@ class Run(_Answer):
     path: Text = ""
     run_attempt: int = 1
     created_at: Text = ""
+    display_title: Text = ""
 
     @property
     def done(self) -> bool:

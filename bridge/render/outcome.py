@@ -17,6 +17,7 @@ from bridge.result import RESULT_NAME, Phase, RunStatus, Status, parse_result
 
 if TYPE_CHECKING:
     from bridge.client.judged import Judged
+    from bridge.client.runs import RunView
 
 # Keys of `outcome_json` below which the runner, or whoever wrote the result, has the word.
 FROM_BUS = ("files", "message", "params", "phase_seconds", "preset", "result_ref", "runner", "violations")
@@ -110,6 +111,20 @@ def status_line(
     silence = f", no sign for {age_text(silent_s)}" if silent_s is not None else ""
     signed = "" if claim is None else f", {claim_text(claim)}"
     return f"{phase} {held} {_line(status.runner)}{counted} ({status.elapsed_s:.0f} s){silence}{signed}"
+
+
+def run_text(run: RunView) -> str:
+    """Where a request's workflow run is, on one line, with its page."""
+    if run.is_evicted:
+        said = "evicted before a machine had it"
+    elif run.is_done:
+        said = f"ended: {run.conclusion or 'unknown'}"
+    else:
+        where = f" on {run.machine}" if run.machine is not None else ""
+        doing = " / ".join(part for part in (run.job, run.step) if part)
+        said = f"{run.state.replace('_', ' ')}{where}{', ' if doing else ''}{doing}"
+    again = "" if run.attempt == 1 else f", attempt {run.attempt}"
+    return f"run {said}{again}: {run.url}"
 
 
 def claim_text(claim: Signature) -> str:

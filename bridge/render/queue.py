@@ -5,11 +5,11 @@ Names and texts come from the bus: each passes `clean_line` and is shown as plai
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bridge.bus.untrusted import clean_line
-from bridge.render.outcome import age_text, claim_text, older_text, start_text
+from bridge.render.outcome import age_text, claim_text, older_text, run_text, start_text
 from bridge.render.tables import WIDE, Column, plain, table
 from bridge.result import Phase
 
@@ -17,24 +17,27 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from bridge.client.history import Row
+    from bridge.client.runs import RunView
 
 
-def queue_table(rows: Sequence[Row], now: float, width: int = WIDE) -> Table:
+def queue_table(
+    rows: Sequence[Row], now: float, width: int = WIDE, runs: Mapping[str, RunView] | None = None
+) -> Table:
     """What waits and runs, one row a request.
 
     Args:
         rows: From `bridge.client.history.queue`.
         now: Seconds since the epoch, for ages.
         width: Characters to a line.
+        runs: The workflow runs of those that have one, by nonce.
     """
     short, name = Column.SHORT, Column.NAME
     shown = table(width, request=short, preset=name, asked=short, runner=name, state=Column.TEXT)
     for row in rows:
-        shown.add_row(
-            *plain(
-                row.nonce, row.preset or "?", age_text(age_s(row, now)), row.runner or "", _queue_state(row)
-            )
-        )
+        run = (runs or {}).get(row.nonce)
+        machine = row.runner or (run.machine if run is not None else None) or ""
+        state = _queue_state(row) if run is None else f"{_queue_state(row)}, {run_text(run)}"
+        shown.add_row(*plain(row.nonce, row.preset or "?", age_text(age_s(row, now)), machine, state))
     return shown
 
 

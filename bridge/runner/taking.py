@@ -202,7 +202,7 @@ class Desk:
         guarded = checked.requester is not None and self._station.policy.require_signature
         held, wish = self._claim(pending, silent, whole, guarded), None
         if held is None and branch and standing:
-            wish, open_still = self._what_moved(pending, silent, branch)
+            wish, open_still = self._what_moved(checked, silent, branch)
             runs = wish is None and checked.refusal is None
             if open_still and not (runs and self._station.policy.allow_refs is not None):
                 held = self._claim(pending, silent, standing, guarded)
@@ -263,8 +263,9 @@ class Desk:
         held.release()
         return None
 
-    def _what_moved(self, pending: Pending, silent: Silent | None, branch: str) -> tuple[str | None, bool]:
+    def _what_moved(self, checked: Checked, silent: Silent | None, branch: str) -> tuple[str | None, bool]:
         """Why the claim failed where nobody else has it: a wish to stop, and whether it is open still."""
+        pending = checked.pending
         found = self._mirror.git.ls_remote(self._station.remote)
         state = state_of(found, pending.nonce)
         if state.claim is not None and (silent is None or state.claim.commit != silent.commit):
@@ -273,7 +274,7 @@ class Desk:
             return None, False
         standing = self._mirror.standing(pending.nonce, branch)
         if standing.branch is None:
-            return self._wishes.by_deletion, True
+            return self._wishes.deleted_just_now(checked.manifest), True
         if has_result(self._mirror.git, standing.branch, pending.nonce):
             self._answered.add((pending.nonce, pending.commit))
             self._say(f"{pending.nonce}: it has its answer on {branch}, and leaves the inbox")

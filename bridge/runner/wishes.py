@@ -1,19 +1,25 @@
 """Who wants a request stopped, and whether that counts: wishes that a look brought, and those asked for anew.
 
 Where the policy listens to nobody who did not sign, a wish counts only with the requester's signature. Else
-everybody's counts, and a branch that was deleted is one, too.
+everybody's counts, and a branch that was deleted is one, too; over GitHub Actions only when it stays deleted,
+for a client without a token deletes and pushes it again to start a run anew.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection
 
 from bridge.bus.cancels import objection, read_cancel
 from bridge.bus.handles import Held
-from bridge.bus.mirror import Mirror
+from bridge.bus.mirror import Mirror, Standing
+from bridge.manifest import Manifest
 from bridge.runner.check import Checked
 from bridge.runner.station import Station
 from bridge.runner.strays import Strays
+
+# Over GitHub Actions: so long a branch may be away.
+AWAY_S = 30.0
 
 
 class Wishes:
@@ -23,9 +29,20 @@ class Wishes:
         station: The runner.
         mirror: Its copy of the queue.
         say: Takes one line for the owner.
+        clock: Monotonic seconds.
     """
 
-    def __init__(self, station: Station, mirror: Mirror, *, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        station: Station,
+        mirror: Mirror,
+        *,
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        # Since when the branches of requests are away.
+        self._away: dict[str, float] = {}
         self._station = station
         self._mirror = mirror
         self._say = say
@@ -44,6 +61,10 @@ class Wishes:
     def by_deletion(self) -> str | None:
         """What a deleted branch says; None: nothing, for nobody signed it."""
         return None if self._station.policy.require_signature else "its branch was deleted"
+
+    def deleted_just_now(self, manifest: Manifest | None) -> str | None:
+        """What a branch says that was there a moment ago; None: nothing yet."""
+        return None if manifest is not None and _may_come_back(manifest) else self.by_deletion
 
     def update(self, nonces: Collection[str]) -> None:
         """Take in what the mirror saw at its last look, and forget what is not pending any more.
@@ -78,12 +99,21 @@ class Wishes:
             return None
         nonce = checked.pending.nonce
         standing = self._mirror.standing(nonce, checked.manifest.result_ref)
-        if standing.branch is None and self.by_deletion is not None:
+        if self.by_deletion is not None and self._is_deleted(checked.manifest, standing):
             return self.by_deletion
         if standing.cancel is None:
             return None
         self._seen.add(nonce)
         return self._weigh(checked, standing.cancel)
+
+    def _is_deleted(self, manifest: Manifest, standing: Standing) -> bool:
+        """Whether the request's branch is gone for good."""
+        if standing.branch is not None:
+            self._away.pop(manifest.nonce, None)
+            return False
+        if not _may_come_back(manifest):
+            return True
+        return self._clock() - self._away.setdefault(manifest.nonce, self._clock()) >= AWAY_S
 
     def _weigh(self, checked: Checked, commit: str) -> str | None:
         """The wish in words, if it counts."""
@@ -105,3 +135,8 @@ class Wishes:
             return None
         cancel = read_cancel(git, commit)
         return None if cancel is None else cancel.sentence
+
+
+def _may_come_back(manifest: Manifest) -> bool:
+    """Whether a request's branch may be deleted for a moment, see `bridge.client.resend`."""
+    return manifest.transport == "actions"

@@ -12,11 +12,11 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote, urlsplit
 
 from bridge.bus.refs import BRANCHES, audience_of, parse_request_ref
 from bridge.bus.untrusted import quoted, without_credentials
 from bridge.errors import MachineError, NoRemote, RequestRefused
+from bridge.github.address import with_token
 from bridge.workflow.asked import Asked
 
 _SHA = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
@@ -164,19 +164,7 @@ def _remote(given: str | None, server: str, repository: str, environ: Mapping[st
     if not given and not _REPOSITORY.fullmatch(repository):
         raise NoRemote("no remote is named", "run this in a workflow (GITHUB_REPOSITORY), or give --remote")
     address = given or f"{server}/{repository}"
-    token = environ.get("KAKEYA_GITHUB_TOKEN")
-    if not token or not is_served_by(address, server):
-        return address
-    scheme, _, rest = address.partition("://")
-    return f"{scheme}://x-access-token:{quote(token, safe='')}@{rest}"
-
-
-def is_served_by(address: str, server: str) -> bool:
-    """Whether an address is one of a GitHub server, by its scheme and host, and names no user."""
-    ours, theirs = urlsplit(address), urlsplit(server)
-    if ours.scheme not in ("https", "http") or "@" in ours.netloc:
-        return False
-    return (ours.scheme, ours.netloc.lower()) == (theirs.scheme, theirs.netloc.lower())
+    return with_token(address, environ)
 
 
 def _file(environ: Mapping[str, str], name: str) -> Path | None:

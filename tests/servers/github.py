@@ -112,6 +112,7 @@ class GitHubServer:
         self.runs[number] = {
             "id": number,
             "name": "mac-bridge",
+            "display_title": "a commit's subject",
             "node_id": "x",
             "status": "queued",
             "conclusion": None,
@@ -307,6 +308,7 @@ class _Handler(BaseHTTPRequestHandler):
                 if run["status"] != "completed":
                     raise _Refused(403, "This workflow run is already running")
                 run.update(status="queued", conclusion=None, run_attempt=run["run_attempt"] + 1)
+                state.jobs.pop(run["id"], None)
                 return 201, {}, {}
             if run["status"] == "completed":
                 raise _Refused(409, "Cannot cancel a workflow run that is completed.")
@@ -315,7 +317,11 @@ class _Handler(BaseHTTPRequestHandler):
         if found := re.fullmatch(r"/actions/workflows/([^/]+)/dispatches", place):
             if not state.gives_run_id and "return_run_details" in body:
                 raise _Refused(422, '"return_run_details" is not a permitted key.')
-            number = state.add_run(event="workflow_dispatch", head_branch=body["ref"])
+            number = state.add_run(
+                event="workflow_dispatch",
+                head_branch=body["ref"],
+                display_title=body["inputs"].get("branch", "mac-bridge"),
+            )
             state.on_dispatch(found[1], body["ref"], body["inputs"])
             if not body.get("return_run_details"):
                 return 204, None, {}

@@ -49,6 +49,7 @@ def test_a_wish_is_on_the_remote_with_its_reason(here: World, kakeya) -> None:
         "status": "cancelling",
         "nonce": submitted.nonce,
         "signed": False,
+        "run": None,
         "warnings": [],
         "untrusted": [],
         "exit_code": 0,

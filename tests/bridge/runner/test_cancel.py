@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import secrets
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,8 @@ from bridge.bus.git import Git
 from bridge.bus.handles import Held, resolve_handle
 from bridge.manifest import Manifest
 from bridge.result import Phase, Reason, Status
+from bridge.runner import wishes
+from bridge.runner.serve import Runner
 from tests.bridge.runner.bench import Bench
 from tests.houses import House, wait_for
 
@@ -230,3 +234,28 @@ def test_a_wish_about_another_request_stops_nothing(bench: Bench) -> None:
     bench.serve_once()
     assert ended(bench, first)[0] is Status.CANCELLED
     assert ended(bench, second)[0] is Status.PASSED
+
+
+@pytest.mark.parametrize("comes_back", [True, False], ids=["comes back", "stays away"])
+def test_over_actions_a_branch_counts_as_deleted_only_when_it_stays_away(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, comes_back: bool
+) -> None:
+    """A client without a token deletes and pushes a branch again, to start its run anew."""
+    monkeypatch.setattr(wishes, "AWAY_S", 1.0)
+    asked = bench.ask("patient", transport="actions")
+    commit = Git(bench.house.clone).ls_remote(str(bench.house.remote))[asked.result_ref]
+    station = replace(bench.station(), transports=frozenset({"actions"}))
+    runner = Runner(station, say=bench.said.append, idle_s=0.2)
+    serving = threading.Thread(target=lambda: runner.serve(once=True, idle_timeout_s=20))
+    serving.start()
+    wait_for(lambda: bench.in_rooms("up"), what="the job")
+    delete_branch(bench, asked)
+    if comes_back:
+        time.sleep(0.5)  # a few beats
+        bench.house.git("update-ref", asked.result_ref, commit, cwd=bench.house.remote)
+        time.sleep(1.0)
+        [up] = bench.in_rooms("up")
+        up.with_name("enough").touch()
+    serving.join(60)
+    expected = (Status.PASSED, Reason.OK) if comes_back else (Status.CANCELLED, Reason.REQUESTED)
+    assert ended(bench, asked)[:2] == expected, bench.said

@@ -1,0 +1,237 @@
+"""The same commands over GitHub Actions: a git remote, and an API, both real servers on this machine."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import click
+import pytest
+
+from bridge.bus.carriage import WORKFLOW_PATH
+from bridge.bus.git import Git
+from bridge.bus.requests import read_request
+from bridge.cli.cancel import cancel
+from bridge.cli.handles import logs, status, wait
+from bridge.cli.queue import queue
+from bridge.cli.run import run
+from bridge.client import attendant
+from tests.bridge.cli.calls import call
+from tests.houses import Done, wait_for
+from tests.servers.github import TOKEN, Fault, GitHubServer, github_server
+from tests.worlds import World
+
+FILE = b"name: mac-bridge\n"
+ASK = ("--preset", "probe", "--json")
+
+
+@pytest.fixture
+def server(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[GitHubServer]:
+    with github_server() as started:
+        for name, value in started.environ.items():
+            monkeypatch.setenv(name, value)
+        started.files[WORKFLOW_PATH, "main"] = FILE
+        yield started
+
+
+@pytest.fixture
+def over(world: World, server: GitHubServer, monkeypatch: pytest.MonkeyPatch) -> World:
+    """A world whose remote is a repository that has the workflow; the clone is the working directory."""
+    world.point("refs/heads/main", world.commit("main", {WORKFLOW_PATH: FILE}))
+    world.house.git("pull", "--quiet", "origin", "main")
+    monkeypatch.chdir(world.house.clone)
+    return world
+
+
+@pytest.fixture
+def kakeya(capsys: pytest.CaptureFixture[str]):
+    def typed(command: click.Command, *args: str) -> Done:
+        done = call(command, capsys, *args)
+        assert TOKEN not in done.out + done.err
+        return done
+
+    return typed
+
+
+def test_a_request_travels_by_push_where_the_repository_has_the_workflow(over: World, kakeya) -> None:
+    done = kakeya(run, *ASK)
+    assert done.code == 0, done.err
+    assert (done.json["transport"], done.json["run_id"]) == ("actions", None)
+    request = read_request(Git(over.house.remote), done.json["request_commit"])
+    assert not request.brings_workflow
+    assert b'"actions"' in request.data
+
+
+def test_a_dry_run_says_how_it_would_travel(over: World, kakeya) -> None:
+    before = over.house.remote_refs()
+    document = kakeya(run, *ASK, "--dry-run").json
+    assert (document["transport"], document["starts_by"]) == ("actions", "push")
+    assert WORKFLOW_PATH in document["transport_why"]
+    asked = kakeya(run, *ASK, "--dry-run", "--transport", "embedded").json
+    assert (asked["transport"], asked["starts_by"]) == ("embedded", "daemon")
+    assert over.house.remote_refs() == before
+
+
+def test_an_unknown_transport_is_bad_use(over: World, kakeya) -> None:
+    done = kakeya(run, *ASK, "--transport", "carrier-pigeon")
+    assert done.code == 2
+    assert "carrier-pigeon" in done.err
+
+
+def test_inside_a_workflow_it_is_dispatched(over: World, server, kakeya, monkeypatch) -> None:
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    done = kakeya(run, *ASK)
+    assert done.code == 0, done.err
+    [sent] = server.of("POST", "/dispatches")
+    assert sent.body["ref"] == "main"
+    assert sent.body["inputs"] == {
+        "branch": done.json["ref"].removeprefix("refs/heads/"),
+        "commit": done.json["request_commit"],
+    }
+    assert done.json["run_id"] in server.runs
+    message = over.house.git("log", "-1", "--format=%B", done.json["request_commit"], cwd=over.house.remote)
+    assert "[skip ci]" in message
+
+
+def test_a_request_that_cannot_be_started_is_taken_back(over: World, server, kakeya, monkeypatch) -> None:
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    server.faults = [Fault("/dispatches", 403, message="Resource not accessible by integration", times=9)]
+    before = over.house.remote_refs()
+    done = kakeya(run, *ASK)
+    assert done.code not in (0, 70)
+    assert "taken back" in done.err
+    assert "actions: write" in done.err, "which permission is missing"
+    assert over.house.remote_refs() == before
+
+
+def test_status_and_queue_show_the_run(over: World, server, kakeya) -> None:
+    submitted = over.submit(transport="actions")
+    number = server.add_run(head_sha=submitted.commit, status="in_progress")
+    number_of_other = server.add_run(head_sha="f" * 40)
+    server.runs[number]["head_branch"] = submitted.ref.removeprefix("refs/heads/")
+    server.add_job(number, "run", ("Run the request", "in_progress"))
+    shown = kakeya(status, submitted.nonce, "--json").json["run"]
+    assert (shown["id"], shown["machine"], shown["step"]) == (number, "studio", "Run the request")
+    assert f"/runs/{number}" in kakeya(status, submitted.nonce).out
+    [row] = kakeya(queue, "--json").json["requests"]
+    assert row["run"] == shown
+    assert number_of_other != number
+    assert "Run the request" in kakeya(queue).out
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (Fault("/actions", 401, message="Bad credentials", times=9), "KAKEYA_GITHUB_TOKEN"),
+        (
+            Fault(
+                "/actions", 403, {"x-ratelimit-remaining": "0", "x-ratelimit-reset": "9999999999"}, times=9
+            ),
+            "too many calls",
+        ),
+    ],
+    ids=["a token that has expired", "a rate limit"],
+)
+def test_what_the_api_refuses_is_a_warning_beside_what_git_knows(
+    over: World, server, kakeya, fault: Fault, said: str
+) -> None:
+    submitted = over.submit(transport="actions")
+    server.faults = [fault]
+    for command, args in ((status, (submitted.nonce, "--json")), (queue, ("--json",))):
+        fault.times = 9
+        done = kakeya(command, *args)
+        assert done.code == 0
+        assert said in done.err
+    assert kakeya(status, submitted.nonce, "--json").json["status"] == "queued"
+
+
+def test_cancel_stops_the_run_that_a_machine_has(over: World, server, kakeya) -> None:
+    submitted = over.submit(transport="actions")
+    number = server.add_run(head_sha=submitted.commit)
+    assert kakeya(cancel, submitted.nonce, "--json").json["run"]["state"] == "queued"
+    assert server.of("POST", "/cancel") == [], "one that waits answers the wish itself"
+    server.runs[number]["status"] = "in_progress"
+    server.add_job(number, "run", ("Run the request", "in_progress"))
+    done = kakeya(cancel, submitted.nonce, "--json")
+    assert done.json["run"]["id"] == number
+    assert "its run was stopped" in done.err
+    assert server.runs[number]["conclusion"] == "cancelled"
+
+
+def test_the_jobs_log_is_shown_when_it_has_ended(over: World, server, kakeya) -> None:
+    submitted = over.submit(transport="actions")
+    number = server.add_run(head_sha=submitted.commit, status="in_progress")
+    job = server.add_job(number, "run", ("Run the request", "in_progress"))
+    assert f"/runs/{number}" in kakeya(logs, submitted.nonce, "--json").err
+    server.logs[job] = b"it said \x1b[31mthis\n"
+    done = kakeya(logs, submitted.nonce)
+    assert "it said this" in done.out.replace("[31m", "")
+    assert "\x1b" not in done.out
+
+
+def test_an_evicted_run_is_started_anew_while_somebody_waits(
+    over: World, server, kakeya, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attendant, "INTERVAL_S", 0.2)
+    submitted = over.submit(transport="actions")
+    number = server.add_run(head_sha=submitted.commit, status="completed", conclusion="cancelled")
+
+    def answer() -> None:
+        wait_for(lambda: server.runs[number]["run_attempt"] == 2, what="the run's second attempt")
+        over.answer(submitted)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    done = kakeya(wait, submitted.nonce, "--json", "--seconds", "40", "--allow-unsigned")
+    thread.join()
+    assert "evicted before a machine had it" in done.err
+    assert done.json["run"]["id"] == number
+
+
+def test_without_a_token_the_same_commit_is_pushed_again(
+    over: World, server, kakeya, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KAKEYA_GITHUB_TOKEN")
+    submitted = over.submit(transport="actions")
+    log = over.root / "pushes"
+    over.hook("update", f'echo "$1 $3" >> {log}')
+
+    def answer() -> None:
+        wait_for(lambda: log.exists() and submitted.commit in log.read_text(), what="the second push")
+        time.sleep(0.5)
+        over.answer(submitted)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    done = kakeya(
+        wait, submitted.nonce, "--json", "--seconds", "40", "--resend-after", "1", "--allow-unsigned"
+    )
+    thread.join()
+    assert done.json["nonce"] == submitted.nonce
+    assert "cannot be seen without a token" in done.err
+    assert server.calls == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("refusing to allow an OAuth App to create or update workflow", "scope `workflow`"),
+        ("push declined due to repository rule violations", "git switch -c AgentMemory/"),
+    ],
+    ids=["no workflow scope", "a branch policy"],
+)
+def test_a_refused_push_says_what_usually_helps(over: World, kakeya, words: str, said: str) -> None:
+    over.house.git("switch", "--quiet", "--detach", "HEAD^")  # a workload without the file: it is brought
+    over.hook("pre-receive", f"echo '{words}'; exit 1")
+    done = kakeya(run, *ASK)
+    assert done.code not in (0, 70)
+    assert words in done.err
+    assert said in done.err
+
+
+def test_a_branch_of_an_agent_is_followed(over: World, kakeya) -> None:
+    over.house.git("switch", "--quiet", "-c", "AgentMemory/bench-a1b2")
+    ref = kakeya(run, *ASK).json["ref"]
+    assert ref.startswith("refs/heads/AgentMemory/mac-bridge-probe-")
+    assert ref.endswith("-a1b2")
