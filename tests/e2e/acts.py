@@ -67,6 +67,12 @@ class Workshop:
 
     house: House
     env: dict[str, str] = field(default_factory=dict)
+    desk_name: str = "desk"
+
+    @property
+    def desk(self) -> Path:
+        """Where act works; runs beside each other have one each."""
+        return self.house.root / self.desk_name
 
     @property
     def bench(self) -> Bench:
@@ -74,7 +80,7 @@ class Workshop:
 
     @property
     def store(self) -> Path:
-        return self.house.root / "artifacts"
+        return self.desk / "artifacts"
 
     def move_in(self) -> None:
         """Make the project, as it lies here, the default branch of the remote."""
@@ -115,20 +121,18 @@ class Workshop:
     def act(self, name: str, workflow: str, event: dict[str, object], ref: str, **changes: str) -> Acted:
         """Run a workflow of the commit that `ref` names, for an event."""
         house = self.house
-        tree, home = house.root / "tree", house.root / "home"
+        tree, home, files = self.desk / "tree", self.desk / "home", self.desk / "workflows"
         for folder in (tree, self.store):
             shutil.rmtree(folder, ignore_errors=True)
-        self.store.mkdir()
-        home.mkdir(exist_ok=True)
+        for folder in (self.store, home, files):
+            folder.mkdir(parents=True, exist_ok=True)
         house.git("clone", "--quiet", str(house.remote), str(tree), cwd=house.root)
         house.git("fetch", "--quiet", "origin", ref, cwd=tree)
         house.git("checkout", "--quiet", "-B", ref.removeprefix("refs/heads/"), "FETCH_HEAD", cwd=tree)
-        files = house.root / "workflows"
-        files.mkdir(exist_ok=True)
         (files / workflow).write_text(runnable((tree / ".github" / "workflows" / workflow).read_text()))
         repository = {"default_branch": "main", "name": "workload", "full_name": "team/workload"}
         payload = {**event, "repository": {**repository, "owner": {"login": "team", "name": "team"}}}
-        (house.root / "event.json").write_text(json.dumps(payload))
+        (self.desk / "event.json").write_text(json.dumps(payload))
         given = {
             **{key: value for key, value in os.environ.items() if _NETWORK.fullmatch(key)},
             "PATH": f"{BIN}:{os.environ['PATH']}",
@@ -142,11 +146,13 @@ class Workshop:
             **changes,
         }
         argv = [str(ACT), name, "-C", str(tree), "-W", str(files / workflow)]
-        argv += ["-e", str(house.root / "event.json"), "--action-offline-mode", "--no-skip-checkout"]
+        argv += ["-e", str(self.desk / "event.json"), "--action-offline-mode", "--no-skip-checkout"]
         argv += ["-P", "self-hosted=-self-hosted", "-P", "ubuntu-latest=-self-hosted"]
         argv += ["--var", f"KAKEYA_REMOTE={house.remote}", "--no-cache-server"]
         for action, sha in pinned().items():
             argv += ["--local-repository", f"{action}@{sha}={STAND_INS / action.removeprefix('actions/')}"]
+        if token := given.pop("GITHUB_TOKEN", ""):
+            argv += ["--secret", f"GITHUB_TOKEN={token}"]
         for key, value in given.items():
             argv += ["--env", f"{key}={value}"]
         done = subprocess.run(

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
+import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.acts import ACT, ROOT, WORKFLOWS, Workshop, runnable
 from tests.houses import build_house
+from tests.servers.github import TOKEN, github_server
 
 pytestmark = [
     pytest.mark.e2e,
@@ -86,6 +90,50 @@ def test_a_dispatched_run_serves_the_request_that_it_names(workshop: Workshop):
     assert workshop.bench.verdict(nonce) == ("passed", "ok")
 
 
+@pytest.mark.parametrize(
+    ("inputs", "verdict"),
+    [
+        ({"preset": "probe"}, ("passed", "ok")),
+        ({"preset": "gate", "params": "path=../../etc/passwd"}, ("error", "")),
+    ],
+    ids=["a probe", "a parameter that no preset takes"],
+)
+def test_another_workflow_asks_waits_and_gates_on_the_verdict(
+    workshop: Workshop, inputs: dict[str, str], verdict: tuple[str, str]
+):
+    """mac-run.yaml and action.yml: the request is dispatched through the API, which starts mac-bridge.yaml."""
+    started: list[threading.Thread] = []
+    mac = replace(workshop, desk_name="mac")
+
+    def start(workflow: str, ref: str, given: dict[str, str]) -> None:
+        assert (workflow, ref) == ("mac-bridge.yaml", "main")
+        started.append(threading.Thread(target=mac.dispatch_event, args=(workflow, given)))
+        started[-1].start()
+
+    with github_server() as server:
+        server.on_dispatch = start
+        server.files[".github/workflows/mac-bridge.yaml", "main"] = b"as it is on the remote"
+        environ = {**server.environ, "GITHUB_TOKEN": TOKEN}
+        del environ["KAKEYA_GITHUB_TOKEN"]  # the step has it of the job
+        asked = {"params": "", "ref": "", "wait": "300", **inputs}
+        acted = workshop.dispatch_event("mac-run.yaml", asked, **environ)
+        for thread in started:
+            thread.join()
+    status, reason = verdict
+    assert acted.job("request") is (status == "passed"), acted.log
+    assert f"::set-output:: status={status}" in acted.log
+    assert TOKEN not in acted.log
+    if reason:
+        assert f"::set-output:: verdict={status}/{reason}" in acted.log
+        nonce = re.search(r"::set-output:: nonce=(\S+)", acted.log)
+        assert nonce is not None
+        assert workshop.bench.verdict(nonce[1]) == verdict
+        kept = [path.name for path in (workshop.store / f"kakeya-mac-{nonce[1]}").rglob("result.json")]
+        assert kept == ["result.json"]
+    else:
+        assert started == []
+
+
 def test_the_workflow_that_ran_is_the_one_that_is_shipped(workshop: Workshop):
-    ran = (workshop.house.root / "workflows" / "mac-bridge.yaml").read_text()
+    ran = (workshop.desk / "workflows" / "mac-bridge.yaml").read_text()
     assert ran == runnable((ROOT / ".github" / "workflows" / "mac-bridge.yaml").read_text())
