@@ -101,7 +101,7 @@ def test_a_dispatched_run_serves_the_request_that_it_names(workshop: Workshop):
 def test_another_workflow_asks_waits_and_gates_on_the_verdict(
     workshop: Workshop, inputs: dict[str, str], verdict: tuple[str, str]
 ):
-    """mac-run.yaml and action.yml: the request is dispatched through the API, which starts mac-bridge.yaml."""
+    """mac-run.yaml and action.yml: a request is dispatched by the API, which starts mac-bridge.yaml."""
     started: list[threading.Thread] = []
     mac = replace(workshop, desk_name="mac")
 
