@@ -1,16 +1,16 @@
 #!/bin/sh
 # The git servers that the end-to-end tests start on 127.0.0.1: nginx and fcgiwrap in front of git-http-backend,
-# and OpenSSH's sshd; and a C compiler, for the clock that the fault tests turn. As root on Debian or Ubuntu they
+# OpenSSH's sshd, and git-lfs; and a C compiler, for the clock that the fault tests turn. As root on Debian or Ubuntu they
 # are installed, with the account that git over SSH runs under; elsewhere this says what is missing. Nothing is
 # started, and services that the packages bring are left as the system sets them up.
 set -eu
 
-PACKAGES="nginx-light fcgiwrap openssh-server openssh-client gcc libc6-dev"
+PACKAGES="nginx-light fcgiwrap openssh-server openssh-client git-lfs gcc libc6-dev"
 ACCOUNT=kakeya-test-git
 PATH="$PATH:/usr/sbin:/sbin:/usr/local/sbin"
 
 missing() {
-  for program in nginx fcgiwrap sshd ssh ssh-keygen git cc; do
+  for program in nginx fcgiwrap sshd ssh ssh-keygen git git-lfs cc; do
     command -v "$program" >/dev/null 2>&1 || printf ' %s' "$program"
   done
   [ -x "$(git --exec-path)/git-http-backend" ] || printf ' git-http-backend'
@@ -35,7 +35,7 @@ absent=$(missing)
 if [ -n "$absent" ]; then
   echo "missing for the end-to-end tests:$absent" >&2
   echo "  Debian, Ubuntu: apt-get install -y $PACKAGES git" >&2
-  echo "  macOS: brew install nginx fcgiwrap (sshd and git come with the system)" >&2
+  echo "  macOS: brew install nginx fcgiwrap git-lfs (sshd and git come with the system)" >&2
   exit 1
 fi
 

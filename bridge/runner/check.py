@@ -29,7 +29,7 @@ from bridge.errors import (
 from bridge.manifest import MAX_NONCE_SKEW, Manifest, ParamValue, format_time
 from bridge.presets import Preset
 from bridge.result import Reason
-from bridge.runner import facts, models, turns
+from bridge.runner import facts, models, steady, turns
 from bridge.runner.policy import FILE_NAME, UNSIGNED
 from bridge.runner.policy.lines import Key
 from bridge.runner.station import Station
@@ -217,6 +217,8 @@ def _allow(known: Checked, station: Station) -> Checked:
             raise Refusal(Reason.POLICY, message, error.remedy, key=key) from None
     if lacking := facts.unfit(preset):
         raise Refusal(Reason.MACHINE_UNFIT, f"the preset {preset.name} cannot run here: {lacking}")
+    if changed := steady.objection():
+        raise Refusal(Reason.MACHINE_UNFIT, changed, steady.REMEDY)
     return replace(known, params=presets.validate(preset, manifest.params))
 
 

@@ -21,7 +21,7 @@ from bridge.errors import BridgeError, BusError, LeaseLost, described
 from bridge.manifest import Manifest
 from bridge.presets import Preset
 from bridge.result import Command, Phase, Reason, RunStatus, Status, Verdict, Violation
-from bridge.runner import collect, facts, private
+from bridge.runner import awake, collect, facts, private
 from bridge.runner.check import Checked, Refusal
 from bridge.runner.child import Ended, Order, Supervised
 from bridge.runner.folders import remove_tree
@@ -108,7 +108,8 @@ class Job:
         self._heart.start()
         try:
             self._room.make()
-            verdict = self._work()
+            with awake.kept(self._say_of_it) as self._record.kept_awake:
+                verdict = self._work()
         except LeaseLost:
             return None
         except Refusal as refusal:
@@ -200,11 +201,11 @@ class Job:
             tell=self._heart.line,
         )
         try:
-            preparation.lay_out()
+            preparation.lay_out(self._is_to_stop)
         except BusError:  # objects that were fetched cannot be read: the copy here is at fault
             self._repair()
             self._room.make()
-            preparation.lay_out()
+            preparation.lay_out(self._is_to_stop)
         self._record.models = preparation.find_models()
         argv = preparation.argv(self._record.models)
         preparation.provide_kernels(self._is_to_stop)

@@ -7,7 +7,7 @@ and, for a preset that names a shipped model itself, the folder beside the insta
 A preset may also name a shipped model that *stands in* for one the machine has not. That is for machines
 without Metal, where the preset can then still be tried; a Mac's figures are those of the named model, or the
 request is refused. Stand-ins replace all models of a preset or none: half a pair is no pair. A folder that
-still holds Git LFS pointers is refused, because a model loader would only say that a file is corrupt.
+is not whole is refused, because a model loader would only say that a file is corrupt.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 
 from bridge.errors import RequestRefused
 from bridge.presets import ModelNeed
+from bridge.runner import weights
 
 SHIPPED = {
     "demo-target": "target",
@@ -26,7 +27,6 @@ SHIPPED = {
     "demo-projector": "projector",
     "demo-proposer": "proposer",
 }
-LFS_MARK = b"version https://git-lfs.github.com/spec/"
 
 
 class ModelMissing(RequestRefused):
@@ -89,7 +89,7 @@ def resolve(needs: Sequence[ModelNeed], places: Places) -> dict[str, Found]:
 
     Raises:
         ModelMissing: A model is in no place, and nothing stands in for it here; the message lists the places.
-            Or a folder holds LFS pointers.
+            Or a folder is not whole.
     """
     own = {need.name: _own(need.name, places) for need in needs}
     missing = [need for need in needs if own[need.name] is None]
@@ -98,7 +98,7 @@ def resolve(needs: Sequence[ModelNeed], places: Places) -> dict[str, Found]:
     for need in missing:
         found[need.name] = _stand_in(need, places, present)
     for name, model in found.items():
-        _refuse_pointers(name, model.folder)
+        _refuse_incomplete(name, model.folder)
     return {need.name: found[need.name] for need in needs}
 
 
@@ -138,11 +138,11 @@ def _stand_in(need: ModelNeed, places: Places, present: Sequence[str]) -> Found:
     return Found(folder.resolve(), need.stand_in)
 
 
-def _refuse_pointers(name: str, folder: Path) -> None:
-    for path in sorted(folder.glob("*.safetensors")):
-        with path.open("rb") as handle:
-            if handle.read(len(LFS_MARK)) == LFS_MARK:
-                raise ModelMissing(
-                    f"the model {name} holds a Git LFS pointer instead of weights: {path.name}",
-                    "run `git lfs pull` in that folder on the runner",
-                )
+def _refuse_incomplete(name: str, folder: Path) -> None:
+    if not (found := weights.faults(folder)):
+        return
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    raise ModelMissing(
+        f"the model {name} in {folder} is not whole: {found[0]}{more}",
+        "fetch it again on the runner: `git lfs pull` in that folder, or a new download",
+    )

@@ -16,7 +16,7 @@ from bridge.errors import MachineError, ParameterError, described
 from bridge.manifest import ParamValue
 from bridge.presets import Preset
 from bridge.result import Reason
-from bridge.runner import models, workspace
+from bridge.runner import lfs, models, workspace
 from bridge.runner.check import Refusal, places
 from bridge.runner.isolation.room import Room
 from bridge.runner.station import Station
@@ -56,11 +56,14 @@ class Preparation:
     note: Callable[[str], None]
     tell: Callable[[str], None]
 
-    def lay_out(self) -> None:
-        """Put what the preset wants of the workload into the workspace.
+    def lay_out(self, stop: Callable[[], bool] = lambda: False) -> None:
+        """Put what the preset wants of the workload into the workspace, objects of Git LFS as well.
+
+        Args:
+            stop: Whether to leave it, asked while objects are fetched.
 
         Raises:
-            Refusal: The workload cannot be laid out, or it lacks a file that a parameter names.
+            Refusal: The workload cannot be laid out, or it lacks a file that a parameter names, or an object.
             BusError: Objects of the workload cannot be read here.
         """
         if self.preset.workspace == "none":
@@ -80,9 +83,19 @@ class Preparation:
             if not (self.room.workspace / path).exists():
                 message = f"parameter {name}: the commit {self.workload[:12]} has no {path!r}"
                 raise Refusal(Reason.BAD_PARAMETER, message)
-            if path in laid.pointers:
-                message = f"parameter {name}: {path!r} is a Git LFS pointer, not the file itself"
-                raise Refusal(Reason.BAD_WORKLOAD, message)
+        if laid.pointers:
+            self._materialise(laid.pointers, stop)
+
+    def _materialise(self, pointers: frozenset[str], stop: Callable[[], bool]) -> None:
+        rule = self.station.policy.lfs
+        if rule.endpoint is not None:
+            self.tell(f"progress 0/1 fetching {len(pointers)} files of Git LFS")
+        try:
+            size = lfs.materialise(self.room.workspace, pointers, rule, beside=self.station.jobs, stop=stop)
+        except lfs.PointersRefused as error:
+            raise Refusal.of(Reason.BAD_WORKLOAD, error) from None
+        self.note(f"runner: {len(pointers)} files of Git LFS, {size} bytes\n")
+        self.tell(f"progress 1/1 fetching {len(pointers)} files of Git LFS")
 
     def find_models(self) -> dict[str, models.Found]:
         """Where the preset's models lie here, by name; said in the log and to whoever waits.

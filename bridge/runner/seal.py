@@ -37,6 +37,7 @@ class Record:
         files: What is published beside the result: bytes and role by path.
         models: The preset's models on this machine, by name.
         survivors: Processes of the job that would not die.
+        kept_awake: Whether the machine was kept awake; None: it does not fall asleep.
     """
 
     attempt: int
@@ -47,6 +48,7 @@ class Record:
     files: dict[str, tuple[bytes, str]] = field(default_factory=dict)
     models: Mapping[str, Found] = field(default_factory=dict)
     survivors: int = 0
+    kept_awake: bool | None = None
 
 
 def seal(
@@ -135,6 +137,7 @@ def _runner(station: Station, record: Record) -> RunnerFacts:
         **station.machine,
         **facts.isolation(record.enforced, record.survivors),
         **facts.of_models(record.models),
+        **({} if record.kept_awake is None else {"kept_awake": record.kept_awake}),
     }
     return RunnerFacts(
         name=station.identity.name, id=station.identity.id, version=__version__, machine=machine

@@ -134,7 +134,7 @@ LFS: Table = {
         file("real.json", _POINTER.format("e" * 64, 4)),
         expected=Reason.BAD_PARAMETER,
     ),
-    "settings-that-name-a-server": _harmless(
+    "settings-that-name-a-server": _refused(
         file(
             ".lfsconfig",
             f'[lfs]\n\turl = http://{SERVER}/lfs\n[remote "origin"]\n\tlfsurl = http://{SERVER}/\n',
@@ -142,7 +142,7 @@ LFS: Table = {
         file(".gitattributes", "*.bin filter=lfs diff=lfs merge=lfs -text\n"),
         file("x.bin", _POINTER.format("f" * 64, 4)),
     ),
-    "settings-that-name-a-program": _harmless(
+    "settings-that-name-a-program": _refused(
         file(
             ".lfsconfig",
             f'[lfs "customtransfer.evil"]\n\tpath = touch\n\targs = {CANARY}\n'

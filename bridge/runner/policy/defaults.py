@@ -75,6 +75,11 @@ open_files = 4096
 [actions]
 execute = "here"
 
+# Where the objects of Git LFS come from. Left out, a commit with pointers in place of files is refused.
+[lfs]
+# endpoint = "https://github.com/me/workload.git/info/lfs"
+max = "2 GiB"
+
 # What is said of one preset. Bounds can only become tighter; the words are those of a preset file.
 # [presets.throughput]
 # timeout_s = 1800

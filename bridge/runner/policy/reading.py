@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from bridge.errors import PolicyError
 from bridge.runner.limits import Limits
 from bridge.runner.policy.hours import HoursError, Span, read_span
 from bridge.runner.policy.lines import Key, Lines
 from bridge.runner.policy.permissions import check_private, check_unshared
-from bridge.runner.policy.types import BRANCHES, ActionsRule, Policy, PresetRule
+from bridge.runner.policy.types import BRANCHES, ActionsRule, LfsRule, Policy, PresetRule
 from bridge.runner.policy.values import Values
 from bridge.runner.policy.variables import why_not
 from bridge.signing.listed import NAME, NAME_WORDS
@@ -204,6 +205,27 @@ def _execute(values: Values, key: Key, value: object) -> str:
     return text
 
 
+def _lfs(values: Values, key: Key, value: object) -> LfsRule:
+    table = values.table(key, value, "a table of what is said of Git LFS")
+    values.known(key, table, ("endpoint", "max"))
+    found: dict[str, Any] = {}
+    if "endpoint" in table:
+        found["endpoint"] = _endpoint(values, (*key, "endpoint"), table["endpoint"])
+    if "max" in table:
+        found["max_bytes"] = values.size((*key, "max"), table["max"], 1, _TIB)
+    return LfsRule(**found)
+
+
+def _endpoint(values: Values, key: Key, value: object) -> str:
+    text = values.text(key, value, "the address of a server of Git LFS")
+    parts = urlsplit(text)
+    if parts.scheme not in ("https", "http", "ssh", "file") or not parts.path:
+        raise values.fault(key, "must begin with https://, http://, ssh:// or file:// and name a path")
+    if parts.password is not None or (parts.username is not None and parts.scheme != "ssh"):
+        raise values.fault(key, "must not hold credentials", "git's credential helper gives them")
+    return text
+
+
 _Reader = Callable[[Values, Key, Any], object]
 _RULE_KEYS: dict[str, _Reader] = {
     "timeout_s": _seconds,
@@ -230,4 +252,5 @@ _KEYS: dict[str, _Reader] = {
     "models": _models,
     "presets": _presets,
     "actions": _actions,
+    "lfs": _lfs,
 }

@@ -67,6 +67,19 @@ class ActionsRule:
 
 
 @dataclass(frozen=True)
+class LfsRule:
+    """What ``[lfs]`` says of workloads that hold Git LFS pointers.
+
+    Attributes:
+        endpoint: The only server that objects come from, as git-lfs takes it; None: pointers refuse a job.
+        max_bytes: Upper bound of what one job may fetch, in bytes.
+    """
+
+    endpoint: str | None = None
+    max_bytes: int = 2 << 30
+
+
+@dataclass(frozen=True)
 class Policy:
     """The owner's decisions.
 
@@ -89,6 +102,7 @@ class Policy:
         limits: How much one job may take of the machine.
         presets: What is said of single presets, by name.
         actions: What is said of workflow runs.
+        lfs: What is said of Git LFS pointers.
         lines: Where in the file each decision stands.
     """
 
@@ -110,6 +124,7 @@ class Policy:
     limits: Limits = field(default_factory=Limits)
     presets: Mapping[str, PresetRule] = field(default_factory=dict)
     actions: ActionsRule = field(default_factory=ActionsRule)
+    lfs: LfsRule = field(default_factory=LfsRule)
     lines: Lines = field(default_factory=lambda: Lines(Path(FILE_NAME)), repr=False, compare=False)
 
     @property

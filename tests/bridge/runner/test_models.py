@@ -1,5 +1,6 @@
 """Where a model is looked for, what may stand in for it and where not, and that no LFS pointer passes."""
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from bridge.presets import ModelNeed
 from bridge.runner import facts, models
 from bridge.runner.models import Found, ModelMissing, Places
+from tests.bridge.runner.folders import model_folder
 
 TARGET = ModelNeed("big", "a big model", "demo-target")
 DRAFTER = ModelNeed("big-drafter", "its drafter", "demo-drafter")
@@ -25,16 +27,14 @@ def places(
 
 
 def at_home(root: Path, name: str) -> Path:
-    folder = root / "home" / "kakeya-models" / name
-    folder.mkdir(parents=True)
-    return folder
+    return model_folder(root / "home" / "kakeya-models" / name)
 
 
 @pytest.mark.parametrize("metal", [True, False])
 def test_the_places_are_tried_in_order(tmp_path: Path, metal: bool) -> None:
     workload = tmp_path / "workload"
     for folder in ("policy", "variable", "home/kakeya-models/big", "workload/models/big"):
-        (tmp_path / folder).mkdir(parents=True)
+        model_folder(tmp_path / folder)
     configured, environment = {"big": tmp_path / "policy"}, {"KAKEYA_MODEL_BIG": str(tmp_path / "variable")}
 
     def found(**changes: object) -> Path:
@@ -52,7 +52,7 @@ def test_the_places_are_tried_in_order(tmp_path: Path, metal: bool) -> None:
     assert found() == tmp_path / "policy"
     assert found(configured={}) == tmp_path / "variable"
     assert found(configured={}, environment={}) == tmp_path / "home/kakeya-models/big"
-    (tmp_path / "home/kakeya-models/big").rmdir()
+    shutil.rmtree(tmp_path / "home/kakeya-models/big")
     assert found(configured={}, environment={}) == workload / "models" / "big"
 
 

@@ -21,6 +21,7 @@ from bridge.runner.policy.hours import DAYS
 from bridge.runner.presence import Presence
 from tests.bridge.cards import card
 from tests.bridge.runner.bench import Bench
+from tests.bridge.runner.folders import model_folder
 from tests.houses import House
 
 REF = refs.RUNNERS + "mac"
@@ -113,8 +114,7 @@ def test_a_card_says_which_model_is_missing_and_which_stands_in(bench: Bench, cl
     assert found.models["big"] == "missing"
     if not found.machine["metal"]:
         assert found.models["small"].startswith("stand-in demo-target: ")
-    folder = bench.house.root / "weights"
-    folder.mkdir()
+    folder = model_folder(bench.house.root / "weights")
     bench.policy(f'[models]\nbig = "{folder}"\n')
     found = presence(bench, clock).card(State.IDLE)
     again = found.offer("big")
@@ -170,7 +170,7 @@ def test_secrets_of_the_environment_are_not_published(
 ):
     monkeypatch.setenv("KAKEYA_MODEL_BIG", str(bench.house.root / "hunter2-hunter2"))
     monkeypatch.setenv("API_TOKEN", "hunter2-hunter2")
-    (bench.house.root / "hunter2-hunter2").mkdir()
+    model_folder(bench.house.root / "hunter2-hunter2")
     bench.preset("big", ["${python}", "-c", "pass", "${model:big}"], tail='[models.big]\nmac = "a big one"\n')
     data = presence(bench, clock).card(State.IDLE).to_bytes()
     assert b"hunter2" not in data
@@ -211,8 +211,7 @@ def test_what_is_available_is_looked_at_once_a_minute(bench: Bench, clock: Clock
     bench.preset("big", ["${python}", "-c", "pass", "${model:big}"], tail=need)
     here = presence(bench, clock, interval_s=300)
     assert here.tell() is None
-    folder = Path(bench.house.env["HOME"]) / "kakeya-models" / "big"
-    folder.mkdir(parents=True)
+    model_folder(Path(bench.house.env["HOME"]) / "kakeya-models" / "big")
     clock.seconds += 59
     here.tell()
     big = published(bench).offer("big")

@@ -1,0 +1,96 @@
+"""Is a model folder whole? Told from headers alone, so that a download that broke off is seen before a job.
+
+A safetensors file begins with the length of its header (8 bytes, little-endian) and the header, JSON with the
+place of each tensor behind it: https://github.com/huggingface/safetensors#format. So its size is known.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from bridge.errors import described
+
+LFS_MARK = b"version https://git-lfs.github.com/spec/"
+INDEX = "model.safetensors.index.json"
+CONFIG = "config.json"
+_MAX_JSON = 64 << 20
+_MAX_HEADER = 100_000_000  # as the format's own library takes
+_LENGTH = 8
+
+
+def faults(folder: Path) -> list[str]:
+    """What a model folder lacks, one sentence each; nothing: it is whole.
+
+    Args:
+        folder: Of one model, in the layout of mlx-lm: ``config.json``, ``*.safetensors`` and, for more than
+            one, ``model.safetensors.index.json``.
+    """
+    found = []
+    if not isinstance(_document(folder / CONFIG), dict):
+        found.append(f"{CONFIG} is missing or not readable")
+    files = {path.name for path in folder.glob("*.safetensors")}
+    if (folder / INDEX).exists():
+        named = _shards(_document(folder / INDEX))
+        if named is None:
+            found.append(f"{INDEX} is not readable")
+        else:
+            found += [f"{name} is missing" for name in sorted(named - files)]
+    elif not files:
+        found.append("it holds no *.safetensors file")
+    for name in sorted(files):
+        if (fault := _fault(folder / name)) is not None:
+            found.append(f"{name} {fault}")
+    return found
+
+
+def _shards(index: Any) -> set[str] | None:
+    """The files that an index names; None: it is none."""
+    names = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        return None
+    return set(names.values())
+
+
+def _document(path: Path) -> Any:
+    try:
+        with path.open("rb") as handle:
+            return json.loads(handle.read(_MAX_JSON))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def _fault(path: Path) -> str | None:
+    try:
+        status = path.stat()
+        return _looked_at(str(path), status.st_mtime_ns, status.st_size)
+    except OSError as error:
+        return f"cannot be read: {described(error)}"
+
+
+@functools.lru_cache(maxsize=4096)
+def _looked_at(path: str, _mtime_ns: int, size: int) -> str | None:
+    """What is wrong with one file of weights."""
+    with open(path, "rb") as handle:
+        head = handle.read(len(LFS_MARK))
+        if head == LFS_MARK:
+            return "is a Git LFS pointer instead of weights"
+        length = int.from_bytes(head[:_LENGTH], "little")
+        if len(head) < _LENGTH or length > _MAX_HEADER:
+            return "is no safetensors file"
+        handle.seek(_LENGTH, os.SEEK_SET)
+        header = handle.read(length)
+    if len(header) < length:
+        return f"breaks off in its header: it has {size} bytes"
+    try:
+        tensors = json.loads(header)
+        ends = [int(row["data_offsets"][1]) for name, row in tensors.items() if name != "__metadata__"]
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+        return "is no safetensors file"
+    whole = _LENGTH + length + max(ends, default=0)
+    if size != whole:
+        return f"has {size} bytes instead of {whole}: was its download broken off?"
+    return None

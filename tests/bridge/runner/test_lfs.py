@@ -1,0 +1,102 @@
+"""Pointers of Git LFS never reach a job: what they stand for does, or the request is refused.
+
+Refusals need no git-lfs. What is fetched is fetched by the real one, in ``tests/e2e/test_lfs.py``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bridge.errors import PolicyError
+from bridge.result import Reason, Status
+from bridge.runner.lfs import PointersRefused, materialise
+from bridge.runner.policy.reading import load, read
+from bridge.runner.policy.types import LfsRule
+from tests.bridge.runner.bench import Bench
+from tests.houses import build_house
+from tests.servers.lfs import pointer
+
+OID = "ab" * 32
+ELSEWHERE = LfsRule("http://127.0.0.1:9/lfs", max_bytes=1000)
+
+
+def laid(folder: Path, **files: str) -> list[str]:
+    folder.mkdir()
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    return list(files)
+
+
+def test_where_no_server_is_named_pointers_refuse_the_job(tmp_path: Path) -> None:
+    house = build_house(tmp_path / "house", {"weights.bin": pointer(OID, 10), "README.md": "x\n"})
+    bench = Bench(house)
+    bench.install({"echo": "print('hello')"})
+    bench.preset("whole", ["${python}", "-c", "print(1)"], engine="workload", workspace="full")
+    bench.policy("allow_repo_code = true\n")
+    asked = bench.ask("whole")
+    bench.serve_once()
+    verdict = bench.answer(asked.nonce).result.verdict
+    assert (verdict.status, verdict.reason) == (Status.REFUSED, Reason.BAD_WORKLOAD), bench.said
+    assert "'weights.bin'" in verdict.message
+    assert "[lfs] endpoint" in verdict.message
+
+
+HOSTILE = {
+    "an exabyte": (pointer(OID, 10**18 - 1), "at most"),
+    "more than a number": (pointer(OID, 10**30), "is none"),
+    "a path for a hash": (pointer("../" * 21 + "x", 4), "is none"),
+    "an extension": (
+        f"version https://git-lfs.github.com/spec/v1\next-0-evil sha256:{OID}\noid sha256:{OID}\nsize 3\n",
+        "is none",
+    ),
+    "more behind it": (pointer(OID, 4) + "more\n", "is none"),
+    "another version": ("version https://git-lfs.github.com/spec/v9\n", "is none"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_pointers_are_refused_before_anything_is_asked(tmp_path: Path, name: str) -> None:
+    text, said = HOSTILE[name]
+    paths = laid(tmp_path / "w", x=text)
+    with pytest.raises(PointersRefused, match=said):
+        materialise(tmp_path / "w", paths, ELSEWHERE, beside=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["w"]
+
+
+def test_thousands_of_pointers_are_refused(tmp_path: Path) -> None:
+    paths = laid(tmp_path / "w", **{f"p{i}": pointer(OID, 0) for i in range(10_001)})
+    with pytest.raises(PointersRefused, match="10001 files"):
+        materialise(tmp_path / "w", paths, ELSEWHERE, beside=tmp_path)
+
+
+def test_one_object_in_many_places_counts_once(tmp_path: Path) -> None:
+    paths = laid(tmp_path / "w", a=pointer(OID, 900), b=pointer(OID, 900))
+    with pytest.raises(PointersRefused, match=r"does not give the object|cannot be used|not installed"):
+        materialise(tmp_path / "w", paths, ELSEWHERE, beside=tmp_path)
+
+
+def test_a_policy_names_the_server_and_the_limit(tmp_path: Path) -> None:
+    text = b'[lfs]\nendpoint = "https://lfs.example.org/a.git/info/lfs"\nmax = "1 GiB"\n'
+    rule = read(tmp_path / "policy.toml", text).lfs
+    assert rule == LfsRule("https://lfs.example.org/a.git/info/lfs", 1 << 30)
+    assert load(tmp_path / "none").lfs == LfsRule()
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "said"),
+    [
+        ("lfs.example.org/x", "must begin with"),
+        ("ext::sh -c id", "must begin with"),
+        ("https://me:secret@lfs.example.org/x", "credentials"),
+        ("https://token@lfs.example.org/x", "credentials"),
+    ],
+    ids=["no scheme", "a program", "a password", "a token"],
+)
+def test_a_server_that_cannot_be_meant_is_an_error_that_names_the_line(
+    tmp_path: Path, endpoint: str, said: str
+) -> None:
+    with pytest.raises(PolicyError, match=said) as error:
+        read(tmp_path / "policy.toml", f'[lfs]\nendpoint = "{endpoint}"\n'.encode())
+    assert "policy.toml:2" in error.value.message

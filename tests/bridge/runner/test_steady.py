@@ -1,0 +1,186 @@
+"""Around each job: the interpreter is as it was recorded, the machine stays awake, the weights are whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from bridge import interpreter
+from bridge.result import Reason, Status
+from bridge.runner import awake, models, weights
+from tests.bridge.runner.bench import Bench
+from tests.houses import House, wait_for
+
+
+@pytest.fixture
+def bench(house: House) -> Bench:
+    made = Bench(house)
+    made.install({"echo": "print('hello from', arg)", "nap": "import time; time.sleep(0.5)"})
+    return made
+
+
+@pytest.fixture
+def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where this environment's record lies for once."""
+    monkeypatch.setattr(interpreter, "record_path", lambda: tmp_path / "interpreter.json")
+    return tmp_path / "interpreter.json"
+
+
+def test_a_job_runs_where_the_interpreter_is_as_recorded(bench: Bench, record: Path) -> None:
+    interpreter.write(record, interpreter.observe())
+    asked = bench.ask()
+    bench.serve_once()
+    assert bench.verdict(asked.nonce) == ("passed", "ok")
+
+
+@pytest.mark.parametrize("how", ["another interpreter", "another package", "no record"])
+def test_a_job_is_refused_where_it_is_another(bench: Bench, record: Path, how: str) -> None:
+    seen = interpreter.observe()
+    old = {
+        "another interpreter": dataclasses.replace(seen, realpath="/opt/python3.9", version="3.9.1"),
+        "another package": dataclasses.replace(seen, packages={**seen.packages, "mlx": "0.1.0"}),
+    }
+    if how in old:
+        interpreter.write(record, old[how])
+    else:
+        record.write_text("{")
+    asked = bench.ask()
+    bench.serve_once()
+    verdict = bench.answer(asked.nonce).result.verdict
+    assert (verdict.status, verdict.reason) == (Status.REFUSED, Reason.MACHINE_UNFIT)
+    said = {
+        "another interpreter": "the interpreter was /opt/python3.9",
+        "another package": "mlx was 0.1.0",
+        "no record": "cannot read the record",
+    }
+    assert said[how] in verdict.message
+    assert "runner setup" in verdict.message
+
+
+def fake_caffeinate(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program of that name that says how it was called and stays, as the system's does."""
+    log = folder / "calls"
+    folder.mkdir()
+    program = folder / "caffeinate"
+    program.write_text(f'#!/bin/sh\necho "$$ $@" >> {log}\nexec sleep 300\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(awake, "PROGRAM", str(program))
+    monkeypatch.setattr(awake, "is_needed", lambda: True)
+    return log
+
+
+def lives(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text().split(") ")[1][0] != "Z"
+
+
+def test_the_machine_is_kept_awake_exactly_while_a_job_runs(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = fake_caffeinate(tmp_path / "tools", monkeypatch)
+    asked = bench.ask("nap")
+    bench.serve_once()
+    [call] = log.read_text().splitlines()
+    pid, *switches = call.split()
+    assert switches[:3] == ["-i", "-m", "-s"]
+    assert not lives(int(pid))
+    assert bench.answer(asked.nonce).result.runner.machine["kept_awake"] is True
+
+
+def test_what_keeps_it_awake_ends_when_the_job_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = fake_caffeinate(tmp_path / "tools", monkeypatch)
+
+    def fail() -> None:
+        with awake.kept(print) as kept:
+            assert kept
+            wait_for(log.exists)
+            time.sleep(0.1)
+            assert lives(int(log.read_text().split()[0]))
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert not lives(int(log.read_text().split()[0]))
+
+
+def test_a_machine_that_cannot_be_kept_awake_says_so_and_runs_the_job(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(awake, "PROGRAM", str(tmp_path / "no-such-program"))
+    monkeypatch.setattr(awake, "is_needed", lambda: True)
+    asked = bench.ask()
+    bench.serve_once()
+    assert bench.verdict(asked.nonce) == ("passed", "ok")
+    assert bench.answer(asked.nonce).result.runner.machine["kept_awake"] is False
+    assert any("may fall asleep" in line for line in bench.said)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    shipped = models.shipped("demo-target")
+    assert shipped is not None
+    folder = tmp_path / "model"
+    shutil.copytree(shipped, folder)
+    return folder
+
+
+def test_the_shipped_models_are_whole(model: Path) -> None:
+    assert weights.faults(model) == []
+    for name in models.SHIPPED:
+        folder = models.shipped(name)
+        assert folder is not None
+        assert weights.faults(folder) == []
+
+
+def cut(file: Path, size: int) -> None:
+    with file.open("r+b") as handle:
+        handle.truncate(size)
+
+
+def add_index(model: Path) -> None:
+    rows = {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (model / weights.INDEX).write_text(json.dumps({"weight_map": rows}))
+
+
+DAMAGE = {
+    "cut off": (lambda m: cut(m / "model.safetensors", 200_000), "has 200000 bytes instead of"),
+    "cut in its header": (lambda m: cut(m / "model.safetensors", 100), "breaks off in its header"),
+    "too long": (lambda m: (m / "model.safetensors").open("ab").write(b"x"), "bytes instead of"),
+    "empty": (lambda m: cut(m / "model.safetensors", 0), "no safetensors file"),
+    "no weights": (lambda m: (m / "model.safetensors").unlink(), "holds no"),
+    "no config": (lambda m: (m / "config.json").unlink(), "config.json is missing"),
+    "a shard is missing": (add_index, "model-00002-of-00002.safetensors is missing"),
+    "a bad index": (lambda m: (m / weights.INDEX).write_text("[]"), "index.json is not readable"),
+    "a pointer": (
+        lambda m: (m / "model.safetensors").write_bytes(weights.LFS_MARK + b"v1\noid sha256:00\nsize 1\n"),
+        "Git LFS pointer",
+    ),
+    "a huge header": (lambda m: (m / "model.safetensors").write_bytes(b"\xff" * 64), "no safetensors file"),
+    "a header of nonsense": (
+        lambda m: (m / "model.safetensors").write_bytes((8).to_bytes(8, "little") + b'{"a": 1}'),
+        "no safetensors file",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_folder_that_is_not_whole_says_what_it_lacks(model: Path, name: str) -> None:
+    damage, said = DAMAGE[name]
+    damage(model)
+    assert any(said in fault for fault in weights.faults(model)), weights.faults(model)
+
+
+def test_a_model_that_is_not_whole_refuses_the_job_before_it_starts(bench: Bench, model: Path) -> None:
+    cut(model / "model.safetensors", 200_000)
+    both = ("gemma-4-26b-a4b", "gemma-4-26b-a4b-dflash")
+    bench.policy("[models]\n" + "".join(f'{name} = "{model}"\n' for name in both))
+    asked = bench.ask("throughput")
+    bench.serve_once()
+    verdict = bench.answer(asked.nonce).result.verdict
+    assert (verdict.status, verdict.reason) == (Status.REFUSED, Reason.MODEL_MISSING)
+    assert "has 200000 bytes instead of" in verdict.message
