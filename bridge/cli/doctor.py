@@ -1,4 +1,4 @@
-"""``kakeya_mac doctor``: what this checkout needs to use the bridge."""
+"""``kakeya_mac doctor``: what this machine needs for its part in the bridge."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ import click
 from bridge.cli import echo_json
 
 MARKS = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL"}
+READY = {
+    "client": "Requests can be made from here.",
+    "runner": "This machine can serve requests.",
+    "ci": "This job can ask for runs.",
+}
 
 
 @click.command(
@@ -16,32 +21,44 @@ MARKS = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL"}
 Examples:
   kakeya_mac doctor
   kakeya_mac doctor --remote git@example.org:you/workload.git --json
+  kakeya_mac doctor --role runner        # on the Mac
+  kakeya_mac doctor --role ci            # in a step of a workflow
 
-Exit code 0: requests can be made from here (warnings included); 6: they cannot."""
+\b
+JSON: role, status (ok, fail), checks [{name, level (ok, warn, fail), looked_at, finding, fix}], exit_code.
+Exit code 0: the role can be played from here (warnings included); 6: it cannot."""
+)
+@click.option(
+    "--role",
+    type=click.Choice(("client", "runner", "ci")),
+    help="Which part is meant (default: ci inside a workflow, runner where `runner setup` was, else client).",
 )
 @click.option("--remote", metavar="URL", help="Git remote that carries the bus (default: origin).")
+@click.option("--allow-public", is_flag=True, help="A public repository with a self-hosted runner is meant.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON line instead of text.")
-def doctor(remote: str | None, as_json: bool) -> int:
-    """Look at everything a request needs; say what was found, and how to fix what is missing."""
+def doctor(role: str | None, remote: str | None, allow_public: bool, as_json: bool) -> int:
+    """Look at everything this machine's part needs; say what was found, and how to fix what is missing."""
     from bridge import settings
-    from bridge.client.doctor import Check, Level, examine
+    from bridge.doctor.finding import Check, Level
+    from bridge.doctor.roles import detect, examine
 
+    role = role or detect()
     checks: list[Check] = []
-    for check in examine(settings.load(remote=remote), Path.cwd()):
+    for check in examine(role, settings.load(remote=remote), Path.cwd(), allow_public=allow_public):
         checks.append(check)
         if not as_json:
             click.echo(f"{MARKS[check.level]}  {check.name}: {check.finding}  [{check.looked_at}]")
             if check.fix:
                 click.echo(f"      fix: {check.fix}")
     usable = all(check.level is not Level.FAIL for check in checks)
+    code = 0 if usable else 6
     if as_json:
         rows = [
             {"name": c.name, "level": c.level, "looked_at": c.looked_at, "finding": c.finding, "fix": c.fix}
             for c in checks
         ]
-        code = 0 if usable else 6
-        document = {"status": "ok" if usable else "fail", "exit_code": code, "checks": rows}
+        document = {"role": role, "status": "ok" if usable else "fail", "exit_code": code, "checks": rows}
         echo_json(document, untrusted=("checks",))  # what a server says stands in them
     elif usable:
-        click.echo("\nRequests can be made from here.")
-    return 0 if usable else 6
+        click.echo(f"\n{READY[role]}")
+    return code

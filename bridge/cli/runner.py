@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from bridge.cli.hook import hook
 from bridge.cli.peers import key, peers
 from bridge.cli.policy import policy
 from bridge.cli.signers import signers
@@ -38,6 +39,7 @@ runner.add_command(peers)
 runner.add_command(key)
 runner.add_command(execute)
 runner.add_command(publish)
+runner.add_command(hook)
 
 
 @runner.command(

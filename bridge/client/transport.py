@@ -117,7 +117,7 @@ def choose_route(
         return _inside(asked, remote, repository, environ)
     token = None if repository is None else find_token(environ, address=remote.address)
     github = None if repository is None or token is None else GitHub(repository, token)
-    return _outside(asked, _file(git, workload), _default_file(git, remote), github, workload)
+    return _outside(asked, _file(git, workload), default_file(git, remote), github, workload)
 
 
 def _inside(asked: str, remote: Remote, repository: Repository, environ: Mapping[str, str]) -> Route:
@@ -170,8 +170,16 @@ def _file(git: Git, commit: str) -> bytes | None:
     return git.read_blob(commit, WORKFLOW_PATH, _MAX_FILE)
 
 
-def _default_file(git: Git, remote: Remote) -> bytes | None:
-    """The workflow file of the remote's default branch; None: it has none, or there is no such branch."""
+def default_file(git: Git, remote: Remote) -> bytes | None:
+    """The workflow file of the remote's default branch; None: it has none, or there is no such branch.
+
+    Args:
+        git: Any checkout; nothing is left in it.
+        remote: The bus.
+
+    Raises:
+        BusError: The remote did not answer.
+    """
     with aside(git, borrowing=True) as own:
         try:
             own.fetch(remote.address, [f"+HEAD:{_DEFAULT}"], depth=1)

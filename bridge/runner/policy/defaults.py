@@ -75,6 +75,16 @@ open_files = 4096
 [actions]
 execute = "here"
 
+# Which runs the self-hosted runner's hook lets begin (docs/actions.md). Without repository it lets none.
+# repository = "me/workload"
+# actors = ["me", "ci-*"]               # left out: whoever can push
+# fetch = "git@github.com:me/workload.git"
+# key = "/Users/me/.ssh/kakeya-deploy"  # a deploy key that can only read
+# Left out: the mac-bridge.yaml that came with this package.
+# workflow_sha256 = ["0000000000000000000000000000000000000000000000000000000000000000"]
+workflows = [".github/workflows/mac-bridge.yaml"]
+events = ["push", "workflow_dispatch"]
+
 # Where the objects of Git LFS come from. Left out, a commit with pointers in place of files is refused.
 [lfs]
 # endpoint = "https://github.com/me/workload.git/info/lfs"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from bridge.bus.untrusted import without_credentials
 from bridge.errors import PolicyError
 from bridge.runner.limits import Limits
 from bridge.runner.policy.hours import HoursError, Span, read_span
@@ -35,6 +37,8 @@ _LIMITS: dict[str, tuple[str, str, int, int]] = {
     "file_size": ("file_bytes", "bytes", 64 * 1024, 1024 * _TIB),
     "open_files": ("open_files", "descriptors", 64, 1_000_000),
 }
+_SLUG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}/(?!\.{1,2}$)[A-Za-z0-9_.-]{1,100}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _HOURS = "a list of hours"
 _BOUNDS = ("minimum", "maximum", "enum", "pattern", "maxLength", "prefix", "suffix", "default")
 
@@ -226,6 +230,56 @@ def _endpoint(values: Values, key: Key, value: object) -> str:
     return text
 
 
+def _repository(values: Values, key: Key, value: object) -> str:
+    text = values.text(key, value, "owner/name of a repository")
+    if _SLUG.fullmatch(text) is None:
+        raise values.fault(key, f"must be written owner/name, got {ascii(text)[:120]}")
+    return text
+
+
+def _paths(values: Values, key: Key, value: object) -> tuple[str, ...]:
+    return values.texts(key, value, "a list of paths of workflow files", _no_workflow)
+
+
+def _no_workflow(path: str) -> str | None:
+    is_one = path.startswith(".github/workflows/") and path.endswith((".yaml", ".yml"))
+    return None if is_one else "it is no .github/workflows/*.yaml"
+
+
+def _digests(values: Values, key: Key, value: object) -> tuple[str, ...]:
+    return values.texts(key, value, "a list of SHA-256 digests", _no_digest)
+
+
+def _no_digest(text: str) -> str | None:
+    return None if _SHA256.fullmatch(text) else "it is no SHA-256 in 64 lower hex digits"
+
+
+def _actors(values: Values, key: Key, value: object) -> tuple[str, ...]:
+    return values.texts(key, value, "a list of names of accounts or patterns")
+
+
+def _events(values: Values, key: Key, value: object) -> tuple[str, ...]:
+    return values.texts(key, value, "a list of events", _no_event)
+
+
+def _no_event(text: str) -> str | None:
+    return None if text in ("push", "workflow_dispatch") else "mac-bridge.yaml starts on none but these"
+
+
+def _address(values: Values, key: Key, value: object) -> str:
+    text = values.text(key, value, "an address that git fetches from")
+    if without_credentials(text) != text or text.startswith("-") or "::" in text:
+        raise values.fault(key, "must be a plain address without credentials")
+    return text
+
+
+def _file(values: Values, key: Key, value: object) -> Path:
+    path = Path(values.text(key, value, "a file")).expanduser()
+    if not path.is_absolute():
+        raise values.fault(key, f"must be an absolute path, got {str(path)!r}")
+    return path
+
+
 _Reader = Callable[[Values, Key, Any], object]
 _RULE_KEYS: dict[str, _Reader] = {
     "timeout_s": _seconds,
@@ -233,7 +287,16 @@ _RULE_KEYS: dict[str, _Reader] = {
     "requesters": _requesters,
     "params": _params,
 }
-_ACTIONS_KEYS: dict[str, _Reader] = {"execute": _execute}
+_ACTIONS_KEYS: dict[str, _Reader] = {
+    "execute": _execute,
+    "repository": _repository,
+    "workflows": _paths,
+    "workflow_sha256": _digests,
+    "actors": _actors,
+    "events": _events,
+    "fetch": _address,
+    "key": _file,
+}
 _KEYS: dict[str, _Reader] = {
     "allow_presets": _allow_presets,
     "allow_repo_code": Values.switch,

@@ -61,9 +61,23 @@ class ActionsRule:
     Attributes:
         execute: Who does their requests: ``here``, the run's own account, or ``daemon``, a `runner serve`
             under another one, while the run waits.
+        repository: ``owner/name``, whose runs may begin; None: the hook lets none begin.
+        workflows: Paths of the workflow files that may run.
+        workflow_sha256: What such a file must be; empty: the one that came with this package.
+        actors: Who may start a run, names or patterns; None: whoever can push.
+        events: What may start one.
+        fetch: Address from which the hook reads files and requests; None: the repository's page.
+        key: Private SSH key, of a deploy key that can only read, with which it does; None: as git is set up.
     """
 
     execute: str = "here"
+    repository: str | None = None
+    workflows: tuple[str, ...] = (".github/workflows/mac-bridge.yaml",)
+    workflow_sha256: tuple[str, ...] = ()
+    actors: tuple[str, ...] | None = None
+    events: tuple[str, ...] = ("push", "workflow_dispatch")
+    fetch: str | None = None
+    key: Path | None = None
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from bridge.client import doctor
+from bridge.doctor import basics
 from bridge.errors import MachineError
 from bridge.runner.isolation import trial
 from bridge.runner.isolation.enforced import NOT_ENFORCED, Enforced
@@ -27,7 +27,7 @@ def test_a_trial_finds_what_a_job_would_find(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_doctor_warns_of_each_item_that_nothing_enforces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "enforced_here", lambda: Enforced(network="own namespace"))
-    checks = {check.name: check for check in doctor._isolation()}
+    checks = {check.name: check for check in basics.isolation()}
     assert checks.pop("jobs: network").level == "ok"
     assert len(checks) == 7
     assert {(check.level, check.fix) for check in checks.values()} == {("warn", trial.REMEDY)}
@@ -41,5 +41,5 @@ def test_doctor_says_why_no_job_can_be_started(monkeypatch: pytest.MonkeyPatch) 
         raise MachineError("the job supervisor cannot isolate a job here: mount: no")
 
     monkeypatch.setattr(trial, "enforced_here", fails)
-    [check] = doctor._isolation()
+    [check] = basics.isolation()
     assert (check.level, "mount: no" in check.finding) == ("warn", True)

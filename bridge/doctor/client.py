@@ -1,109 +1,73 @@
 """Can this checkout use the bridge? Each check says what it looked at, what it found, and how to fix it.
 
-Checks read; the one that touches the remote's write side is a push with ``--dry-run``. Checks of a Mac's
-set-up and of a continuous-integration role are not here.
+Checks read; the one that touches the remote's write side is a push with ``--dry-run``.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from enum import StrEnum
 from pathlib import Path
 
-from bridge import __version__, signing
+from bridge import signing
 from bridge.bus.failures import summary
 from bridge.bus.git import Git
 from bridge.bus.refs import request_ref
 from bridge.client.keys import choose
 from bridge.client.remotes import Remote, resolve_remote
+from bridge.doctor import actions, basics
+from bridge.doctor.finding import Check, Level
 from bridge.errors import BridgeError, BusError
-from bridge.runner.isolation import trial
-from bridge.runner.isolation.enforced import NOT_ENFORCED
 from bridge.settings import Settings
 
 NETWORK_TIMEOUT_S = 15.0
-OLDEST_GIT = (2, 31)
 
 
-class Level(StrEnum):
-    """How bad a finding is: `fail` means that requests cannot be made from here."""
+def examine(settings: Settings, repository: Path, *, allow_public: bool = False) -> Iterator[Check]:
+    """Every check in turn; later ones are left out when an earlier one makes them meaningless.
 
-    OK = "ok"
-    WARN = "warn"
-    FAIL = "fail"
-
-
-@dataclass(frozen=True)
-class Check:
-    """One finding: what was looked at, how bad it is, what was found, and the fix (empty when ok)."""
-
-    name: str
-    level: Level
-    looked_at: str
-    finding: str
-    fix: str = ""
-
-
-def examine(settings: Settings, repository: Path) -> Iterator[Check]:
-    """Every check in turn; later ones are left out when an earlier one makes them meaningless."""
-    yield _python()
+    Args:
+        settings: The client's settings.
+        repository: Where it is asked from.
+        allow_public: A public repository is meant.
+    """
+    yield basics.python()
     git = Git(repository)
-    version = _git_version(git)
+    version = basics.git_version(git)
     yield version
     if version.level is Level.FAIL:
         return
-    inside = _repository(git)
+    inside = checkout(git)
     yield inside
-    yield _ssh_keygen()
+    yield basics.ssh_keygen()
     yield _signing_key(settings, git)
-    yield _trusted_runners(settings)
-    yield _engine()
-    if _has_engine():
-        yield from _isolation()
+    yield trusted_runners(settings)
+    yield basics.engine()
+    if basics.has_engine():
+        yield from basics.isolation()
     if inside.level is Level.FAIL:
         return
     yield _work_tree(git)
+    yield from on_remote(settings, git, allow_public=allow_public)
+
+
+def on_remote(settings: Settings, git: Git, *, allow_public: bool) -> Iterator[Check]:
+    """The remote, what it takes, and GitHub's side of it where it has one."""
     try:
         remote = resolve_remote(git, settings.remote)
     except BridgeError as error:
-        yield Check(
-            "remote",
-            Level.FAIL,
-            "--remote, KAKEYA_REMOTE, config.toml, origin",
-            error.message,
-            error.remedy or "",
-        )
+        where = "--remote, KAKEYA_REMOTE, config.toml, origin"
+        yield Check("remote", Level.FAIL, where, error.message, error.remedy or "")
         return
-    reachable = _remote(git, remote)
-    yield reachable
-    if reachable.level is not Level.FAIL:
-        yield _push(git, remote)
+    answer = reachable(git, remote)
+    yield answer
+    if answer.level is Level.FAIL:
+        return
+    yield pushing(git, remote)
+    yield from actions.examine(settings, git, remote, allow_public=allow_public)
 
 
-def _python() -> Check:
-    version = ".".join(str(part) for part in sys.version_info[:3])
-    return Check("kakeya-mac", Level.OK, sys.executable, f"kakeya-mac {__version__} on Python {version}")
-
-
-def _git_version(git: Git) -> Check:
-    try:
-        text = git.run("--version").decode().split()[2]
-    except BridgeError as error:
-        return Check(
-            "git", Level.FAIL, "git --version", error.message, error.remedy or "install git 2.31 or later"
-        )
-    numbers = tuple(int(part) for part in text.split(".")[:2])
-    if numbers < OLDEST_GIT:
-        return Check(
-            "git", Level.FAIL, "git --version", f"git {text} is too old", "install git 2.31 or later"
-        )
-    return Check("git", Level.OK, "git --version", f"git {text}")
-
-
-def _repository(git: Git) -> Check:
+def checkout(git: Git) -> Check:
+    """Whether there is a commit to ask for."""
     where = str(git.directory)
     done = git.attempt("rev-parse", "--verify", "--quiet", "HEAD^{commit}")
     if done.exit_code == 0:
@@ -128,18 +92,6 @@ def _work_tree(git: Git) -> Check:
     )
 
 
-def _ssh_keygen() -> Check:
-    if signing.available():
-        return Check("ssh-keygen", Level.OK, "PATH", "signatures can be made and verified")
-    return Check(
-        "ssh-keygen",
-        Level.WARN,
-        "PATH",
-        "not found: requests go out unsigned and no result can be verified",
-        "install OpenSSH's client (openssh-client)",
-    )
-
-
 def _signing_key(settings: Settings, git: Git) -> Check:
     where = "KAKEYA_SIGNING_KEY, config.toml, git config, SSH agent"
     try:
@@ -154,7 +106,8 @@ def _signing_key(settings: Settings, git: Git) -> Check:
     return Check("request key", Level.OK, where, found)
 
 
-def _trusted_runners(settings: Settings) -> Check:
+def trusted_runners(settings: Settings) -> Check:
+    """Whose results are believed here."""
     path = settings.trusted_runners
     try:
         known = signing.read_keys(path)
@@ -178,41 +131,8 @@ def _trusted_runners(settings: Settings) -> Check:
     )
 
 
-def _has_engine() -> bool:
-    return all(importlib.util.find_spec(name) is not None for name in ("mlx", "mlx_lm"))
-
-
-def _isolation() -> Iterator[Check]:
-    """What a runner on this machine keeps its jobs from, one check an item."""
-    where = "a supervisor without a job"
-    try:
-        enforced = asdict(trial.enforced_here())
-    except BridgeError as error:
-        yield Check("jobs", Level.WARN, where, error.message, error.remedy or "no runner can serve here")
-        return
-    for item, what in trial.ITEMS.items():
-        how = enforced[item]
-        if how == NOT_ENFORCED:
-            finding = f"nothing here keeps a job from {what}"
-            yield Check(f"jobs: {item}", Level.WARN, where, finding, trial.REMEDY)
-        else:
-            yield Check(f"jobs: {item}", Level.OK, where, f"{how}: keeps a job from {what}")
-
-
-def _engine() -> Check:
-    if not _has_engine():
-        return Check(
-            "engine",
-            Level.OK,
-            "mlx, mlx-lm",
-            "not installed: this is a client only; runners need the extra `engine`",
-        )
-    return Check(
-        "engine", Level.OK, "mlx, mlx-lm", "installed: this machine can run kakeya_engine and a runner"
-    )
-
-
-def _remote(git: Git, remote: Remote) -> Check:
+def reachable(git: Git, remote: Remote) -> Check:
+    """Whether the remote answers."""
     try:
         refs = git.ls_remote(remote.address, timeout_s=NETWORK_TIMEOUT_S)
     except BusError as error:
@@ -224,7 +144,8 @@ def _remote(git: Git, remote: Remote) -> Check:
     )
 
 
-def _push(git: Git, remote: Remote) -> Check:
+def pushing(git: Git, remote: Remote) -> Check:
+    """Whether it takes pushes, as far as a dry run tells."""
     nonce = "20000101t000000z000000000000"
     branch = request_ref("probe", nonce, None)
     done = git.talk(

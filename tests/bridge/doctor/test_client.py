@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bridge import settings
-from bridge.client.doctor import Check, Level, examine
+from bridge.doctor.client import examine
+from bridge.doctor.finding import Check, Level
 from tests.bridge.signing.keyring import private, public
 from tests.worlds import World
 

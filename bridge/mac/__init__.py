@@ -1,0 +1,1 @@
+"""Sets a Mac up as a runner, and takes it down again."""

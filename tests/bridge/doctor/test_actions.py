@@ -1,0 +1,139 @@
+"""What ``doctor`` says of GitHub's side, against a real remote and a server that speaks the API."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from bridge import settings
+from bridge.bus.carriage import WORKFLOW_PATH
+from bridge.bus.git import Git
+from bridge.client.remotes import Remote
+from bridge.doctor import actions, ci
+from bridge.doctor.actions import SHIPPED
+from bridge.doctor.finding import Check, Level
+from tests.servers.github import TOKEN, Fault, GitHubServer, github_server
+from tests.worlds import World
+
+
+@pytest.fixture
+def server(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[GitHubServer]:
+    with github_server() as started:
+        for name, value in started.environ.items():
+            monkeypatch.setenv(name, value)
+        yield started
+
+
+def checks(world: World, **changes: bool) -> dict[str, Check]:
+    remote = Remote(world.remote, world.remote, "hello")
+    found = list(
+        actions.examine(settings.load(), Git(world.house.clone), remote, **{"allow_public": False, **changes})
+    )
+    assert all(check.looked_at and check.finding for check in found)
+    assert all(check.fix for check in found if check.level is not Level.OK)
+    assert TOKEN not in repr(found)
+    return {check.name: check for check in found}
+
+
+def on_main(world: World, text: bytes) -> None:
+    world.point("refs/heads/main", world.commit("main", {WORKFLOW_PATH: text}))
+
+
+def test_all_is_well(world: World, server: GitHubServer) -> None:
+    on_main(world, SHIPPED.read_bytes())
+    found = checks(world)
+    assert {check.level for check in found.values()} == {Level.OK}, found
+    assert set(found) == {"transport", "workflow", "queue", "token", "repository visibility"}
+    assert found["transport"].finding.startswith("actions (its push starts a run)")
+
+
+def test_a_remote_of_no_github_server_is_asked_for_nothing_more(world: World) -> None:
+    assert set(checks(world)) == {"transport"}
+
+
+@pytest.mark.parametrize(
+    ("text", "level"),
+    [
+        (b"on: push\nconcurrency:\n  group: a\n", Level.WARN),
+        (b"on: push\nconcurrency: a\njobs:\n  x:\n    queue: max\n", Level.WARN),
+        (b"on: push\nconcurrency:\n  group: a\n  # queue: max\n", Level.WARN),
+        (b"on: push\nconcurrency:\n  # why\n  group: a\n  queue: max # yes\n", Level.OK),
+    ],
+    ids=["missing", "elsewhere", "a comment", "there"],
+)
+def test_a_queue_that_evicts_is_a_warning(
+    world: World, server: GitHubServer, text: bytes, level: Level
+) -> None:
+    on_main(world, text)
+    found = checks(world)
+    assert found["queue"].level is level
+    assert found["workflow"].level is Level.WARN, "it is another file than the one that is shipped"
+
+
+def test_a_public_repository_is_a_warning_and_a_refusal_for_the_machine(
+    world: World, server: GitHubServer
+) -> None:
+    server.private = False
+    assert checks(world)["repository visibility"].level is Level.WARN
+    assert checks(world, dangerous=True)["repository visibility"].level is Level.FAIL
+    assert checks(world, dangerous=True, allow_public=True)["repository visibility"].level is Level.OK
+
+
+def test_without_a_token_it_says_what_cannot_be_seen(
+    world: World, server: GitHubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KAKEYA_GITHUB_TOKEN")
+    found = checks(world)["token"]
+    assert (found.level, "evictions" in found.finding) == (Level.WARN, True)
+
+
+@pytest.mark.parametrize(
+    ("headers", "said"),
+    [
+        ({"x-oauth-scopes": "repo, gist"}, "lacks the scope workflow"),
+        ({"github-authentication-token-expiration": "2026-11-24 10:00:00 UTC"}, "ends at 2026-11-24"),
+        ({"x-ratelimit-remaining": "7"}, "7 calls left"),
+    ],
+    ids=["a missing scope", "soon expired", "few calls left"],
+)
+def test_a_token_that_will_not_do_is_a_warning(
+    world: World, server: GitHubServer, headers: dict[str, str], said: str
+) -> None:
+    server.headers = headers
+    found = checks(world)["token"]
+    assert (found.level, said in found.finding) == (Level.WARN, True), found
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (Fault("/actions", 401, message="Bad credentials", times=9), "token"),
+        (Fault("/actions", 403, message="Resource not accessible by personal access token", times=9), "403"),
+    ],
+    ids=["expired", "no permission"],
+)
+def test_a_token_that_is_refused_is_a_failure_with_the_servers_reason(
+    world: World, server: GitHubServer, fault: Fault, said: str
+) -> None:
+    server.faults = [fault]
+    found = checks(world)["token"]
+    assert found.level is Level.FAIL
+    assert said in found.finding + found.fix
+
+
+def test_a_workflows_job_is_told_about_its_event_and_its_token(world: World, server: GitHubServer) -> None:
+    on_main(world, SHIPPED.read_bytes())
+    server.files[WORKFLOW_PATH, "main"] = SHIPPED.read_bytes()
+    inside = {**server.environ, "GITHUB_ACTIONS": "true", "GITHUB_EVENT_NAME": "pull_request"}
+    found = {check.name: check for check in ci.examine(settings.load(), world.house.clone, environ=inside)}
+    assert found["workflow job"].level is Level.OK
+    assert found["event"].level is Level.WARN
+    assert found["token"].level is Level.OK
+    assert "trusted-runners" in found["trusted runners"].fix
+    assert found["push"].level is Level.OK
+    outside = {check.name: check for check in ci.examine(settings.load(), world.house.clone, environ={})}
+    assert outside["workflow job"].level is Level.WARN
+    target = {**inside, "GITHUB_EVENT_NAME": "pull_request_target"}
+    bad = {check.name: check for check in ci.examine(settings.load(), world.house.clone, environ=target)}
+    assert bad["event"].level is Level.FAIL
