@@ -162,6 +162,27 @@ def spawn(
     return Spawned(process)
 
 
+def run_in_terminal(
+    argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> int:
+    """Run a program that may ask its user something (a password of sudo) to its end; its exit code.
+
+    Args:
+        argv: The program and its arguments. Never a shell line.
+        env: The complete environment; None: as of `run_program`.
+        cwd: Working directory.
+
+    Raises:
+        MachineError: The program does not exist or cannot be started.
+    """
+    try:
+        return subprocess.run(  # noqa: S603 - argv comes from our own files, never from a shell line
+            list(argv), env=helper_environment() if env is None else dict(env), cwd=cwd, check=False
+        ).returncode
+    except OSError as error:
+        raise MachineError(f"cannot start {argv[0]!r}: {error.strerror or error}") from None
+
+
 def helper_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment of helper programs: a few names of ours, a C locale, and `extra`."""
     passed = {name: os.environ[name] for name in PASSED_NAMES if name in os.environ}

@@ -137,7 +137,13 @@ def test_only_these_read_an_arrays_buffer():
 
 
 def test_only_the_edges_print_or_exit():
-    edges = ("bridge/cli/", "engine/cli/", "engine/training/__main__.py")
+    edges = (
+        "bridge/cli/",
+        "bridge/mac/edge.py",
+        "bridge/mac/__main__.py",
+        "engine/cli/",
+        "engine/training/__main__.py",
+    )
     forked = (
         "bridge/runner/isolation/namespaces.py",
         "bridge/runner/supervisor.py",

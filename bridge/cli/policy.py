@@ -33,18 +33,23 @@ no code of a repository, no network."""
 )
 @click.option("--force", is_flag=True, help="Replace the policy that is there.")
 @click.option("--require-signature", is_flag=True, help="Take only requests of listed signers.")
+@click.option(
+    "--repository", metavar="OWNER/NAME", help="Let the hook begin workflow runs of this repository."
+)
 @click.option("--print", "only_print", is_flag=True, help="Print it instead, and write nothing.")
-def init(force: bool, require_signature: bool, only_print: bool) -> int:
+def init(force: bool, require_signature: bool, repository: str | None, only_print: bool) -> int:
     """Write the policy to begin with: the safe default, every key explained."""
     from bridge import settings
     from bridge.runner.policy import FILE_NAME
     from bridge.runner.policy.defaults import starter, write_starter
+    from bridge.runner.policy.reading import read
 
-    text = starter(require_signature=require_signature)
+    text = starter(require_signature=require_signature, repository=repository)
+    path = settings.config_dir() / FILE_NAME
+    read(path, text.encode())
     if only_print:
         click.echo(text, nl=False)
         return 0
-    path = settings.config_dir() / FILE_NAME
     write_starter(path, text, force=force)
     click.echo(f"written: {path}")
     return 0

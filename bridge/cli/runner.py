@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bridge.cli.hook import hook
+from bridge.cli.mac import check, setup, uninstall
 from bridge.cli.peers import key, peers
 from bridge.cli.policy import policy
 from bridge.cli.signers import signers
@@ -40,6 +41,9 @@ runner.add_command(key)
 runner.add_command(execute)
 runner.add_command(publish)
 runner.add_command(hook)
+runner.add_command(setup)
+runner.add_command(check)
+runner.add_command(uninstall)
 
 
 @runner.command(

@@ -20,7 +20,7 @@ from bridge.bus.git import Git
 from bridge.bus.objects import Entry
 from bridge.errors import BusError, MachineError, RequestRefused, described
 from bridge.runner.policy.types import LfsRule
-from bridge.runner.weights import LFS_MARK
+from bridge.weights import LFS_MARK
 
 MOST_FILES = 10_000
 TIMEOUT_S = 3600.0

@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bridge import weights
 from bridge.errors import RequestRefused
 from bridge.presets import ModelNeed
-from bridge.runner import weights
 
 SHIPPED = {
     "demo-target": "target",

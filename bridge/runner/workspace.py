@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bridge.bus.git import Git
 from bridge.errors import BusError, RequestRefused
-from bridge.runner.weights import LFS_MARK
+from bridge.weights import LFS_MARK
 
 MAX_FILES = 100_000
 MAX_BYTES = 2 << 30

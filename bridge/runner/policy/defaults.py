@@ -6,6 +6,7 @@ The file says every default, so that reading it is reading the default policy; a
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import tempfile
 from pathlib import Path
@@ -116,11 +117,19 @@ def default_line(key: Key) -> str | None:
     return None if said is None else f"default: {said}"
 
 
-def starter(*, require_signature: bool = False) -> str:
-    """The policy to begin with, for one who knows already whether requests must be signed."""
-    if not require_signature:
-        return STARTER
-    return STARTER.replace("\nrequire_signature = false\n", "\nrequire_signature = true\n")
+def starter(*, require_signature: bool = False, repository: str | None = None) -> str:
+    """The policy to begin with.
+
+    Args:
+        require_signature: Requests must be signed.
+        repository: ``owner/name``, whose workflow runs may begin; None: none may.
+    """
+    text = STARTER
+    if require_signature:
+        text = text.replace("\nrequire_signature = false\n", "\nrequire_signature = true\n")
+    if repository is not None:
+        text = text.replace('\n# repository = "me/workload"\n', f"\nrepository = {json.dumps(repository)}\n")
+    return text
 
 
 def write_starter(path: Path, text: str = STARTER, *, force: bool = False) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from bridge import interpreter
+from bridge import interpreter, weights
 from bridge.result import Reason, Status
-from bridge.runner import awake, models, weights
+from bridge.runner import awake, models
 from tests.bridge.runner.bench import Bench
 from tests.houses import House, wait_for
 

@@ -1,0 +1,48 @@
+"""A Mac that sleeps takes no requests; `bridge.runner.awake` keeps it up only while a job runs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from bridge.mac.action import Action, Run
+from bridge.mac.options import Options
+from bridge.mac.step import Look, State, answer
+
+_SETTING = re.compile(r"^\s*(sleep|autorestart)\s+(\d+)", re.MULTILINE)
+_WANTED = {"sleep": "0", "autorestart": "1"}
+
+
+@dataclass(frozen=True)
+class Power:
+    """No system sleep, and a start by itself after a power failure."""
+
+    options: Options
+    name: str = "power"
+    stops: bool = False
+
+    def look(self) -> Look:
+        """What pmset says."""
+        found = dict(_SETTING.findall(answer("pmset", "-g") or ""))
+        other = [
+            f"{name} {found[name]}" for name, value in _WANTED.items() if found.get(name, value) != value
+        ]
+        if not found:
+            return Look(
+                State.ADVICE, "pmset -g", "no power settings to be read", "see that the Mac stays awake"
+            )
+        if not other:
+            return Look(State.DONE, "pmset -g", "does not sleep")
+        if self.options.sudo:
+            return Look(State.TODO, "pmset -g", ", ".join(other))
+        fix = f"setup with --sudo, or type: {self.actions()[0].said}"
+        return Look(State.ADVICE, "pmset -g", f"{', '.join(other)}: it may sleep between jobs", fix)
+
+    def actions(self) -> tuple[Action, ...]:
+        """Set it, on mains power."""
+        words = [word for pair in _WANTED.items() for word in pair]
+        return (Run(("pmset", "-c", *words), is_administrators=True),)
+
+    def undo(self) -> tuple[Action, ...]:
+        """Nothing: what it was before is not known."""
+        return ()

@@ -1,0 +1,382 @@
+"""``scripts/setup_mac.sh`` against a Mac's programs: it sets up, and a second time it changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import plistlib
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bridge.mac.options import RUNNER_SHA256, Options, SetupUsage
+from bridge.mac.steps.services import property_list, wanted
+from tests.bridge.mac.tools import TOKEN, Mac
+from tests.houses import Done
+
+SCRIPT = Path(__file__).parents[3] / "scripts" / "setup_mac.sh"
+URL = "https://github.com/team/workload"
+LOOKS = re.compile(
+    r"uname -|sw_vers |sysctl |xcode-select |git-lfs version|brew --version|launchctl print|cmp -s|pmset -g$"
+    r"|tailscale status|gh auth status"
+)
+
+
+@pytest.fixture
+def mac(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mac:
+    made = Mac(tmp_path / "mac")
+    for name in [name for name in os.environ if name.startswith(("KAKEYA_", "GITHUB_", "XDG_"))]:
+        monkeypatch.delenv(name)
+    return made
+
+
+def setup(mac: Mac, *args: str, url: str | None = URL, **env: str) -> Done:
+    flags = (
+        [] if url is None else ["--url", url, "--runner-sha256", mac.sha256, "--runner-version", "2.400.0"]
+    )
+    done = subprocess.run(
+        ["sh", str(SCRIPT), *args, *flags, "--name", "studio"],
+        env={**os.environ, **mac.env, **env},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert TOKEN not in done.stdout + done.stderr
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+FULL = ("--service", "both", "--sudo", "--tailnet", "--json")
+
+
+def test_it_sets_a_mac_up_and_a_second_run_changes_nothing(mac: Mac) -> None:
+    done = setup(mac, *FULL)
+    assert done.code == 0, done.out + done.err
+    first = done.json
+    assert (first["ready"], first["changed"]) == (True, True)
+    assert {step["state"] for step in first["steps"]} == {"done"}
+    names = [step["name"] for step in first["steps"]]
+    assert names[:4] == ["machine", "what was asked", "environment", "git-lfs"]
+    assert names[-1] == "self-test"
+    assert {"launchd", "tailnet"} <= {path.name for path in mac.fake.iterdir()}
+    calls = mac.calls()
+    assert not [call for call in calls if TOKEN in call]
+    before = mac.tree()
+
+    again = setup(mac, *FULL)
+    assert again.code == 0, again.err
+    assert (again.json["ready"], again.json["changed"]) == (True, False)
+    assert mac.tree() == before
+    assert [call for call in mac.calls() if not LOOKS.match(call)] == []
+    assert "nothing had to be changed" in again.err
+
+
+def test_what_it_makes_is_what_a_runner_needs(mac: Mac) -> None:
+    assert setup(mac, *FULL).code == 0
+    runner = mac.prefix / "actions-runner"
+    assert (
+        f"ACTIONS_RUNNER_HOOK_JOB_STARTED={mac.prefix}/hook/job-started.sh" in (runner / ".env").read_text()
+    )
+    assert (runner / ".path").read_text().startswith(f"{mac.prefix}/env/bin:")
+    assert (mac.prefix / "hook" / "job-started.sh").stat().st_mode & 0o777 == 0o755
+    assert (mac.home / "kakeya-models").is_dir()
+    policy = (mac.home / ".config" / "kakeya-mac" / "policy.toml").read_text()
+    assert '\nrepository = "team/workload"\n' in policy
+    assert (mac.prefix / "env" / "interpreter.json").exists()
+    assert "sleep         0" in (mac.fake / "power").read_text()
+    for label in ("org.kakeya-mac.actions-runner", "org.kakeya-mac.serve"):
+        file = mac.fake / "root" / "Library" / "LaunchDaemons" / f"{label}.plist"
+        assert plistlib.loads(file.read_bytes())["Label"] == label
+
+
+def test_property_lists_say_what_launchd_must_know(mac: Mac) -> None:
+    options = Options(
+        home=mac.home,
+        user="me",
+        prefix=mac.prefix,
+        url=URL,
+        remote=None,
+        name="studio",
+        labels=("self-hosted",),
+        service="both",
+        source=SCRIPT.parents[1],
+        environ={"KAKEYA_CONFIG": "/somewhere"},
+    )
+    for service in wanted(options):
+        found = plistlib.loads(plistlib.dumps(property_list(options, service)))
+        assert found.keys() == {
+            *(
+                "Label",
+                "ProgramArguments",
+                "WorkingDirectory",
+                "UserName",
+                "EnvironmentVariables",
+                "RunAtLoad",
+            ),
+            *("KeepAlive", "ThrottleInterval", "AbandonProcessGroup", "ExitTimeOut", "ProcessType"),
+            *("StandardOutPath", "StandardErrorPath"),
+        }
+        assert (found["RunAtLoad"], found["KeepAlive"], found["AbandonProcessGroup"]) == (True, True, True)
+        assert found["UserName"] == "me"
+        assert Path(found["ProgramArguments"][0]).is_absolute()
+        assert all(isinstance(value, str) for value in found["EnvironmentVariables"].values())
+        assert found["EnvironmentVariables"]["KAKEYA_CONFIG"] == "/somewhere"
+    serve = property_list(options, wanted(options)[1])
+    assert serve["ProgramArguments"][1:4] == ["runner", "serve", "--remote"]
+    assert serve["ExitTimeOut"] >= 3600, "a daemon that is told to stop finishes its job"
+
+
+def test_a_dry_run_says_everything_and_does_nothing(mac: Mac) -> None:
+    before = mac.tree()
+    done = setup(mac, *FULL[:-1], "--dry-run")
+    assert done.code == 0, done.err
+    assert mac.tree() == before
+    assert [call for call in mac.calls() if not LOOKS.match(call)] == []
+    for part in (
+        *(
+            "-m venv",
+            "uv sync --locked",
+            "i.write(i.record_path()",
+            "curl -fsSL",
+            "shasum -a 256 -c",
+            "tar -xzf",
+        ),
+        *("config.sh --unattended", "ACTIONS_RUNNER_INPUT_TOKEN=…", "runner policy init", "job-started.sh"),
+        *(
+            "sudo launchctl bootstrap system",
+            "<key>AbandonProcessGroup</key>",
+            "sudo pmset",
+            "tailscale up --ssh",
+        ),
+        *("git lfs install", "kakeya-models", "kakeya_engine probe"),
+    ):
+        assert part in done.out, part
+
+
+def test_a_dry_run_on_linux_needs_no_flag_and_no_mac(tmp_path: Path) -> None:
+    env = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    done = subprocess.run(
+        ["sh", str(SCRIPT), "--dry-run"], env=env, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert "github.com/OWNER/NAME" in done.stdout
+    assert "launchctl bootstrap" in done.stdout
+    assert "not macOS" in done.stdout or os.uname().sysname == "Darwin"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_sudo_it_prints_the_commands_and_is_not_ready(mac: Mac) -> None:
+    done = setup(mac, "--json")
+    assert done.code == 1
+    services = [step for step in done.json["steps"] if step["state"] == "missing"]
+    assert [step["name"] for step in services] == ["service org.kakeya-mac.actions-runner"]
+    assert "sudo launchctl bootstrap system" in services[0]["fix"]
+    assert not [call for call in mac.calls() if call.startswith("sudo")]
+    assert (mac.prefix / "services" / "org.kakeya-mac.actions-runner.plist").exists()
+
+
+def fake(name: str, text: str = "") -> Callable[[Mac], object]:
+    return lambda mac: (mac.fake / name).write_text(text)
+
+
+FAILURES: dict[str, tuple[Callable[[Mac], object], str]] = {
+    "an old macOS": (fake("macos", "13.6\n"), "update to macOS 14.0"),
+    "an Intel Mac": (fake("machine", "x86_64\n"), "MLX needs Apple silicon"),
+    "a shell under Rosetta": (
+        lambda mac: (fake("machine", "x86_64\n")(mac), fake("translated", "1\n")(mac)),
+        "use a native terminal",
+    ),
+    "little memory": (fake("memory", "8589934592\n"), "16 GiB are the least"),
+    "no command line tools": (fake("no-tools"), "xcode-select --install"),
+    "another archive": (fake("archive", "not a runner"), "is not what it should be"),
+    "a token that is refused": (fake("token", "another"), "404"),
+    "launchd refuses": (fake("launchd-refuses"), "launchctl bootstrap"),
+    "no git-lfs and no Homebrew": (fake("no-lfs"), "brew install git-lfs"),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_what_is_missing_is_said_with_its_fix(mac: Mac, name: str) -> None:
+    damage, said = FAILURES[name]
+    damage(mac)
+    done = setup(mac, *FULL)
+    assert done.code == 1, done.out + done.err
+    document = done.json
+    assert document["ready"] is False
+    wrong = [step for step in document["steps"] if step["state"] == "missing"]
+    assert any(said in step["finding"] + step["fix"] for step in wrong), wrong
+    assert all(step["fix"] for step in wrong)
+
+
+def test_after_the_fault_is_mended_it_goes_on(mac: Mac) -> None:
+    (mac.fake / "no-lfs").touch()
+    (mac.fake / "launchd-refuses").touch()
+    assert setup(mac, *FULL).code == 1
+    (mac.fake / "brew").touch()
+    (mac.fake / "launchd-refuses").unlink()
+    done = setup(mac, *FULL)
+    assert done.code == 0, done.err
+    assert done.json["changed"]
+
+
+def test_an_environment_that_has_changed_is_made_anew(mac: Mac) -> None:
+    assert setup(mac, *FULL).code == 0
+    (mac.prefix / "env" / "changed").touch()
+    done = setup(mac, *FULL)
+    assert done.code == 0, done.err
+    environment = next(step for step in done.json["steps"] if step["name"] == "environment")
+    assert environment["done"]
+    assert not (mac.prefix / "env" / "changed").exists()
+
+
+def test_a_policy_that_is_there_is_never_touched(mac: Mac) -> None:
+    path = mac.home / ".config" / "kakeya-mac" / "policy.toml"
+    path.parent.mkdir(parents=True, mode=0o700)
+    path.write_text("allow_repo_code = true\n")
+    path.chmod(0o600)
+    assert setup(mac, *FULL).code == 0
+    assert path.read_text() == "allow_repo_code = true\n"
+
+
+def test_models_that_are_not_whole_are_named(mac: Mac) -> None:
+    folder = mac.home / "kakeya-models" / "gemma"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    done = setup(mac, *FULL)
+    models = next(step for step in done.json["steps"] if step["name"] == "models")
+    assert (models["state"], "gemma: it holds no" in models["finding"]) == ("advice", True)
+
+
+def test_a_token_comes_from_gh_too(mac: Mac) -> None:
+    (mac.fake / "gh").write_text(TOKEN)
+    done = setup(mac, *FULL, KAKEYA_RUNNER_TOKEN="")
+    assert done.code == 0, done.err
+
+
+def test_uninstall_takes_it_all_back_and_leaves_what_is_the_owners(mac: Mac) -> None:
+    assert setup(mac, *FULL).code == 0
+    flags = ("uninstall", "--service", "both", "--sudo", "--tailnet")
+    planned = setup(mac, *flags, "--dry-run")
+    assert "would: sudo launchctl bootout" in planned.out
+    assert (mac.fake / "launchd" / "org.kakeya-mac.serve").exists()
+    done = setup(mac, *flags, "--json")
+    assert done.code == 0, done.err
+    assert list((mac.fake / "launchd").iterdir()) == []
+    assert list((mac.fake / "root" / "Library" / "LaunchDaemons").iterdir()) == []
+    left = {path.name for path in mac.prefix.iterdir()}
+    assert left <= {"logs", "services"}
+    assert (mac.home / "kakeya-models").is_dir()
+    assert (mac.home / ".config" / "kakeya-mac" / "policy.toml").exists()
+    assert setup(mac, *flags).code == 0, "a second time there is nothing left to do"
+
+
+def test_what_was_asked_is_remembered(mac: Mac) -> None:
+    assert setup(mac, *FULL).code == 0
+    done = _named(mac, ["check", "--json"])
+    assert done.code == 0, done.err
+    assert "service org.kakeya-mac.serve" in {step["name"] for step in done.json["steps"]}
+    assert {step["state"] for step in done.json["steps"]} == {"done"}
+    assert _named(mac, ["uninstall", "--sudo"]).code == 0
+    assert list((mac.fake / "launchd").iterdir()) == []
+
+
+def test_check_changes_nothing_and_says_what_setup_would_do(mac: Mac) -> None:
+    before = mac.tree()
+    done = setup(mac, "check", "--json")
+    assert done.code == 1
+    assert {"environment", "hook"} <= {s["name"] for s in done.json["steps"] if s["state"] == "to do"}
+    assert mac.tree() == before
+
+
+USAGE = {
+    "a guarded folder": (("--prefix", "HOME/Documents/k"), "which macOS keeps from services"),
+    "no url": (("--service", "actions"), "needs --url"),
+    "a url that is none": (("--url", "git@github.com:a/b"), "no repository or organisation"),
+    "a password in the url": (("--url", "https://me:pw@github.com/a/b"), "no repository or organisation"),
+    "a name": (("--name", "a b"), "is no runner name"),
+    "a version without its digest": (("--runner-version", "9.9.9"), "needs its --runner-sha256"),
+    "an unknown flag": (("--frobnicate",), "unrecognized arguments"),
+    "a label": (("--labels", "a;b"), "is no label"),
+}
+
+
+@pytest.mark.parametrize("name", USAGE)
+def test_flags_that_cannot_be_meant_are_refused_before_anything(mac: Mac, name: str) -> None:
+    flags, said = USAGE[name]
+    words = [word.replace("HOME", str(mac.home)) for word in flags]
+    done = setup(mac, *words, url=None) if "--name" not in words else _named(mac, words)
+    assert done.code == 2, done.out + done.err
+    assert said in done.err
+    assert not mac.prefix.exists()
+
+
+def _named(mac: Mac, words: list[str]) -> Done:
+    done = subprocess.run(
+        ["sh", str(SCRIPT), *words], env={**os.environ, **mac.env}, capture_output=True, text=True, timeout=60
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def test_the_installed_command_runs_the_same(mac: Mac) -> None:
+    program = shutil.which("kakeya_mac", path=str(Path(mac.env["REAL_KAKEYA"]).parent))
+    assert program is not None
+    env = {**os.environ, **mac.env}
+    done = subprocess.run(
+        [program, "runner", "check", "--json"], env=env, capture_output=True, text=True, timeout=60
+    )
+    assert json.loads(done.stdout.splitlines()[-1])["command"] == "check"
+    said = subprocess.run([program, "runner", "setup", "--help"], env=env, capture_output=True, text=True)
+    assert "--runner-sha256" in said.stdout
+    assert "examples:" in said.stdout
+
+
+def test_the_script_is_one_that_bash_3_2_reads() -> None:
+    text = SCRIPT.read_text()
+    assert text.startswith("#!/bin/sh\n")
+    for word in (
+        "declare -A",
+        "mapfile",
+        "readarray",
+        "${!",
+        "|&",
+        "&>>",
+        "[[",
+        "=~",
+        "local -n",
+        ",,}",
+        "^^}",
+    ):
+        assert word not in text, word
+    for shell in filter(shutil.which, ("sh", "dash", "bash")):
+        assert subprocess.run([shell, "-n", str(SCRIPT)]).returncode == 0
+
+
+def test_without_python_it_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "dirname").symlink_to(shutil.which("dirname") or "/usr/bin/dirname")
+    done = subprocess.run(
+        ["/bin/sh", str(SCRIPT)], env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=20
+    )
+    found_elsewhere = any(Path(p).exists() for p in ("/opt/homebrew/bin/python3", "/usr/local/bin/python3"))
+    assert found_elsewhere or (done.returncode == 1 and "no Python 3.11" in done.stderr)
+
+
+def test_the_pinned_digest_is_one() -> None:
+    assert re.fullmatch(r"[0-9a-f]{64}", RUNNER_SHA256)
+
+
+def test_options_refuse_what_a_service_could_not_read(tmp_path: Path) -> None:
+    with pytest.raises(SetupUsage, match="Desktop"):
+        Options(
+            home=tmp_path,
+            user="me",
+            prefix=tmp_path / "Desktop" / "k",
+            url=URL,
+            remote=None,
+            name="a",
+            labels=(),
+            service="actions",
+            source=tmp_path,
+        )

@@ -1,0 +1,41 @@
+"""Setup makes the real environment, with every locked package, and the real self-test runs in it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.bridge.mac.test_setup import FULL, mac, setup
+from tests.bridge.mac.tools import Mac
+
+__all__ = ["mac"]
+pytestmark = pytest.mark.e2e
+
+
+def test_the_environment_is_the_locked_one_and_its_interpreter_is_watched(mac: Mac) -> None:
+    del mac.env["KAKEYA_PYTHON"]
+    done = setup(mac, *FULL)
+    assert done.code == 0, done.out + done.err
+    states = {step["name"]: step["state"] for step in done.json["steps"]}
+    assert states["self-test"] == "done"
+    env = mac.prefix / "env"
+    record = json.loads((env / "interpreter.json").read_text())
+    assert record["packages"]["mlx"]
+    assert setup(mac, *FULL).json["changed"] is False
+
+    record["packages"]["mlx"] = "0.0.1"  # as if a package manager had been there
+    (env / "interpreter.json").write_text(json.dumps(record))
+    program = str(env / "bin" / "kakeya_mac")
+    doctor = subprocess.run(
+        [program, "doctor", "--json"], cwd=mac.home, env=mac.env, capture_output=True, text=True, timeout=60
+    )
+    found = json.loads(doctor.stdout.splitlines()[-1])
+    assert found["role"] == "runner"
+    assert {check["name"]: check["level"] for check in found["checks"]}["interpreter"] == "fail"
+    again = setup(mac, *FULL)
+    assert again.code == 0, again.err
+    assert Path(program).exists()
+    assert "mlx was" not in again.out
