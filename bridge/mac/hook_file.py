@@ -41,11 +41,11 @@ def text(python: str, variables: Mapping[str, str]) -> str:
     return f"""#!/bin/sh
 # Written by `kakeya_mac runner setup`; changes are lost. docs/actions.md says what it does.
 trap '' HUP INT TERM
+code=0
 /usr/bin/env -i \\
   {lines} \\
-  {shlex.quote(python)} -I -m bridge runner hook
-code=$?
-[ "$code" -eq 0 ] && exit 0
+  {shlex.quote(python)} -I -m bridge runner hook || code=$?
+[ "$code" -ne 0 ] || exit 0
 # It has ended the worker itself, unless it could not even start.
 case "$(PATH=/usr/bin:/bin ps -o comm= -p "$PPID")" in
   Runner.Worker | */Runner.Worker) kill -KILL "$PPID" ;;

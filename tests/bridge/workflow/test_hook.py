@@ -201,14 +201,14 @@ def test_what_is_not_known_is_refused_with_its_reason(site: Site, name: str) -> 
 
 
 def worker(site: Site, environ: dict[str, str], python: str = sys.executable) -> subprocess.Popen[bytes]:
-    """A process that does as GitHub's: it calls the hook, and a step with `always()` after it."""
+    """A process that does as GitHub's: its shell calls the hook, then there is a step with `always()`."""
     root = site.bench.house.root
     house = site.bench.house.env
     kept = {name: house[name] for name in ("HOME", "KAKEYA_CONFIG", "KAKEYA_STATE")}
     (root / "hook.sh").write_text(hook_file.text(python, kept))
     program = root / "bin" / "Runner.Worker"
     program.parent.mkdir(exist_ok=True)
-    program.write_text(f"#!/bin/sh\n/bin/sh {root}/hook.sh >{root}/hook.log 2>&1\necho $? >{root}/always\n")
+    program.write_text(f"#!/bin/sh\nbash -e {root}/hook.sh >{root}/hook.log 2>&1\necho $? >{root}/always\n")
     program.chmod(0o755)
     return subprocess.Popen([str(program)], env={**house, **environ}, start_new_session=True)
 
