@@ -17,11 +17,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from bridge.bus import failures
 from bridge.bus.aside import aside
 from bridge.bus.carriage import PLAIN, WORKFLOW_NAME, WORKFLOW_PATH, Carriage
 from bridge.bus.git import Git
 from bridge.client.remotes import Remote
-from bridge.errors import ApiError, BusError, RevisionError
+from bridge.errors import ApiError, RevisionError
 from bridge.github import GitHub, find_token, repository_of
 from bridge.github.repository import Repository
 
@@ -180,12 +181,23 @@ def default_file(git: Git, remote: Remote) -> bytes | None:
     Raises:
         BusError: The remote did not answer.
     """
+    head = _head(git, remote)
+    if head is None:
+        return None  # nothing was ever pushed there
+    if git.exists(head):
+        return _file(git, head)
     with aside(git, borrowing=True) as own:
-        try:
-            own.fetch(remote.address, [f"+HEAD:{_DEFAULT}"], depth=1)
-        except BusError:
-            if own.ls_remote(remote.address, "refs/heads/*"):
-                raise
-            return None  # nothing was ever pushed there
+        own.fetch(remote.address, [f"+HEAD:{_DEFAULT}"], depth=1)
         commit = own.oid(_DEFAULT)
         return None if commit is None else _file(own, commit)
+
+
+def _head(git: Git, remote: Remote) -> str | None:
+    """The commit of the remote's default branch; None: there is no such branch."""
+    done = git.talk(remote.address, "ls-remote", "--quiet", specs=["HEAD"])
+    if done.timed_out:
+        raise failures.timed_out(remote.address, git.timeout_s)
+    if done.exit_code != 0:
+        raise failures.unreachable(remote.address, done.stderr)
+    sha, _, name = done.stdout.decode("utf-8", "replace").partition("\n")[0].partition("\t")
+    return sha if name == "HEAD" else None

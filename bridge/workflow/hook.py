@@ -117,12 +117,17 @@ def _origin(started: Started, rule: ActionsRule) -> str:
 
 def _actor(started: Started, rule: ActionsRule) -> str:
     for name in started.actors:
-        if rule.actors is not None and not any(fnmatchcase(name, each) for each in rule.actors):
+        if rule.actors is not None and not any(_is_meant(name, each) for each in rule.actors):
             raise RequestRefused(
                 f"{quoted(name)} may not start runs on this machine",
                 f"its owner decides that with actors under {_TABLE}",
             )
     return f"actor {' and '.join(started.actors)}"
+
+
+def _is_meant(name: str, listed: str) -> bool:
+    """Whether an account is one of the list: by its name, in which case is no matter, or by a pattern."""
+    return name.lower() == listed.lower() or fnmatchcase(name.lower(), listed.lower())
 
 
 def _ref(started: Started) -> str:
