@@ -66,6 +66,10 @@ class Wishes:
         """What a branch says that was there a moment ago; None: nothing yet."""
         return None if manifest is not None and _may_come_back(manifest) else self.by_deletion
 
+    def misses_branch(self, nonce: str) -> bool:
+        """Whether a request's branch, which may come back, was away at the last `ask`."""
+        return nonce in self._away
+
     def update(self, nonces: Collection[str]) -> None:
         """Take in what the mirror saw at its last look, and forget what is not pending any more.
 

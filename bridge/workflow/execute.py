@@ -177,7 +177,7 @@ class Executor:
         supervised: Supervised | None = None
         wish: str | None = None
         if checked.refusal is None:
-            wish = wishes.ask(checked)
+            wish = self._first_wish(checked, wishes)
             if wish is None:
                 supervised, wish = self._machine(checked, wishes)
         asked = Asked(checked.pending.nonce, checked.pending.commit, checked.pending.ref or "")
@@ -215,6 +215,17 @@ class Executor:
         if checked.refusal is not None and checked.refusal.key is not None:
             self._log.say(f"by {self._station.policy.decision(checked.refusal.key)}")
         return done[0]
+
+    def _first_wish(self, checked: Checked, wishes: Wishes) -> str | None:
+        """Who wants it not even to begin; a branch that is away has time to come back."""
+        said = False
+        while (wish := wishes.ask(checked)) is None and wishes.misses_branch(checked.pending.nonce):
+            if not said:
+                self._log.say("waiting: its branch is not there, which may be for a moment")
+            said = True
+            if self._stop.wait(_POLL_S):
+                return CANCELLED
+        return wish
 
     def _machine(self, checked: Checked, wishes: Wishes) -> tuple[Supervised | None, str | None]:
         """Wait for the owner's hours and for the machine; or who wants no more waiting."""

@@ -18,6 +18,7 @@ from bridge.bus.git import Git
 from bridge.bus.handles import Held
 from bridge.errors import BusError, MachineError
 from bridge.result import parse_result
+from bridge.runner import wishes
 from bridge.runner.child import Standby, Supervised
 from bridge.runner.sessions import only_one
 from bridge.workflow.asked import Asked
@@ -104,12 +105,26 @@ def test_the_commit_that_was_pushed_counts_wherever_its_branch_is_now(desk: Desk
     assert desk.result(asked).request_commit == asked.commit
 
 
-@pytest.mark.slow
-def test_a_branch_that_was_deleted_is_a_wish_to_stop(desk: Desk) -> None:
-    manifest = desk.request()
-    asked = desk.asked(manifest)
-    desk.bench.house.git("update-ref", "-d", manifest.result_ref, cwd=desk.bench.house.remote)
-    assert desk.verdict(asked) == ("cancelled", "requested")
+@pytest.mark.parametrize("comes_back", [True, False], ids=["comes back", "stays away"])
+def test_a_branch_that_was_deleted_is_waited_for_and_then_a_wish_to_stop(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, comes_back: bool
+) -> None:
+    """A client without a token deletes and pushes a branch again, to start its run anew."""
+    monkeypatch.setattr(wishes, "AWAY_S", 30.0 if comes_back else 1.5)
+    asked = desk.asked(desk.request())
+    house, done = desk.bench.house, list[Executed | None]()
+    house.git("update-ref", "-d", asked.branch, cwd=house.remote)
+    thread = threading.Thread(target=lambda: done.append(desk.execute(asked)))
+    thread.start()
+    wait_for(lambda: any("its branch is not there" in line for line in desk.lines))
+    if comes_back:
+        house.git("update-ref", asked.branch, asked.commit, cwd=house.remote)
+    thread.join(30)
+    assert done[0] is not None
+    verdict = done[0].verdict
+    expected = ("passed", "ok") if comes_back else ("cancelled", "requested")
+    assert (verdict.status.value, verdict.reason.value) == expected
+    assert any("hello" in line for line in desk.lines) is comes_back
 
 
 def test_a_wish_to_stop_ends_a_request_before_it_starts(desk: Desk) -> None:
