@@ -4,9 +4,11 @@
 set -euo pipefail
 kakeya_mac=${1:?usage: request_in_workflow.sh KAKEYA_MAC}
 python=$(dirname "$kakeya_mac")/python
-report=$RUNNER_TEMP/kakeya-mac-report
-answer=$RUNNER_TEMP/kakeya-mac-answer.json
-export KAKEYA_CONFIG=$RUNNER_TEMP/kakeya-mac-config
+# A job may ask more than once: nothing of another request lies here.
+own=$(mktemp -d "$RUNNER_TEMP/kakeya-mac-XXXXXXXX")
+report=$own/report
+answer=$own/answer.json
+export KAKEYA_CONFIG=$own/config
 
 arguments=(--preset "$PRESET" --ref "${REF:-HEAD}" --transport "$TRANSPORT" --wait "$WAIT" -o "$report" --json)
 if [ -n "$REMOTE" ]; then arguments+=(--remote "$REMOTE"); fi

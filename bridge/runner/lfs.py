@@ -58,7 +58,7 @@ def materialise(
         pointers: Paths in it of files that are pointers.
         rule: What the owner says.
         beside: A folder on the same disk, for what is on its way.
-        stop: Whether to leave it; asked a few times a second. Then they stay pointers.
+        stop: Whether to leave it; asked a few times a second. Then some or all stay pointers.
 
     Returns:
         Bytes that were fetched.
@@ -71,6 +71,7 @@ def materialise(
     wanted = {path: _read(folder, path) for path in paths}
     objects = set(wanted.values())
     total = sum(each.size for each in objects)
+    placed = sum(each.size for each in wanted.values())  # an object lies in every place that a pointer has
     shown = _shown(paths)
     if rule.endpoint is None:
         raise PointersRefused(
@@ -78,18 +79,18 @@ def materialise(
             "its owner can name the server that they come from: [lfs] endpoint in policy.toml; or ask for a"
             " commit that has the files themselves",
         )
-    if len(paths) > MOST_FILES or total > rule.max_bytes:
+    if len(paths) > MOST_FILES or placed > rule.max_bytes:
         raise PointersRefused(
-            f"the workload's Git LFS pointers stand for {len(paths)} files with {total} bytes; at most"
-            f" {MOST_FILES} files and {rule.max_bytes} bytes are fetched: {shown}",
+            f"the workload's Git LFS pointers stand for {len(paths)} files with {placed} bytes; at most"
+            f" {MOST_FILES} files and {rule.max_bytes} bytes are taken: {shown}",
             "its owner can raise [lfs] max in policy.toml",
         )
     with tempfile.TemporaryDirectory(prefix="lfs-", dir=beside) as scratch:
         store = Path(scratch) / "lfs"
         said = _fetch(Path(scratch), objects, rule.endpoint, stop)
-        if stop():
-            return 0
         for path, wants in wanted.items():
+            if stop():
+                return 0
             source = store / "objects" / wants.oid[:2] / wants.oid[2:4] / wants.oid
             if not _put(source, folder / path, wants):
                 raise PointersRefused(

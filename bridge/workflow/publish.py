@@ -16,7 +16,8 @@ from types import MappingProxyType
 
 from bridge.bus.handles import state_of
 from bridge.bus.publish import Answered, publish
-from bridge.bus.results import Believed, believe, check_files, fetch
+from bridge.bus.results import Believed, believe, check_files, fetch, pins_keys
+from bridge.bus.standing import Standing
 from bridge.client.judged import Judged, judge
 from bridge.errors import BusError, EvidenceError
 from bridge.result import (
@@ -101,7 +102,8 @@ class Publisher:
     Args:
         folder: For a bare copy of the bus.
         remote: Address of the bus, with a token that may write.
-        trusted: Allowed-signers file of the runner keys that count here; need not exist.
+        trusted: Allowed-signers file of the runner keys that count here; need not exist. Where it lists any,
+            no pass counts that none of them signed.
         say: Takes one line for the log.
         now: The time of day (aware).
     """
@@ -192,10 +194,19 @@ class Publisher:
         if place is None:
             return self._must_be_answered(case)
         notes: tuple[str, ...] = ()
-        if judged.verdict.status is not judged.believed.result.verdict.status:
-            notes = ("The result is published as the run sealed it, and this gate does not believe it.",)
-            self._say(f"published as the run sealed it, and not believed: {judged.verdict.message}")
-        return Outcome(case.asked.nonce, judged.verdict, *place, judged, is_news=True, notes=notes)
+        verdict = self._counted(judged)
+        if verdict.status is not judged.believed.result.verdict.status:
+            notes = ("The result is published as the run sealed it, and it is not believed here.",)
+            self._say(f"published as the run sealed it, and not believed: {verdict.message}")
+        return Outcome(case.asked.nonce, verdict, *place, judged, is_news=True, notes=notes)
+
+    def _counted(self, judged: Judged) -> Verdict:
+        """What a result is worth here: a pass counts by a key of the list, where there is one."""
+        believed, verdict = judged.believed, judged.verdict
+        is_signed = believed.signature is Standing.TRUSTED
+        if verdict.status is not Status.PASSED or is_signed or not pins_keys(self._trusted):
+            return verdict
+        return stand_in.untrusted(believed.sentence)
 
     def _own(self, case: _Case, verdict: Verdict) -> Outcome:
         """Answer with a result of the publisher's own."""
@@ -243,7 +254,7 @@ class Publisher:
         """How the answer that stands ends this job; None: there is none yet.
 
         Anybody who may push can be faster with an answer than the run was. One that says "passed" while the
-        run sealed another one makes no run green.
+        run sealed another one, or failed, makes no run green, unless a trusted key signed it.
         """
         asked, delivery = case.asked, case.delivery
         state = state_of(self._copy.git.ls_remote(self._remote), asked.nonce, asked.branch)
@@ -259,10 +270,15 @@ class Publisher:
             return None
         judged, place = judge(believed), f"{fetched.commit[:12]} on {fetched.ref}"
         self._say(f"answered already, as {place}")
-        verdict, notes = judged.verdict, ("The request was answered before this job.",)
-        if verdict.status is Status.PASSED and _is_another(delivery, fetched.files[RESULT_NAME]):
-            why = f"another answer stands in its place, {place}"
-            verdict = stand_in.tampered(why, delivery.run_url, ran=True)
+        verdict, notes = self._counted(judged), ("The request was answered before this job.",)
+        if verdict.status is Status.PASSED:
+            why = None
+            if _is_another(delivery, fetched.files[RESULT_NAME]):
+                why = f"another answer stands in its place, {place}"
+            elif delivery.run_result in stand_in.FAILURES and believed.signature is not Standing.TRUSTED:
+                why = f"the run ended as {delivery.run_result}, and a pass stands in its place, {place}"
+            if why is not None:
+                verdict = stand_in.tampered(why, delivery.run_url, ran=True)
         return Outcome(asked.nonce, verdict, fetched.commit, fetched.ref, judged, notes=notes)
 
 

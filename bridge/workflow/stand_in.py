@@ -14,9 +14,10 @@ from bridge.result import Reason, Result, RunnerFacts, Status, Verdict
 from bridge.workflow.asked import Asked
 
 NAME, _ID = "publisher", "0" * 16
-CANCELLED = "cancelled"
 # How a job of a workflow ends, as `needs.<job>.result` says it.
-RUN_RESULTS = ("success", "failure", CANCELLED, "skipped")
+CANCELLED = "cancelled"
+FAILURES = ("failure", "skipped")
+RUN_RESULTS = ("success", *FAILURES, CANCELLED)
 
 
 def lost(run_result: str | None, run_url: str | None, *, announced: bool) -> Verdict:
@@ -51,6 +52,16 @@ def tampered(why: str, run_url: str | None, *, ran: bool) -> Verdict:
     message = f"what the workflow's jobs passed on is not the result that the run sealed: {why}{where}"
     status = Status.REJECTED if ran else Status.LOST
     return Verdict(status=status, reason=Reason.TAMPERED, message=message[:4000])
+
+
+def untrusted(standing: str) -> Verdict:
+    """The verdict of a pass that no key signed which counts here, where there is a list of those that do.
+
+    Args:
+        standing: Who wrote it, as far as its signature tells.
+    """
+    message = f"a pass counts here only when a runner of the list of trusted keys signed it; {standing}"
+    return Verdict(status=Status.REJECTED, reason=Reason.TAMPERED, message=message[:4000])
 
 
 def result(

@@ -101,8 +101,8 @@ class Workshop:
         self.house.git(*who, "commit", "--quiet", "-m", "the project")
         self.house.git("push", "--quiet", "origin", "HEAD:main")
 
-    def push_event(self, ref: str, **changes: str) -> Acted:
-        """What GitHub does when a request's branch is pushed."""
+    def push_event(self, ref: str, *, variables: dict[str, str] | None = None, **changes: str) -> Acted:
+        """What GitHub does when a request's branch is pushed, in a repository with these variables."""
         commit = self.house.git("rev-parse", ref, cwd=self.house.remote)
         event = {
             "ref": ref,
@@ -111,14 +111,23 @@ class Workshop:
             "created": True,
             "deleted": False,
         }
-        return self.act("push", "mac-bridge.yaml", event, ref, **changes)
+        return self.act("push", "mac-bridge.yaml", event, ref, variables=variables, **changes)
 
     def dispatch_event(self, workflow: str, inputs: dict[str, str], **changes: str) -> Acted:
         """What GitHub does when a workflow of the default branch is started by hand."""
         event = {"ref": "refs/heads/main", "inputs": inputs}
         return self.act("workflow_dispatch", workflow, event, "refs/heads/main", **changes)
 
-    def act(self, name: str, workflow: str, event: dict[str, object], ref: str, **changes: str) -> Acted:
+    def act(
+        self,
+        name: str,
+        workflow: str,
+        event: dict[str, object],
+        ref: str,
+        *,
+        variables: dict[str, str] | None = None,
+        **changes: str,
+    ) -> Acted:
         """Run a workflow of the commit that `ref` names, for an event."""
         house = self.house
         tree, home, files = self.desk / "tree", self.desk / "home", self.desk / "workflows"
@@ -148,7 +157,9 @@ class Workshop:
         argv = [str(ACT), name, "-C", str(tree), "-W", str(files / workflow)]
         argv += ["-e", str(self.desk / "event.json"), "--action-offline-mode", "--no-skip-checkout"]
         argv += ["-P", "self-hosted=-self-hosted", "-P", "ubuntu-latest=-self-hosted"]
-        argv += ["--var", f"KAKEYA_REMOTE={house.remote}", "--no-cache-server"]
+        argv += ["--no-cache-server"]
+        for key, value in {"KAKEYA_REMOTE": str(house.remote), **(variables or {})}.items():
+            argv += ["--var", f"{key}={value}"]
         for action, sha in pinned().items():
             argv += ["--local-repository", f"{action}@{sha}={STAND_INS / action.removeprefix('actions/')}"]
         if token := given.pop("GITHUB_TOKEN", ""):

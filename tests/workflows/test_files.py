@@ -65,7 +65,10 @@ def test_requests_queue_and_none_is_ended_for_another():
 @named
 def test_a_queue_is_never_asked_for_together_with_cancelling(path: Path):
     document = read(path)
-    for concurrency in [document["concurrency"], *(job.get("concurrency") for job in jobs(path).values())]:
+    for concurrency in [
+        document.get("concurrency"),
+        *(job.get("concurrency") for job in jobs(path).values()),
+    ]:
         if isinstance(concurrency, dict) and "queue" in concurrency:
             assert not concurrency.get("cancel-in-progress", False)
 
@@ -109,6 +112,29 @@ def test_no_expression_stands_in_a_script(path: Path):
     scripts = [step["run"] for step in steps(path) if "run" in step]
     assert scripts or path == RUN, "it uses the action, whose scripts are looked at"
     assert not [script for script in scripts if "${{" in script]
+
+
+@named_all
+def test_no_interpreter_takes_modules_from_the_folder_that_it_is_started_in(path: Path):
+    """It may be a workload's; installing is done elsewhere, and isolated."""
+    for step in steps(path):
+        script = step.get("run", "")
+        assert re.findall(r"python3?\"? (?!-I )", script) == []
+        if "install_client.sh" in script:
+            assert step["working-directory"] == "${{ runner.temp }}"
+
+
+def test_calls_of_one_run_cancel_none_of_each_other():
+    """In a called workflow a group would be the caller's, which keeps two runs and cancels the others."""
+    assert "concurrency" not in read(RUN)
+    assert all("concurrency" not in job for job in jobs(RUN).values())
+
+
+def test_the_job_that_publishes_is_told_whose_results_count():
+    (step,) = [step for step in jobs(BRIDGE)["publish"]["steps"] if "runner publish" in step.get("run", "")]
+    assert step["env"]["TRUSTED_RUNNERS"] == "${{ vars.KAKEYA_TRUSTED_RUNNERS }}"
+    assert step["env"]["KAKEYA_CONFIG"].startswith("${{ runner.temp }}/"), "not the account's own list"
+    assert 'runners trust "$name" --key "$key"' in step["run"]
 
 
 @named_all

@@ -86,7 +86,7 @@ class LfsRule:
 
     Attributes:
         endpoint: The only server that objects come from, as git-lfs takes it; None: pointers refuse a job.
-        max_bytes: Upper bound of what one job may fetch, in bytes.
+        max_bytes: Upper bound of what one job is given of them, in bytes, every copy counted.
     """
 
     endpoint: str | None = None

@@ -9,6 +9,7 @@ from typing import Any
 from bridge.manifest import Manifest
 from bridge.result import Result, parse_result
 from bridge.runner.spool import Entry
+from bridge.runner.station import Station
 from bridge.workflow import parcel
 from bridge.workflow.asked import Asked
 from bridge.workflow.execute import Executed, Executor
@@ -64,14 +65,22 @@ class Desk:
         parcel.require_free(folder)
         return folder, parcel.write(entry, folder).digest
 
-    def publish(self, asked: Asked, folder: Path, digest: str, **changes: Any) -> Outcome:
+    def trust(self, station: Station) -> Path:
+        """A list of runner keys that count, with this one's."""
+        path = self.bench.house.root / "pinned"
+        path.write_text(f"{station.identity.name} {station.public_key}\n")
+        return path
+
+    def publish(
+        self, asked: Asked, folder: Path, digest: str, *, trusted: Path | None = None, **changes: Any
+    ) -> Outcome:
         """The other job, on a machine of its own."""
         self.number += 1
         root = self.bench.house.root / f"hosted-{self.number}"
         publisher = Publisher(
             root / "bus.git",
             str(self.bench.house.remote),
-            trusted=root / "trusted_runners",
+            trusted=trusted or root / "trusted_runners",
             say=self.lines.append,
         )
         return publisher.publish(asked, Delivery(folder, digest, **changes))

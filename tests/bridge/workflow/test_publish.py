@@ -220,8 +220,45 @@ def test_a_run_that_came_again_ends_as_the_standing_answer_does(desk: Desk) -> N
     assert replayed.verdict.reason is Reason.REPLAYED
     again = desk.bench.house.root / f"out-{desk.number}"
     assert desk.publish(asked, again, replayed.parcel.digest).exit_code == 0
-    assert desk.publish(asked, desk.bench.house.root / "none", "", run_result="failure").exit_code == 0
+    assert desk.publish(asked, desk.bench.house.root / "none", "", run_result="cancelled").exit_code == 0
     assert desk.bench.verdict(manifest.nonce) == ("passed", "ok")
+
+
+@pytest.mark.parametrize("run_result", ["failure", "skipped"])
+@pytest.mark.sampled(2, 1)
+def test_a_pass_beside_a_run_that_failed_makes_no_run_green(desk: Desk, run_result: str) -> None:
+    _, asked, folder, done = sealed(desk)
+    desk.publish(asked, folder, done.parcel.digest)
+    nowhere = desk.bench.house.root / "nowhere"
+    outcome = desk.publish(asked, nowhere, "", run_result=run_result)
+    assert outcome.exit_code == 3
+    assert outcome.verdict is not None
+    assert f"the run ended as {run_result}" in outcome.verdict.message
+    trusted = desk.trust(desk.bench.station())
+    assert desk.publish(asked, nowhere, "", run_result=run_result, trusted=trusted).exit_code == 0
+
+
+@pytest.mark.parametrize("comes", ["from the run", "from a pusher"])
+def test_where_keys_are_listed_no_pass_counts_without_one_of_them(desk: Desk, comes: str) -> None:
+    manifest, asked, _, done = sealed(desk)
+    unsigned = desk.forge(replace(desk.entry(done, asked), signature=None))
+    trusted = desk.trust(desk.bench.station())
+    if comes == "from a pusher":
+        assert desk.publish(asked, *unsigned).exit_code == 0  # pushed by hand, as anybody can
+        outcome = desk.publish(asked, *unsigned, run_result="success", trusted=trusted)
+    else:
+        outcome = desk.publish(asked, *unsigned, trusted=trusted)
+    assert (outcome.exit_code, outcome.is_news) == (3, comes == "from the run")
+    assert outcome.verdict is not None
+    assert "of the list of trusted keys" in outcome.verdict.message
+    assert "unsigned" in outcome.verdict.message
+    assert desk.bench.verdict(manifest.nonce) == ("passed", "ok"), "it stays as it was written"
+
+
+def test_a_pass_that_a_listed_key_signed_counts(desk: Desk) -> None:
+    _, asked, folder, done = sealed(desk)
+    outcome = desk.publish(asked, folder, done.parcel.digest, trusted=desk.trust(desk.bench.station()))
+    assert (outcome.exit_code, outcome.is_news) == (0, True)
 
 
 @pytest.mark.parametrize("change", ["deleted", "moved"])
