@@ -127,7 +127,7 @@ def test_a_push_to_a_broken_remote_is_its_fault(world: World, how: str):
         world.git.push(world.remote, [Update("refs/heads/new", commit, ""), Update("refs/n", commit, "")])
 
 
-# Far more than other programs write to the disk meanwhile, for free room is what is watched.
+# Far more than other programs write to the disk or free meanwhile, for free room is what is watched.
 LIMIT = 24 << 20
 
 
@@ -137,8 +137,9 @@ def test_a_fetch_larger_than_the_limit_ends_with_a_clear_error_and_may_be_tried_
     head = world.git.resolve("HEAD")
     noise = world.house.root / "noise"
     with open("/dev/urandom", "rb") as source:
-        noise.write_bytes(source.read(64 << 20))
-    blob = world.house.git("hash-object", "-w", str(noise), cwd=world.house.remote)
+        noise.write_bytes(source.read(160 << 20))
+    quick = ("-c", "core.compression=0")
+    blob = world.house.git(*quick, "hash-object", "-w", str(noise), cwd=world.house.remote)
     tree = world.house.git("mktree", cwd=world.house.remote, input=f"100644 blob {blob}\tnoise\n")
     who = ("-c", "user.name=Mallory", "-c", "user.email=mallory@example.org")
     large = world.house.git(*who, "commit-tree", tree, "-p", head, cwd=world.house.remote, input="much\n")

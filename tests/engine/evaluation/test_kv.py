@@ -16,7 +16,7 @@ from engine.config import Engine, Options
 from engine.errors import ConfigurationError, PromptError
 from engine.evaluation.haystack import Haystack
 from engine.evaluation.journal import Journals
-from engine.evaluation.kv import POLICIES, KVSwitches, measure_kv, open_shootout, settled
+from engine.evaluation.kv import POLICIES, KVSwitches, measure_kv, open_shootout, settled, with_defaults
 from engine.evaluation.kv_arms import arms_of, with_controls
 from engine.loading import SHIPPED_DRAFTER
 from engine.runtime import prepare
@@ -226,9 +226,11 @@ def test_prompts_that_are_too_short_or_have_a_needle_too_many_are_refused(
 
 
 @pytest.mark.slow
-def test_what_policies_cost_on_the_shipped_pair(engine: Engine):
-    """The figures of the issue, twenty needles beyond every window."""
+@pytest.mark.parametrize("per_depth", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
+def test_what_policies_cost_on_the_shipped_pair(engine: Engine, per_depth: int):
+    """The figures of the shoot-out, ten or twenty needles beyond every window."""
     switches = KVSwitches(
+        haystack=with_defaults(Haystack(per_depth=per_depth)),
         policies=("sliding-bounded:0,16", "sink-window", "affine:8,64", "restored:learned", "restored:zeros"),
         answer_tokens=8,
         speed_prompts="none",
