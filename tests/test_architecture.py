@@ -20,6 +20,7 @@ DOORS = {
     "subprocess": {"bridge/process.py", "engine/child.py"},  # neither half imports the other
     "git": {"bridge/bus/command.py"},
     "requests": {"bridge/github/http.py"},
+    "urllib3": {"bridge/github/http.py"},
     "urllib.request": set[str](),
     "http.client": set[str](),
     "socket": {"bridge/runner/isolation/namespaces.py"},  # ioctl on a new namespace's loopback, no connection

@@ -19,6 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+DRIP_S = 0.05
 TOKEN = "ghs_0123456789abcdefghijklmnopqrstuvwxyz"
 SLUG = "octo/hello"
 
@@ -36,6 +37,8 @@ class Fault:
         cut: The body breaks off after so many bytes, its announced length does not.
         pause_s: Seconds before the answer.
         body: Sent in place of the answer's body.
+        drip: From which part on the answer comes byte by byte, one every `DRIP_S`: ``status``, ``headers`` or
+            ``body``.
     """
 
     path: str
@@ -46,6 +49,7 @@ class Fault:
     cut: int | None = None
     pause_s: float = 0.0
     body: bytes | None = None
+    drip: str | None = None
 
 
 @dataclass
@@ -216,11 +220,11 @@ class _Handler(BaseHTTPRequestHandler):
             time.sleep(fault.pause_s)
             if fault.status:
                 body = fault.body if fault.body is not None else _json({"message": fault.message})
-                self._send(fault.status, body, fault.headers, fault.cut)
+                self._send(fault.status, body, fault.headers, fault)
                 return
         try:
             if parts.path.startswith("/blob/"):
-                self._send(200, state.logs[int(parts.path.rpartition("/")[2])], {}, None)
+                self._send(200, state.logs[int(parts.path.rpartition("/")[2])], {}, fault)
                 return
             status, document, headers = self._answer(method, parts.path, query, state.calls[-1].body)
         except _Refused as refusal:
@@ -228,19 +232,29 @@ class _Handler(BaseHTTPRequestHandler):
         body = b"" if document is None else _json(document)
         if fault is not None and fault.body is not None:
             body = fault.body
-        self._send(status, body, {**state.headers, **headers}, fault.cut if fault else None)
+        self._send(status, body, {**state.headers, **headers}, fault)
 
-    def _send(self, status: int, body: bytes, headers: dict[str, str], cut: int | None) -> None:
+    def _send(self, status: int, body: bytes, headers: dict[str, str], fault: Fault | None) -> None:
+        cut, drip = (None, None) if fault is None else (fault.cut, fault.drip)
+        lines = {"content-type": "application/json; charset=utf-8", **headers}
+        if status != 204:
+            lines["content-length"] = str(len(body))
+        head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        phrase = self.responses.get(status, ("Said",))[0]
+        parts = {
+            "status": f"{self.protocol_version} {status} {phrase}\r\n".encode(),
+            "headers": f"{head}\r\n".encode("latin-1"),
+            "body": body if cut is None else body[:cut],
+        }
+        slow = False
         with contextlib.suppress(ConnectionError):
-            self.send_response(status)
-            self.send_header("content-type", "application/json; charset=utf-8")
-            for name, value in headers.items():
-                self.send_header(name, value)
-            if status != 204:
-                self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body if cut is None else body[:cut])
-        if cut is not None:
+            for name, data in parts.items():
+                slow = slow or name == drip
+                step = 1 if slow else len(data) or 1
+                for at in range(0, len(data), step):
+                    self.wfile.write(data[at : at + step])
+                    time.sleep(DRIP_S if slow else 0.0)
+        if cut is not None or slow:
             self.close_connection = True
 
     def _answer(
