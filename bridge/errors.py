@@ -143,6 +143,20 @@ class ApiError(BusError):
     """GitHub's REST API did not answer, or said no."""
 
 
+class ApiFault(ApiError):
+    """The API did not answer, or has a fault of its own: what it was asked to change may have taken effect.
+
+    Args:
+        message: One sentence.
+        remedy: What the reader can do next.
+        wait_s: Seconds until it can be asked again; None: it does not say.
+    """
+
+    def __init__(self, message: str, remedy: str | None = None, *, wait_s: float | None = None) -> None:
+        super().__init__(message, remedy)
+        self.wait_s = wait_s
+
+
 class TokenRejected(ApiError):
     """The token is wrong, was revoked or has expired."""
 

@@ -1,8 +1,9 @@
 """The calls that the product makes, each with the permission it needs.
 
-Reading calls are tried again when the server has a fault or asks for a pause that is short; calls that
-change something are sent again only where a limit kept them out: of one that was not answered nobody knows
-whether it took effect. The token goes to the API's own address and nowhere else, wherever an answer points.
+Reading calls are tried again when the server has a fault or asks for a pause that is short. Calls that change
+something are sent again only where a limit (429, or a 403 that is one) kept them out: of one that was not
+answered, or with a fault (5xx), nobody knows whether it took effect. The token goes to the API's own address
+and nowhere else, wherever an answer points.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote, urlencode, urljoin, urlsplit
 
-from bridge.errors import ApiConflict, ApiError, ApiNotFound
+from bridge.errors import ApiConflict, ApiError, ApiFault, ApiNotFound
 from bridge.github import types
-from bridge.github.failures import expiry_of, failure, wait_of
+from bridge.github.failures import expiry_of, failure, is_number, wait_of
 from bridge.github.http import NoAnswer, Request, Response, Transport, Web
 from bridge.github.repository import Repository
 from bridge.github.token import Token
@@ -213,7 +214,7 @@ class GitHub:
         return TokenFacts(
             scopes=None if scopes is None else tuple(s.strip() for s in scopes.split(",") if s.strip()),
             expires_at=expiry_of(response),
-            remaining=int(left) if left.isascii() and left.isdigit() else None,
+            remaining=int(left) if is_number(left) else None,
         )
 
     def _issued(self, kind: str, what: str) -> str:
@@ -265,14 +266,14 @@ class GitHub:
                 response = self._followed(method, url, what, data)
             except NoAnswer as error:
                 if last or not reads or pause > self._patience_s:
-                    raise ApiError(
+                    raise ApiFault(
                         f"{what}: the API did not answer: {error}", f"is {self.repository.api} reachable?"
                     ) from None
             else:
                 if response.status < 300:
                     return response
                 asked = wait_of(response, self._now())
-                again = asked is not None or (reads and response.status >= 500)
+                again = reads if response.status >= 500 else asked is not None
                 pause = max(pause, asked or 0.0)
                 if last or not again or pause > self._patience_s:
                     raise failure(response, what, self.token, self._now())
@@ -291,10 +292,13 @@ class GitHub:
             response = self._transport.send(self._request(method, url, data), self._timeout_s)
             if response.status not in (301, 302, 307, 308) or "location" not in response.headers:
                 return response
-            target = urljoin(url, response.headers["location"])
-            ours = self._is_ours(target)
+            try:
+                target = urljoin(url, response.headers["location"])
+                same_scheme = urlsplit(target).scheme == urlsplit(url).scheme
+            except ValueError:
+                raise ApiError(f"{what}: the API leads to an address that is none") from None
             # Of a call that changes something only this API itself may say where it belongs.
-            if not ours and (method != "GET" or urlsplit(target).scheme != urlsplit(url).scheme):
+            if not self._is_ours(target) and not (method == "GET" and same_scheme):
                 raise ApiError(f"{what}: the API leads to another server, which is not asked")
             url = target
         raise ApiError(f"{what}: the API leads from place to place")

@@ -3,7 +3,8 @@
 Sources: the REST API's pages on troubleshooting, rate limits and permissions. A secondary limit comes as 403
 or 429, with or without ``Retry-After``; a token that lacks a permission gets 403, or 404 where it may not
 even know that the thing exists; the permission that would do stands in ``X-Accepted-GitHub-Permissions``
-(fine-grained tokens, workflow tokens) or ``X-Accepted-OAuth-Scopes`` (classic ones).
+(fine-grained tokens, workflow tokens) or ``X-Accepted-OAuth-Scopes`` (classic ones). A run that cannot be
+started again as things stand is a 403, too, which only its words tell from a missing permission.
 """
 
 from __future__ import annotations
@@ -14,11 +15,20 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
 from bridge.bus.untrusted import clean_line
-from bridge.errors import ApiConflict, ApiError, ApiNotFound, RateLimited, ScopeMissing, TokenRejected
+from bridge.errors import (
+    ApiConflict,
+    ApiError,
+    ApiFault,
+    ApiNotFound,
+    RateLimited,
+    ScopeMissing,
+    TokenRejected,
+)
 from bridge.github.http import Response
 from bridge.github.token import NAMES, Token
 
 _LIMITS = ("rate limit", "abuse detection")
+_STATES = ("already running", "unable to retry", "cannot be retried", "cannot be rerun", "cannot be re-run")
 # Where no time is given, the documentation asks for a minute.
 _UNSAID_S = 60.0
 
@@ -41,6 +51,8 @@ def failure(response: Response, what: str, token: Token | None, now: datetime) -
         return _limited(what, words, token, _UNSAID_S if wait_s is None else wait_s)
     if status == 401:
         return _rejected(response, what, words, token)
+    if status in (409, 422) or (status == 403 and _is_of_state(response)):
+        return ApiConflict(f"{what}: the API refuses that ({status}){words}", "look at the run's page")
     if status == 403:
         return _missing(response, what, words, token)
     if status == 404:
@@ -51,28 +63,36 @@ def failure(response: Response, what: str, token: Token | None, now: datetime) -
             else f"or the token in {token.source} may not see it: it needs access to this repository"
             f"{_accepted(response)}",
         )
-    if status in (409, 422):
-        return ApiConflict(f"{what}: the API refuses that ({status}){words}", "look at the run's page")
     if 300 <= status < 400:
         return ApiError(f"{what}: the API sends us elsewhere ({status})", "was the repository renamed?")
-    return ApiError(
-        f"{what}: the API has a fault of its own ({status}){words}", "try again later; git goes on without it"
+    until = "" if wait_s is None else f" and wants to be left alone for {_duration(wait_s)}"
+    return ApiFault(
+        f"{what}: the API has a fault of its own ({status}){until}{words}",
+        "try again later; git goes on without it",
+        wait_s=wait_s,
     )
 
 
 def wait_of(response: Response, now: datetime) -> float | None:
-    """Seconds until the API takes calls again; None: this answer is about no limit."""
-    headers = response.headers
-    if response.status not in (403, 429, 503):
+    """Seconds until the API takes calls again; None: this answer is about no limit, or says no time."""
+    headers, status = response.headers, response.status
+    if status not in (403, 429) and status < 500:
         return None
     if (after := _after(headers.get("retry-after", ""), now)) is not None:
         return after
+    if status >= 500:
+        return None
     if headers.get("x-ratelimit-remaining") == "0":
         reset = headers.get("x-ratelimit-reset", "")
-        return max(0.0, int(reset) - now.timestamp()) if _is_number(reset) else _UNSAID_S
-    if response.status != 503 and any(words in _message(response).lower() for words in _LIMITS):
+        return max(0.0, int(reset) - now.timestamp()) if is_number(reset) else _UNSAID_S
+    if any(words in _message(response).lower() for words in _LIMITS):
         return _UNSAID_S
     return None
+
+
+def is_number(text: str) -> bool:
+    """Whether a header's value is a number, of a length that a number has."""
+    return text.isascii() and text.isdigit() and len(text) <= 12
 
 
 def expiry_of(response: Response) -> datetime | None:
@@ -125,6 +145,11 @@ def _missing(response: Response, what: str, words: str, token: Token | None) -> 
     )
 
 
+def _is_of_state(response: Response) -> bool:
+    """Whether a 403 is about how things stand, not about who asks."""
+    return any(words in _message(response).lower() for words in _STATES)
+
+
 def _accepted(response: Response) -> str:
     """The permission that would do, in brackets; empty: it is not said."""
     fine = response.headers.get("x-accepted-github-permissions")
@@ -165,18 +190,14 @@ def _header(value: str) -> str:
 
 def _after(text: str, now: datetime) -> float | None:
     """Seconds of a ``Retry-After``, which is a number or a date."""
-    if _is_number(text):
+    if is_number(text):
         return float(text)
     try:
         moment = parsedate_to_datetime(text)
-    except ValueError:
+    except (ValueError, OverflowError):  # of a year that no calendar has
         return None
     aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
     return max(0.0, (aware - now).total_seconds())
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= 12
 
 
 def _duration(seconds: float) -> str:

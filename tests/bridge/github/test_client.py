@@ -11,7 +11,15 @@ from datetime import UTC, datetime
 import pytest
 
 from bridge import errors
-from bridge.errors import ApiConflict, ApiError, ApiNotFound, RateLimited, ScopeMissing, TokenRejected
+from bridge.errors import (
+    ApiConflict,
+    ApiError,
+    ApiFault,
+    ApiNotFound,
+    RateLimited,
+    ScopeMissing,
+    TokenRejected,
+)
 from bridge.github import GitHub, Token, repository_of
 from bridge.github.http import NoAnswer, Request, Web
 from tests.houses import wait_for
@@ -138,6 +146,67 @@ def test_a_change_is_not_sent_to_another_server(server: GitHubServer, github: Gi
         assert other.calls == []
 
 
+ADDRESSES = [
+    "http://[::1",
+    f"http://{'a' * 70}.example/",
+    "http://127.0.0.1:99999/",
+    "http://127.0.0.1:port/",
+    "http://",
+    "http://a b\x01/",
+    "http://xn--\x80.example/",
+    "gopher://127.0.0.1/",
+]
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_an_address_that_is_none_is_an_error_of_the_api(
+    server: GitHubServer,
+    slept: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+    address: str,
+    method: str,
+):
+    monkeypatch.setenv("no_proxy", "localhost,127.0.0.1")
+    github = made(server, slept, timeout_s=5.0)
+    server.faults.append(Fault("runs", 307, {"location": address}, times=99))
+    with pytest.raises(ApiError):
+        github.run(1) if method == "GET" else github.rerun(1)
+
+
+@pytest.mark.parametrize("api", [f"https://{'a' * 70}.example", "https://..", "https://127.0.0.1:0"])
+def test_an_api_whose_address_leads_nowhere_is_an_error_of_the_api(
+    server: GitHubServer, slept: list[float], api: str
+):
+    server.api = api
+    with pytest.raises(ApiError, match="did not answer"):
+        made(server, slept, timeout_s=5.0).run(1)
+
+
+@pytest.mark.parametrize("name", ["https_proxy", "REQUESTS_CA_BUNDLE"])
+def test_an_environment_that_lets_no_call_through_is_an_error_of_the_api(
+    server: GitHubServer, slept: list[float], monkeypatch: pytest.MonkeyPatch, name: str
+):
+    monkeypatch.setenv(name, "foo:///nowhere")
+    server.api = "https://127.0.0.1:1"
+    with pytest.raises(ApiError, match="did not answer"):
+        made(server, slept, timeout_s=5.0).run(1)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"x-ratelimit-remaining": "9" * 5000},
+        {"github-authentication-token-expiration": "0001-01-01 00:00:00 -2359"},
+    ],
+)
+def test_facts_of_a_token_that_are_none_are_no_fault(
+    server: GitHubServer, github: GitHub, headers: dict[str, str]
+):
+    server.headers = headers
+    assert github.token_facts().remaining is None
+
+
 def test_a_renamed_repository_is_followed_on_the_same_server(server: GitHubServer, github: GitHub):
     run = server.add_run()
     server.faults.append(
@@ -229,6 +298,12 @@ REFUSALS: dict[str, tuple[Fault, type[ApiError], str]] = {
         RateLimited,
         "in 5 min",
     ),
+    "a date that no calendar has": (
+        Fault("runs", 429, {"retry-after": "Mon, 01 Jan 99999999999 00:00:00 GMT"}),
+        RateLimited,
+        "in 60 s",
+    ),
+    "a fault with a time": (Fault("runs", 502, {"retry-after": "1800"}), ApiFault, "for 30 min"),
     "a time that is none": (Fault("runs", 429, {"retry-after": "soon"}), RateLimited, "in 60 s"),
 }
 
@@ -271,6 +346,16 @@ def test_a_fault_of_the_server_is_waited_out_when_reading(
     assert slept == [0.5, 1.0, 2.0]
 
 
+@pytest.mark.parametrize("status", [500, 502, 503, 504])
+def test_a_pause_that_a_fault_asks_for_is_made_when_reading(
+    server: GitHubServer, github: GitHub, slept: list[float], status: int
+):
+    run = server.add_run()
+    server.faults.append(Fault("runs", status, {"retry-after": "7"}))
+    assert github.run(run).id == run
+    assert slept == [7.0]
+
+
 def test_a_fault_that_stays_is_an_error(server: GitHubServer, github: GitHub, slept: list[float]):
     server.faults.append(Fault("runs", 502, times=99))
     with pytest.raises(ApiError, match="502"):
@@ -278,14 +363,35 @@ def test_a_fault_that_stays_is_an_error(server: GitHubServer, github: GitHub, sl
     assert len(server.calls) == 4
 
 
+@pytest.mark.parametrize("headers", [{}, {"retry-after": "1"}], ids=["at once", "after a pause"])
+@pytest.mark.parametrize("status", [500, 502, 503, 504])
 def test_a_fault_of_the_server_is_not_answered_with_a_second_change(
-    server: GitHubServer, github: GitHub, slept: list[float]
+    server: GitHubServer, github: GitHub, slept: list[float], status: int, headers: dict[str, str]
 ):
     run = server.add_run(status="completed")
-    server.faults.append(Fault("rerun", 502, times=99))
-    with pytest.raises(ApiError, match="502"):
+    server.faults.append(Fault("rerun", status, headers, times=99))
+    with pytest.raises(ApiFault, match=str(status)):
         github.rerun(run)
     assert len(server.of("POST", "rerun")) == 1
+    assert slept == []
+
+
+STATES = [
+    "This workflow run is already running",
+    "Unable to retry this workflow run because it was created over a month ago",
+    "This workflow run cannot be rerun; its workflow file may be broken",
+]
+
+
+@pytest.mark.parametrize("words", STATES)
+def test_a_run_that_cannot_be_started_again_is_no_missing_permission(
+    server: GitHubServer, github: GitHub, words: str
+):
+    run = server.add_run(status="completed")
+    server.faults.append(Fault("rerun", 403, {"x-accepted-github-permissions": "actions=write"}, words))
+    with pytest.raises(ApiConflict) as caught:
+        github.rerun(run)
+    assert words in caught.value.message
 
 
 @pytest.mark.parametrize("body", [b"", b'{"id": 1', b"<html>", b"[1]", b'{"id": "x"}', b"[" * 100_000])
