@@ -2,7 +2,7 @@
 
 With a token the API says where the run is, and that it was evicted: another took its place in the queue, or
 somebody cancelled it before a machine had it. It is then started again, `MOST_AGAIN` times. Without a token
-none of this can be seen (`bridge.client.resend`).
+that does, none of this can be seen or done (`bridge.client.resend`).
 
 The result comes by git, whatever happens here: each failure is told once, and git goes on.
 """
@@ -13,7 +13,15 @@ import time
 from collections.abc import Callable
 
 from bridge.client.runs import Request, RunView, run_of
-from bridge.errors import ApiError, ApiNotFound, RateLimited, ScopeMissing, TokenRejected
+from bridge.errors import (
+    ApiConflict,
+    ApiError,
+    ApiFault,
+    ApiNotFound,
+    RateLimited,
+    ScopeMissing,
+    TokenRejected,
+)
 from bridge.github import GitHub
 
 MOST_AGAIN = 5
@@ -52,6 +60,13 @@ class Attendant:
         self._again = 0
         self._told: set[str] = set()
         self._line = ""
+        self._refused: int | None = None  # the attempt that the API gave no successor
+
+    @property
+    def is_helpless(self) -> bool:
+        """Whether it could not start an evicted run anew: it has lost the API, or that says no to it."""
+        refused = self.run is not None and self.run.is_evicted and self.run.attempt == self._refused
+        return refused or self._github is None or self._pause_s >= _SLOWEST_S
 
     def look(self) -> list[str]:
         """News of the run since the last look, one sentence each; never raises what the API does."""
@@ -83,13 +98,23 @@ class Attendant:
         return news
 
     def _evicted(self, github: GitHub, run: RunView) -> list[str]:
+        if run.attempt == self._refused:
+            return []
         if self._is_wished_away():
             return self._once("its run was cancelled, and so was the request")
         said = f"its run was evicted before a machine had it (attempt {run.attempt})"
         if self._again >= MOST_AGAIN:
             return self._once(f"{said}; it was started anew {MOST_AGAIN} times, and is not once more")
         self._again += 1
-        github.rerun(run.id)
+        try:
+            github.rerun(run.id)
+        except (
+            ApiConflict,
+            ApiNotFound,
+            ScopeMissing,
+        ) as error:  # as of a run that somebody else just started
+            self._refused = run.attempt
+            return [f"{said}, and is not started anew from here: {error.message}"]
         return [f"{said}: started anew; `queue: max` in the workflow file keeps runs from evicting others"]
 
     def _failed(self, error: ApiError, now: float) -> list[str]:
@@ -100,7 +125,8 @@ class Attendant:
             self._next = now + max(INTERVAL_S, error.wait_s or PATIENCE_S)
         else:
             self._pause_s = min(self._pause_s * 2, _SLOWEST_S)
-            self._next = now + self._pause_s
+            asked = error.wait_s if isinstance(error, ApiFault) else None
+            self._next = now + max(self._pause_s, asked or 0.0)
         if isinstance(error, ApiNotFound) and not self._told:
             self._github = None
         remedy = f" ({error.remedy})" if error.remedy else ""

@@ -84,6 +84,47 @@ def test_an_evicted_run_is_started_anew_but_not_for_ever(server: GitHubServer, c
     assert len(server.of("POST", "/rerun")) == MOST_AGAIN
 
 
+def test_of_two_who_see_the_same_eviction_the_slower_one_goes_on(server: GitHubServer, clock: Clock) -> None:
+    run = server.add_run(head_sha=COMMIT, status="completed", conclusion="cancelled")
+    quick, said = attendant(server, clock), []
+
+    def in_between() -> bool:
+        said.append(later(quick, clock))
+        return False
+
+    slow = Attendant(Request(NONCE, BRANCH, COMMIT), api(server), is_wished_away=in_between, clock=clock)
+    told = later(slow, clock, 0)
+    assert "started anew" in said[0]
+    assert "This workflow run is already running" in told
+    assert "goes on without" not in told
+    assert server.runs[run]["run_attempt"] == 2
+    assert later(slow, clock) == "its run is queued"
+    assert not slow.is_helpless
+    server.runs[run].update(status="completed", conclusion="cancelled")
+    later(slow, clock)
+    assert server.runs[run]["run_attempt"] == 3, "of another eviction it is not the slower one for ever"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Unable to retry this workflow run because it was created over a month ago",
+        "Resource not accessible by personal access token",
+    ],
+)
+def test_a_run_that_cannot_be_started_anew_is_said_once_and_asked_for_once(
+    server: GitHubServer, clock: Clock, words: str
+) -> None:
+    server.add_run(head_sha=COMMIT, status="completed", conclusion="cancelled")
+    server.faults = [Fault("/rerun", 403, message=words, times=99)]
+    attended = attendant(server, clock)
+    assert words in later(attended, clock, 0)
+    assert [later(attended, clock) for _ in range(9)] == [""] * 9
+    assert len(server.of("POST", "/rerun")) == 1
+    assert attended.is_helpless
+    assert attended.run is not None, "what it may read it goes on to read"
+
+
 def test_a_run_cancelled_with_its_request_stays_cancelled(server: GitHubServer, clock: Clock) -> None:
     server.add_run(head_sha=COMMIT, status="completed", conclusion="cancelled")
     assert "so was the request" in later(attendant(server, clock, wished_away=True), clock, 0)
@@ -151,6 +192,70 @@ def test_what_the_api_refuses_is_said_once_and_git_goes_on(
     told = [later(attended, clock, 600) for _ in range(4)]
     assert not any("git goes on" in line for line in told), told
     assert any("its run is queued" in line for line in told) is comes_back
+
+
+HELPLESS = {
+    "401": (Fault("/actions", 401, message="Bad credentials"), 1),
+    "403": (Fault("/actions", 403, message="Resource not accessible by personal access token"), 1),
+    "404 at first": (Fault("/actions", 404, message="Not Found"), 1),
+    "429": (Fault("/actions", 429, {"retry-after": "600"}), None),
+    "502 for minutes": (Fault("/actions", 502), 5),
+    "503 with a pause": (Fault("/actions", 503, {"retry-after": "30"}), 5),
+}
+
+
+@pytest.mark.parametrize("name", HELPLESS)
+def test_it_says_when_it_can_do_nothing(server: GitHubServer, clock: Clock, name: str) -> None:
+    fault, looks = HELPLESS[name]
+    server.faults = [Fault(**{**vars(fault), "times": 99})]
+    server.add_run(head_sha=COMMIT)
+    attended = attendant(server, clock)
+    told = []
+    for _ in range(9):
+        later(attended, clock, 600)
+        told.append(attended.is_helpless)
+    assert told == [looks is not None and number >= looks for number in range(1, 10)]
+    server.faults = []
+    later(attended, clock, 600)
+    assert attended.is_helpless is (looks == 1), "an API that comes back is asked again"
+
+
+def test_without_an_api_it_can_do_nothing(clock: Clock) -> None:
+    assert Attendant(Request(NONCE, BRANCH, COMMIT), None, clock=clock).is_helpless
+
+
+ODD = {
+    "an address that is none": Fault("/actions", 302, {"location": "http://[::1"}),
+    "a label too long": Fault("/actions", 302, {"location": f"http://{'a' * 70}/"}),
+    "a port that is none": Fault("/actions", 302, {"location": "http://127.0.0.1:99999/"}),
+    "a year that is none": Fault("/actions", 429, {"retry-after": "Mon, 01 Jan 99999999999 00:00:00 GMT"}),
+    "half a character": Fault("/actions", body=b'{"workflow_runs": [{"id": 1, "status": "\\ud800"}]}'),
+    "a number of thousands of digits": Fault(
+        "/actions", body=b'{"workflow_runs": [{"id": %s}]}' % (b"9" * 9999)
+    ),
+    "a number that no address holds": Fault(
+        "/actions", body=b'{"workflow_runs": [{"id": %s}]}' % (b"9" * 99)
+    ),
+    "a list of lists": Fault("/actions", body=b'{"workflow_runs": [[]]}'),
+    "a next page that is none": Fault(
+        "/actions", 200, {"link": '<http://[::1>; rel="next"'}, body=b'{"workflow_runs": []}'
+    ),
+    "no end": Fault("/actions", drip="headers"),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_nothing_that_the_api_answers_ends_the_wait(
+    server: GitHubServer, clock: Clock, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("no_proxy", "localhost,127.0.0.1")
+    server.faults = [Fault(**{**vars(ODD[name]), "times": 99})]
+    repository = repository_of("/anywhere", server.environ)
+    assert repository is not None
+    github = GitHub(repository, find_token(server.environ), patience_s=0.0, timeout_s=0.5)
+    attended = Attendant(Request(NONCE, BRANCH, COMMIT), github, clock=clock)
+    for _ in range(3):
+        assert TOKEN not in later(attended, clock, 600)
 
 
 def test_a_limit_is_waited_out_before_the_next_call(server: GitHubServer, clock: Clock) -> None:
