@@ -114,7 +114,12 @@ def api_of(remote: Remote, environ: Mapping[str, str] | None = None) -> GitHub |
     token = None if repository is None else find_token(environ, address=remote.address)
     if repository is None or token is None:
         return None
-    return GitHub(repository, token, patience_s=0.0, timeout_s=_TIMEOUT_S)
+    return quick(GitHub(repository, token))
+
+
+def quick(github: GitHub) -> GitHub:
+    """The same API for looks beside other work: one try each, and not a long one."""
+    return GitHub(github.repository, github.token, patience_s=0.0, timeout_s=_TIMEOUT_S)
 
 
 def run_of(github: GitHub, request: Request) -> RunView | None:
@@ -132,10 +137,23 @@ def run_of(github: GitHub, request: Request) -> RunView | None:
     pushed = github.runs(workflow=WORKFLOW_NAME, head_sha=request.commit, limit=1)
     if (run := next(iter(pushed), None)) is not None:
         return detailed(github, run)
-    name = request.branch.removeprefix("refs/heads/")
-    started = github.runs(workflow=WORKFLOW_NAME, event="workflow_dispatch", limit=_LISTED)
-    found = next((run for run in started if run.display_title == name), None)
+    found = dispatched(github, request.branch)
     return None if found is None else detailed(github, found)
+
+
+def dispatched(github: GitHub, branch: str) -> Run | None:
+    """The newest run that a dispatch started for a request; None: there is none among the newest.
+
+    Args:
+        github: The repository's API.
+        branch: The request's, with or without ``refs/heads/``.
+
+    Raises:
+        ApiError: The API did not answer, or said no.
+    """
+    name = branch.removeprefix("refs/heads/")
+    started = github.runs(workflow=WORKFLOW_NAME, event="workflow_dispatch", limit=_LISTED)
+    return next((run for run in started if run.display_title == name), None)
 
 
 def runs_by_nonce(github: GitHub, nonces: Iterable[str]) -> dict[str, RunView]:

@@ -22,7 +22,7 @@ from bridge.bus.results import Asked
 from bridge.client.keys import Pen, choose
 from bridge.client.remotes import Remote, resolve_remote
 from bridge.client.transport import Dispatch, Route, choose_route
-from bridge.errors import ApiError, BusError, ManifestError, ParameterError, PushRejected
+from bridge.errors import ApiError, ApiFault, BusError, ManifestError, ParameterError, PushRejected
 from bridge.manifest import Manifest, ParamValue, parse
 from bridge.presets import Preset
 from bridge.settings import Settings
@@ -186,6 +186,7 @@ def submit_request(
         PushRejected: The remote said no, with its words.
         RemoteUnreachable: The remote did not answer.
         ApiError: Its run could not be started, so the request was taken back.
+        ApiFault: Whether its run was started is not known, so the request stays.
     """
     git = _git(repository)
     question = _DirtyQuestion(git) if check_tree else None
@@ -243,6 +244,12 @@ def _started(git: Git, plan: Plan, submitted: Submitted, dispatch: Dispatch) -> 
     """Start the run of a request; without one nobody would ever answer it, so then it is taken back."""
     try:
         return dispatch.start(submitted.ref, submitted.commit)
+    except ApiFault as error:
+        error.message += f"; it may have started a run, so the request stays at {submitted.ref}"
+        error.remedy = (
+            f"follow it: kakeya_mac wait {submitted.nonce}; or stop it: kakeya_mac cancel {submitted.nonce}"
+        )
+        raise
     except ApiError as error:
         try:
             take_back(git, plan.remote.address, submitted)

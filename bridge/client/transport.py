@@ -13,7 +13,8 @@ permission of who pushes another, and a Mac refuses what it does not know.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,7 +23,8 @@ from bridge.bus.aside import aside
 from bridge.bus.carriage import PLAIN, WORKFLOW_NAME, WORKFLOW_PATH, Carriage
 from bridge.bus.git import Git
 from bridge.client.remotes import Remote
-from bridge.errors import ApiError, RevisionError
+from bridge.client.runs import dispatched, quick
+from bridge.errors import ApiError, ApiFault, RevisionError
 from bridge.github import GitHub, find_token, repository_of
 from bridge.github.repository import Repository
 
@@ -30,6 +32,8 @@ Transport = Literal["embedded", "actions"]
 
 _MAX_FILE = 256 * 1024
 _DEFAULT = "refs/heads/default"
+# Before each look for a run of which nobody knows whether it was started: a list lags behind.
+_LOOKS_S = (1.0, 2.0, 4.0, 8.0)
 _SILENT = Carriage(starts_run=False)
 _EMBEDDED = "--transport embedded leaves the request to a runner's daemon"
 
@@ -46,18 +50,49 @@ class Dispatch:
     github: GitHub
     ref: str
 
-    def start(self, branch: str, commit: str) -> int | None:
+    def start(self, branch: str, commit: str, *, sleep: Callable[[float], None] = time.sleep) -> int | None:
         """Start a run for a request that is on the remote; its id, None: the server does not say.
+
+        Where the server did not answer, the run is looked for.
 
         Args:
             branch: The request's branch, with or without ``refs/heads/``.
             commit: The request commit.
+            sleep: Waits that many seconds.
 
         Raises:
-            ApiError: It was refused, or nobody answered.
+            ApiFault: Nobody answered, and nobody knows whether a run was started.
+            ApiError: None was started.
         """
         inputs = {"branch": branch.removeprefix("refs/heads/"), "commit": commit}
-        return self.github.dispatch(WORKFLOW_NAME, self.ref, inputs)
+        try:
+            return self.github.dispatch(WORKFLOW_NAME, self.ref, inputs)
+        except ApiFault as error:
+            run_id = self._found(branch, error, sleep)
+            if run_id is None:
+                raise ApiError(f"{error.message}; no run was started", error.remedy) from None
+            return run_id
+
+    def _found(self, branch: str, fault: ApiFault, sleep: Callable[[float], None]) -> int | None:
+        """The run that a dispatch without an answer started; None: none.
+
+        Raises:
+            ApiFault: `fault`, for the last look was not answered either.
+        """
+        unseen = False
+        for pause in _LOOKS_S:
+            sleep(pause)
+            try:
+                run = dispatched(quick(self.github), branch)
+            except ApiError:
+                unseen = True
+                continue
+            unseen = False
+            if run is not None:
+                return run.id
+        if unseen:
+            raise fault
+        return None
 
 
 @dataclass(frozen=True)

@@ -152,7 +152,11 @@ class GitHub:
             inputs: Its inputs.
 
         Returns:
-            The run's id; None: this server does not say.
+            The run's id; None: this server does not say, or what it said broke off.
+
+        Raises:
+            ApiFault: Nobody knows whether it took effect.
+            ApiError: It did not.
         """
         path, what = f"/actions/workflows/{_part(workflow)}/dispatches", f"starting the workflow {workflow}"
         asked: dict[str, object] = {"ref": ref, "inputs": dict(inputs)}
@@ -162,9 +166,10 @@ class GitHub:
             if "return_run_details" not in error.message:
                 raise
             answer = self._change("POST", path, what, asked)  # an older server, which has begun nothing
-        if not answer.body.strip():
+        try:
+            return types.read(types.Dispatched, self._json(answer, what), what).workflow_run_id
+        except ApiError:  # it took effect all the same
             return None
-        return types.read(types.Dispatched, self._json(answer, what), what).workflow_run_id
 
     def facts(self) -> RepositoryFacts:
         """What the repository is (metadata: read)."""
@@ -265,6 +270,8 @@ class GitHub:
             try:
                 response = self._followed(method, url, what, data)
             except NoAnswer as error:
+                if not reads and error.status is not None and error.status < 300:
+                    return Response(error.status, {}, b"")  # it took effect, whatever broke off
                 if last or not reads or pause > self._patience_s:
                     raise ApiFault(
                         f"{what}: the API did not answer: {error}", f"is {self.repository.api} reachable?"

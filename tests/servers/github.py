@@ -39,6 +39,7 @@ class Fault:
         body: Sent in place of the answer's body.
         drip: From which part on the answer comes byte by byte, one every `DRIP_S`: ``status``, ``headers`` or
             ``body``.
+        silent: The call takes effect, and the connection ends without an answer.
     """
 
     path: str
@@ -50,6 +51,7 @@ class Fault:
     pause_s: float = 0.0
     body: bytes | None = None
     drip: str | None = None
+    silent: bool = False
 
 
 @dataclass
@@ -235,6 +237,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(status, body, {**state.headers, **headers}, fault)
 
     def _send(self, status: int, body: bytes, headers: dict[str, str], fault: Fault | None) -> None:
+        if fault is not None and fault.silent:
+            self.close_connection = True
+            return
         cut, drip = (None, None) if fault is None else (fault.cut, fault.drip)
         lines = {"content-type": "application/json; charset=utf-8", **headers}
         if status != 204:

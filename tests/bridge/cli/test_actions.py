@@ -16,7 +16,7 @@ from bridge.cli.cancel import cancel
 from bridge.cli.handles import logs, status, wait
 from bridge.cli.queue import queue
 from bridge.cli.run import run
-from bridge.client import attendant
+from bridge.client import attendant, transport
 from tests.bridge.cli.calls import call
 from tests.houses import Done, wait_for
 from tests.servers.github import TOKEN, Fault, GitHubServer, github_server
@@ -103,6 +103,49 @@ def test_a_request_that_cannot_be_started_is_taken_back(over: World, server, kak
     assert "taken back" in done.err
     assert "actions: write" in done.err, "which permission is missing"
     assert over.house.remote_refs() == before
+
+
+@pytest.mark.parametrize("name", ["silent", "silent and late", "cut", "without an id"])
+def test_a_request_whose_run_was_started_is_not_taken_back(
+    over: World, server, kakeya, monkeypatch, name: str
+) -> None:
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setattr(transport, "_LOOKS_S", (0.0, 0.1, 0.1))
+    dispatches = "/workflows/mac-bridge.yaml/dispatches"
+    server.faults = {
+        "silent": [Fault(dispatches, silent=True)],
+        "silent and late": [
+            Fault(dispatches, silent=True),
+            Fault("/workflows/mac-bridge.yaml/runs", body=b'{"workflow_runs": []}'),
+            Fault("/workflows/mac-bridge.yaml/runs", 502),
+        ],
+        "cut": [Fault(dispatches, cut=5)],
+        "without an id": [Fault(dispatches, body=b"{}")],
+    }[name]
+    done = kakeya(run, *ASK)
+    assert done.code == 0, done.err
+    assert done.json["ref"] in over.house.remote_refs()
+    [number] = server.runs
+    assert done.json["run_id"] == (number if name.startswith("silent") else None)
+
+
+def test_a_request_that_may_have_a_run_stays_and_one_that_has_none_does_not(
+    over: World, server, kakeya, monkeypatch
+) -> None:
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setattr(transport, "_LOOKS_S", (0.0, 0.0))
+    before = over.house.remote_refs()
+    server.faults = [Fault("/dispatches", 502)]
+    done = kakeya(run, *ASK)
+    assert "502" in done.err
+    assert "taken back" in done.err
+    assert over.house.remote_refs() == before
+    server.faults = [Fault("/dispatches", silent=True), Fault("/runs", 502, times=9)]
+    done = kakeya(run, *ASK)
+    assert done.code == 6
+    [branch] = [ref for ref in over.house.remote_refs() - before if ref.startswith("refs/heads/")]
+    assert f"stays at {branch}" in done.err
+    assert "kakeya_mac wait" in done.err
 
 
 def test_status_and_queue_show_the_run(over: World, server, kakeya) -> None:

@@ -126,6 +126,31 @@ def test_a_server_that_gives_no_run_of_a_dispatch_is_asked_as_it_knows_it(
     assert len(server.runs) == 1
 
 
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("/dispatches", cut=5),
+        Fault("/dispatches", body=b"{}"),
+        Fault("/dispatches", body=b"<html>"),
+        Fault("/dispatches", drip="body"),
+    ],
+    ids=["cut", "no id", "no JSON", "slow"],
+)
+def test_a_dispatch_that_took_effect_has_started_a_run_whatever_becomes_of_the_answer(
+    server: GitHubServer, slept: list[float], fault: Fault
+):
+    server.faults.append(fault)
+    assert made(server, slept, timeout_s=0.5).dispatch("mac-bridge.yaml", "main", {}) is None
+    assert len(server.runs) == 1
+
+
+def test_of_a_dispatch_without_an_answer_nobody_knows(server: GitHubServer, github: GitHub):
+    server.faults.append(Fault("/dispatches", silent=True))
+    with pytest.raises(ApiFault, match="did not answer"):
+        github.dispatch("mac-bridge.yaml", "main", {})
+    assert len(server.of("POST", "/dispatches")) == len(server.runs) == 1
+
+
 def test_a_log_is_fetched_where_the_api_says_and_the_token_stays(server: GitHubServer, github: GitHub):
     with github_server() as store:
         server.logs[5] = b"here"
