@@ -15,6 +15,8 @@ from bridge.errors import RevisionError
 
 WORKFLOW_NAME = "mac-bridge.yaml"
 WORKFLOW_PATH = f".github/workflows/{WORKFLOW_NAME}"
+# In a commit's message: its push starts no run.
+STARTS_NO_RUN = "[skip ci]"
 _PLAIN_FILE = "100644"
 
 

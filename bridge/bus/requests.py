@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bridge.bus import refs, trees
-from bridge.bus.carriage import PLAIN, WORKFLOW_PATH, Carriage, folder_in, with_workflow
+from bridge.bus.carriage import PLAIN, STARTS_NO_RUN, WORKFLOW_PATH, Carriage, folder_in, with_workflow
 from bridge.bus.git import Git, Update
 from bridge.bus.objects import Entry
 from bridge.bus.untrusted import without_credentials
@@ -89,7 +89,7 @@ def build(git: Git, manifest: Manifest, signature: bytes | None, carriage: Carri
         root = with_workflow(git, root, carriage.workflow, workload)
     message = f"kakeya-mac request: {manifest.preset} {manifest.nonce}\n"
     if not carriage.starts_run:
-        message += "\n[skip ci]\n"
+        message += f"\n{STARTS_NO_RUN}\n"
     return git.commit_tree(git.write_raw_tree(root), [workload], message)
 
 

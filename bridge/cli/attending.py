@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from bridge import presets
-from bridge.bus.handles import state_of
+from bridge.bus.handles import running, state_of
 from bridge.client.attendant import Attendant
-from bridge.client.resend import Resender
+from bridge.client.resend import Quiet, Resender
 from bridge.client.runs import Request, RunView, api_of, run_of
 from bridge.client.standing import standing_request
 from bridge.errors import ApiError, BridgeError, BusError
 from bridge.github import repository_of
+from bridge.result import Phase
 
 if TYPE_CHECKING:
     from bridge.bus.git import Git
@@ -26,8 +28,8 @@ if TYPE_CHECKING:
     from bridge.manifest import Manifest
     from bridge.settings import Settings
 
-# Beyond what its job may take, so long nothing need be heard of a request.
-_QUIET_S = 1800.0
+# So long nothing need be heard of a request; beyond what its job may take, where others are ahead of it.
+_QUIET_S = 900.0
 _LONGEST_S = 3 * 3600.0
 _TICK_S = 1.0
 
@@ -41,8 +43,8 @@ class Attending:
         remote: The bus.
         manifest: What was asked.
         request: Its branch and commit.
-        resend_after_s: When it is pushed again, where there is no token; None: half an hour after its job
-            could have ended.
+        resend_after_s: How old it may be until it is pushed again, where there is no token that does; None: a
+            quarter of an hour, and as long as its job may take on top where others are ahead of it.
     """
 
     def __init__(
@@ -58,11 +60,14 @@ class Attending:
         github = usable_api(remote)
         self._git, self._remote, self._request = git, remote, request
         self._attendant = Attendant(request, github, is_wished_away=self._is_wished_away)
-        after_s = _limit_s(config, manifest) + _QUIET_S if resend_after_s is None else resend_after_s
-        self._resender = (
-            Resender(git, remote.address, request, after_s=after_s)
-            if github is None or resend_after_s is not None
-            else None
+        behind_s = _limit_s(config, manifest) + _QUIET_S if resend_after_s is None else resend_after_s
+        self._resender = Resender(
+            git,
+            remote.address,
+            request,
+            quiet=Quiet(_QUIET_S if resend_after_s is None else resend_after_s, behind_s),
+            age_s=max(0.0, (datetime.now(UTC) - manifest.created_at).total_seconds()),
+            is_first=self._is_first,
         )
         self._is_taken = False
 
@@ -73,7 +78,7 @@ class Attending:
 
     def saw(self, update: Update) -> None:
         """Take in what git told."""
-        self._is_taken = update.status is not None or update.result is not None
+        self._is_taken = update.phase is not Phase.QUEUED
 
     def sleep(self, seconds: float, say: Callable[[str], None]) -> None:
         """Wait, and attend to the run meanwhile.
@@ -86,7 +91,7 @@ class Attending:
         while True:
             for line in self._attendant.look():
                 say(line)
-            if self._resender is not None:
+            if self._attendant.is_helpless:
                 is_taken = self._is_taken or (self.run is not None and self.run.is_on_a_machine)
                 for line in self._resender.look(is_taken=is_taken):
                     say(line)
@@ -98,6 +103,15 @@ class Attending:
     def as_json(self) -> dict[str, Any]:
         """Keys of a command's JSON line."""
         return {"run": None if self.run is None else self.run.as_json()}
+
+    def _is_first(self) -> bool:
+        """Whether git shows nothing ahead of it: no older request that waits, and none that is claimed."""
+        try:
+            found = self._git.ls_remote(self._remote.address)
+        except BusError:
+            return False
+        nonce = self._request.nonce
+        return state_of(found, nonce).ahead == 0 and not running(found) - {nonce}
 
     def _is_wished_away(self) -> bool:
         try:

@@ -75,8 +75,9 @@ resend_option = click.option(
     "resend_after_s",
     type=click.FloatRange(1, _MONTH_S),
     metavar="SECONDS",
-    help="Over GitHub Actions, waiting: push the request again after so long without a sign of it (default:"
-    " half an hour more than its job may take; with a token, never: an evicted run is then seen).",
+    help="Over GitHub Actions, waiting: push the request again when it is so old and there is no sign of it"
+    " (default: 900 s; where others are ahead of it, 900 s more than its job may take). With a token that"
+    " does, never: an evicted run is then seen, and started again.",
 )
 
 

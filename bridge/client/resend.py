@@ -1,19 +1,24 @@
-"""A request pushed once more, unchanged: what starts a workflow run anew where nobody has a token.
+"""A request pushed once more, unchanged: what starts a workflow run anew where nobody has a token that does.
 
 A server starts a run for a push that changes a branch, so the branch is deleted first. Its inbox entry stays
-meanwhile, and with it the commit.
+meanwhile, and with it the commit. A Mac takes a branch that stays away for a wish to stop.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
+from bridge.bus.carriage import STARTS_NO_RUN
 from bridge.bus.git import Git, Update
 from bridge.client.runs import Request
 from bridge.errors import BusError, LeaseLost, RemoteUnreachable
 
-_PAUSES_S = (0.5, 2.0, 5.0, 15.0, 30.0)
+# All but the last are over long before `bridge.runner.wishes.AWAY_S`; that one is for what no Mac has yet.
+_PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 30.0)
+# How often is asked whether a request is the first in the queue.
+_ASKED_S = 60.0
 
 
 def resend(
@@ -29,7 +34,8 @@ def resend(
         sleep: Waits that many seconds.
 
     Returns:
-        False: the branch does not hold the request alone any more, so nothing was done.
+        False: the branch does not hold the request alone any more, or no push of it starts a run (a dispatch
+        did), so nothing was done.
 
     Raises:
         PushRejected: The remote said no.
@@ -38,6 +44,8 @@ def resend(
     with git.scratch() as scratch:
         if not scratch.exists(commit):
             scratch.fetch(remote, [branch])
+        if not scratch.exists(commit) or STARTS_NO_RUN in scratch.commit(commit).message:
+            return False
         try:
             scratch.push(remote, [Update(branch, None, commit)])
         except LeaseLost:
@@ -59,14 +67,30 @@ def resend(
     raise AssertionError("unreachable: the last try returns or raises")
 
 
+@dataclass(frozen=True)
+class Quiet:
+    """How long nothing need be heard of a request, in seconds since it was made.
+
+    Attributes:
+        first_s: Where nothing on the bus is ahead of it.
+        behind_s: Where something is, or nobody knows.
+    """
+
+    first_s: float
+    behind_s: float
+
+
 class Resender:
-    """Pushes a request again that nobody seems to have taken: what is left to do without a token.
+    """Pushes a request again that nobody seems to have taken: what is left to do without a token that does.
 
     Args:
         git: Any checkout.
         remote: Address of the bus.
         request: Which.
-        after_s: Seconds without a sign until it is pushed again; twice as long until the next time.
+        quiet: How long it waits until it pushes; twice as long until the next time.
+        age_s: How old the request is. Who comes late cannot tell whether others pushed it, and waits for a
+            quarter of its age at least.
+        is_first: Whether nothing on the bus is ahead of it.
         clock: Monotonic seconds.
     """
 
@@ -78,15 +102,19 @@ class Resender:
         remote: str,
         request: Request,
         *,
-        after_s: float,
+        quiet: Quiet,
+        age_s: float = 0.0,
+        is_first: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._git = git
         self._remote = remote
         self._request = request
-        self._after_s = after_s
+        self._quiet = quiet
+        self._is_first = is_first
         self._clock = clock
-        self._since = clock()
+        self._since = clock() - age_s
+        self._earliest = self._next_question = clock() + age_s / 4
         self._done = 0
 
     def look(self, *, is_taken: bool) -> list[str]:
@@ -95,9 +123,9 @@ class Resender:
         Args:
             is_taken: Whether somebody is known to have it, or asked for it to be stopped.
         """
-        waited = self._clock() - self._since
-        if is_taken or self._done >= self.MOST or waited < self._after_s * 2**self._done:
+        if is_taken or self._done >= self.MOST or not self._is_due():
             return []
+        waited = self._clock() - self._since
         self._done += 1
         self._since = self._clock()
         try:
@@ -110,5 +138,17 @@ class Resender:
             return []
         return [
             f"no sign of it for {waited / 60:.0f} min: the same commit was pushed again, in case its run was"
-            " evicted, which cannot be seen without a token (KAKEYA_GITHUB_TOKEN)"
+            " evicted, which cannot be seen without a token that does (KAKEYA_GITHUB_TOKEN)"
         ]
+
+    def _is_due(self) -> bool:
+        now, times = self._clock(), 2**self._done
+        waited = now - self._since
+        if now < self._earliest or waited < times * self._quiet.first_s:
+            return False
+        if waited >= times * self._quiet.behind_s:
+            return True
+        if now < self._next_question:
+            return False
+        self._next_question = now + _ASKED_S
+        return self._is_first()

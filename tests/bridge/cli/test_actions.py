@@ -11,7 +11,8 @@ import pytest
 
 from bridge.bus.carriage import WORKFLOW_PATH
 from bridge.bus.git import Git
-from bridge.bus.requests import read_request
+from bridge.bus.requests import Submitted, read_request
+from bridge.cli import attending
 from bridge.cli.cancel import cancel
 from bridge.cli.handles import logs, status, wait
 from bridge.cli.queue import queue
@@ -232,28 +233,84 @@ def test_an_evicted_run_is_started_anew_while_somebody_waits(
     assert done.json["run"]["id"] == number
 
 
+def waited(over: World, kakeya, submitted: Submitted, *args: str) -> tuple[Done, bool]:
+    """What `wait` said, and whether the request was pushed again meanwhile: then it is answered."""
+    log, ended = over.root / "pushes", threading.Event()
+    over.hook("update", f'echo "$1 $3" >> {log}')
+
+    def is_pushed() -> bool:
+        return log.exists() and submitted.commit in log.read_text()
+
+    def answer() -> None:
+        wait_for(lambda: ended.is_set() or is_pushed(), 60)
+        if is_pushed():
+            time.sleep(0.5)
+            over.answer(submitted)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    done = kakeya(wait, submitted.nonce, "--json", "--allow-unsigned", *args)
+    ended.set()
+    thread.join()
+    return done, is_pushed()
+
+
 def test_without_a_token_the_same_commit_is_pushed_again(
     over: World, server, kakeya, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("KAKEYA_GITHUB_TOKEN")
     submitted = over.submit(transport="actions")
-    log = over.root / "pushes"
-    over.hook("update", f'echo "$1 $3" >> {log}')
-
-    def answer() -> None:
-        wait_for(lambda: log.exists() and submitted.commit in log.read_text(), what="the second push")
-        time.sleep(0.5)
-        over.answer(submitted)
-
-    thread = threading.Thread(target=answer)
-    thread.start()
-    done = kakeya(
-        wait, submitted.nonce, "--json", "--seconds", "40", "--resend-after", "1", "--allow-unsigned"
-    )
-    thread.join()
+    done, pushed = waited(over, kakeya, submitted, "--seconds", "40", "--resend-after", "1")
+    assert pushed
     assert done.json["nonce"] == submitted.nonce
     assert "cannot be seen without a token" in done.err
     assert server.calls == []
+
+
+REFUSED = {
+    "a token that has expired": Fault("/actions", 401, message="Bad credentials", times=99),
+    "a token that may not read": Fault("/actions", 403, message="Resource not accessible", times=99),
+    "a token that sees nothing": Fault("/actions", 404, message="Not Found", times=99),
+    "a token that may not start runs": Fault("/rerun", 403, message="Resource not accessible", times=99),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_with_a_token_that_does_not_do_the_same_commit_is_pushed_again(
+    over: World, server, kakeya, name: str
+) -> None:
+    submitted = over.submit(transport="actions")
+    server.add_run(head_sha=submitted.commit, status="completed", conclusion="cancelled")
+    server.faults = [REFUSED[name]]
+    done, pushed = waited(over, kakeya, submitted, "--seconds", "40", "--resend-after", "1")
+    assert pushed
+    assert done.json["nonce"] == submitted.nonce
+    assert "the same commit was pushed again" in done.err
+
+
+def test_with_a_token_that_does_it_is_not_pushed_again(over: World, server, kakeya) -> None:
+    submitted = over.submit(transport="actions")
+    server.add_run(head_sha=submitted.commit)
+    done, pushed = waited(over, kakeya, submitted, "--seconds", "4", "--resend-after", "1")
+    assert not pushed
+    assert done.code == 4
+
+
+@pytest.mark.parametrize("ahead", ["nothing", "an older request", "a claim"])
+def test_by_default_it_is_pushed_again_soon_where_nothing_is_ahead_of_it(
+    over: World, kakeya, monkeypatch: pytest.MonkeyPatch, ahead: str
+) -> None:
+    monkeypatch.delenv("KAKEYA_GITHUB_TOKEN")
+    monkeypatch.setattr(attending, "_QUIET_S", 1.0)
+    if ahead != "nothing":
+        over.submit()
+        if ahead == "a claim":
+            [pending] = over.mirror.refresh()
+            over.claim(pending)
+        time.sleep(1.1)  # a nonce orders by the second
+    submitted = over.submit(transport="actions")
+    done, pushed = waited(over, kakeya, submitted, "--seconds", "4" if ahead != "nothing" else "40")
+    assert pushed is (ahead == "nothing"), done.err
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 
 from bridge.bus import refs
-from bridge.client.resend import Resender, resend
+from bridge.bus.carriage import Carriage
+from bridge.bus.requests import submit
+from bridge.client.resend import _PAUSES_S, Quiet, Resender, resend
 from bridge.client.runs import Request
 from bridge.errors import BusError
+from bridge.runner import wishes
 from tests.worlds import World
 
 
@@ -49,12 +52,46 @@ def test_a_refused_second_push_says_how_to_ask_anew(world: World) -> None:
     assert "kakeya_mac again" in (error.value.remedy or "")
 
 
+def test_a_request_that_no_push_starts_is_left_alone(world: World) -> None:
+    """A dispatch started its run, and its commit says so."""
+    silent = Carriage(starts_run=False)
+    submitted = submit(world.git, world.remote, world.manifest(transport="actions"), None, carriage=silent)
+    record_pushes(world)
+    assert not resend(world.git, world.remote, submitted.ref, submitted.commit)
+    assert pushes(world) == []
+
+
+def test_a_branch_that_somebody_replaced_is_left_alone(world: World) -> None:
+    submitted = world.submit(transport="actions")
+    world.point(submitted.ref, world.commit("main", {"a": b"b"}))
+    assert not resend(world.git, world.remote, submitted.ref, submitted.commit)
+
+
+def test_the_branch_is_back_before_a_mac_takes_it_for_deleted(world: World) -> None:
+    """All tries but the last, and the time that each takes, fit in what a Mac waits for the branch."""
+    assert sum(_PAUSES_S[:-1]) <= wishes.AWAY_S * 2 / 3
+    submitted = world.submit(transport="actions")
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == len(_PAUSES_S) - 1:
+            hidden.rename(world.house.remote)
+
+    hidden = world.house.remote.with_name("away.git")
+    once = world.root / "once"
+    world.hook("post-receive", f"mkdir {once} && mv {world.house.remote} {hidden}")
+    assert resend(world.git, world.remote, submitted.ref, submitted.commit, sleep=sleep)
+    assert sum(slept) < wishes.AWAY_S
+    assert submitted.ref in world.house.remote_refs()
+
+
 def test_it_happens_after_silence_twice_as_long_each_time_and_only_a_few_times(world: World) -> None:
     submitted = world.submit(transport="actions")
     record_pushes(world)
     now = [0.0]
     request = Request(submitted.nonce, submitted.ref, submitted.commit)
-    resender = Resender(world.git, world.remote, request, after_s=10.0, clock=lambda: now[0])
+    resender = Resender(world.git, world.remote, request, quiet=Quiet(10.0, 10.0), clock=lambda: now[0])
 
     def at(seconds: float, *, is_taken: bool = False) -> int:
         now[0] = seconds
@@ -71,11 +108,59 @@ def test_it_happens_after_silence_twice_as_long_each_time_and_only_a_few_times(w
     assert len(pushes(world)) == 2 * Resender.MOST
 
 
+def resender_at(world: World, now: list[float], *, age_s: float = 0.0, ahead: list[str] | None = None):
+    submitted = world.submit(transport="actions")
+    return Resender(
+        world.git,
+        world.remote,
+        Request(submitted.nonce, submitted.ref, submitted.commit),
+        quiet=Quiet(900.0, 4500.0),
+        age_s=age_s,
+        is_first=lambda: not ahead,
+        clock=lambda: now[0],
+    )
+
+
+def when(resender: Resender, now: list[float], until: float) -> list[float]:
+    """The seconds at which something was done, of those that a wait looks at."""
+    done = []
+    while now[0] <= until:
+        if resender.look(is_taken=False):
+            done.append(now[0])
+        now[0] += 20.0
+    return done
+
+
+def test_the_first_of_the_queue_waits_a_quarter_of_an_hour_and_others_as_long_as_a_job_takes(
+    world: World,
+) -> None:
+    now = [0.0]
+    assert when(resender_at(world, now), now, 10_000) == [900, 2700, 6300]
+    now = [0.0]
+    assert when(resender_at(world, now, ahead=["another"]), now, 10_000) == [4500]
+
+
+def test_it_is_first_once_what_was_ahead_is_done(world: World) -> None:
+    now, ahead = [0.0], ["another"]
+    resender = resender_at(world, now, ahead=ahead)
+    assert when(resender, now, 2000) == []
+    ahead.clear()
+    [at] = when(resender, now, 3000)
+    assert at < 2100
+
+
+def test_the_age_of_a_request_counts_and_who_comes_late_waits_a_quarter_of_it(world: World) -> None:
+    now = [50_000.0]
+    assert when(resender_at(world, now, age_s=600.0), now, 50_500) == [50_300]
+    now = [50_000.0]
+    assert when(resender_at(world, now, age_s=3600.0), now, 51_000) == [50_900]
+
+
 def test_a_failure_is_told_and_does_not_end_the_wait(world: World) -> None:
     submitted = world.submit(transport="actions")
     request = Request(submitted.nonce, submitted.ref, submitted.commit)
     world.hook("update", "echo closed for today; exit 1")
-    resender = Resender(world.git, world.remote, request, after_s=0.0)
+    resender = Resender(world.git, world.remote, request, quiet=Quiet(0.0, 0.0))
     [said] = resender.look(is_taken=False)
     assert "could not be pushed again" in said
     assert "closed for today" in said
