@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bridge import presets
-from bridge.bus.handles import running, state_of
+from bridge.bus.handles import state_of
 from bridge.client.attendant import Attendant
-from bridge.client.resend import Quiet, Resender
+from bridge.client.resend import Resender
 from bridge.client.runs import Request, RunView, api_of, run_of
 from bridge.client.standing import standing_request
 from bridge.errors import ApiError, BridgeError, BusError
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from bridge.manifest import Manifest
     from bridge.settings import Settings
 
-# So long nothing need be heard of a request; beyond what its job may take, where others are ahead of it.
+# So long after its job could have ended nothing need be heard of a request: a run says nothing to git.
 _QUIET_S = 900.0
 _LONGEST_S = 3 * 3600.0
 _TICK_S = 1.0
@@ -44,7 +44,7 @@ class Attending:
         manifest: What was asked.
         request: Its branch and commit.
         resend_after_s: How old it may be until it is pushed again, where there is no token that does; None: a
-            quarter of an hour, and as long as its job may take on top where others are ahead of it.
+            quarter of an hour longer than its job may take.
     """
 
     def __init__(
@@ -60,14 +60,13 @@ class Attending:
         github = usable_api(remote)
         self._git, self._remote, self._request = git, remote, request
         self._attendant = Attendant(request, github, is_wished_away=self._is_wished_away)
-        behind_s = _limit_s(config, manifest) + _QUIET_S if resend_after_s is None else resend_after_s
+        quiet_s = _limit_s(config, manifest) + _QUIET_S if resend_after_s is None else resend_after_s
         self._resender = Resender(
             git,
             remote.address,
             request,
-            quiet=Quiet(_QUIET_S if resend_after_s is None else resend_after_s, behind_s),
+            quiet_s=quiet_s,
             age_s=max(0.0, (datetime.now(UTC) - manifest.created_at).total_seconds()),
-            is_first=self._is_first,
         )
         self._is_taken = False
 
@@ -103,15 +102,6 @@ class Attending:
     def as_json(self) -> dict[str, Any]:
         """Keys of a command's JSON line."""
         return {"run": None if self.run is None else self.run.as_json()}
-
-    def _is_first(self) -> bool:
-        """Whether git shows nothing ahead of it: no older request that waits, and none that is claimed."""
-        try:
-            found = self._git.ls_remote(self._remote.address)
-        except BusError:
-            return False
-        nonce = self._request.nonce
-        return state_of(found, nonce).ahead == 0 and not running(found) - {nonce}
 
     def _is_wished_away(self) -> bool:
         try:

@@ -76,7 +76,7 @@ resend_option = click.option(
     type=click.FloatRange(1, _MONTH_S),
     metavar="SECONDS",
     help="Over GitHub Actions, waiting: push the request again when it is so old and there is no sign of it"
-    " (default: 900 s; where others are ahead of it, 900 s more than its job may take). With a token that"
+    " (default: 900 s more than its job may take). With a token that"
     " does, never: an evicted run is then seen, and started again.",
 )
 

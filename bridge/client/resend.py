@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from bridge.bus.carriage import STARTS_NO_RUN
 from bridge.bus.git import Git, Update
@@ -17,8 +16,6 @@ from bridge.errors import BusError, LeaseLost, RemoteUnreachable
 
 # All but the last are over long before `bridge.runner.wishes.AWAY_S`; that one is for what no Mac has yet.
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 30.0)
-# How often is asked whether a request is the first in the queue.
-_ASKED_S = 60.0
 
 
 def resend(
@@ -67,19 +64,6 @@ def resend(
     raise AssertionError("unreachable: the last try returns or raises")
 
 
-@dataclass(frozen=True)
-class Quiet:
-    """How long nothing need be heard of a request, in seconds since it was made.
-
-    Attributes:
-        first_s: Where nothing on the bus is ahead of it.
-        behind_s: Where something is, or nobody knows.
-    """
-
-    first_s: float
-    behind_s: float
-
-
 class Resender:
     """Pushes a request again that nobody seems to have taken: what is left to do without a token that does.
 
@@ -87,10 +71,9 @@ class Resender:
         git: Any checkout.
         remote: Address of the bus.
         request: Which.
-        quiet: How long it waits until it pushes; twice as long until the next time.
+        quiet_s: How old it may be until it is pushed; twice as long until the next time.
         age_s: How old the request is. Who comes late cannot tell whether others pushed it, and waits for a
             quarter of its age at least.
-        is_first: Whether nothing on the bus is ahead of it.
         clock: Monotonic seconds.
     """
 
@@ -102,19 +85,17 @@ class Resender:
         remote: str,
         request: Request,
         *,
-        quiet: Quiet,
+        quiet_s: float,
         age_s: float = 0.0,
-        is_first: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._git = git
         self._remote = remote
         self._request = request
-        self._quiet = quiet
-        self._is_first = is_first
+        self._quiet_s = quiet_s
         self._clock = clock
         self._since = clock() - age_s
-        self._earliest = self._next_question = clock() + age_s / 4
+        self._earliest = clock() + age_s / 4
         self._done = 0
 
     def look(self, *, is_taken: bool) -> list[str]:
@@ -142,13 +123,5 @@ class Resender:
         ]
 
     def _is_due(self) -> bool:
-        now, times = self._clock(), 2**self._done
-        waited = now - self._since
-        if now < self._earliest or waited < times * self._quiet.first_s:
-            return False
-        if waited >= times * self._quiet.behind_s:
-            return True
-        if now < self._next_question:
-            return False
-        self._next_question = now + _ASKED_S
-        return self._is_first()
+        now = self._clock()
+        return now >= self._earliest and now - self._since >= self._quiet_s * 2**self._done

@@ -7,7 +7,7 @@ import pytest
 from bridge.bus import refs
 from bridge.bus.carriage import Carriage
 from bridge.bus.requests import submit
-from bridge.client.resend import _PAUSES_S, Quiet, Resender, resend
+from bridge.client.resend import _PAUSES_S, Resender, resend
 from bridge.client.runs import Request
 from bridge.errors import BusError
 from bridge.runner import wishes
@@ -91,7 +91,7 @@ def test_it_happens_after_silence_twice_as_long_each_time_and_only_a_few_times(w
     record_pushes(world)
     now = [0.0]
     request = Request(submitted.nonce, submitted.ref, submitted.commit)
-    resender = Resender(world.git, world.remote, request, quiet=Quiet(10.0, 10.0), clock=lambda: now[0])
+    resender = Resender(world.git, world.remote, request, quiet_s=10.0, clock=lambda: now[0])
 
     def at(seconds: float, *, is_taken: bool = False) -> int:
         now[0] = seconds
@@ -108,15 +108,14 @@ def test_it_happens_after_silence_twice_as_long_each_time_and_only_a_few_times(w
     assert len(pushes(world)) == 2 * Resender.MOST
 
 
-def resender_at(world: World, now: list[float], *, age_s: float = 0.0, ahead: list[str] | None = None):
+def resender_at(world: World, now: list[float], *, age_s: float = 0.0) -> Resender:
     submitted = world.submit(transport="actions")
     return Resender(
         world.git,
         world.remote,
         Request(submitted.nonce, submitted.ref, submitted.commit),
-        quiet=Quiet(900.0, 4500.0),
+        quiet_s=900.0,
         age_s=age_s,
-        is_first=lambda: not ahead,
         clock=lambda: now[0],
     )
 
@@ -131,24 +130,6 @@ def when(resender: Resender, now: list[float], until: float) -> list[float]:
     return done
 
 
-def test_the_first_of_the_queue_waits_a_quarter_of_an_hour_and_others_as_long_as_a_job_takes(
-    world: World,
-) -> None:
-    now = [0.0]
-    assert when(resender_at(world, now), now, 10_000) == [900, 2700, 6300]
-    now = [0.0]
-    assert when(resender_at(world, now, ahead=["another"]), now, 10_000) == [4500]
-
-
-def test_it_is_first_once_what_was_ahead_is_done(world: World) -> None:
-    now, ahead = [0.0], ["another"]
-    resender = resender_at(world, now, ahead=ahead)
-    assert when(resender, now, 2000) == []
-    ahead.clear()
-    [at] = when(resender, now, 3000)
-    assert at < 2100
-
-
 def test_the_age_of_a_request_counts_and_who_comes_late_waits_a_quarter_of_it(world: World) -> None:
     now = [50_000.0]
     assert when(resender_at(world, now, age_s=600.0), now, 50_500) == [50_300]
@@ -160,7 +141,7 @@ def test_a_failure_is_told_and_does_not_end_the_wait(world: World) -> None:
     submitted = world.submit(transport="actions")
     request = Request(submitted.nonce, submitted.ref, submitted.commit)
     world.hook("update", "echo closed for today; exit 1")
-    resender = Resender(world.git, world.remote, request, quiet=Quiet(0.0, 0.0))
+    resender = Resender(world.git, world.remote, request, quiet_s=0.0)
     [said] = resender.look(is_taken=False)
     assert "could not be pushed again" in said
     assert "closed for today" in said
