@@ -66,7 +66,12 @@ def test_the_demo_passes_and_its_result_commit_holds_an_accepted_report(
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)]
+    ("number", "code"),
+    [
+        (signal.SIGINT, 130),
+        (signal.SIGTERM, 143),
+        pytest.param(signal.SIGHUP, 143, marks=pytest.mark.exhaustive),
+    ],
 )
 def test_a_demo_that_is_stopped_takes_its_runner_along_and_the_next_starts_clean(
     house: House, tmp_path: Path, number: signal.Signals, code: int

@@ -240,7 +240,7 @@ def runner(house: House, python: Path) -> Iterator[None]:
             process.wait(20)
 
 
-@pytest.mark.sampled(0, 2)
+@pytest.mark.sampled(0, 3)
 @pytest.mark.parametrize("case", SABOTAGES)
 def test_an_engine_that_lacks_a_line_is_rejected(serving: House, tmp_path: Path, case: str) -> None:
     sabotage = SABOTAGES[case]
