@@ -26,6 +26,7 @@ _REFUSED = 2
 Examples:
   kakeya_mac runner hook            # in ACTIONS_RUNNER_HOOK_JOB_STARTED, set by `runner setup`
   kakeya_mac runner hook --check    # in the environment of a job: only say what would become of it
+  kakeya_mac runner hook --probe    # without a job: can it read the repository that the policy names?
 
 Compared are, with [actions] in policy.toml: repository, event, workflow file (path, and its bytes at
 GITHUB_WORKFLOW_SHA), actor, ref, and the request itself with everything that a runner asks. What cannot be
@@ -34,18 +35,26 @@ found out refuses.
 \b
 Exit code: 0 the job may begin; 2 it may not, and the process named Runner.Worker above this one is ended,
 because a failing hook does not stop steps with `if: always()`.
-JSON: allowed, found, message, remedy, worker (the process that was ended), exit_code."""
+JSON: allowed, found, message, remedy, worker (the process that was ended), exit_code.
+With --probe: 0 it can read there, 2 it cannot; JSON: reads, repository, fetch, key, found, message, remedy,
+exit_code."""
 )
 @click.option("--check", is_flag=True, help="Only say it; end nothing.")
+@click.option("--probe", is_flag=True, help="Only look whether the policy's repository can be read.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON line at the end.")
-def hook(check: bool, as_json: bool) -> int:
+def hook(check: bool, probe: bool, as_json: bool) -> int:
     """Called by GitHub's runner before each job: end the job unless this machine's policy knows it."""
+    if probe:
+        return _probe(as_json)
     from bridge.errors import BridgeError
+    from bridge.workflow import worker
     from bridge.workflow.log import Log
 
     log = Log(click.echo, is_actions=True)
+    # Found at once: when the shell between is killed, nothing leads from here to the worker any more.
+    above = None if check else worker.find()
     if not check:
-        _refuse_when_cancelled(log)
+        _refuse_when_interrupted(log, above)
     found: list[str] = []
     message, remedy = "", None
     try:
@@ -54,18 +63,43 @@ def hook(check: bool, as_json: bool) -> int:
         message, remedy = error.message or "refused", error.remedy
     except Exception as error:  # whatever it is, the job does not begin
         message = f"the hook itself failed: {type(error).__name__}: {error}"
-    worker = None
+    ended = None
     if message:
-        worker = _refuse(log, message, remedy, check=check)
+        ended = _refuse(log, message, remedy, above, check=check)
     else:
         for line in found:
             log.say(f"kakeya-mac: {line}")
     code = _REFUSED if message else 0
     if as_json:
         answer = {"allowed": not message, "found": found, "message": message, "remedy": remedy}
-        echo_json({**answer, "worker": worker, "exit_code": code}, untrusted=("found", "message"))
-    if worker is not None:
-        _end(worker)
+        echo_json({**answer, "worker": ended, "exit_code": code}, untrusted=("found", "message"))
+    if ended is not None:
+        _end(ended)
+    return code
+
+
+def _probe(as_json: bool) -> int:
+    from bridge import settings
+    from bridge.bus.untrusted import clean_line
+    from bridge.workflow.access import probe
+
+    found = probe(state_dir=settings.state_dir(), config_dir=settings.config_dir())
+    code = 0 if found.reads else _REFUSED
+    if as_json:
+        answer = {
+            "reads": found.reads,
+            "repository": found.repository,
+            "fetch": found.fetch,
+            "key": None if found.key is None else str(found.key),
+            "found": found.said,
+            "message": found.message,
+            "remedy": found.remedy,
+        }
+        echo_json({**answer, "exit_code": code}, untrusted=("found", "message"))
+        return code
+    click.echo(clean_line(found.said, limit=2000))
+    if found.remedy is not None:
+        click.echo(f"  {clean_line(found.remedy, limit=2000)}")
     return code
 
 
@@ -78,21 +112,20 @@ def _admitted(log: Log) -> list[str]:
     return admit(job, state_dir=settings.state_dir(), config_dir=settings.config_dir(), say=log.say)
 
 
-def _refuse(log: Log, message: str, remedy: str | None, *, check: bool) -> int | None:
+def _refuse(log: Log, message: str, remedy: str | None, above: int | None, *, check: bool) -> int | None:
     """Say why; the worker that is to be ended, None: there is none, or it is only a check."""
-    from bridge.workflow import worker
+    from bridge.workflow.worker import NAME
 
     log.announce("error", "kakeya-mac refused this job", message)
     if remedy:
         log.say(f"  {remedy}")
     if check:
         return None
-    pid = worker.find()
-    if pid is None:
-        log.say(f"no process named {worker.NAME} of this user is above this one: `always()` steps will run")
+    if above is None:
+        log.say(f"no process named {NAME} of this user is above this one: `always()` steps will run")
     else:
-        log.say(f"the runner's worker (process {pid}) is ended, so that no step of this job runs")
-    return pid
+        log.say(f"the runner's worker (process {above}) is ended, so that no step of this job runs")
+    return above
 
 
 def _end(pid: int) -> None:
@@ -103,19 +136,17 @@ def _end(pid: int) -> None:
     worker.end(pid)
 
 
-def _refuse_when_cancelled(log: Log) -> None:
-    """A run that is cancelled while it is looked at has steps that would run nevertheless."""
+def _refuse_when_interrupted(log: Log, above: int | None) -> None:
+    """A job whose hook is interrupted has steps that would run nevertheless."""
 
-    def cancelled(_number: int, _frame: FrameType | None) -> None:
-        pid = _refuse(
-            log, "the run was cancelled before it was known whether it may begin", None, check=False
-        )
+    def interrupted(_number: int, _frame: FrameType | None) -> None:
+        _refuse(log, "the hook was interrupted before the job was known", None, above, check=False)
         sys.stdout.flush()
-        if pid is not None:
+        if above is not None:
             from bridge.workflow import worker
 
-            worker.end(pid)
+            worker.end(above)
         os._exit(_REFUSED)
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, cancelled)
+        signal.signal(number, interrupted)

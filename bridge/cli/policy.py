@@ -26,6 +26,7 @@ def policy() -> None:
 Examples:
   kakeya_mac runner policy init
   kakeya_mac runner policy init --require-signature
+  kakeya_mac runner policy init --repository me/workload --fetch git@github.com:me/workload.git --key FILE
   kakeya_mac runner policy init --print
 
 The file is written for you alone (0600, its folder 0700). It says the safe default: every installed preset,
@@ -36,15 +37,31 @@ no code of a repository, no network."""
 @click.option(
     "--repository", metavar="OWNER/NAME", help="Let the hook begin workflow runs of this repository."
 )
+@click.option("--fetch", metavar="URL", help="Where the hook reads it (default: the repository's page).")
+@click.option(
+    "--key",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Private SSH key, of a deploy key that can only read, with which it does.",
+)
 @click.option("--print", "only_print", is_flag=True, help="Print it instead, and write nothing.")
-def init(force: bool, require_signature: bool, repository: str | None, only_print: bool) -> int:
+def init(
+    force: bool,
+    require_signature: bool,
+    repository: str | None,
+    fetch: str | None,
+    key: Path | None,
+    only_print: bool,
+) -> int:
     """Write the policy to begin with: the safe default, every key explained."""
     from bridge import settings
     from bridge.runner.policy import FILE_NAME
     from bridge.runner.policy.defaults import starter, write_starter
     from bridge.runner.policy.reading import read
 
-    text = starter(require_signature=require_signature, repository=repository)
+    if key is not None:
+        key = key.expanduser().absolute()
+    text = starter(require_signature=require_signature, repository=repository, fetch=fetch, key=key)
     path = settings.config_dir() / FILE_NAME
     read(path, text.encode())
     if only_print:

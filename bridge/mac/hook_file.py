@@ -1,7 +1,8 @@
 """The file that GitHub's runner calls before each job: a few lines of shell that no variable can turn.
 
 A workflow may set variables of its own, so everything but what the platform says is dropped, and the owner's
-folders are written down here. Should the program not even start, the shell ends the worker itself.
+folders are written down here. Should the program not even start, or the shell be interrupted, the shell itself
+ends the worker.
 """
 
 from __future__ import annotations
@@ -40,15 +41,24 @@ def text(python: str, variables: Mapping[str, str]) -> str:
     lines = " \\\n  ".join(words)
     return f"""#!/bin/sh
 # Written by `kakeya_mac runner setup`; changes are lost. docs/actions.md says what it does.
-trap '' HUP INT TERM
+end() {{
+  case "$(PATH=/usr/bin:/bin ps -o comm= -p "$PPID")" in
+    Runner.Worker | */Runner.Worker) kill -KILL "$PPID" ;;
+  esac
+  exit "$1"
+}}
+interrupted() {{
+  echo '::error title=kakeya-mac refused this job::the hook was interrupted before the job was known'
+  end 2
+}}
+trap interrupted HUP INT TERM
 code=0
+# In the background, because a shell that waits for a program in front hears no signal.
 /usr/bin/env -i \\
   {lines} \\
-  {shlex.quote(python)} -I -m bridge runner hook || code=$?
+  {shlex.quote(python)} -I -m bridge runner hook &
+wait "$!" || code=$?
 [ "$code" -ne 0 ] || exit 0
 # It has ended the worker itself, unless it could not even start.
-case "$(PATH=/usr/bin:/bin ps -o comm= -p "$PPID")" in
-  Runner.Worker | */Runner.Worker) kill -KILL "$PPID" ;;
-esac
-exit "$code"
+end "$code"
 """

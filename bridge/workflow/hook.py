@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -26,12 +25,15 @@ from bridge.errors import BusError, ManifestError, RequestRefused
 from bridge.runner.check import Checked, judge
 from bridge.runner.policy.types import FILE_NAME, ActionsRule
 from bridge.runner.station import survey_station
+from bridge.workflow.access import using_key
 from bridge.workflow.local import LEFT, TRANSPORT, Copy
 from bridge.workflow.started import Started
 
 MAX_FILE = 256 * 1024
 SHIPPED = Path(__file__).with_name("mac-bridge.yaml")
 _TABLE = f"[actions] in {FILE_NAME}"
+_PATIENCE_S = 120.0
+_PAUSE_S = 0.2
 
 
 def admit(
@@ -59,10 +61,15 @@ def admit(
     folder = state_dir / "hook"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     tag = hashlib.sha256(address.encode()).hexdigest()[:12]
-    with _alone(folder / f"{tag}.lock"), _key(rule):
+    with alone(folder / f"{tag}.lock"), using_key(rule):
         copy = Copy(folder / f"{tag}.git", address, say=say)
-        copy.bring(started.asked)
-        found.append(_file(copy, started, rule))
+        if started.workflow_sha == started.asked.commit:
+            copy.bring(started.asked)
+        else:
+            copy.bring_alone(started.workflow_sha, started.asked)
+        found.append(_file(copy.git, started, rule))
+        if started.workflow_sha != started.asked.commit:
+            copy.bring(started.asked)  # nothing of it came here before
         station = survey_station(address, state_dir=state_dir, config_dir=config_dir)
         if not copy.holds(started.asked.commit):
             raise RequestRefused(f"the commit {started.asked.commit[:12]} is not to be had from the remote")
@@ -143,11 +150,11 @@ def _ref(started: Started) -> str:
     return f"ref {started.ref}"
 
 
-def _file(copy: Copy, started: Started, rule: ActionsRule) -> str:
+def _file(git: Git, started: Started, rule: ActionsRule) -> str:
     """The workflow file's bytes, at the commit that it is taken from."""
-    if copy.git.kind_and_size(started.workflow_sha)[0] == "missing":
-        copy.bring(replace(started.asked, commit=started.workflow_sha))
-    data = _blob(copy.git, started)
+    if git.kind_and_size(started.workflow_sha)[0] == "missing":
+        raise RequestRefused(f"the commit {started.workflow_sha[:12]} is not to be had from the remote")
+    data = _blob(git, started)
     digest = hashlib.sha256(data).hexdigest()
     if digest not in known_digests(rule):
         raise RequestRefused(
@@ -170,30 +177,35 @@ def _blob(git: Git, started: Started) -> bytes:
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """One hook at a time: they share a copy of the remote."""
+def alone(
+    path: Path,
+    *,
+    patience_s: float = _PATIENCE_S,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[None]:
+    """One hook at a time: they share a copy of the remote.
+
+    Args:
+        path: Of the lock.
+        patience_s: Seconds to wait for another one.
+        clock: Monotonic seconds.
+        sleep: Waits that many seconds.
+
+    Raises:
+        RequestRefused: The other one goes on for longer.
+    """
+    deadline = clock() + patience_s
     with path.open("a") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if clock() >= deadline:
+                    raise RequestRefused(
+                        f"another hook on this machine has not ended for {patience_s:.0f} s",
+                        f"its owner looks for it: lsof {path}",
+                    ) from None
+            sleep(_PAUSE_S)
         yield
-
-
-@contextmanager
-def _key(rule: ActionsRule) -> Iterator[None]:
-    """Have git use the deploy key, and no other."""
-    if rule.key is None:
-        yield
-        return
-    if not rule.key.is_file():
-        raise RequestRefused(
-            f"the key {rule.key} is not there", f"its owner names it with key under {_TABLE}"
-        )
-    before = os.environ.get("GIT_SSH_COMMAND")
-    quoted_key = "'" + str(rule.key).replace("'", "'\\''") + "'"
-    os.environ["GIT_SSH_COMMAND"] = f"ssh -i {quoted_key} -o IdentitiesOnly=yes -o BatchMode=yes"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["GIT_SSH_COMMAND"]
-        else:
-            os.environ["GIT_SSH_COMMAND"] = before

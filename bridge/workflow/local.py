@@ -93,15 +93,23 @@ class Copy:
         self.mirror.ready()
         self._tidy()
         standing = self.mirror.standing(asked.nonce, asked.branch)
-        if not self.holds(asked.commit):
-            spec = f"+{asked.commit}:{_WATCHED}asked/{asked.nonce}"
-            intake = Intake(self.git.directory, self._remote)
-            try:
-                self.git.fetch(self._remote, [spec], depth=2, guard=intake.guard)
-            except BusError:
-                room.remove_litter(self.git.directory / "objects")
-                self.git.ls_remote(self._remote, asked.branch)  # one that answers has not got the commit
+        self._fetch(asked.commit, asked)
         return standing
+
+    def bring_alone(self, commit: str, asked: Asked) -> None:
+        """Fetch a commit that a request is judged by, and nothing of the request.
+
+        Args:
+            commit: Which; whether it was to be had, `git` says.
+            asked: The request.
+
+        Raises:
+            RemoteUnreachable: The remote did not answer.
+            BusError: It sends more than is taken.
+        """
+        self.mirror.ready()
+        self._tidy()
+        self._fetch(commit, asked)
 
     def read(self, asked: Asked) -> Reading:
         """A request that `bring` brought.
@@ -152,6 +160,17 @@ class Copy:
             return True
         places = (refs.result_ref(asked.nonce), refs.BRANCH_RESULTS + asked.nonce)
         return bool(self.git.ls_remote(self._remote, *places))
+
+    def _fetch(self, commit: str, asked: Asked) -> None:
+        if self.holds(commit):
+            return
+        spec = f"+{commit}:{_WATCHED}asked/{asked.nonce}"
+        intake = Intake(self.git.directory, self._remote)
+        try:
+            self.git.fetch(self._remote, [spec], depth=2, guard=intake.guard)
+        except BusError:
+            room.remove_litter(self.git.directory / "objects")
+            self.git.ls_remote(self._remote, asked.branch)  # one that answers has not got the commit
 
     def _tidy(self) -> None:
         """Let go of all but the last few requests, and of what nothing holds when that may be much."""

@@ -47,7 +47,7 @@ def find(pid: int | None = None, look: Callable[[int], Ancestor | None] | None =
         pid: Whose ancestors are looked at; None: this process's.
         look: Tells of one process; None: the system's way.
     """
-    look = look or (_from_proc if sys.platform == "linux" else _from_ps)
+    look = look or _system()
     seen = look(os.getpid() if pid is None else pid)
     for _ in range(_MOST_ANCESTORS):
         if seen is None or seen.parent <= 1:
@@ -58,10 +58,22 @@ def find(pid: int | None = None, look: Callable[[int], Ancestor | None] | None =
     return None
 
 
-def end(pid: int) -> None:
-    """End the worker `find` found; one that is gone already is fine."""
+def end(pid: int, look: Callable[[int], Ancestor | None] | None = None) -> None:
+    """End the worker `find` found; one that is gone is fine, and nothing else in its place is ended.
+
+    Args:
+        pid: What `find` said, it may be a while ago.
+        look: As of `find`.
+    """
+    seen = (look or _system())(pid)
+    if seen is None or (seen.name, seen.user) != (NAME, os.getuid()):
+        return
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
+
+
+def _system() -> Callable[[int], Ancestor | None]:
+    return _from_proc if sys.platform == "linux" else _from_ps
 
 
 def _from_proc(pid: int) -> Ancestor | None:

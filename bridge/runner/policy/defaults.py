@@ -101,6 +101,8 @@ max = "2 GiB"
 # default = 64
 """
 
+_FETCH = '\n# fetch = "git@github.com:me/workload.git"\n'
+_KEY = '\n# key = "/Users/me/.ssh/kakeya-deploy"  # a deploy key that can only read\n'
 _SAID = {
     "allow_presets": "every installed preset",
     "allow_repo_code": "allow_repo_code = false",
@@ -117,18 +119,30 @@ def default_line(key: Key) -> str | None:
     return None if said is None else f"default: {said}"
 
 
-def starter(*, require_signature: bool = False, repository: str | None = None) -> str:
+def starter(
+    *,
+    require_signature: bool = False,
+    repository: str | None = None,
+    fetch: str | None = None,
+    key: Path | None = None,
+) -> str:
     """The policy to begin with.
 
     Args:
         require_signature: Requests must be signed.
         repository: ``owner/name``, whose workflow runs may begin; None: none may.
+        fetch: Address from which the hook reads; None: the repository's page.
+        key: Private SSH key with which it does; None: as git is set up.
     """
     text = STARTER
     if require_signature:
         text = text.replace("\nrequire_signature = false\n", "\nrequire_signature = true\n")
     if repository is not None:
         text = text.replace('\n# repository = "me/workload"\n', f"\nrepository = {json.dumps(repository)}\n")
+    if fetch is not None:
+        text = text.replace(_FETCH, f"\nfetch = {json.dumps(fetch)}\n")
+    if key is not None:
+        text = text.replace(_KEY, f"\nkey = {json.dumps(str(key))}  # a deploy key that can only read\n")
     return text
 
 

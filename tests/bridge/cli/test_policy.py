@@ -84,6 +84,16 @@ def test_the_first_policy_is_the_default_written_out_for_its_owner_alone(owner: 
     assert owner.type("check").code == 0
 
 
+def test_the_first_policy_can_name_the_repository_and_how_the_hook_reads_it(
+    owner: Owner, tmp_path: Path
+) -> None:
+    key, url = tmp_path / 'a "key"', "git@github.com:me/workload.git"
+    done = owner.type("init", "--repository", "me/workload", "--fetch", url, "--key", str(key))
+    assert done.code == 0, done.out
+    actions = load(owner.file).actions
+    assert (actions.repository, actions.fetch, actions.key) == ("me/workload", url, key)
+
+
 def test_the_first_policy_names_every_key_and_its_examples_are_right(owner: Owner) -> None:
     assert owner.type("init", "--print").out == STARTER
     assert not owner.config.exists()

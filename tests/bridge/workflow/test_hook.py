@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,9 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from bridge.errors import RequestRefused
 from bridge.mac import hook_file
 from bridge.manifest import REQUEST_PATH
-from bridge.workflow.hook import SHIPPED
+from bridge.workflow.access import ssh_command
+from bridge.workflow.hook import SHIPPED, alone
+from bridge.workflow.worker import Ancestor, end
 from tests.bridge.runner.bench import Bench
 from tests.houses import Done, wait_for
 from tests.worlds import World
@@ -208,7 +212,10 @@ def worker(site: Site, environ: dict[str, str], python: str = sys.executable) ->
     (root / "hook.sh").write_text(hook_file.text(python, kept))
     program = root / "bin" / "Runner.Worker"
     program.parent.mkdir(exist_ok=True)
-    program.write_text(f"#!/bin/sh\nbash -e {root}/hook.sh >{root}/hook.log 2>&1\necho $? >{root}/always\n")
+    program.write_text(
+        f"#!/bin/sh\nbash -e {root}/hook.sh >{root}/hook.log 2>&1\ncode=$?\n"
+        f"[ $code -le 2 ] || {{ touch {root}/gone; sleep 20; }}\necho $code >{root}/always\n"
+    )
     program.chmod(0o755)
     return subprocess.Popen([str(program)], env={**house, **environ}, start_new_session=True)
 
@@ -238,20 +245,96 @@ def test_a_hook_whose_program_cannot_start_ends_the_worker_too(site: Site) -> No
     assert not (site.bench.house.root / "always").exists()
 
 
-def test_a_run_that_is_cancelled_meanwhile_runs_no_always_step(site: Site) -> None:
-    """The runner interrupts the hook of a cancelled run, and would go on to the steps with `always()`."""
+def held_up(site: Site, **changes: str) -> tuple[subprocess.Popen[bytes], Path]:
+    """A worker whose hook waits for the event of its job, which the file's writer holds back."""
     fifo = site.bench.house.root / "event.json"
-    os.mkfifo(fifo)  # the hook waits for the event
-    environ = site.job(*site.ask())
-    process = worker(site, environ)
-    wait_for(lambda: _hook_of(process.pid) is not None, what="the hook")
-    hook = _hook_of(process.pid)
+    os.mkfifo(fifo)
+    process = worker(site, site.job(*site.ask(), **changes))
+    wait_for(lambda: _below(process.pid, b"bridge") is not None, what="the hook")
+    hook = _below(process.pid, b"bridge")
     assert hook is not None
-    wait_for(lambda: not _ignores(hook, signal.SIGINT), what="the hook's own handlers")
-    os.kill(hook, signal.SIGINT)
-    assert process.wait(30) == -signal.SIGKILL
+    wait_for(lambda: _catches(hook, signal.SIGINT), what="the hook's own handlers")
+    return process, fifo
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("whom", [b"hook.sh", b"bridge"], ids=["the shell", "the program"])
+def test_an_interrupted_hook_ends_the_worker_at_once(site: Site, number: signal.Signals, whom: bytes) -> None:
+    """GitHub's runner interrupts the shell that it started, and would go on to the steps with `always()`."""
+    process, _ = held_up(site)
+    interrupted = _below(process.pid, whom)
+    assert interrupted is not None
+    os.kill(interrupted, number)
+    assert process.wait(10) == -signal.SIGKILL
     assert not (site.bench.house.root / "always").exists()
-    assert "cancelled before it was known" in log(site)
+    assert "interrupted before the job was known" in log(site)
+
+
+def test_a_hook_whose_shell_is_killed_still_knows_the_worker(site: Site) -> None:
+    process, fifo = held_up(site, GITHUB_ACTOR="mallory")
+    shell = _below(process.pid, b"hook.sh")
+    assert shell is not None
+    os.kill(shell, signal.SIGKILL)
+    wait_for((site.bench.house.root / "gone").exists, what="the worker's next step")
+    fifo.write_text(json.dumps({"repository": {"default_branch": "main"}}))
+    assert process.wait(30) == -signal.SIGKILL
+    assert "'mallory' may not start runs" in log(site)
+
+
+def test_only_a_process_that_is_still_the_worker_is_ended() -> None:
+    mine = Ancestor(os.getpid(), 1, os.getuid(), "bash")
+    end(os.getpid(), lambda _: mine)
+    end(os.getpid(), lambda _: None)
+
+
+def test_the_workflow_file_is_judged_before_anything_of_the_request_comes(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evil = site.world.commit("main", {PATH: SHIPPED.read_bytes() + b"#\n"})
+    site.world.point("refs/heads/other", evil)
+    commit, ref = site.ask()
+    done = site.hook(site.job(commit, ref, GITHUB_WORKFLOW_SHA=evil), "--check", "--json")
+    assert "is no file that this machine knows" in done.json["message"]
+    (copy,) = (site.bench.state / "hook").glob("*.git")
+    held = subprocess.run(["git", "-C", str(copy), "cat-file", "-e", commit], capture_output=True)
+    assert held.returncode != 0
+
+
+def test_a_hook_does_not_wait_for_ever_for_another_one(tmp_path: Path) -> None:
+    path, times = tmp_path / "lock", iter((0.0, 60.0, 121.0))
+    other = alone(path, clock=lambda: next(times), sleep=lambda _: None)
+    with alone(path), pytest.raises(RequestRefused, match="has not ended for 120 s"), other:
+        pass
+    with alone(path):
+        pass
+
+
+def test_the_probe_says_whether_the_repository_can_be_read(site: Site) -> None:
+    done = site.hook({}, "--probe", "--json")
+    assert done.code == 0, done.out + done.err
+    assert (done.json["reads"], done.json["repository"]) == (True, "team/workload")
+    site.bench.policy(POLICY.format(remote="/no/such/repository.git"))
+    done = site.hook({}, "--probe", "--json")
+    assert (done.code, done.json["reads"]) == (2, False)
+    assert "/no/such/repository.git" in done.json["message"]
+    assert "/no/such/repository.git" in site.hook({}, "--probe").out
+    site.bench.policy(POLICY.format(remote=site.remote) + 'key = "/no/such/key"\n')
+    assert "/no/such/key" in site.hook({}, "--probe", "--json").json["message"]
+    site.bench.policy("")
+    done = site.hook({}, "--probe", "--json")
+    assert (done.code, done.json["repository"]) == (2, None)
+    assert "names no repository" in done.json["message"]
+
+
+def test_ssh_asks_nobody_and_knows_the_server_from_the_list_beside_the_key(tmp_path: Path) -> None:
+    key = tmp_path / "a b" / "deploy_key"
+    key.parent.mkdir()
+    assert shlex.split(ssh_command(key))[-1] == "StrictHostKeyChecking=accept-new"
+    (key.parent / "known_hosts").touch()
+    words = shlex.split(ssh_command(key))
+    assert words[:3] == ["ssh", "-i", str(key)]
+    assert "BatchMode=yes" in words
+    assert words[-1] == f'UserKnownHostsFile="{key.parent}/known_hosts"'
 
 
 def test_variables_of_a_workflow_do_not_reach_the_hook(site: Site, tmp_path: Path) -> None:
@@ -277,12 +360,12 @@ def test_no_process_but_a_worker_above_is_ended(site: Site) -> None:
     assert "no process named Runner.Worker" in done.out
 
 
-def _hook_of(pid: int) -> int | None:
-    """The hook's Python below a worker."""
+def _below(top: int, word: bytes) -> int | None:
+    """The process below another one that has a word in its arguments, alone or at the end of a path."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             words = (folder / "cmdline").read_bytes().split(b"\0")
-            if b"hook" in words and b"bridge" in words and _is_below(int(folder.name), pid):
+            if any(each.split(b"/")[-1] == word for each in words) and _is_below(int(folder.name), top):
                 return int(folder.name)
         except OSError:
             continue
@@ -290,14 +373,14 @@ def _hook_of(pid: int) -> int | None:
 
 
 def _is_below(pid: int, top: int) -> bool:
-    while pid > 1:
+    while pid > 1 and pid != top:
+        pid = int((Path("/proc") / str(pid) / "stat").read_text().rpartition(") ")[2].split()[1])
         if pid == top:
             return True
-        pid = int((Path("/proc") / str(pid) / "stat").read_text().rpartition(") ")[2].split()[1])
     return False
 
 
-def _ignores(pid: int, number: int) -> bool:
+def _catches(pid: int, number: int) -> bool:
     status = (Path("/proc") / str(pid) / "status").read_text()
-    mask = int(next(line for line in status.splitlines() if line.startswith("SigIgn")).split()[1], 16)
+    mask = int(next(line for line in status.splitlines() if line.startswith("SigCgt")).split()[1], 16)
     return bool(mask >> (number - 1) & 1)
