@@ -12,8 +12,9 @@ from bridge.bus.git import Git
 from bridge.client.remotes import Remote
 from bridge.client.transport import choose_route, default_file
 from bridge.doctor.finding import Check, Level
-from bridge.errors import ApiError, BridgeError
+from bridge.errors import ApiConflict, ApiError, ApiNotFound, BridgeError, ScopeMissing
 from bridge.github import GitHub, find_token, repository_of
+from bridge.github.client import TokenFacts
 from bridge.github.repository import Repository
 from bridge.github.token import NAMES, Token
 from bridge.settings import Settings
@@ -21,6 +22,7 @@ from bridge.settings import Settings
 SHIPPED = Path(__file__).parents[1] / "workflow" / WORKFLOW_NAME
 _QUEUE = re.compile(r"^concurrency:\n(?:[ \t].*\n|\n|#.*\n)*?[ \t]+queue:[ \t]*max\b", re.MULTILINE)
 _SCOPES = ("repo", "workflow")
+_NO_RUN = 0
 _SOON = timedelta(days=7)
 _FEW_CALLS = 100
 _TIMEOUT_S = 10.0
@@ -122,6 +124,7 @@ def _token(repository: Repository, token: Token | None) -> Iterator[Check]:
     try:
         facts = github.token_facts()
         next(iter(github.runs(workflow=WORKFLOW_NAME, limit=1)), None)
+        may_not = _may_not(github, facts)
     except ApiError as error:
         yield Check("token", Level.FAIL, where, error.message, error.remedy or "use another token")
         return
@@ -134,6 +137,9 @@ def _token(repository: Repository, token: Token | None) -> Iterator[Check]:
             f"lacks the scope {', '.join(missing)}; it has {', '.join(facts.scopes) or 'none'}",
             "make a token with the scopes repo and workflow, or a fine-grained one",
         )
+    elif may_not is not None:
+        fix = f"use one with actions: write and contents: write of {repository.slug}"
+        yield Check("token", Level.WARN, where, f"{found}, but {may_not}", fix)
     elif facts.expires_at is not None and facts.expires_at - datetime.now(UTC) < _SOON:
         yield Check(
             "token", Level.WARN, where, f"ends at {facts.expires_at:%Y-%m-%d %H:%M} UTC", "make a new one"
@@ -142,10 +148,25 @@ def _token(repository: Repository, token: Token | None) -> Iterator[Check]:
         fix = "wait for the hour to end, or use a token of somebody else"
         yield Check("token", Level.WARN, where, f"has {facts.remaining} calls left in this hour", fix)
     else:
-        scopes = (
-            "fine-grained: what it may write shows when it does" if facts.scopes is None else "scopes fit"
-        )
-        yield Check("token", Level.OK, where, f"{found} ({scopes})")
+        may = "and may write actions" if facts.scopes is None else "and its scopes fit"
+        yield Check("token", Level.OK, where, f"{found}, {may}")
+
+
+def _may_not(github: GitHub, facts: TokenFacts) -> str | None:
+    """What a client needs and the token may not do; None: it may, or does not say."""
+    permissions = github.facts().permissions
+    if permissions is not None and not permissions.push:
+        return "may not push: no request can be made with it"
+    # Other tokens than classic ones do not say what they may. No run has this number, so nothing begins.
+    if facts.scopes is not None:
+        return None
+    try:
+        github.rerun(_NO_RUN)
+    except ScopeMissing:
+        return "lacks actions: write, so it can start and stop no runs"
+    except (ApiConflict, ApiNotFound):
+        return None  # it was let through to look for the run
+    return None
 
 
 def visibility(repository: Repository, token: Token | None, *, allow_public: bool, dangerous: bool) -> Check:

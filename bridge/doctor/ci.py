@@ -46,6 +46,7 @@ def examine(
     yield _trusted(settings)
     if inside.level is Level.FAIL:
         return
+    yield client.work_tree(git)
     try:
         remote = resolve_remote(git, settings.remote)
     except BridgeError as error:

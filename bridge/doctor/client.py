@@ -46,7 +46,7 @@ def examine(settings: Settings, repository: Path, *, allow_public: bool = False)
         yield from basics.isolation()
     if inside.level is Level.FAIL:
         return
-    yield _work_tree(git)
+    yield work_tree(git)
     yield from on_remote(settings, git, allow_public=allow_public)
 
 
@@ -79,7 +79,8 @@ def checkout(git: Git) -> Check:
     )
 
 
-def _work_tree(git: Git) -> Check:
+def work_tree(git: Git) -> Check:
+    """Whether what the job should see is committed."""
     done = git.attempt("diff-index", "--quiet", "HEAD", "--", timeout_s=5)
     if done.exit_code == 0 and not done.timed_out:
         return Check("work tree", Level.OK, "git diff-index HEAD", "no uncommitted changes to tracked files")

@@ -1,8 +1,8 @@
 """The file that GitHub's runner calls before each job: a few lines of shell that no variable can turn.
 
 A workflow may set variables of its own, so everything but what the platform says is dropped, and the owner's
-folders are written down here. Should the program not even start, or the shell be interrupted, the shell itself
-ends the worker.
+folders are written down here. Where the program cannot start, or the shell is interrupted, the shell ends the
+worker.
 """
 
 from __future__ import annotations

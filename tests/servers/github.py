@@ -82,6 +82,7 @@ class GitHubServer:
         page: Rows on a page at most.
         on_dispatch: Is told of each dispatch: workflow, ref, inputs.
         gives_run_id: Whether a dispatch is answered with its run.
+        writes_actions: Whether the token may write actions.
     """
 
     api: str
@@ -101,6 +102,7 @@ class GitHubServer:
     permissions: dict[str, bool] | None = field(default_factory=lambda: {"push": True, "pull": True})
     on_dispatch: Callable[[str, str, dict[str, str]], None] = lambda *_: None
     gives_run_id: bool = True
+    writes_actions: bool = True
     log_host: str = ""
 
     @property
@@ -319,6 +321,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _change(self, place: str, body: Any) -> tuple[int, Any, dict[str, str]]:
         state = self.state
+        if not state.writes_actions:
+            raise _Refused(403, "Resource not accessible by integration")
         if found := re.fullmatch(r"/actions/runs/(\d+)/(rerun|cancel|force-cancel)", place):
             run = state.runs.get(int(found[1]))
             if run is None:

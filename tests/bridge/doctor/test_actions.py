@@ -105,6 +105,18 @@ def test_a_token_that_will_not_do_is_a_warning(
     assert (found.level, said in found.finding) == (Level.WARN, True), found
 
 
+def test_a_token_that_may_only_read_is_a_warning(world: World, server: GitHubServer) -> None:
+    server.permissions = {"push": False, "pull": True}
+    found = checks(world)["token"]
+    assert (found.level, "may not push" in found.finding) == (Level.WARN, True), found
+    server.permissions = None  # a workflow's token: the API does not say
+    assert checks(world)["token"].level is Level.OK
+    server.writes_actions = False
+    found = checks(world)["token"]
+    assert (found.level, "lacks actions: write" in found.finding) == (Level.WARN, True), found
+    assert server.runs == {}, "asking changes nothing"
+
+
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
@@ -132,6 +144,10 @@ def test_a_workflows_job_is_told_about_its_event_and_its_token(world: World, ser
     assert found["token"].level is Level.OK
     assert "trusted-runners" in found["trusted runners"].fix
     assert found["push"].level is Level.OK
+    assert found["work tree"].level is Level.OK
+    (world.house.clone / "README.md").write_text("not committed\n")
+    dirty = {check.name: check for check in ci.examine(settings.load(), world.house.clone, environ=inside)}
+    assert dirty["work tree"].level is Level.WARN
     outside = {check.name: check for check in ci.examine(settings.load(), world.house.clone, environ={})}
     assert outside["workflow job"].level is Level.WARN
     target = {**inside, "GITHUB_EVENT_NAME": "pull_request_target"}
