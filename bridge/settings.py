@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,20 +119,30 @@ def load(
     )
 
 
-def state_dir() -> Path:
-    """Folder for mirrors, keys and spooled results (`KAKEYA_STATE`, else the platform's usual place)."""
-    if given := os.environ.get("KAKEYA_STATE"):
+def state_dir(environ: Mapping[str, str] | None = None) -> Path:
+    """Folder for mirrors, keys and spooled results (`KAKEYA_STATE`, else the platform's usual place).
+
+    Args:
+        environ: Variables; None: the process's own.
+    """
+    environ = os.environ if environ is None else environ
+    if given := environ.get("KAKEYA_STATE"):
         return Path(given).expanduser().absolute()
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Application Support" / "kakeya-mac"
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "kakeya-mac"
+    return Path(environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "kakeya-mac"
 
 
-def config_dir() -> Path:
-    """Folder for settings, policy and trusted keys (`KAKEYA_CONFIG`, else ``~/.config/kakeya-mac``)."""
-    if given := os.environ.get("KAKEYA_CONFIG"):
+def config_dir(environ: Mapping[str, str] | None = None) -> Path:
+    """Folder for settings, policy and trusted keys (`KAKEYA_CONFIG`, else ``~/.config/kakeya-mac``).
+
+    Args:
+        environ: Variables; None: the process's own.
+    """
+    environ = os.environ if environ is None else environ
+    if given := environ.get("KAKEYA_CONFIG"):
         return Path(given).expanduser().absolute()
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "kakeya-mac"
+    return Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "kakeya-mac"
 
 
 def _read_file(path: Path) -> dict[str, Any]:

@@ -141,7 +141,6 @@ def test_only_the_edges_print_or_exit():
     edges = (
         "bridge/cli/",
         "bridge/mac/edge.py",
-        "bridge/mac/__main__.py",
         "engine/cli/",
         "engine/training/__main__.py",
     )

@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +17,9 @@ from bridge.errors import MachineError, described
 from bridge.process import run_in_terminal, run_program
 
 LONGEST_S = 3600.0
+ANYWHERE = Path("/")
 _LINES = 6
-
+Say = Callable[[str], None]
 
 # Variables of the owner's shell that no program of setup needs, or that would send it elsewhere.
 _DROPPED = ("KAKEYA_RUNNER_TOKEN", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
@@ -28,6 +30,10 @@ def owners_environment() -> dict[str, str]:
     return {**{name: value for name, value in os.environ.items() if name not in _DROPPED}, "LC_ALL": "C"}
 
 
+def quiet(_line: str) -> None:
+    """Say nothing."""
+
+
 class Action(Protocol):
     """One thing that is done."""
 
@@ -35,8 +41,11 @@ class Action(Protocol):
     def said(self) -> str:
         """What it is, as a person would type it."""
 
-    def do(self) -> None:
+    def do(self, say: Say = quiet) -> None:
         """Do it, whole or not at all.
+
+        Args:
+            say: Takes one line, when it takes long.
 
         Raises:
             MachineError: It failed, with what was said.
@@ -49,19 +58,27 @@ class Run:
 
     Attributes:
         argv: The program and its arguments.
-        cwd: Where; None: anywhere.
+        cwd: Where; never the folder that setup was called in, which may hold anything.
         env: Variables beside the usual ones.
         secrets: Functions that give further variables when it is run, by name; never shown.
         is_administrators: It needs sudo.
         may_fail: Its failure is no news.
+        tries: How often it is tried.
+        pause_s: Seconds between two tries.
+        remedy: What a person can do when it fails.
+        sleep: Waits that many seconds.
     """
 
     argv: tuple[str, ...]
-    cwd: Path | None = None
+    cwd: Path = ANYWHERE
     env: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, Callable[[], str]] = field(default_factory=dict, repr=False)
     is_administrators: bool = False
     may_fail: bool = False
+    tries: int = 1
+    pause_s: float = 2.0
+    remedy: str | None = None
+    sleep: Callable[[float], None] = field(default=time.sleep, repr=False)
 
     @property
     def said(self) -> str:
@@ -69,25 +86,31 @@ class Run:
         words = [f"{name}={shlex.quote(value)}" for name, value in self.env.items()]
         words += [f"{name}=…" for name in self.secrets]
         words += ["sudo"] if self.is_administrators else []
-        where = "" if self.cwd is None else f"cd {shlex.quote(str(self.cwd))} && "
+        where = "" if self.cwd == ANYWHERE else f"cd {shlex.quote(str(self.cwd))} && "
         return where + " ".join([*words, shlex.join(self.argv)])
 
-    def do(self) -> None:
+    def do(self, say: Say = quiet) -> None:
         """Run it."""
         given = {name: give() for name, give in self.secrets.items()}
         env = {**owners_environment(), **self.env, **given}
-        if self.is_administrators:
-            code = run_in_terminal(["sudo", *self.argv], env=env, cwd=self.cwd)
-            said = ""
-        else:
-            done = run_program(self.argv, env=env, cwd=self.cwd, timeout_s=LONGEST_S)
-            code = done.exit_code
-            lines = (done.stderr or done.stdout).decode("utf-8", "replace").strip().splitlines()
-            said = " | ".join(lines[-_LINES:])
+        for left in reversed(range(self.tries)):
+            code, said = self._once(env)
+            if code == 0 or self.may_fail:
+                return
+            if left:
+                say(f"      it ended with {code}, and is tried again in {self.pause_s:.0f} s")
+                self.sleep(self.pause_s)
         for secret in filter(None, given.values()):
             said = said.replace(secret, "…")
-        if code != 0 and not self.may_fail:
-            raise MachineError(f"{self.said} ended with {code}{': ' if said else ''}{said[:2000]}")
+        raise MachineError(f"{self.said} ended with {code}{': ' if said else ''}{said[:2000]}", self.remedy)
+
+    def _once(self, env: Mapping[str, str]) -> tuple[int, str]:
+        """Its exit code, and the last of what it said."""
+        if self.is_administrators:
+            return run_in_terminal(["sudo", *self.argv], env=env, cwd=self.cwd), ""
+        done = run_program(self.argv, env=env, cwd=self.cwd, timeout_s=LONGEST_S)
+        lines = (done.stderr or done.stdout).decode("utf-8", "replace").strip().splitlines()
+        return done.exit_code, " | ".join(lines[-_LINES:])
 
 
 @dataclass(frozen=True)
@@ -118,7 +141,7 @@ class Write:
         except (OSError, UnicodeDecodeError):
             return False
 
-    def do(self) -> None:
+    def do(self, _say: Say = quiet) -> None:
         """Write it beside, then put it in place."""
         name = None
         try:
@@ -146,7 +169,7 @@ class Folder:
         """As a command."""
         return f"mkdir -p -m {self.mode:o} {shlex.quote(str(self.path))}"
 
-    def do(self) -> None:
+    def do(self, _say: Say = quiet) -> None:
         """Make it."""
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=self.mode)
@@ -166,7 +189,7 @@ class Compare:
         """As a command."""
         return f"echo '{self.sha256}  {self.path}' | shasum -a 256 -c"
 
-    def do(self) -> None:
+    def do(self, _say: Say = quiet) -> None:
         """Compare."""
         try:
             with self.path.open("rb") as handle:
@@ -192,7 +215,7 @@ class Remove:
         """As a command."""
         return f"rm -rf {shlex.quote(str(self.path))}"
 
-    def do(self) -> None:
+    def do(self, _say: Say = quiet) -> None:
         """Remove it."""
         try:
             if self.path.is_dir() and not self.path.is_symlink():
@@ -201,3 +224,37 @@ class Remove:
                 self.path.unlink(missing_ok=True)
         except OSError as error:
             raise MachineError(f"cannot remove {self.path}: {described(error)}") from None
+
+
+@dataclass(frozen=True)
+class Link:
+    """A symbolic link, which leads from one moment to the next to something else.
+
+    Attributes:
+        path: Where.
+        target: Where it leads, beside it or below.
+    """
+
+    path: Path
+    target: Path
+
+    @property
+    def said(self) -> str:
+        """As a command."""
+        return f"ln -sfn {shlex.quote(self._relative)} {shlex.quote(str(self.path))}"
+
+    @property
+    def _relative(self) -> str:
+        return os.path.relpath(self.target, self.path.parent)
+
+    def do(self, _say: Say = quiet) -> None:
+        """Make it beside, then put it in place."""
+        beside = self.path.with_name(f".{self.path.name}-{os.getpid()}")
+        try:
+            beside.unlink(missing_ok=True)
+            beside.symlink_to(self._relative)
+            os.replace(beside, self.path)
+        except OSError as error:
+            beside.unlink(missing_ok=True)
+            remedy = f"{self.path} is a folder: remove it" if self.path.is_dir() else None
+            raise MachineError(f"cannot link {self.path}: {described(error)}", remedy) from None

@@ -17,9 +17,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bridge import settings
 from bridge.errors import BridgeError
 from bridge.mac import names, setup
-from bridge.mac.options import LABELS, RUNNER_SHA256, RUNNER_VERSION, SERVICES, Options
+from bridge.mac.action import Say
+from bridge.mac.options import (
+    FOLDERS,
+    LABELS,
+    RUNNER_SHA256,
+    RUNNER_VERSION,
+    SERVICES,
+    Options,
+    SetupUsage,
+)
 from bridge.mac.steps.remembered import recalled
 
 _EXAMPLE = "https://github.com/OWNER/NAME"
@@ -63,17 +73,18 @@ def main(argv: Sequence[str]) -> int:
         return _failed(asked, f"our own bug: {type(error).__name__}: {error}", "please report it", 70)
 
 
-def _done(asked: argparse.Namespace, options: Options, say: setup.Say) -> int:
+def _done(asked: argparse.Namespace, options: Options, say: Say) -> int:
     outcomes = _COMMANDS[asked.command, asked.dry_run](options, say)
     missing = [outcome.name for outcome in outcomes if not outcome.is_ready]
     changed = any(outcome.done for outcome in outcomes)
-    code = 0 if asked.dry_run or not missing else 1
-    if asked.dry_run:
+    is_plan = asked.dry_run and asked.command != "check"
+    code = 0 if is_plan or not missing else 1
+    if is_plan:
         say("\nNothing was changed: this was a dry run.")
     elif missing:
-        say(f"\nNot ready: {', '.join(missing)}.")
+        say(f"\nNot {'taken back' if asked.command == 'uninstall' else 'ready'}: {', '.join(missing)}.")
     elif asked.command == "uninstall":
-        say(f"\nTaken back. Left: {options.models}, {options.policy.parent}, and results on the remote.")
+        say(f"\nTaken back. {_left(options)}")
     else:
         say("\nReady." if changed else "\nReady; nothing had to be changed.")
     if asked.json:
@@ -81,12 +92,28 @@ def _done(asked: argparse.Namespace, options: Options, say: setup.Say) -> int:
             "command": asked.command,
             "dry_run": asked.dry_run,
             "ready": not missing,
-            "changed": changed and not asked.dry_run,
+            "changed": changed,
             "steps": [outcome.as_json() for outcome in outcomes],
             "exit_code": code,
         }
         print(json.dumps(document, sort_keys=True))
     return code
+
+
+def _left(options: Options) -> str:
+    """What stays, because it is the owner's."""
+    page = "the repository" if options.page is None else options.page
+    kept = (
+        f"models ({options.models})",
+        f"the policy and its folder ({options.policy.parent})",
+        f"state with the key that signs results ({settings.state_dir(options.environ)})",
+        f"logs ({options.prefix / names.LOGS})",
+        "git-lfs's filter (~/.gitconfig)",
+        "the power settings (pmset)",
+        "tailscale",
+        f"results on the remote, and the deploy key on the page of {page}",
+    )
+    return f"Left: {', '.join(kept)}."
 
 
 _COMMANDS = {
@@ -109,8 +136,23 @@ def _failed(asked: argparse.Namespace, message: str, remedy: str | None, code: i
 
 
 def _prefix(asked: argparse.Namespace) -> Path:
-    given: Path = asked.prefix or Path.home() / names.PREFIX
-    return given.expanduser().absolute()
+    """The folder that is named, else the one whose environment runs this, else the usual one."""
+    if asked.prefix == "":
+        raise SetupUsage("--prefix is empty", f"leave it out for {Path.home() / names.PREFIX}")
+    if asked.prefix is not None:
+        return Path(asked.prefix).expanduser().resolve()
+    return (names.prefix_around(Path(sys.prefix)) or Path.home() / names.PREFIX).resolve()
+
+
+def _environ(before: dict[str, Any]) -> dict[str, str]:
+    """The process's variables, and the folders that were asked for the last time."""
+    environ = dict(os.environ)
+    for name, variable in FOLDERS.items():
+        if given := environ.get(variable):
+            environ[variable] = str(Path(given).expanduser().absolute())
+        elif (kept := before.get(name)) is not None:
+            environ[variable] = kept
+    return environ
 
 
 def _options(asked: argparse.Namespace) -> Options:
@@ -140,7 +182,7 @@ def _options(asked: argparse.Namespace) -> Options:
         sudo=asked.sudo,
         tailnet=bool(asked.tailnet or before.get("tailnet")),
         source=Path(__file__).resolve().parents[2],
-        environ=dict(os.environ),
+        environ=_environ(before),
     )
 
 
@@ -156,7 +198,7 @@ def _parser() -> argparse.ArgumentParser:
     said = {
         "setup": "bring everything there that is missing (default)",
         "check": "look at everything, change nothing",
-        "uninstall": "take back what setup made; models, policy and results stay",
+        "uninstall": "take back what setup made; models, policy, state and results stay",
     }
     for name, text in said.items():
         command = commands.add_parser(
@@ -176,11 +218,15 @@ def _add_flags(command: argparse.ArgumentParser) -> None:
     add("--url", metavar="URL", help="repository or organisation on GitHub whose workflows run here")
     add("--remote", metavar="URL", help="git remote that the daemon serves (default: --url)")
     add("--service", choices=SERVICES, help="what launchd keeps running (default: actions with --url)")
-    add("--prefix", type=Path, metavar="DIR", help=f"folder for everything (default: ~/{names.PREFIX})")
+    add("--prefix", metavar="DIR", help=f"folder for everything (default: ~/{names.PREFIX})")
     add("--name", metavar="NAME", help="the runner's name (default: the host's)")
     add("--labels", metavar="A,B", help=f"what workflows ask for (default: {','.join(LABELS)})")
     add("--token-file", type=Path, metavar="FILE", help="holds a registration token (or KAKEYA_RUNNER_TOKEN)")
-    add("--runner-version", metavar="V", help=f"of GitHub's runner (default: {RUNNER_VERSION})")
+    add(
+        "--runner-version",
+        metavar="V",
+        help=f"of GitHub's runner when it is first installed; it updates itself (default: {RUNNER_VERSION})",
+    )
     add("--runner-sha256", metavar="HEX", help="of its osx-arm64 archive")
     add("--sudo", action="store_true", help="do what needs an administrator, with sudo")
     add("--tailnet", action="store_true", help="see to SSH over a tailnet (tailscale), too")

@@ -15,7 +15,12 @@ from bridge.mac import names
 
 SERVICES = ("actions", "serve", "both", "none")
 # Kept from one run to the next.
-REMEMBERED = ("url", "remote", "name", "labels", "service", "runner_version", "runner_sha256", "tailnet")
+REMEMBERED = (
+    *("url", "remote", "name", "labels", "service", "runner_version", "runner_sha256", "tailnet"),
+    *("config", "state"),
+)
+# Variables that say where the owner's files and a runner's state lie, as `REMEMBERED` names them.
+FOLDERS = {"config": "KAKEYA_CONFIG", "state": "KAKEYA_STATE"}
 LABELS = ("self-hosted", "macOS", "ARM64", "kakeya-mac")
 RUNNER_VERSION = "2.338.0"
 # actions-runner-osx-arm64 of that version, as its release notes say.
@@ -24,6 +29,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _VERSION = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 # macOS asks a person before a program may read these; a service has nobody to ask.
+_CREDENTIALS = re.compile(r"https?://[^/?#\s]*@|://[^/?#@:\s]*:(?![0-9]+(?:[/?#]|$))\S*@", re.IGNORECASE)
 _GUARDED = ("Desktop", "Documents", "Downloads", "Library/Mobile Documents", "Pictures", "Movies", "Music")
 
 
@@ -79,6 +85,12 @@ class Options:
         """
         self._check_prefix()
         self._check_names()
+        for flag, address in (("--url", self.url), ("--remote", self.remote)):
+            if address is not None and _CREDENTIALS.search(address):
+                raise SetupUsage(
+                    f"{flag} holds credentials, which would lie in files and stand in command lines",
+                    "give it without; git takes them from a credential helper, or use an SSH key",
+                )
         if self.url is not None and self.slug is None:
             raise SetupUsage(
                 f"--url {self.url!r} is no repository or organisation",
@@ -96,14 +108,25 @@ class Options:
             raise SetupUsage(f"--runner-version {self.runner_version} needs its --runner-sha256")
 
     def _check_prefix(self) -> None:
+        prefix, instead = self.prefix, f"choose another place, such as {self.home / names.PREFIX}"
+        if not prefix.is_absolute() or any(c in str(prefix) for c in "\n\0"):
+            raise SetupUsage(f"--prefix {str(prefix)!r} is no absolute path")
         for folder in _GUARDED:
-            if self.prefix.is_relative_to(self.home / folder):
+            if _lies_in(prefix, self.home.resolve() / folder):
                 raise SetupUsage(
-                    f"--prefix {self.prefix} lies in {folder}, which macOS keeps from services",
-                    f"choose another place, such as {self.home / names.PREFIX}",
+                    f"--prefix {prefix} lies in {folder}, which macOS keeps from services", instead
                 )
-        if not self.prefix.is_absolute() or any(c in str(self.prefix) for c in "\n\0"):
-            raise SetupUsage(f"--prefix {str(self.prefix)!r} is no absolute path")
+        if _lies_in(prefix, Path("/Volumes")):
+            raise SetupUsage(
+                f"--prefix {prefix} lies on a volume that need not be there when a service starts", instead
+            )
+        if _lies_in(prefix, self.source):
+            raise SetupUsage(f"--prefix {prefix} is the checkout that is installed, or lies in it", instead)
+        if self.is_actions and not re.fullmatch(names.UNQUOTED, str(prefix)):
+            raise SetupUsage(
+                f"--prefix {str(prefix)!r}: of such a path GitHub's runner would never start the hook",
+                "letters, digits and . _ - /, because it goes unquoted through a shell",
+            )
 
     def _check_names(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -112,6 +135,8 @@ class Options:
             )
         if self.service not in SERVICES:
             raise SetupUsage(f"--service {self.service!r} is none of {', '.join(SERVICES)}")
+        if not self.labels:
+            raise SetupUsage("--labels names no label", f"such as {','.join(LABELS)}")
         for label in self.labels:
             if not _NAME.fullmatch(label):
                 raise SetupUsage(f"--labels: {label!r} is no label", "letters, digits and . _ -")
@@ -139,11 +164,32 @@ class Options:
     @property
     def bus(self) -> str | None:
         """Remote of the daemon."""
-        return self.remote or (self.url if self.slug is not None and "/" in self.slug else None)
+        return self.remote or self.page
+
+    @property
+    def page(self) -> str | None:
+        """The repository's page; None: `url` is an organisation's, or there is none."""
+        return self.url if self.slug is not None and "/" in self.slug else None
+
+    @property
+    def config(self) -> str | None:
+        """Folder of the owner's files, where it is not the usual one."""
+        return self.environ.get(FOLDERS["config"]) or None
+
+    @property
+    def state(self) -> str | None:
+        """Folder of runners' state, likewise."""
+        return self.environ.get(FOLDERS["state"]) or None
+
+    @property
+    def folders(self) -> dict[str, str]:
+        """Variables that say so, for the programs that are started."""
+        given = {FOLDERS["config"]: self.config, FOLDERS["state"]: self.state}
+        return {name: value for name, value in given.items() if value is not None}
 
     @property
     def environment(self) -> Path:
-        """The pinned environment."""
+        """The pinned environment: a link to it."""
         return self.prefix / names.ENVIRONMENT
 
     @property
@@ -164,7 +210,17 @@ class Options:
     @property
     def hook(self) -> Path:
         """The file that it calls before each job."""
-        return self.prefix / "hook" / "job-started.sh"
+        return self.prefix / names.HOOK / "job-started.sh"
+
+    @property
+    def deploy_key(self) -> Path:
+        """Private key with which the hook reads the repository."""
+        return self.prefix / names.HOOK / "deploy_key"
+
+    @property
+    def fetch(self) -> str | None:
+        """Address from which it does; None: `url` names no repository."""
+        return None if self.page is None else f"git@{urlsplit(self.page).hostname}:{self.slug}.git"
 
     @property
     def models(self) -> Path:
@@ -174,10 +230,16 @@ class Options:
     @property
     def policy(self) -> Path:
         """The owner's policy."""
-        return settings.config_dir() / "policy.toml"
+        return settings.config_dir(self.environ) / "policy.toml"
 
     @property
     def services_path(self) -> str:
         """PATH of services: the pinned environment first."""
         system = "/opt/homebrew/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
         return f"{self.environment / 'bin'}:{system}"
+
+
+def _lies_in(path: Path, folder: Path) -> bool:
+    """Whether a path is a folder or lies in it, on a file system to which case is no matter."""
+    parts, others = (tuple(part.casefold() for part in each.parts) for each in (path, folder))
+    return parts[: len(others)] == others

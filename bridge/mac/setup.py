@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from bridge.errors import MachineError
-from bridge.mac.action import Action, Run, Write
+from bridge.mac.action import Action, Run, Say, Write
 from bridge.mac.options import Options
 from bridge.mac.step import Look, State, Step
-from bridge.mac.steps import steps
+from bridge.mac.steps import last_taken, rest_taken, services_taken, steps
 
-Say = Callable[[str], None]
-SELF_TEST = ("the engine decodes with the shipped pair", "the runner's own checks")
+SELF_TEST = (
+    "the engine decodes and measures with the shipped pair, the gate takes its report, the policy is right"
+)
+_FOLDER = "kakeya-mac-test"
+_LOOKED_AT = "kakeya_engine generate, eval throughput; kakeya_mac gate, runner policy check"
 
 
 @dataclass(frozen=True)
@@ -24,11 +29,13 @@ class Outcome:
         name: Of the part.
         look: How it stands in the end.
         done: What was done for it.
+        would: What would be, of a dry run.
     """
 
     name: str
     look: Look
     done: tuple[str, ...] = ()
+    would: tuple[str, ...] = ()
 
     @property
     def is_ready(self) -> bool:
@@ -37,7 +44,7 @@ class Outcome:
 
     def as_json(self) -> dict[str, Any]:
         """For a JSON line."""
-        return {"name": self.name, **asdict(self.look), "done": list(self.done)}
+        return {"name": self.name, **asdict(self.look), "done": list(self.done), "would": list(self.would)}
 
 
 def check(options: Options, say: Say) -> list[Outcome]:
@@ -51,23 +58,27 @@ def check(options: Options, say: Say) -> list[Outcome]:
 
 
 def plan(options: Options, say: Say) -> list[Outcome]:
-    """Say everything that setup would do on a Mac that has nothing yet, and how this machine stands."""
-    found = []
-    for step in steps(options):
-        found.append(_would(step, step.actions(), say))
-    say("self-test")
-    for action in self_test(options):
-        say(f"      would: {action.said}")
+    """Say how this machine stands, and what setup would do for each part that is not there."""
+    found = [_would(step, say) for step in steps(options)]
+    test = tuple(action.said for action in self_test(options, Path(tempfile.gettempdir()) / _FOLDER))
+    look = Look(State.ADVICE, _LOOKED_AT, "done at the end of every setup")
+    found.append(Outcome("self-test", look, would=test))
+    _tell(found[-1], say)
+    for line in test:
+        say(f"      would: {line}")
     return found
 
 
 def plan_back(options: Options, say: Say) -> list[Outcome]:
     """Say everything that uninstall would do."""
-    return [_would(step, step.undo(), say) for step in reversed(steps(options))]
+    found = [_would(step, say) for step in (*services_taken(options), *rest_taken(options))]
+    return [*found, _would(last_taken(options), say)]
 
 
-def _would(step: Step, actions: Sequence[Action], say: Say) -> Outcome:
-    outcome = Outcome(step.name, step.look(), tuple(action.said for action in actions))
+def _would(step: Step, say: Say) -> Outcome:
+    look = step.look()
+    actions = () if look.state is State.DONE else step.actions()
+    outcome = Outcome(step.name, look, would=tuple(action.said for action in actions))
     _tell(outcome, say)
     for action in actions:
         say(f"      would: {action.said}")
@@ -92,29 +103,41 @@ def set_up(options: Options, say: Say) -> list[Outcome]:
 
 
 def take_back(options: Options, say: Say) -> list[Outcome]:
-    """Undo every part, the last one first; models, policy and results stay."""
+    """Take everything back, services first, the memory of what was asked last; what is the owner's stays."""
+    found = _taken(services_taken(options), say)
+    if not all(outcome.is_ready for outcome in found):
+        say("nothing else is removed while a service is there")
+        return found
+    found += _taken(rest_taken(options), say)
+    if all(outcome.is_ready for outcome in found):
+        found += _taken((last_taken(options),), say)
+    return found
+
+
+def _taken(parts: Sequence[Step], say: Say) -> list[Outcome]:
     found = []
-    for step in reversed(steps(options)):
-        undo = [action for action in step.undo() if options.sudo or not _is_administrators(action)]
-        left = [action.said for action in step.undo() if not options.sudo and _is_administrators(action)]
-        look = Look(State.DONE, step.name, "taken back" if undo else "left as it is")
-        try:
-            done = _all_done(undo, say)
-        except MachineError as error:
-            look, done = Look(State.MISSING, step.name, error.message, error.remedy or ""), ()
-        if left:
-            look = Look(State.MISSING, step.name, "needs an administrator", f"type: {'; '.join(left)}")
-        found.append(Outcome(step.name, look, done))
+    for step in parts:
+        found.append(_brought(step, say))
         _tell(found[-1], say)
     return found
 
 
-def self_test(options: Options) -> tuple[Run, ...]:
-    """Programs that show that the machine works."""
-    engine = options.environment / "bin" / "kakeya_engine"
+def self_test(options: Options, folder: Path) -> tuple[Run, ...]:
+    """Programs that show that the machine works; what they write goes to a folder of their own.
+
+    Args:
+        options: What setup is to make.
+        folder: A temporary one.
+    """
+    engine, program = str(options.environment / "bin" / "kakeya_engine"), str(options.program)
+    report = str(folder / "report.json")
+    few = ("--prompts", "code", "--limit", "1", "--max-tokens", "16", "--claim", "none", "--report", report)
+    own = {"KAKEYA_STATE": str(folder)}
     return (
-        Run((str(engine), "probe", "--json")),
-        Run((str(options.program), "runner", "policy", "check")),
+        Run((engine, "generate", "--max-tokens", "8", "class BaseProject:"), env=own),
+        Run((engine, "eval", "throughput", *few), env=own),
+        Run((program, "gate", report), env=own),
+        Run((program, "runner", "policy", "check"), env=options.folders),
     )
 
 
@@ -132,9 +155,7 @@ def _brought(step: Step, say: Say) -> Outcome:
         return Outcome(step.name, failed)
     after = step.look()
     if after.state is State.TODO:
-        after = Look(
-            State.MISSING, after.looked_at, f"still not there: {after.finding}", "tell us: this is a bug"
-        )
+        after = Look(State.MISSING, after.looked_at, f"still so: {after.finding}", "tell us: this is a bug")
     return Outcome(step.name, after, done)
 
 
@@ -142,24 +163,21 @@ def _all_done(actions: Sequence[Action], say: Say) -> tuple[str, ...]:
     done = []
     for action in actions:
         say(f"      $ {action.said}")
-        action.do()
+        action.do(say)
         done.append(action.said)
     return tuple(done)
 
 
 def _tested(options: Options, say: Say) -> Outcome:
-    look = Look(State.DONE, "kakeya_engine probe, runner policy check", " and ".join(SELF_TEST))
+    look = Look(State.DONE, _LOOKED_AT, SELF_TEST)
     try:
-        _all_done(self_test(options), say)
+        with tempfile.TemporaryDirectory(prefix=f"{_FOLDER}-") as folder:
+            _all_done(self_test(options, Path(folder)), say)
     except MachineError as error:
         look = Look(State.MISSING, look.looked_at, error.message, "mend that, and run it again")
     outcome = Outcome("self-test", look)
     _tell(outcome, say)
     return outcome
-
-
-def _is_administrators(action: Action) -> bool:
-    return isinstance(action, Run) and action.is_administrators
 
 
 def _tell(outcome: Outcome, say: Say) -> None:

@@ -1,14 +1,15 @@
-"""One part of a Mac that is set up: how it stands, what would bring it there, and what takes it back."""
+"""One part of a Mac that is set up, or taken back: how it stands, and what brings it there."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from bridge.errors import MachineError
-from bridge.mac.action import Action, owners_environment
+from bridge.mac.action import ANYWHERE, Action, owners_environment
 from bridge.process import run_program
 
 PROGRAM_S = 30.0
@@ -57,14 +58,11 @@ class Step(Protocol):
     def actions(self) -> Sequence[Action]:
         """What brings it there."""
 
-    def undo(self) -> Sequence[Action]:
-        """What takes it back."""
-
 
 def answer(*argv: str) -> str | None:
-    """First line that a program says; None: it is not there, or failed."""
+    """What a program says; None: it is not there, or failed."""
     try:
-        done = run_program(argv, env=owners_environment(), timeout_s=PROGRAM_S)
+        done = run_program(argv, env=owners_environment(), cwd=ANYWHERE, timeout_s=PROGRAM_S)
     except MachineError:
         return None
     return done.stdout.decode("utf-8", "replace").strip() if done.ok else None
@@ -73,3 +71,18 @@ def answer(*argv: str) -> str | None:
 def succeeds(*argv: str) -> bool:
     """Whether a program is there and ends well."""
     return answer(*argv) is not None
+
+
+def reported(*argv: str, env: Mapping[str, str]) -> dict[str, Any] | None:
+    """The JSON line that a program of ours ends with, whatever its exit code; None: there is none.
+
+    Args:
+        argv: The program and its arguments.
+        env: Variables beside the usual ones.
+    """
+    try:
+        done = run_program(argv, env={**owners_environment(), **env}, cwd=ANYWHERE, timeout_s=2 * PROGRAM_S)
+        found = json.loads(done.stdout.decode("utf-8", "replace").strip().splitlines()[-1])
+    except (MachineError, ValueError, IndexError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.bridge.mac.test_setup import FULL, mac, setup
-from tests.bridge.mac.tools import Mac
+from tests.bridge.mac.conftest import mac
+from tests.bridge.mac.tools import FULL, Mac
 
 __all__ = ["mac"]
 pytestmark = pytest.mark.e2e
@@ -17,14 +17,14 @@ pytestmark = pytest.mark.e2e
 
 def test_the_environment_is_the_locked_one_and_its_interpreter_is_watched(mac: Mac) -> None:
     del mac.env["KAKEYA_PYTHON"]
-    done = setup(mac, *FULL)
+    done = mac.setup(*FULL)
     assert done.code == 0, done.out + done.err
     states = {step["name"]: step["state"] for step in done.json["steps"]}
     assert states["self-test"] == "done"
     env = mac.prefix / "env"
     record = json.loads((env / "interpreter.json").read_text())
     assert record["packages"]["mlx"]
-    assert setup(mac, *FULL).json["changed"] is False
+    assert mac.setup(*FULL).json["changed"] is False
 
     record["packages"]["mlx"] = "0.0.1"  # as if a package manager had been there
     (env / "interpreter.json").write_text(json.dumps(record))
@@ -35,7 +35,7 @@ def test_the_environment_is_the_locked_one_and_its_interpreter_is_watched(mac: M
     found = json.loads(doctor.stdout.splitlines()[-1])
     assert found["role"] == "runner"
     assert {check["name"]: check["level"] for check in found["checks"]}["interpreter"] == "fail"
-    again = setup(mac, *FULL)
+    again = mac.setup(*FULL)
     assert again.code == 0, again.err
     assert Path(program).exists()
     assert "mlx was" not in again.out

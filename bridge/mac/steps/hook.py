@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bridge.mac.action import Action, Remove, Write
+from bridge.mac.action import Action, Write
 from bridge.mac.hook_file import text
 from bridge.mac.options import Options
 from bridge.mac.step import Look, State
@@ -21,12 +21,7 @@ class Hook:
     @property
     def _file(self) -> Write:
         options = self.options
-        kept = {
-            name: options.environ[name]
-            for name in ("KAKEYA_CONFIG", "KAKEYA_STATE")
-            if name in options.environ
-        }
-        own = {"HOME": str(options.home), "USER": options.user, "LOGNAME": options.user, **kept}
+        own = {"HOME": str(options.home), "USER": options.user, "LOGNAME": options.user, **options.folders}
         return Write(options.hook, text(str(options.python), own), 0o755)
 
     def look(self) -> Look:
@@ -38,7 +33,3 @@ class Hook:
     def actions(self) -> tuple[Action, ...]:
         """Write it."""
         return (self._file,)
-
-    def undo(self) -> tuple[Action, ...]:
-        """Remove it."""
-        return (Remove(self.options.hook.parent),)

@@ -26,15 +26,18 @@ class LargeFiles:
                 return Look(State.TODO, "git lfs version", "not installed")
             fix = "brew install git-lfs (https://brew.sh), or the package of git-lfs.com"
             return Look(State.MISSING, "git lfs version", "not installed, and there is no Homebrew", fix)
-        if not succeeds("git", "config", "--global", "--get", _FILTER):
-            return Look(State.TODO, f"git config --global {_FILTER}", "not set up for this account")
+        where = f"git config --global {_FILTER}"
+        own = answer("git", "config", "--global", "--get", _FILTER)
+        if own is None:
+            return Look(State.TODO, where, "not set up for this account")
+        if "--skip" not in own.split():
+            finding = f"git itself fetches objects with every checkout of this account ({own})"
+            return Look(State.ADVICE, where, finding, "git lfs install --skip-smudge --force")
         return Look(State.DONE, "git lfs version", version.split(" ")[0])
 
     def actions(self) -> tuple[Action, ...]:
         """Install it where it is missing; what git checks out is left as pointers."""
         install = () if succeeds("git", "lfs", "version") else (Run(("brew", "install", "git-lfs")),)
+        if succeeds("git", "config", "--global", "--get", _FILTER):
+            return install  # the owner's is left as it is
         return (*install, Run(("git", "lfs", "install", "--skip-smudge", "--skip-repo")))
-
-    def undo(self) -> tuple[Action, ...]:
-        """Nothing: others may use it."""
-        return ()

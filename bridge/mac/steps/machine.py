@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import stat
 import sys
 from dataclasses import dataclass
 
@@ -18,7 +20,7 @@ LEAST_DISK = 20 * 10**9
 
 @dataclass(frozen=True)
 class Machine:
-    """macOS, chip, memory, disk, command line tools, Python."""
+    """macOS, chip, account, place, memory, disk, command line tools, Python."""
 
     options: Options
     name: str = "machine"
@@ -27,7 +29,10 @@ class Machine:
     def look(self) -> Look:
         """Ask the system's own programs; the first that does not fit is the finding."""
         found: list[str] = []
-        for question in (self._macos, self._chip, self._memory, self._disk, self._tools, self._python):
+        for question in (
+            *(self._macos, self._chip, self._account, self._place),
+            *(self._memory, self._disk, self._tools, self._python),
+        ):
             looked_at, finding, fix = question()
             if fix:
                 return Look(State.MISSING, looked_at, finding, fix)
@@ -36,10 +41,6 @@ class Machine:
 
     def actions(self) -> tuple[Action, ...]:
         """Nothing: this is a person's to do."""
-        return ()
-
-    def undo(self) -> tuple[Action, ...]:
-        """Nothing."""
         return ()
 
     def _macos(self) -> tuple[str, str, str]:
@@ -64,6 +65,27 @@ class Machine:
                 )
             return "uname -m", f"{chip} ({machine})", "MLX needs Apple silicon"
         return "uname -m, sysctl", chip, ""
+
+    def _account(self) -> tuple[str, str, str]:
+        if answer("id", "-u") == "0":
+            fix = "run it as the account that is to run jobs; only what needs an administrator takes sudo"
+            return "id -u", "this is root: jobs and everything of theirs would be root's", fix
+        return "id -u", f"account {self.options.user}", ""
+
+    def _place(self) -> tuple[str, str, str]:
+        """Nobody else may put another program in the place of one that a service starts."""
+        prefix = self.options.prefix
+        for folder in (prefix, *prefix.parents):
+            try:
+                status = folder.stat()
+            except OSError:
+                continue
+            fix = f"choose another --prefix, or see to {folder}: chown, chmod go-w"
+            if status.st_uid not in (0, os.getuid()):
+                return str(folder), "it belongs to another account, which could exchange what is in it", fix
+            if status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX:
+                return str(folder), "other accounts may write there, and exchange what is in it", fix
+        return str(prefix), f"prefix {prefix}", ""
 
     def _memory(self) -> tuple[str, str, str]:
         said = answer("sysctl", "-n", "hw.memsize") or ""

@@ -35,8 +35,4 @@ class Models:
 
     def actions(self) -> tuple[Action, ...]:
         """Make the folder."""
-        return (Folder(self.options.models),)
-
-    def undo(self) -> tuple[Action, ...]:
-        """Nothing: models are the owner's, and large."""
-        return ()
+        return () if self.options.models.is_dir() else (Folder(self.options.models),)

@@ -25,11 +25,10 @@ class PolicyFile:
 
     def actions(self) -> tuple[Action, ...]:
         """Write the default."""
-        slug = self.options.slug
-        only = ("--repository", slug) if slug is not None and "/" in slug else ()
-        folder = {"KAKEYA_CONFIG": str(self.options.policy.parent)}
-        return (Run((str(self.options.program), "runner", "policy", "init", *only), env=folder),)
-
-    def undo(self) -> tuple[Action, ...]:
-        """Nothing: it is the owner's."""
-        return ()
+        options, only = self.options, list[str]()
+        if options.page is not None and options.slug is not None:
+            only += ["--repository", options.slug]
+        if options.is_actions and options.fetch is not None:
+            only += ["--fetch", options.fetch, "--key", str(options.deploy_key)]
+        folder = {"KAKEYA_CONFIG": str(options.policy.parent)}
+        return (Run((str(options.program), "runner", "policy", "init", *only), env=folder),)

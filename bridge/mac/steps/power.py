@@ -23,26 +23,31 @@ class Power:
 
     def look(self) -> Look:
         """What pmset says."""
-        found = dict(_SETTING.findall(answer("pmset", "-g") or ""))
+        found = dict(_SETTING.findall(_on_mains(answer("pmset", "-g", "custom") or "")))
         other = [
             f"{name} {found[name]}" for name, value in _WANTED.items() if found.get(name, value) != value
         ]
         if not found:
             return Look(
-                State.ADVICE, "pmset -g", "no power settings to be read", "see that the Mac stays awake"
+                State.ADVICE,
+                "pmset -g custom",
+                "no power settings to be read",
+                "see that the Mac stays awake",
             )
         if not other:
-            return Look(State.DONE, "pmset -g", "does not sleep")
+            return Look(State.DONE, "pmset -g custom", "does not sleep")
         if self.options.sudo:
-            return Look(State.TODO, "pmset -g", ", ".join(other))
+            return Look(State.TODO, "pmset -g custom", ", ".join(other))
         fix = f"setup with --sudo, or type: {self.actions()[0].said}"
-        return Look(State.ADVICE, "pmset -g", f"{', '.join(other)}: it may sleep between jobs", fix)
+        return Look(State.ADVICE, "pmset -g custom", f"{', '.join(other)}: it may sleep between jobs", fix)
 
     def actions(self) -> tuple[Action, ...]:
         """Set it, on mains power."""
         words = [word for pair in _WANTED.items() for word in pair]
         return (Run(("pmset", "-c", *words), is_administrators=True),)
 
-    def undo(self) -> tuple[Action, ...]:
-        """Nothing: what it was before is not known."""
-        return ()
+
+def _on_mains(text: str) -> str:
+    """The settings on mains power; on battery others hold, at this moment, too."""
+    _, _, rest = text.partition("AC Power:")
+    return re.split(r"^\S", rest, maxsplit=1, flags=re.MULTILINE)[0]

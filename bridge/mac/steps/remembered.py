@@ -7,11 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bridge.mac.action import Action, Remove, Write
+from bridge.mac import names
+from bridge.mac.action import Action, Write
 from bridge.mac.options import REMEMBERED, Options
 from bridge.mac.step import Look, State
 
-NAME = "setup.json"
+_TEXT = (str,)
+_MAYBE = (str, type(None))
+_KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("name", "service", "runner_version", "runner_sha256"), _TEXT),
+    **dict.fromkeys(("url", "remote", "config", "state"), _MAYBE),
+    "labels": (list,),
+    "tailnet": (bool,),
+}
 
 
 @dataclass(frozen=True)
@@ -25,7 +33,7 @@ class Remembered:
     @property
     def _file(self) -> Write:
         values = {name: getattr(self.options, name) for name in REMEMBERED}
-        return Write(self.options.prefix / NAME, json.dumps(values, indent=2, sort_keys=True) + "\n")
+        return Write(self.options.prefix / names.ASKED, json.dumps(values, indent=2, sort_keys=True) + "\n")
 
     def look(self) -> Look:
         """Whether it says what is asked now."""
@@ -37,15 +45,16 @@ class Remembered:
         """Write it."""
         return (self._file,)
 
-    def undo(self) -> tuple[Action, ...]:
-        """Remove it."""
-        return (Remove(self._file.path),)
-
 
 def recalled(prefix: Path) -> dict[str, Any]:
     """What was asked the last time, by name; empty: nothing was, or it is not readable."""
     try:
-        found = json.loads((prefix / NAME).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = json.loads((prefix / names.ASKED).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
         return {}
-    return {name: found[name] for name in REMEMBERED if name in found} if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        return {}
+    known = {name: found[name] for name in REMEMBERED if name in found}
+    texts = known.get("labels", ())
+    fits = all(isinstance(value, _KINDS[name]) for name, value in known.items())
+    return known if fits and all(isinstance(text, str) for text in texts) else {}

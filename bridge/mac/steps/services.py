@@ -1,4 +1,4 @@
-"""What launchd keeps running: from a restart on, without anybody who logs in, and children left alone.
+"""What launchd is told to keep running: from a restart on, without a login, and children left alone.
 
 A LaunchAgent would wait for a login on the screen, so these are LaunchDaemons that run as the account's user.
 Keys of property lists: launchd.plist(5).
@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from bridge.mac import names
-from bridge.mac.action import Action, Folder, Remove, Run, Write
+from bridge.mac.action import Action, Folder, Write
 from bridge.mac.options import Options
-from bridge.mac.step import Look, State, succeeds
+from bridge.mac.step import Look, State
 
 # So long a daemon that is told to stop may finish its job, before launchd kills it.
-_EXIT_S = 7200
+EXIT_S = 7200
 _THROTTLE_S = 10
 
 
@@ -62,10 +62,7 @@ def wanted(options: Options) -> tuple[Wanted, ...]:
 
 def property_list(options: Options, service: Wanted) -> dict[str, Any]:
     """What launchd is told."""
-    kept = {
-        name: options.environ[name] for name in ("KAKEYA_CONFIG", "KAKEYA_STATE") if name in options.environ
-    }
-    log = str(options.prefix / "logs" / f"{service.label}.log")
+    log = str(names.log(options.prefix, service.label))
     return {
         "Label": service.label,
         "ProgramArguments": list(service.argv),
@@ -77,14 +74,14 @@ def property_list(options: Options, service: Wanted) -> dict[str, Any]:
             "LOGNAME": options.user,
             "PATH": options.services_path,
             "LANG": "en_US.UTF-8",
-            **kept,
+            **options.folders,
             **dict(service.variables),
         },
         "RunAtLoad": True,
         "KeepAlive": True,
         "ThrottleInterval": _THROTTLE_S,
         "AbandonProcessGroup": True,
-        "ExitTimeOut": _EXIT_S,
+        "ExitTimeOut": EXIT_S,
         "ProcessType": "Interactive",
         "StandardOutPath": log,
         "StandardErrorPath": log,
@@ -94,7 +91,12 @@ def property_list(options: Options, service: Wanted) -> dict[str, Any]:
 def staged(options: Options, service: Wanted) -> Write:
     """Its property list in the prefix, where nobody needs to be an administrator."""
     data = plistlib.dumps(property_list(options, service)).decode("utf-8")
-    return Write(options.prefix / "services" / f"{service.label}.plist", data)
+    return Write(names.staged(options.prefix, service.label), data)
+
+
+def is_due(options: Options, label: str) -> Write:
+    """A mark that a service is to be started again, written before what it reads at its start changes."""
+    return Write(names.due(options.prefix, label), "what it reads when it starts has changed\n")
 
 
 @dataclass(frozen=True)
@@ -119,61 +121,4 @@ class ServiceFile:
 
     def actions(self) -> tuple[Action, ...]:
         """Write it."""
-        return (Folder(self.options.prefix / "logs"), staged(self.options, self.service))
-
-    def undo(self) -> tuple[Action, ...]:
-        """Remove it."""
-        return (Remove(staged(self.options, self.service).path),)
-
-
-@dataclass(frozen=True)
-class Service:
-    """One service, as launchd knows it."""
-
-    options: Options
-    service: Wanted
-    stops: bool = False
-
-    @property
-    def name(self) -> str:
-        """With its label."""
-        return f"service {self.service.label}"
-
-    @property
-    def _installed(self) -> str:
-        return str(names.DAEMONS / f"{self.service.label}.plist")
-
-    @property
-    def _staged(self) -> str:
-        return str(staged(self.options, self.service).path)
-
-    def look(self) -> Look:
-        """Whether launchd runs what the options ask for."""
-        known = succeeds("launchctl", "print", f"system/{self.service.label}")
-        if known and succeeds("cmp", "-s", self._staged, self._installed):
-            return Look(
-                State.DONE, f"launchctl print system/{self.service.label}", "runs, also after a restart"
-            )
-        finding = "another one runs" if known else "launchd does not know it"
-        if self.options.sudo:
-            return Look(State.TODO, self._installed, finding)
-        typed = "; ".join(action.said for action in self.actions())
-        return Look(State.MISSING, self._installed, finding, f"setup with --sudo, or type: {typed}")
-
-    def actions(self) -> tuple[Action, ...]:
-        """Put the property list in place and have launchd take it up, as an administrator."""
-        own = ("install", "-o", "root", "-g", "wheel", "-m", "644", self._staged, self._installed)
-        return (
-            self._forget,
-            Run(own, is_administrators=True),
-            Run(("launchctl", "bootstrap", "system", self._installed), is_administrators=True),
-        )
-
-    def undo(self) -> tuple[Action, ...]:
-        """Have launchd forget it."""
-        return (self._forget, Run(("rm", "-f", self._installed), is_administrators=True))
-
-    @property
-    def _forget(self) -> Run:
-        argv = ("launchctl", "bootout", f"system/{self.service.label}")
-        return Run(argv, is_administrators=True, may_fail=True)
+        return (Folder(self.options.prefix / names.LOGS), staged(self.options, self.service))

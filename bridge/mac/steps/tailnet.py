@@ -43,7 +43,3 @@ class Tailnet:
     def actions(self) -> tuple[Action, ...]:
         """Connect, with SSH; it asks to log in where it must."""
         return (Run(("tailscale", "up", "--ssh"), is_administrators=True),)
-
-    def undo(self) -> tuple[Action, ...]:
-        """Nothing: it may be how this is typed."""
-        return ()

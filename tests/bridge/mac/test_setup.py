@@ -15,45 +15,11 @@ import pytest
 
 from bridge.mac.options import RUNNER_SHA256, Options, SetupUsage
 from bridge.mac.steps.services import property_list, wanted
-from tests.bridge.mac.tools import TOKEN, Mac
-from tests.houses import Done
-
-SCRIPT = Path(__file__).parents[3] / "scripts" / "setup_mac.sh"
-URL = "https://github.com/team/workload"
-LOOKS = re.compile(
-    r"uname -|sw_vers |sysctl |xcode-select |git-lfs version|brew --version|launchctl print|cmp -s|pmset -g$"
-    r"|tailscale status|gh auth status"
-)
-
-
-@pytest.fixture
-def mac(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mac:
-    made = Mac(tmp_path / "mac")
-    for name in [name for name in os.environ if name.startswith(("KAKEYA_", "GITHUB_", "XDG_"))]:
-        monkeypatch.delenv(name)
-    return made
-
-
-def setup(mac: Mac, *args: str, url: str | None = URL, **env: str) -> Done:
-    flags = (
-        [] if url is None else ["--url", url, "--runner-sha256", mac.sha256, "--runner-version", "2.400.0"]
-    )
-    done = subprocess.run(
-        ["sh", str(SCRIPT), *args, *flags, "--name", "studio"],
-        env={**os.environ, **mac.env, **env},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert TOKEN not in done.stdout + done.stderr
-    return Done(done.returncode, done.stdout, done.stderr)
-
-
-FULL = ("--service", "both", "--sudo", "--tailnet", "--json")
+from tests.bridge.mac.tools import FULL, SCRIPT, TOKEN, URL, Mac
 
 
 def test_it_sets_a_mac_up_and_a_second_run_changes_nothing(mac: Mac) -> None:
-    done = setup(mac, *FULL)
+    done = mac.setup(*FULL)
     assert done.code == 0, done.out + done.err
     first = done.json
     assert (first["ready"], first["changed"]) == (True, True)
@@ -61,21 +27,22 @@ def test_it_sets_a_mac_up_and_a_second_run_changes_nothing(mac: Mac) -> None:
     names = [step["name"] for step in first["steps"]]
     assert names[:4] == ["machine", "what was asked", "environment", "git-lfs"]
     assert names[-1] == "self-test"
+    assert {"deploy key", "hook access"} <= set(names)
     assert {"launchd", "tailnet"} <= {path.name for path in mac.fake.iterdir()}
     calls = mac.calls()
     assert not [call for call in calls if TOKEN in call]
     before = mac.tree()
 
-    again = setup(mac, *FULL)
+    again = mac.setup(*FULL)
     assert again.code == 0, again.err
     assert (again.json["ready"], again.json["changed"]) == (True, False)
     assert mac.tree() == before
-    assert [call for call in mac.calls() if not LOOKS.match(call)] == []
+    assert mac.changes() == []
     assert "nothing had to be changed" in again.err
 
 
 def test_what_it_makes_is_what_a_runner_needs(mac: Mac) -> None:
-    assert setup(mac, *FULL).code == 0
+    assert mac.setup(*FULL).code == 0
     runner = mac.prefix / "actions-runner"
     assert (
         f"ACTIONS_RUNNER_HOOK_JOB_STARTED={mac.prefix}/hook/job-started.sh" in (runner / ".env").read_text()
@@ -84,9 +51,16 @@ def test_what_it_makes_is_what_a_runner_needs(mac: Mac) -> None:
     assert (mac.prefix / "hook" / "job-started.sh").stat().st_mode & 0o777 == 0o755
     assert (mac.home / "kakeya-models").is_dir()
     policy = (mac.home / ".config" / "kakeya-mac" / "policy.toml").read_text()
-    assert '\nrepository = "team/workload"\n' in policy
+    assert '\nrepository = "team/workload"\nfetch =' in re.sub("\n#.*", "", policy)
+    assert '\nfetch = "git@github.com:team/workload.git"\n' in policy
+    assert f'\nkey = "{mac.prefix}/hook/deploy_key"' in policy
+    key = mac.prefix / "hook" / "deploy_key"
+    assert key.stat().st_mode & 0o777 == 0o600
+    assert key.with_name("known_hosts").read_text().startswith("github.com ssh-ed25519 AAAA")
+    assert (mac.prefix / "env").is_symlink()
+    assert not list((mac.prefix / "services").glob("*.due"))
     assert (mac.prefix / "env" / "interpreter.json").exists()
-    assert "sleep         0" in (mac.fake / "power").read_text()
+    assert "AC Power:\n sleep 0\n" in (mac.fake / "power").read_text()
     for label in ("org.kakeya-mac.actions-runner", "org.kakeya-mac.serve"):
         file = mac.fake / "root" / "Library" / "LaunchDaemons" / f"{label}.plist"
         assert plistlib.loads(file.read_bytes())["Label"] == label
@@ -131,13 +105,13 @@ def test_property_lists_say_what_launchd_must_know(mac: Mac) -> None:
 
 def test_a_dry_run_says_everything_and_does_nothing(mac: Mac) -> None:
     before = mac.tree()
-    done = setup(mac, *FULL[:-1], "--dry-run")
+    done = mac.setup(*FULL[:-1], "--dry-run")
     assert done.code == 0, done.err
     assert mac.tree() == before
-    assert [call for call in mac.calls() if not LOOKS.match(call)] == []
+    assert mac.changes() == []
     for part in (
         *(
-            "-m venv",
+            "-I -m venv",
             "uv sync --locked",
             "i.write(i.record_path()",
             "curl -fsSL",
@@ -151,7 +125,8 @@ def test_a_dry_run_says_everything_and_does_nothing(mac: Mac) -> None:
             "sudo pmset",
             "tailscale up --ssh",
         ),
-        *("git lfs install", "kakeya-models", "kakeya_engine probe"),
+        *("git lfs install", "kakeya-models", "kakeya_engine generate", "eval throughput --prompts code"),
+        *("--claim none", "kakeya_mac gate", "ssh-keygen -q -t ed25519", "do sleep 1; done", "ln -sfn envs/"),
     ):
         assert part in done.out, part
 
@@ -169,7 +144,7 @@ def test_a_dry_run_on_linux_needs_no_flag_and_no_mac(tmp_path: Path) -> None:
 
 
 def test_without_sudo_it_prints_the_commands_and_is_not_ready(mac: Mac) -> None:
-    done = setup(mac, "--json")
+    done = mac.setup("--json")
     assert done.code == 1
     services = [step for step in done.json["steps"] if step["state"] == "missing"]
     assert [step["name"] for step in services] == ["service org.kakeya-mac.actions-runner"]
@@ -202,7 +177,7 @@ FAILURES: dict[str, tuple[Callable[[Mac], object], str]] = {
 def test_what_is_missing_is_said_with_its_fix(mac: Mac, name: str) -> None:
     damage, said = FAILURES[name]
     damage(mac)
-    done = setup(mac, *FULL)
+    done = mac.setup(*FULL)
     assert done.code == 1, done.out + done.err
     document = done.json
     assert document["ready"] is False
@@ -214,18 +189,18 @@ def test_what_is_missing_is_said_with_its_fix(mac: Mac, name: str) -> None:
 def test_after_the_fault_is_mended_it_goes_on(mac: Mac) -> None:
     (mac.fake / "no-lfs").touch()
     (mac.fake / "launchd-refuses").touch()
-    assert setup(mac, *FULL).code == 1
+    assert mac.setup(*FULL).code == 1
     (mac.fake / "brew").touch()
     (mac.fake / "launchd-refuses").unlink()
-    done = setup(mac, *FULL)
+    done = mac.setup(*FULL)
     assert done.code == 0, done.err
     assert done.json["changed"]
 
 
 def test_an_environment_that_has_changed_is_made_anew(mac: Mac) -> None:
-    assert setup(mac, *FULL).code == 0
+    assert mac.setup(*FULL).code == 0
     (mac.prefix / "env" / "changed").touch()
-    done = setup(mac, *FULL)
+    done = mac.setup(*FULL)
     assert done.code == 0, done.err
     environment = next(step for step in done.json["steps"] if step["name"] == "environment")
     assert environment["done"]
@@ -237,55 +212,41 @@ def test_a_policy_that_is_there_is_never_touched(mac: Mac) -> None:
     path.parent.mkdir(parents=True, mode=0o700)
     path.write_text("allow_repo_code = true\n")
     path.chmod(0o600)
-    assert setup(mac, *FULL).code == 0
+    done = mac.setup(*FULL)
     assert path.read_text() == "allow_repo_code = true\n"
+    access = mac.step(done, "hook access")
+    assert (done.code, access["state"]) == (1, "missing")
+    assert "names no repository" in access["finding"]
 
 
 def test_models_that_are_not_whole_are_named(mac: Mac) -> None:
     folder = mac.home / "kakeya-models" / "gemma"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
-    done = setup(mac, *FULL)
+    done = mac.setup(*FULL)
     models = next(step for step in done.json["steps"] if step["name"] == "models")
     assert (models["state"], "gemma: it holds no" in models["finding"]) == ("advice", True)
 
 
 def test_a_token_comes_from_gh_too(mac: Mac) -> None:
     (mac.fake / "gh").write_text(TOKEN)
-    done = setup(mac, *FULL, KAKEYA_RUNNER_TOKEN="")
+    done = mac.setup(*FULL, KAKEYA_RUNNER_TOKEN="")
     assert done.code == 0, done.err
-
-
-def test_uninstall_takes_it_all_back_and_leaves_what_is_the_owners(mac: Mac) -> None:
-    assert setup(mac, *FULL).code == 0
-    flags = ("uninstall", "--service", "both", "--sudo", "--tailnet")
-    planned = setup(mac, *flags, "--dry-run")
-    assert "would: sudo launchctl bootout" in planned.out
-    assert (mac.fake / "launchd" / "org.kakeya-mac.serve").exists()
-    done = setup(mac, *flags, "--json")
-    assert done.code == 0, done.err
-    assert list((mac.fake / "launchd").iterdir()) == []
-    assert list((mac.fake / "root" / "Library" / "LaunchDaemons").iterdir()) == []
-    left = {path.name for path in mac.prefix.iterdir()}
-    assert left <= {"logs", "services"}
-    assert (mac.home / "kakeya-models").is_dir()
-    assert (mac.home / ".config" / "kakeya-mac" / "policy.toml").exists()
-    assert setup(mac, *flags).code == 0, "a second time there is nothing left to do"
 
 
 def test_what_was_asked_is_remembered(mac: Mac) -> None:
-    assert setup(mac, *FULL).code == 0
-    done = _named(mac, ["check", "--json"])
+    assert mac.setup(*FULL).code == 0
+    done = mac.run(*["check", "--json"])
     assert done.code == 0, done.err
     assert "service org.kakeya-mac.serve" in {step["name"] for step in done.json["steps"]}
     assert {step["state"] for step in done.json["steps"]} == {"done"}
-    assert _named(mac, ["uninstall", "--sudo"]).code == 0
+    assert mac.run(*["uninstall", "--sudo"]).code == 0
     assert list((mac.fake / "launchd").iterdir()) == []
 
 
 def test_check_changes_nothing_and_says_what_setup_would_do(mac: Mac) -> None:
     before = mac.tree()
-    done = setup(mac, "check", "--json")
+    done = mac.setup("check", "--json")
     assert done.code == 1
     assert {"environment", "hook"} <= {s["name"] for s in done.json["steps"] if s["state"] == "to do"}
     assert mac.tree() == before
@@ -295,7 +256,16 @@ USAGE = {
     "a guarded folder": (("--prefix", "HOME/Documents/k"), "which macOS keeps from services"),
     "no url": (("--service", "actions"), "needs --url"),
     "a url that is none": (("--url", "git@github.com:a/b"), "no repository or organisation"),
-    "a password in the url": (("--url", "https://me:pw@github.com/a/b"), "no repository or organisation"),
+    "a password in the url": (("--url", "https://me:pw@github.com/a/b"), "--url holds credentials"),
+    "a token in the remote": (("--remote", "https://pw@example.org/a.git"), "--remote holds credentials"),
+    "a password in the remote": (("--remote", "HTTP://me:pw@example.org/a"), "--remote holds credentials"),
+    "a password for ssh": (("--remote", "ssh://git:pw@example.org/a.git"), "--remote holds credentials"),
+    "no prefix": (("--prefix", ""), "--prefix is empty"),
+    "a guarded folder by another way": (("--prefix", "HOME/x/../DOCUMENTS/k"), "which macOS keeps"),
+    "another volume": (("--prefix", "/volumes/disk/k"), "on a volume"),
+    "the checkout": (("--prefix", str(SCRIPT.parents[1] / "kakeya-mac")), "is the checkout"),
+    "a blank, with GitHub's runner": (("--prefix", "HOME/a b", "--url", URL), "never start the hook"),
+    "no label": (("--labels", ","), "names no label"),
     "a name": (("--name", "a b"), "is no runner name"),
     "a version without its digest": (("--runner-version", "9.9.9"), "needs its --runner-sha256"),
     "an unknown flag": (("--frobnicate",), "unrecognized arguments"),
@@ -307,17 +277,11 @@ USAGE = {
 def test_flags_that_cannot_be_meant_are_refused_before_anything(mac: Mac, name: str) -> None:
     flags, said = USAGE[name]
     words = [word.replace("HOME", str(mac.home)) for word in flags]
-    done = setup(mac, *words, url=None) if "--name" not in words else _named(mac, words)
+    done = mac.run(*words)
     assert done.code == 2, done.out + done.err
     assert said in done.err
+    assert "pw" not in done.err
     assert not mac.prefix.exists()
-
-
-def _named(mac: Mac, words: list[str]) -> Done:
-    done = subprocess.run(
-        ["sh", str(SCRIPT), *words], env={**os.environ, **mac.env}, capture_output=True, text=True, timeout=60
-    )
-    return Done(done.returncode, done.stdout, done.stderr)
 
 
 def test_the_installed_command_runs_the_same(mac: Mac) -> None:

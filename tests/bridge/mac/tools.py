@@ -9,12 +9,15 @@ import gzip
 import hashlib
 import io
 import os
+import re
+import subprocess
 import sys
 import tarfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from tests.houses import BIN
+from tests.houses import BIN, Done
 
 TOKEN = "AABBCCDDEEFFGGHHIIJJKKLLMMNN"
 LOG = 'echo "$(basename "$0") $*" >> "$FAKE/calls"\n'
@@ -41,41 +44,78 @@ cp "$1" "$FAKE/root$2"
     "cmp": 'exec /usr/bin/cmp -s "$2" "$FAKE/root$3"',
     "rm": 'exec /bin/rm -f "$FAKE/root$2"',
     "launchctl": """label=${2#system/}
+known="$FAKE/launchd/$label" leaving="$FAKE/leaving/$label"
 case "$1" in
-  print) [ -e "$FAKE/launchd/$label" ] || { echo "Could not find service" >&2; exit 113; };;
-  bootout) [ -e "$FAKE/launchd/$label" ] || exit 3; /bin/rm "$FAKE/launchd/$label";;
+  print)
+    state=running code="(never exited)"
+    if [ -e "$known" ]; then
+      [ -e "$FAKE/stops" ] && state="spawn scheduled" code="78: EX_CONFIG"
+    elif [ -s "$leaving" ]; then
+      tail -n +2 "$leaving" > "$leaving-"; mv "$leaving-" "$leaving"
+    else
+      echo "Could not find service \\"$label\\" in domain for system" >&2; exit 113
+    fi
+    printf 'system/%s = {\\n\\tactive count = 1\\n' "$label"
+    printf '\\tpath = /Library/LaunchDaemons/%s.plist\\n' "$label"
+    printf '\\ttype = LaunchDaemon\\n\\tstate = %s\\n\\n\\tdomain = system\\n\\truns = 1\\n' "$state"
+    printf '\\tlast exit code = %s\\n\\n' "$code"
+    printf '\\tresource coalition = {\\n\\t\\tstate = active\\n\\t}\\n}\\n';;
+  bootout)
+    [ -e "$known" ] || { echo "Boot-out failed: 3: No such process" >&2; exit 3; }
+    mkdir -p "$FAKE/leaving"; printf 'a\\nb\\n' > "$leaving"; /bin/rm "$known";;
   bootstrap)
-    [ -e "$FAKE/launchd-refuses" ] && { echo "Bootstrap failed: 5: Input/output error" >&2; exit 5; }
+    known="$FAKE/launchd/$(basename "$3" .plist)" leaving="$FAKE/leaving/$(basename "$3" .plist)"
+    if [ -e "$FAKE/launchd-refuses" ] || [ -e "$FAKE/refuses-once" ] || [ -e "$known" ] ||
+      [ -s "$leaving" ]; then
+      /bin/rm -f "$FAKE/refuses-once"; echo "Bootstrap failed: 5: Input/output error" >&2; exit 5
+    fi
     [ -e "$FAKE/root$3" ] || exit 2
-    mkdir -p "$FAKE/launchd"; : > "$FAKE/launchd/$(basename "$3" .plist)";;
+    mkdir -p "$FAKE/launchd"; : > "$known";;
 esac""",
+    "id": 'if [ "$1" = -u ]; then cat "$FAKE/user"; else exec /usr/bin/id "$@"; fi',
+    "test": 'exec /usr/bin/test "$1" "$FAKE/root$2"',
     "pmset": """if [ "$1" = -g ]; then cat "$FAKE/power"; exit; fi
-[ "$1" = -c ] && printf ' sleep         %s\\n autorestart   %s\\n' "$3" "$5" > "$FAKE/power" """,
+[ "$1" = -c ] || exit 1
+printf 'Battery Power:\\n sleep 1\\nAC Power:\\n sleep %s\\n autorestart %s\\n' "$3" "$5" > "$FAKE/power"
+""",
+    "ssh": """for word; do [ "$previous" = -i ] && key=$word; previous=$word; done
+if [ ! -e "$FAKE/any-key" ] && ! grep -qsF "$(cut -d' ' -f2 "$key.pub")" "$FAKE/deploy-keys"; then
+  echo "git@github.com: Permission denied (publickey)." >&2; exit 255
+fi
+[ -e "$FAKE/repository" ] || git init -q --bare "$FAKE/repository"
+exec git upload-pack "$FAKE/repository" """,
     "tailscale": """if [ "$1" = up ]; then : > "$FAKE/tailnet"; exit; fi
 if [ -e "$FAKE/tailnet" ]; then
   echo '{"BackendState": "Running", "Self": {"DNSName": "studio.ts.net.", "sshHostKeys": ["ssh-ed25519 A"]}}'
 else echo '{"BackendState": "NeedsLogin", "Self": {}}'; fi""",
-    "gh": '[ -e "$FAKE/gh" ] || exit 1; [ "$1" = auth ] || cat "$FAKE/gh"',
+    "gh": """[ -e "$FAKE/gh" ] || exit 1
+case "$1 $2 $3" in
+  "auth status"*) ;;
+  "repo deploy-key list") cat "$FAKE/deploy-keys" 2>/dev/null || :;;
+  "repo deploy-key add") cat "$4" >> "$FAKE/deploy-keys";;
+  *) cat "$FAKE/gh";;
+esac""",
     "curl": """for word; do [ "$previous" = -o ] && target=$word; previous=$word; done
 cp "$FAKE/archive" "$target"
 """,
 }
 CONFIG = """#!/bin/sh
-[ "$1" = remove ] && { /bin/rm "$(dirname "$0")/.runner"; exit; }
 [ "$ACTIONS_RUNNER_INPUT_TOKEN" = "$(cat "$FAKE/token")" ] || { echo "Http response code: 404"; exit 1; }
 cd "$(dirname "$0")"
+[ "$1" = remove ] && { /bin/rm .runner; exit; }
 printf '\\357\\273\\277{"gitHubUrl": "%s", "agentName": "%s"}' "$3" "$5" > .runner
 echo "$PATH" > .path
 """
 # The interpreter that setup makes environments with: the environment's programs are small, too.
 PYTHON = """#!/bin/sh
-if [ "$1 $2" = "-m venv" ]; then
+if [ "$1 $2 $3" = "-I -m venv" ]; then
   for folder; do :; done
   /bin/rm -rf "$folder"
   mkdir -p "$folder/bin"
   cp "$FAKE/env-python" "$folder/bin/python"
-  for program in uv kakeya_engine; do printf '#!/bin/sh\\nexit 0\\n' > "$folder/bin/$program"; done
-  printf '#!/bin/sh\\nexec %s "$@"\\n' "$REAL_KAKEYA" > "$folder/bin/kakeya_mac"
+  cp "$FAKE/env-engine" "$folder/bin/kakeya_engine"
+  cp "$FAKE/env-uv" "$folder/bin/uv"
+  cp "$FAKE/env-kakeya" "$folder/bin/kakeya_mac"
   chmod 755 "$folder"/bin/*
   exit 0
 fi
@@ -83,11 +123,35 @@ exec REAL_PYTHON "$@"
 """
 ENV_PYTHON = """#!/bin/sh
 folder=$(dirname "$(dirname "$0")")
+[ "$1" = -I ] || exit 1
 case "$*" in
   *i.write*) echo '{}' > "$folder/interpreter.json";;
   *objection*) [ -e "$folder/interpreter.json" ] || exit 1; [ -e "$folder/changed" ] && exit 1; exit 0;;
 esac
 """
+UV = """#!/bin/sh
+[ ! -e "$FAKE/no-packages" ] || { echo "no network" >&2; exit 1; }
+"""
+KAKEYA = """#!/bin/sh
+[ "$1" != gate ] || exec grep -q passes "$2"
+exec "$REAL_KAKEYA" "$@"
+"""
+# It keeps a report among the state of whoever runs it, as the real one does.
+ENGINE = """#!/bin/sh
+state=${KAKEYA_STATE:-$HOME/.local/state/kakeya-mac}
+mkdir -p "$state/reports"; date > "$state/reports/$$"
+[ "$1" = eval ] || exit 0
+for word; do [ "$previous" = --report ] && report=$word; previous=$word; done
+if [ -e "$FAKE/bad-report" ]; then echo rejected; else echo passes; fi > "$report"
+"""
+URL = "https://github.com/team/workload"
+SCRIPT = Path(__file__).parents[3] / "scripts" / "setup_mac.sh"
+FULL = ("--service", "both", "--sudo", "--tailnet", "--json")
+# Calls that look and change nothing.
+LOOKS = re.compile(
+    r"uname -|sw_vers |sysctl |xcode-select |git-lfs version|brew --version|launchctl print|cmp -s"
+    r"|pmset -g custom$|tailscale status|gh auth status|gh repo deploy-key list|id -u|test -e|ssh -i"
+)
 
 
 @dataclass
@@ -106,13 +170,17 @@ class Mac:
         self._program(
             self.folder / "tools" / "python-of-setup", PYTHON.replace("REAL_PYTHON", sys.executable)
         )
-        self._program(self.fake / "env-python", ENV_PYTHON)
+        inside = {"python": ENV_PYTHON, "engine": ENGINE, "uv": UV, "kakeya": KAKEYA}
+        for name, body in inside.items():
+            self._program(self.fake / f"env-{name}", body)
         for name, text in {
             "machine": "arm64\n",
             "macos": "15.5\n",
             "memory": "137438953472\n",
             "token": TOKEN,
-            "power": "System-wide power settings:\n sleep                1\n autorestart          0\n",
+            "user": "501\n",
+            "any-key": "",
+            "power": "Battery Power:\n sleep 1\nAC Power:\n sleep         1\n autorestart   0\n",
         }.items():
             (self.fake / name).write_text(text)
         (self.fake / "archive").write_bytes(archive())
@@ -141,6 +209,33 @@ class Mac:
     def prefix(self) -> Path:
         """Where setup puts everything."""
         return self.home / "kakeya-mac"
+
+    def run(self, *words: str, cwd: Path | None = None, **env: str) -> Done:
+        """The script, with these words."""
+        done = subprocess.run(
+            ["sh", str(SCRIPT), *words],
+            env={**os.environ, **self.env, **env},
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        assert TOKEN not in done.stdout + done.stderr
+        return Done(done.returncode, done.stdout, done.stderr)
+
+    def setup(self, *args: str, cwd: Path | None = None, url: str = URL, **env: str) -> Done:
+        """The script, for a repository, with an archive that this Mac's curl brings."""
+        flags = ("--url", url, "--runner-sha256", self.sha256, "--runner-version", "2.400.0")
+        return self.run(*args, *flags, "--name", "studio", cwd=cwd, **env)
+
+    def step(self, done: Done, name: str) -> dict[str, Any]:
+        """What a run says of one part."""
+        found: dict[str, Any] = next(step for step in done.json["steps"] if step["name"] == name)
+        return found
+
+    def changes(self) -> list[str]:
+        """Calls that do more than look, in order; then they are forgotten."""
+        return [call for call in self.calls() if not LOOKS.match(call)]
 
     def calls(self) -> list[str]:
         """How the programs were called, in order; then they are forgotten."""

@@ -1,0 +1,130 @@
+"""Services are started again when what they read at their start has changed, and are seen to run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bridge.errors import MachineError
+from bridge.mac import launchd
+from bridge.mac.launchd import Gone, Known, Running
+from tests.bridge.mac.tools import FULL, Mac
+
+ACTIONS, SERVE = "org.kakeya-mac.actions-runner", "org.kakeya-mac.serve"
+# As macOS 15 says it, shortened.
+PRINTED = """system/org.kakeya-mac.serve = {
+\tactive count = 0
+\tpath = /Library/LaunchDaemons/org.kakeya-mac.serve.plist
+\ttype = LaunchDaemon
+\tstate = spawn scheduled
+
+\tprogram = /Users/me/kakeya-mac/env/bin/kakeya_mac
+\tdefault environment = {
+\t\tPATH => /usr/bin:/bin:/usr/sbin:/sbin
+\t}
+
+\truns = 3
+\tlast exit code = 78: EX_CONFIG
+
+\tresource coalition = {
+\t\tID = 1000
+\t\tstate = active
+\t}
+}
+"""
+
+
+def ups(mac: Mac) -> list[str]:
+    """The services that were started, in order."""
+    said = "sudo launchctl bootstrap system "
+    return [Path(call.removeprefix(said)).stem for call in mac.changes() if call.startswith(said)]
+
+
+def test_a_service_that_runs_an_older_environment_is_started_again(mac: Mac) -> None:
+    assert mac.setup(*FULL).code == 0
+    assert ups(mac) == [ACTIONS, SERVE]
+    (mac.prefix / "env" / "changed").touch()
+    done = mac.setup(*FULL)
+    assert done.code == 0, done.err
+    assert ups(mac) == [SERVE]
+    assert mac.setup(*FULL).json["changed"] is False
+
+
+def test_githubs_runner_is_started_again_when_its_variables_have_changed(mac: Mac) -> None:
+    assert mac.setup(*FULL).code == 0
+    mac.calls()
+    (mac.prefix / "actions-runner" / ".env").write_text("LANG=C\n")
+    assert mac.setup(*FULL).code == 0
+    assert ups(mac) == [ACTIONS]
+
+
+def test_without_sudo_the_commands_wait_for_the_job_and_forget_that_it_was_due(mac: Mac) -> None:
+    assert mac.setup(*FULL).code == 0
+    (mac.prefix / "env" / "changed").touch()
+    done = mac.setup("--service", "both", "--tailnet", "--json")
+    step = mac.step(done, f"service {SERVE}")
+    assert (done.code, step["state"], step["finding"]) == (1, "missing", "it is to be started again")
+    commands = (
+        f"sudo launchctl bootout system/{SERVE}; while launchctl print system/{SERVE} >/dev/null 2>&1; do",
+        f"done; sudo install -o root -g wheel -m 644 {mac.prefix}/services/{SERVE}.plist",
+        f"sudo launchctl bootstrap system /Library/LaunchDaemons/{SERVE}.plist;",
+        f"rm -rf {mac.prefix}/services/{SERVE}.due",
+    )
+    for command in commands:
+        assert command in step["fix"], command
+    assert mac.step(done, f"service {ACTIONS}")["state"] == "done"
+    assert mac.run("check").code == 1, "it is still due"
+    assert mac.run("setup", "--sudo").code == 0
+
+
+def test_launchd_that_still_refuses_for_a_moment_is_asked_again(mac: Mac) -> None:
+    (mac.fake / "refuses-once").touch()
+    done = mac.setup(*FULL)
+    assert done.code == 0, done.err
+    assert "is tried again in" in done.err
+
+
+def test_a_service_that_does_not_run_is_said_with_its_exit_code_and_its_log(mac: Mac) -> None:
+    assert mac.setup(*FULL).code == 0
+    (mac.fake / "stops").touch()
+    done = mac.run("check", "--json")
+    step = mac.step(done, f"service {SERVE}")
+    assert (done.code, step["state"]) == (1, "missing")
+    assert "its state is spawn scheduled, its last exit code 78: EX_CONFIG" in step["finding"]
+    assert f"{mac.prefix}/logs/{SERVE}.log" in step["fix"]
+
+
+def test_what_launchd_says_is_the_services_own_state() -> None:
+    assert launchd.parsed(PRINTED) == Known("spawn scheduled", "78: EX_CONFIG")
+    assert launchd.parsed(PRINTED.replace("spawn scheduled", "running")).runs
+    assert not launchd.parsed("").runs
+
+
+def ticks(step: float) -> Iterator[float]:
+    now = 0.0
+    while True:
+        yield now
+        now += step
+
+
+def test_a_long_job_is_waited_for_with_a_line_every_half_minute() -> None:
+    looks = iter([Known("running", None)] * 10 + [None])
+    clock, said = ticks(10.0), list[str]()
+    Gone("a", 7260.0, lambda _: next(looks), lambda: next(clock), lambda _: None).do(said.append)
+    assert len(said) == 3
+    assert "finishes its job; waiting since 30 s" in said[0]
+    clock = ticks(100.0)
+    with pytest.raises(MachineError, match="has not ended after 5 minutes"):
+        Gone("a", 300.0, lambda _: Known("running", None), lambda: next(clock), lambda _: None).do()
+
+
+def test_a_service_that_runs_for_a_moment_only_does_not_run(tmp_path: Path) -> None:
+    flapping = [Known("running", None), Known("running", None), Known("spawn scheduled", "1")]
+    looks, clock = iter(flapping * 20), ticks(1.0)
+    with pytest.raises(MachineError, match="last exit code") as failed:
+        Running("a", tmp_path / "log", 20.0, lambda _: next(looks), lambda: next(clock), lambda _: None).do()
+    assert str(tmp_path / "log") in str(failed.value.remedy)
+    looks, clock = iter([None, *[Known("running", None)] * 3]), ticks(1.0)
+    Running("a", tmp_path / "log", 20.0, lambda _: next(looks), lambda: next(clock), lambda _: None).do()
