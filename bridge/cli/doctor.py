@@ -33,7 +33,11 @@ Exit code 0: the role can be played from here (warnings included); 6: it cannot.
     type=click.Choice(("client", "runner", "ci")),
     help="Which part is meant (default: ci inside a workflow, runner where `runner setup` was, else client).",
 )
-@click.option("--remote", metavar="URL", help="Git remote that carries the bus (default: origin).")
+@click.option(
+    "--remote",
+    metavar="URL",
+    help="Git remote that carries the bus (default: setup's, else origin).",
+)
 @click.option("--allow-public", is_flag=True, help="A public repository with a self-hosted runner is meant.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON line instead of text.")
 def doctor(role: str | None, remote: str | None, allow_public: bool, as_json: bool) -> int:

@@ -61,6 +61,23 @@ def examine(
     yield visibility(repository, token, allow_public=allow_public, dangerous=dangerous)
 
 
+def seen_by(remote: Remote, *, allow_public: bool) -> Iterator[Check]:
+    """Who may see the repository of a machine that runs its workflows, where git cannot read it.
+
+    Args:
+        remote: The bus.
+        allow_public: A public repository is meant.
+    """
+    try:
+        repository = repository_of(remote.address)
+        token = None if repository is None else find_token(address=remote.address)
+    except ApiError as error:
+        yield Check("github", Level.FAIL, ", ".join(NAMES), error.message, error.remedy or "correct it")
+        return
+    if repository is not None:
+        yield visibility(repository, token, allow_public=allow_public, dangerous=True)
+
+
 def _transport(settings: Settings, git: Git, remote: Remote) -> Check:
     where = f"--transport {settings.transport}, {remote.shown}"
     try:

@@ -11,20 +11,21 @@ from pathlib import Path
 from bridge import interpreter
 from bridge.bus.git import Git
 from bridge.client import remotes
-from bridge.doctor import actions, basics, client
+from bridge.doctor import actions, basics, client, installed
 from bridge.doctor.finding import Check, Level
 from bridge.errors import BridgeError
 from bridge.mac import names
-from bridge.process import find_program, run_program
+from bridge.process import find_program
 from bridge.runner import models
 from bridge.runner.awake import PROGRAM
 from bridge.runner.check import places
 from bridge.runner.policy import FILE_NAME, Policy
+from bridge.runner.policy.types import ActionsRule
 from bridge.runner.station import Station, survey_station
 from bridge.settings import Settings
+from bridge.workflow.access import using_key
 
 LEAST_FREE = 20 * 10**9
-_PROGRAM_S = 10.0
 
 
 def examine(
@@ -38,6 +39,8 @@ def examine(
         allow_public: A public repository is meant.
         prefix: Where setup put everything; None: around this environment, or in the home.
     """
+    prefix = prefix or installed.prefix()
+    settings = installed.as_set_up(settings, prefix)
     yield basics.python()
     git = Git(repository)
     version = basics.git_version(git)
@@ -54,36 +57,52 @@ def examine(
         yield Check("policy", Level.FAIL, str(settings.config_dir), error.message, error.remedy or "mend it")
     if station is not None:
         yield _policy(station.policy, station.rulebook.rules.summary())
-        yield _trust(station.policy)
+        yield _trust(station.policy, has_runner=installed.has_runner(prefix))
         yield from _models(station)
         yield _lfs(git, station.policy)
-    prefix = prefix or _prefix()
-    yield _hook(prefix)
-    yield from _services(prefix)
+    yield installed.hook(prefix)
+    yield from installed.access(settings, prefix)
+    yield from installed.services(prefix)
     yield _awake()
     yield _disk(settings.state_dir)
     if basics.has_engine():
         yield from basics.isolation()
-    yield from _bus(settings, git, allow_public=allow_public)
+    policy = None if station is None else station.policy
+    yield from _bus(settings, git, prefix, policy, allow_public=allow_public)
 
 
-def _bus(settings: Settings, git: Git, *, allow_public: bool) -> Iterator[Check]:
+def _bus(
+    settings: Settings, git: Git, prefix: Path, policy: Policy | None, *, allow_public: bool
+) -> Iterator[Check]:
+    own = installed.address(prefix, policy) if settings.remote is None else None
+    rule = ActionsRule() if policy is None or own is None else policy.actions
+    # Of the repository that the hook judges it knows how to read it.
+    is_the_hooks = own is not None and rule.repository is not None and own.endswith(f"/{rule.repository}")
+    if is_the_hooks and rule.key is not None and rule.key.is_file():
+        with using_key(rule):
+            yield from _remote(settings, git, prefix, rule.fetch or own, allow_public=allow_public)
+    else:
+        yield from _remote(settings, git, prefix, settings.remote or own, allow_public=allow_public)
+
+
+def _remote(
+    settings: Settings, git: Git, prefix: Path, named: str | None, *, allow_public: bool
+) -> Iterator[Check]:
     try:
-        remote = remotes.resolve_remote(git, settings.remote)
+        remote = remotes.resolve_remote(git, named)
     except BridgeError as error:
-        where = "--remote, KAKEYA_REMOTE, config.toml, origin"
+        where = f"--remote, KAKEYA_REMOTE, config.toml, {names.ASKED}, the policy, origin"
         fix = "name it: --remote, or `remote` in config.toml"
-        yield Check("remote", Level.WARN, where, f"not looked at: {error.message}", fix)
+        # Of a machine that runs workflows it must be known whether strangers can propose them.
+        level = Level.FAIL if installed.has_runner(prefix) else Level.WARN
+        yield Check("remote", level, where, f"not looked at: {error.message}", fix)
         return
     reachable = client.reachable(git, remote)
     yield reachable
-    if reachable.level is not Level.FAIL:
+    if reachable.level is Level.FAIL:
+        yield from actions.seen_by(remote, allow_public=allow_public)
+    else:
         yield from actions.examine(settings, git, remote, allow_public=allow_public, dangerous=True)
-
-
-def _prefix() -> Path:
-    around = Path(sys.prefix).parent
-    return around if (around / names.ACTIONS_RUNNER).is_dir() else Path.home() / names.PREFIX
 
 
 def _interpreter() -> Check:
@@ -120,11 +139,19 @@ def _policy(policy: Policy, summary: str) -> Check:
     )
 
 
-def _trust(policy: Policy) -> Check:
+def _trust(policy: Policy, *, has_runner: bool = False) -> Check:
     where = f"[actions] execute in {policy.source}"
     if os.getuid() == 0:
         fix = "let an account without rights of its own run it"
         return Check("trust", Level.FAIL, "this process's user", "jobs and runs would belong to root", fix)
+    if policy.actions.repository is None and has_runner:
+        return Check(
+            "trust",
+            Level.FAIL,
+            f"[actions] repository in {policy.source}",
+            "a runner of GitHub Actions is installed, and the policy names no repository: no job may begin",
+            'repository = "OWNER/NAME" under [actions]',
+        )
     if policy.actions.execute == "daemon":
         return Check(
             "trust",
@@ -177,42 +204,6 @@ def _lfs(git: Git, policy: Policy) -> Check:
     level = Level.OK if endpoint is None else Level.FAIL
     fix = "" if endpoint is None else "install git-lfs (macOS: brew install git-lfs)"
     return Check("git-lfs", level, "git lfs version", "not installed; commits with pointers are refused", fix)
-
-
-def _hook(prefix: Path) -> Check:
-    settings = prefix / names.ACTIONS_RUNNER / ".env"
-    if not settings.parent.is_dir():
-        return Check("hook", Level.OK, str(settings.parent), "there is no runner of GitHub Actions here")
-    fix = "kakeya_mac runner setup"
-    try:
-        lines = settings.read_text().splitlines()
-    except OSError:
-        lines = []
-    named = next((line.partition("=")[2] for line in lines if line.startswith(f"{names.HOOK_VARIABLE}=")), "")
-    if not named:
-        return Check("hook", Level.FAIL, str(settings), f"no {names.HOOK_VARIABLE}: every job may begin", fix)
-    if not os.access(named, os.X_OK):
-        return Check("hook", Level.FAIL, str(settings), f"{named} is not there, or is no program", fix)
-    return Check("hook", Level.OK, str(settings), f"called before each job: {named}")
-
-
-def _services(prefix: Path) -> Iterator[Check]:
-    """Whether launchd holds what setup made, which outlives a restart without anybody who logs in."""
-    if find_program("launchctl") is None:
-        yield Check(
-            "service", Level.OK, "launchctl", "not macOS: who keeps a daemon running is not known here"
-        )
-        return
-    for label in (names.ACTIONS_LABEL, names.SERVE_LABEL):
-        if not (prefix / "services" / f"{label}.plist").exists():
-            continue
-        where = f"launchctl print system/{label}"
-        done = run_program(["launchctl", "print", f"system/{label}"], timeout_s=_PROGRAM_S)
-        if done.ok:
-            yield Check(f"service {label}", Level.OK, where, "runs, and begins again after a restart")
-        else:
-            fix = "kakeya_mac runner setup --sudo"
-            yield Check(f"service {label}", Level.FAIL, where, "launchd does not know it", fix)
 
 
 def _awake() -> Check:

@@ -34,7 +34,7 @@ class HookAccess:
         said, remedy = str(found.get("found") or found.get("message") or "no answer"), found.get("remedy")
         if not repository:
             return Look(State.MISSING, where, said, str(remedy or f"try it: {where}"))
-        if not self._is_meant(repository):
+        if not is_meant(repository, self.options.slug or ""):
             fix = f'repository = "OWNER/NAME" under [actions] in {self.options.policy}, or another --url'
             finding = f"the policy lets runs of {repository} begin, and --url is {self.options.url}"
             return Look(State.MISSING, where, finding, fix)
@@ -63,10 +63,6 @@ class HookAccess:
     def _found(self) -> dict[str, Any]:
         return reported(*self._argv, env=self.options.folders) or {}
 
-    def _is_meant(self, repository: str) -> bool:
-        slug = (self.options.slug or "").lower()
-        return repository.lower() == slug or repository.lower().partition("/")[0] == slug
-
     def _can_be_added(self, repository: str) -> bool:
         """Whether gh is logged in and GitHub has not got the key: with it there, something else is wrong."""
         if not succeeds("gh", "auth", "status"):
@@ -85,3 +81,14 @@ class HookAccess:
             f'fetch = "git@{host}:{repository}.git" and key = "{self.options.deploy_key}" under [actions] in'
             f" {self.options.policy}"
         )
+
+
+def is_meant(repository: str, slug: str) -> bool:
+    """Whether a repository is the one, or one of the organisation, that a runner is registered for.
+
+    Args:
+        repository: ``owner/name``.
+        slug: ``owner/name``, or the organisation.
+    """
+    wanted = slug.strip("/").lower()
+    return repository.lower() == wanted or repository.lower().partition("/")[0] == wanted
