@@ -12,7 +12,7 @@ says each.
 
 \b
 JSON: command, dry_run, ready, changed, steps [{name, state (done, to do, advice, missing), looked_at,
-finding, fix, done}], exit_code.
+finding, fix, done, would (of a dry run)}], exit_code.
 Exit code: 0 ready; 1 something is missing, each with its fix; 2 the flags cannot be meant."""
 
 
@@ -27,7 +27,7 @@ Examples:
 )
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
 def setup(flags: tuple[str, ...]) -> int:
-    """Set this Mac up: environment, git-lfs, models, policy, hook, GitHub's runner, services. Repeatable."""
+    """Set this Mac up: environment, models, policy, hook and its key, GitHub's runner, services."""
     return _run("setup", flags)
 
 
@@ -50,13 +50,13 @@ def check(flags: tuple[str, ...]) -> int:
     context_settings=_ANYTHING,
     epilog=f"""\b
 Examples:
-  kakeya_mac runner uninstall --url https://github.com/me/workload --sudo
+  kakeya_mac runner uninstall --sudo
 
 {_FLAGS}""",
 )
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
 def uninstall(flags: tuple[str, ...]) -> int:
-    """Take back what `setup` made; models, policy and results stay."""
+    """Take back what `setup` made, services first; models, policy, state, logs and results stay."""
     return _run("uninstall", flags)
 
 

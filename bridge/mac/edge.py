@@ -44,6 +44,9 @@ A second run changes nothing; flags that are left out are those of the last run.
 unless --sudo says so; without it the commands that need an administrator are printed, and setup is not
 complete.
 
+KAKEYA_PYTHON names the Python that the environment is made with. KAKEYA_CONFIG and KAKEYA_STATE are
+remembered.
+
 exit code: 0 ready, 1 something is missing (each with its fix), 2 the flags cannot be meant, 70 our own bug"""
 
 

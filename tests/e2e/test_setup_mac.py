@@ -21,6 +21,7 @@ def test_the_environment_is_the_locked_one_and_its_interpreter_is_watched(mac: M
     assert done.code == 0, done.out + done.err
     states = {step["name"]: step["state"] for step in done.json["steps"]}
     assert states["self-test"] == "done"
+    assert not (mac.home / ".local").exists(), "the self-test leaves nothing in the account's state"
     env = mac.prefix / "env"
     record = json.loads((env / "interpreter.json").read_text())
     assert record["packages"]["mlx"]
