@@ -77,7 +77,8 @@ def _bus(
     own = installed.address(prefix, policy) if settings.remote is None else None
     rule = ActionsRule() if policy is None or own is None else policy.actions
     # Of the repository that the hook judges it knows how to read it.
-    is_the_hooks = own is not None and rule.repository is not None and own.endswith(f"/{rule.repository}")
+    slug = (rule.repository or "").lower()
+    is_the_hooks = own is not None and slug != "" and own.lower().endswith(f"/{slug}")
     if is_the_hooks and rule.key is not None and rule.key.is_file():
         with using_key(rule):
             yield from _remote(settings, git, prefix, rule.fetch or own, allow_public=allow_public)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,27 @@ def test_outside_of_a_clone_a_public_repository_is_still_a_failure(
                 asked(tmp_path, url="https://github.com/octo")
         found = checks(tmp_path)["repository visibility"]
     assert (found.level, "public" in found.finding) == (Level.FAIL, True)
+
+
+def test_a_private_repository_is_read_as_the_hook_reads_it(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked(tmp_path, url="https://github.com/Team/workload")
+    (tmp_path / "key").touch()
+    (tmp_path / "ssh").write_text(
+        f'#!/bin/sh\n[ "$2" = {tmp_path}/key ] && git upload-pack {bench.house.remote}\n'
+    )
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    names_it = 'repository = "team/workload"\nfetch = "git@github.com:team/workload.git"\n'
+    bench.policy(f'[actions]\n{names_it}key = "{tmp_path}/key"\n')
+    found = checks(tmp_path)
+    assert found["hook access"].level is Level.OK, found
+    assert (found["remote"].level, found["remote"].looked_at) == (
+        Level.OK,
+        "git@github.com:team/workload.git",
+    )
 
 
 def test_the_folders_that_setup_was_told_are_looked_at(

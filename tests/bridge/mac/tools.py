@@ -73,7 +73,7 @@ case "$1" in
     mkdir -p "$FAKE/launchd"; : > "$known";;
 esac""",
     "id": 'if [ "$1" = -u ]; then cat "$FAKE/user"; else exec /usr/bin/id "$@"; fi',
-    "test": 'exec /usr/bin/test "$1" "$FAKE/root$2"',
+    "test": '[ "$1" "$FAKE/root$2" ]',
     "pmset": """if [ "$1" = -g ]; then cat "$FAKE/power"; exit; fi
 [ "$1" = -c ] || exit 1
 printf 'Battery Power:\\n sleep 1\\nAC Power:\\n sleep %s\\n autorestart %s\\n' "$3" "$5" > "$FAKE/power"
