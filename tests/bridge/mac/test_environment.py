@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
+from bridge.errors import MachineError
 from bridge.mac import names
+from bridge.mac.action import Link
 from bridge.mac.steps.remembered import recalled
 from tests.bridge.mac.tools import FULL, SCRIPT, TOKEN, Mac
 
@@ -33,6 +36,18 @@ def test_an_installation_that_fails_leaves_the_other_one_as_it_was(mac: Mac) -> 
     assert mac.setup(*FULL).code == 0
     assert not first.exists(), "the one before is kept until the next"
     assert second.exists()
+
+
+def test_a_link_takes_the_place_of_another_and_of_no_folder(tmp_path: Path) -> None:
+    for name in ("a", "b", "folder"):
+        (tmp_path / "envs" / name).mkdir(parents=True)
+    for name in ("a", "b"):
+        Link(tmp_path / "env", tmp_path / "envs" / name).do()
+        assert os.readlink(tmp_path / "env") == f"envs/{name}"
+    with pytest.raises(MachineError) as failed:
+        Link(tmp_path / "envs" / "folder", tmp_path / "envs" / "a").do()
+    assert "is a folder: remove it" in str(failed.value.remedy)
+    assert {path.name for path in (tmp_path / "envs").iterdir()} == {"a", "b", "folder"}
 
 
 def test_an_environment_whose_interpreter_was_not_recorded_is_made_anew(mac: Mac) -> None:
