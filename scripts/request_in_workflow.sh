@@ -17,7 +17,7 @@ while IFS= read -r line || [ -n "$line" ]; do
 done <<<"$PARAMS"
 while read -r name key; do
   if [ -n "$name" ]; then "$kakeya_mac" runners trust "$name" --key "$key"; fi
-done <<<"$TRUSTED_RUNNERS"
+done <<<"${TRUSTED_RUNNERS//$'\r'/}"
 
 code=0
 "$kakeya_mac" run "${arguments[@]}" >"$answer" || code=$?

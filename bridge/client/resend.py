@@ -6,6 +6,7 @@ meanwhile, and with it the commit. A Mac takes a branch that stays away for a wi
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 
@@ -31,8 +32,8 @@ def resend(
         sleep: Waits that many seconds.
 
     Returns:
-        False: the branch does not hold the request alone any more, or no push of it starts a run (a dispatch
-        did), so nothing was done.
+        Whether it was pushed. False: the branch does not hold the request alone any more, no push of it
+        starts a run (a dispatch did), or nobody answered that the branch was deleted and it stands there.
 
     Raises:
         PushRejected: The remote said no.
@@ -43,24 +44,32 @@ def resend(
             scratch.fetch(remote, [branch])
         if not scratch.exists(commit) or STARTS_NO_RUN in scratch.commit(commit).message:
             return False
+        is_deleted, tries = True, 0
         try:
             scratch.push(remote, [Update(branch, None, commit)])
         except LeaseLost:
             return False
         except RemoteUnreachable:
-            pass  # nobody knows what became of it; the next push tells
-        for pause in (*_PAUSES_S, None):
-            try:
-                scratch.push(remote, [Update(branch, commit, "")])
-            except LeaseLost:  # an earlier push took effect after all, or somebody else pushed it
-                return True
-            except BusError as error:
-                if pause is None or not isinstance(error, RemoteUnreachable):
-                    error.remedy = f"{branch} is deleted; ask for the same anew: kakeya_mac again"
-                    raise
-                sleep(pause)
-            else:
-                return True
+            is_deleted = False  # nobody knows; the next push tells
+        back = Update(branch, commit, "")
+        try:
+            for pause in (*_PAUSES_S, None):
+                tries += 1
+                try:
+                    scratch.push(remote, [back])
+                except LeaseLost:  # an earlier push took effect after all, or somebody else pushed it
+                    return is_deleted or tries > 1
+                except BusError as error:
+                    if pause is None or not isinstance(error, RemoteUnreachable):
+                        error.remedy = f"{branch} is deleted; ask for the same anew: kakeya_mac again"
+                        raise
+                    sleep(pause)
+                else:
+                    return True
+        except KeyboardInterrupt:  # a branch that stays away is a wish to stop, which nobody had
+            with contextlib.suppress(BusError):
+                scratch.push(remote, [back])
+            raise
     raise AssertionError("unreachable: the last try returns or raises")
 
 

@@ -1,6 +1,6 @@
 """Can this checkout use the bridge? Each check says what it looked at, what it found, and how to fix it.
 
-Checks read; the one that touches the remote's write side is a push with ``--dry-run``.
+Checks read; what touches a write side changes nothing: a push with ``--dry-run``, a start of the run 0.
 """
 
 from __future__ import annotations

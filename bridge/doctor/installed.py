@@ -8,12 +8,13 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from bridge.doctor.finding import Check, Level
 from bridge.errors import BridgeError
 from bridge.mac import launchd, names
-from bridge.mac.options import FOLDERS
+from bridge.mac.options import FOLDERS, SetupUsage
 from bridge.mac.steps.access import is_meant
 from bridge.mac.steps.deploy_key import advice
 from bridge.mac.steps.remembered import recalled
@@ -38,7 +39,7 @@ def has_runner(prefix: Path) -> bool:
 
 def as_set_up(settings: Settings, prefix: Path, environ: Mapping[str, str] | None = None) -> Settings:
     """The settings with the owner's folders that setup was told, where this process is told none."""
-    environ, kept = os.environ if environ is None else environ, recalled(prefix)
+    environ, kept = os.environ if environ is None else environ, _asked(prefix)
     told = {name: kept.get(name) for name, variable in FOLDERS.items() if not environ.get(variable)}
     config, state = told.get("config"), told.get("state")
     return dataclasses.replace(
@@ -50,7 +51,7 @@ def as_set_up(settings: Settings, prefix: Path, environ: Mapping[str, str] | Non
 
 def address(prefix: Path, policy: Policy | None) -> str | None:
     """The repository that this machine was set up for, or that its policy names; None: neither says."""
-    kept = recalled(prefix)
+    kept = _asked(prefix)
     url, remote = kept.get("url"), kept.get("remote")
     parts = urlsplit(url or _SERVER)
     if "/" in parts.path.strip("/"):
@@ -59,6 +60,22 @@ def address(prefix: Path, policy: Policy | None) -> str | None:
         return str(remote)
     named = None if policy is None else policy.actions.repository
     return None if named is None else f"{parts.scheme}://{parts.netloc}/{named}"
+
+
+def memory(prefix: Path) -> Iterator[Check]:
+    """Whether what setup was asked can be read, where it is damaged."""
+    try:
+        recalled(prefix)
+    except SetupUsage as error:
+        yield Check("setup", Level.FAIL, str(prefix / names.ASKED), error.message, error.remedy or _SETUP)
+
+
+def _asked(prefix: Path) -> dict[str, Any]:
+    """What setup was asked; nothing where that cannot be read, which `memory` says."""
+    try:
+        return recalled(prefix)
+    except SetupUsage:
+        return {}
 
 
 def hook(prefix: Path) -> Check:
@@ -94,7 +111,7 @@ def access(settings: Settings, prefix: Path) -> Iterator[Check]:
     except BridgeError as error:
         yield Check("hook access", Level.FAIL, where, error.message, error.remedy or "mend the policy")
         return
-    url = recalled(prefix).get("url")
+    url = _asked(prefix).get("url")
     asked = urlsplit(url or "")
     if found.repository is None:
         yield Check("hook access", Level.FAIL, where, found.said, found.remedy or "name it in the policy")

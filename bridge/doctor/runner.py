@@ -60,6 +60,7 @@ def examine(
         yield _trust(station.policy, has_runner=installed.has_runner(prefix))
         yield from _models(station)
         yield _lfs(git, station.policy)
+    yield from installed.memory(prefix)
     yield installed.hook(prefix)
     yield from installed.access(settings, prefix)
     yield from installed.services(prefix)

@@ -47,6 +47,11 @@ def due(prefix: Path, label: str) -> Path:
     return prefix / SERVICES / f"{label}.due"
 
 
+def installed(label: str) -> Path:
+    """Where launchd finds a service's property list when the machine starts."""
+    return DAEMONS / f"{label}.plist"
+
+
 def log(prefix: Path, label: str) -> Path:
     """What a service says."""
     return prefix / LOGS / f"{label}.log"

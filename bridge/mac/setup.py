@@ -108,9 +108,11 @@ def take_back(options: Options, say: Say) -> list[Outcome]:
     if not all(outcome.is_ready for outcome in found):
         say("nothing else is removed while a service is there")
         return found
-    found += _taken(rest_taken(options), say)
-    if all(outcome.is_ready for outcome in found):
-        found += _taken((last_taken(options),), say)
+    for step in (*rest_taken(options), last_taken(options)):
+        found += _taken((step,), say)
+        if not found[-1].is_ready:
+            say("the rest stays until that is settled: it is what uninstall runs with")
+            break
     return found
 
 

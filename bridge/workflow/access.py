@@ -22,6 +22,7 @@ KNOWN_HOSTS = "known_hosts"
 _SERVER = "https://github.com"
 _TABLE = f"[actions] in {FILE_NAME}"
 _TIMEOUT_S = 30.0
+_OF_LOGIN = ("SSH_AUTH_SOCK", "SSH_AGENT_PID", "SSH_ASKPASS", "GIT_ASKPASS")
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def probe(*, state_dir: Path, config_dir: Path) -> Access:
     address = rule.fetch or f"{_SERVER}/{rule.repository}"
     shown = without_credentials(address)
     try:
-        with using_key(rule):
+        with using_key(rule), _without_login():
             refs = Git(Path("/")).ls_remote(address, timeout_s=_TIMEOUT_S)
     except (BusError, RequestRefused) as error:
         return Access(rule.repository, shown, rule.key, None, error.message, error.remedy)
@@ -112,10 +113,22 @@ def using_key(rule: ActionsRule) -> Iterator[None]:
             os.environ["GIT_SSH_COMMAND"] = before
 
 
+@contextmanager
+def _without_login() -> Iterator[None]:
+    """Leave out what a person's login has and the hook has not: agents, and programs that ask."""
+    held = {name: os.environ.pop(name) for name in _OF_LOGIN if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(held)
+
+
 def ssh_command(key: Path) -> str:
-    """The command line for git: this key, the server's key from the list beside it, and no question."""
+    """The command line for git: this key and no other, the server's from the list beside it, no question."""
     known = key.with_name(KNOWN_HOSTS)
     # A file of ssh's options takes blanks in quotes; a list that is not there is begun with the first answer.
     trust = f'UserKnownHostsFile="{known}"' if known.is_file() else "StrictHostKeyChecking=accept-new"
-    words = ("ssh", "-i", str(key), "-o", "IdentitiesOnly=yes", "-o", "BatchMode=yes", "-o", trust)
-    return shlex.join(words)
+    # -F: a configuration may name other keys.
+    options = ("IdentitiesOnly=yes", "IdentityAgent=none", "BatchMode=yes", trust)
+    words = [word for option in options for word in ("-o", option)]
+    return shlex.join(["ssh", "-F", "/dev/null", "-i", str(key), *words])

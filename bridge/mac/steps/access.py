@@ -58,7 +58,8 @@ class HookAccess:
         if not isinstance(found, str) or not self._can_be_added(found):
             return ()
         title = f"kakeya-mac {self.options.name}"
-        return (Run(("gh", "repo", "deploy-key", "add", key, "--repo", found, "--title", title)),)
+        add = ("gh", "repo", "deploy-key", "add", key, "--repo", self._named(found), "--title", title)
+        return (Run(add, remedy=self._advice(found)),)
 
     def _found(self) -> dict[str, Any]:
         return reported(*self._argv, env=self.options.folders) or {}
@@ -68,8 +69,12 @@ class HookAccess:
         if not succeeds("gh", "auth", "status"):
             return False
         words = (public(self.options.deploy_key) or "").split()
-        there = answer("gh", "repo", "deploy-key", "list", "--repo", repository)
+        there = answer("gh", "repo", "deploy-key", "list", "--repo", self._named(repository))
         return len(words) < 2 or words[1] not in (there or "")
+
+    def _named(self, repository: str) -> str:
+        """As gh is told of it: with its server, which need not be GitHub's own."""
+        return f"{urlsplit(self.options.url or '').hostname}/{repository}"
 
     def _advice(self, repository: str) -> str:
         parts = urlsplit(self.options.url or "")

@@ -151,7 +151,9 @@ class ActionsRunner:
         if given := options.environ.get(OURS):
             return given.strip()
         path = f"repos/{slug}" if "/" in slug else f"orgs/{slug}"
-        said = answer("gh", "api", "-X", "POST", f"{path}/actions/runners/{kind}", "--jq", ".token")
+        host = urlsplit(options.url or "").hostname or ""
+        place = f"{path}/actions/runners/{kind}"
+        said = answer("gh", "api", "--hostname", host, "-X", "POST", place, "--jq", ".token")
         if not said:
             raise MachineError(f"there is no {kind} for {slug}", remedy)
         return said

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bridge.mac import launchd, names
-from bridge.mac.action import Action, Remove, Run
+from bridge.mac.action import Action, Run
 from bridge.mac.options import Options
 from bridge.mac.step import Look, State, succeeds
 from bridge.mac.steps.services import EXIT_S, Wanted
@@ -14,11 +14,6 @@ from bridge.mac.steps.services import EXIT_S, Wanted
 _GONE_S = EXIT_S + 60.0
 # For a moment after a service has gone launchd still refuses one of its name.
 _TRIES = 4
-
-
-def installed(label: str) -> str:
-    """Where launchd finds a property list when the machine starts."""
-    return str(names.DAEMONS / f"{label}.plist")
 
 
 @dataclass(frozen=True)
@@ -38,7 +33,12 @@ class Service:
         """Whether launchd runs what the options ask for, with what they ask for."""
         label, prefix = self.service.label, self.options.prefix
         known = launchd.known(label)
-        is_ours = known is not None and succeeds("cmp", "-s", self._staged, installed(label))
+        if (other := launchd.stranger(label, prefix, known)) is not None:
+            fix = (
+                "a machine has one service of a kind: run uninstall there, or ask for another --service here"
+            )
+            return Look(State.MISSING, str(names.installed(label)), f"it is of the setup in {other}", fix)
+        is_ours = known is not None and succeeds("cmp", "-s", self._staged, str(names.installed(label)))
         is_due = names.due(prefix, label).exists()
         if known is not None and is_ours and not is_due:
             where = f"launchctl print system/{label}"
@@ -50,20 +50,20 @@ class Service:
         if known is not None:
             finding = "it is to be started again" if is_ours else "another one runs"
         if self.options.sudo:
-            return Look(State.TODO, installed(label), finding)
-        return Look(State.MISSING, installed(label), finding, typed(self.actions()))
+            return Look(State.TODO, str(names.installed(label)), finding)
+        return Look(State.MISSING, str(names.installed(label)), finding, typed(self.actions()))
 
     def actions(self) -> tuple[Action, ...]:
         """Have launchd let go of it, put the property list in place, have it taken up, and see it run."""
         label, prefix = self.service.label, self.options.prefix
-        own = ("install", "-o", "root", "-g", "wheel", "-m", "644", self._staged, installed(label))
-        up = ("launchctl", "bootstrap", "system", installed(label))
+        own = ("install", "-o", "root", "-g", "wheel", "-m", "644", self._staged, str(names.installed(label)))
+        up = ("launchctl", "bootstrap", "system", str(names.installed(label)))
         return (
-            *let_go(label),
-            Run(own, is_administrators=True),
+            *let_go(self.options, label, Run(own, is_administrators=True)),
             Run(up, is_administrators=True, tries=_TRIES),
             launchd.Running(label, names.log(prefix, label)),
-            Remove(names.due(prefix, label)),
+            # An administrator's, for it is one who types this where the account is none.
+            Run(("rm", "-f", str(names.due(prefix, label))), is_administrators=True),
         )
 
     @property
@@ -88,10 +88,23 @@ class Nothing:
         return ()
 
 
-def let_go(label: str) -> tuple[Action, ...]:
-    """Have launchd let go of a service, and wait until it has: a daemon finishes its job first."""
-    out = Run(("launchctl", "bootout", f"system/{label}"), is_administrators=True, may_fail=True)
-    return (out, launchd.Gone(label, _GONE_S))
+def let_go(options: Options, label: str, *before: Action) -> tuple[Action, ...]:
+    """Have launchd let go of a service, and wait until it has: a daemon finishes its job first.
+
+    Args:
+        options: What setup is to make.
+        label: Of the service.
+        before: What else is done first.
+    """
+    remedy = "an administrator types the commands that setup prints without --sudo"
+    idle = (launchd.Idle(options.actions_runner, _GONE_S),) if label == names.ACTIONS_LABEL else ()
+    return (
+        Run(("-v",), is_administrators=True, remedy=remedy),  # else a sudo that says no would be waited for
+        *before,
+        *idle,
+        Run(("launchctl", "bootout", f"system/{label}"), is_administrators=True, may_fail=True),
+        launchd.Gone(label, _GONE_S),
+    )
 
 
 def typed(actions: tuple[Action, ...]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from bridge.mac import names
 from bridge.mac.action import Action, Write
-from bridge.mac.options import REMEMBERED, Options
+from bridge.mac.options import REMEMBERED, Options, SetupUsage
 from bridge.mac.step import Look, State
 
 _TEXT = (str,)
@@ -47,14 +47,28 @@ class Remembered:
 
 
 def recalled(prefix: Path) -> dict[str, Any]:
-    """What was asked the last time, by name; empty: nothing was, or it is not readable."""
+    """What was asked the last time, by name; empty: nothing was.
+
+    Raises:
+        SetupUsage: It is there and cannot be read. To take it for nothing would take services away.
+    """
+    path = prefix / names.ASKED
     try:
-        found = json.loads((prefix / names.ASKED).read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
     except (OSError, ValueError, RecursionError):
-        return {}
-    if not isinstance(found, dict):
-        return {}
-    known = {name: found[name] for name in REMEMBERED if name in found}
+        found = None
+    known = {name: found[name] for name in REMEMBERED if name in found} if isinstance(found, dict) else None
+    if known is None or not _fits(known):
+        raise SetupUsage(
+            f"{path} is damaged, so nobody knows what was asked the last time",
+            "remove it, and give --url, --remote, --service and the others again",
+        )
+    return known
+
+
+def _fits(known: dict[str, Any]) -> bool:
     texts = known.get("labels", ())
     fits = all(isinstance(value, _KINDS[name]) for name, value in known.items())
-    return known if fits and all(isinstance(text, str) for text in texts) else {}
+    return fits and all(isinstance(text, str) for text in texts)

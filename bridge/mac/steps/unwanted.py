@@ -11,7 +11,7 @@ from bridge.mac.action import Action, Remove, Run
 from bridge.mac.options import Options
 from bridge.mac.step import Look, State, succeeds
 from bridge.mac.steps.actions_runner import ActionsRunner
-from bridge.mac.steps.launched import installed, let_go, typed
+from bridge.mac.steps.launched import let_go, typed
 
 
 @dataclass(frozen=True)
@@ -30,25 +30,30 @@ class Unwanted:
     @property
     def is_there(self) -> bool:
         """Whether there is anything of it."""
-        return self._is_launchds or bool(self._ours())
+        return self.is_launchds or bool(self._ours())
 
     @property
-    def _is_launchds(self) -> bool:
-        return launchd.known(self.label) is not None or succeeds("test", "-e", installed(self.label))
+    def is_launchds(self) -> bool:
+        """Whether launchd knows it, or would after a restart."""
+        known = launchd.known(self.label)
+        if launchd.stranger(self.label, self.options.prefix, known) is not None:
+            return False
+        return known is not None or succeeds("test", "-e", str(names.installed(self.label)))
 
     def look(self) -> Look:
-        """Whether anything of it is left."""
+        """Whether anything of it is left; another setup's is left alone."""
+        installed = str(names.installed(self.label))
         if not self.is_there:
-            return Look(State.DONE, installed(self.label), "there is none")
-        if self.options.sudo or not self._is_launchds:
-            return Look(State.TODO, installed(self.label), "there, and not wanted")
+            return Look(State.DONE, installed, "there is none of this setup's")
+        if self.options.sudo or not self.is_launchds:
+            return Look(State.TODO, installed, "there, and not wanted")
         finding = "there, and not wanted; that needs an administrator"
-        return Look(State.MISSING, installed(self.label), finding, typed(self.actions()))
+        return Look(State.MISSING, installed, finding, typed(self.actions()))
 
     def actions(self) -> tuple[Action, ...]:
         """Have launchd let go of it and forget it."""
-        gone = Run(("rm", "-f", installed(self.label)), is_administrators=True)
-        launchds = (*let_go(self.label), gone) if self._is_launchds else ()
+        gone = Run(("rm", "-f", str(names.installed(self.label))), is_administrators=True)
+        launchds = (*let_go(self.options, self.label), gone) if self.is_launchds else ()
         return (*launchds, *self._ours())
 
     def _ours(self) -> tuple[Remove, ...]:
@@ -75,7 +80,7 @@ class Unregistered:
         where = str(self.options.actions_runner)
         if not self.is_there:
             return Look(State.DONE, where, "there is none")
-        if launchd.known(names.ACTIONS_LABEL) is not None:
+        if Unwanted(self.options, names.ACTIONS_LABEL).is_launchds:
             fix = f"stop the service {names.ACTIONS_LABEL} first, as is said there"
             return Look(State.MISSING, where, "there, not wanted, and it runs", fix)
         return Look(State.TODO, where, "there, and not wanted")

@@ -288,6 +288,7 @@ def test_with_a_token_that_does_not_do_the_same_commit_is_pushed_again(
     assert "the same commit was pushed again" in done.err
 
 
+@pytest.mark.slow
 def test_with_a_token_that_does_it_is_not_pushed_again(over: World, server, kakeya) -> None:
     submitted = over.submit(transport="actions")
     server.add_run(head_sha=submitted.commit)
@@ -297,6 +298,7 @@ def test_with_a_token_that_does_it_is_not_pushed_again(over: World, server, kake
 
 
 @pytest.mark.parametrize("timeout_s", [1, 600])
+@pytest.mark.slow
 def test_by_default_it_is_pushed_again_when_it_is_older_than_its_job_may_take(
     over: World, kakeya, monkeypatch: pytest.MonkeyPatch, timeout_s: int
 ) -> None:

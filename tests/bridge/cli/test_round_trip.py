@@ -151,6 +151,7 @@ def test_an_old_result_copied_onto_a_new_request_is_rejected(answered: tuple[Hou
     assert "copied" in done.err
 
 
+@pytest.mark.slow
 def test_a_wait_that_ends_early_exits_4_and_the_request_stays(house: House):
     done = house.kakeya("run", "--preset", "probe", "--wait", "1", "--json")
     assert done.code == 4

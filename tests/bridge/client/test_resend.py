@@ -86,6 +86,23 @@ def test_the_branch_is_back_before_a_mac_takes_it_for_deleted(world: World) -> N
     assert submitted.ref in world.house.remote_refs()
 
 
+def test_an_interrupt_in_the_middle_leaves_no_branch_away(world: World) -> None:
+    """A Mac would take it for a wish to stop."""
+    submitted = world.submit(transport="actions")
+    world.hook(
+        "update",
+        '[ "$3" = 0000000000000000000000000000000000000000 ] || { [ -e seen ] || '
+        "{ touch seen; kill -9 $PPID; }; }",
+    )
+
+    def interrupted(_: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        resend(world.git, world.remote, submitted.ref, submitted.commit, sleep=interrupted)
+    assert submitted.ref in world.house.remote_refs()
+
+
 def test_it_happens_after_silence_twice_as_long_each_time_and_only_a_few_times(world: World) -> None:
     submitted = world.submit(transport="actions")
     record_pushes(world)

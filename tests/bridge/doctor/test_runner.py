@@ -164,7 +164,7 @@ def test_a_private_repository_is_read_as_the_hook_reads_it(
     asked(tmp_path, url="https://github.com/Team/workload")
     (tmp_path / "key").touch()
     (tmp_path / "ssh").write_text(
-        f'#!/bin/sh\n[ "$2" = {tmp_path}/key ] && git upload-pack {bench.house.remote}\n'
+        f'#!/bin/sh\n[ "$4" = {tmp_path}/key ] && git upload-pack {bench.house.remote}\n'
     )
     (tmp_path / "ssh").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")

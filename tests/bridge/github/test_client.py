@@ -458,6 +458,7 @@ def test_an_answer_that_comes_in_drips_is_an_error_in_time(server: GitHubServer,
     assert caught.value.status == (200 if part == "body" else None)
 
 
+@pytest.mark.slow
 def test_calls_that_hang_do_not_pile_up_for_ever(server: GitHubServer):
     server.faults.append(Fault("runs", drip="status", status=200, times=99))
     web, request = Web(), Request("GET", f"{server.api}/repos/{SLUG}/actions/runs/1")

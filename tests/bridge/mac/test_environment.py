@@ -11,6 +11,7 @@ import pytest
 from bridge.errors import MachineError
 from bridge.mac import names
 from bridge.mac.action import Link
+from bridge.mac.options import SetupUsage
 from bridge.mac.steps.remembered import recalled
 from tests.bridge.mac.tools import FULL, SCRIPT, TOKEN, Mac
 
@@ -139,11 +140,16 @@ def test_the_owners_folders_are_remembered(mac: Mac, tmp_path: Path) -> None:
         "[" * 9999,
     ],
 )
-def test_a_memory_that_is_not_readable_is_none(mac: Mac, text: str) -> None:
+def test_a_memory_that_is_damaged_is_not_taken_for_nothing(mac: Mac, text: str) -> None:
+    """Else every service would be one that nobody asked for."""
     mac.prefix.mkdir()
     (mac.prefix / "setup.json").write_text(text)
-    assert recalled(mac.prefix) == {}
-    assert mac.run("check").code == 1
+    with pytest.raises(SetupUsage, match="is damaged"):
+        recalled(mac.prefix)
+    for command in ("check", "setup", "uninstall"):
+        done = mac.run(command, "--sudo")
+        assert (done.code, "give --url, --remote, --service" in done.err) == (2, True)
+    assert not [call for call in mac.calls() if call.startswith("sudo")]
 
 
 def test_the_prefix_is_found_from_both_names_of_its_environment(mac: Mac, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from bridge.errors import MachineError
 from bridge.mac import launchd
-from bridge.mac.launchd import Gone, Known, Running
+from bridge.mac.launchd import Gone, Idle, Known, Running
 from tests.bridge.mac.tools import FULL, Mac
 
 ACTIONS, SERVE = "org.kakeya-mac.actions-runner", "org.kakeya-mac.serve"
@@ -67,10 +67,10 @@ def test_without_sudo_the_commands_wait_for_the_job_and_forget_that_it_was_due(m
     step = mac.step(done, f"service {SERVE}")
     assert (done.code, step["state"], step["finding"]) == (1, "missing", "it is to be started again")
     commands = (
+        f"sudo install -o root -g wheel -m 644 {mac.prefix}/services/{SERVE}.plist",
         f"sudo launchctl bootout system/{SERVE}; while launchctl print system/{SERVE} >/dev/null 2>&1; do",
-        f"done; sudo install -o root -g wheel -m 644 {mac.prefix}/services/{SERVE}.plist",
-        f"sudo launchctl bootstrap system /Library/LaunchDaemons/{SERVE}.plist;",
-        f"rm -rf {mac.prefix}/services/{SERVE}.due",
+        f"done; sudo launchctl bootstrap system /Library/LaunchDaemons/{SERVE}.plist;",
+        f"sudo rm -f {mac.prefix}/services/{SERVE}.due",
     )
     for command in commands:
         assert command in step["fix"], command
@@ -79,6 +79,41 @@ def test_without_sudo_the_commands_wait_for_the_job_and_forget_that_it_was_due(m
     assert mac.run("setup", "--sudo").code == 0
 
 
+def test_a_sudo_that_says_no_is_an_error_at_once(mac: Mac) -> None:
+    assert mac.setup(*FULL).code == 0
+    (mac.prefix / "env" / "changed").touch()
+    (mac.fake / "no-sudo").touch()
+    done = mac.setup(*FULL)
+    step = mac.step(done, f"service {SERVE}")
+    assert (done.code, step["state"]) == (1, "missing")
+    assert "sudo -v ended with 1" in step["finding"]
+    assert (mac.fake / "launchd" / SERVE).exists(), "it runs on"
+
+
+def test_a_service_of_another_setup_is_neither_replaced_nor_taken_away(mac: Mac) -> None:
+    """A label is the whole machine's; there may be another account, or another --prefix."""
+    assert mac.setup(*FULL).code == 0
+    other = ("--prefix", str(mac.home / "second"), "--remote", "git@example.org:a/b.git", "--sudo", "--json")
+    done = mac.run("setup", "--service", "serve", *other)
+    step = mac.step(done, f"service {SERVE}")
+    assert (done.code, step["finding"]) == (1, f"it is of the setup in {mac.prefix}")
+    assert f"service {ACTIONS}" not in {step["name"] for step in done.json["steps"]}
+    assert mac.run("uninstall", *other[:2], "--sudo").code == 0
+    assert {path.name for path in (mac.fake / "launchd").iterdir()} == {ACTIONS, SERVE}
+    assert mac.run("check").code == 0
+
+
+def test_githubs_runner_is_stopped_only_when_it_has_no_job() -> None:
+    busy, said, clock = iter([True, True, False]), list[str](), ticks(40.0)
+    idle = Idle(Path("/p/actions-runner"), 7260.0, lambda _: next(busy), lambda: next(clock), lambda _: None)
+    idle.do(said.append)
+    assert "GitHub's runner has a job; waiting since 40 s" in said[0]
+    assert (
+        idle.said == "while pgrep -f '/p/actions-runner/bin[^/]*/Runner.Worker' >/dev/null; do sleep 5; done"
+    )
+
+
+@pytest.mark.slow
 def test_launchd_that_still_refuses_for_a_moment_is_asked_again(mac: Mac) -> None:
     (mac.fake / "refuses-once").touch()
     done = mac.setup(*FULL)
@@ -116,7 +151,7 @@ def test_a_long_job_is_waited_for_with_a_line_every_half_minute() -> None:
     assert len(said) == 3
     assert "finishes its job; waiting since 30 s" in said[0]
     clock = ticks(100.0)
-    with pytest.raises(MachineError, match="has not ended after 5 minutes"):
+    with pytest.raises(MachineError, match="finishes its job, after 5 minutes still"):
         Gone("a", 300.0, lambda _: Known("running", None), lambda: next(clock), lambda _: None).do()
 
 
@@ -126,5 +161,5 @@ def test_a_service_that_runs_for_a_moment_only_does_not_run(tmp_path: Path) -> N
     with pytest.raises(MachineError, match="last exit code") as failed:
         Running("a", tmp_path / "log", 20.0, lambda _: next(looks), lambda: next(clock), lambda _: None).do()
     assert str(tmp_path / "log") in str(failed.value.remedy)
-    looks, clock = iter([None, *[Known("running", None)] * 3]), ticks(1.0)
+    looks, clock = iter([None, *[Known("running", None)] * 6]), ticks(1.0)
     Running("a", tmp_path / "log", 20.0, lambda _: next(looks), lambda: next(clock), lambda _: None).do()

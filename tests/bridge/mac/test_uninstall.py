@@ -67,6 +67,7 @@ def test_a_registration_that_github_keeps_keeps_its_folder_and_the_memory(mac: M
     assert "https://github.com/team/workload/settings/actions/runners" in step["fix"]
     assert str(mac.prefix / "actions-runner") in step["fix"]
     assert (mac.prefix / "actions-runner" / ".runner").exists()
+    assert (mac.prefix / "env" / "bin" / "kakeya_mac").exists(), "it is what uninstall goes on with"
     assert json.loads((mac.prefix / "setup.json").read_text())["service"] == "both"
     (mac.fake / "token").write_text("another")
     done = mac.run("uninstall", "--sudo", "--json")

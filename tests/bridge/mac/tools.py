@@ -36,13 +36,17 @@ esac""",
   install) git config --global filter.lfs.process "git-lfs filter-process --skip";;
 esac""",
     "brew": '[ -e "$FAKE/brew" ] || exit 1; [ "$1" = install ] && /bin/rm "$FAKE/no-lfs"; exit 0',
-    "sudo": 'exec "$@"',
+    "sudo": """[ -e "$FAKE/no-sudo" ] && { echo "me is not in the sudoers file." >&2; exit 1; }
+[ "$1" = -v ] || exec "$@" """,
+    "plutil": """[ -e "$FAKE/root$4" ] || exit 1
+sed -n '/<key>'"$2"'</{n;s/.*<string>\\(.*\\)<.string>.*/\\1/p;}' "$FAKE/root$4" """,
+    "pgrep": '[ -e "$FAKE/busy" ]',
     "install": """shift 6
 mkdir -p "$FAKE/root/Library/LaunchDaemons"
 cp "$1" "$FAKE/root$2"
 """,
     "cmp": 'exec /usr/bin/cmp -s "$2" "$FAKE/root$3"',
-    "rm": 'exec /bin/rm -f "$FAKE/root$2"',
+    "rm": 'case "$2" in /Library/*) exec /bin/rm -f "$FAKE/root$2";; *) exec /bin/rm -f "$2";; esac',
     "launchctl": """label=${2#system/}
 known="$FAKE/launchd/$label" leaving="$FAKE/leaving/$label"
 case "$1" in
@@ -57,6 +61,8 @@ case "$1" in
     fi
     printf 'system/%s = {\\n\\tactive count = 1\\n' "$label"
     printf '\\tpath = /Library/LaunchDaemons/%s.plist\\n' "$label"
+    log=$(plutil -extract StandardOutPath raw "/Library/LaunchDaemons/$label.plist") &&
+      printf '\\tstdout path = %s\\n' "$log"
     printf '\\ttype = LaunchDaemon\\n\\tstate = %s\\n\\n\\tdomain = system\\n\\truns = 1\\n' "$state"
     printf '\\tlast exit code = %s\\n\\n' "$code"
     printf '\\tresource coalition = {\\n\\t\\tstate = active\\n\\t}\\n}\\n';;
@@ -150,7 +156,8 @@ FULL = ("--service", "both", "--sudo", "--tailnet", "--json")
 # Calls that look and change nothing.
 LOOKS = re.compile(
     r"uname -|sw_vers |sysctl |xcode-select |git-lfs version|brew --version|launchctl print|cmp -s"
-    r"|pmset -g custom$|tailscale status|gh auth status|gh repo deploy-key list|id -u|test -e|ssh -i"
+    r"|pmset -g custom$|tailscale status|gh auth status|gh repo deploy-key list|id -u|test -e"
+    r"|ssh -F|plutil |pgrep "
 )
 
 

@@ -170,6 +170,7 @@ def test_a_squatted_claim_holds_a_request_no_longer_than_its_lease(bench: Bench,
     assert bench.answer(asked.nonce).result.verdict.status in (Status.PASSED, Status.LOST)
 
 
+@pytest.mark.slow
 def test_a_look_leaves_no_refs_of_jobs_that_are_over(bench: Bench) -> None:
     bench.preset("nap", ["/bin/sleep", "1.2"])
     asked = bench.ask("nap")

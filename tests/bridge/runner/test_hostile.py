@@ -135,6 +135,7 @@ def raising(monkeypatch: pytest.MonkeyPatch, name: str, error: Exception) -> Ite
         yield
 
 
+@pytest.mark.slow
 def test_a_server_that_says_no_for_a_while_is_asked_again(bench: Bench) -> None:
     asked = bench.ask()
     hook = bench.house.remote / "hooks" / "pre-receive"

@@ -152,6 +152,7 @@ def test_a_job_that_runs_no_model_gets_none(bench: Bench, monkeypatch: pytest.Mo
     assert not (bench.house.root / "made").exists()
 
 
+@pytest.mark.slow
 def test_the_status_says_that_kernels_are_compiled(bench: Bench) -> None:
     asked = bench.ask("look")
     served = runner(bench, "import time; time.sleep(2)")

@@ -219,6 +219,7 @@ def log_claims(bench: Bench) -> Path:
     return log
 
 
+@pytest.mark.slow
 def test_two_strict_machines_that_do_not_list_each_other_publish_one_result_and_say_why_both_ran(
     bench: Bench, ann: Path
 ) -> None:

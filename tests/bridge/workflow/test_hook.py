@@ -332,7 +332,7 @@ def test_ssh_asks_nobody_and_knows_the_server_from_the_list_beside_the_key(tmp_p
     assert shlex.split(ssh_command(key))[-1] == "StrictHostKeyChecking=accept-new"
     (key.parent / "known_hosts").touch()
     words = shlex.split(ssh_command(key))
-    assert words[:3] == ["ssh", "-i", str(key)]
+    assert words[:5] == ["ssh", "-F", "/dev/null", "-i", str(key)]
     assert "BatchMode=yes" in words
     assert words[-1] == f'UserKnownHostsFile="{key.parent}/known_hosts"'
 

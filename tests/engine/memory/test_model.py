@@ -64,6 +64,7 @@ def held(target: object) -> int:
     return sum(value.nbytes for _, value in tree_flatten(target.model.parameters()))  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_million_tokens_of_a_large_model_are_predicted_in_seconds_and_megabytes(tmp_path):
     folder = written(tmp_path / "large", **GEMMA4_26B)
     mx.clear_cache()

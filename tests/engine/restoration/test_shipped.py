@@ -52,6 +52,7 @@ def recall(kv: str) -> float:
     return hits / COUNT
 
 
+@pytest.mark.slow
 def test_exact_rows_give_the_tokens_of_the_full_cache() -> None:
     assert answers("restored:exact") == answers("native")
     assert recall("native") == 1
