@@ -67,6 +67,11 @@ def main(argv: Sequence[str]) -> int:
             asked.url, asked.service = _EXAMPLE, "both"
             say(f"no --url was given: shown as for {_EXAMPLE}; --tailnet adds SSH over a tailnet\n")
         return _done(asked, _options(asked), say)
+    except BrokenPipeError:  # the reader went away (| head)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if asked.dry_run:
+            return 0
+        return _failed(asked, "nobody reads what is said; a second run goes on from here", None, 1)
     except BridgeError as error:
         return _failed(asked, error.message, error.remedy, error.exit_code)
     except KeyboardInterrupt:
@@ -100,6 +105,7 @@ def _done(asked: argparse.Namespace, options: Options, say: Say) -> int:
             "exit_code": code,
         }
         print(json.dumps(document, sort_keys=True))
+    sys.stdout.flush()  # here, where it is told that nobody reads it
     return code
 
 

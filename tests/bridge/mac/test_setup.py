@@ -143,6 +143,13 @@ def test_a_dry_run_on_linux_needs_no_flag_and_no_mac(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_dry_run_of_which_only_the_beginning_is_read_says_nothing_more(mac: Mac) -> None:
+    argv = ["sh", "-c", f"sh '{SCRIPT}' --dry-run | head -n 1"]
+    for _ in range(3):
+        done = subprocess.run(argv, env={**os.environ, **mac.env}, capture_output=True, text=True, timeout=60)
+        assert done.stderr == ""
+
+
 def test_without_sudo_it_prints_the_commands_and_is_not_ready(mac: Mac) -> None:
     done = mac.setup("--json")
     assert done.code == 1
