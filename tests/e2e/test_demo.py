@@ -11,13 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.busy import when_quiet
 from tests.houses import BIN, Done, House
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.quiet]
 
 
 def run_demo(house: House, folder: Path, **env: str) -> tuple[Done, dict]:
-    done = house.kakeya("demo", "--folder", str(folder), cwd=house.root, timeout=300, **env)
+    words = ("demo", "--folder", str(folder))
+    done = when_quiet(lambda: house.kakeya(*words, cwd=house.root, timeout=300, **env))
     assert done.code == 0, done.out + done.err
     return done, done.json
 

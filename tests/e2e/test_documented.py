@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.houses import House
+from tests.e2e.busy import was_busy, when_quiet
+from tests.houses import Done, House
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.quiet]
 
 ROOT = Path(__file__).resolve().parents[2]
-ALONE = ("kakeya_engine ", "kakeya_mac gate report.json")
+GATE = "kakeya_mac gate report.json"
+ALONE = ("kakeya_engine ", GATE)
 
 
 def commands(page: str) -> list[str]:
@@ -28,7 +30,18 @@ def test_the_documented_commands_work_in_their_order(house: House, tmp_path: Pat
     found = commands(page)
     assert len(found) >= 3
     (tmp_path / "tests").symlink_to(ROOT / "tests")  # paths are written from the checkout
-    for line in found:
+
+    def run(line: str) -> Done:
         program, *arguments = shlex.split(line)
-        done = house.program(program, *arguments, cwd=tmp_path, timeout=300)
+        return house.program(program, *arguments, cwd=tmp_path, timeout=300)
+
+    def measure_and_judge() -> Done:
+        [evaluation] = [line for line in found if "--report report.json" in line]
+        measured = run(evaluation)
+        return run(GATE) if measured.code == 0 else measured
+
+    for line in found:
+        done = run(line)
+        if line == GATE and was_busy(done):
+            done = when_quiet(measure_and_judge)
         assert done.code == 0, f"{line}\n{done.out}\n{done.err}"

@@ -72,7 +72,7 @@ def test_the_log_sees_mlx_s_ways_to_wait_and_the_engine_s_own(log: Log):
         assert log.take(), wait
 
 
-@pytest.mark.sampled(9, 2)
+@pytest.mark.sampled(18, 2)
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_round_waits_once_for_one_transfer(kind: str, compiled: bool, log: Log):

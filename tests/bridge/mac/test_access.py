@@ -14,6 +14,7 @@ def private(mac: Mac) -> Mac:
     return mac
 
 
+@pytest.mark.slow
 def test_a_key_that_github_does_not_know_is_said_with_the_page_to_add_it(private: Mac) -> None:
     done = private.setup(*FULL)
     step = private.step(done, "hook access")
@@ -29,6 +30,7 @@ def test_a_key_that_github_does_not_know_is_said_with_the_page_to_add_it(private
     assert (private.prefix / "hook" / "deploy_key").read_bytes() == key
 
 
+@pytest.mark.slow
 def test_a_key_is_added_where_gh_may(private: Mac) -> None:
     (private.fake / "gh").touch()
     done = private.setup(*FULL)
@@ -41,6 +43,7 @@ def test_a_key_is_added_where_gh_may(private: Mac) -> None:
     assert private.setup(*FULL).json["changed"] is False
 
 
+@pytest.mark.slow
 def test_a_known_key_that_still_does_not_read_is_no_bug_of_ours(private: Mac) -> None:
     assert private.setup(*FULL).code == 1
     key = private.prefix / "hook" / "deploy_key.pub"
@@ -66,6 +69,7 @@ def test_a_policy_for_another_repository_is_said(mac: Mac) -> None:
     assert (step["state"], "lets runs of team/other begin" in step["finding"]) == ("missing", True)
 
 
+@pytest.mark.slow
 def test_an_older_policy_without_a_key_is_told_the_lines(private: Mac) -> None:
     policy(private, '[actions]\nrepository = "team/workload"\nfetch = "git@github.com:team/workload.git"\n')
     (private.folder / "tools" / "ssh").write_text("#!/bin/sh\necho 'Permission denied' >&2; exit 255\n")
@@ -75,6 +79,7 @@ def test_an_older_policy_without_a_key_is_told_the_lines(private: Mac) -> None:
     assert "/settings/keys" in step["fix"]
 
 
+@pytest.mark.slow
 def test_of_an_organisation_the_policy_names_the_repository(mac: Mac) -> None:
     policy(mac, '[actions]\nrepository = "Team/workload"\nfetch = "git@github.com:Team/workload.git"\n')
     (mac.folder / "tools" / "ssh").write_text(
@@ -88,6 +93,7 @@ def test_of_an_organisation_the_policy_names_the_repository(mac: Mac) -> None:
     assert mac.step(done, "hook access")["state"] == "missing"
 
 
+@pytest.mark.slow
 def test_other_labels_than_the_registered_ones_are_said(mac: Mac) -> None:
     assert mac.setup(*FULL).code == 0
     assert mac.setup(*FULL, "--labels", "KAKEYA-mac,self-hosted,macOS,ARM64").code == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.bridge.mac.tools import FULL, Mac
 
 
@@ -13,6 +15,7 @@ def test_power_is_looked_at_as_it_is_on_mains(mac: Mac) -> None:
     assert (power["state"], "sleep 10" in power["finding"]) == ("advice", True)
 
 
+@pytest.mark.slow
 def test_a_filter_that_fetches_by_itself_is_advice(mac: Mac) -> None:
     (mac.home / ".gitconfig").write_text('[filter "lfs"]\n\tprocess = git-lfs filter-process\n')
     done = mac.setup(*FULL)
@@ -34,6 +37,7 @@ def test_a_dry_run_says_what_is_not_done_and_no_more(mac: Mac) -> None:
     assert [step["name"] for step in done["steps"] if step["would"]] == ["self-test"]
 
 
+@pytest.mark.slow
 def test_check_ends_the_same_with_and_without_dry_run(mac: Mac) -> None:
     assert mac.setup("check", "--dry-run").code == mac.setup("check").code == 1
     assert mac.setup(*FULL).code == 0

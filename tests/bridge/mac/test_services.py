@@ -42,6 +42,7 @@ def ups(mac: Mac) -> list[str]:
     return [Path(call.removeprefix(said)).stem for call in mac.changes() if call.startswith(said)]
 
 
+@pytest.mark.slow
 def test_a_service_that_runs_an_older_environment_is_started_again(mac: Mac) -> None:
     assert mac.setup(*FULL).code == 0
     assert ups(mac) == [ACTIONS, SERVE]
@@ -52,6 +53,7 @@ def test_a_service_that_runs_an_older_environment_is_started_again(mac: Mac) -> 
     assert mac.setup(*FULL).json["changed"] is False
 
 
+@pytest.mark.slow
 def test_githubs_runner_is_started_again_when_its_variables_have_changed(mac: Mac) -> None:
     assert mac.setup(*FULL).code == 0
     mac.calls()
@@ -60,6 +62,7 @@ def test_githubs_runner_is_started_again_when_its_variables_have_changed(mac: Ma
     assert ups(mac) == [ACTIONS]
 
 
+@pytest.mark.slow
 def test_without_sudo_the_commands_wait_for_the_job_and_forget_that_it_was_due(mac: Mac) -> None:
     assert mac.setup(*FULL).code == 0
     (mac.prefix / "env" / "changed").touch()
@@ -79,6 +82,7 @@ def test_without_sudo_the_commands_wait_for_the_job_and_forget_that_it_was_due(m
     assert mac.run("setup", "--sudo").code == 0
 
 
+@pytest.mark.slow
 def test_a_sudo_that_says_no_is_an_error_at_once(mac: Mac) -> None:
     assert mac.setup(*FULL).code == 0
     (mac.prefix / "env" / "changed").touch()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.bridge.mac.tools import FULL, Mac
 
 ACTIONS, SERVE = "org.kakeya-mac.actions-runner", "org.kakeya-mac.serve"
@@ -51,6 +53,7 @@ def test_nothing_is_removed_under_a_service_that_only_an_administrator_can_stop(
         assert "sudo rm -f /Library/LaunchDaemons/" in step["fix"]
 
 
+@pytest.mark.slow
 def test_a_property_list_that_launchd_does_not_know_yet_counts_too(mac: Mac) -> None:
     assert mac.setup(*FULL).code == 0
     for path in (mac.fake / "launchd").iterdir():
@@ -59,6 +62,7 @@ def test_a_property_list_that_launchd_does_not_know_yet_counts_too(mac: Mac) -> 
     assert (mac.prefix / "env").exists()
 
 
+@pytest.mark.slow
 def test_a_registration_that_github_keeps_keeps_its_folder_and_the_memory(mac: Mac) -> None:
     assert mac.setup(*FULL).code == 0
     done = mac.run("uninstall", "--sudo", "--json", KAKEYA_RUNNER_TOKEN="")
@@ -78,6 +82,7 @@ def test_a_registration_that_github_keeps_keeps_its_folder_and_the_memory(mac: M
     assert not (mac.prefix / "setup.json").exists()
 
 
+@pytest.mark.slow
 def test_a_service_that_is_not_asked_for_any_more_is_taken_away(mac: Mac) -> None:
     assert mac.setup(*FULL).code == 0
     done = mac.setup("--service", "actions", "--tailnet", "--json")
@@ -90,6 +95,7 @@ def test_a_service_that_is_not_asked_for_any_more_is_taken_away(mac: Mac) -> Non
     assert mac.setup("--service", "actions", "--tailnet", "--sudo", "--json").json["changed"] is False
 
 
+@pytest.mark.slow
 def test_a_runner_that_is_not_asked_for_any_more_is_taken_away_after_its_service(mac: Mac) -> None:
     assert mac.setup(*FULL).code == 0
     done = mac.setup("--service", "serve", "--json")
@@ -102,6 +108,7 @@ def test_a_runner_that_is_not_asked_for_any_more_is_taken_away_after_its_service
     assert not (mac.prefix / "hook").exists()
 
 
+@pytest.mark.slow
 def test_uninstall_takes_both_services_whatever_was_asked_last(mac: Mac) -> None:
     assert mac.setup(*FULL).code == 0
     assert mac.setup("--service", "none").code == 1

@@ -73,7 +73,7 @@ ROUNDS = [(8, 3), (1, 1), (6, 6), (8, 1), (3, 2), (8, 8), (5, 4), (8, 2), (4, 4)
 SINGLES = [(1, 1)] * (LENGTH - 5)
 
 
-@pytest.mark.sampled(16, 4)
+@pytest.mark.sampled(32, 4)
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize(("policy", "family"), CASES)
 def test_blocks_leave_what_single_steps_leave(policy, family, compiled):

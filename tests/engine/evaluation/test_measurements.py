@@ -312,7 +312,7 @@ def test_a_drafter_that_never_asks_its_network_is_found_out(
         assert (document["liveness"]["drafter_forwards"] == 0) is patched
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("patched", [False, True])
 def test_the_drafters_of_a_batch_are_counted_each_by_itself(

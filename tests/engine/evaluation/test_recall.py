@@ -102,6 +102,7 @@ def test_a_policy_that_restores_is_not_measured_without_its_controls(folders: tu
         measure_throughput(engine, load_prompts("code", 1), Switches(), prepare(), progress=quiet)
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("batch", [1, 2])
 def test_restored_keys_and_values_are_measured_beside_their_controls(
     folders: tuple[Path, Path], tmp_path: Path, batch: int
