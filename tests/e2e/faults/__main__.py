@@ -32,6 +32,8 @@ from tests.houses import build_house
 LEASE_S = 4.0
 MOST_SHOWN = 15
 _LOG_LINES = 8
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
+_AGAIN_S = 5
 _NONCE = re.compile(r"[0-9]{8}t[0-9]{6}z[0-9a-f]{12}")
 
 
@@ -39,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run, judge, print, and perhaps store."""
     options = _options(argv)
     seed = secrets.randbelow(1 << 31) if options.seed is None else options.seed
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in _STOPS:
         signal.signal(number, _interrupt)
     root = Path(tempfile.mkdtemp(prefix="kakeya-faults-"))
     failed = False
@@ -49,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say("interrupted")
         return 130
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in _STOPS:
             signal.signal(number, signal.SIG_IGN)
         for left in procs.end_all(root):
             _say(f"would not end: {left}")
@@ -211,6 +213,8 @@ def _say(line: str) -> None:
 
 
 def _interrupt(_number: int, _frame: object) -> None:
+    """Unwind; what is raised while the interpreter forks is lost, so that it is raised once more later."""
+    signal.alarm(_AGAIN_S)
     raise KeyboardInterrupt
 
 

@@ -17,6 +17,21 @@ from tests.e2e.faults import plan, procs
 
 ROOT = Path(__file__).resolve().parents[3]
 ENTRY = [sys.executable, "-m", "tests.e2e.faults"]
+# The interpreter drops what is raised in a hook of fork, as it does in its own, which hold logging's lock.
+LOST = """
+import os, signal, subprocess, sys, time
+from tests.e2e.faults import __main__ as harness
+harness._AGAIN_S = 1
+for number in harness._STOPS:
+    signal.signal(number, harness._interrupt)
+os.register_at_fork(after_in_parent=lambda: signal.raise_signal(signal.SIGINT))
+try:
+    subprocess.run(["true"], preexec_fn=lambda: None)
+    print("lost", flush=True)
+    time.sleep(20)
+except KeyboardInterrupt:
+    print("raised again")
+"""
 
 
 def started(folder: Path, *options: str) -> subprocess.Popen[str]:
@@ -40,6 +55,12 @@ def test_a_seed_decides_requests_clients_and_faults():
         assert {blow.fault for blow in first} == set(plan.Fault)
     assert plan.asks(1, 50, cancels=True) != plan.asks(2, 50, cancels=True)
     assert all(ask.wish is not plan.Wish.CANCEL for ask in plan.asks(1, 200, cancels=False))
+
+
+@pytest.mark.e2e
+def test_an_interrupt_that_is_lost_in_a_fork_is_raised_again():
+    done = subprocess.run([sys.executable, "-c", LOST], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split("\n") == ["lost", "raised again", ""], done.stderr
 
 
 @pytest.mark.e2e
