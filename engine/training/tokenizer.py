@@ -20,9 +20,20 @@ from engine.training.corpora.retrieval import Fact, filler
 VOCABULARY = 1280
 PAD, BOS, EOS, MASK, USER, ASSISTANT, SYSTEM, END = range(8)
 SPECIALS = ("<pad>", "<bos>", "<eos>", "<mask>", "<user>", "<assistant>", "<system>", "<end>")
+# Conversations without tools read as they did when the models were trained. The shipped target has learnt no
+# tools: what it says of them is a matter of chance, unless a grammar holds it to a call.
 CHAT_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}"
-    "<{{ message['role'] }}>{{ message['content'] }}<end>"
+    "{{ bos_token }}"
+    "{% if tools %}<system>Functions:\n"
+    "{% for tool in tools %}{{ tool.function | tojson }}\n{% endfor %}"
+    'A call: <tool_call>\n{"name": …, "arguments": …}\n</tool_call><end>{% endif %}'
+    "{% for message in messages %}"
+    "{% if message['role'] == 'tool' %}<user><tool_response>{{ message['content'] }}</tool_response><end>"
+    "{% else %}<{{ message['role'] }}>{{ message['content'] }}"
+    "{% for call in message['tool_calls'] or [] %}{% set tool_call = call.function %}"
+    '<tool_call>\n{"name": "{{ tool_call.name }}", '
+    '"arguments": {{ tool_call.arguments | tojson }}}\n</tool_call>'
+    "{% endfor %}<end>{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 
