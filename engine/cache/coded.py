@@ -103,6 +103,17 @@ class CodedKV(_BaseCache):
         for store in self.stores:
             store.filter(rows)
 
+    # --- taking back without a transaction ----------------------------------------------------------------
+
+    def is_trimmable(self) -> bool:
+        """Whether all stores are."""
+        return all(store.is_trimmable() for store in self.stores)
+
+    def trim(self, n: int) -> int:
+        """Take back up to ``n`` positions in all stores; returns how many."""
+        taken = [int(store.trim(n)) for store in self.stores]
+        return taken[0]
+
     # --- what mlx-lm and accounting ask ----------------------------------------------------------------
 
     def keys_and_values(self) -> tuple[mx.array | None, mx.array | None]:

@@ -83,6 +83,30 @@ class SlidingRing(_BaseCache):
         """Take back the last ``count`` positions, which must be `rewindable`."""
         self.offset -= count
 
+    # --- the same, asked for by engines that know no transaction -----------------------------------------
+
+    def is_trimmable(self) -> bool:
+        """Whether `trim` may be called: not within a transaction, which takes back by itself."""
+        return self._pending is None
+
+    def trim(self, n: int) -> int:
+        """Take back up to ``n`` positions for good, as mlx-lm's caches do; the headroom's number always goes.
+
+        Returns:
+            How many were taken back.
+
+        Raises:
+            ValueError: a transaction is open, or positions that the next query would see are gone.
+        """
+        count = min(n, self.offset)
+        if self._pending is not None or not self.rewindable(count):
+            raise ValueError(
+                f"cannot trim {count} of {self.offset} positions: "
+                f"the ring takes back {self.headroom} of them outside a transaction"
+            )
+        self.rewind(count)
+        return count
+
     # --- what a model's layer calls -----------------------------------------------------------------
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
