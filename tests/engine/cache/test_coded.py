@@ -175,3 +175,19 @@ def test_native_and_bounded_caches_code_nothing():
     caches = new_caches(target("llama").model, 4, parse_policy("sink-window"))
     assert kv_use(caches) is None
     assert [held(cache) for cache in caches] == [None] * len(caches)
+
+
+@pytest.mark.parametrize("bounded", [False, True])
+def test_trimming_goes_through_all_stores(bounded):
+    model = families.build("gemma3_text" if bounded else "llama", head_dim=32)
+    cache = parse_policy("rotated:4,32").new_caches(model, 4)[0]
+    keys = mx.random.normal((1, 2, 12, 32))
+    cache.update_and_fetch(keys, keys)
+    before = held(cache)
+    cache.update_and_fetch(keys[:, :, :3], keys[:, :, :3])
+    assert cache.is_trimmable()
+    assert cache.trim(3) == 3
+    after = held(cache)
+    assert after.positions == before.positions
+    assert mx.array_equal(after.keys, before.keys)
+    assert {store.offset for store in cache.stores} == {12}

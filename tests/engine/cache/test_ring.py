@@ -229,3 +229,30 @@ def test_a_ring_needs_a_window_and_headroom():
     for wrong in [(0, 4, 0), (8, 0, 0), (8, 4, -1)]:
         with pytest.raises(ValueError, match="must be positive"):
             SlidingRing(*wrong)
+
+
+@pytest.mark.parametrize("sink", [0, 3])
+@given(cuts=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 4)), min_size=1, max_size=12))
+@settings(max_examples=20, deadline=None)
+def test_trimming_without_a_transaction_takes_back_as_much_as_a_block_may_add(sink, cuts):
+    ring = SlidingRing(8, 4, sink)
+    check_step(ring, 7)
+    for new, dropped in cuts:
+        check_step(ring, new)
+        assert ring.is_trimmable()
+        assert ring.trim(min(dropped, new)) == min(dropped, new)
+    check_step(ring, 1)
+
+
+def test_trimming_refuses_what_is_gone_and_leaves_transactions_alone():
+    ring = SlidingRing(8, 4)
+    assert ring.trim(3) == 0
+    check_step(ring, 40)
+    with pytest.raises(ValueError, match="cannot trim 6 of 40 positions: the ring takes back 4"):
+        ring.trim(6)
+    ring.begin(2)
+    assert not ring.is_trimmable()
+    with pytest.raises(ValueError, match="cannot trim"):
+        ring.trim(1)
+    ring.abort()
+    assert ring.trim(1) == 1
