@@ -5,6 +5,8 @@
     │   ├── ConfigurationError       a switch, a value or a combination
     │   ├── ModelError               a model folder: missing, corrupt, unsupported
     │   │   └── DrafterMismatchError      a drafter that belongs to another target
+    │   ├── UnknownModel             a model id or KV channel that a registry does not have
+    │   │   └── ModelNotHere         one it has, whose files are not on this machine
     │   └── PromptError              a prompt or a prompt file
     └── GenerationError              decoding stopped in a way that is not the caller's fault
 
@@ -30,6 +32,14 @@ class ModelError(InputError):
 
 class DrafterMismatchError(ModelError):
     """The drafter was made for another target."""
+
+
+class UnknownModel(InputError):
+    """No model of a registry answers to an id, or no KV channel to its name."""
+
+
+class ModelNotHere(UnknownModel):
+    """A model's files are in none of the places where they are looked for."""
 
 
 class PromptError(InputError):
