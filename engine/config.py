@@ -89,7 +89,7 @@ def open_engine(options: Options) -> Engine:
         ConfigurationError: a switch does not make sense, alone or with the drafter.
         ModelError: a folder cannot be used.
     """
-    block = _block(options.block)
+    block = parse_block(options.block)
     if options.prefill_chunk < 1:
         raise ConfigurationError(f"--prefill-chunk must be at least 1, not {options.prefill_chunk}")
     policy = parse_policy(options.kv)
@@ -116,7 +116,12 @@ def open_engine(options: Options) -> Engine:
     return Engine(options, target, drafter, alone=False, policy=policy, restoration=restoration)
 
 
-def _block(block: str) -> int | None:
+def parse_block(block: str) -> int | None:
+    """What a ``--block`` text says; None for ``auto``.
+
+    Raises:
+        ConfigurationError: it says neither that nor a length.
+    """
     if block == "auto":
         return None
     if not re.fullmatch("[0-9]{1,9}", block) or not 1 <= int(block) <= LARGEST_BLOCK:
