@@ -1,4 +1,4 @@
-"""Write every generated page: command help, JSON Schemas, preset table, gate rules, exit codes.
+"""Write every generated page: command help, JSON Schemas, preset table, gate rules, exit codes, models.
 
 ``python scripts/generate_docs.py`` writes them; ``--check`` writes nothing and exits 1 when one is stale.
 """
@@ -42,6 +42,13 @@ def presets_page() -> str:
     from bridge.render.presets import presets_markdown
 
     return NOTE + presets_markdown(presets.load_all().values())
+
+
+def models_page() -> str:
+    from engine.server.page import registry_markdown
+    from engine.server.registry import Registry
+
+    return NOTE + registry_markdown(Registry.load())
 
 
 def exit_codes_page() -> str:
@@ -98,6 +105,7 @@ def pages() -> dict[str, str]:
         ),
         "docs/reference/kakeya_engine.md": command_page("kakeya_engine", engine_cli, "The bundled engine."),
         "docs/reference/presets.md": presets_page(),
+        "docs/reference/models.md": models_page(),
         "docs/reference/exit-codes.md": exit_codes_page(),
         "docs/adversary.md": adversary_page(),
         "docs/evidence.md": rules_section(evidence),
