@@ -7,6 +7,7 @@ the end of the common part, they start over.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -14,12 +15,21 @@ import mlx.core as mx
 from engine.attention import CodedAttention
 from engine.cache.policy import NATIVE, KVPolicy
 from engine.cache.restored import RestoredKV
-from engine.cache.transaction import Transaction, new_caches
+from engine.cache.transaction import Mark, Transaction, new_caches
 from engine.drafters.base import Drafter
 from engine.host import wait
 from engine.restoration.session import RestorationPlan, restoration_for
 from engine.stage import Stage
 from engine.target import Target
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """A state to come back to: after how many tokens, the caches', and what brings the drafter back."""
+
+    tokens: int
+    caches: Mark
+    drafter: Callable[[], None] | None
 
 
 class Session:
@@ -55,6 +65,7 @@ class Session:
         """
         self.target, self.drafter, self.headroom, self.policy = target, drafter, headroom, policy
         self._turn = object()  # stands for the continuation that uses the session
+        self._mark: _Mark | None = None
         self.tokens: list[int] = []  # committed: the caches hold all but the last `transaction.carried`
         with ExitStack() as opened:  # what fails half way leaves the model as it was
             self.transaction = Transaction(target.model, caches or new_caches(target.model, headroom, policy))
@@ -100,14 +111,46 @@ class Session:
         """
         common = _common(self.tokens, prompt[:-1])
         surplus = len(self.tokens) - common
-        drafter = self.drafter
-        if (surplus and not self._rewound(common)) or not (
-            drafter is None or drafter.rewind(surplus)  # also by 0: a turn left midway had drafts asked for
-        ):
+        if surplus and not self._rewound(common):
+            return self._back_to_mark(common)
+        del self.tokens[common:]
+        # by 0, too: a turn that was left midway had drafts asked for
+        if self.drafter is not None and not self.drafter.rewind(surplus):
+            return self._back_to_mark(common)
+        if self.marked > common:
+            self._mark = None
+        return common
+
+    def mark(self) -> None:
+        """Remember the present state: where caches or drafter cannot go back as far as `resume` asks, it
+        comes back here instead of starting over. The mark before is forgotten.
+        """
+        if self._restoration is None and not self.transaction.carried:
+            self._mark = _Mark(
+                len(self.tokens), self.transaction.mark(), self.drafter.mark() if self.drafter else None
+            )
+
+    @property
+    def marked(self) -> int:
+        """Tokens up to the mark; 0 without one."""
+        return self._mark.tokens if self._mark else 0
+
+    @property
+    def mark_nbytes(self) -> int:
+        """Bytes of keys, values and states that are held for the mark alone."""
+        return self._mark.caches.nbytes if self._mark else 0
+
+    def _back_to_mark(self, common: int) -> int:
+        """Come back to the mark, if what is held in common reaches there, or start over."""
+        mark = self._mark
+        if mark is None or mark.tokens > common:
             self._start_over()
             return 0
-        del self.tokens[common:]
-        return common
+        self.transaction.back_to(mark.caches, len(self.tokens) - mark.tokens)
+        if mark.drafter is not None:
+            mark.drafter()
+        del self.tokens[mark.tokens :]
+        return mark.tokens
 
     def _rewound(self, length: int) -> bool:
         """Take caches and restoration back to the first tokens, if they can go there."""
@@ -191,6 +234,7 @@ class Session:
         before.abort()
         self.transaction = Transaction(self.target.model, caches)
         before.close()  # not earlier: who also listens to the model's modules would be thrown out with it
+        self._mark = None
         self.tokens.clear()
         if self._restoration is not None:
             self._restoration.start()

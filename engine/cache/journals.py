@@ -3,6 +3,7 @@
 Recurrent states have a file of their own (`recurrent`); here are the caches that need no model for it.
 """
 
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -138,11 +139,28 @@ class Snapshot:
         self._cache = cache
         self._attributes = {name: _kept(value) for name, value in vars(cache).items()}
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays it holds."""
+        return sum(array.nbytes for array in _arrays(list(self._attributes.values())))
+
     def restore(self) -> Any:
         """Give the object back the attributes it had; returns the object."""
         vars(self._cache).clear()
         vars(self._cache).update({name: _restored(value) for name, value in self._attributes.items()})
         return self._cache
+
+
+def _arrays(value: Any) -> Iterator[mx.array]:
+    if isinstance(value, mx.array):
+        yield value
+    elif isinstance(value, Snapshot):
+        yield from _arrays(list(value._attributes.values()))
+    elif isinstance(value, dict):
+        yield from _arrays(list(value.values()))
+    elif type(value) in {list, tuple}:
+        for inner in value:
+            yield from _arrays(inner)
 
 
 def _kept(value: Any) -> Any:

@@ -17,16 +17,33 @@ Everything is lazy: nothing here waits for the device.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from mlx_lm.models.cache import ArraysCache, CacheList
 
 from engine.cache.coded import CodedKV
-from engine.cache.journals import JOURNALS, CarryJournal, Journal
+from engine.cache.journals import JOURNALS, CarryJournal, Journal, Snapshot, TrimJournal
 from engine.cache.policy import NATIVE, KVPolicy
 from engine.cache.recorder import Wiring
 from engine.cache.recurrent import RecurrentJournal
 from engine.cache.ring import SlidingRing
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A state to come back to.
+
+    Attributes:
+        kept: of each member its state, or None where rows can be trimmed at any time.
+    """
+
+    kept: tuple[Snapshot | None, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are held for it."""
+        return sum(snapshot.nbytes for snapshot in self.kept if snapshot is not None)
 
 
 class Transaction:
@@ -45,6 +62,7 @@ class Transaction:
         self._recurrent = [member for member in members if type(member) is ArraysCache]
         self._wiring = Wiring.of(model) if self._recurrent else None
         self._journals = [self._journal(member) for member in members]
+        self._pairs = list(zip(members, self._journals, strict=True))
         rings = [member.headroom for member in members if type(member) is SlidingRing]
         self.room: int | None = min(rings, default=None)
         """The most positions `begin` takes, carried ones included; None: any number."""
@@ -135,6 +153,32 @@ class Transaction:
             journal.rewind(rows)
         self.carried -= count - rows
         return True
+
+    def mark(self) -> "Mark":
+        """The present state, to come back to by `back_to`, whatever is committed after it.
+
+        Raises:
+            ValueError: a transaction is open, or tokens are carried.
+        """
+        if self._open is not None or self.carried:
+            raise ValueError("a mark stands between transactions, where nothing is carried")
+        kept = [None if type(journal) is TrimJournal else Snapshot(m) for m, journal in self._pairs]
+        return Mark(tuple(kept))
+
+    def back_to(self, mark: "Mark", count: int) -> None:
+        """Forget the last ``count`` committed tokens, those since the mark.
+
+        Raises:
+            ValueError: a transaction is open.
+        """
+        if self._open is not None:
+            raise ValueError("a transaction is open")
+        for journal, snapshot in zip(self._journals, mark.kept, strict=True):
+            if snapshot is None:
+                journal.rewind(count - self.carried)
+            else:
+                snapshot.restore()
+        self.carried = 0
 
     def close(self) -> None:
         """Abort what is open and give the model's modules their classes back. Closing twice does nothing."""

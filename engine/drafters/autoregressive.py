@@ -9,7 +9,7 @@ decoded plainly costs the drafter nothing. Each draft costs a forward, so only a
 target can pay.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
@@ -83,6 +83,14 @@ class Autoregressive:
                 self._forget_caches()
         del self._tokens[len(self._tokens) - count :]
         return True
+
+    def mark(self) -> Callable[[], None]:
+        """See `Drafter.mark`; it can be shortened to any length."""
+        length = len(self._tokens)
+        return lambda: self._shorten(length)
+
+    def _shorten(self, length: int) -> None:
+        self.rewind(len(self._tokens) - length)
 
     def propose(self, bonus: int, count: int, sampler: Sampler | None = None) -> Draft:
         """Draft up to ``count`` tokens, each given those before it, and q where a sampler drew them."""

@@ -1,6 +1,6 @@
 """What decoding asks of a drafter. The networks live in `engine.networks`, the kinds in `registry`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -68,6 +68,9 @@ class Drafter(Protocol):
 
     def rewind(self, count: int) -> bool:
         """Forget the last ``count`` observed tokens; False where it cannot, and then nothing is forgotten."""
+
+    def mark(self) -> Callable[[], None]:
+        """Note the present state; what is returned brings it back, as often as it is called."""
 
     def propose(self, bonus: int, count: int, sampler: Sampler | None = None) -> Draft:
         """Draft up to ``count`` tokens after ``bonus``, the one token not yet committed.

@@ -5,7 +5,7 @@ wait here and enter with the next draft, or by themselves when many have gathere
 plain decoding), so memory stays bounded. Nothing here waits for the device.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
@@ -87,6 +87,16 @@ class BlockDrafter:
         rows = self._take_waiting()[:, :left]
         self._waiting, self._waits = ([rows] if left else []), left
         return True
+
+    def mark(self) -> Callable[[], None]:
+        """See `Drafter.mark`."""
+        context, waiting, waits = self._context.mark(), list(self._waiting), self._waits
+
+        def back() -> None:
+            context()
+            self._waiting, self._waits = list(waiting), waits
+
+        return back
 
     def propose(self, bonus: int, count: int, sampler: Sampler | None = None) -> Draft:
         """See `Drafter.propose`. All ``count`` drafts are made, by one forward."""

@@ -17,7 +17,7 @@ and ``draft_context`` of its config.json) and the spec's to overrule: ``masked-d
 
 import re
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from sys import getsizeof
 from typing import Any
@@ -108,6 +108,14 @@ class MaskedDiffusion:
             return False
         del self._tokens[len(self._tokens) - count :]
         return True
+
+    def mark(self) -> Callable[[], None]:
+        """See `Drafter.mark`; it can be shortened to any length."""
+        length = len(self._tokens)
+        return lambda: self._shorten(length)
+
+    def _shorten(self, length: int) -> None:
+        self.rewind(len(self._tokens) - length)
 
     def propose(self, bonus: int, count: int, sampler: Sampler | None = None) -> Draft:  # noqa: ARG002
         """Fill ``count`` masks behind the bonus; the drafts are chosen, not drawn, also for a ``sampler``."""

@@ -12,7 +12,7 @@ Everything runs on the host. Not covered: matches across sequences, and tokens t
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from sys import getsizeof
 from zlib import crc32
 
@@ -166,6 +166,14 @@ class PromptLookup:
         for _ in range(count):
             self._index.pop()
         return True
+
+    def mark(self) -> Callable[[], None]:
+        """See `Drafter.mark`; the text can be shortened to any length."""
+        length = len(self._index)
+        return lambda: self._shorten(length)
+
+    def _shorten(self, length: int) -> None:
+        self.rewind(len(self._index) - length)
 
     def propose(self, bonus: int, count: int, sampler: Sampler | None = None) -> Draft:  # noqa: ARG002
         """What followed the longest match; fewer than ``count`` tokens where the match is short.

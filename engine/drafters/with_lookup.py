@@ -9,7 +9,7 @@ Nothing is remembered from one continuation to the next: the choice depends on t
 rounds began.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -127,6 +127,17 @@ class WithLookup:
             return False
         self._forget()
         return True
+
+    def mark(self) -> Callable[[], None]:
+        """Of both; how the drafts have fared is forgotten on the way back."""
+        marks = (self._lookup.mark(), self._other.mark())
+
+        def back() -> None:
+            for mark in marks:
+                mark()
+            self._forget()
+
+        return back
 
     def propose(self, bonus: int, count: int, sampler: Sampler | None = None) -> Draft:
         """What followed the last time, or what the other drafter proposes."""

@@ -4,6 +4,8 @@ Rows of the block being drafted are written behind the committed ones as scratch
 call, so nothing a draft does has to be undone.
 """
 
+from collections.abc import Callable
+
 import mlx.core as mx
 
 from engine.networks.dflash_config import DFlashConfig
@@ -58,6 +60,18 @@ class LayerContext:
         needed = positions if self.keep is None else min(positions, self.keep)
         return self.length - count >= needed
 
+    def mark(self) -> Callable[[], None]:
+        """Note the rows held; what is returned brings them back. Of all rows, none but the newest ever go."""
+        length = self.length
+        rows = None if self.keep is None else (_handle(self.keys), _handle(self.values))
+
+        def back() -> None:
+            self.length = length
+            if rows is not None:
+                self.keys, self.values = map(_handle, rows)
+
+        return back
+
     def _make_room(self, keys: mx.array, values: mx.array) -> None:
         held = self.length if self.keep is None else min(self.length, self.keep + SPARE)
         capacity = -(-(held + keys.shape[2]) // self.step) * self.step
@@ -73,6 +87,11 @@ class LayerContext:
     def nbytes(self) -> int:
         """Resident bytes of the buffers."""
         return 0 if self.keys is None or self.values is None else self.keys.nbytes + self.values.nbytes
+
+
+def _handle(rows: mx.array | None) -> mx.array | None:
+    """Rows under a name of their own: writing into an array changes what all others see."""
+    return None if rows is None else mx.array(rows)
 
 
 class Context:
@@ -93,6 +112,17 @@ class Context:
             layer.length -= count
         self.offset = left
         return True
+
+    def mark(self) -> Callable[[], None]:
+        """Note the positions seen; what is returned goes back to them."""
+        offset, layers = self.offset, [layer.mark() for layer in self.layers]
+
+        def back() -> None:
+            self.offset = offset
+            for layer in layers:
+                layer()
+
+        return back
 
     @property
     def nbytes(self) -> int:
