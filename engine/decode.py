@@ -10,16 +10,17 @@ the token of the last one is read. One sequence. At every yield the session hold
 tokens but the newest, so a caller may stop at any of them and go on from there.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 import mlx.core as mx
 
-from engine.accept import likeliest, pack_greedy, pack_sampled, unpack
+from engine.accept import unpack
 from engine.cache.policy import NATIVE, KVPolicy
-from engine.drafters.base import NOTHING, Draft, Drafter
+from engine.choice import Choice, Processor
+from engine.drafters.base import NOTHING, Drafter
 from engine.errors import ConfigurationError, PromptError
 from engine.host import launch, read_token, read_tokens, wait_for
 from engine.pace import Fixed, Pace
@@ -31,7 +32,7 @@ from engine.target import Target
 
 CLEAR_EVERY = 256  # rounds after which mlx's pool of freed buffers is given back
 
-Processor = Callable[[mx.array, mx.array], mx.array]  # tokens so far [N], logits [1, V] → logits [1, V]
+__all__ = ["Diagnosis", "Processor", "Round", "Step", "decode"]
 
 
 @dataclass(frozen=True)
@@ -141,9 +142,8 @@ def decode(
         own,
         pace,
         stops or Stops(),
-        sampler=sampler,
-        processors=processors,
-        diagnosis=diagnosis,
+        Choice(sampler, processors),
+        diagnosis,
     )
     try:
         with own.guarded() as check:
@@ -163,13 +163,11 @@ class _Run:
         session: Session,
         pace: Pace,
         stops: Stops,
-        *,
-        sampler: Sampler | None,
-        processors: Sequence[Processor],
+        choice: Choice,
         diagnosis: Diagnosis,
     ) -> None:
         self.session, self.drafter, self.pace, self.stops = session, session.drafter, pace, stops
-        self.sampler, self.processors, self.diagnosis = sampler, processors, diagnosis
+        self.choice, self.diagnosis = choice, diagnosis
         self.finish: str | None = None
         self.block = 1  # length of the next round, decided by `plan`
         self._draft = NOTHING  # its drafts [block - 1], launched
@@ -178,7 +176,6 @@ class _Run:
         self._bonus = -1
         self._remaining = 0
         self._rounds = 0
-        self._so_far = mx.array([], mx.int32)  # prompt and emitted tokens, for the processors alone
 
     def steps(self, prompt: Sequence[int], max_tokens: int, chunk: int) -> Iterator[Step]:
         """The whole continuation."""
@@ -199,10 +196,9 @@ class _Run:
         while done < last:
             self.session.take_in(prompt[done : min(done + chunk, last)])
             done += chunk
-        if self.processors:
-            self._so_far = mx.array(list(prompt), mx.int32)
+        self.choice.start(prompt)
         logits, rows = self._forward([*self.session.carried, prompt[last]])
-        token = read_token(self._choose(logits[-1:], self._so_far))
+        token = read_token(self.choice.of_row(logits[-1:], self.choice.so_far))
         self.session.commit(prompt[last:], rows)
         return self._emit((token,), None, self.stops.find((token,)) is not None, plan=False)
 
@@ -215,7 +211,7 @@ class _Run:
         wish = min(wish, self.session.headroom - self.session.transaction.carried)
         if wish > 1:
             started = perf_counter()
-            self._draft = self.drafter.propose(self._bonus, wish - 1, self.sampler)
+            self._draft = self.drafter.propose(self._bonus, wish - 1, self.choice.sampler)
             self.block = 1 + len(self._draft)
             self._silent = self.block == 1
             if not self._silent and not self.diagnosis.single_graph:
@@ -228,7 +224,7 @@ class _Run:
         draft, self._draft = self._draft, NOTHING
         fed = mx.concatenate([mx.array([*self.session.carried, self._bonus], mx.int32), draft.tokens])
         logits, rows = self._forward(fed, self.block)  # [B, V], [1, B, K·hidden]
-        packed = self._pack(draft, logits)
+        packed = self.choice.of_block(draft, logits)
         launch(packed, rows)  # a second graph: one giant graph chokes some devices
         drafting_s = self._launch_s
         if self.diagnosis.stage_times:
@@ -244,12 +240,12 @@ class _Run:
     def plain_spell(self) -> Iterator[Step]:
         """Pipelined plain steps until the pace wants a block or the sequence ends."""
         started, fed = perf_counter(), self._bonus
-        token, rows = self._launch([*self.session.carried, fed], self._so_far)
+        token, rows = self._launch([*self.session.carried, fed], self.choice.so_far)
         while True:
             self.session.commit((fed,), rows)
             ahead = None
             if self._remaining > 1 and (self._silent or self.pace.choose(self._remaining - 1) == 1):
-                ahead = self._launch(token, self._joined(token))
+                ahead = self._launch(token, self.choice.joined(token))
             value = read_token(token)
             record = Round(1, 0, 0.0, perf_counter() - started)
             stopped = self.stops.find((value,)) is not None
@@ -260,7 +256,9 @@ class _Run:
             step = self._emit((value,), record, stopped, plan=False)
             if self._silent and self.drafter is not None:
                 wish = self.pace.choose(self._remaining)
-                self._silent = wish > 1 and not len(self.drafter.propose(value, wish - 1, self.sampler))
+                self._silent = wish > 1 and not len(
+                    self.drafter.propose(value, wish - 1, self.choice.sampler)
+                )
             yield step
             started = perf_counter()
             (token, rows), fed = ahead, value
@@ -268,7 +266,7 @@ class _Run:
     def _launch(self, tokens: mx.array | list[int], so_far: mx.array) -> tuple[mx.array, mx.array | None]:
         """Start a plain forward: the token it predicts [1] and the taps' rows, not waited for."""
         logits, rows = self._forward(tokens)
-        following = self._choose(logits[-1:], so_far)
+        following = self.choice.of_row(logits[-1:], so_far)
         launch(following, rows)
         return following, rows
 
@@ -290,32 +288,6 @@ class _Run:
             return logits[0, skipped:], None if rows is None else rows[:, skipped:]
         return logits[0], rows
 
-    def _choose(self, logits: mx.array, so_far: mx.array) -> mx.array:
-        """The token after a row of logits [1, V], [1]; not evaluated."""
-        logits = self._processed(logits, so_far)
-        if self.sampler is None:
-            return likeliest(logits)
-        return self.sampler.draw(self.sampler.distribution(logits))
-
-    def _pack(self, draft: Draft, logits: mx.array) -> mx.array:
-        """Acceptance of a block from its logits [B, V], as one array."""
-        if self.processors:
-            known = [self._joined(draft.tokens[:count]) for count in range(self.block)]
-            rows = [self._processed(logits[i : i + 1], tokens) for i, tokens in enumerate(known)]
-            logits = mx.concatenate(rows)
-        if self.sampler is None:
-            return pack_greedy(draft.tokens, logits)
-        return pack_sampled(draft, logits, self.sampler)
-
-    def _processed(self, logits: mx.array, so_far: mx.array) -> mx.array:
-        for processor in self.processors:
-            logits = processor(so_far, logits)
-        return logits
-
-    def _joined(self, tokens: mx.array) -> mx.array:
-        """The tokens so far and these, where a processor wants to know."""
-        return mx.concatenate([self._so_far, tokens]) if self.processors else self._so_far
-
     def _emit(
         self,
         tokens: tuple[int, ...],
@@ -329,8 +301,7 @@ class _Run:
         self._bonus = tokens[-1]
         self._remaining -= len(tokens)
         self._rounds += 1
-        if self.processors:
-            self._so_far = self._joined(mx.array(tokens, mx.int32))
+        self.choice.note(tokens)
         if record is not None and learn:
             self.pace.record(record.block, record.accepted, record.draft_s + record.verify_s)
         if stopped or self._remaining < 1:

@@ -15,8 +15,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.sample_utils import make_logits_processors
 
-from engine import accept
-from engine import decode as loop
+from engine import accept, choice
 from engine.decode import Processor, Step, decode
 from engine.drafters.autoregressive import Autoregressive
 from engine.drafters.base import NOTHING, Draft, Drafter
@@ -297,7 +296,7 @@ def accept_too_often(draft: Draft, logits: mx.array, sampler: Sampler) -> mx.arr
 def test_a_wrong_acceptance_fails_the_same_test(
     monkeypatch: pytest.MonkeyPatch, wrong: Callable[..., mx.array], kind: str, sampling: Sampling, draws: int
 ):
-    monkeypatch.setattr(loop, "pack_sampled", wrong)
+    monkeypatch.setattr(choice, "pack_sampled", wrong)
     with pytest.raises(AssertionError, match="chi-square"):
         assert_drawn_from(triples(kind, sampling, "block 3", draws), exact(sampling))
 
@@ -359,7 +358,7 @@ def test_long_texts_with_plain_steps_between_blocks_are_drawn_from_the_target(
 
 @pytest.mark.slow
 def test_a_wrong_acceptance_shows_in_long_texts(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(loop, "pack_sampled", residual_from_p)
+    monkeypatch.setattr(choice, "pack_sampled", residual_from_p)
     steps = text(wandering(), DRAFTERS["dflash-near"](wandering()), 960, "block 3")
     with pytest.raises(AssertionError, match="chi-square"):
         assert_every_token_is_drawn_from_the_target(steps, HOT, seed=3)
