@@ -44,11 +44,19 @@ class Choice:
             return likeliest(logits)
         return self.sampler.draw(self.sampler.distribution(logits))
 
-    def of_block(self, draft: Draft, logits: mx.array) -> mx.array:
-        """Acceptance of a block from its logits [B, V], int32 [1 + B], see `engine.accept`."""
-        if self.processors:
-            known = [self.joined(draft.tokens[:count]) for count in range(1 + len(draft))]
-            rows = [self._processed(logits[i : i + 1], tokens) for i, tokens in enumerate(known)]
+    def before(self, drafts: mx.array) -> list[mx.array]:
+        """The tokens before each row of a block of these drafts [B - 1]; nothing without processors."""
+        if not self.processors:
+            return []
+        return [self.joined(drafts[:count]) for count in range(1 + drafts.shape[0])]
+
+    def of_block(self, draft: Draft, logits: mx.array, before: Sequence[mx.array]) -> mx.array:
+        """Acceptance of a block from its logits [B, V], int32 [1 + B], see `engine.accept`.
+
+        Processors take the rows in order; ``before`` are the tokens before each, those drafted among them.
+        """
+        if before:
+            rows = [self._processed(logits[i : i + 1], tokens) for i, tokens in enumerate(before)]
             logits = mx.concatenate(rows)
         if self.sampler is None:
             return pack_greedy(draft.tokens, logits)

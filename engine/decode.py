@@ -197,8 +197,8 @@ class _Run:
             self.session.take_in(prompt[done : min(done + chunk, last)])
             done += chunk
         self.choice.start(prompt)
-        logits, rows = self._forward([*self.session.carried, prompt[last]])
-        token = read_token(self.choice.of_row(logits[-1:], self.choice.so_far))
+        following, rows = self._launch([*self.session.carried, prompt[last]], self.choice.so_far)
+        token = read_token(following)
         self.session.commit(prompt[last:], rows)
         return self._emit((token,), None, self.stops.find((token,)) is not None, plan=False)
 
@@ -223,8 +223,11 @@ class _Run:
         started = perf_counter()
         draft, self._draft = self._draft, NOTHING
         fed = mx.concatenate([mx.array([*self.session.carried, self._bonus], mx.int32), draft.tokens])
+        before = self.choice.before(draft.tokens)
         logits, rows = self._forward(fed, self.block)  # [B, V], [1, B, K·hidden]
-        packed = self.choice.of_block(draft, logits)
+        if before and not self.diagnosis.single_graph:
+            _launch_in_turn(before, [logits, rows])
+        packed = self.choice.of_block(draft, logits, before)
         launch(packed, rows)  # a second graph: one giant graph chokes some devices
         drafting_s = self._launch_s
         if self.diagnosis.stage_times:
@@ -266,6 +269,8 @@ class _Run:
     def _launch(self, tokens: mx.array | list[int], so_far: mx.array) -> tuple[mx.array, mx.array | None]:
         """Start a plain forward: the token it predicts [1] and the taps' rows, not waited for."""
         logits, rows = self._forward(tokens)
+        if self.choice.processors:
+            _launch_in_turn(so_far, [logits, rows])
         following = self.choice.of_row(logits[-1:], so_far)
         launch(following, rows)
         return following, rows
@@ -311,3 +316,9 @@ class _Run:
         if self._rounds % CLEAR_EVERY == 0:
             mx.clear_cache()
         return Step(tokens, record, self.finish)
+
+
+def _launch_in_turn(known: Any, forward: Any) -> None:
+    """Start what processors may read, then the forward, which goes on while they read and think."""
+    launch(known)
+    launch(*forward)

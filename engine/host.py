@@ -36,3 +36,9 @@ def read_float(array: mx.array) -> float:
 def read_tokens(array: mx.array) -> list[int]:
     """The integers of an array [N]: waits and transfers, once."""
     return [int(token) for token in array.tolist()]  # type: ignore[arg-type, union-attr]  # typed as any nesting
+
+
+def read_tail(array: mx.array, start: int) -> list[int]:
+    """The integers of an array [N] from ``start`` on: waits for this array alone and copies no others."""
+    with memoryview(array) as view:  # type: ignore[arg-type]  # the stub does not know the buffer protocol
+        return view[start:].tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
@@ -14,6 +15,7 @@ from engine import decode as loop
 from engine import session as state
 from engine.decode import Diagnosis, Step, decode
 from engine.drafters import autoregressive
+from engine.host import read_tail
 from engine.pace import Fixed
 from engine.session import Session
 from engine.stops import Stops
@@ -152,7 +154,7 @@ def test_the_next_draft_is_launched_before_tokens_are_handed_out(monkeypatch: py
     for step in decode(target_of("llama"), drafter, PROMPT, max_tokens=COUNT, pace=Fixed(8)):
         order.append("handed out" if step.finish is None else "the end")
     first, *rest = " ".join(order).split("handed out")
-    assert first == ""  # the first token comes before any draft
+    assert "propose" not in first  # the first token comes before any draft
     assert rest[0].split() == ["propose", "launch", "launch", "read", "propose", "launch"]
     assert {tuple(part.split()) for part in rest[1:-1]} == {("launch", "read", "propose", "launch")}
     assert rest[-1].split() == ["launch", "read", "the", "end"]  # nothing is drafted in vain
@@ -242,3 +244,29 @@ def test_a_caller_may_leave_at_any_yield_and_go_on_later(
                 assert forwards[0] == 1
                 assert max(forwards) <= block
         assert len(emitted) >= 13
+
+
+@pytest.mark.parametrize("block", [1, 6])
+def test_the_forward_runs_while_processors_read_the_tokens_before_their_row(
+    block: int, monkeypatch: pytest.MonkeyPatch
+):
+    """What is read was launched (L) before the forward, and that before the first row is read (R)."""
+    order: list[str] = []
+    launch = loop.launch
+
+    def launched(*trees: Any) -> None:
+        order.append("L")
+        launch(*trees)
+
+    def reading(tokens: mx.array, logits: mx.array) -> mx.array:
+        order.append("R")
+        assert read_tail(tokens, 0)[: len(PROMPT)] == PROMPT
+        return logits
+
+    monkeypatch.setattr(loop, "launch", launched)
+    drafter = helped("dflash", "llama", right=1.0)
+    processors = [reading]
+    list(decode(target_of("llama"), drafter, PROMPT, max_tokens=14, pace=Fixed(block), processors=processors))
+    prompt, plain_step, round_ = "LLRL", "LLRL", "LLLR{6}L"  # tokens, forward, rows, verdict; a draft first
+    wanted = f"{prompt}({plain_step}){{13}}" if block == 1 else f"{prompt}({round_})+({plain_step})?"
+    assert re.fullmatch(wanted, "".join(order)), order

@@ -14,7 +14,7 @@ import pytest
 
 from engine import host
 
-HOST_WAITS = ("wait", "wait_for")
+HOST_WAITS = ("wait", "wait_for", "read_tail")
 WAITS = ("eval", "synchronize", *HOST_WAITS)
 TRANSFERS = ("item", "tolist", "__int__", "__float__", "__bool__", "__array__")
 
