@@ -22,7 +22,8 @@ from engine.cache.policy import NATIVE, KVPolicy
 from engine.choice import Choice, Processor
 from engine.drafters.base import NOTHING, Drafter
 from engine.errors import ConfigurationError, PromptError
-from engine.host import launch, read_token, read_tokens, wait_for
+from engine.host import launch, read_tokens, wait_for
+from engine.logprobs import Logprobs, TokenLogprob
 from engine.pace import Fixed, Pace
 from engine.restoration.session import RestorationPlan
 from engine.sampling import Sampler
@@ -52,6 +53,7 @@ class Step:
     tokens: tuple[int, ...]
     round: Round | None
     finish: str | None  # "stop" or "length" on the last step
+    logprobs: tuple[TokenLogprob, ...] | None = None  # one a token, where they were asked for
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ def decode(
     stops: Stops | None = None,
     sampler: Sampler | None = None,
     processors: Sequence[Processor] = (),
+    logprobs: int | None = None,
     pace: Pace | None = None,
     prefill_chunk: int = 2048,
     caches: list[Any] | None = None,
@@ -98,6 +101,8 @@ def decode(
         sampler: draws the tokens; None takes the likeliest.
         processors: change the target's logits before a token is taken, each given the tokens so far, as
             mlx-lm's logits processors do.
+        logprobs: tell every token's log-probability and so many of the likeliest in its place, 0 to 20; None
+            works out neither.
         pace: chooses block lengths (default: the drafter's own, 1 without a drafter).
         prefill_chunk: prompt positions per forward.
         caches: empty caches from `new_caches`, to look into afterwards; made here if not given.
@@ -111,8 +116,8 @@ def decode(
 
     Raises:
         PromptError: the prompt is empty.
-        ConfigurationError: ``max_tokens`` is not positive, a block was asked for without a drafter or is
-            longer than the session was opened for.
+        ConfigurationError: ``max_tokens`` is not positive, ``logprobs`` is out of range, a block was asked
+            for without a drafter or is longer than the session was opened for.
         ValueError: on going on after another continuation has begun in the session.
     """
     if not prompt:
@@ -128,6 +133,7 @@ def decode(
         raise ConfigurationError(
             f"a block of {pace.largest} needs a session opened for it, not for {session.headroom}"
         )
+    records = None if logprobs is None else Logprobs(logprobs, target.vocab_size)
     diagnosis = diagnosis or Diagnosis()
     own = session or Session(
         target,
@@ -142,7 +148,7 @@ def decode(
         own,
         pace,
         stops or Stops(),
-        Choice(sampler, processors),
+        Choice(sampler, processors, records),
         diagnosis,
     )
     try:
@@ -197,10 +203,11 @@ class _Run:
             self.session.take_in(prompt[done : min(done + chunk, last)])
             done += chunk
         self.choice.start(prompt)
-        following, rows = self._launch([*self.session.carried, prompt[last]], self.choice.so_far)
-        token = read_token(following)
+        _, packed, rows = self._launch([*self.session.carried, prompt[last]], self.choice.so_far)
+        token, *numbers = read_tokens(packed)
         self.session.commit(prompt[last:], rows)
-        return self._emit((token,), None, self.stops.find((token,)) is not None, plan=False)
+        stopped = self.stops.find((token,)) is not None
+        return self._emit((token,), None, stopped, numbers, plan=False)
 
     def plan(self) -> None:
         """Choose the next block and start drafting it."""
@@ -234,29 +241,30 @@ class _Run:
             waiting = perf_counter()
             wait_for(draft.tokens)
             drafting_s += perf_counter() - waiting
-        verdict = unpack(read_tokens(packed), self.stops)  # [1 + B]
+        values = read_tokens(packed)  # [1 + B], and what was recorded
+        verdict = unpack(values, self.stops)
         seconds = self._launch_s + perf_counter() - started
         self.session.commit((self._bonus, *verdict.tokens[:-1]), rows)
         record = Round(self.block, verdict.accepted, drafting_s, seconds - drafting_s)
-        return self._emit(verdict.tokens, record, verdict.stopped)
+        return self._emit(verdict.tokens, record, verdict.stopped, values[1 + self.block :])
 
     def plain_spell(self) -> Iterator[Step]:
         """Pipelined plain steps until the pace wants a block or the sequence ends."""
         started, fed = perf_counter(), self._bonus
-        token, rows = self._launch([*self.session.carried, fed], self.choice.so_far)
+        token, packed, rows = self._launch([*self.session.carried, fed], self.choice.so_far)
         while True:
             self.session.commit((fed,), rows)
             ahead = None
             if self._remaining > 1 and (self._silent or self.pace.choose(self._remaining - 1) == 1):
                 ahead = self._launch(token, self.choice.joined(token))
-            value = read_token(token)
+            value, *numbers = read_tokens(packed)
             record = Round(1, 0, 0.0, perf_counter() - started)
             stopped = self.stops.find((value,)) is not None
             if ahead is None or stopped:  # the last step of a spell overlaps with nothing: no cost to learn
                 self.session.transaction.abort()
-                yield self._emit((value,), record, stopped, learn=False)
+                yield self._emit((value,), record, stopped, numbers, learn=False)
                 return
-            step = self._emit((value,), record, stopped, plan=False)
+            step = self._emit((value,), record, stopped, numbers, plan=False)
             if self._silent and self.drafter is not None:
                 wish = self.pace.choose(self._remaining)
                 self._silent = wish > 1 and not len(
@@ -264,16 +272,22 @@ class _Run:
                 )
             yield step
             started = perf_counter()
-            (token, rows), fed = ahead, value
+            (token, packed, rows), fed = ahead, value
 
-    def _launch(self, tokens: mx.array | list[int], so_far: mx.array) -> tuple[mx.array, mx.array | None]:
-        """Start a plain forward: the token it predicts [1] and the taps' rows, not waited for."""
+    def _launch(
+        self, tokens: mx.array | list[int], so_far: mx.array
+    ) -> tuple[mx.array, mx.array, mx.array | None]:
+        """Start a plain forward, not waited for.
+
+        Returns:
+            The token it predicts [1], the same with what is recorded of it, and the taps' rows.
+        """
         logits, rows = self._forward(tokens)
         if self.choice.processors:
             _launch_in_turn(so_far, [logits, rows])
-        following = self.choice.of_row(logits[-1:], so_far)
-        launch(following, rows)
-        return following, rows
+        following, packed = self.choice.of_row(logits[-1:], so_far)
+        launch(packed, rows)
+        return following, packed, rows
 
     def _forward(
         self, tokens: mx.array | list[int], wanted: int | None = None
@@ -298,6 +312,7 @@ class _Run:
         tokens: tuple[int, ...],
         record: Round | None,
         stopped: bool,
+        numbers: Sequence[int],
         *,
         plan: bool = True,
         learn: bool = True,
@@ -315,7 +330,7 @@ class _Run:
             self.plan()
         if self._rounds % CLEAR_EVERY == 0:
             mx.clear_cache()
-        return Step(tokens, record, self.finish)
+        return Step(tokens, record, self.finish, self.choice.records(tokens, numbers))
 
 
 def _launch_in_turn(known: Any, forward: Any) -> None:
