@@ -1,4 +1,4 @@
-"""The engine's one door to other programs: small tools of the system, asked what they know."""
+"""The engine's one door to other programs: tools of the system, asked what they know, and our own trials."""
 
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -9,14 +9,18 @@ ENVIRONMENT = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin:/usr/local/bin:/opt/homebr
 
 
 def printed_by(
-    argv: Sequence[str], folder: Path | None = None, added: Mapping[str, str] | None = None
+    argv: Sequence[str],
+    folder: Path | None = None,
+    added: Mapping[str, str] | None = None,
+    given: str = "",
 ) -> str | None:
-    """Run a program without input and with an environment of its own.
+    """Run a program with an environment of its own.
 
     Args:
         argv: literal words of ours; the first is looked for in the system's folders.
         folder: where it runs.
         added: what its environment holds besides `ENVIRONMENT`.
+        given: its whole input.
 
     Returns:
         What it printed, read as UTF-8 with a mark for each byte that is none; None where it is not there,
@@ -27,7 +31,7 @@ def printed_by(
             argv,
             cwd=folder,
             env={**ENVIRONMENT, **(added or {})},
-            stdin=subprocess.DEVNULL,
+            input=given,
             capture_output=True,
             encoding="utf-8",
             errors="replace",

@@ -20,6 +20,11 @@ def test_it_gets_what_is_added_for_it() -> None:
     assert printed_by(("/bin/sh", "-c", 'echo "$MORE"'), added={"MORE": "so"}) == "so\n"
 
 
+def test_it_gets_the_input_it_is_given() -> None:
+    assert printed_by(("cat",), given="so\nµ") == "so\nµ"
+    assert printed_by(("/bin/echo", "unread"), given="x" * 1_000_000) == "unread\n"
+
+
 def test_it_gets_no_input_and_none_of_our_environment() -> None:
     assert printed_by(("cat",)) == ""
     names = {line.partition("=")[0] for line in (printed_by(("env",)) or "").splitlines()}

@@ -25,7 +25,7 @@ def marked(talk: Conversation) -> None:
     talk.turn(FIRST, 31)
 
 
-@pytest.mark.sampled(4, 3)
+@pytest.mark.sampled(7, 1)
 @pytest.mark.parametrize("kind", EVERY_DRAFTER)
 @every_family
 def test_a_prompt_that_takes_another_way_after_the_mark_computes_what_stands_behind_it(

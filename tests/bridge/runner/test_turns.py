@@ -150,7 +150,7 @@ class Queue:
         return turn.requester
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 4), st.integers(1, 60), st.integers(1, 40), st.integers(0, 30))
 def test_nobody_starves_whatever_the_others_push(others: int, flood: int, queued: int, before: int) -> None:
     """However much the others queue and go on queueing, each is served within one turn of everybody."""

@@ -137,6 +137,7 @@ def test_the_shipped_registry_is_consistent(entry: ModelEntry):
         assert facts.mask_token is not None
 
 
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_configurations_have_the_shapes_that_the_registry_says(name: str, tmp_path: Path):
     """From the config.json alone, packed or nested: nothing of their gigabytes is computed."""

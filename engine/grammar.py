@@ -1,0 +1,230 @@
+"""Grammars: which tokens may follow, by JSON Schema or Lark, as a logits processor of the round loop.
+
+Masks are llguidance's. A text may end where the grammar says it is complete and nowhere else; ``max_tokens``
+may cut it before. Nothing here chooses tokens, and no schema is fetched from anywhere. Speculation stays
+exact: every row of a block is masked as the drafts before it require, and a draft that leaves the grammar has
+no probability in its own row, so that the rows behind it are never looked at.
+"""
+
+import json
+import re
+import sys
+from array import array
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from llguidance import LLMatcher
+from llguidance.hf import from_tokenizer
+
+from engine import grammar_trial
+from engine.child import printed_by
+from engine.errors import ConfigurationError, GenerationError
+from engine.foreign import foreign
+from engine.grammar_trial import new_matcher
+from engine.host import read_tail
+
+LONGEST = 65_536  # characters of a schema or grammar
+# Tokens by their ids, which the trial's vocabulary of bytes does not have: one of its own stands for them.
+NAMED, STAND_IN = re.compile(r"<\[[0-9]{1,7}\]>"), "<[257]>"
+REMEMBERED = 32  # compiled grammars of a vocabulary
+# Between JSON's tokens: nothing, a space, or a new line and its indentation. More would let a model go on
+# with blanks for ever. What else a schema may ask llguidance for would make texts that do not satisfy it.
+JSON_STYLE = {
+    "whitespace_pattern": r"( |\r?\n[ \t]{0,32})",
+    "item_separator": ",",
+    "key_separator": ":",
+    "lenient": False,
+    "coerce_one_of": False,
+}
+
+
+class Vocabulary:
+    """A model's tokens as llguidance needs them; made once a model, for it takes up to seconds.
+
+    Vocabularies, grammars and processors may be made in any thread and used in another.
+    """
+
+    def __init__(self, tokenizer: Any, vocab_size: int) -> None:
+        """Read the tokenizer.
+
+        Args:
+            tokenizer: mlx-lm's wrapper of a fast one; any of its ``eos_token_ids`` ends a text.
+            vocab_size: rows of the model's head; those without a token of the tokenizer are never allowed.
+
+        Raises:
+            ConfigurationError: the tokenizer is of another kind, has more tokens than the model, or none
+                that ends a text.
+        """
+        self.ends = tuple(sorted(tokenizer.eos_token_ids))
+        with foreign(lambda why: ConfigurationError(f"this model's tokenizer cannot follow grammars: {why}")):
+            self._tokenizer = from_tokenizer(tokenizer._tokenizer, vocab_size, list(self.ends))
+        self.ends_only = mx.array([[index in self.ends for index in range(vocab_size)]])  # bool [1, V]
+        self.compiled = lru_cache(REMEMBERED)(self._compiled)
+
+    def _compiled(self, source: str) -> LLMatcher:
+        """A matcher of a grammar in llguidance's own JSON, to be copied and not used.
+
+        Raises:
+            ConfigurationError: the grammar cannot be used.
+        """
+        program = [sys.executable, "-I", str(Path(grammar_trial.__file__))]
+        said = printed_by(program, given=NAMED.sub(STAND_IN, source))
+        if said is None:
+            raise _refusal("it takes too much time or memory to prepare, or is nested too deeply")
+        with foreign(_refusal):
+            _raise_if(json.loads(said))
+            matcher = new_matcher(self._tokenizer, source)
+            _raise_if(matcher.get_error())
+        return matcher
+
+
+class Grammar:
+    """What a text has to be; serves any number of texts."""
+
+    def __init__(self, vocabulary: Vocabulary, source: str) -> None:
+        """Compile a grammar in llguidance's own JSON; the named constructors make it.
+
+        Raises:
+            ConfigurationError: the grammar cannot be used.
+        """
+        self._vocabulary = vocabulary
+        self._matcher = vocabulary.compiled(source)
+
+    @classmethod
+    def json_schema(cls, vocabulary: Vocabulary, schema: Mapping[str, Any]) -> "Grammar":
+        """JSON that satisfies a schema.
+
+        Raises:
+            ConfigurationError: the schema is not valid, has keywords that cannot be enforced or references to
+                other documents, is too large, or no text satisfies it.
+        """
+        with foreign(_refusal):
+            text = json.dumps(schema, allow_nan=False)
+            _refuse_long(text)
+            source = LLMatcher.grammar_from_json_schema(
+                text,
+                overrides=JSON_STYLE,  # type: ignore[arg-type]  # its type has no name outside of stubs
+            )
+        return cls(vocabulary, nameless(source))
+
+    @classmethod
+    def json_object(cls, vocabulary: Vocabulary) -> "Grammar":
+        """Any JSON object."""
+        return cls.json_schema(vocabulary, {"type": "object"})
+
+    @classmethod
+    def lark(cls, vocabulary: Vocabulary, text: str) -> "Grammar":
+        """A context-free grammar in llguidance's dialect of Lark; ``<[ID]>`` names a token by its id.
+
+        Raises:
+            ConfigurationError: the grammar is not valid, too large, or no text satisfies it.
+        """
+        with foreign(_refusal):
+            _refuse_long(text)
+            source = LLMatcher.grammar_from_lark(text)
+        return cls(vocabulary, source)
+
+    def processor(self, prompt_length: int) -> "Mask":
+        """A logits processor for one text, which begins behind so many tokens."""
+        return Mask(self._vocabulary, self._matcher.deep_copy(), prompt_length)
+
+
+class Mask:
+    """A logits processor of the round loop: forbids what would leave the grammar, in one text.
+
+    It has to be asked as the loop asks: row by row, each with one token more than the last, and from where a
+    round's first row was with tokens that stay.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, matcher: LLMatcher, prompt_length: int) -> None:
+        """Begin a text behind ``prompt_length`` tokens, with a matcher of its own."""
+        self._vocabulary, self._matcher, self._prompt_length = vocabulary, matcher, prompt_length
+        self._known: list[int] = []  # generated tokens as of the last row, drafts among them
+        self._settled = 0  # so many of them will not change
+        self._consumed = 0  # so many of them the matcher has taken in
+
+    def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
+        """Mask a row.
+
+        Args:
+            tokens: prompt and text so far [N]; what is not known yet is read, and waited for.
+            logits: [1, V].
+
+        Returns:
+            The logits, -inf where a token may not follow. Behind a token that ended the text or left the
+            grammar only the tokens that end a text may.
+
+        Raises:
+            GenerationError: the text came to a point where the grammar cannot be followed further.
+        """
+        self._follow(tokens)
+        if self._consumed < len(self._known):
+            return mx.where(self._vocabulary.ends_only, logits, -mx.inf)
+        words = array("I", self._matcher.compute_bitmask())
+        if self._matcher.is_error():
+            why = _words(self._matcher.get_error(), "the model has no token for what has to come")
+            raise GenerationError(f"the grammar cannot be followed further: {why}")
+        packed = mx.array(words)  # type: ignore[arg-type]  # the stub does not know the buffer protocol
+        allowed = (packed[:, None] >> mx.arange(32, dtype=mx.uint32)) & 1  # [words, 32], low bit first
+        return mx.where(allowed.reshape(1, -1)[:, : logits.shape[-1]] == 1, logits, -mx.inf)
+
+    def _follow(self, tokens: mx.array) -> None:
+        """Bring the matcher to the end of these tokens, or as near as it goes."""
+        count, before = int(tokens.shape[0]) - self._prompt_length, len(self._known)
+        start = before
+        if count != before + 1:  # the first row of a round: of the last one's drafts some were refused
+            start = min(self._settled, count)
+            self._settled = count
+        fresh = read_tail(tokens, self._prompt_length + start)
+        same = start + _common(self._known[start:], fresh)
+        self._known[same:] = fresh[same - start :]
+        if self._consumed > same:
+            self._matcher.rollback(self._consumed - same)
+            self._consumed = same
+        self._consume()
+
+    def _consume(self) -> None:
+        """Take in what is new, up to what the grammar refuses; an end is not told to the matcher."""
+        fresh = self._known[self._consumed :]
+        ends = self._vocabulary.ends
+        length = next((index for index, token in enumerate(fresh) if token in ends), len(fresh))
+        self._consumed += self._matcher.try_consume_tokens(fresh[:length])
+
+
+def nameless(text: str) -> str:
+    """The same JSON, written so that no string in it looks like the name of a token.
+
+    The trial has another token for each of those. Of a schema, keys would fall together, and what is compiled
+    after the trial would not be what went through it.
+    """
+    return text.replace("<[", r"\u003c[")
+
+
+def _common(left: Sequence[int], right: Sequence[int]) -> int:
+    """Length of the longest common beginning."""
+    shorter = min(len(left), len(right))
+    return next((index for index in range(shorter) if left[index] != right[index]), shorter)
+
+
+def _refusal(why: str) -> ConfigurationError:
+    return ConfigurationError(f"the grammar cannot be used: {why}")
+
+
+def _refuse_long(text: str) -> None:
+    if len(text) > LONGEST:
+        raise _refusal(f"it has {len(text)} characters, more than {LONGEST}")
+
+
+def _raise_if(reason: str) -> None:
+    """Raise what llguidance has against a grammar, if anything."""
+    if reason:
+        raise ValueError(_words(reason, "no text satisfies it"))
+
+
+def _words(reason: str, nothing: str) -> str:
+    """What llguidance says, or ``nothing`` where by its name for that nothing may follow."""
+    said = reason.removesuffix("<non-verbose/>").strip()
+    return nothing if said == "NoExtensionBias" else said
