@@ -10,7 +10,7 @@ the token of the last one is read. One sequence. At every yield the session hold
 tokens but the newest, so a caller may stop at any of them and go on from there.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -89,7 +89,7 @@ def decode(
     restoration: RestorationPlan | None = None,
     session: Session | None = None,
     diagnosis: Diagnosis | None = None,
-) -> Iterator[Step]:
+) -> Generator[Step]:
     """Continue a prompt; the tokens are those of plain decoding, or when sampling, distributed as these.
 
     Args:

@@ -17,7 +17,8 @@ class TextStream:
         self._detokenizer = tokenizer.detokenizer
         self._stops = stops
         self._held = ""  # readable, but perhaps part of a stop string
-        self._ended = False
+        self.ended = False  # by a stop string
+        self.given = 0  # characters that became certain
 
     def add(self, tokens: Sequence[int]) -> str:
         """Text that became certain with these tokens, possibly none."""
@@ -32,15 +33,17 @@ class TextStream:
         return self._certain(str(self._detokenizer.last_segment), final=True)
 
     def _certain(self, segment: str, *, final: bool) -> str:
-        if self._ended:
+        if self.ended:
             return ""
         text = self._held + segment
         ends = [index for stop in self._stops.texts if (index := text.find(stop)) >= 0]
         if ends:
-            self._ended, self._held = True, ""
+            self.ended, self._held = True, ""
+            self.given += min(ends)
             return text[: min(ends)]
         hold = 0 if final else max((_overlap(text, stop) for stop in self._stops.texts), default=0)
         self._held = text[len(text) - hold :]
+        self.given += len(text) - hold
         return text[: len(text) - hold]
 
 

@@ -97,6 +97,7 @@ def pages() -> dict[str, str]:
     from bridge.bus import card
     from bridge.cli import cli as bridge_cli
     from engine.cli import group as engine_cli
+    from engine.server.serve import openapi_document
 
     evidence = (ROOT / "docs/evidence.md").read_text(encoding="utf-8")
     return {
@@ -114,6 +115,7 @@ def pages() -> dict[str, str]:
         "docs/schema/status.json": schema_text(result.RunStatus.model_json_schema()),
         "docs/schema/runner.json": schema_text(card.json_schema()),
         "docs/schema/evidence.json": (ROOT / "bridge/evidence/schema.json").read_text(encoding="utf-8"),
+        "docs/schema/server-openapi.json": schema_text(openapi_document()),
         "docs/schema/preset.json": (ROOT / "bridge/presets/schema.json").read_text(encoding="utf-8"),
     }
 

@@ -12,9 +12,11 @@ from engine.cli.output import give_up_output, guarded_output
 from engine.errors import EngineError, InputError
 
 # What a client-only installation leaves out.
-EXTRA = ("mlx", "mlx.core", "mlx_lm", "numpy")
+EXTRA = ("mlx", "mlx.core", "mlx_lm", "numpy", "fastapi", "llguidance", "prometheus_client", "uvicorn")
 COMMANDS = {
     "generate": ("engine.cli.generate", "Continue a prompt, drafting ahead."),
+    "chat": ("engine.cli.chat", "Talk with a model in the terminal."),
+    "serve": ("engine.cli.serve", "Answer OpenAI's clients over HTTP."),
     "eval": ("engine.cli.evaluate", "Measure the engine; each command writes one evidence report."),
     "parity": ("engine.cli.parity", "Compare a drafter network with stored reference outputs."),
     "kv": ("engine.cli.kv", "Check the codes that keys and values are kept in."),

@@ -7,7 +7,13 @@ from typing import Any
 
 import click
 
-from engine.cli.options import engine_options, report_options, take_engine, take_request
+from engine.cli.options import (
+    engine_options,
+    report_options,
+    sampling_options,
+    take_engine,
+    take_request,
+)
 from engine.cli.reports import store
 from engine.errors import PromptError
 
@@ -21,11 +27,7 @@ LARGEST_PROMPT = 100_000_000  # characters of a file
 )
 @click.option("--chat", is_flag=True, help="Send the prompt as a user's turn through the chat template.")
 @click.option("--max-tokens", type=int, default=128, show_default=True, help="Emit at most so many tokens.")
-@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 takes the likeliest.")
-@click.option("--top-p", type=float, default=1.0, show_default=True, help="Draw from the likeliest share.")
-@click.option("--min-p", type=float, default=0.0, show_default=True, help="Drop what lies below this share.")
-@click.option("--top-k", type=int, default=0, show_default=True, help="Draw from the k likeliest; 0: all.")
-@click.option("--seed", type=int, default=None, help="Make sampling repeatable [default: new numbers].")
+@sampling_options
 @click.option("--repetition-penalty", type=float, default=0.0, help="Divide logits of recent tokens by it.")
 @click.option("--presence-penalty", type=float, default=0.0, help="Subtract it from logits of used tokens.")
 @click.option("--frequency-penalty", type=float, default=0.0, help="… once for each use.")

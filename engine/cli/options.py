@@ -64,6 +64,55 @@ def engine_options(command: F) -> F:
     return command
 
 
+def sampling_options(command: F) -> F:
+    """--temperature, --top-p, --min-p, --top-k and --seed."""
+    for option in reversed(
+        (
+            click.option(
+                "--temperature", type=float, default=0.0, show_default=True, help="0 takes the likeliest."
+            ),
+            click.option(
+                "--top-p", type=float, default=1.0, show_default=True, help="Draw from the likeliest share."
+            ),
+            click.option(
+                "--min-p", type=float, default=0.0, show_default=True, help="Drop what lies below this share."
+            ),
+            click.option(
+                "--top-k", type=int, default=0, show_default=True, help="Draw from the k likeliest; 0: all."
+            ),
+            click.option(
+                "--seed", type=int, default=None, help="Make sampling repeatable [default: new numbers]."
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def registry_options(command: F) -> F:
+    """--registry, or one folder by --model, --drafter, --kv and --quantize; and --download."""
+    for option in reversed(
+        (
+            click.option(
+                "--registry",
+                type=click.Path(path_type=Path),
+                help="Models to offer [default: the shipped file].",
+            ),
+            click.option(
+                "--model",
+                type=click.Path(path_type=Path),
+                help="Offer this folder alone, instead of a registry.",
+            ),
+            click.option("--drafter", help="With --model: what drafts, as generate takes it."),
+            click.option("--kv", "channel", help="With --model: the default KV channel."),
+            click.option("--quantize", help="With --model: pack the weights, as generate does."),
+            click.option("--download", is_flag=True, help="Fetch models that are not here from the hub."),
+        )
+    ):
+        command = option(command)
+    return command
+
+
 def report_options(command: F) -> F:
     """--json, --report and the four flags that bind a report to a request."""
     for option in reversed(
@@ -98,6 +147,27 @@ def take_engine(values: dict[str, Any]) -> Any:
         "kv", "quantize", "projector",
     )  # fmt: skip
     return Options(**{name: values.pop(name) for name in names})
+
+
+def take_registry(values: dict[str, Any]) -> Any:
+    """The registry of a file, or of one folder, from the values of `registry_options`.
+
+    Raises:
+        click.UsageError: they do not go together.
+        EngineError: the file or the folder cannot be used.
+    """
+    from engine.server.registry import Registry
+
+    if values["model"] is not None:
+        if values["registry"] is not None:
+            raise click.UsageError("give either --registry or --model")
+        return Registry.single(
+            values["model"], values["drafter"], channel=values["channel"], quantize=values["quantize"]
+        )
+    for name, flag in (("drafter", "--drafter"), ("channel", "--kv"), ("quantize", "--quantize")):
+        if values[name] is not None:
+            raise click.UsageError(f"{flag} goes with --model; a registry says it for each of its models")
+    return Registry.load(values["registry"])
 
 
 def take_request(values: dict[str, Any]) -> Any:

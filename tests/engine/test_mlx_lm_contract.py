@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import inspect
 from importlib.metadata import version
+from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_lm.generate import generate_step
+from mlx_lm.generate import TextStateMachine, generate_step, make_text_state_machine
 from mlx_lm.models import base, cache
 from mlx_lm.models.gemma3_text import Model as Gemma3
+from mlx_lm.server import process_message_content
+from mlx_lm.utils import load_tokenizer
 
 from engine.host import wait_for
+from engine.loading import SHIPPED_TARGET
 from tests.engine import tiny
 
 
@@ -183,3 +187,43 @@ def test_no_other_recurrent_layer_compiles_itself_than_those_we_know():
     folder = Path(inspect.getfile(base)).parent
     found = {path.stem for path in folder.glob("*.py") if "mx.compile(self" in path.read_text()}
     assert {f"mlx_lm.models.{name}" for name in found} == set(SELF_COMPILING)
+
+
+def test_the_text_machine_tells_states_apart_and_holds_marks_back():
+    made = TextStateMachine({"normal": [("<t>", "tool")], "tool": [("</t>", "normal")]})
+    state = made.make_state("normal")
+    state, segments = TextStateMachine.split(state, "ab<")
+    assert segments == [("normal", "ab")]
+    state, segments = TextStateMachine.split(state, "t>cd</t>e<")
+    assert segments == [("normal", ""), ("tool", "cd"), ("normal", "e")]
+    state, rest, part = TextStateMachine.flush(state)
+    assert (rest, part) == ("<", "normal")
+    plain = TextStateMachine()
+    assert TextStateMachine.split(plain.make_state("normal"), "<t>")[1] == [("normal", "<t>")]
+
+
+def test_the_tokenizer_knows_a_familys_marks_and_its_parser_of_calls():
+    tokenizer: Any = load_tokenizer(SHIPPED_TARGET)
+    assert (tokenizer.has_tool_calling, tokenizer.has_thinking) == (True, False)
+    assert (tokenizer.tool_call_start, tokenizer.tool_call_end) == ("<tool_call>", "</tool_call>")
+    assert tokenizer.tool_parser.__module__ == "mlx_lm.tool_parsers.json_tools"
+    assert tokenizer.tool_parser('{"name": "f", "arguments": {}}', []) == {"name": "f", "arguments": {}}
+    assert tokenizer.response_initial_state is None
+    machine = make_text_state_machine(tokenizer)
+    _, segments = TextStateMachine.split(machine.make_state("normal"), "a<tool_call>b</tool_call>")
+    assert [part for part in segments if part[1]] == [("normal", "a"), ("tool", "b")]
+
+
+def test_messages_are_brought_into_the_form_of_templates_in_place():
+    turns: list[dict[str, Any]] = [
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}],
+        },
+    ]
+    process_message_content(turns)
+    assert turns[0]["content"] == "ab"
+    assert turns[1]["content"] == ""
+    assert turns[1]["tool_calls"][0]["function"]["arguments"] == {}

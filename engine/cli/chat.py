@@ -1,0 +1,121 @@
+"""``kakeya_engine chat``: a conversation in the terminal, or by a script that writes a turn a line."""
+
+import logging
+from typing import Any
+
+import click
+
+from engine.cli.options import registry_options, sampling_options, take_registry
+from engine.errors import ConfigurationError, PromptError
+
+
+@click.command("chat")
+@click.argument("model_id", metavar="[ID]", required=False)
+@registry_options
+@click.option("--system", help="A system turn before the conversation.")
+@click.option(
+    "--thinking",
+    default="default",
+    show_default=True,
+    metavar="default|on|off",
+    help="Whether a reasoning model reasons; default leaves it to the registry.",
+)
+@click.option("--max-tokens", type=int, default=1024, show_default=True, help="Tokens of an answer, at most.")
+@sampling_options
+@click.option("--block", help="Tokens a verify forward, or auto [default: the registry's].")
+@click.option("--stats/--no-stats", default=True, show_default=True, help="A line of figures on each answer.")
+@click.option("--json", "as_json", is_flag=True, help="Each turn is one JSON line; no text is printed.")
+def command(
+    *, model_id: str | None, system: str | None, download: bool, stats: bool, as_json: bool, **values: Any
+) -> None:
+    """Talk with a model of the registry: ID is NAME or NAME@CHANNEL [default: the registry's default].
+
+    Text comes as it is decoded. The next turn computes only what is new, if the model and its KV channel
+    allow it. Ctrl-C ends an answer and keeps what was said; Ctrl-D ends. A line that ends in a backslash
+    goes on in the next one; /help lists the commands that may stand instead of a turn.
+
+    Standard input may also be a file or a pipe: each line is a turn then, and standard output holds the
+    answers alone, without reasoning.
+
+    \b
+    Examples:
+      kakeya_engine chat
+      kakeya_engine chat demo@affine8 --temperature 0.8 --top-p 0.95
+      kakeya_engine chat qwen3-4b --download --thinking on
+      kakeya_engine chat --model ~/models/qwen3-4b --drafter ~/models/qwen3-4b-dflash --kv affine8
+      echo "Make a numbered list of: table, window, river." | kakeya_engine chat --json
+    """  # noqa: D301 - click wants the character itself
+    if model_id is not None and values["model"] is not None:
+        raise click.UsageError("give either ID or --model")
+    if system is not None and not system.strip():
+        raise ConfigurationError("--system must not be empty")
+
+    from engine.runtime import prepare
+
+    prepare()
+    from engine.cli.lines import Lines
+    from engine.cli.screen import Screen
+    from engine.cli.talk import Talk
+    from engine.sampling import Sampling
+    from engine.server.conversation import Conversation, Manner
+    from engine.server.locate import Places
+
+    names = ("temperature", "top_p", "min_p", "top_k", "seed")
+    manner = Manner(
+        max_tokens=values["max_tokens"],
+        sampling=Sampling(**{name: values[name] for name in names}),
+        block=values["block"],
+        thinking=values["thinking"],
+    )
+    manner.check()
+    logging.getLogger("transformers").setLevel(
+        logging.ERROR
+    )  # it warns of long prompts, which are refused here
+    registry = take_registry(values)
+    screen, lines = Screen(as_json=as_json, stats=stats), Lines(quiet=as_json)
+    with Conversation(registry, Places.of_machine(), manner, download=download) as conversation:
+        screen.passing(f"loading {model_id or registry.default} …")
+        conversation.use(model_id or registry.default)
+        if system is not None:
+            conversation.instruct(system)
+        if lines.terminal:
+            screen.note(f"{conversation.model_id}; /help lists the commands, Ctrl-D ends")
+        _converse(Talk(conversation, screen), lines)
+
+
+def _converse(talk: Any, lines: Any) -> None:
+    """Turn by turn, until there is no more; Ctrl-C where no answer is under way ends it the second time."""
+    warned = False  # Ctrl-C came, and nothing since
+    while not talk.ended:
+        try:
+            if not _turn(talk, lines):
+                break
+            warned = False
+        except KeyboardInterrupt:
+            if not lines.terminal:
+                raise
+            talk.ended = warned
+            click.echo(err=True)
+            if not warned:
+                talk.screen.note("Ctrl-C once more ends, and so do Ctrl-D and /quit")
+            warned = True
+
+
+def _turn(talk: Any, lines: Any) -> bool:
+    """Read a turn and see to it; whether there was one."""
+    from engine.cli.slash import obey
+
+    try:
+        text = lines.next()
+    except PromptError as error:
+        talk.screen.refuse(str(error))
+        return True
+    if text is None:
+        if lines.terminal:
+            click.echo(err=True)
+        return False
+    if text.startswith("/") and not text.startswith("//"):
+        obey(talk, text)
+    elif text.strip():
+        talk.answer(lambda: talk.conversation.say(text.removeprefix("/")))
+    return True

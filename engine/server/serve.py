@@ -1,0 +1,295 @@
+"""A server from its switches to its end: checks, the worker, uvicorn, and an orderly way out."""
+
+import asyncio
+import logging
+import math
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from ipaddress import ip_address
+from typing import Any
+
+import uvicorn
+
+from engine.errors import ConfigurationError, GenerationError, ModelNotHere
+from engine.server.app import bare_app, new_app
+from engine.server.consistency import check_located
+from engine.server.entries import ModelEntry
+from engine.server.guard import Rules, digest
+from engine.server.locate import Located, Places, fetch, locate
+from engine.server.metrics import Metrics
+from engine.server.models import Model
+from engine.server.patience import PatientProtocol
+from engine.server.registry import Registry
+from engine.server.service import Bounds, Service
+from engine.server.worker import Finder, Limits, Worker
+
+LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
+SHORTEST_KEY = 16
+TOLD_S = 5.0  # in which requests that were abandoned are told so
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What the command line can set about a server.
+
+    Attributes:
+        host: address to listen on.
+        port: 0 takes a free one.
+        keys: API keys; empty for none.
+        allowed_hosts: further names of this server.
+        allowed_origins: of web pages that may ask.
+        largest_body: bytes of a request.
+        bounds: what one request, and all of them, may ask for.
+        limits: how much is done and kept at once.
+        grace_s: how long requests may go on after the wish to stop.
+        download: fetch models that are not here.
+        log_content: write prompts and answers to the log.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    keys: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    largest_body: int = 2**20
+    bounds: Bounds = field(default_factory=Bounds)
+    limits: Limits = field(default_factory=Limits)
+    grace_s: float = 30.0
+    download: bool = False
+    log_content: bool = False
+
+    def check(self) -> None:
+        """Raise ConfigurationError where a switch does not make sense."""
+        if not 0 <= self.port <= 65535:
+            raise ConfigurationError(f"--port must lie in 0 to 65535, not {self.port}")
+        if short := [key for key in self.keys if len(key) < SHORTEST_KEY]:
+            raise ConfigurationError(
+                f"an API key of {len(short[0])} characters can be guessed; give at least {SHORTEST_KEY}"
+            )
+        if not self.keys and not self.local:
+            raise ConfigurationError(
+                f"--host {self.host} lets other machines in, and there is no API key: set KAKEYA_API_KEY or "
+                "give --api-key-file"
+            )
+        if "*" in self.allowed_origins and not self.keys:
+            raise ConfigurationError("--allow-origin '*' lets any web page ask; that needs an API key")
+        self._check_numbers()
+
+    def _check_numbers(self) -> None:
+        limits, bounds = self.limits, self.bounds
+        least: dict[str, tuple[float | None, float]] = {
+            "--max-body in bytes": (self.largest_body, 1),
+            "--max-tokens": (bounds.max_tokens, 1),
+            "--default-tokens": (bounds.default_tokens, 1),
+            "--parallel": (limits.parallel, 1),
+            "--queue": (bounds.admitted - limits.parallel, 0),
+            "--models": (limits.models, 1),
+            "--cache-sessions": (limits.sessions, 0),
+            "--cache-mib in bytes": (limits.session_bytes, 0),
+            "--cache-seconds": (limits.session_s, 0),
+            "--prefill-chunk": (limits.chunk, 1),
+            "--grace": (self.grace_s, 0),
+        }
+        for name, (value, bound) in least.items():
+            if value is not None and not value >= bound:  # which is so of nan, too
+                raise ConfigurationError(f"{name} must be at least {bound}, not {value}")
+        if not math.isfinite(self.grace_s):
+            raise ConfigurationError(f"--grace must be a number of seconds, not {self.grace_s}")
+
+    @property
+    def local(self) -> bool:
+        """Whether it listens for this machine alone."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def rules(self) -> Rules:
+        """Whom to let in."""
+        names = (*LOCAL_NAMES, self.host) if self.local else ()
+        return Rules(
+            keys=tuple(digest(key) for key in self.keys),
+            hosts=(*names, *map(str.lower, self.allowed_hosts)) if names else (),
+            origins=self.allowed_origins,
+            largest_body=self.largest_body,
+        )
+
+
+def check_registry(registry: Registry, places: Places) -> list[str]:
+    """Look at the configurations of all models that are here.
+
+    Returns:
+        A line for each model: what it is, or why it cannot be used here.
+
+    Raises:
+        ModelError: a configuration cannot be used, or a drafter belongs to another target.
+        ConfigurationError: a channel that is allowed does not go together with its model.
+    """
+    lines = []
+    for entry in registry.entries:
+        try:
+            located = locate(entry, places)
+        except ModelNotHere as error:
+            lines.append(f"{entry.name}: {error}")
+            continue
+        check_located(located)
+        lines.append(f"{entry.name}: {located.target}, drafter {located.drafter or 'none'}")
+    return lines
+
+
+def finder(places: Places, *, download: bool) -> Finder:
+    """What finds the models of a registry; with ``download``, they are fetched when they are loaded."""
+
+    def find(entry: ModelEntry) -> Callable[[], Model]:
+        if download:
+            return lambda: load(fetch(entry, places))
+        return partial(load, locate(entry, places))
+
+    def load(located: Located) -> Model:
+        check_located(located)
+        return Model.load(located)
+
+    return find
+
+
+class Server(uvicorn.Server):
+    """uvicorn, which tells the service when the end is near, and ends without a signal of its own."""
+
+    def __init__(self, config: uvicorn.Config, service: Service, grace_s: float) -> None:
+        super().__init__(config)
+        self.service, self._grace_s = service, grace_s
+
+    def end(self) -> None:
+        """Ask for the end; from any thread."""
+        self.should_exit = True
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Let SIGINT and SIGTERM ask for the end, once kindly; where they can be heard."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Admit nothing new, let what goes on come to its end, and end it where that takes too long."""
+        self.service.closing = True
+        ending = asyncio.get_running_loop().call_later(self._grace_s, self._abandon)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            ending.cancel()
+
+    def _abandon(self) -> None:
+        if self.service.worker.healthy:
+            self.service.worker.abandon()
+
+
+def serve(registry: Registry, serving: Serving, ready: Callable[[str, int], None]) -> None:
+    """Serve until a signal asks for the end.
+
+    Args:
+        registry: the models there are.
+        serving: checked switches.
+        ready: told the address and the port when requests are taken.
+
+    Raises:
+        ConfigurationError: the address cannot be listened on.
+        EngineError: the default model cannot be loaded.
+    """
+    serving.check()
+    find = finder(Places.of_machine(), download=serving.download)
+    with (
+        closing(_listening(serving)) as listening,
+        assembled(registry, serving, find) as server,
+    ):
+        host, port = listening.getsockname()[:2]
+        ready(str(host), int(port))
+        server.run(sockets=[listening])
+        if not server.service.worker.healthy:
+            raise GenerationError("the engine's thread died; the log says why")
+
+
+@contextmanager
+def assembled(registry: Registry, serving: Serving, find: Finder) -> Iterator[Server]:
+    """A server that has its default model in memory and is to be run; its worker ends with the block.
+
+    Args:
+        registry: the models there are.
+        serving: checked switches; where to listen is for who runs the server.
+        find: see `engine.server.worker.Worker`.
+
+    Raises:
+        EngineError: the default model cannot be loaded.
+    """
+    worker = Worker(find, serving.limits)
+    service = Service(registry, worker, serving.bounds)
+    metrics = Metrics(lambda: worker.figures, lambda: service.admitted)
+    worker.start()
+    try:
+        preload(worker, registry)
+        app = new_app(service, metrics, serving.rules, log_content=serving.log_content)
+        config = uvicorn.Config(
+            app,
+            http=PatientProtocol,
+            lifespan="on",
+            log_level=logging.WARNING,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=int(serving.grace_s + TOLD_S) + 1,
+        )
+        server = Server(config, service, serving.grace_s)
+        worker.on_death = server.end
+        yield server
+    finally:
+        worker.stop()
+
+
+def openapi_document() -> dict[str, Any]:
+    """The published OpenAPI document, without a server."""
+    worker = Worker(finder(Places.of_machine(), download=False), Limits())
+    service = Service(Registry.load(), worker, Bounds())
+    metrics = Metrics(lambda: worker.figures, lambda: service.admitted)
+    return bare_app(service, metrics, log_content=False).openapi()
+
+
+def preload(worker: Worker, registry: Registry) -> None:
+    """Load the default model, so that the first request does not wait for it.
+
+    Raises:
+        EngineError: it cannot be loaded.
+    """
+    lease = worker.lease(registry.entry(registry.default))
+    try:
+        lease.granted.result()
+    finally:
+        worker.release(lease)
+
+
+def _listening(serving: Serving) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in serving.host else socket.AF_INET
+        # asyncio turns Nagle's algorithm off where the protocol is named; chunks would wait for it otherwise
+        listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((serving.host, serving.port))
+        listening.listen(512)
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot listen on {serving.host}:{serving.port}: {error.strerror}"
+        ) from None
+    return listening

@@ -1,0 +1,78 @@
+"""An answer on the wire whose reader does not do what readers do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from engine.server.answer import Answer
+from engine.server.locate import Places
+from engine.server.record import Record
+from engine.server.registry import Registry
+from engine.server.serve import finder
+from engine.server.service import Bounds, Service
+from engine.server.wire.requests import TextRequest
+from engine.server.worker import Limits, Worker
+
+ENDLESS = {"prompt": "class", "max_tokens": 900, "stream": True, "logit_bias": {"2": -100.0, "7": -100.0}}
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    worker = Worker(finder(Places.of_machine(), download=False), Limits())
+    worker.start()
+    service = Service(Registry.load(), worker, Bounds())
+    yield service
+    service.close()
+    worker.stop()
+
+
+async def never() -> Any:
+    await asyncio.Event().wait()
+
+
+def test_who_takes_nothing_is_given_up_and_everything_is_given_back(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Answer, "stalled_s", 0.3)
+    record, sent = Record("POST", "/v1/completions", "here"), []
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+        if len(sent) > 3:
+            await never()
+
+    async def answer() -> None:
+        request = TextRequest.model_validate(ENDLESS)
+        await asyncio.wait_for(Answer(service, request, record, log_content=False)({}, never, send), 30)
+        while service.worker.figures.active:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(answer())
+    assert (record.status, record.finish, service.admitted) == (200, "stalled", 0)
+    assert record.completion_tokens > 0
+
+
+def test_who_has_gone_ends_the_work(service: Service):
+    record = Record("POST", "/v1/completions", "here")
+
+    async def answer() -> None:
+        going = asyncio.Event()
+
+        async def send(_: Any) -> None:
+            going.set()
+
+        async def receive() -> Any:
+            await going.wait()
+            return {"type": "http.disconnect"}
+
+        request = TextRequest.model_validate(ENDLESS)
+        await asyncio.wait_for(Answer(service, request, record, log_content=False)({}, receive, send), 30)
+        while service.worker.figures.active:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(answer())
+    assert (record.finish, service.admitted) == ("gone", 0)

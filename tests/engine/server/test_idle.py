@@ -1,0 +1,69 @@
+"""An idle engine keeps nothing of what it did: no arrays of requests that ended, no streams at its end."""
+
+from __future__ import annotations
+
+import queue
+import subprocess
+import sys
+import time
+
+import pytest
+
+from engine.server.channels import NATIVE
+from engine.server.locate import Places
+from engine.server.registry import Registry
+from engine.server.serve import finder, preload
+from engine.server.work import Ended, Event, Work
+from engine.server.worker import Limits, Worker
+
+SCALARS = 2**16  # bytes; a session of this prompt takes some hundred times as much
+
+# Loading makes a stream that the thread has to destroy; a process that does not, is aborted at its end.
+LIFE = """
+from tests.engine.server.test_idle import started
+started().stop()
+"""
+
+
+def started(**limits: float) -> Worker:
+    """A running worker with the shipped pair in memory."""
+    registry = Registry.load(None)
+    worker = Worker(finder(Places.of_machine(), download=False), Limits(**limits))  # type: ignore[arg-type]
+    worker.start()
+    preload(worker, registry)
+    return worker
+
+
+def idle_bytes(worker: Worker) -> int:
+    """Arrays in use once every session is closed, and the figures were told since."""
+    deadline = time.monotonic() + 20
+    told = worker.figures
+    while worker.figures is told or worker.figures.active or worker.figures.sessions:
+        assert time.monotonic() < deadline, worker.figures
+        time.sleep(0.05)
+    return worker.figures.memory_bytes
+
+
+@pytest.mark.slow
+def test_an_idle_thread_holds_no_arrays_of_its_last_request():
+    worker = started(session_s=0.0)
+    registry = Registry.load(None)
+    try:
+        sizes = []
+        for length in (900, 300, 900):
+            events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+            lease = worker.lease(registry.entry("demo"))
+            lease.granted.result(60)
+            worker.submit(lease, Work([5] * length, 0, 4, NATIVE), events.put)
+            while not isinstance(events.get(timeout=60), Ended):
+                continue
+            sizes.append(idle_bytes(worker))
+        assert max(sizes) - min(sizes) < SCALARS
+    finally:
+        worker.stop()
+
+
+@pytest.mark.slow
+def test_a_process_whose_worker_was_stopped_ends_as_others_do():
+    done = subprocess.run([sys.executable, "-c", LIFE], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

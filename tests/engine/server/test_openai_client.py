@@ -1,0 +1,372 @@
+"""What OpenAI's own client sees of the server: answers, streams, tools, schemas, and errors as exceptions."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+
+from tests.engine.server import by_heart
+from tests.engine.server.conftest import KEY, Running
+
+LIST = [{"role": "user", "content": "Make a numbered list of: table, window, river."}]
+PROMPT = "class BaseProject:"
+
+
+def asked(client: openai.OpenAI, **fields: Any) -> Any:
+    given: dict[str, Any] = {"model": "demo", "messages": LIST, "max_tokens": 60} | fields
+    return client.chat.completions.create(**given)
+
+
+def completed(client: openai.OpenAI, **fields: Any) -> Any:
+    given: dict[str, Any] = {"model": "demo", "prompt": PROMPT, "max_tokens": 40} | fields
+    return client.completions.create(**given)
+
+
+def test_a_chat_completion_has_text_usage_and_how_it_came_about(client: openai.OpenAI):
+    reply = asked(client)
+    choice, usage, how = reply.choices[0], reply.usage, reply.x_kakeya
+    assert choice.message.content.startswith("Here is the list:")
+    assert choice.finish_reason == "stop"
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+    assert how["speculation"]
+    assert how["why_off"] is None
+    assert how["acceptance_length"] > 1
+    assert (how["model"], how["kv_channel"], how["drafter"]) == ("demo", "native", "prompt-lookup+dflash")
+
+
+def test_a_stream_gives_the_same_text_and_ends_with_usage_and_how_it_came_about(client: openai.OpenAI):
+    whole = asked(client)
+    for options in (None, {"include_usage": True}):
+        chunks = list(asked(client, stream=True, stream_options=options))
+        parts = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+        assert "".join(parts) == whole.choices[0].message.content
+        assert len(parts) > 5
+        last = chunks[-1]
+        assert last.usage.completion_tokens == whole.usage.completion_tokens
+        assert last.x_kakeya["speculation"]
+        assert [chunk.usage for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+        assert len({chunk.id for chunk in chunks}) == 1
+
+
+@pytest.mark.slow
+def test_text_completions_stream_too(client: openai.OpenAI):
+    whole = completed(client)
+    chunks = list(completed(client, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
+    assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason == "length"
+    assert chunks[-1].usage.completion_tokens == 40
+
+
+def test_a_prompt_of_token_ids_is_the_same_prompt(client: openai.OpenAI):
+    whole = completed(client, extra_body={"return_token_ids": True})
+    tokens = whole.x_kakeya["prompt_token_ids"]
+    assert completed(client, prompt=tokens).choices[0].text == whole.choices[0].text
+    assert len(whole.x_kakeya["token_ids"]) == whole.usage.completion_tokens
+
+
+@pytest.mark.sampled(3, 1)
+@pytest.mark.parametrize("stop", [["zzz", "\n    "], "what", " Sort"])
+def test_a_stop_string_ends_the_text_and_is_not_part_of_it(client: openai.OpenAI, stop: Any):
+    free = completed(client, max_tokens=80).choices[0].text
+    texts = [stop] if isinstance(stop, str) else stop
+    cut = min([at for at in map(free.find, texts) if at >= 0], default=None)
+    reply = completed(client, max_tokens=80, stop=stop)
+    assert reply.choices[0].text == (free if cut is None else free[:cut])
+    assert reply.choices[0].finish_reason == ("length" if cut is None else "stop")
+    chunks = completed(client, max_tokens=80, stop=stop, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == reply.choices[0].text
+
+
+@pytest.mark.slow
+def test_a_seed_gives_the_same_text_again_and_another_one_another(client: openai.OpenAI):
+    def drawn(seed: int) -> str:
+        return str(completed(client, temperature=1.0, seed=seed).choices[0].text)
+
+    assert drawn(7) == drawn(7)
+    assert drawn(-7) == drawn(-7)
+    assert len({drawn(seed) for seed in range(5)}) > 1
+
+
+def test_log_probabilities_are_told_for_every_token(client: openai.OpenAI):
+    reply = asked(client, logprobs=True, top_logprobs=3)
+    content = reply.choices[0].logprobs.content
+    assert "".join(each.token for each in content) == reply.choices[0].message.content
+    for each in content:
+        assert len(each.top_logprobs) == 3
+        assert each.logprob == each.top_logprobs[0].logprob <= 0  # greedy
+        assert each.bytes == list(each.token.encode())
+    parts = [
+        part
+        for chunk in asked(client, logprobs=True, top_logprobs=3, stream=True)
+        if chunk.choices and chunk.choices[0].logprobs
+        for part in chunk.choices[0].logprobs.content
+    ]
+    assert [part.token for part in parts] == [each.token for each in content]
+    assert [part.logprob for part in parts] == pytest.approx([each.logprob for each in content], abs=1e-3)
+
+
+def test_the_older_endpoint_tells_log_probabilities_its_own_way(client: openai.OpenAI):
+    reply = completed(client, logprobs=2)
+    told = reply.choices[0].logprobs
+    assert "".join(told.tokens) == reply.choices[0].text
+    assert len(told.token_logprobs) == len(told.top_logprobs) == 40
+    assert told.text_offset[:2] == [0, len(told.tokens[0])]
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "kind": {"enum": ["tree", "river", "stone"]},
+        "size": {"type": "integer", "minimum": 0, "maximum": 99},
+        "tags": {"type": "array", "items": {"type": "string", "maxLength": 5}, "maxItems": 3},
+    },
+    "required": ["kind", "size", "tags"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA, "strict": True}}
+
+
+@pytest.mark.sampled(2, 1)
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_structured_output_follows_its_schema(client: openai.OpenAI, temperature: float):
+    for seed in range(3):
+        reply = asked(client, response_format=FORMAT, temperature=temperature, seed=seed, max_tokens=200)
+        assert reply.choices[0].finish_reason == "stop"
+        jsonschema.validate(json.loads(reply.choices[0].message.content), SCHEMA)
+
+
+def test_structured_output_is_the_plain_decoders_under_speculation(client: openai.OpenAI):
+    def tokens(drafter: str) -> Any:
+        body = {"drafter": drafter, "return_token_ids": True}
+        return asked(client, response_format=FORMAT, max_tokens=200, extra_body=body).x_kakeya
+
+    fast, plain = tokens("default"), tokens("none")
+    assert fast["token_ids"] == plain["token_ids"]
+    assert fast["speculation"]
+    assert plain["why_off"] == "the request asked for no drafter"
+
+
+def test_a_model_calls_a_tool_and_uses_what_it_says(client: openai.OpenAI):
+    first = [{"role": "user", "content": by_heart.ASKED}]
+    reply = asked(client, model="heart", messages=first, tools=[by_heart.WEATHER])
+    choice = reply.choices[0]
+    call = choice.message.tool_calls[0]
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+    assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Oslo"})
+    told = [*first, choice.message, {"role": "tool", "tool_call_id": call.id, "content": "rain"}]
+    after = asked(client, model="heart", messages=told, tools=[by_heart.WEATHER])
+    assert after.choices[0].message.content == by_heart.ANSWER
+    assert after.choices[0].finish_reason == "stop"
+
+
+def test_a_streamed_tool_call_is_the_same(client: openai.OpenAI):
+    first = [{"role": "user", "content": by_heart.ASKED}]
+    chunks = list(asked(client, model="heart", messages=first, tools=[by_heart.WEATHER], stream=True))
+    calls = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
+    assert [(call.index, call.function.name) for call in calls] == [(0, "weather")]
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+    assert not "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+def test_a_tool_call_can_be_demanded_of_any_model(client: openai.OpenAI, choice: Any):
+    reply = asked(client, tools=[by_heart.WEATHER], tool_choice=choice, max_tokens=200)
+    call = reply.choices[0].message.tool_calls[0]
+    assert reply.choices[0].finish_reason == "tool_calls"
+    jsonschema.validate(json.loads(call.function.arguments), by_heart.WEATHER["function"]["parameters"])
+
+
+def test_reasoning_is_told_apart(client: openai.OpenAI):
+    riddle = [{"role": "user", "content": by_heart.RIDDLE}]
+    message = asked(client, model="heart", messages=riddle).choices[0].message
+    assert (message.reasoning.strip(), message.content.strip()) == (by_heart.THOUGHT, by_heart.WORD)
+    deltas = [chunk.choices[0].delta for chunk in asked(client, model="heart", messages=riddle, stream=True)]
+    assert "".join(getattr(delta, "reasoning", None) or "" for delta in deltas) == message.reasoning
+    assert "".join(delta.content or "" for delta in deltas) == message.content
+
+
+def test_what_follows_the_reasoning_keeps_to_the_schema(client: openai.OpenAI):
+    riddle = [{"role": "user", "content": by_heart.RIDDLE}]
+    reply = asked(client, model="heart", messages=riddle, response_format=FORMAT, max_tokens=200)
+    assert reply.choices[0].message.reasoning.strip() == by_heart.THOUGHT
+    jsonschema.validate(json.loads(reply.choices[0].message.content), SCHEMA)
+
+
+def test_the_next_turn_reuses_the_prompt_cache(client: openai.OpenAI):
+    long = "Make a numbered list of: " + ", ".join(["table", "window", "river"] * 120) + "."
+    talk = [{"role": "user", "content": long}]
+    first = asked(client, messages=talk, max_tokens=30)
+    talk += [
+        {"role": "assistant", "content": first.choices[0].message.content},
+        {"role": "user", "content": "Make a numbered list of: river."},
+    ]
+    second = asked(client, messages=talk, max_tokens=30)
+    before, after = first.usage, second.usage
+    assert after.prompt_tokens_details.cached_tokens >= before.prompt_tokens - 5 > 500
+    assert second.x_kakeya["cached_tokens"] == after.prompt_tokens_details.cached_tokens
+    assert second.x_kakeya["prefill_s"] < first.x_kakeya["prefill_s"] / 2
+    other = asked(client, model="demo@rotated4", messages=talk, max_tokens=30)
+    assert other.usage.prompt_tokens_details.cached_tokens == 0  # another channel's caches are no use
+
+
+def test_the_same_question_again_is_not_computed_again(client: openai.OpenAI):
+    once = asked(client, max_tokens=33)
+    again = asked(client, max_tokens=33)
+    assert again.choices[0].message.content == once.choices[0].message.content
+    assert again.usage.prompt_tokens_details.cached_tokens >= again.usage.prompt_tokens - 2
+
+
+def test_channel_block_and_drafter_are_the_requests_to_choose(client: openai.OpenAI):
+    how = asked(
+        client, extra_body={"kv_channel": "rotated4", "block": 4, "drafter": "prompt-lookup"}
+    ).x_kakeya
+    assert (how["kv_channel"], how["block"], how["drafter"]) == ("rotated4", 4, "prompt-lookup")
+    assert how["cache_classes"] == {"CodedKV": 9}
+    named = asked(client, model="demo@rotated4").x_kakeya
+    assert (named["kv_channel"], named["kv_policy"]) == ("rotated4", "rotated:4,64@all")
+    plain = asked(client, extra_body={"block": 1}).x_kakeya
+    assert (plain["speculation"], plain["why_off"]) == (False, "the request asked for a block of 1")
+
+
+@pytest.mark.slow
+def test_a_foreign_engine_decodes_with_the_channels_caches(client: openai.OpenAI):
+    ours = completed(client, model="demo@rotated4", extra_body={"drafter": "none"})
+    guest = completed(client, model="guest@rotated4")
+    assert guest.choices[0].text == ours.choices[0].text
+    assert (guest.x_kakeya["cache_strategy"], guest.x_kakeya["cache_classes"]) == ("keyword", {"CodedKV": 9})
+
+
+def test_models_are_listed_with_their_channels(client: openai.OpenAI):
+    listed = {model.id: model for model in client.models.list()}
+    assert {"demo", "demo@native", "demo@rotated4", "heart", "guest@rotated4", "away"} <= listed.keys()
+    assert client.models.retrieve("demo@rotated4").x_kakeya["kv_channel"] == "rotated4"
+    assert listed["demo"].x_kakeya["default"]
+    assert not listed["away"].x_kakeya["here"]
+
+
+def test_log_probabilities_end_where_the_text_does(client: openai.OpenAI):
+    for stream in (False, True):
+        reply = asked(client, stop="table", logprobs=True, stream=stream)
+        chunks = [chunk.choices[0] for chunk in reply if chunk.choices] if stream else reply.choices
+        told = [each.token for chunk in chunks if chunk.logprobs for each in chunk.logprobs.content]
+        said = "".join((chunk.delta.content or "") if stream else chunk.message.content for chunk in chunks)
+        assert "".join(told).startswith(said)
+        assert "".join(told[:-1]) in said  # no token more than the one in which the stop begins
+
+
+def test_what_the_client_makes_of_an_answer_can_be_sent_back(client: openai.OpenAI):
+    first = asked(client)
+    again = asked(
+        client,
+        messages=[*LIST, first.choices[0].message.model_dump(), {"role": "user", "content": "And river?"}],
+    )
+    assert again.usage.prompt_tokens_details.cached_tokens > 20
+
+
+def test_without_a_model_the_default_one_answers(server: Running):
+    import requests
+
+    reply = requests.post(
+        f"{server.url}/completions",
+        json={"prompt": [PROMPT], "max_tokens": 3},
+        headers={"authorization": f"Bearer {KEY}"},
+        timeout=60,
+    ).json()
+    assert (reply["model"], reply["usage"]["completion_tokens"]) == ("demo", 3)
+
+
+def test_a_text_completion_of_a_reasoning_model_is_bound_from_its_beginning(client: openai.OpenAI):
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["yes", "no"]}}}
+    reply = completed(client, model="heart", prompt="Name a word.", extra_body={"response_format": form})
+    assert json.loads(reply.choices[0].text) in ("yes", "no")
+
+
+WRONG: list[tuple[dict[str, Any], type[Exception], int, str | None]] = [
+    ({"model": "nobody"}, openai.NotFoundError, 404, "model"),
+    ({"model": "demo@nothing"}, openai.NotFoundError, 404, "model"),
+    ({"model": "away"}, openai.NotFoundError, 404, "model"),
+    ({"model": "demo@affine8"}, openai.BadRequestError, 400, "model"),
+    ({"temperature": 9}, openai.BadRequestError, 400, "temperature"),
+    ({"temperature": "hot"}, openai.BadRequestError, 400, "temperature"),
+    ({"temperature": 1e-9}, openai.BadRequestError, 400, "temperature"),
+    ({"top_p": 0}, openai.BadRequestError, 400, "top_p"),
+    ({"max_tokens": 0}, openai.BadRequestError, 400, "max_tokens"),
+    ({"max_tokens": 301}, openai.BadRequestError, 400, "max_tokens"),
+    ({"stop": ["a", ""]}, openai.BadRequestError, 400, "stop.1"),
+    ({"logit_bias": {"99999": 1}}, openai.BadRequestError, 400, "logit_bias"),
+    ({"top_logprobs": 3}, openai.BadRequestError, 400, "top_logprobs"),
+    ({"messages": []}, openai.BadRequestError, 400, "messages"),
+    ({"messages": [{"role": "king", "content": "x"}]}, openai.BadRequestError, 400, "messages.0.role"),
+    ({"messages": [{"role": "user", "content": "word " * 3000}]}, openai.BadRequestError, 400, "messages"),
+    ({"tool_choice": "required"}, openai.BadRequestError, 400, "tool_choice"),
+    ({"extra_body": {"kv_channel": "no"}}, openai.BadRequestError, 400, "kv_channel"),
+    ({"extra_body": {"kv_channel": "affine8"}}, openai.BadRequestError, 400, "kv_channel"),
+    ({"extra_body": {"block": 99}}, openai.BadRequestError, 400, "block"),
+    ({"extra_body": {"block": 4, "drafter": "none"}}, openai.BadRequestError, 400, "block"),
+    ({"extra_body": {"drafter": "/etc/passwd"}}, openai.BadRequestError, 400, "drafter"),
+    ({"extra_body": {"colour": 1}}, openai.BadRequestError, 400, "colour"),
+    ({"extra_body": {"chat_template_kwargs": {"chat_template": "x"}}}, openai.BadRequestError, 400, None),
+    (
+        {"extra_body": {"chat_template_kwargs": {"enable_thinkin": True}}},
+        openai.BadRequestError,
+        400,
+        "chat_template_kwargs.enable_thinkin",
+    ),
+    ({"reasoning_effort": "high"}, openai.BadRequestError, 400, "reasoning_effort"),
+    ({"n": "2"}, openai.BadRequestError, 400, "n"),
+    ({"messages": [{"role": "user", "content": "x" * 2_000_000}]}, openai.APIStatusError, 413, None),
+    ({"n": 2}, openai.InternalServerError, 501, "n"),
+    ({"functions": [{"name": "f"}]}, openai.InternalServerError, 501, "functions"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        openai.InternalServerError,
+        501,
+        "messages.0.content.0",
+    ),
+    ({"model": "guest", "temperature": 1}, openai.InternalServerError, 501, "temperature"),
+    (
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": {"type": "nothing"}},
+            }
+        },
+        openai.BadRequestError,
+        400,
+        "response_format",
+    ),
+]
+
+
+@pytest.mark.sampled(2, 1)
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("fields", "kind", "status", "param"), WRONG, ids=lambda value: str(value)[:40])
+def test_errors_are_typed_exceptions_that_name_the_field(
+    client: openai.OpenAI, fields: Any, kind: type[Exception], status: int, param: str | None, *, stream: bool
+):
+    with pytest.raises(kind) as caught:
+        asked(client, **(copy.deepcopy(fields) | {"stream": stream}))
+    error: Any = caught.value
+    assert error.status_code == status
+    assert error.body["message"]
+    if param is not None:
+        assert error.param == param
+
+
+def test_the_key_is_asked_for(server: Running):
+    with pytest.raises(openai.AuthenticationError) as caught:
+        asked(server.client("a-key-of-somebody-else-0123"))
+    assert caught.value.status_code == 401
+    with pytest.raises(openai.AuthenticationError):
+        server.client("-").models.list()
+
+
+def test_what_is_openais_and_not_ours_is_not_implemented(client: openai.OpenAI):
+    with pytest.raises(openai.InternalServerError) as caught:
+        client.embeddings.create(model="demo", input="x")
+    assert caught.value.status_code == 501

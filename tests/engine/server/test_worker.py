@@ -1,0 +1,337 @@
+"""The engine's thread: turns, cancelling, models that come and go, and nothing left behind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.cache.transaction import Transaction
+from engine.decode import Step
+from engine.errors import ConfigurationError, EngineError, ModelError, ModelNotHere
+from engine.loading import SHIPPED_TARGET
+from engine.sampling import Sampling
+from engine.server.channels import CHANNELS
+from engine.server.entries import Given, ModelEntry, Published, Shipped
+from engine.server.locate import Places, locate
+from engine.server.models import Model
+from engine.server.refusals import ShuttingDownError
+from engine.server.work import Ended, Event, Failed, Progress, Work
+from engine.server.worker import Job, Limits, Worker
+from engine.session import Session
+
+NATIVE = CHANNELS["native"]
+ENDLESS = {2: -100.0, 7: -100.0}
+PLACES = Places({}, Path("/nowhere"))
+ENTRIES = {
+    "one": ModelEntry("one", "", Shipped(), Shipped(), lookups=True, channels=("native", "rotated4")),
+    "two": ModelEntry("two", "", Given(str(SHIPPED_TARGET)), Given("prompt-lookup")),
+    "bad": ModelEntry("bad", "", Given("/nowhere")),
+    "away": ModelEntry("away", "", Published("no-such-folder")),
+}
+
+
+@dataclass
+class Heard:
+    """What the thread said of one request."""
+
+    events: list[Event] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> list[int]:
+        return [token for event in self.events if isinstance(event, Step) for token in event.tokens]
+
+    @property
+    def last(self) -> Any:
+        return self.events[-1] if self.events else None
+
+    def over(self) -> bool:
+        return isinstance(self.last, Ended | Failed)
+
+
+class Bench:
+    """A worker and short ways to it."""
+
+    def __init__(self, **limits: Any) -> None:
+        self.loads: list[str] = []
+        self.worker = Worker(self._find, Limits(**limits))
+        self.worker.start()
+
+    def _find(self, entry: ModelEntry) -> Callable[[], Model]:
+        located = locate(entry, PLACES)
+
+        def load() -> Model:
+            self.loads.append(entry.name)
+            return Model.load(located)
+
+        return load
+
+    def submit(
+        self, prompt: list[int], count: int = 20, heard: Heard | None = None, **work: Any
+    ) -> tuple[Job, Heard]:
+        """Ask for a text that does not end by itself."""
+        heard = heard or Heard()
+        asked = Work(prompt, len(prompt) - 1, count, **({"channel": NATIVE, "bias": ENDLESS} | work))
+        lease = self.worker.lease(ENTRIES["one"])
+        lease.granted.result(30)
+        return self.worker.submit(lease, asked, heard.events.append), heard
+
+    def ended(self, heard: Heard) -> Ended:
+        wait(heard.over)
+        assert isinstance(heard.last, Ended), heard.last
+        return heard.last
+
+
+def wait(until: Callable[[], Any], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not until():
+        assert time.monotonic() < deadline, "nothing happened"
+        time.sleep(0.005)
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Bench]:
+    bench = Bench(parallel=3, models=1, chunk=16, session_s=0.5)
+    yield bench
+    bench.worker.stop()
+
+
+PROMPT = list(range(300, 340))
+
+
+def test_a_request_ends_with_what_was_measured(bench: Bench):
+    _, heard = bench.submit(PROMPT)
+    ended = bench.ended(heard)
+    assert len(heard.tokens) == 20
+    assert ended.finish == "length"
+    assert ended.resident_bytes > 0
+    assert [type(event) for event in heard.events[:2]] == [Progress, Progress]
+    assert heard.events[0] == Progress(0, 40)
+
+
+def test_requests_take_turns_and_give_what_they_give_alone(bench: Bench):
+    prompts = [[first, *PROMPT] for first in (20, 21, 22, 23, 24)]
+    alone = []
+    for prompt in prompts:
+        _, heard = bench.submit(prompt, 30)
+        bench.ended(heard)
+        alone.append(heard.tokens)
+    order: list[int] = []
+    heards = [
+        bench.submit(prompt, 30, Heard(Noting(index, order)))[1] for index, prompt in enumerate(prompts)
+    ]
+    wait(lambda: all(heard.over() for heard in heards))
+    assert [heard.tokens for heard in heards] == alone
+    changes = sum(one != other for one, other in pairwise(order))
+    assert changes > 2 * len(prompts)  # not one after the other
+
+
+class Noting(list[Event]):
+    """Events, whose order among all requests is noted."""
+
+    def __init__(self, index: int, order: list[int]) -> None:
+        super().__init__()
+        self._index, self._order = index, order
+
+    def append(self, event: Event) -> None:
+        self._order.append(self._index)
+        super().append(event)
+
+
+def test_a_cancelled_request_ends_and_its_session_stays_good(bench: Bench):
+    job, heard = bench.submit(PROMPT, 900)
+    wait(lambda: len(heard.tokens) > 5)
+    job.cancelled.set()
+    wait(lambda: bench.worker.figures.active == 0)
+    assert not heard.over()
+    got = heard.tokens
+    _, again = bench.submit([*PROMPT, *got[:-1]], 4)
+    assert bench.ended(again).cached_tokens >= len(PROMPT) - 1
+
+
+def test_idle_sessions_end_and_leave_nothing(bench: Bench):
+    _, heard = bench.submit(PROMPT)
+    bench.ended(heard)
+    wait(lambda: bench.worker.figures.active == 0 and bench.worker.figures.sessions == 0, 10)
+    assert (bench.worker.figures.idle_bytes, bench.worker.figures.active_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("work", "error", "says"),
+    [
+        ({"block": 99}, ConfigurationError, "block 99 is more than 16"),
+        ({"block": 4, "drafter": "none"}, ConfigurationError, "needs a drafter"),
+        ({"channel": CHANNELS["sliding-bounded-512"]}, None, ""),
+    ],
+)
+def test_what_cannot_be_done_fails_alone(bench: Bench, work: Any, error: Any, says: str):
+    _, heard = bench.submit(PROMPT, 3, **work)
+    wait(heard.over)
+    if error is None:
+        assert isinstance(heard.last, Ended)
+    else:
+        assert isinstance(heard.last.error, error)
+        assert says in str(heard.last.error)
+    _, other = bench.submit(PROMPT, 3)
+    bench.ended(other)
+
+
+def test_a_bug_in_one_request_ends_that_one(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    def broken(_: Sampling) -> Any:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr("engine.server.sequence.Sampler", broken)
+    _, heard = bench.submit(PROMPT, 5, sampling=Sampling(temperature=1.0))
+    _, other = bench.submit(PROMPT, 5)
+    wait(lambda: heard.over() and other.over())
+    assert isinstance(heard.last.error, RuntimeError)
+    assert isinstance(other.last, Ended)
+    assert bench.worker.healthy
+
+
+def test_another_model_waits_until_the_one_in_use_is_free_and_nobody_overtakes():
+    bench = Bench(models=1)
+    try:
+        first = bench.worker.lease(ENTRIES["one"])
+        assert first.granted.result(30).entry.name == "one"
+        second = bench.worker.lease(ENTRIES["two"])
+        third = bench.worker.lease(ENTRIES["one"])
+        time.sleep(0.3)
+        assert not second.granted.done()
+        assert not third.granted.done()  # although its model is there
+        bench.worker.release(first)
+        assert second.granted.result(30).entry.name == "two"
+        assert not third.granted.done()
+        bench.worker.release(second)
+        assert third.granted.result(30).entry.name == "one"
+        assert bench.loads == ["one", "two", "one"]
+        wait(lambda: bench.worker.figures.models == ("one",))
+    finally:
+        bench.worker.stop()
+
+
+def test_a_model_that_cannot_be_loaded_fails_who_asked_and_nobody_else():
+    bench = Bench(models=2)
+    try:
+        bad = bench.worker.lease(ENTRIES["bad"])
+        with pytest.raises(ModelError):
+            bad.granted.result(30)
+        bench.worker.release(bad)
+        _, heard = bench.submit(PROMPT, 3)
+        bench.ended(heard)
+    finally:
+        bench.worker.stop()
+
+
+def test_a_wish_given_up_is_forgotten():
+    bench = Bench(models=1)
+    try:
+        first = bench.worker.lease(ENTRIES["one"])
+        first.granted.result(30)
+        bench.worker.release(bench.worker.lease(ENTRIES["two"]))
+        third = bench.worker.lease(ENTRIES["one"])
+        assert third.granted.result(30).entry.name == "one"
+        assert bench.loads == ["one"]
+    finally:
+        bench.worker.stop()
+
+
+def test_stopping_ends_what_is_going_on():
+    bench = Bench()
+    _, heard = bench.submit(PROMPT, 900)
+    wait(lambda: heard.tokens)
+    bench.worker.stop()
+    assert isinstance(heard.last, Failed)
+    assert "shutting down" in str(heard.last.error)
+    assert not bench.worker.healthy
+    assert (bench.worker.figures.active_bytes, bench.worker.figures.models) == (0, ())
+    bench.worker.stop()
+
+
+def test_when_the_thread_dies_everybody_is_told(monkeypatch: pytest.MonkeyPatch):
+    bench = Bench()
+    _, heard = bench.submit(PROMPT, 900)
+    wait(lambda: heard.tokens)
+
+    def broken() -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(bench.worker, "_admit", broken)
+    wait(heard.over)
+    assert isinstance(heard.last.error, EngineError)
+    wait(lambda: not bench.worker.healthy)
+    with pytest.raises(EngineError, match="has ended"):
+        bench.worker.lease(ENTRIES["one"])
+
+
+def test_a_model_that_cannot_be_had_costs_nobody_anything():
+    bench = Bench(models=1)
+    try:
+        _, heard = bench.submit(PROMPT, 3)
+        bench.ended(heard)
+        away = bench.worker.lease(ENTRIES["away"])
+        with pytest.raises(ModelNotHere):
+            away.granted.result(30)
+        bench.worker.release(away)
+        _, again = bench.submit([*PROMPT, *heard.tokens[:-1]], 3)
+        assert bench.ended(again).cached_tokens > 30  # its session is still there
+        assert bench.loads == ["one"]
+    finally:
+        bench.worker.stop()
+
+
+def test_a_model_is_free_when_its_requests_have_ended_whoever_reads_their_answers():
+    bench = Bench(models=1)
+    try:
+        _, heard = bench.submit(PROMPT, 3)
+        bench.ended(heard)  # nobody has released anything
+        assert bench.worker.lease(ENTRIES["two"]).granted.result(30).entry.name == "two"
+    finally:
+        bench.worker.stop()
+
+
+@pytest.mark.parametrize("place", ["Session.close", "Transaction.abort"])
+def test_a_failure_while_cleaning_up_is_told_and_the_thread_goes_on(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, place: str
+):
+    def broken(*_: Any) -> None:
+        raise RuntimeError("broken")
+
+    kind = {"Session.close": Session, "Transaction.abort": Transaction}[place]
+    name = place.partition(".")[2]
+    job, heard = bench.submit(PROMPT, 900)
+    wait(lambda: heard.tokens)
+    with monkeypatch.context() as patched:
+        patched.setattr(kind, name, broken)
+        if place == "Transaction.abort":
+            job.cancelled.set()
+        else:
+            patched.setattr(Session, "forward", broken)
+        wait(lambda: bench.worker.figures.active == 0)
+        wait(lambda: heard.over() or place == "Transaction.abort")
+    assert bench.worker.healthy
+    _, other = bench.submit(PROMPT, 3)
+    bench.ended(other)
+
+
+def test_requests_that_are_abandoned_are_told_so(bench: Bench):
+    _, active = bench.submit(PROMPT, 900)
+    wait(lambda: active.tokens)
+    bench.worker.abandon()
+    wait(active.over)
+    assert isinstance(active.last.error, ShuttingDownError)
+    wait(lambda: bench.worker.figures.active == 0)
+    _, other = bench.submit(PROMPT, 3)
+    bench.ended(other)
+
+
+def test_sessions_serve_the_key_they_came_with(bench: Bench):
+    prompt = [299, *PROMPT]
+    for owner, cached in (("anna", 0), ("bert", 0), ("anna", 40)):
+        _, heard = bench.submit(prompt, 3, owner=owner)
+        assert (bench.ended(heard).cached_tokens > 0) == (cached > 0)
