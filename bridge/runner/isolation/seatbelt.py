@@ -4,6 +4,9 @@ Everything is allowed that is not denied: Metal needs more of the system than an
 the network, writing outside of the job's folders, reading what is hidden, signalling and looking into other
 programs, and asking services of the system to start something that would not be in the sandbox.
 
+A job may talk to itself, as to a server it tests, through Unix sockets in its room. The loopback device stays
+closed: other programs of the machine listen there, too, and no rule can tell them from the job.
+
 Paths are handed over as parameters beside the profile, never written into it, so no path can be a rule.
 """
 
@@ -25,6 +28,10 @@ _TERMINAL, _OWN = '(regex #"^/dev/ttys[0-9]+$")', '(extension "com.apple.sandbox
 _TERMINALS = (
     f"(deny file-read-data {_TERMINAL})",
     f"(allow file-read* file-write* (require-all {_TERMINAL} {_OWN}))",
+)
+_OWN_SOCKETS = (
+    '(allow network-bind network-inbound (local unix-socket (subpath (param "ROOM"))))',
+    '(allow network-outbound (remote unix-socket (subpath (param "ROOM"))))',
 )
 _NAMES = "/private/var/run/mDNSResponder"  # where names become addresses
 # Services that start programs for others, or hand out keys.
@@ -53,11 +60,13 @@ class Profile:
         hidden: Files and folders that cannot be read or listed.
         network: Whether it leaves the job the machine's network.
         strict: Whether it holds all the rules, and not only those on network, files and keys.
+        sockets: Whether it leaves a job without the network Unix sockets in its room.
     """
 
     hidden: tuple[str, ...]
     network: bool
     strict: bool
+    sockets: bool = False
 
     def text(self) -> str:
         """The rules; of those that speak of the same thing, the last one holds."""
@@ -84,7 +93,7 @@ class Profile:
 
     def _network(self) -> list[str]:
         if not self.network:
-            return ["(deny network*)"]
+            return ["(deny network*)", *(_OWN_SOCKETS if self.sockets else ())]
         names = f"(remote unix-socket {_literal(_NAMES)})"
         return ["(deny network-outbound (remote unix-socket))", f"(allow network-outbound {names})"]
 
@@ -108,7 +117,8 @@ def best(hide: Iterable[str], room: str, *, network: bool) -> Profile | None:
 def _candidates(hide: Iterable[str], *, network: bool) -> Iterator[Profile]:
     hidden = hidden_paths(hide)
     for strict in (True, False):
-        yield Profile(hidden, network, strict)
+        for sockets in (False,) if network else (True, False):
+            yield Profile(hidden, network, strict, sockets)
 
 
 def _is_taken(profile: Profile, room: str) -> bool:

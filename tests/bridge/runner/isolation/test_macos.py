@@ -103,6 +103,16 @@ def test_a_profile_is_well_formed_and_its_last_word_is_the_room(network: bool, s
     assert ("(deny signal)" in text) is strict
 
 
+def test_a_job_without_the_network_may_talk_to_itself_in_its_room_and_nowhere_else() -> None:
+    text = Profile(("/one",), network=False, strict=True, sockets=True).text()
+    opened = [line for line in text.splitlines() if line.startswith("(allow network")]
+    assert len(opened) == 2
+    assert all('unix-socket (subpath (param "ROOM"))' in line for line in opened)
+    assert text.index("(deny network*)") < text.index(opened[0]), "of several rules the last one holds"
+    assert "(local ip" not in text
+    assert "(remote ip" not in text
+
+
 def test_no_path_is_ever_part_of_the_rules() -> None:
     profile = Profile(tuple(ODD), network=False, strict=True)
     command = profile.command(["/bin/echo", "-p", "x"], ODD[0])
@@ -149,10 +159,20 @@ def test_a_profile_that_a_machine_does_not_take_is_replaced_by_a_simpler_one_and
 
 
 @linux
+def test_a_machine_that_does_not_know_sockets_in_a_folder_keeps_all_other_rules(mac: Mac) -> None:
+    mac.refuse("network-bind")
+    assert mac.run("print('up')").exit_code == 0
+    profile = mac.asked[-1][mac.asked[-1].index("-p") + 1]
+    assert "unix-socket" not in profile
+    assert "(deny network*)" in profile
+    assert (mac.enforced.network, mac.enforced.processes) == ("sandbox profile", "sandbox profile")
+
+
+@linux
 def test_where_no_profile_is_taken_the_result_says_that_nothing_holds(mac: Mac) -> None:
     mac.refuse("version")
     assert mac.run("print('up')").exit_code == 0
-    assert len(mac.asked) == 2, "two trials, and no job"
+    assert len(mac.asked) == 4, "four trials, and no job"
     assert {mac.enforced.network, mac.enforced.writes, mac.enforced.credentials} == {NOT_ENFORCED}
 
 
