@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from engine.cli.evaluate_server import server
 from engine.cli.evaluation_options import (
     chat_options,
     haystack_options,
@@ -162,3 +163,4 @@ def recall(as_json: bool, report_path: Path | None, **values: Any) -> None:
 
 command.add_command(kv)
 command.add_command(quality)
+command.add_command(server)

@@ -3,6 +3,7 @@
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 Document = dict[str, Any]
@@ -157,6 +158,16 @@ def quality_table(document: Document, sets: dict[str, tuple[int, int]]) -> None:
     console.print(f"block and single-token logits differ by at most {_small(error)}")
     for name, arm in document["summary"]["arms"].items():
         console.print(f"{name}: {arm['runaway_samples']} of {arm['samples']} outputs run away in repetition")
+
+
+def checks_table(checks: dict[str, str | None]) -> None:
+    """What each check of a server found."""
+    table = Table(title="the server", title_justify="left")
+    table.add_column("check")
+    table.add_column("found", overflow="fold")
+    for name, fault in checks.items():
+        table.add_row(name, escape(fault or "passed"))
+    Console().print(table)
 
 
 def parity_table(document: Document) -> None:

@@ -54,6 +54,7 @@ JOBS: dict[str, tuple[str, ...]] = {
 OURS = {
     "proposer": ("limit=2", "max_tokens=24", "kv=sink-window:4,512"),
     "quality": ("limit=2", "max_tokens=24"),
+    "server-smoke": ("limit=1", "max_tokens=24", "clients=3"),
 }
 WORKLOAD = {
     "tests/test_small.py": "def test_a_sum() -> None:\n    assert 1 + 1 == 2\n",
@@ -207,6 +208,14 @@ SABOTAGES = {
         "k3-step1-incremental",
         RESTORED,
         frozenset({"RESTORATION_CLAIM", "CONTROL_FAILED"}),
+    ),
+    "the server takes every draft": Sabotage(
+        "engine/accept.py",
+        "    hits = (drafts == tokens[:-1]).astype(mx.int32)\n",
+        "    hits = mx.ones_like(drafts)\n",
+        "server-smoke",
+        ("limit=1", "max_tokens=32", "clients=2", "block=8"),
+        frozenset({"OUTPUT_DIVERGED"}),
     ),
 }
 

@@ -41,6 +41,7 @@ OURS = {
     "restored",
     "restored-speculative",
     "scorecard",
+    "server-smoke",
     "single-graph",
     "tests",
     "throughput",

@@ -1,0 +1,335 @@
+"""What a server has to do beside giving the right tokens; asked over HTTP, as clients ask.
+
+Checks of `DOORS` and `ANSWERS` are made where nothing is kept between requests, so that the same request
+must give the same tokens bit by bit; those of `KEEPING` where idle sessions are kept for a short while.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cached_property
+from threading import Barrier
+from time import monotonic, sleep
+from typing import Any
+
+from pydantic import ValidationError
+
+from engine.evaluation.http import Answered, Client, ServerFault
+from engine.evaluation.question import TEXT_PATH, Answer, Question, check, whole
+from engine.server.wire.replies import (
+    ChatChunk,
+    ChunkChoice,
+    ErrorReply,
+    Health,
+    ModelList,
+    TextChoice,
+    TextCompletion,
+)
+from engine.server.worker import TELL_S
+
+REPEATABLE = {"seed": 0}  # lets a pace look at nothing but tokens
+LONG = 512  # tokens of an answer that nobody waits for
+SEEN = 3  # events of a stream before its client goes
+PATIENCE_S, LOOK_S = 30.0, 0.05
+_PROMPTS = ("messages", "chat_template_kwargs", "prompt")  # fields that hold one
+SLACK = 2**20  # bytes: kept graphs and small change
+
+
+@dataclass(frozen=True)
+class Examinee:
+    """A server, and what it is asked.
+
+    Attributes:
+        client: with the key.
+        model_id: as requests name the model.
+        questions: at least one.
+        clients: that ask at once.
+        stops: tokens that end a text.
+        context: positions of a prompt and its answer; None: any number.
+    """
+
+    client: Client
+    model_id: str
+    questions: Sequence[Question]
+    clients: int
+    stops: Sequence[int]
+    context: int | None
+
+    @cached_property
+    def chosen(self) -> list[Question]:
+        """One question for each client, from the whole range of them."""
+        count = len(self.questions)
+        return [self.questions[index * count // self.clients % count] for index in range(self.clients)]
+
+    @cached_property
+    def alone(self) -> list[Answer]:
+        """Their answers, each asked for when the one before it was there."""
+        return [self.ask(asked) for asked in self.chosen]
+
+    def ask(self, asked: Question, **changes: Any) -> Answer:
+        """The whole answer to a question.
+
+        Raises:
+            ServerFault: there is none.
+        """
+        return whole(asked, self.client.post(asked.path, asked.fields | REPEATABLE | changes))
+
+    def together(self) -> list[Answer]:
+        """The answers to the chosen questions, all asked at the same moment."""
+        gate = Barrier(self.clients)
+
+        def ask(asked: Question) -> Answer:
+            gate.wait()
+            return self.ask(asked)
+
+        with ThreadPoolExecutor(self.clients) as clients:
+            return list(clients.map(ask, self.chosen))
+
+    def figures(self) -> "Figures":
+        """What the server's metrics say now."""
+        reply = self.client.get("/metrics")
+        if reply.status != 200:
+            raise ServerFault(f"/metrics answered {reply.status}")
+        return Figures(str(reply.body))
+
+    def wait_for(self, what: str, there: Callable[["Figures"], bool]) -> "Figures":
+        """The metrics as soon as something is there.
+
+        Raises:
+            ServerFault: it is not there for long.
+        """
+        sleep(2 * TELL_S)  # figures that are older may say what was before
+        until = monotonic() + PATIENCE_S
+        while not there(found := self.figures()):
+            if monotonic() > until:
+                raise ServerFault(f"after {PATIENCE_S:.0f} s still not {what}: {found}")
+            sleep(LOOK_S)
+        return found
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Prometheus' text."""
+
+    text: str
+
+    def __getitem__(self, name: str) -> float:
+        """The sum of a figure over what labels tell apart; 0 where it is not there."""
+        pattern = rf"^kakeya_{re.escape(name)}(?:\{{[^}}]*\}})? (\S+)$"
+        return sum(float(value) for value in re.findall(pattern, self.text, re.MULTILINE))
+
+    def bytes_of(self, state: str) -> float:
+        """Bytes of keys and values that are active or idle."""
+        found = re.search(rf'^kakeya_kv_cache_bytes{{state="{state}"}} (\S+)$', self.text, re.MULTILINE)
+        if found is None:
+            raise ServerFault(f"/metrics does not say how many bytes are {state}")
+        return float(found[1])
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nobody is served, and nothing held for anybody who is."""
+        return not (self["requests_active"] or self["requests_admitted"] or self.bytes_of("active"))
+
+    def __str__(self) -> str:
+        return (
+            f"{self['requests_active']:.0f} active, {self['requests_admitted']:.0f} admitted, "
+            f"{self['sessions_idle']:.0f} idle sessions, {self.bytes_of('active'):,.0f} bytes active, "
+            f"{self.bytes_of('idle'):,.0f} idle"
+        )
+
+
+def health(server: Examinee) -> None:
+    """/health answers without a key."""
+    reply = server.client.with_key(None).get("/health")
+    if reply.status != 200 or Health.model_validate(reply.body).status != "ok":
+        raise ServerFault(f"/health says {reply.status} {reply.body}")
+
+
+def models(server: Examinee) -> None:
+    """/v1/models lists the model, and has a card of it."""
+    reply = server.client.get("/v1/models")
+    listed = [card.id for card in ModelList.model_validate(reply.body).data] if reply.status == 200 else []
+    if server.model_id not in listed:
+        raise ServerFault(f"/v1/models says {reply.status} and does not list {server.model_id}")
+    if server.client.get(f"/v1/models/{server.model_id}").status != 200:
+        raise ServerFault(f"/v1/models/{server.model_id} is not there")
+
+
+def key(server: Examinee) -> None:
+    """Nobody is served without the key, or with another one."""
+    asked = server.questions[0]
+    for stranger in (server.client.with_key(None), server.client.with_key("another-key-of-some-length")):
+        _refused(stranger.get("/v1/models"), 401, None)
+        _refused(stranger.get("/metrics"), 401, None)
+        _refused(stranger.post(asked.path, asked.fields), 401, None)
+
+
+def unknown_model(server: Examinee) -> None:
+    """A model that is not there is 404, and so is a channel."""
+    asked = server.questions[0]
+    name = server.model_id.partition("@")[0]
+    for wrong in ("no-such-model", f"{name}@no-such-channel"):
+        _refused(server.client.post(asked.path, asked.fields | {"model": wrong}), 404, "model")
+
+
+def bad_value(server: Examinee) -> None:
+    """A value out of bounds, or a field nobody knows, is 400 and names the field."""
+    asked = server.questions[0]
+    for field, value in (("temperature", 3), ("max_tokens", 0), ("no_such_field", 1)):
+        _refused(server.client.post(asked.path, asked.fields | {field: value}), 400, field)
+
+
+def _refused(reply: Answered, status: int, param: str | None) -> None:
+    """Raise ServerFault unless this was refused, with an error document about that field."""
+    if reply.status != status:
+        raise ServerFault(f"answered {reply.status}, not {status}: {str(reply.body)[:200]}")
+    error = ErrorReply.model_validate(reply.body).error
+    if error.param != param:
+        raise ServerFault(f"the error is about {error.param}, not {param}: {error.message}")
+
+
+def stream(server: Examinee) -> None:
+    """A stream says what the same request says at once, and ends with usage and x_kakeya."""
+    kinds = {asked.path: index for index, asked in reversed(list(enumerate(server.chosen)))}
+    for index in kinds.values():
+        asked, answer = server.chosen[index], server.alone[index]
+        for apart in (False, True):
+            _streamed(server, asked, answer, apart=apart)
+
+
+def _streamed(server: Examinee, asked: Question, answer: Answer, *, apart: bool) -> None:
+    """One stream; ``apart`` asks for the usage in a chunk of its own."""
+    options = {"stream": True, "stream_options": {"include_usage": apart}}
+    with closing(server.client.stream(asked.path, asked.fields | REPEATABLE | options)) as events:
+        documents = list(events)
+    if documents[-1] is not None or None in documents[:-1]:
+        raise ServerFault(f"{asked.identifier}: [DONE] does not stand at the end of the stream, alone")
+    kind = ChatChunk if asked.of_chat else TextCompletion
+    chunks: list[ChatChunk | TextCompletion] = [kind.model_validate(each) for each in documents[:-1]]
+    last = chunks[-1]
+    if last.usage is None or last.x_kakeya is None:
+        raise ServerFault(f"{asked.identifier}: the last chunk lacks usage or x_kakeya")
+    if any(chunk.usage for chunk in chunks[:-1]) or bool(last.choices) is apart:
+        raise ServerFault(f"{asked.identifier}: the usage is not where include_usage: {apart} wants it")
+    check(asked, last.usage, last.x_kakeya)
+    choices = [choice for chunk in chunks for choice in chunk.choices]
+    text = "".join(_said(choice) for choice in choices)
+    if (last.x_kakeya.token_ids, text) != (answer.tokens, answer.text):
+        raise ServerFault(f"{asked.identifier}: the stream says something else than the whole answer")
+    reasons = [choice.finish_reason for choice in choices if choice.finish_reason]
+    if len(reasons) != 1 or (reasons[0] == "length") != (answer.finish == "length"):
+        raise ServerFault(f"{asked.identifier}: the stream ends by {reasons}, the answer by {answer.finish}")
+
+
+def _said(choice: ChunkChoice | TextChoice) -> str:
+    return choice.text if isinstance(choice, TextChoice) else choice.delta.content or ""
+
+
+def clients(server: Examinee) -> None:
+    """Several who ask at once get what each gets alone."""
+    for asked, alone, among in zip(server.chosen, server.alone, server.together(), strict=True):
+        if (alone.tokens, alone.text, alone.finish) != (among.tokens, among.text, among.finish):
+            raise ServerFault(f"{asked.identifier}: among {server.clients} the answer is another than alone")
+
+
+def next_turn(server: Examinee) -> None:
+    """What goes on from an answer does not compute again what is held."""
+    asked = _shortest(server)
+    held = [*asked.tokens, *server.ask(asked).tokens]
+    cached = _held_of(server, asked, [*held, *asked.tokens[-8:]])
+    if cached < len(asked.tokens):
+        raise ServerFault(f"{asked.identifier}: {cached} tokens were held, not {len(asked.tokens)} or more")
+
+
+def gone(server: Examinee) -> None:
+    """A client that goes away in the middle leaves nothing behind; its answer is not decoded to its end.
+
+    How far it was decoded is told by how much of the whole answer its session holds.
+    """
+    asked = _shortest(server)
+    room = LONG if server.context is None else min(LONG, server.context - len(asked.tokens) - 2)
+    endless = {"max_tokens": room, "logit_bias": {str(token): -100 for token in server.stops}}
+    answer = server.ask(asked, **endless)
+    _emptied(server)
+    fields = asked.fields | REPEATABLE | endless | {"stream": True}
+    with closing(server.client.stream(asked.path, fields)) as events:
+        for _ in range(SEEN):
+            next(events)
+    server.wait_for("quiet", lambda figures: figures.quiet)
+    held = _held_of(server, asked, [*asked.tokens, *answer.tokens])
+    if held >= len(asked.tokens) + len(answer.tokens) - 1:
+        raise ServerFault(f"an answer of {len(answer.tokens)} tokens was decoded to its end for nobody")
+
+
+def _shortest(server: Examinee) -> Question:
+    return min(server.questions, key=lambda asked: len(asked.tokens))
+
+
+def _held_of(server: Examinee, asked: Question, ids: list[int]) -> int:
+    """How many of these tokens at their beginning are held in an idle session."""
+    fitting = ids if server.context is None else ids[: server.context - 1]
+    fields = {name: value for name, value in asked.fields.items() if name not in _PROMPTS}
+    after = Question(f"what follows {asked.identifier}", TEXT_PATH, fields | {"prompt": fitting}, fitting)
+    return server.ask(after, max_tokens=1).usage.prompt_tokens_details.cached_tokens
+
+
+def idle(server: Examinee) -> None:
+    """Sessions that nobody comes back to are closed, and memory is what it was before more of the same."""
+    server.together()
+    before = _emptied(server)["memory_bytes"]
+    for _ in range(2):
+        server.together()
+    after = _emptied(server)["memory_bytes"]
+    if after > before + SLACK:
+        raise ServerFault(f"{after - before:,.0f} bytes of memory were not given back")
+
+
+def _emptied(server: Examinee) -> Figures:
+    return server.wait_for(
+        "empty",
+        lambda figures: figures.quiet and not (figures["sessions_idle"] or figures.bytes_of("idle")),
+    )
+
+
+Check = Callable[[Examinee], None]
+DOORS: Mapping[str, Check] = {
+    "health": health,
+    "models": models,
+    "key": key,
+    "unknown-model": unknown_model,
+    "bad-value": bad_value,
+}
+ANSWERS: Mapping[str, Check] = {"stream": stream, "clients": clients}
+KEEPING: Mapping[str, Check] = {"next-turn": next_turn, "gone": gone, "idle": idle}
+
+
+def examine(
+    server: Examinee, checks: Mapping[str, Check], began: Callable[[str], None]
+) -> dict[str, str | None]:
+    """Make checks, all of them.
+
+    Args:
+        server: whom to ask.
+        checks: by name.
+        began: told the name of each before it begins.
+
+    Returns:
+        What each found, None where nothing is wrong.
+    """
+    found: dict[str, str | None] = {}
+    for name, made in checks.items():
+        began(name)
+        found[name] = _fault_of(made, server)
+    return found
+
+
+def _fault_of(made: Check, server: Examinee) -> str | None:
+    try:
+        made(server)
+    except ServerFault as fault:
+        return str(fault)
+    except ValidationError as error:
+        return f"an answer is not as clients expect it: {error}"
+    return None

@@ -1,0 +1,389 @@
+"""The server beside plain decoding: a good one is accepted, a fault is found by the check it belongs to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.evidence.gate import judge
+from engine.errors import ConfigurationError, PromptError
+from engine.evaluation import server_checks
+from engine.evaluation.http import ServerFault
+from engine.evaluation.prompts import Prompt, load_prompts
+from engine.evaluation.served import served
+from engine.evaluation.server import ChecksFailed, measure_server
+from engine.evaluation.server_checks import ANSWERS, DOORS, KEEPING, Check, Examinee, examine
+from engine.evaluation.server_switches import Offer, ServerSwitches
+from engine.evaluation.templates import ChatSwitches
+from engine.runtime import prepare
+from engine.server import answer, guard
+from engine.server.locate import Places
+from engine.server.models import Model
+from engine.server.registry import Registry
+from engine.server.sequence import Sequence
+from engine.server.serve import finder
+from engine.server.sessions import Sessions
+from engine.server.telling import Telling
+from engine.server.worker import Worker
+from tests.engine.evaluation.test_measurements import REQUEST, check, quiet
+from tests.engine.evaluation.test_prompts import write
+
+FIND = finder(Places.of_machine(), download=False)
+SMALL = {"max_tokens": 16, "clients": 3}
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> list[Prompt]:
+    rows = [{"id": f"code-{i}", "kind": "code", "prompt": f"def f{i}(x):\n" * 3} for i in range(3)]
+    chat = {"id": "chat-1", "kind": "chat", "messages": [{"role": "user", "content": "hi"}]}
+    return load_prompts(str(write(tmp_path / "p.jsonl", *rows, chat)))
+
+
+@pytest.fixture
+def offered(folders: tuple[Path, Path]) -> Callable[..., Offer]:
+    """An offer of the tiny pair."""
+
+    def make(drafter: str = str(folders[1]), **changes: Any) -> Offer:
+        return Offer.of(Registry.single(folders[0], drafter, **changes))
+
+    return make
+
+
+def measured(offer: Offer, prompts: list[Prompt], **changes: Any) -> dict[str, Any]:
+    switches = ServerSwitches(**{**SMALL, **changes})
+    return check(measure_server(offer, FIND, prompts, switches, prepare(), progress=quiet, request=REQUEST))
+
+
+def judged(document: dict[str, Any]) -> set[str]:
+    """The rules it breaks."""
+    return {violation.code for violation in judge(json.dumps(document).encode()).violations}
+
+
+@pytest.mark.slow
+def test_a_good_server_passes_its_checks_and_its_answers_are_claimed_to_be_plain_decodings(
+    offered: Callable[..., Offer], prompts: list[Prompt]
+):
+    document = measured(offered(), prompts)
+    assert document["kind"] == "quality"
+    assert document["claims"] == [{"name": "identical_output", "arm": "server", "baseline": "plain"}]
+    assert [(arm["name"], arm["role"]) for arm in document["arms"]] == [
+        ("plain", "baseline"),
+        ("server", "sut"),
+    ]
+    plain, ours = document["arms"]
+    assert [row["tokens"] for row in ours["samples"]] == [row["tokens"] for row in plain["samples"]]
+    assert [arm for arm, _ in document["order"]] == ["plain", "server", "server", "plain"] * 2
+    assert ours["system"]["loop"] == "kakeya.decode"
+    assert ours["system"]["drafter"] == "dflash"
+    assert document["liveness"]["drafter_forwards"] > 0
+    settings = document["configuration"]
+    assert settings["checks"].split() == [*DOORS, *ANSWERS, *KEEPING]
+    assert (settings["checks_failed"], settings["transport"], settings["clients"]) == (0, "tcp", 3)
+    assert judged(document) == set()
+
+    row = ours["samples"][1]
+    row["tokens"][5] = (row["tokens"][5] + 1) % 300
+    assert "OUTPUT_DIVERGED" in judged(document), "a wrong token in a row that came over HTTP"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("of_offer", "changes"),
+    [
+        ({"channel": "sink-window-256"}, {"block": "4"}),
+        ({"channel": "affine8"}, {"transport": "unix"}),
+        ({"drafter": "none"}, {"chat": ChatSwitches(chat=True)}),
+        ({}, {"block": "1"}),
+    ],
+    ids=["window", "codes-over-a-unix-socket", "no-drafter-as-conversations", "plain-steps"],
+)
+def test_what_a_channel_may_change_is_recorded_and_not_claimed(
+    tmp_path: Path,
+    prompts: list[Prompt],
+    offered: Callable[..., Offer],
+    of_offer: dict[str, Any],
+    changes: dict[str, Any],
+):
+    if of_offer.get("channel") == "affine8":  # whose groups of 64 the tiny heads are too small for
+        offer = Offer.of(Registry.load(), "demo", "affine8")
+    else:
+        offer = offered(**of_offer)
+    document = measured(offer, prompts, **changes)
+    native = document["configuration"]["kv"] == "native"
+    assert [claim["name"] for claim in document["claims"]] == ["identical_output"] * native
+    assert document["arms"][1]["system"]["kv"] == offer.channel.policy.spec
+    assert document["configuration"]["model_id"] == offer.model_id
+    assert judged(document) == set()
+
+
+def test_the_doors_of_a_server_are_checked(offered: Callable[..., Offer], prompts: list[Prompt]):
+    with examined(offered(), prompts) as server:
+        assert examine(server, DOORS, lambda name: None) == dict.fromkeys(DOORS)
+
+
+class examined:
+    """A running server and what it is asked, made as `measure_server` makes both."""
+
+    def __init__(self, offer: Offer, prompts: list[Prompt], *, keeping: bool = False) -> None:
+        from engine.evaluation import server as evaluation
+
+        self._parts, self._offer, self._prompts = evaluation, offer, prompts
+        self._switches = ServerSwitches(**SMALL)
+        self._serving = self._switches.keeping if keeping else self._switches.serving
+
+    def __enter__(self) -> Examinee:
+        models: list[Model] = []
+
+        def find(entry: Any) -> Callable[[], Model]:
+            models.append(FIND(entry)())
+            return lambda: models[-1]
+
+        self._served = served(self._offer.registry, self._serving, find)
+        client = self._served.__enter__()
+        try:
+            parts, [model] = self._parts, models
+            engine = parts._engine(model, self._offer.channel, self._switches)
+            encoded = parts.encode_all(engine, self._prompts, self._switches.chat)
+            questions = parts._questions(self._offer, model, self._prompts, encoded, self._switches)
+            whole = parts._examinee(client, self._offer, model, questions)
+            return parts._asked_for_little(whole, self._switches)
+        except BaseException:
+            self._served.__exit__(None, None, None)
+            raise
+
+    def __exit__(self, *error: Any) -> None:
+        self._served.__exit__(*error)
+
+
+def wrong(take: Any, position: int) -> Any:
+    """Telling of a server of whose tokens one is another than was decoded."""
+
+    def spoiled(self: Telling, steps: Any) -> Any:
+        at, changed = position - len(self.whole.tokens), []
+        for step in steps:
+            tokens = list(step.tokens)
+            if 0 <= at < len(tokens):
+                tokens[at] = 7 if tokens[at] != 7 else 8
+            at -= len(tokens)
+            changed.append(replace(step, tokens=tuple(tokens)))
+        return take(self, changed)
+
+    return spoiled
+
+
+@pytest.mark.slow
+def test_a_server_that_gives_a_wrong_token_every_time_is_rejected_by_the_gate(
+    offered: Callable[..., Offer], prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
+):
+    """It agrees with itself, and checks ask for less than so many tokens."""
+    monkeypatch.setattr(Telling, "take", wrong(Telling.take, 26))
+    document = measured(offered(), prompts, max_tokens=30)
+    assert document["configuration"]["checks_failed"] == 0
+    assert "OUTPUT_DIVERGED" in judged(document)
+
+
+def unwell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Worker, "healthy", property(lambda self: False))
+
+
+def unlisted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.server.app.cards", lambda service: [])
+
+
+def open_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "_known", lambda header, keys: True)
+
+
+def any_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolve = Registry.resolve
+    monkeypatch.setattr(Registry, "resolve", lambda self, *_: resolve(self, self.default))
+
+
+def unnamed_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.server.app._steps", lambda location, body: [])
+
+
+def lossy_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    framed = answer._framed
+    seen = iter(range(10**6))
+
+    def lossy(chunks: Any) -> bytes:
+        return b"" if next(seen) % 3 == 1 else framed(chunks)
+
+    monkeypatch.setattr(answer, "_framed", lossy)
+
+
+def unfinished_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer, "DONE", b"")
+
+
+def mixed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = Worker._begin
+
+    def mixed(self: Worker, job: Any) -> Any:
+        if self._active:
+            job.work = replace(job.work, prompt=job.work.prompt[::-1])
+        return begin(self, job)
+
+    monkeypatch.setattr(Worker, "_begin", mixed)
+
+
+def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Sessions, "take", lambda self, key, prompt, make: make())
+
+
+def deaf(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goes on for a client that has gone."""
+    turn = Worker._turn
+
+    def unheard(self: Worker, job: Any, sequence: Sequence) -> None:
+        job.cancelled.clear()
+        turn(self, job, sequence)
+
+    monkeypatch.setattr(Worker, "_turn", unheard)
+
+
+def hoarding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Sessions, "expire", lambda self, now: False)
+    monkeypatch.setattr(server_checks, "PATIENCE_S", 2.5)
+
+
+def leaking(monkeypatch: pytest.MonkeyPatch) -> None:
+    import mlx.core as mx
+
+    kept, give_back = [], Sessions.give_back
+
+    def leak(self: Sessions, session: Any, now: float) -> None:
+        kept.append(mx.zeros((400_000,)))
+        mx.eval(kept[-1])
+        give_back(self, session, now)
+
+    monkeypatch.setattr(Sessions, "give_back", leak)
+
+
+FAULTS: list[tuple[Callable[[pytest.MonkeyPatch], None], dict[str, Check], str, str]] = [
+    (unwell, DOORS, "health", "/health says 503"),
+    (unlisted, DOORS, "models", "does not list target@native"),
+    (open_to_all, DOORS, "key", "answered 200, not 401"),
+    (any_model, DOORS, "unknown-model", "answered 200, not 404"),
+    (unnamed_field, DOORS, "bad-value", "the error is about None, not temperature"),
+    (lossy_stream, ANSWERS, "stream", "says something else than the whole answer"),
+    (unfinished_stream, ANSWERS, "stream", "without \\[DONE\\]"),
+    (mixed_up, ANSWERS, "clients", "is another than alone"),
+    (forgetful, KEEPING, "next-turn", "0 tokens were held"),
+    (deaf, KEEPING, "gone", "was decoded to its end for nobody"),
+    (hoarding, KEEPING, "idle", "still not empty"),
+    (leaking, KEEPING, "idle", "bytes of memory were not given back"),
+]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "checks", "name", "message"),
+    [
+        pytest.param(*row, marks=[] if row[1] is not KEEPING else pytest.mark.slow, id=row[0].__name__)
+        for row in FAULTS
+    ],
+)
+def test_a_fault_is_found_by_the_check_it_belongs_to(
+    offered: Callable[..., Offer],
+    prompts: list[Prompt],
+    monkeypatch: pytest.MonkeyPatch,
+    spoil: Callable[[pytest.MonkeyPatch], None],
+    checks: dict[str, Check],
+    name: str,
+    message: str,
+):
+    with examined(offered(), prompts, keeping=checks is KEEPING) as server:
+        spoil(monkeypatch)
+        found = examine(server, {name: checks[name]}, lambda name: None)
+        monkeypatch.undo()
+    with pytest.raises(ServerFault, match=message):
+        raise ServerFault(found[name] or "nothing was found")
+
+
+def test_a_check_that_fails_leaves_no_report(
+    offered: Callable[..., Offer], prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
+):
+    open_to_all(monkeypatch)
+    with pytest.raises(ChecksFailed, match="1 of 7 checks of the server failed; key: answered 200") as failed:
+        measured(offered(), prompts)
+    assert [name for name, fault in failed.value.checks.items() if fault] == ["key"]
+
+
+@pytest.mark.slow
+def test_a_server_that_reads_other_tokens_is_at_fault(
+    offered: Callable[..., Offer], prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("engine.server.service.text_prompt", _shortened)
+    with pytest.raises(ChecksFailed, match="the server read other tokens than the prompt's"):
+        measured(offered(), prompts)
+
+
+def _shortened(request: Any, model: Model) -> Any:
+    from engine.server.prompting import text_prompt
+
+    asked = text_prompt(request, model)
+    return replace(asked, tokens=asked.tokens[1:])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_tokens": 0}, "--max-tokens must be at least 1, not 0"),
+        ({"limit": 0}, "--limit must be at least 1, not 0"),
+        ({"clients": 1}, "--clients must be at least 2, not 1"),
+        ({"prefill_chunk": 0}, "--prefill-chunk must be at least 1, not 0"),
+        ({"block": "0"}, "--block must be auto or a number"),
+    ],
+)
+def test_switches_that_make_no_sense_are_refused(changes: dict[str, Any], message: str):
+    with pytest.raises(ConfigurationError, match=message):
+        ServerSwitches(**changes).check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("of_offer", "changes", "message"),
+    [
+        ({"drafter": "none"}, {"block": "4"}, "--block 4 needs a drafter, and target has none"),
+        ({}, {"block": "64"}, "--block 64 is more than twice 8"),
+    ],
+)
+def test_a_block_that_the_drafter_cannot_fill_is_refused(
+    offered: Callable[..., Offer],
+    prompts: list[Prompt],
+    of_offer: dict[str, Any],
+    changes: dict[str, Any],
+    message: str,
+):
+    with pytest.raises(ConfigurationError, match=message):
+        measured(offered(**of_offer), prompts, **changes)
+
+
+@pytest.mark.slow
+def test_a_prompt_without_room_for_an_answer_is_refused(offered: Callable[..., Offer], prompts: list[Prompt]):
+    with pytest.raises(PromptError, match=r"leaves no room in the context of 12"):
+        measured(offered(context=12), prompts)
+
+
+def entry_with(offer: Offer, **changes: Any) -> Offer:
+    entry = replace(offer.entry, **changes)
+    registry = replace(offer.registry, entries=(entry,))
+    return Offer.of(registry)
+
+
+def test_a_model_of_a_foreign_engine_tells_no_rounds_and_is_refused(offered: Callable[..., Offer]):
+    with pytest.raises(ConfigurationError, match="decoded by the engine mlx-lm"):
+        entry_with(offered(), engine="mlx-lm")
+
+
+def test_a_switch_of_the_template_that_evaluations_do_not_know_is_refused(
+    offered: Callable[..., Offer], prompts: list[Prompt]
+):
+    with pytest.raises(ConfigurationError, match="sets tone of its chat template"):
+        measured(entry_with(offered(), chat_template_kwargs={"tone": "kind"}), prompts)
