@@ -11,7 +11,7 @@ export UV_PROJECT_ENVIRONMENT := $(VENV)
 export UV_PYTHON_DOWNLOADS := never
 unexport PYTHONDONTWRITEBYTECODE # where nothing compiled is kept, every program compiles all of its imports anew
 
-.PHONY: setup demo test lint workflows types docs bench peers peers-env slow e2e faults exhaustive fuzz bandit audit clean help
+.PHONY: setup demo test lint workflows types docs bench peers peers-env slow e2e faults soak exhaustive fuzz bandit audit clean help
 
 $(STAMP): pyproject.toml uv.lock
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or later found; install one (python3 with its venv module)" >&2; exit 1; }
@@ -40,6 +40,11 @@ N ?= 1000
 SEED ?= 1
 faults: $(STAMP) ## N requests (1000) on four runners that are killed at random, by SEED (1); counts what came of them
 	@$(BIN)/python -m tests.e2e.faults --requests $(N) --seed $(SEED) --store
+
+SECONDS ?= 300
+CLIENTS ?= 16
+soak: $(STAMP) ## CLIENTS (16) at one server for SECONDS (300), by SEED (1), with disconnects; compares every answer
+	@$(BIN)/python -m tests.e2e.soak --seconds $(SECONDS) --clients $(CLIENTS) --seed $(SEED) --store
 
 exhaustive: $(STAMP) ## full products of what even the slow tests sample (most of an hour)
 	@$(BIN)/python -m pytest -q -n 2 -m exhaustive --timeout=1800
@@ -82,6 +87,7 @@ bench: $(STAMP) ## measure the client, the bus and the engine here; results go t
 	@$(BIN)/python benchmarks/bus.py
 	@$(BIN)/python benchmarks/scale.py
 	@$(BIN)/python benchmarks/throughput.py
+	@$(BIN)/python benchmarks/server.py
 
 peers-env: $(STAMP) ## make .venv-peers: this engine and its peers on the same mlx
 	@UV_PROJECT_ENVIRONMENT=.venv-peers $(BIN)/uv sync --quiet --locked --extra engine --python $(BIN)/python

@@ -1,0 +1,20 @@
+"""A short soak: every answer is that of the same request alone, and nothing is left of any of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.soak.__main__ import soak
+
+pytestmark = pytest.mark.e2e
+
+
+def test_16_clients_some_of_whom_vanish_get_every_answer_as_if_alone_and_leave_nothing(tmp_path: Path):
+    figures = soak(tmp_path, seconds=20, clients=16, seed=7, pool=36)
+    assert not figures["problems"], json.dumps(figures, indent=2, ensure_ascii=False)
+    assert figures["whole"] > 60
+    assert figures["disconnects"] > 0
+    assert figures["compared_tokens"] > 500

@@ -1,0 +1,57 @@
+"""The published OpenAPI document against the server that publishes it, by schemathesis.
+
+A larger run, of minutes, with other seeds: ``KAKEYA_FUZZ_EXAMPLES=200 KAKEYA_FUZZ_SEED=7 .venv/bin/python -m
+pytest -m e2e tests/e2e/test_openapi.py --timeout=3600 -s``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.engines import KEY, ROOT, Serving, serving
+from tests.houses import BIN
+
+pytestmark = pytest.mark.e2e
+
+EXAMPLES = os.environ.get("KAKEYA_FUZZ_EXAMPLES", "20")
+SEED = os.environ.get("KAKEYA_FUZZ_SEED", "1")
+# Fields that are good by themselves may not go together, or not with the model: the document cannot say so.
+NOT_HELD = "positive_data_acceptance"
+
+
+def test_no_request_that_schemathesis_makes_of_the_document_ends_in_a_5xx_or_in_what_it_does_not_say(
+    tmp_path: Path,
+):
+    with serving(tmp_path / "server", "--default-tokens", "4") as server:
+        done = fuzz(server, tmp_path)
+        code, _ = server.stop()
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-1000:]
+    log = server.log.read_text()
+    statuses = Counter(
+        json.loads(line)["status"] for line in log.splitlines() if line.startswith("{") and '"POST"' in line
+    )
+    assert not [status for status in statuses if status >= 500], statuses
+    assert statuses[200] > 10, f"hardly anything came past the first refusal: {statuses}"
+    assert "Traceback" not in log
+    assert code == 0
+
+
+def fuzz(server: Serving, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Every phase of schemathesis, with data that is as it should be and data that is not."""
+    return subprocess.run(
+        [
+            *(str(BIN / "schemathesis"), "run", f"{server.root}/openapi.json", "--no-color"),
+            *("-H", f"Authorization: Bearer {KEY}", "--seed", SEED, "--max-examples", EXAMPLES),
+            *("--checks", "all", "--exclude-checks", NOT_HELD, "--continue-on-failure"),
+        ],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=os.environ | {"SCHEMATHESIS_HOOKS": "tests.e2e.openapi_hooks", "PYTHONPATH": str(ROOT)},
+    )
