@@ -13,6 +13,8 @@ from engine.cli import run
 from engine.server import guard
 from tests.engine.evaluation.test_prompts import write
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -39,7 +41,6 @@ def last_json(out: str) -> dict[str, Any]:
     return json.loads(out.strip().splitlines()[-1])
 
 
-@pytest.mark.slow
 def test_the_checks_the_answers_and_a_report_that_the_gate_accepts(capsys, small: list[str], tmp_path: Path):
     report = tmp_path / "s.json"
     code, out, err = call(capsys, *small, "--report", str(report))

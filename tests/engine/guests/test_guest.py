@@ -23,6 +23,8 @@ from tests.engine.guests.conftest import COUNT, PROMPT
 from tests.engine.guests.test_belongings import looks, same
 from tests.engine.identity import tokens_of
 
+pytestmark = pytest.mark.slow
+
 CHANNELS = (
     "native",
     "sliding-bounded:2,4",
@@ -35,7 +37,6 @@ CHANNELS = (
 SOME = ("native", "sink-window:2,6", "rotated:4,32")
 
 
-@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize("channel", CHANNELS)
 def test_mlx_lm_gives_the_tokens_of_our_own_loop_under_every_channel(target, ours, channel):
     policy, caches = parse_policy(channel), []
@@ -48,7 +49,6 @@ def test_mlx_lm_gives_the_tokens_of_our_own_loop_under_every_channel(target, our
     assert not _USERS
 
 
-@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize("channel", CHANNELS)
 def test_a_loop_that_trims_does_so_on_our_caches(target, ours, rough, channel):
     """mlx-lm's own on rotating caches stays silently wrong past the window."""
@@ -57,7 +57,6 @@ def test_a_loop_that_trims_does_so_on_our_caches(target, ours, rough, channel):
         assert list(guest.generate(PROMPT, COUNT, parse_policy(channel))) == ours(channel)
 
 
-@pytest.mark.slow
 def test_the_rough_draft_model_is_right_now_and_then(target, rough, ours):
     small_model = load_target(rough).target.model
     steps = list(
@@ -68,7 +67,6 @@ def test_the_rough_draft_model_is_right_now_and_then(target, rough, ours):
     assert 0 < sum(drafted for *_, drafted in steps) < 12
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", ["gemma4_text", "llama", "gpt_oss"])
 def test_other_families_too(tmp_path, family):
     families.save(tmp_path / "target", family)
@@ -151,7 +149,6 @@ def test_all_is_undone_when_a_caller_leaves_midway(target, ours, count):
     assert not _USERS
 
 
-@pytest.mark.slow
 def test_generations_take_turns_on_one_target(target, ours, rough):
     """Each under its own channel, ours among them; between two tokens the target is as it was."""
     model = target.target.model

@@ -17,6 +17,8 @@ from engine.server.service import Bounds, Service
 from engine.server.wire.requests import TextRequest
 from engine.server.worker import Limits, Worker
 
+pytestmark = pytest.mark.slow
+
 ENDLESS = {"prompt": "class", "max_tokens": 900, "stream": True, "logit_bias": {"2": -100.0, "7": -100.0}}
 
 

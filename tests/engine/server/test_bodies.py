@@ -24,6 +24,8 @@ from tests.engine.server.door import (
     with_raw,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def door() -> Iterator[Door]:

@@ -20,6 +20,8 @@ from engine.server.transcript import Transcript
 from engine.server.turn import Turn
 from engine.server.work import Progress
 
+pytestmark = pytest.mark.slow
+
 LIST = "Make a numbered list of: table, window, river."
 LONG = "The table is in the window. " * 90  # more than one chunk of a prompt
 Told = Iterator[Progress | Said | Turn]
@@ -160,7 +162,6 @@ def test_an_answer_ends_where_the_context_does(demo: Conversation):
     assert turn.usage.total_tokens <= 1024
 
 
-@pytest.mark.slow
 def test_a_seed_repeats_the_conversation_but_not_the_answer(demo: Conversation):
     sampled = Manner(max_tokens=24, sampling=Sampling(temperature=1.5, seed=11))
 
@@ -175,7 +176,6 @@ def test_a_seed_repeats_the_conversation_but_not_the_answer(demo: Conversation):
     assert answers() == [first, retried]
 
 
-@pytest.mark.slow
 def test_another_channel_or_none_answers(demo: Conversation):
     end(demo.say(LIST))
     demo.use("demo@affine8")
@@ -225,7 +225,6 @@ def test_a_system_turn_is_read_and_one_that_changes_nothing_refused(
     assert conversation.transcript.system is None
 
 
-@pytest.mark.slow
 def test_thinking_is_told_to_templates_that_listen_and_refused_with_others(
     demo: Conversation, opened: Open, tmp_path: Path
 ):
