@@ -85,14 +85,15 @@ def text_prompt(request: TextRequest, model: Model) -> Asked:
     Raises:
         PromptError: there is nothing to continue, or an id is none of the model's.
     """
-    if isinstance(request.prompt, list):
+    prompt = request.one_prompt
+    if isinstance(prompt, list):
         most = model.target.target.vocab_size
-        if odd := [token for token in request.prompt if token >= most]:
+        if odd := [token for token in prompt if token >= most]:
             raise PromptError(f"prompt: {odd[0]} is no token of this model, whose ids end at {most - 1}")
-        return _checked(Asked(list(request.prompt), len(request.prompt) - 1), model, "prompt")
-    _refuse_endless([request.prompt], model, "prompt")
+        return _checked(Asked(prompt, len(prompt) - 1), model, "prompt")
+    _refuse_endless([prompt], model, "prompt")
     with foreign(lambda reason: PromptError(f"the prompt cannot be turned into tokens: {reason}")):
-        tokens = [int(token) for token in model.target.tokenizer.encode(request.prompt)]
+        tokens = [int(token) for token in model.target.tokenizer.encode(prompt)]
     return _checked(Asked(tokens, len(tokens) - 1), model, "prompt")
 
 

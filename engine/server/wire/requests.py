@@ -45,6 +45,7 @@ Text = Annotated[str, AfterValidator(_encodable)]
 Json = Annotated[dict[str, Any], AfterValidator(_plain)]
 StopText = Annotated[Text, Field(min_length=1, max_length=LONGEST_STOP)]
 TokenId = Annotated[int, Field(ge=0)]
+TokenIds = Annotated[Many[TokenId], Field(min_length=1)]
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
@@ -256,7 +257,15 @@ class ChatRequest(Completion):
 
 
 class TextRequest(Completion):
-    """A text completion: one prompt, as text or as token ids."""
+    """A text completion: one prompt, as text or as token ids, or a list that holds it."""
 
-    prompt: Text | Annotated[Many[TokenId], Field(min_length=1)]
+    prompt: Text | TokenIds | Annotated[Many[Text | TokenIds], Field(min_length=1, max_length=1)]
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+
+    @property
+    def one_prompt(self) -> str | list[int]:
+        """The prompt, out of its list."""
+        if isinstance(self.prompt, str):
+            return self.prompt
+        first = self.prompt[0]
+        return [token for token in self.prompt if isinstance(token, int)] if isinstance(first, int) else first

@@ -61,14 +61,14 @@ def refuse_unsupported(fields: Any) -> Any:
     taken = {name: value for name, value in fields.items() if name not in UNSUPPORTED}
     if isinstance(messages := fields.get("messages"), list):
         taken["messages"] = [_message(message, index) for index, message in enumerate(messages)]
-    if isinstance(prompts := fields.get("prompt"), list) and any(
-        isinstance(each, str | list) for each in prompts
+    if (
+        isinstance(prompts := fields.get("prompt"), list)
+        and any(isinstance(each, str | list) for each in prompts)
+        and len(prompts) != 1
     ):
-        if len(prompts) != 1:
-            raise Refusal(
-                400, f"a request takes one prompt, not {len(prompts)}", param="prompt", code="invalid_value"
-            )
-        taken["prompt"] = prompts[0]
+        raise Refusal(
+            400, f"a request takes one prompt, not {len(prompts)}", param="prompt", code="invalid_value"
+        )
     return taken
 
 

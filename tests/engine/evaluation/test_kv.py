@@ -225,8 +225,8 @@ def test_prompts_that_are_too_short_or_have_a_needle_too_many_are_refused(
         measure_kv(engine, replace(SMALL, **changes), prepare(), progress=quiet)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("per_depth", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("per_depth", [2, 4])
 def test_what_policies_cost_on_the_shipped_pair(engine: Engine, per_depth: int):
     """The figures of the shoot-out, ten or twenty needles beyond every window."""
     switches = KVSwitches(

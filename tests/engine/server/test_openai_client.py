@@ -45,7 +45,7 @@ def test_a_stream_gives_the_same_text_and_ends_with_usage_and_how_it_came_about(
         chunks = list(asked(client, stream=True, stream_options=options))
         parts = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
         assert "".join(parts) == whole.choices[0].message.content
-        assert len(parts) > 5
+        assert len(parts) > 2  # the role, text, the end
         last = chunks[-1]
         assert last.usage.completion_tokens == whole.usage.completion_tokens
         assert last.x_kakeya["speculation"]
