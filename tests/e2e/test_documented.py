@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.quiet]
 
 ROOT = Path(__file__).resolve().parents[2]
 GATE = "kakeya_mac gate report.json"
+SERVE = "kakeya_engine serve"
 ALONE = ("kakeya_engine ", GATE)
 
 
@@ -23,6 +27,16 @@ def commands(page: str) -> list[str]:
     blocks = re.findall(r"^```\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.M | re.S)
     lines = [line.split("  #")[0].strip() for block in blocks for line in block.splitlines()]
     return [line for line in lines if line.startswith(ALONE)]
+
+
+def serves(folder: Path) -> bool:
+    """Whether the server says where it is, and ends as it should when it is asked to."""
+    program = [str(Path(sys.executable).with_name("kakeya_engine")), "serve"]
+    with subprocess.Popen(program, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as server:
+        assert server.stdout is not None
+        ready = json.loads(server.stdout.readline())
+        server.terminate()
+        return bool(ready["url"] == "http://127.0.0.1:8080/v1" and server.wait(60) == 0)
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
@@ -41,6 +55,9 @@ def test_the_documented_commands_work_in_their_order(house: House, tmp_path: Pat
         return run(GATE) if measured.code == 0 else measured
 
     for line in found:
+        if line == SERVE:
+            assert serves(tmp_path)
+            continue
         done = run(line)
         if line == GATE and was_busy(done):
             done = when_quiet(measure_and_judge)
