@@ -167,6 +167,7 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, service: Service, grace_s: float) -> None:
         super().__init__(config)
         self.service, self._grace_s = service, grace_s
+        self.on_start: Callable[[], None] = lambda: None
 
     def end(self) -> None:
         """Ask for the end; from any thread."""
@@ -184,6 +185,12 @@ class Server(uvicorn.Server):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take requests, and say so."""
+        await super().startup(sockets)
+        if self.started:
+            self.on_start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Admit nothing new, let what goes on come to its end, and end it where that takes too long."""
@@ -218,7 +225,7 @@ def serve(registry: Registry, serving: Serving, ready: Callable[[str, int], None
         assembled(registry, serving, find) as server,
     ):
         host, port = listening.getsockname()[:2]
-        ready(str(host), int(port))
+        server.on_start = partial(ready, str(host), int(port))  # when signals are heard
         server.run(sockets=[listening])
         if not server.service.worker.healthy:
             raise GenerationError("the engine's thread died; the log says why")
