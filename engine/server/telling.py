@@ -5,6 +5,7 @@ One `Telling` for each request. It takes the steps as they come and knows nothin
 
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,7 +51,7 @@ class Whole:
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
-class Telling:
+class Telling(ABC):
     """The answer to one request; `Chat` and `Text` are the two kinds."""
 
     prefix = ""
@@ -70,8 +71,9 @@ class Telling:
             "system_fingerprint": f"fp_{target.card.weights_sha256[:12]}",
         }
 
+    @abstractmethod
     def _new_speech(self, tokenizer: Any) -> Speech:
-        raise NotImplementedError
+        """What tells apart the parts of the text."""
 
     def begin(self) -> Iterator[Reply]:
         """Chunks before the first token."""
@@ -119,10 +121,11 @@ class Telling:
         self.whole.logprobs += shown
         return shown
 
+    @abstractmethod
     def complete(self, ended: Ended) -> Reply:
         """The whole answer as one object; after `end`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _chunk(
         self,
         said: Said,
@@ -132,10 +135,11 @@ class Telling:
         usage: Usage | None = None,
         provenance: Provenance | None = None,
     ) -> Reply:
-        raise NotImplementedError
+        """A piece of the answer."""
 
+    @abstractmethod
     def _closing(self, usage: Usage, provenance: Provenance) -> Reply:
-        raise NotImplementedError
+        """A last chunk that holds these alone."""
 
     def finish(self, ended: Ended) -> Finish:
         """Why the answer ended."""
