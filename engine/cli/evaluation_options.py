@@ -1,28 +1,21 @@
 """Options that several evaluations share: prompt sets, journal, chat template, made-up haystacks."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import combinations
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
+from engine.cli.options import F, with_options
 from engine.cli.reports import state_folder
 from engine.errors import ConfigurationError
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def _with(command: F, *options: Callable[[F], F]) -> F:
-    for option in reversed(options):
-        command = option(command)
-    return command
 
 
 def set_options(command: F) -> F:
     """--prompts, --limit, --max-tokens and --seed, for evaluations over sets of prompts."""
-    return _with(
+    return with_options(
         command,
         click.option(
             "--prompts",
@@ -44,7 +37,7 @@ def set_options(command: F) -> F:
 
 def journal_options(command: F) -> F:
     """--journal and --resume/--no-resume."""
-    return _with(
+    return with_options(
         command,
         click.option(
             "--journal",
@@ -64,7 +57,7 @@ def journal_options(command: F) -> F:
 
 def chat_options(command: F) -> F:
     """--chat, --thinking, --channel-prefix and --system."""
-    return _with(
+    return with_options(
         command,
         click.option("--chat", is_flag=True, help="Send texts through the chat template, as a user's turn."),
         click.option(
@@ -85,7 +78,7 @@ def chat_options(command: F) -> F:
 
 def haystack_options(command: F) -> F:
     """--context, --depths and --per-depth; any of them makes prompts up."""
-    return _with(
+    return with_options(
         command,
         click.option(
             "--context", type=int, metavar="N", help="Make prompts of so many tokens up [default: 440]."

@@ -12,130 +12,123 @@ F = TypeVar("F", bound=Callable[..., Any])
 BINDING = ("request_nonce", "workload_sha", "preset_digest", "engine_source")
 
 
-def engine_options(command: F) -> F:
-    """--model, --drafter, --block, --kv, --quantize, --projector and how the engine runs."""
-    for option in reversed(
-        (
-            click.option(
-                "--model", type=click.Path(path_type=Path), help="Folder of the target [default: shipped]."
-            ),
-            click.option(
-                "--drafter",
-                help="Folder of a drafter, KIND:FOLDER, prompt-lookup[:N], prompt-lookup+FOLDER or 'none' "
-                "[default: prompt-lookup+ the shipped one for the shipped target].",
-            ),
-            click.option(
-                "--block", default="auto", show_default=True, help="Tokens a verify forward, or auto."
-            ),
-            click.option(
-                "--kv",
-                default="native",
-                show_default=True,
-                metavar="POLICY",
-                help="Which keys and values are kept, and how: native, sliding-bounded[:S,W], "
-                "sink-window[:S,W], affine[:BITS,GROUP], rotated[:BITS,GROUP], lattice[:d4|e8,Q], "
-                "lattice-packed[:d4|e8,BITS], restored:exact|learned|zeros|noise[:S,W]; then perhaps "
-                "@all, @full, @sliding, @inner:N or @2,5.",
-            ),
-            click.option("--quantize", metavar="BITS[,GROUP]", help="Pack the target's weights on loading."),
-            click.option(
-                "--projector",
-                type=click.Path(path_type=Path),
-                help="Folder of the projector for restored:learned [default: the shipped one].",
-            ),
-            click.option(
-                "--prefill-chunk", type=int, default=2048, show_default=True, help="Prompt tokens a forward."
-            ),
-            click.option(
-                "--dtype", help="float32, float16 or bfloat16 [default: float32 on CPU, as stored on Metal]."
-            ),
-            click.option(
-                "--compile/--no-compile",
-                "compiled",
-                default=True,
-                help="Run short blocks as compiled graphs.",
-            ),
-            click.option(
-                "--single-graph", is_flag=True, help="Diagnostic: evaluate draft and verify as one graph."
-            ),
-        )
-    ):
+def with_options(command: F, *options: Callable[[F], F]) -> F:
+    """A command with options, shown in this order."""
+    for option in reversed(options):
         command = option(command)
     return command
+
+
+def engine_options(command: F) -> F:
+    """--model, --drafter, --block, --kv, --quantize, --projector and how the engine runs."""
+    return with_options(
+        command,
+        click.option(
+            "--model", type=click.Path(path_type=Path), help="Folder of the target [default: shipped]."
+        ),
+        click.option(
+            "--drafter",
+            help="Folder of a drafter, KIND:FOLDER, prompt-lookup[:N], prompt-lookup+FOLDER or 'none' "
+            "[default: prompt-lookup+ the shipped one for the shipped target].",
+        ),
+        click.option("--block", default="auto", show_default=True, help="Tokens a verify forward, or auto."),
+        click.option(
+            "--kv",
+            default="native",
+            show_default=True,
+            metavar="POLICY",
+            help="Which keys and values are kept, and how: native, sliding-bounded[:S,W], "
+            "sink-window[:S,W], affine[:BITS,GROUP], rotated[:BITS,GROUP], lattice[:d4|e8,Q], "
+            "lattice-packed[:d4|e8,BITS], restored:exact|learned|zeros|noise[:S,W]; then perhaps "
+            "@all, @full, @sliding, @inner:N or @2,5.",
+        ),
+        click.option("--quantize", metavar="BITS[,GROUP]", help="Pack the target's weights on loading."),
+        click.option(
+            "--projector",
+            type=click.Path(path_type=Path),
+            help="Folder of the projector for restored:learned [default: the shipped one].",
+        ),
+        click.option(
+            "--prefill-chunk", type=int, default=2048, show_default=True, help="Prompt tokens a forward."
+        ),
+        click.option(
+            "--dtype", help="float32, float16 or bfloat16 [default: float32 on CPU, as stored on Metal]."
+        ),
+        click.option(
+            "--compile/--no-compile",
+            "compiled",
+            default=True,
+            help="Run short blocks as compiled graphs.",
+        ),
+        click.option(
+            "--single-graph", is_flag=True, help="Diagnostic: evaluate draft and verify as one graph."
+        ),
+    )
 
 
 def sampling_options(command: F) -> F:
     """--temperature, --top-p, --min-p, --top-k and --seed."""
-    for option in reversed(
-        (
-            click.option(
-                "--temperature", type=float, default=0.0, show_default=True, help="0 takes the likeliest."
-            ),
-            click.option(
-                "--top-p", type=float, default=1.0, show_default=True, help="Draw from the likeliest share."
-            ),
-            click.option(
-                "--min-p", type=float, default=0.0, show_default=True, help="Drop what lies below this share."
-            ),
-            click.option(
-                "--top-k", type=int, default=0, show_default=True, help="Draw from the k likeliest; 0: all."
-            ),
-            click.option(
-                "--seed", type=int, default=None, help="Make sampling repeatable [default: new numbers]."
-            ),
-        )
-    ):
-        command = option(command)
-    return command
+    return with_options(
+        command,
+        click.option(
+            "--temperature", type=float, default=0.0, show_default=True, help="0 takes the likeliest."
+        ),
+        click.option(
+            "--top-p", type=float, default=1.0, show_default=True, help="Draw from the likeliest share."
+        ),
+        click.option(
+            "--min-p", type=float, default=0.0, show_default=True, help="Drop what lies below this share."
+        ),
+        click.option(
+            "--top-k", type=int, default=0, show_default=True, help="Draw from the k likeliest; 0: all."
+        ),
+        click.option(
+            "--seed", type=int, default=None, help="Make sampling repeatable [default: new numbers]."
+        ),
+    )
 
 
 def registry_options(command: F) -> F:
     """--registry, or one folder by --model, --drafter, --kv and --quantize; and --download."""
-    for option in reversed(
-        (
-            click.option(
-                "--registry",
-                type=click.Path(path_type=Path),
-                help="Models to offer [default: the shipped file].",
-            ),
-            click.option(
-                "--model",
-                type=click.Path(path_type=Path),
-                help="Offer this folder alone, instead of a registry.",
-            ),
-            click.option("--drafter", help="With --model: what drafts, as generate takes it."),
-            click.option("--kv", "channel", help="With --model: the default KV channel."),
-            click.option("--quantize", help="With --model: pack the weights, as generate does."),
-            click.option("--download", is_flag=True, help="Fetch models that are not here from the hub."),
-        )
-    ):
-        command = option(command)
-    return command
+    return with_options(
+        command,
+        click.option(
+            "--registry",
+            type=click.Path(path_type=Path),
+            help="Models to offer [default: the shipped file].",
+        ),
+        click.option(
+            "--model",
+            type=click.Path(path_type=Path),
+            help="Offer this folder alone, instead of a registry.",
+        ),
+        click.option("--drafter", help="With --model: what drafts, as generate takes it."),
+        click.option("--kv", "channel", help="With --model: the default KV channel."),
+        click.option("--quantize", help="With --model: pack the weights, as generate does."),
+        click.option("--download", is_flag=True, help="Fetch models that are not here from the hub."),
+    )
 
 
 def report_options(command: F) -> F:
     """--json, --report and the four flags that bind a report to a request."""
-    for option in reversed(
-        (
-            click.option("--json", "as_json", is_flag=True, help="Print nothing but one JSON line."),
-            click.option(
-                "--report",
-                "report_path",
-                type=click.Path(dir_okay=False, path_type=Path),
-                help="Write the evidence report here [default: a new file among the last reports].",
-            ),
-            click.option("--request-nonce", help="Bind the report to a request: its nonce."),
-            click.option("--workload-sha", help="… the commit it runs."),
-            click.option("--preset-digest", help="… the digest of its preset."),
-            click.option(
-                "--engine-source",
-                type=click.Choice(["installed", "workload"]),
-                help="… and whose engine runs it.",
-            ),
-        )
-    ):
-        command = option(command)
-    return command
+    return with_options(
+        command,
+        click.option("--json", "as_json", is_flag=True, help="Print nothing but one JSON line."),
+        click.option(
+            "--report",
+            "report_path",
+            type=click.Path(dir_okay=False, path_type=Path),
+            help="Write the evidence report here [default: a new file among the last reports].",
+        ),
+        click.option("--request-nonce", help="Bind the report to a request: its nonce."),
+        click.option("--workload-sha", help="… the commit it runs."),
+        click.option("--preset-digest", help="… the digest of its preset."),
+        click.option(
+            "--engine-source",
+            type=click.Choice(["installed", "workload"]),
+            help="… and whose engine runs it.",
+        ),
+    )
 
 
 def take_engine(values: dict[str, Any]) -> Any:

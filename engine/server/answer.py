@@ -93,12 +93,15 @@ class Answer(Response):
     async def _whole(self, send: Send, telling: Telling, events: Events) -> None:
         while True:
             batch = await events.next()
-            self._told(telling, batch)  # the pieces are of no use here
+            telling.hear(self._steps(batch))
             if isinstance(ended := batch[-1], Ended):
                 body = telling.complete(ended).model_dump_json().encode()
+                self._note(telling, ended)
                 await self._begin(send, 200, {"content-type": "application/json"}, len(body))
                 await send({"type": "http.response.body", "body": body})
                 return
+            if self._record.first_s is not None:
+                await events.pause(PAUSE_S)
 
     async def _stream(self, send: Send, telling: Telling, events: Events) -> None:
         batch = await events.next(KEEPALIVE_S)
@@ -113,15 +116,18 @@ class Answer(Response):
 
     def _told(self, telling: Telling, batch: Sequence[Event]) -> list[Reply]:
         """The chunks for events; the record takes note of them."""
-        steps = [event for event in batch if isinstance(event, Step)]
-        chunks: list[Reply] = []
-        if steps:
-            self._record.saw_tokens(sum(len(step.tokens) for step in steps))
-            chunks += telling.take(steps)
+        chunks = list(telling.take(self._steps(batch)))
         if isinstance(ended := batch[-1], Ended):
             chunks += telling.end(ended)
             self._note(telling, ended)
         return chunks
+
+    def _steps(self, batch: Sequence[Event]) -> list[Step]:
+        """The steps among events; the record takes note of them."""
+        steps = [event for event in batch if isinstance(event, Step)]
+        if steps:
+            self._record.saw_tokens(sum(len(step.tokens) for step in steps))
+        return steps
 
     def _note(self, telling: Telling, ended: Ended) -> None:
         record, usage, how = self._record, telling.usage(ended), telling.provenance(ended)

@@ -79,8 +79,8 @@ class Telling(ABC):
         """Chunks before the first token."""
         yield from ()
 
-    def take(self, steps: Sequence[Step]) -> Iterator[Reply]:
-        """A chunk for steps, if any text became certain with them."""
+    def hear(self, steps: Sequence[Step]) -> tuple[Said, list[TokenLogprob]]:
+        """Take in steps; what became certain with them."""
         said = Said()
         for step in steps:
             said += self._speech.add(step.tokens)
@@ -89,16 +89,24 @@ class Telling(ABC):
                 if each.token not in self._stops.tokens:
                     self._pending.append((self._length, each))
                     self._length += len(self._text(each.token))
-        shown = self._certain()
         self.whole.said += said
+        return said, self._certain()
+
+    def _rest(self) -> tuple[Said, list[TokenLogprob]]:
+        """What was still held back when the text ended."""
+        said = self._speech.finish()
+        self.whole.said += said
+        return said, self._certain(whole=not self._speech.stream.ended)
+
+    def take(self, steps: Sequence[Step]) -> Iterator[Reply]:
+        """A chunk for steps, if any text became certain with them."""
+        said, shown = self.hear(steps)
         if said or shown:
             yield self._chunk(said, shown, None)
 
     def end(self, ended: Ended) -> Iterator[Reply]:
         """The last chunks."""
-        said = self._speech.finish()
-        self.whole.said += said
-        shown = self._certain(whole=not self._speech.stream.ended)
+        said, shown = self._rest()
         if said or shown:
             yield self._chunk(said, shown, None)
         usage, provenance = self.usage(ended), self.provenance(ended)
@@ -121,9 +129,14 @@ class Telling(ABC):
         self.whole.logprobs += shown
         return shown
 
-    @abstractmethod
     def complete(self, ended: Ended) -> Reply:
-        """The whole answer as one object; after `end`."""
+        """The whole answer as one object, instead of chunks."""
+        self._rest()
+        return self._complete(ended)
+
+    @abstractmethod
+    def _complete(self, ended: Ended) -> Reply:
+        """The whole answer, of which everything was said."""
 
     @abstractmethod
     def _chunk(
@@ -230,8 +243,7 @@ class Chat(Telling):
         delta = Delta(role="assistant", content="")
         yield ChatChunk(**self.head, choices=[ChunkChoice(delta=delta)])
 
-    def complete(self, ended: Ended) -> Reply:
-        """See `Telling.complete`."""
+    def _complete(self, ended: Ended) -> Reply:
         whole, said = self.whole, self.whole.said
         message = ChatMessage(
             content=said.content if said.content or not said.calls else None,
@@ -290,8 +302,7 @@ class Text(Telling):
     def _new_speech(self, tokenizer: Any) -> Speech:
         return Speech(tokenizer, self._stops, plain=True)
 
-    def complete(self, ended: Ended) -> Reply:
-        """See `Telling.complete`."""
+    def _complete(self, ended: Ended) -> Reply:
         self._offset = 0
         choice = TextChoice(
             text=self.whole.said.content,

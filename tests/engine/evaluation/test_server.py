@@ -180,7 +180,7 @@ def test_a_server_that_gives_a_wrong_token_every_time_is_rejected_by_the_gate(
     offered: Callable[..., Offer], prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
 ):
     """It agrees with itself, and checks ask for less than so many tokens."""
-    monkeypatch.setattr(Telling, "take", wrong(Telling.take, 26))
+    monkeypatch.setattr(Telling, "hear", wrong(Telling.hear, 26))
     document = measured(offered(), prompts, max_tokens=30)
     assert document["configuration"]["checks_failed"] == 0
     assert "OUTPUT_DIVERGED" in judged(document)

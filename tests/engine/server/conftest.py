@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import openai
 import pytest
 
 from tests.engine.server.by_heart import FOLDER
+from tests.engine.server.door import Door, opened, refuse_talk
 
 ROOT = Path(__file__).resolve().parents[3]
 KEY = "a-key-of-the-tests-0123456789"
@@ -91,6 +93,21 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     running = start(tmp_path_factory.mktemp("server"), "--models", "3", "--max-tokens", "300")
     yield running
     running.stop()
+
+
+@pytest.fixture(scope="module")
+def door() -> Iterator[Door]:
+    """The real server at a socket of this process."""
+    with opened() as found:
+        yield found
+
+
+@pytest.fixture
+def discreet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Nothing that was said is in the log afterwards, and no traceback."""
+    caplog.set_level(logging.INFO)
+    yield
+    refuse_talk(caplog.records)
 
 
 @pytest.fixture

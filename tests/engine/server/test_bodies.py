@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Iterator
 from time import monotonic
 from typing import Any
 
@@ -17,27 +15,12 @@ from tests.engine.server.door import (
     chat,
     error,
     head,
-    opened,
     post,
-    refuse_talk,
     status,
     with_raw,
 )
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def door() -> Iterator[Door]:
-    with opened() as found:
-        yield found
-
-
-@pytest.fixture(autouse=True)
-def _discreet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    caplog.set_level(logging.INFO)
-    yield
-    refuse_talk(caplog.records)
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("discreet")]
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "", "application/x-www-form-urlencoded", "application/jsonx"])

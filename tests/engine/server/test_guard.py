@@ -7,10 +7,8 @@ anything that was said is in the log.
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
@@ -25,24 +23,8 @@ from tests.engine.server.door import (
     Door,
     error,
     head,
-    opened,
-    refuse_talk,
     status,
 )
-
-
-@pytest.fixture(scope="module")
-def door() -> Iterator[Door]:
-    with opened() as found:
-        yield found
-
-
-@pytest.fixture(autouse=True)
-def _discreet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    caplog.set_level(logging.INFO)
-    yield
-    refuse_talk(caplog.records)
-
 
 AROUND = [
     "/v1/models",
@@ -70,6 +52,8 @@ AROUND = [
     "/v1/responses",
     "/v1/models/%ff%fe",
 ]
+
+pytestmark = pytest.mark.usefixtures("discreet")
 
 
 @pytest.mark.parametrize("path", AROUND)
