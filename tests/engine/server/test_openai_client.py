@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import time
 from typing import Any
 
 import jsonschema
@@ -51,6 +52,14 @@ def test_a_stream_gives_the_same_text_and_ends_with_usage_and_how_it_came_about(
         assert last.x_kakeya["speculation"]
         assert [chunk.usage for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
         assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_a_stream_comes_while_the_text_is_made(client: openai.OpenAI):
+    endless = {"max_tokens": 200, "logit_bias": {"2": -100, "7": -100}, "extra_body": {"block": 1}}
+    began = time.monotonic()
+    times = [time.monotonic() - began for _ in completed(client, stream=True, **endless)]
+    assert len(times) > 8
+    assert times[0] < times[-1] / 2
 
 
 @pytest.mark.slow
