@@ -45,8 +45,8 @@ def presets_page() -> str:
 
 
 def models_page() -> str:
-    from engine.server.page import registry_markdown
-    from engine.server.registry import Registry
+    from engine.registry.page import registry_markdown
+    from engine.registry.registry import Registry
 
     return NOTE + registry_markdown(Registry.load())
 

@@ -53,12 +53,12 @@ def command(
     from engine.runtime import prepare
 
     prepare()
+    from engine.chat.conversation import Conversation, Manner
     from engine.cli.lines import Lines
     from engine.cli.screen import Screen
     from engine.cli.talk import Talk
+    from engine.registry.locate import Places
     from engine.sampling import Sampling
-    from engine.server.conversation import Conversation, Manner
-    from engine.server.locate import Places
 
     names = ("temperature", "top_p", "min_p", "top_k", "seed")
     manner = Manner(

@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
-from engine.server.speech import Said
-from engine.server.turn import Turn
-from engine.server.work import Progress
+from engine.chat.turn import Turn
+from engine.server.decoding.work import Progress
+from engine.server.text.parsing import Piece
 
 # Control characters but newline and tab, those that change the direction of text, halves of characters.
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -77,7 +77,7 @@ class Screen:
         if progress.total - progress.done > MANY:
             self.passing(f"reading {progress.done:,} of {progress.total:,} tokens …")
 
-    def piece(self, said: Said) -> None:
+    def piece(self, said: Piece) -> None:
         """Show a piece of the answer."""
         if self._as_json:
             return

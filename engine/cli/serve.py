@@ -69,10 +69,10 @@ def command(**values: Any) -> None:
     from engine.runtime import prepare
 
     prepare()
-    from engine.server.locate import Places, locate
+    from engine.registry.locate import Places, locate
+    from engine.server.decoding.worker import Limits
     from engine.server.serve import Serving, check_registry, serve
     from engine.server.service import Bounds
-    from engine.server.worker import Limits
 
     serving = Serving(
         host=values["host"],

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.chat.transcript import Transcript
 from engine.cli.talk import Talk
 from engine.errors import ConfigurationError, GenerationError, InputError
-from engine.server.transcript import Transcript
 
 
 @dataclass(frozen=True)

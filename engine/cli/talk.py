@@ -4,12 +4,12 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from engine.chat.conversation import Conversation, DoesNotFit
+from engine.chat.turn import Turn
 from engine.cli.screen import Screen
 from engine.errors import GenerationError, InputError
-from engine.server.conversation import Conversation, DoesNotFit
-from engine.server.speech import Said
-from engine.server.turn import Turn
-from engine.server.work import Progress
+from engine.server.decoding.work import Progress
+from engine.server.text.parsing import Piece
 
 
 class Talk:
@@ -20,7 +20,7 @@ class Talk:
         self.turns: list[Turn] = []
         self.ended = False
 
-    def answer(self, ask: Callable[[], Iterator[Progress | Said | Turn]]) -> None:
+    def answer(self, ask: Callable[[], Iterator[Progress | Piece | Turn]]) -> None:
         """Have the model speak, and show it; Ctrl-C ends the answer and keeps what was said."""
         self.screen.begin()
         try:
@@ -34,9 +34,9 @@ class Talk:
         except (InputError, GenerationError) as error:
             self.screen.refuse(str(error))
 
-    def _show(self, event: Progress | Said | Turn) -> None:
+    def _show(self, event: Progress | Piece | Turn) -> None:
         match event:
-            case Said():
+            case Piece():
                 self.screen.piece(event)
             case Turn():
                 self.turns.append(event)

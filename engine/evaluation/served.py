@@ -12,9 +12,9 @@ from threading import Thread
 from time import monotonic, sleep
 
 from engine.evaluation.http import Client, ServerFault, listening
-from engine.server.registry import Registry
+from engine.registry.registry import Registry
+from engine.server.decoding.worker import Finder
 from engine.server.serve import Serving, assembled
-from engine.server.worker import Finder
 
 GRACE_S = 10.0  # for what is still decoded when the end is asked for
 ENDED_S = 3 * GRACE_S

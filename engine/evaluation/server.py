@@ -32,11 +32,11 @@ from engine.evaluation.throughput import (
     models,
     our_arm,
 )
+from engine.registry.channels import Channel
+from engine.registry.entries import ModelEntry
 from engine.runtime import Runtime
-from engine.server.channels import Channel
-from engine.server.entries import ModelEntry
-from engine.server.models import Model
-from engine.server.worker import Finder
+from engine.server.decoding.models import Model
+from engine.server.decoding.worker import Finder
 
 PLAIN, SERVER = "plain", "server"
 SHORT = 24  # tokens of the answers that checks ask for

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from engine.evaluation.http import Answered, Client, ServerFault
 from engine.evaluation.question import TEXT_PATH, Answer, Question, check, whole
+from engine.server.decoding.worker import TELL_S
 from engine.server.wire.replies import (
     ChatChunk,
     ChunkChoice,
@@ -27,7 +28,6 @@ from engine.server.wire.replies import (
     TextChoice,
     TextCompletion,
 )
-from engine.server.worker import TELL_S
 
 REPEATABLE = {"seed": 0}  # lets a pace look at nothing but tokens
 LONG = 512  # tokens of an answer that nobody waits for

@@ -7,12 +7,12 @@ from engine.config import parse_block
 from engine.errors import ConfigurationError
 from engine.evaluation.server_checks import LONG
 from engine.evaluation.templates import ChatSwitches
-from engine.server.channels import Channel
-from engine.server.entries import ModelEntry
-from engine.server.registry import Registry
+from engine.registry.channels import Channel
+from engine.registry.entries import ModelEntry
+from engine.registry.registry import Registry
+from engine.server.decoding.worker import Limits
 from engine.server.serve import Serving
 from engine.server.service import Bounds
-from engine.server.worker import Limits
 
 IDLE_S = 1.0  # after which an idle session is closed, where checks look at that
 

@@ -16,17 +16,17 @@ from typing import Any
 import uvicorn
 
 from engine.errors import ConfigurationError, GenerationError, ModelNotHere
-from engine.server.app import bare_app, new_app
-from engine.server.consistency import check_located
-from engine.server.entries import ModelEntry
-from engine.server.guard import Rules, digest
-from engine.server.locate import Located, Places, fetch, locate
-from engine.server.metrics import Metrics
-from engine.server.models import Model
-from engine.server.patience import PatientProtocol
-from engine.server.registry import Registry
+from engine.registry.consistency import check_located
+from engine.registry.entries import ModelEntry
+from engine.registry.locate import Located, Places, fetch, locate
+from engine.registry.registry import Registry
+from engine.server.decoding.models import Model
+from engine.server.decoding.worker import Finder, Limits, Worker
+from engine.server.http.app import bare_app, new_app
+from engine.server.http.connections import BoundedProtocol
+from engine.server.http.guard import Rules, digest
+from engine.server.http.metrics import Metrics
 from engine.server.service import Bounds, Service
-from engine.server.worker import Finder, Limits, Worker
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 SHORTEST_KEY = 16
@@ -238,7 +238,7 @@ def assembled(registry: Registry, serving: Serving, find: Finder) -> Iterator[Se
     Args:
         registry: the models there are.
         serving: checked switches; where to listen is for who runs the server.
-        find: see `engine.server.worker.Worker`.
+        find: see `engine.server.decoding.worker.Worker`.
 
     Raises:
         EngineError: the default model cannot be loaded.
@@ -252,7 +252,7 @@ def assembled(registry: Registry, serving: Serving, find: Finder) -> Iterator[Se
         app = new_app(service, metrics, serving.rules, log_content=serving.log_content)
         config = uvicorn.Config(
             app,
-            http=PatientProtocol,
+            http=BoundedProtocol,
             lifespan="on",
             log_level=logging.WARNING,
             access_log=False,

@@ -13,18 +13,18 @@ from dataclasses import dataclass, replace
 
 from engine.errors import ConfigurationError, EngineError
 from engine.grammar import Grammar
+from engine.registry.channels import CHANNELS, Channel
+from engine.registry.registry import Registry
 from engine.sampling import Sampling
-from engine.server.channels import CHANNELS, Channel
-from engine.server.constraints import bound, grammar_of
-from engine.server.models import Model
-from engine.server.prompting import Asked, chat_prompt, text_prompt
+from engine.server.decoding.models import Model
+from engine.server.decoding.work import Ended, Event, Failed, Work
+from engine.server.decoding.worker import Worker
 from engine.server.record import Record
 from engine.server.refusals import Refusal, refusal_of
-from engine.server.registry import Registry
-from engine.server.telling import Chat, Telling, Text
+from engine.server.text.constraints import bound, grammar_of
+from engine.server.text.prompting import Asked, chat_prompt, text_prompt
+from engine.server.text.response import Chat, ResponseBuilder, Text
 from engine.server.wire.requests import ChatRequest, Completion, TextRequest
-from engine.server.work import Ended, Event, Failed, Work
-from engine.server.worker import Worker
 
 RETRY_S = 2  # after which a client that was turned away may try again
 
@@ -120,7 +120,7 @@ class Service:
     @asynccontextmanager
     async def job(
         self, request: ChatRequest | TextRequest, record: Record
-    ) -> AsyncIterator[tuple[Telling, Events]]:
+    ) -> AsyncIterator[tuple[ResponseBuilder, Events]]:
         """Have a request decoded; leaving the block before its last event cancels it.
 
         Args:
@@ -148,11 +148,11 @@ class Service:
             try:
                 with _told("model"):
                     model = await asyncio.wrap_future(lease.granted)
-                telling, work = await self._prepared(request, model, channel, record.owner)
+                builder, work = await self._prepared(request, model, channel, record.owner)
                 record.prompt_tokens = len(work.prompt)
                 events = Events()
                 job = self.worker.submit(lease, work, events.put)
-                yield telling, events
+                yield builder, events
             finally:
                 if job is None:
                     self.worker.release(lease)
@@ -183,7 +183,7 @@ class Service:
 
     async def _prepared(
         self, request: ChatRequest | TextRequest, model: Model, channel: Channel, owner: str
-    ) -> tuple[Telling, Work]:
+    ) -> tuple[ResponseBuilder, Work]:
         """Tokens, grammar and switches of a request.
 
         One thread makes tokens and another one grammars, which may take seconds: nobody without a schema

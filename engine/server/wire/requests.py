@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from engine.server.decoding.work import Drafting
 from engine.server.refusals import Refusal
 from engine.server.wire.unsupported import refuse_unsupported
-from engine.server.work import Drafting
 
 MOST_STOPS = 16
 LONGEST_STOP = 1000  # characters

@@ -102,8 +102,8 @@ def gap(divergence: Divergence) -> float:
 
     from engine.decode import decode
     from engine.loading import SHIPPED_TARGET, load_target
+    from engine.registry.channels import find_channel
     from engine.runtime import prepare
-    from engine.server.channels import find_channel
 
     prepare()
     target = load_target(SHIPPED_TARGET).target

@@ -21,8 +21,8 @@ from engine.cli import run
 from engine.cli.lines import Lines
 from engine.cli.screen import Screen, harmless
 from engine.loading import SHIPPED_TARGET
-from engine.server.speech import Said
-from engine.server.work import Progress
+from engine.server.decoding.work import Progress
+from engine.server.text.parsing import Piece
 
 ROOT = Path(__file__).resolve().parents[3]
 LIST = "Make a numbered list of: table, window, river."
@@ -215,11 +215,11 @@ class Terminal(io.StringIO):
 
 def test_reasoning_is_dimmed_on_a_terminal_and_left_out_elsewhere(monkeypatch: pytest.MonkeyPatch):
     pieces = [
-        Said("", "So\x1b[0m"),
-        Said("", " be it."),
-        Said("\n\n", ""),
-        Said("\nYes", ""),
-        Said(".\n", ""),
+        Piece("", "So\x1b[0m"),
+        Piece("", " be it."),
+        Piece("\n\n", ""),
+        Piece("\nYes", ""),
+        Piece(".\n", ""),
     ]
 
     def shown(kind: type[io.StringIO]) -> str:

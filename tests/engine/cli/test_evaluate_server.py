@@ -10,7 +10,7 @@ import pytest
 
 from bridge.evidence.gate import judge_file
 from engine.cli import run
-from engine.server import guard
+from engine.server.http import guard
 from tests.engine.evaluation.test_prompts import write
 
 pytestmark = pytest.mark.slow

@@ -20,16 +20,16 @@ from engine.evaluation.server import ChecksFailed, measure_server
 from engine.evaluation.server_checks import ANSWERS, DOORS, KEEPING, Check, Examinee, examine
 from engine.evaluation.server_switches import Offer, ServerSwitches
 from engine.evaluation.templates import ChatSwitches
+from engine.registry.locate import Places
+from engine.registry.registry import Registry
 from engine.runtime import prepare
-from engine.server import answer, guard
-from engine.server.locate import Places
-from engine.server.models import Model
-from engine.server.registry import Registry
-from engine.server.sequence import Sequence
+from engine.server.decoding.models import Model
+from engine.server.decoding.sequence import Sequence
+from engine.server.decoding.sessions import Sessions
+from engine.server.decoding.worker import Worker
+from engine.server.http import answer, guard
 from engine.server.serve import finder
-from engine.server.sessions import Sessions
-from engine.server.telling import Telling
-from engine.server.worker import Worker
+from engine.server.text.response import ResponseBuilder
 from tests.engine.evaluation.test_measurements import REQUEST, check, quiet
 from tests.engine.evaluation.test_prompts import write
 
@@ -161,9 +161,9 @@ class examined:
 
 
 def wrong(take: Any, position: int) -> Any:
-    """Telling of a server of whose tokens one is another than was decoded."""
+    """ResponseBuilder of a server of whose tokens one is another than was decoded."""
 
-    def spoiled(self: Telling, steps: Any) -> Any:
+    def spoiled(self: ResponseBuilder, steps: Any) -> Any:
         at, changed = position - len(self.whole.tokens), []
         for step in steps:
             tokens = list(step.tokens)
@@ -180,7 +180,7 @@ def test_a_server_that_gives_a_wrong_token_every_time_is_rejected_by_the_gate(
     offered: Callable[..., Offer], prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
 ):
     """It agrees with itself, and checks ask for less than so many tokens."""
-    monkeypatch.setattr(Telling, "hear", wrong(Telling.hear, 26))
+    monkeypatch.setattr(ResponseBuilder, "hear", wrong(ResponseBuilder.hear, 26))
     document = measured(offered(), prompts, max_tokens=30)
     assert document["configuration"]["checks_failed"] == 0
     assert "OUTPUT_DIVERGED" in judged(document)
@@ -191,7 +191,7 @@ def unwell(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def unlisted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.server.app.cards", lambda service: [])
+    monkeypatch.setattr("engine.server.http.app.cards", lambda service: [])
 
 
 def open_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +204,7 @@ def any_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def unnamed_field(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.server.app._steps", lambda location, body: [])
+    monkeypatch.setattr("engine.server.http.app._steps", lambda location, body: [])
 
 
 def lossy_stream(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,7 +322,7 @@ def test_a_server_that_reads_other_tokens_is_at_fault(
 
 
 def _shortened(request: Any, model: Model) -> Any:
-    from engine.server.prompting import text_prompt
+    from engine.server.text.prompting import text_prompt
 
     asked = text_prompt(request, model)
     return replace(asked, tokens=asked.tokens[1:])

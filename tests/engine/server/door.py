@@ -14,14 +14,14 @@ from typing import Any
 
 import uvicorn
 
-from engine.server.app import new_app
-from engine.server.locate import Places
-from engine.server.metrics import Metrics
-from engine.server.patience import PatientProtocol
-from engine.server.registry import Registry
+from engine.registry.locate import Places
+from engine.registry.registry import Registry
+from engine.server.decoding.worker import Limits, Worker
+from engine.server.http.app import new_app
+from engine.server.http.connections import BoundedProtocol
+from engine.server.http.metrics import Metrics
 from engine.server.serve import Server, Serving, _listening, finder, preload
 from engine.server.service import Bounds, Service
-from engine.server.worker import Limits, Worker
 
 KEY = "0123456789abcdef-guard"
 BODY_S = 0.4  # the time of a body here
@@ -72,7 +72,7 @@ def opened() -> Iterator[Door]:
     metrics = Metrics(lambda: worker.figures, lambda: service.admitted)
     app = new_app(service, metrics, replace(serving.rules, body_s=BODY_S))
     config = uvicorn.Config(
-        app, http=PatientProtocol, log_config=None, access_log=False, timeout_graceful_shutdown=5
+        app, http=BoundedProtocol, log_config=None, access_log=False, timeout_graceful_shutdown=5
     )
     worker.start()
     preload(worker, registry)

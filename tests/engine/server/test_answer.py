@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from engine.server.answer import Answer
-from engine.server.locate import Places
+from engine.registry.locate import Places
+from engine.registry.registry import Registry
+from engine.server.decoding.worker import Limits, Worker
+from engine.server.http.answer import Answer
 from engine.server.record import Record
-from engine.server.registry import Registry
 from engine.server.serve import finder
 from engine.server.service import Bounds, Service
 from engine.server.wire.requests import TextRequest
-from engine.server.worker import Limits, Worker
 
 pytestmark = pytest.mark.slow
 

@@ -13,8 +13,8 @@ from contextlib import suppress
 
 import pytest
 
-from engine.server.guard import Guard, Message, Rules, Send
-from engine.server.patience import PatientProtocol
+from engine.server.http.connections import BoundedProtocol
+from engine.server.http.guard import Guard, Message, Rules, Send
 from engine.server.serve import Serving, _listening
 from tests.engine.server.door import (
     BODY_S,
@@ -202,7 +202,7 @@ def test_connections_send_at_once(door: Door):
 
 
 def test_who_sends_no_head_in_time_is_let_go(door: Door, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(PatientProtocol, "head_s", 0.3)
+    monkeypatch.setattr(BoundedProtocol, "head_s", 0.3)
     for begun in (b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Slow:"):
         with socket.create_connection(("127.0.0.1", door.port), 10) as connection:
             connection.sendall(begun)
@@ -244,7 +244,7 @@ def test_any_web_page_may_ask_where_any_was_allowed():
 
 
 def test_connections_beyond_the_bound_are_let_go(door: Door, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(PatientProtocol, "most", 3)
+    monkeypatch.setattr(BoundedProtocol, "most", 3)
     held = [socket.create_connection(("127.0.0.1", door.port), 10) for _ in range(4)]
     try:
         with suppress(ConnectionResetError):

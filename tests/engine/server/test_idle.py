@@ -9,12 +9,12 @@ import time
 
 import pytest
 
-from engine.server.channels import NATIVE
-from engine.server.locate import Places
-from engine.server.registry import Registry
+from engine.registry.channels import NATIVE
+from engine.registry.locate import Places
+from engine.registry.registry import Registry
+from engine.server.decoding.work import Ended, Event, Work
+from engine.server.decoding.worker import Limits, Worker
 from engine.server.serve import finder, preload
-from engine.server.work import Ended, Event, Work
-from engine.server.worker import Limits, Worker
 
 SCALARS = 2**16  # bytes; a session of this prompt takes some hundred times as much
 

@@ -8,8 +8,8 @@ from threading import Thread
 import pytest
 
 from engine.errors import GenerationError
+from engine.server.decoding.work import Event, Failed, Progress
 from engine.server.service import Events
-from engine.server.work import Event, Failed, Progress
 
 
 def test_events_come_from_another_thread_in_order_and_a_failure_is_raised():

@@ -8,9 +8,9 @@ import pytest
 
 from engine.cli.serve import command
 from engine.errors import ConfigurationError
+from engine.server.decoding.worker import Limits
 from engine.server.serve import Serving
 from engine.server.service import Bounds
-from engine.server.worker import Limits
 
 NAN = float("nan")
 

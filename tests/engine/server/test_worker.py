@@ -15,14 +15,14 @@ from engine.cache.transaction import Transaction
 from engine.decode import Step
 from engine.errors import ConfigurationError, EngineError, ModelError, ModelNotHere
 from engine.loading import SHIPPED_TARGET
+from engine.registry.channels import CHANNELS
+from engine.registry.entries import Given, ModelEntry, Published, Shipped
+from engine.registry.locate import Places, locate
 from engine.sampling import Sampling
-from engine.server.channels import CHANNELS
-from engine.server.entries import Given, ModelEntry, Published, Shipped
-from engine.server.locate import Places, locate
-from engine.server.models import Model
+from engine.server.decoding.models import Model
+from engine.server.decoding.work import Ended, Event, Failed, Progress, Work
+from engine.server.decoding.worker import Job, Limits, Worker
 from engine.server.refusals import ShuttingDownError
-from engine.server.work import Ended, Event, Failed, Progress, Work
-from engine.server.worker import Job, Limits, Worker
 from engine.session import Session
 
 NATIVE = CHANNELS["native"]
@@ -185,7 +185,7 @@ def test_a_bug_in_one_request_ends_that_one(bench: Bench, monkeypatch: pytest.Mo
     def broken(_: Sampling) -> Any:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr("engine.server.sequence.Sampler", broken)
+    monkeypatch.setattr("engine.server.decoding.sequence.Sampler", broken)
     _, heard = bench.submit(PROMPT, 5, sampling=Sampling(temperature=1.0))
     _, other = bench.submit(PROMPT, 5)
     wait(lambda: heard.over() and other.over())

@@ -1,0 +1,1 @@
+"""Conversations with a model of the registry, in this process."""

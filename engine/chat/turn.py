@@ -1,0 +1,148 @@
+"""One answer of a conversation: the engine's events → pieces of text, and at last the turn.
+
+An answer may be stopped midway; then it is what was said until then. Who asks, and what is kept, is in
+`engine.chat.conversation`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from queue import SimpleQueue
+from time import perf_counter
+
+from engine.decode import Round, Step
+from engine.server.decoding.work import Ended, Event, Failed, Progress, Work
+from engine.server.text.parsing import Piece
+from engine.server.text.response import Chat
+from engine.server.wire.replies import CachedTokens, ChatChunk, Provenance, Reply, Usage
+
+INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """An answer that has ended.
+
+    Attributes:
+        content: what was said.
+        reasoning: what was said before that, to itself.
+        finish: why it ended, in OpenAI's words, or `INTERRUPTED`.
+        usage: tokens that were read and written.
+        seconds: from the first token to the last.
+        verify_rounds: forwards over a block.
+        accepted: drafts that were confirmed in them.
+        provenance: how the answer came about; None of one that was interrupted.
+    """
+
+    content: str
+    reasoning: str
+    finish: str
+    usage: Usage
+    seconds: float
+    verify_rounds: int
+    accepted: int
+    provenance: Provenance | None
+
+    @property
+    def said(self) -> bool:
+        """Whether there is anything in it."""
+        return bool(self.content or self.reasoning)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Of the prompt, that were not computed again."""
+        return self.usage.prompt_tokens_details.cached_tokens
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """Tokens emitted a verify round, the target's own included; None without one."""
+        return self.accepted / self.verify_rounds + 1 if self.verify_rounds else None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Of decoding, the first token excepted; None for a single one."""
+        decoded = self.usage.completion_tokens - 1
+        return decoded / self.seconds if decoded > 0 and self.seconds > 0 else None
+
+
+class Listening:
+    """One answer as it comes."""
+
+    def __init__(self, builder: Chat, work: Work) -> None:
+        """Begin.
+
+        Args:
+            builder: reads the steps.
+            work: what is decoded.
+        """
+        self._builder, self.work = builder, work
+        self._cached: int | None = None
+        self._first = self._last = 0.0
+        self._rounds: list[Round] = []
+        self._ended: Ended | None = None
+        self._content, self._reasoning = "", ""
+
+    def until_end(self, events: "SimpleQueue[Event | None]") -> Iterator[Progress | Piece]:
+        """What there is to tell, until the answer has ended or is stopped.
+
+        Raises:
+            EngineError: it failed.
+        """
+        while self._ended is None and (event := events.get()) is not None:
+            match event:
+                case Failed():
+                    raise event.error
+                case Progress():
+                    self._cached = event.done if self._cached is None else self._cached
+                    yield event
+                case Step():
+                    self._note(event)
+                    yield from self._said(self._builder.take([event]))
+                case Ended():
+                    self._ended = event
+                    yield from self._said(self._builder.end(event))
+
+    @property
+    def turn(self) -> Turn:
+        """The answer, ended or stopped."""
+        verified = [record for record in self._rounds if record.block > 1]
+        ended = self._ended
+        return Turn(
+            content=self._content,
+            reasoning=self._reasoning,
+            finish=INTERRUPTED if ended is None else ended.finish,
+            usage=self._usage() if ended is None else self._builder.usage(ended),
+            seconds=self._last - self._first if ended is None else ended.decode_s,
+            verify_rounds=len(verified),
+            accepted=sum(record.accepted for record in verified),
+            provenance=None if ended is None else self._builder.provenance(ended),
+        )
+
+    def _usage(self) -> Usage:
+        """Of an answer that was stopped."""
+        read, written = len(self.work.prompt), len(self._builder.whole.tokens)
+        return Usage(
+            prompt_tokens=read,
+            completion_tokens=written,
+            total_tokens=read + written,
+            prompt_tokens_details=CachedTokens(cached_tokens=self._cached or 0),
+        )
+
+    def _note(self, step: Step) -> None:
+        self._last = perf_counter()
+        if step.round is None:
+            self._first = self._last
+        else:
+            self._rounds.append(step.round)
+
+    def _said(self, chunks: Iterator[Reply]) -> Iterator[Piece]:
+        """Pieces of text; a tool call, which nobody offered, is text too."""
+        for chunk in chunks:
+            if not isinstance(chunk, ChatChunk) or not chunk.choices:
+                continue
+            delta = chunk.choices[0].delta
+            calls = [f"{call.function.name}({call.function.arguments})" for call in delta.tool_calls or []]
+            said = Piece("".join([delta.content or "", *calls]), delta.reasoning or "")
+            if said:
+                self._content += said.content
+                self._reasoning += said.reasoning
+                yield said

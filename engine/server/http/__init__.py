@@ -1,0 +1,1 @@
+"""HTTP: connections, who may ask, the routes, and answers as they are sent."""

@@ -1,0 +1,1 @@
+"""Requests → token ids and constraints; tokens as they come → OpenAI's objects."""

@@ -1,0 +1,282 @@
+"""Whether a target, a drafter and the channels go together is told from their configurations alone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.drafters.block import BlockDrafter
+from engine.errors import ConfigurationError, DrafterMismatchError, ModelError
+from engine.loading import SHIPPED_DRAFTER, SHIPPED_TARGET
+from engine.networks.dflash2 import build_network
+from engine.networks.dflash_config import DFlashConfig
+from engine.registry.channels import CHANNELS
+from engine.registry.consistency import (
+    check_declared,
+    check_located,
+    drafter_facts,
+    problems,
+    target_facts,
+    usable_channels,
+)
+from engine.registry.entries import DrafterFacts, Given, ModelEntry, Published, TargetFacts
+from engine.registry.locate import Located, Places, locate
+from engine.registry.registry import Registry
+from engine.target import Target
+from engine.target_config import build_unloaded
+from tests.engine.drafters.test_registry import save_diffusion
+
+GOLDEN = Path(__file__).parents[2] / "data" / "dflash"
+DEMO = TargetFacts(hidden_size=128, layers=9, vocab_size=1280, head_dims=(32,))
+PLAIN = {"model_type": "llama", "rms_norm_eps": 1e-5, "intermediate_size": 64}
+SLIDING, FULL = "sliding_attention", "full_attention"
+# As the published files say it, what has no part in shapes left out.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "qwen3-4b": {
+        "model_type": "qwen3",
+        "hidden_size": 2560,
+        "num_hidden_layers": 36,
+        "intermediate_size": 9728,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-6,
+        "vocab_size": 151936,
+        "max_position_embeddings": 40960,
+        "rope_theta": 1000000,
+        "tie_word_embeddings": True,
+        "quantization": {"group_size": 64, "bits": 4},
+    },
+    "llama-3.1-8b-instruct": {
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "intermediate_size": 14336,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "vocab_size": 128256,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": False,
+    },
+    "qwen3.5-4b": {
+        "model_type": "qwen3_5",
+        "text_config": {
+            "model_type": "qwen3_5_text",
+            "hidden_size": 2560,
+            "num_hidden_layers": 32,
+            "intermediate_size": 9216,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "full_attention_interval": 4,
+            "linear_num_value_heads": 32,
+            "linear_num_key_heads": 16,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+            "linear_conv_kernel_dim": 4,
+            "rms_norm_eps": 1e-6,
+            "vocab_size": 248320,
+            "tie_word_embeddings": True,
+        },
+    },
+    "gemma-4-26b-a4b": {
+        "model_type": "gemma4",
+        "text_config": {
+            "model_type": "gemma4_text",
+            "hidden_size": 2816,
+            "num_hidden_layers": 30,
+            "intermediate_size": 2112,
+            "moe_intermediate_size": 704,
+            "num_experts": 128,
+            "top_k_experts": 8,
+            "enable_moe_block": True,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "num_global_key_value_heads": 2,
+            "head_dim": 256,
+            "global_head_dim": 512,
+            "attention_k_eq_v": True,
+            "hidden_size_per_layer_input": 0,
+            "sliding_window": 1024,
+            "layer_types": ([SLIDING] * 5 + [FULL]) * 5,
+            "vocab_size": 262144,
+        },
+    },
+}
+
+
+def save(folder: Path, config: dict[str, Any]) -> Path:
+    """A folder of a config.json alone."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def edited(source: Path, folder: Path, **changes: Any) -> Path:
+    """The config.json of a folder with other values."""
+    return save(folder, json.loads((source / "config.json").read_text()) | changes)
+
+
+def nowhere(tmp_path: Path) -> Places:
+    return Places({}, tmp_path / "home", tmp_path / "hub")
+
+
+@pytest.mark.parametrize("entry", Registry.load().entries, ids=lambda entry: entry.name)
+def test_the_shipped_registry_is_consistent(entry: ModelEntry):
+    check_declared(entry)
+    if entry.drafter is not None and entry.target_facts is not None:
+        facts = entry.drafter_facts
+        assert facts is not None
+        assert facts.hidden_size
+        assert facts.taps
+        assert facts.mask_token is not None
+
+
+@pytest.mark.sampled(4, 1)
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configurations_have_the_shapes_that_the_registry_says(name: str, tmp_path: Path):
+    """From the config.json alone, packed or nested: nothing of their gigabytes is computed."""
+    folder = save(tmp_path / "model", PUBLISHED[name])
+    entry = Registry.load().entry(name)
+    assert target_facts(folder) == entry.target_facts
+    check_located(Located(entry, folder, None))
+
+
+def test_the_demo_pair_goes_together(tmp_path: Path):
+    entry = Registry.load().entry("demo")
+    assert target_facts(SHIPPED_TARGET) == DEMO
+    assert set(entry.channels) <= set(usable_channels(SHIPPED_TARGET))
+    check_located(locate(entry, nowhere(tmp_path)))
+
+
+def test_what_a_drafter_says_of_its_target_is_read_from_every_text_that_names_it():
+    facts = DrafterFacts(hidden_size=128, layers=9, vocab_size=1280, taps=(1, 3, 5, 8), mask_token=3, block=8)
+    for spec in ("", "dflash:", "prompt-lookup+", "prompt-lookup+dflash:"):
+        assert drafter_facts(f"{spec}{SHIPPED_DRAFTER}") == facts
+    assert drafter_facts("prompt-lookup:4") is None
+
+
+def test_drafters_that_are_language_models_say_their_vocabulary(tmp_path: Path):
+    diffusion = save_diffusion(tmp_path / "diffusion")
+    vocabulary = json.loads((diffusion / "config.json").read_text())["vocab_size"]
+    assert drafter_facts(f"masked-diffusion:{diffusion}?steps=2") == DrafterFacts(vocab_size=vocabulary)
+    assert drafter_facts(str(SHIPPED_TARGET)) == DrafterFacts(vocab_size=1280)
+
+
+@pytest.mark.parametrize("golden", sorted(path.name for path in GOLDEN.iterdir() if path.is_dir()))
+def test_a_drafter_for_another_target_is_refused(golden: str, tmp_path: Path):
+    drafter = str(GOLDEN / golden)
+    entry = ModelEntry("one", "s", Given(str(SHIPPED_TARGET)), Given(drafter))
+    with pytest.raises(DrafterMismatchError) as caught:
+        check_located(locate(entry, nowhere(tmp_path)))
+    message = str(caught.value)
+    assert message.startswith(
+        f"the drafter {drafter} was not made for the target {SHIPPED_TARGET}: hidden size"
+    )
+    assert message.endswith("number of target layers 6 in the drafter, 9 in the target")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"hidden_size": 64}, "hidden size 64 in the drafter, 128 in the target"),
+        ({"vocab_size": 1281}, "vocabulary 1281 in the drafter, 1280 in the target"),
+        ({"num_target_layers": 10}, "number of target layers 10 in the drafter, 9 in the target"),
+        (
+            {"num_target_layers": None, "dflash_config": {"mask_token_id": 3, "target_layer_ids": [1, 9]}},
+            "it reads layer 9 of a target with 9 layers",
+        ),
+        (
+            {"vocab_size": 2000, "dflash_config": {"mask_token_id": 1280, "target_layer_ids": [1, 8]}},
+            "vocabulary 2000 in the drafter, 1280 in the target; "
+            "its mask is token 1280 of a vocabulary of 1280",
+        ),
+    ],
+)
+def test_what_differs_is_named(changes: dict[str, Any], said: str, tmp_path: Path):
+    drafter = edited(SHIPPED_DRAFTER, tmp_path / "drafter", **changes)
+    with pytest.raises(DrafterMismatchError) as caught:
+        check_located(Located(ModelEntry("one", "s", Given("")), SHIPPED_TARGET, str(drafter)))
+    assert str(caught.value) == f"the drafter {drafter} was not made for the target {SHIPPED_TARGET}: {said}"
+    config = DFlashConfig.from_dict(json.loads((drafter / "config.json").read_text()))
+    target = Target(build_unloaded(json.loads((SHIPPED_TARGET / "config.json").read_text())))
+    with pytest.raises(DrafterMismatchError) as bound:  # opening it would have refused it for the same
+        BlockDrafter(build_network(config)).bind(target)
+    assert said.partition(";")[0] in str(bound.value)
+
+
+def test_a_folder_with_another_target_than_the_entry_says_is_refused():
+    entry = ModelEntry("one", "s", Given(""), target_facts=replace(DEMO, layers=12, head_dims=(32, 64)))
+    with pytest.raises(ModelError) as caught:
+        check_located(Located(entry, SHIPPED_TARGET, None))
+    assert str(caught.value) == (
+        f"{SHIPPED_TARGET} does not hold the target of the model one: layers is 9, not 12; "
+        "head_dims is 32, not 32, 64; put the right one there, or mend the registry"
+    )
+
+
+def test_a_drafter_that_was_trained_anew_is_not_refused_for_reading_other_layers():
+    facts = DrafterFacts(hidden_size=128, taps=(2, 4), mask_token=5, block=16)
+    entry = ModelEntry("one", "s", Given(""), Given(""), target_facts=DEMO, drafter_facts=facts)
+    check_located(Located(entry, SHIPPED_TARGET, str(SHIPPED_DRAFTER)))
+
+
+@pytest.mark.parametrize("head_dim", [72, 120])
+def test_an_offered_channel_must_fit_the_heads_of_the_configuration(head_dim: int, tmp_path: Path):
+    folder = edited(SHIPPED_TARGET, tmp_path / "target", head_dim=head_dim)
+    for name in ("lattice-e8", "rotated4", "lattice-packed"):
+        entry = ModelEntry("one", "s", Given(""), channels=("native", name))
+        with pytest.raises(ConfigurationError, match=f"the model one: the KV channel {name} .* {head_dim} "):
+            check_located(Located(entry, folder, None))
+        assert name not in usable_channels(folder)
+
+
+def test_an_offered_channel_must_apply_to_a_layer_of_the_model(tmp_path: Path):
+    folder = save(tmp_path / "model", PUBLISHED["qwen3-4b"])
+    entry = ModelEntry("one", "s", Given(""), channels=("native", "sliding-bounded-512"))
+    with pytest.raises(ConfigurationError, match="sliding-bounded:0,512@sliding applies to no layer"):
+        check_located(Located(entry, folder, None))
+
+
+def test_problems_are_those_of_the_models_that_are_here(tmp_path: Path):
+    entries = (
+        ModelEntry("absent", "s", Published("absent")),
+        ModelEntry("sound", "s", Given(str(SHIPPED_TARGET)), Given(str(SHIPPED_DRAFTER))),
+        ModelEntry("empty", "s", Given(str(tmp_path))),
+        ModelEntry("other", "s", Given(str(SHIPPED_TARGET)), Given(str(GOLDEN / "full"))),
+    )
+    found = problems(entries, nowhere(tmp_path))
+    assert {name: type(error) for name, error in found.items()} == {
+        "empty": ModelError,
+        "other": DrafterMismatchError,
+    }
+    assert problems(Registry.load().entries, nowhere(tmp_path)) == {}
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"model_type": "no-such"}, "model_type 'no-such' is not supported"),
+        (PLAIN | {"hidden_size": 64}, "num_attention_heads, .* are missing"),
+        (
+            PLAIN | {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 0, "vocab_size": 100},
+            "num_attention_heads must be a positive whole number, not 0",
+        ),
+    ],
+)
+def test_a_configuration_that_cannot_be_used_is_refused_by_file(
+    config: dict[str, Any], said: str, tmp_path: Path
+):
+    folder = save(tmp_path / "model", config)
+    with pytest.raises(ModelError, match=said) as caught:
+        target_facts(folder)
+    assert str(folder) in str(caught.value)
+
+
+def test_every_channel_of_the_shipped_target_is_usable():
+    assert usable_channels(SHIPPED_TARGET) == tuple(CHANNELS)

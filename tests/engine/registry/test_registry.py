@@ -1,0 +1,335 @@
+"""A registry file is read strictly, and an id asks for one model and one channel or is refused by name."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine.errors import ConfigurationError, DrafterMismatchError, InputError, ModelError, UnknownModel
+from engine.loading import SHIPPED_DRAFTER, SHIPPED_TARGET
+from engine.registry.channels import CHANNELS
+from engine.registry.entries import Given, Published, Shipped
+from engine.registry.registry import SHIPPED_FILE, Registry, fitting_name
+from tests.engine.registry.registries import MINIMAL, with_model, write
+
+FACTS = "facts.target = { hidden_size = 64, layers = 6, vocab_size = 512, head_dims = [16] }\n"
+
+
+def refusal(folder: Path, text: str, kind: type[InputError] = ConfigurationError) -> str:
+    """What a registry of that text is refused with, after the file's name."""
+    path = write(folder, text)
+    with pytest.raises(kind) as caught:
+        Registry.load(path)
+    message = str(caught.value)
+    assert message.startswith(str(path))
+    assert len(message) < 600
+    assert "\n" not in message
+    return message.removeprefix(str(path))
+
+
+def test_the_shipped_registry_has_the_published_pairs_and_the_demo_by_default():
+    registry = Registry.load()
+    assert registry.default == "demo"
+    assert [entry.name for entry in registry.entries] == [
+        "demo",
+        "qwen3-4b",
+        "qwen3-8b",
+        "qwen3.5-4b",
+        "llama-3.1-8b-instruct",
+        "gemma-4-26b-a4b",
+        "mistral-7b",
+    ]
+    assert [entry.name for entry in registry.entries if entry.drafter is None] == ["mistral-7b"]
+    for entry in registry.entries:
+        assert len(entry.channels) > 1
+        assert entry.default_channel == "native"
+        published = [s for s in (entry.target, entry.drafter) if isinstance(s, Published)]
+        assert all(source.hub for source in published)
+        assert entry.target_facts is not None or entry.target == Shipped()
+
+
+def test_every_id_of_a_registry_is_resolved():
+    registry = Registry.load()
+    ids = registry.ids()
+    assert len(set(ids)) == len(ids)
+    for model_id in ids:
+        entry, channel = registry.resolve(model_id)
+        name, _, named = model_id.partition("@")
+        assert (entry.name, channel.name) == (name, named or entry.default_channel)
+
+
+def test_a_channel_may_be_named_beside_the_id():
+    registry = Registry.load()
+    assert registry.resolve("demo", "affine8")[1] is CHANNELS["affine8"]
+    assert registry.resolve("demo@affine8", "affine8")[1] is CHANNELS["affine8"]
+
+
+@pytest.mark.parametrize("model_id", ["", "gpt-4", "Demo", "@native", "demo ", "x" * 1000, "demo\n"])
+def test_an_unknown_model_is_refused_with_those_there_are(model_id: str):
+    with pytest.raises(UnknownModel, match=r"there is no model .*; there are demo, qwen3-4b, ") as caught:
+        Registry.load().resolve(model_id)
+    assert len(str(caught.value)) < 400
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("model_id", ["demo@", "demo@nonsense", "demo@affine8@native", "demo@Native"])
+def test_an_unknown_channel_is_refused_with_those_there_are(model_id: str):
+    with pytest.raises(UnknownModel, match=r"there is no KV channel .*; there are native, "):
+        Registry.load().resolve(model_id)
+
+
+@pytest.mark.parametrize("asked", [("demo@sink-window-4096", None), ("demo", "sink-window-4096")])
+def test_a_channel_that_a_model_does_not_offer_is_refused_with_what_it_offers(
+    asked: tuple[str, str | None],
+):
+    message = "the model demo does not offer the KV channel sink-window-4096; it offers native, "
+    with pytest.raises(ConfigurationError, match=message):
+        Registry.load().resolve(*asked)
+
+
+def test_two_channels_at_once_are_refused():
+    with pytest.raises(ConfigurationError, match="names the KV channel 'affine8', and the request 'native'"):
+        Registry.load().resolve("demo@affine8", "native")
+
+
+def test_a_file_says_everything_about_a_model(tmp_path: Path):
+    text = """
+        default = "b"
+        [models.a]
+        summary = "a"
+        target = { path = "/models/a" }
+        drafter = "prompt-lookup:4"
+        [models."b.1"]
+        summary = "b"
+        target = { folder = "b", hub = "Own-er/B.b_1", revision = "0123456789abcdef0123456789abcdef01234567" }
+        drafter = { path = "~/b", lookups = true }
+        channels = ["affine4", "native"]
+        default_channel = "native"
+        block = 6
+        dtype = "float16"
+        quantize = "4,32"
+        context = 2048
+        chat_template_kwargs = { enable_thinking = false, level = "low", depth = 2 }
+        engine = "dflash-mlx"
+        [models.b]
+        summary = "c"
+        target = { folder = "b", hub = "Own-er/B.b_1", revision = "0123456789abcdef0123456789abcdef01234567" }
+        channels = ["affine4", "rotated4"]
+    """
+    registry = Registry.load(write(tmp_path, text))
+    first, second, third = registry.entries
+    assert (first.target, first.drafter, first.lookups) == (
+        Given("/models/a"),
+        Given("prompt-lookup:4"),
+        False,
+    )
+    assert first.channels == ("native",)
+    assert second.target == Published("b", "Own-er/B.b_1", "0123456789abcdef0123456789abcdef01234567")
+    assert (second.drafter, second.lookups) == (Given(str(Path.home() / "b")), True)
+    assert (second.channels, second.default_channel) == (("affine4", "native"), "native")
+    assert (second.block, second.dtype, second.quantize, second.context) == ("6", "float16", "4,32", 2048)
+    assert dict(second.chat_template_kwargs) == {"enable_thinking": False, "level": "low", "depth": 2}
+    assert second.engine == "dflash-mlx"
+    assert (third.default_channel, third.drafter) == ("affine4", None)
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("colour = 1", " [models.one]: unknown key 'colour'"),
+        ("b = 1\na = 2", " [models.one]: unknown keys 'a', 'b'"),
+        ("block = 0", ' [models.one]: block must be "auto" or a number from 1 to 1024, not 0'),
+        ("block = true", ' [models.one]: block must be "auto" or a number from 1 to 1024, not True'),
+        ('block = "8"', " [models.one]: block must be"),
+        ("block = 8", " [models.one]: block is of a drafter, and there is none"),
+        ('dtype = "int8"', " [models.one]: dtype must be one of float32, float16, bfloat16, not 'int8'"),
+        ("dtype = 16", " [models.one]: dtype must be a text, not 16"),
+        ('quantize = "7"', " [models.one]: quantize: --quantize 7: bits 7 is not one of"),
+        ("context = 0", " [models.one]: context must be a whole number of at least 1, not 0"),
+        ("context = 1.5", " [models.one]: context must be a whole number of at least 1, not 1.5"),
+        ("context = 99999999999", " [models.one]: context must be a whole number"),
+        ('engine = "Other Engine"', " [models.one]: engine must match"),
+        ('drafter = "some-text"', ' [models.one]: drafter must be "shipped", "prompt-lookup", { folder = '),
+        ("drafter = 3", " [models.one]: drafter must be"),
+        ('drafter = { hub = "a/b" }', " [models.one.drafter]: folder is missing"),
+        ('drafter = { folder = "../b" }', " [models.one.drafter]: folder must match"),
+        ('drafter = { folder = "b", hub = "b" }', " [models.one.drafter]: hub must match"),
+        ('drafter = { folder = "b", hub = "a/../b" }', " [models.one.drafter]: hub must match"),
+        ('drafter = { folder = "b", revision = "main" }', " [models.one.drafter]: revision must match"),
+        (
+            f'drafter = {{ folder = "b", revision = "{"0" * 40}" }}',
+            " [models.one.drafter]: a revision needs the hub's repository; add hub",
+        ),
+        ('drafter = { path = "b" }', " [models.one.drafter]: path must begin with / or ~/, not 'b'"),
+        ('drafter = { path = "/b", folder = "b" }', " [models.one.drafter]: unknown key 'folder'"),
+        ('drafter = { folder = "b", lookups = 1 }', " [models.one.drafter]: lookups must be true or false"),
+        ('channels = "native"', " [models.one]: channels must be a list of texts, not 'native'"),
+        ("channels = [1]", " [models.one]: channels must be a list of texts"),
+        ('channels = ["native", "native"]', " [models.one]: channels holds 'native' twice"),
+        ('channels = ["fast"]', " [models.one]: channels: there is no KV channel 'fast'; there are native"),
+        ('default_channel = "affine8"', " [models.one]: default_channel affine8 is none of its channels"),
+        ("chat_template_kwargs = 1", " [models.one]: chat_template_kwargs must be a table, not 1"),
+        (
+            "chat_template_kwargs = { a = [1] }",
+            " [models.one.chat_template_kwargs]: a must be a text, a number, true or false, not [1]",
+        ),
+        (
+            'chat_template_kwargs = { "a b" = 1 }',
+            " [models.one.chat_template_kwargs]: 'a b' is no name of an argument",
+        ),
+        ("facts = 1", " [models.one]: facts must be a table, not 1"),
+        ("facts.colour = 1", " [models.one.facts]: unknown key 'colour'"),
+        ("facts.target = { layers = 1 }", " [models.one.facts.target]: hidden_size is missing"),
+        (
+            FACTS.replace("[16]", "[]"),
+            " [models.one.facts.target]: head_dims must be a list of whole numbers of at least 1, not []",
+        ),
+        ("facts.drafter = { block = 8 }", " [models.one]: facts.drafter is of a drafter, and there is none"),
+        ("facts.drafter = { taps = [-1] }", " [models.one.facts.drafter]: taps must be a list of whole"),
+        ("facts.drafter = { depth = 1 }", " [models.one.facts.drafter]: unknown key 'depth'"),
+    ],
+)
+def test_a_wrong_line_is_refused_by_file_model_and_key(tmp_path: Path, lines: str, said: str):
+    assert refusal(tmp_path, with_model(lines)).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", ": default is missing"),
+        ("default = 1", ": default must be a text, not 1"),
+        ('default = "one"', ": default is 'one', which is no model of this file"),
+        ('default = "one@native"\n[models.one]\nsummary = "s"\ntarget = "shipped"', ": default is"),
+        ('default = "one"\nmodels = 3', ": models must be a table, not 3"),
+        ('default = "one"\nmodels.one = 3', " [models]: one must be a table, not 3"),
+        (f'version = 2\n{MINIMAL}', ": unknown key 'version'"),
+        ('default = "one"\n[models.one]', " [models.one]: target is missing; it is \"shipped\", { folder"),
+        ('default = "one"\n[models.one]\ntarget = "shipped"', " [models.one]: summary is missing"),
+        (MINIMAL.replace("a model", ""), " [models.one]: summary must match"),
+        (MINIMAL.replace('"shipped"', '"prompt-lookup"'), " [models.one]: target must be"),
+        (MINIMAL.replace("models.one", 'models."a@b"'), " [models.a@b]: a model's name must match"),
+        (MINIMAL.replace("models.one", "models.One"), " [models.One]: a model's name must match"),
+        (MINIMAL.replace("models.one", 'models."-a"'), " [models.-a]: a model's name must match"),
+        (MINIMAL + MINIMAL, " is not TOML: "),
+        ("\0", " is not TOML: "),
+        ("default = " + "[" * 100_000, " is not TOML: "),
+        ("#" * 2**20 + "\n", " has more than 1048576 bytes"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_registry_is_refused(tmp_path: Path, text: str, said: str):
+    assert refusal(tmp_path, text).startswith(said)
+
+
+TOKENS = re.findall(r"[\w.-]+|\s+|.", SHIPPED_FILE.read_text(encoding="utf-8"))
+
+
+@given(
+    at=st.integers(0, len(TOKENS) - 1),
+    dropped=st.integers(0, 3),
+    put=st.one_of(st.sampled_from([*'[]{}="@\n', "-1", "nan", "1979-05-27", "demo"]), st.text(max_size=4)),
+)
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_registry_that_was_spoilt_is_read_or_refused(at: int, dropped: int, put: str, tmp_path: Path):
+    """Nothing but an error of ours, on one line, whatever a slip of the hand leaves in the file."""
+    text = "".join([*TOKENS[:at], put, *TOKENS[at + dropped :]])
+    path = write(tmp_path, text.encode(errors="replace").decode())
+    message = ""
+    try:
+        Registry.load(path)
+    except InputError as error:
+        message = str(error)
+    assert message.count("\n") == 0
+
+
+def test_a_path_that_is_no_file_is_refused_and_a_pipe_not_waited_for(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "bytes").write_bytes(b"\xff")
+    for name, said in (("absent", "is not a file"), ("", "is not a file"), ("pipe", "is not a file")):
+        with pytest.raises(ConfigurationError, match=said):
+            Registry.load(tmp_path / name)
+    with pytest.raises(ConfigurationError, match="is not TOML"):
+        Registry.load(tmp_path / "bytes")
+
+
+def test_two_models_cannot_be_looked_for_in_one_place(tmp_path: Path):
+    text = MINIMAL + '[models.a]\nsummary = "a"\ntarget = { folder = "m.1", hub = "a/b" }\n'
+    other = '[models.b]\nsummary = "b"\ntarget = { folder = "m-1", hub = "a/c" }\n'
+    message = refusal(tmp_path, text + other)
+    assert message == (
+        ": a/b and a/c would both be looked for in KAKEYA_MODEL_M_1; give them folders of other names"
+    )
+    Registry.load(write(tmp_path, text + other.replace("m-1", "m.1").replace("a/c", "a/b")))
+
+
+def test_an_entry_whose_drafter_is_for_another_target_is_refused(tmp_path: Path):
+    drafter = 'drafter = "shipped"\nfacts.drafter = { hidden_size = 32, taps = [1, 6], mask_token = 512 }\n'
+    message = refusal(tmp_path, with_model(FACTS + drafter), DrafterMismatchError)
+    assert message == (
+        ": the drafter shipped was not made for the target shipped: hidden size 32 in the drafter, 64 in the "
+        "target; it reads layer 6 of a target with 6 layers; its mask is token 512 of a vocabulary of 512"
+    )
+
+
+def test_an_entry_with_a_channel_that_its_heads_cannot_take_is_refused(tmp_path: Path):
+    lines = FACTS.replace("16", "80, 64") + 'channels = ["native", "lattice-e8", "affine4"]'
+    message = refusal(tmp_path, with_model(lines))
+    assert message.startswith(": the model one: the KV channel affine4 (affine:4,64@all) does not fit")
+    assert "80 cannot be quantized" in message
+
+
+def test_a_folder_makes_a_registry_of_its_own(folders: tuple[Path, Path]):
+    registry = Registry.single(folders[0], f"prompt-lookup+{folders[1]}", block="6", context=100)
+    (entry,) = registry.entries
+    assert (registry.default, registry.path, entry.name) == ("target", None, "target")
+    assert (entry.target, entry.drafter) == (Given(str(folders[0])), Given(f"prompt-lookup+{folders[1]}"))
+    assert (entry.lookups, entry.block, entry.context) == (False, "6", 100)
+    # Heads of 8 values cannot be quantized in groups, and the windows of this model are 8 positions anyway.
+    assert entry.channels == tuple(name for name in CHANNELS if not name.startswith(("affine", "rotated")))
+    assert registry.resolve("target@lattice-e8")[1] is CHANNELS["lattice-e8"]
+
+
+def test_the_shipped_target_as_a_folder_has_its_drafter_unless_told_otherwise():
+    (entry,) = Registry.single(SHIPPED_TARGET).entries
+    assert (entry.drafter, entry.lookups) == (Shipped(), True)
+    (entry,) = Registry.single(SHIPPED_TARGET, "none", channel="affine8").entries
+    assert (entry.drafter, entry.lookups, entry.default_channel) == (None, False, "affine8")
+    (entry,) = Registry.single(SHIPPED_TARGET, str(SHIPPED_DRAFTER)).entries
+    assert (entry.drafter, entry.lookups) == (Given(str(SHIPPED_DRAFTER)), False)
+
+
+def test_a_folder_without_drafter_has_none(folders: tuple[Path, Path]):
+    (entry,) = Registry.single(folders[0]).entries
+    assert (entry.drafter, entry.lookups) == (None, False)
+
+
+def test_a_folder_that_cannot_be_served_so_is_refused(folders: tuple[Path, Path], tmp_path: Path):
+    with pytest.raises(ModelError, match="is not a folder"):
+        Registry.single(tmp_path / "absent")
+    with pytest.raises(ModelError, match=r"config\.json is missing"):
+        Registry.single(tmp_path)
+    with pytest.raises(UnknownModel, match="there is no KV channel 'fast'"):
+        Registry.single(folders[0], channel="fast")
+    with pytest.raises(ConfigurationError, match="does not offer the KV channel affine4; it offers native"):
+        Registry.single(folders[0], channel="affine4")
+    with pytest.raises(ConfigurationError, match="--block must be auto or a number"):
+        Registry.single(folders[0], block="many")
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        ("/models/Qwen3-4B_4bit", "qwen3-4b-4bit"),
+        ("/models/a@b", "a-b"),
+        ("/models/.hidden", "hidden"),
+        ("/models/Ü", "model"),
+        ("/", "model"),
+        (f"/c/models--mlx-community--Qwen3-4B-4bit/snapshots/{'0' * 40}", "qwen3-4b-4bit"),
+    ],
+)
+def test_the_name_of_a_folder_is_made_fitting(folder: str, name: str):
+    assert fitting_name(Path(folder)) == name
