@@ -20,6 +20,7 @@ def test_a_name_that_is_no_requests_is_none(name: str):
         assert refs.nonce_of(prefix + name, prefix) is None
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)  # the wait below ends first
 def test_branches_of_such_names_are_left_alone_and_the_runner_serves_on(house: House):
     with besieged(house) as siege:

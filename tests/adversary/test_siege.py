@@ -20,6 +20,7 @@ def share(part: slice) -> dict[str, Request]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800)  # the waits below end first, also on a machine that does much else
 @pytest.mark.parametrize(
     "part",

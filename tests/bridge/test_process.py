@@ -25,6 +25,7 @@ def test_output_exit_code_and_input_come_through() -> None:
     assert not done.timed_out
 
 
+@pytest.mark.slow
 def test_a_timeout_is_a_value_and_leaves_no_process(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     script = (

@@ -55,7 +55,7 @@ def sampled_rounds(draws: int, q: list[list[float]] | None) -> list[list[int]]:
     return [[int(value) for value in row] for row in mx.stack(rounds).tolist()]
 
 
-@pytest.mark.sampled(4, 1)
+@pytest.mark.sampled(4, 2)
 @pytest.mark.parametrize("q", [None, Q, P[:2]], ids=["chosen", "drawn", "equal"])
 def test_emitted_tokens_are_the_targets_whatever_was_drafted(q):
     rounds = sampled_rounds(2000, q)

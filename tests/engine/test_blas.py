@@ -82,6 +82,7 @@ def test_the_cpus_counted_are_those_this_process_may_use():
     assert 1 <= blas.available_cpus() <= (os.cpu_count() or 1)
 
 
+@pytest.mark.slow
 @linux
 def test_without_a_compiler_kernels_stay_unfused_and_the_model_still_runs(tmp_path: Path):
     script = (

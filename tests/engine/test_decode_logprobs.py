@@ -69,7 +69,7 @@ def run(family: str, drafter: Any, **more: Any) -> list[Step]:
     return list(decode(target_of(family), drafter, PROMPT, max_tokens=COUNT, logprobs=TOP, **more))
 
 
-@pytest.mark.sampled(5, 2)
+@pytest.mark.sampled(10, 8)
 @pytest.mark.parametrize("name", [None, "all"])
 @pytest.mark.parametrize("pace", PACES)
 @pytest.mark.parametrize("family", DRAFTED)

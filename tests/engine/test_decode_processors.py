@@ -74,7 +74,7 @@ def ours(target: Target, drafter: Any, prompt: Sequence[int], name: str, pace: A
     return [token for step in steps for token in step.tokens]
 
 
-@pytest.mark.sampled(16, 2)
+@pytest.mark.sampled(32, 8)
 @pytest.mark.parametrize("name", PROCESSORS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_processor_changes_the_text_and_leaves_mlx_lms(family: str, name: str):
@@ -114,7 +114,7 @@ def shipped() -> Engine:
     return open_engine(Options(drafter=str(SHIPPED_DRAFTER)))
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(8, 4)
 @pytest.mark.parametrize(
     ("name", "block"), [("repetition", 8), ("frequency", 16), ("bias", 5), ("grammar", 3), ("all", 2)]
 )

@@ -216,7 +216,7 @@ PROCESSORS: dict[str, Callable[[], list[Processor]]] = {
 }
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(4, 2)
 @pytest.mark.parametrize(
     ("kind", "sampling", "pace", "draws"),
     [
@@ -233,7 +233,7 @@ def test_three_tokens_have_the_targets_joint_distribution(
     assert_drawn_from(triples(kind, sampling, pace, draws), exact(sampling))
 
 
-@pytest.mark.sampled(0, 1)
+@pytest.mark.sampled(0, 2)
 @pytest.mark.parametrize(("kind", "name"), [("dflash", "all"), ("prompt-lookup", "repetition")])
 def test_three_tokens_have_the_joint_distribution_that_processors_leave(kind: str, name: str):
     drawn = triples(kind, HOT, "block 3", DRAWS, processors=PROCESSORS[name]())
@@ -283,7 +283,7 @@ def accept_too_often(draft: Draft, logits: mx.array, sampler: Sampler) -> mx.arr
     return mx.concatenate([accepted[None], tokens])
 
 
-@pytest.mark.sampled(4, 1)
+@pytest.mark.sampled(4, 2)
 @pytest.mark.parametrize(
     ("wrong", "kind", "sampling", "draws"),
     [
@@ -364,7 +364,7 @@ def test_a_wrong_acceptance_shows_in_long_texts(monkeypatch: pytest.MonkeyPatch)
         assert_every_token_is_drawn_from_the_target(steps, HOT, seed=3)
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(10, 8)
 @pytest.mark.parametrize("pace", ["block 3", "auto", "seams"])
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_a_seed_repeats_a_text_and_another_gives_another(kind: str, pace: str):
@@ -384,14 +384,14 @@ def test_plain_decoding_draws_from_the_target_too():
 EVERY = [(kind, pace) for kind in DRAFTERS for pace in PACES if pace != "plain"]
 
 
-@pytest.mark.sampled(0, 4)
+@pytest.mark.sampled(0, 16)
 @pytest.mark.parametrize(("kind", "pace"), EVERY)
 def test_every_drafter_at_every_pace_has_the_joint_distribution(kind: str, pace: str):
     sampling = (HOT, FILTERED)[EVERY.index((kind, pace)) % 2]
     assert_drawn_from(triples(kind, sampling, pace, 1500, seed=8), exact(sampling))
 
 
-@pytest.mark.sampled(0, 5)
+@pytest.mark.sampled(0, 10)
 @pytest.mark.parametrize("name", PROCESSORS)
 @pytest.mark.parametrize("kind", ["dflash", "dflash2", "prompt-lookup", "autoregressive"])
 def test_every_processor_leaves_its_joint_distribution(kind: str, name: str):

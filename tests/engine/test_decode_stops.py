@@ -85,7 +85,7 @@ def counting(shipped: Engine) -> Text:
     return Text(shipped, "chat", number=3)
 
 
-@pytest.mark.sampled(7, 2)
+@pytest.mark.sampled(7, 4)
 @pytest.mark.parametrize("pace", PACES)
 @pytest.mark.parametrize("which", [0, 1], ids=["dflash", "prompt-lookup"])
 def test_the_text_ends_before_the_stop_string_wherever_it_lies(text: Text, pace: str, which: int):
@@ -97,6 +97,7 @@ def test_the_text_ends_before_the_stop_string_wherever_it_lies(text: Text, pace:
         assert text.finish == "stop"
 
 
+@pytest.mark.slow
 def test_a_stop_string_is_found_that_begins_in_one_block_and_ends_in_the_next(text: Text):
     steps = text.stopped(["no such text"], Fixed(4), 0, COUNT)
     assert (text.finish, text.shown, text.emitted) == ("length", text.text, text.tokens)
@@ -130,6 +131,7 @@ def test_the_limit_is_exact_before_at_and_after_a_stop_string(text: Text, pace: 
         assert text.finish == ("length" if count < needed else "stop")
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("pace", PACES)
 def test_a_stop_string_that_ends_in_a_space_ends_the_text_with_the_space(counting: Text, pace: str):
     for stop in (" ", ", ", "7, ", ", 6, 7, "):

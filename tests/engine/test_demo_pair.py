@@ -21,7 +21,7 @@ def engine() -> Engine:
     return open_engine(Options())
 
 
-@pytest.mark.sampled(0, 3)
+@pytest.mark.sampled(0, 6)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("third", range(3))
 @pytest.mark.parametrize("kind", SHIPPED_SETS)

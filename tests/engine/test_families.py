@@ -41,7 +41,7 @@ def text_of(model: Any) -> Any:
     return getattr(model, "language_model", model)
 
 
-@pytest.mark.sampled(8, 2)
+@pytest.mark.sampled(16, 8)
 @every_family
 def test_the_random_text_wanders_so_that_wrong_caches_show(family: str, quantized: bool):
     assert len(set(plain(family, quantized))) > 32
@@ -124,7 +124,7 @@ def tokens_of(steps: list[Any]) -> list[int]:
     return [token for step in steps for token in step.tokens]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8, 6)
 @every_family
 def test_a_noisy_drafter_gives_the_plain_tokens_far_past_the_window(family: str, quantized: bool):
     model, prompt, truth = built(family, quantized), TOKENS[0].tolist(), plain(family, quantized)
@@ -133,7 +133,7 @@ def test_a_noisy_drafter_gives_the_plain_tokens_far_past_the_window(family: str,
     assert any(0 < step.round.accepted < step.round.block - 1 for step in steps if step.round)
 
 
-@pytest.mark.sampled(7, 2)
+@pytest.mark.sampled(14, 6)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_stop_tokens_and_the_limit_cut_inside_a_block(family: str):
     model, prompt, truth = built(family), TOKENS[0].tolist(), plain(family)

@@ -115,7 +115,7 @@ def value_of(target: LoadedTarget, steps: Sequence[Step]) -> Any:
     return json.loads(target.tokenizer.decode(tokens))
 
 
-@pytest.mark.sampled(8, 1)
+@pytest.mark.sampled(8, 3)
 @pytest.mark.parametrize("kind", ["code", "chat"])
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_the_shipped_pair_writes_what_it_writes_without_a_drafter(shipped: Engine, name: str, kind: str):
@@ -131,7 +131,7 @@ def test_the_shipped_pair_writes_what_it_writes_without_a_drafter(shipped: Engin
         assert tokens_of(found) == tokens_of(plain), pace
 
 
-@pytest.mark.sampled(9, 1)
+@pytest.mark.sampled(9, 4)
 @pytest.mark.parametrize("wrong", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("name", SHORT)
 def test_drafts_that_leave_the_grammar_change_nothing(loaded: LoadedTarget, name: str, wrong: float):
@@ -148,7 +148,7 @@ def test_drafts_that_leave_the_grammar_change_nothing(loaded: LoadedTarget, name
     assert (accepted > 0) == (wrong < 1)
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(0, 2)
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_drawn_text_is_valid_at_any_temperature(shipped: Engine, name: str):
     target = shipped.target
@@ -277,7 +277,7 @@ def four_tokens() -> Vocabulary:
     return Vocabulary(TokenizerWrapper(tokenizer, eos_token_ids=[3]), 4)
 
 
-@pytest.mark.sampled(0, 1)
+@pytest.mark.sampled(0, 2)
 @pytest.mark.parametrize("kind", ["dflash", "dflash-near", "prompt-lookup"])
 def test_drawn_text_has_the_distribution_that_the_grammar_leaves(four_tokens: Vocabulary, kind: str):
     """Three tokens, drawn with speculation, against the enumeration of all of them row by row."""

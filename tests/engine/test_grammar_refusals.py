@@ -84,7 +84,7 @@ def test_so_is_what_is_wrong_with_a_lark_grammar(vocabulary: Vocabulary, text: s
     assert reason in str(caught.value)
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(0, 2)
 @pytest.mark.parametrize(
     "schema",
     [

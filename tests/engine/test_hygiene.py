@@ -74,7 +74,7 @@ def test_the_log_sees_mlx_s_ways_to_wait_and_the_engine_s_own(log: Log):
         assert log.take(), wait
 
 
-@pytest.mark.sampled(18, 2)
+@pytest.mark.sampled(18, 8)
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_round_waits_once_for_one_transfer(kind: str, compiled: bool, log: Log):
@@ -174,7 +174,7 @@ def forwards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return lengths
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_forward_beyond_prompt_and_rounds(family: str, forwards: list[int]):
     steps = list(
@@ -217,7 +217,7 @@ def test_plain_steps_run_one_forward_a_token_and_one_ahead_at_a_stop(forwards: l
     assert forwards == [len(PROMPT) - 1] + [1] * (end + 2)  # launched before the stop was known
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(8, 8)
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize(("family", "kind"), list(zip(FAMILIES, [*KINDS, None] * 2, strict=False)))
 def test_a_caller_may_leave_at_any_yield_and_go_on_later(

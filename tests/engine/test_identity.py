@@ -157,12 +157,13 @@ def test_every_two_settings_meet_in_some_run():
     assert wanted <= set().union(*(pairs(row) for row in CHOSEN))
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("row", CHOSEN[::28], ids=label)
 def test_drafters_give_the_plain_tokens(row: dict[str, Any]):
     check(**row)
 
 
-@pytest.mark.sampled(0, 3)
+@pytest.mark.sampled(0, 12)
 @pytest.mark.parametrize("row", CHOSEN, ids=label)
 def test_every_drafter_on_every_family_gives_the_plain_tokens_far_past_the_window(row: dict[str, Any]):
     check(**row, count=LONG)
@@ -196,7 +197,7 @@ LIMITS = [
 ]
 
 
-@pytest.mark.sampled(9, 3)
+@pytest.mark.sampled(9, 9)
 @pytest.mark.parametrize(("count", "family", "kind"), LIMITS)
 def test_the_limit_is_exact_inside_a_block(count: int, family: str, kind: str):
     for block in (8, AUTO):
@@ -230,7 +231,7 @@ STOPS = [
 ]
 
 
-@pytest.mark.sampled(9, 3)
+@pytest.mark.sampled(9, 9)
 @pytest.mark.parametrize(("position", "family", "kind"), STOPS)
 def test_a_stop_token_ends_the_text_inside_a_block(position: int, family: str, kind: str):
     stopped(family, kind, position, (8, 16)[position % 2])
@@ -257,7 +258,7 @@ def test_sixteen_bits_differ_at_ties_alone(family: str, variant: str, kind: str)
     check(family, kind, variant, right=0.7, count=SHORT)
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled(3, 2)
 @pytest.mark.parametrize("family", QUANTIZED)
 def test_quantized_weights_change_nothing_in_the_comparison(family: str):
     kind = DRAFTERS[QUANTIZED.index(family) % len(DRAFTERS)]

@@ -39,6 +39,7 @@ def libraries(temporary: Path) -> set[str]:
     return {path.name for path in temporary.rglob("*.so")}
 
 
+@pytest.mark.slow
 def test_without_a_compiler_it_says_so_and_leaves_nothing(tmp_path: Path):
     said = run("engine.kernels", temporary=tmp_path / "tmp", PATH=str(tmp_path))
     assert said == "no kernels are compiled on this machine\n"
@@ -57,7 +58,7 @@ def test_a_pair_that_cannot_be_loaded_is_one_clear_line(monkeypatch: pytest.Monk
 
 
 @needs_compiler
-@pytest.mark.slow
+@pytest.mark.sampled(0, 2)
 @pytest.mark.parametrize("block", ["auto", "5"])
 def test_decoding_afterwards_compiles_nothing_more(
     block: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory

@@ -134,6 +134,7 @@ def work(seed: int, swaying: float) -> float:
     return seconds
 
 
+@pytest.mark.slow
 def test_a_machine_that_is_slower_now_and_faster_then_does_not_mislead_it():
     steady = sum(work(seed, 1.0) for seed in range(12))
     for swaying in (2.0, 3.0):  # costs averaged over rounds would cost 6 % here

@@ -58,7 +58,7 @@ def plain(policy: str) -> list[int]:
     return run(policy, None, 1, compiled=False)
 
 
-@pytest.mark.sampled(67, 11)
+@pytest.mark.sampled(134, 44)
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("policy", POLICIES)

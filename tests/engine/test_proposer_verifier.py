@@ -48,7 +48,7 @@ def test_every_shipped_prompt_continues_as_in_plain_decoding(quantize: str | Non
     assert different == []
 
 
-@pytest.mark.sampled(0, 1)
+@pytest.mark.sampled(0, 2)
 @pytest.mark.parametrize(("quantize", "kind"), [(None, "code"), ("8,64", "retrieval"), ("4,64", "chat")])
 def test_a_prompt_continues_as_in_plain_decoding(quantize: str | None, kind: str):
     [prompt] = load_prompts(kind, limit=1)

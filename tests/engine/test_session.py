@@ -151,7 +151,7 @@ class Conversation:
         return emitted
 
 
-@pytest.mark.sampled(11, 3)
+@pytest.mark.sampled(11, 9)
 @every_drafter
 @every_family
 def test_the_next_turn_computes_only_what_is_new(family: str, kind: str):
@@ -164,7 +164,7 @@ def test_the_next_turn_computes_only_what_is_new(family: str, kind: str):
     talk.session.close()
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled(6, 4)
 @every_drafter
 @every_family
 def test_the_same_prompt_again_gives_the_same_tokens(family: str, kind: str):
@@ -199,7 +199,7 @@ def test_a_ring_goes_back_as_far_as_its_headroom(back: int):
     talk.session.close()
 
 
-@pytest.mark.sampled(12, 7)
+@pytest.mark.sampled(12, 14)
 @pytest.mark.parametrize("kind", [*DRAFTERS, "autoregressive"])
 @every_family
 def test_leaving_a_turn_at_any_yield_leaves_a_session_that_goes_on(family: str, kind: str):
@@ -212,6 +212,7 @@ def test_leaving_a_turn_at_any_yield_leaves_a_session_that_goes_on(family: str, 
     talk.session.close()
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("kind", ["none", "scripted", "dflash"])
 def test_a_turn_that_is_held_and_not_closed_ends_where_the_next_begins(kind: str):
     talk = Conversation("gemma3_text", kind)
@@ -244,7 +245,7 @@ class Failing:
         return self._real(*arguments)
 
 
-@pytest.mark.sampled(19, 7)
+@pytest.mark.sampled(38, 7)
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize(
     ("after", "kind"), [(0, "none"), (2, "dflash"), (3, "none"), (4, "dflash"), (7, "none")]
@@ -281,7 +282,7 @@ def test_a_failing_drafter_leaves_a_session_that_goes_on(family: str, monkeypatc
     talk.session.close()
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled(6, 3)
 @every_family
 @pytest.mark.parametrize("kind", ["prompt-lookup", "prompt-lookup+dflash"])
 def test_a_session_may_be_sampled_in_and_gives_what_a_fresh_decode_with_the_seed_gives(

@@ -171,7 +171,7 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[int, ...]]:
     return counted
 
 
-@pytest.mark.sampled(9, 2)
+@pytest.mark.sampled(9, 4)
 @pytest.mark.parametrize("family", SERVED)
 def test_blocks_of_every_length_with_rollbacks_far_past_the_window(family: str, both: Callable[..., Both]):
     for length in (1, tiny.WINDOW - 1, 40):
@@ -205,7 +205,7 @@ def test_buffers_grow_past_a_multiple_of_their_step(family: str, length: int, bo
     pair.walk(6, seed=1)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(8, 6)
 @pytest.mark.parametrize("headroom", [1, 3, 5, 16])
 @pytest.mark.parametrize("sink", [1, 4, 11])
 def test_pinned_entries_stay_in_sight(sink: int, headroom: int, both: Callable[..., Both]):

@@ -37,7 +37,7 @@ from tests.engine.batches import (
 )
 
 
-@pytest.mark.sampled(14, 7)
+@pytest.mark.sampled(28, 28)
 @pytest.mark.parametrize(("family", "kind", "pace"), mostly_slow(FAMILIES, DRAFTERS, PACES))
 def test_every_sequence_gets_the_tokens_it_gets_alone(family: str, kind: str, pace: str):
     before = classes_of(target_of(family).model)
@@ -52,7 +52,7 @@ def test_every_sequence_gets_the_tokens_it_gets_alone(family: str, kind: str, pa
     assert classes_of(target_of(family).model) == before
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled(6, 1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_blocks_and_plain_steps_in_turn_change_nothing(family: str):
     requests = [Request(prompt_of(length), COUNT - 3 * i) for i, length in enumerate(LENGTHS)]
@@ -74,7 +74,7 @@ def test_drafters_that_fall_silent_and_speak_again_change_nothing(family: str):
     assert max(blocks) == 4
 
 
-@pytest.mark.sampled(4, 5)
+@pytest.mark.sampled(8, 5)
 @pytest.mark.parametrize(("family", "pace"), mostly_slow(FAMILIES, ("block 1", "block 8")))
 def test_the_limit_of_each_is_exact(family: str, pace: str):
     drafter = drafter_of(SCRIPTED, family)

@@ -29,7 +29,7 @@ from tests.engine.cache.invariants import failing
 from tests.engine.waits import Log, transfers
 
 
-@pytest.mark.sampled(7, 2)
+@pytest.mark.sampled(7, 4)
 @pytest.mark.parametrize("pace", ["block 1", "block 8"])
 @pytest.mark.parametrize("family", ["gemma3_text", "gemma4_text", "qwen3_next"])
 def test_whoever_stops_listening_leaves_the_model_as_it_was(family: str, pace: str):
@@ -46,7 +46,7 @@ def test_whoever_stops_listening_leaves_the_model_as_it_was(family: str, pace: s
     assert [tokens_of(steps) for steps in found] == [plain(family, length) for length in LENGTHS]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("pace", ["block 1", "block 8"])
 @pytest.mark.parametrize("family", ["gemma3_text", "qwen3_5"])
 def test_an_exception_in_a_round_leaves_the_model_as_it_was(family: str, pace: str):

@@ -31,7 +31,7 @@ from tests.engine.statistics import assert_drawn_from, joint_distribution
 ALWAYS_DRAFTING = ("dflash", "dflash2", "autoregressive", "prompt-lookup+dflash")
 
 
-@pytest.mark.sampled(8, 2)
+@pytest.mark.sampled(8, 8)
 @pytest.mark.parametrize(
     ("block", "family", "kind"), mostly_slow((1, 4), ("llama", "gemma3_text", "qwen3_next"), ALWAYS_DRAFTING)
 )
@@ -84,6 +84,7 @@ def test_drawn_tokens_have_the_targets_joint_distribution():
     assert_drawn_from(draws_of(600), exact)
 
 
+@pytest.mark.slow
 def test_a_wrong_acceptance_fails_the_same_test(monkeypatch: pytest.MonkeyPatch):
     def careless(draft: Draft, logits: mx.array, sampler: Sampler) -> mx.array:
         following = sampler.draw(sampler.distribution(logits)[-1:])

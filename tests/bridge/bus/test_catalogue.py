@@ -192,6 +192,7 @@ def test_hostile_cards_are_left_out_and_counted_and_the_others_are_read(world: W
     assert found.left_out == len(HOSTILE) + 4
 
 
+@pytest.mark.slow
 def test_a_flood_of_refs_hides_nobody_and_a_flood_of_cards_ends(world: World):
     publish_card(world.git, world.remote, card("zebra"), None, now=NOW)
     head = world.house.git("rev-parse", "HEAD")
@@ -263,6 +264,7 @@ def test_a_card_that_nobody_would_read_is_not_published(world: World):
         publish_card(world.git, world.remote, card(presets=presets), None)
 
 
+@pytest.mark.slow
 def test_cards_of_long_ago_are_forgotten_and_no_others(world: World):
     publish_card(world.git, world.remote, card("old", age_s=20 * 86_400), None, now=NOW)
     publish_card(world.git, world.remote, card("away", age_s=3600, id="a" * 16), None, now=NOW)
@@ -271,6 +273,7 @@ def test_cards_of_long_ago_are_forgotten_and_no_others(world: World):
     assert [seen.name for seen in read(world).seen] == ["away", "here"]
 
 
+@pytest.mark.slow
 def test_a_remote_of_longer_hashes_works_the_same(world: World, tmp_path: Path):
     remote, clone = tmp_path / "long.git", tmp_path / "long"
     for kind, folder in (("--bare", remote), ("--shared=false", clone)):

@@ -53,6 +53,7 @@ def test_variables_that_name_another_repository_are_not_obeyed(
     assert world.submit().in_inbox
 
 
+@pytest.mark.slow
 def test_a_command_past_its_deadline_is_ended_with_all_its_children(world: World, tmp_path: Path):
     canary = tmp_path / "late"
     started = time.monotonic()

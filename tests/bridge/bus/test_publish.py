@@ -38,7 +38,7 @@ def test_a_second_result_is_refused(world: World):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(2, 2)
 @pytest.mark.parametrize("where", ["on its branch", "on a ref of its own"])
 def test_the_same_result_brought_again_is_the_one_that_stands(world: World, where: str):
     """A runner that died between the push and taking note of it pushes its spool again."""

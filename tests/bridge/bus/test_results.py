@@ -20,6 +20,7 @@ from tests.bridge.bus.reading import NOBODY, by_hand, read
 from tests.worlds import World
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("preset", ["tests", "no-such-preset", None])
 def test_a_result_of_another_preset_is_no_answer(world: World, preset: str | None):
     submitted = world.submit()
@@ -62,7 +63,7 @@ def refusal(world: World, nonce: str, files: dict[str, bytes | None], **changes:
     return commit
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled(6, 1)
 @pytest.mark.parametrize("inbox", ["deleted", "still there"])
 @pytest.mark.parametrize("case", BAD_MANIFESTS)
 def test_a_refusal_of_what_is_no_request_can_be_read(world: World, case: str, inbox: str):
@@ -78,6 +79,7 @@ def test_a_refusal_of_what_is_no_request_can_be_read(world: World, case: str, in
     assert believed.result.verdict.status is Status.REFUSED
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("case", ["passed", "another commit", "a request stands there"])
 def test_a_result_beside_a_branch_must_answer_what_stands_on_it(world: World, case: str):
     """Anyone can push a parentless result; without a trusted key it must fit the branch it is for."""

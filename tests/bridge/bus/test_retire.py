@@ -96,7 +96,7 @@ ODD: dict[str, tuple[Callable[[World, Submitted], str], str]] = {
 }
 
 
-@pytest.mark.sampled(5, 1)
+@pytest.mark.sampled(5, 2)
 @pytest.mark.parametrize("case", ODD)
 def test_what_is_odd_stays_and_is_named_and_the_others_go(world: World, case: str):
     make, word = ODD[case]

@@ -42,6 +42,7 @@ def come_and_go(world: World, megabytes: int) -> None:
     world.mirror.refresh()  # lets go of the ref
 
 
+@pytest.mark.slow
 def test_what_was_pushed_and_deleted_before_a_runner_began_anew_takes_no_room(
     world: World, monkeypatch: pytest.MonkeyPatch
 ):
@@ -64,6 +65,7 @@ def test_what_is_pushed_and_deleted_again_and_again_takes_bounded_room(
         assert size_of(world.mirror.git.directory) < 2.5 * LIMIT
 
 
+@pytest.mark.slow
 def test_what_unpacks_to_a_thousand_times_its_size_is_kept_small(world: World):
     push(world, bytes(64 << 20))
     world.mirror.refresh()

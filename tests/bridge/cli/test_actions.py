@@ -255,6 +255,7 @@ def waited(over: World, kakeya, submitted: Submitted, *args: str) -> tuple[Done,
     return done, is_pushed()
 
 
+@pytest.mark.slow
 def test_without_a_token_the_same_commit_is_pushed_again(
     over: World, server, kakeya, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,6 +276,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("name", REFUSED)
 def test_with_a_token_that_does_not_do_the_same_commit_is_pushed_again(
     over: World, server, kakeya, name: str
@@ -298,7 +300,7 @@ def test_with_a_token_that_does_it_is_not_pushed_again(over: World, server, kake
 
 
 @pytest.mark.parametrize("timeout_s", [1, 600])
-@pytest.mark.slow
+@pytest.mark.sampled(0, 2)
 def test_by_default_it_is_pushed_again_when_it_is_older_than_its_job_may_take(
     over: World, kakeya, monkeypatch: pytest.MonkeyPatch, timeout_s: int
 ) -> None:

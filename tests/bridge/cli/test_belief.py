@@ -58,7 +58,7 @@ def report_for(world: World, nonce: str) -> Document:
     return document
 
 
-@pytest.mark.sampled(5, 2)
+@pytest.mark.sampled(10, 4)
 @pytest.mark.parametrize("command", HANDLE_COMMANDS)
 @pytest.mark.parametrize("signed", ["unsigned", "by a stranger"])
 def test_a_client_that_trusts_a_runner_shows_nothing_else_unless_it_is_told_to(
@@ -89,7 +89,7 @@ def of_a_deleted_branch(world: World, key: Path | None = None) -> str:
     return submitted.nonce
 
 
-@pytest.mark.sampled(4, 1)
+@pytest.mark.sampled(8, 2)
 @pytest.mark.parametrize("command", [*HANDLE_COMMANDS, "fetch", "cancel"])
 @pytest.mark.parametrize("signed", ["unsigned", "by a stranger"])
 def test_the_result_of_a_deleted_branch_is_shown_with_the_truth_about_it(
@@ -127,6 +127,7 @@ def test_a_result_of_a_trusted_runner_is_shown_as_signed(world: World, key: Path
     assert done.json["authenticity"] == "signed by studio"
 
 
+@pytest.mark.slow
 def test_run_believes_no_stranger_either(world: World, key: Path):
     trust(world, key)
     command = [str(BIN / "kakeya_mac"), "run", "--preset", "probe", "--wait", "60", "--json"]
@@ -148,7 +149,7 @@ def test_unsigned_results_are_allowed_only_where_one_is_shown(house: House):
     assert "--wait" in done.err
 
 
-@pytest.mark.sampled(7, 2)
+@pytest.mark.sampled(14, 4)
 @pytest.mark.parametrize("case", ["genuine", "edited", "of no request"])
 @pytest.mark.parametrize("command", ["result", "status", "wait"])
 def test_a_passed_result_is_passed_here_only_with_evidence_that_this_gate_accepts(
@@ -184,6 +185,7 @@ def assert_rejected(done: Done, text: Done) -> None:
     assert "this client's gate" in text.out
 
 
+@pytest.mark.slow
 def test_a_promised_report_that_is_missing_is_a_rejection(world: World):
     submitted = world.submit(preset="throughput")
     answer(world, submitted, None)
@@ -203,6 +205,7 @@ def test_a_refusal_of_an_unreadable_request_is_shown_from_any_clone(world: World
         assert (done.json["status"], done.json["reason"]) == ("refused", "bad_manifest")
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_stopped_wait_says_how_to_go_on(house: House, number: signal.Signals, code: int):
     command = [str(BIN / "kakeya_mac"), "run", "--preset", "probe", "--wait", "60"]

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.houses import House, isolated_env
 
 
@@ -20,6 +22,7 @@ def test_doctor_finds_a_working_clone_usable_and_says_what_it_looked_at(house: H
     assert checks["trusted runners"]["fix"]
 
 
+@pytest.mark.slow
 def test_doctor_says_how_to_fix_a_clone_that_cannot_be_used(house: House):
     house.git("remote", "remove", "origin")
     done = house.kakeya("doctor")
@@ -37,6 +40,7 @@ def test_doctor_leaves_the_remote_as_it_was(house: House):
     assert house.remote_refs() == before
 
 
+@pytest.mark.slow
 def test_presets_show_types_bounds_and_defaults(house: House):
     listed = house.kakeya("presets")
     assert {"probe", "throughput", "recall", "baseline", "tests", "gate"} <= set(listed.out.split())
@@ -50,6 +54,7 @@ def test_presets_show_types_bounds_and_defaults(house: House):
     assert "throughput" in unknown.err
 
 
+@pytest.mark.slow
 def test_gate_rejects_what_is_not_a_report_by_name(house: House, tmp_path: Path):
     report = tmp_path / "report.json"
     report.write_text('{"schema": "kakeya.evidence/0"}')
@@ -79,6 +84,7 @@ def test_gate_explains_every_code_alone_and_all_of_them_together(house: House):
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIO2hFPxuv2uvMyGPxuv2uvMyGPxuv2uvMyGPxuv2uvMy"
 
 
+@pytest.mark.slow
 def test_runners_are_trusted_once_and_distrusted_again(house: House):
     assert "no runner is trusted" in house.kakeya("runners").out
     assert house.kakeya("runners", "trust", "studio", "--key", f"{KEY} a comment").code == 0

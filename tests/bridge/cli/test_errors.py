@@ -55,7 +55,7 @@ BAD_INPUT = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("case", BAD_INPUT)
 def test_bad_input_is_refused_clearly_and_leaves_nothing(house: House, case: str):
     args, code, words = BAD_INPUT[case]

@@ -41,6 +41,7 @@ def run(world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     return call
 
 
+@pytest.mark.slow
 def test_a_pruned_request_is_shown_saved_and_listed_as_before(world: World, run: Run, tmp_path: Path):
     passed, failed = answered(world), answered(world, timedelta(days=32), **FAILED)
     waiting = world.submit()

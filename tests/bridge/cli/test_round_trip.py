@@ -50,6 +50,7 @@ def test_the_result_is_one_commit_on_the_request_and_the_inbox_is_empty(answered
     assert "[skip ci]" in message
 
 
+@pytest.mark.slow
 def test_result_works_from_another_clone_by_prefix_and_saves_files(
     answered: tuple[House, dict], tmp_path: Path
 ):
@@ -65,6 +66,7 @@ def test_result_works_from_another_clone_by_prefix_and_saves_files(
     assert house.git("status", "--porcelain", cwd=other) == ""
 
 
+@pytest.mark.slow
 def test_logs_and_status_of_a_finished_request(answered: tuple[House, dict]):
     house, last = answered
     assert house.kakeya("logs", last["nonce"]).code == 0
@@ -73,6 +75,7 @@ def test_logs_and_status_of_a_finished_request(answered: tuple[House, dict]):
     assert status.json["status"] == "passed"
 
 
+@pytest.mark.slow
 def test_a_trusted_key_is_named(answered: tuple[House, dict], tmp_path: Path):
     house, last = answered
     key = next((house.root / "state").rglob("id_ed25519.pub")).read_text()
@@ -111,7 +114,7 @@ def in_result(text: str) -> str:
     return json.dumps(document, indent=2, sort_keys=True) + "\n"
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(4, 2)
 @pytest.mark.parametrize("amend", [False, True], ids=["on top", "amended"])
 @pytest.mark.parametrize(
     ("target", "change"), [("evidence", one_byte), ("result.json", in_result), ("log", one_byte)]
@@ -169,6 +172,7 @@ def test_a_refused_request_exits_2_with_the_reason_published(tmp_path: Path):
     assert done.json["reason"] == "policy"
 
 
+@pytest.mark.slow
 def test_the_runner_stops_on_sigterm_with_nothing_left(house: House):
     with house.runner() as process:
         wait_for(lambda: "serving" in house.runner_log(), what="the runner's first line")

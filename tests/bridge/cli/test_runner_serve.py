@@ -14,6 +14,7 @@ from tests.houses import House, wait_for
 ONCE = ("runner", "serve", "--name", "mac", "--once", "--idle-timeout", "0.1")
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -33,6 +34,7 @@ def test_a_lease_that_its_heartbeats_cannot_hold_is_refused(
     assert said in done.err
 
 
+@pytest.mark.slow
 def test_more_jobs_than_one_are_asked_for_in_vain_and_told_so(house: House):
     done = house.kakeya(*ONCE, "--jobs", "3")
     assert done.code == 4, done.err
@@ -48,6 +50,7 @@ def test_it_says_which_presets_its_policy_allows_and_which_not(house: House):
     assert not set(allowed.split(", ")) & set(refused.split(", "))
 
 
+@pytest.mark.slow
 def test_it_says_that_its_policy_allows_no_preset(house: House):
     policy = Path(house.env["KAKEYA_CONFIG"], "policy.toml")
     policy.parent.mkdir(parents=True, exist_ok=True)

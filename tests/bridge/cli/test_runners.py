@@ -51,6 +51,7 @@ def key(tmp_path: Path) -> Path:
     return signing.ensure_key(tmp_path / "key", "a runner")
 
 
+@pytest.mark.slow
 def test_runners_are_listed_with_what_they_do_and_whether_their_key_counts(house: House, key: Path):
     publish(house, here(house), key)
     publish(house, here(house, "old", age_s=86_400, id="e" * 16, state=State.STOPPED))
@@ -204,6 +205,7 @@ def test_run_is_quiet_when_somebody_can_take_it(house: House):
     assert (done.json["warnings"], done.json["ahead"]) == ([], 0)
 
 
+@pytest.mark.slow
 def test_run_says_that_it_is_likely_to_start_at_once(house: House):
     publish(house, here(house))
     assert "  no older one waits, likely to start at once\n" in house.kakeya(*RUN[:-1]).out
@@ -228,6 +230,7 @@ def test_run_says_when_no_runner_was_ever_seen(house: House):
     assert done.json["runners"]["live"] == 0
 
 
+@pytest.mark.slow
 def test_run_names_a_runner_that_wants_a_signature(house: House):
     strict = Limits(max_timeout_s=60, require_signature=True)
     publish(house, here(house, limits=strict))

@@ -86,6 +86,7 @@ def test_no_identity_is_needed(house: House):
     assert done.code == 0, done.err
 
 
+@pytest.mark.slow
 def test_a_dry_run_shows_manifest_and_argv_and_pushes_nothing(house: House):
     refs = house.remote_refs()
     done = house.kakeya("run", "--preset", "probe", "--dry-run", "--json")

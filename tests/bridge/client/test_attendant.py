@@ -105,6 +105,7 @@ def test_of_two_who_see_the_same_eviction_the_slower_one_goes_on(server: GitHubS
     assert server.runs[run]["run_attempt"] == 3, "of another eviction it is not the slower one for ever"
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize(
     "words",
     [
@@ -244,6 +245,7 @@ ODD = {
 }
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("name", ODD)
 def test_nothing_that_the_api_answers_ends_the_wait(
     server: GitHubServer, clock: Clock, monkeypatch: pytest.MonkeyPatch, name: str

@@ -45,6 +45,7 @@ def claimed_by(world: World, who: str, trusted: Path) -> str:
     return submitted.nonce
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("who", SAID)
 def test_where_keys_are_trusted_it_is_said_who_says_that_a_request_runs(world: World, who: str):
     trusted = world.root / "trusted_runners"

@@ -65,6 +65,7 @@ def test_a_file_is_never_written_over_another(home: tuple[Believed, FetchedResul
     assert list(tmp_path.glob("result*")) == []
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("link", ["out", "out/inner", "out/inner/result"])
 @pytest.mark.parametrize("leads", ["to a folder", "nowhere"])
 def test_a_relative_folder_is_not_reached_through_a_link(

@@ -52,6 +52,7 @@ def test_a_remote_of_no_github_server_is_asked_for_nothing_more(world: World) ->
     assert set(checks(world)) == {"transport"}
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize(
     ("text", "level"),
     [

@@ -117,6 +117,7 @@ def asked(prefix: Path, **values: object) -> None:
     (prefix / names.ASKED).write_text(json.dumps(values))
 
 
+@pytest.mark.slow
 def test_the_hooks_access_is_looked_at_where_there_is_a_runner(bench: Bench, tmp_path: Path) -> None:
     assert "hook access" not in checks(tmp_path)
     asked(tmp_path, url="https://github.com/team/workload")
@@ -132,6 +133,7 @@ def test_the_hooks_access_is_looked_at_where_there_is_a_runner(bench: Bench, tmp
     assert "registered for https://github.com/team/other" in checks(tmp_path)["hook access"].finding
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("source", ["setup", "policy", "organisation"])
 def test_outside_of_a_clone_a_public_repository_is_still_a_failure(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
@@ -228,6 +230,7 @@ def test_the_role_is_told_from_where_it_is_asked(bench: Bench) -> None:
     assert detect({"GITHUB_ACTIONS": "true"}) == "ci"
 
 
+@pytest.mark.slow
 def test_the_command_says_the_role_and_its_exit_code(bench: Bench) -> None:
     house = bench.house
     client = house.kakeya("doctor", "--json").json

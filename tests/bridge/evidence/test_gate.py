@@ -20,6 +20,7 @@ from tests.bridge.evidence.reports import dump
 ACCEPTED = {kind: build() for kind, build in BUILDERS.items()}
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("kind", ["throughput", "recall", "parity"])
 def test_every_edit_of_a_derived_figure_is_a_summary_mismatch(kind: str) -> None:
     for place in places(ACCEPTED[kind]):

@@ -41,7 +41,7 @@ def test_the_reports_are_accepted(name: str) -> None:
     assert judgement.claims
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6, 4)
 @pytest.mark.parametrize("name", ACCEPTED)
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())

@@ -192,6 +192,7 @@ def test_messages_stay_short_and_few_whatever_the_report_holds() -> None:
     assert all(len(violation.message) < 300 and violation.message.isprintable() for violation in violations)
 
 
+@pytest.mark.slow
 def test_a_large_true_report_is_judged_in_seconds() -> None:
     document = reports.throughput()
     for i in range(60):

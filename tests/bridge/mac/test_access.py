@@ -63,6 +63,7 @@ def policy(mac: Mac, text: str) -> None:
     path.chmod(0o600)
 
 
+@pytest.mark.slow
 def test_a_policy_for_another_repository_is_said(mac: Mac) -> None:
     policy(mac, '[actions]\nrepository = "team/other"\n')
     step = mac.step(mac.setup(*FULL), "hook access")

@@ -16,6 +16,7 @@ from bridge.mac.steps.remembered import recalled
 from tests.bridge.mac.tools import FULL, SCRIPT, TOKEN, Mac
 
 
+@pytest.mark.slow
 def test_an_installation_that_fails_leaves_the_other_one_as_it_was(mac: Mac) -> None:
     assert mac.setup(*FULL).code == 0
     env = mac.prefix / "env"
@@ -132,6 +133,7 @@ def test_the_owners_folders_are_remembered(mac: Mac, tmp_path: Path) -> None:
     assert str(state) in mac.run("uninstall", "--sudo").out
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize(
     "text",
     [

@@ -24,6 +24,7 @@ def test_a_filter_that_fetches_by_itself_is_advice(mac: Mac) -> None:
     assert (mac.home / ".gitconfig").read_text().endswith("filter-process\n")
 
 
+@pytest.mark.slow
 def test_a_dry_run_says_what_is_not_done_and_no_more(mac: Mac) -> None:
     fresh = mac.setup(*FULL, "--dry-run").json
     assert all(step["done"] == [] for step in fresh["steps"])
@@ -44,6 +45,7 @@ def test_check_ends_the_same_with_and_without_dry_run(mac: Mac) -> None:
     assert mac.run("check", "--dry-run").code == mac.run("check").code == 0
 
 
+@pytest.mark.slow
 def test_without_a_service_it_says_that_nothing_is_kept_running(mac: Mac) -> None:
     done = mac.run("--service", "none", "--json", "--name", "studio")
     step = mac.step(done, "service")

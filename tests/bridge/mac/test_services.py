@@ -94,6 +94,7 @@ def test_a_sudo_that_says_no_is_an_error_at_once(mac: Mac) -> None:
     assert (mac.fake / "launchd" / SERVE).exists(), "it runs on"
 
 
+@pytest.mark.slow
 def test_a_service_of_another_setup_is_neither_replaced_nor_taken_away(mac: Mac) -> None:
     """A label is the whole machine's; there may be another account, or another --prefix."""
     assert mac.setup(*FULL).code == 0
@@ -125,6 +126,7 @@ def test_launchd_that_still_refuses_for_a_moment_is_asked_again(mac: Mac) -> Non
     assert "is tried again in" in done.err
 
 
+@pytest.mark.slow
 def test_a_service_that_does_not_run_is_said_with_its_exit_code_and_its_log(mac: Mac) -> None:
     assert mac.setup(*FULL).code == 0
     (mac.fake / "stops").touch()

@@ -41,6 +41,7 @@ def test_it_sets_a_mac_up_and_a_second_run_changes_nothing(mac: Mac) -> None:
     assert "nothing had to be changed" in again.err
 
 
+@pytest.mark.slow
 def test_what_it_makes_is_what_a_runner_needs(mac: Mac) -> None:
     assert mac.setup(*FULL).code == 0
     runner = mac.prefix / "actions-runner"
@@ -150,6 +151,7 @@ def test_a_dry_run_of_which_only_the_beginning_is_read_says_nothing_more(mac: Ma
         assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_without_sudo_it_prints_the_commands_and_is_not_ready(mac: Mac) -> None:
     done = mac.setup("--json")
     assert done.code == 1
@@ -180,6 +182,7 @@ FAILURES: dict[str, tuple[Callable[[Mac], object], str]] = {
 }
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("name", FAILURES)
 def test_what_is_missing_is_said_with_its_fix(mac: Mac, name: str) -> None:
     damage, said = FAILURES[name]

@@ -40,6 +40,7 @@ def test_it_takes_all_back_and_leaves_what_is_the_owners(mac: Mac) -> None:
     assert mac.run("uninstall", "--sudo").code == 0, "a second time there is nothing left to do"
 
 
+@pytest.mark.slow
 def test_nothing_is_removed_under_a_service_that_only_an_administrator_can_stop(mac: Mac) -> None:
     assert mac.setup(*FULL).code == 0
     before = mac.tree()

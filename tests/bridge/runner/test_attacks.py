@@ -183,6 +183,7 @@ def test_a_look_leaves_no_refs_of_jobs_that_are_over(bench: Bench) -> None:
     assert not Git(mirror).refs("refs/watched/")
 
 
+@pytest.mark.slow
 def test_a_lock_that_a_killed_git_left_behind_does_not_make_cancel_deaf(bench: Bench) -> None:
     asked = bench.ask("sleep")
     runner, stop = bench.runner(), threading.Event()
@@ -197,7 +198,7 @@ def test_a_lock_that_a_killed_git_left_behind_does_not_make_cancel_deaf(bench: B
     thread.join(20)
 
 
-@pytest.mark.sampled(0, 1)
+@pytest.mark.sampled(0, 2)
 @pytest.mark.parametrize("asked_for", ["echo", "fail"])
 def test_what_another_machine_takes_is_left_to_it(
     bench: Bench, asked_for: str, monkeypatch: pytest.MonkeyPatch

@@ -32,6 +32,7 @@ def cut_short(bench: Bench, asked: Manifest, runner: Runner) -> None:
     bench.house.git("update-ref", inbox, commit, cwd=remote)
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_request_that_is_taken_away_and_put_back_while_it_runs_counts_as_another_attempt(
     bench: Bench, restarted: bool

@@ -130,6 +130,7 @@ def ask_signed(bench: Bench, key: Path, preset: str) -> Manifest:
     return bench.ask(signature=signature, **dict(manifest))
 
 
+@pytest.mark.slow
 def test_a_waiting_request_ends_as_cancelled_without_being_started(bench: Bench) -> None:
     asked = bench.ask()
     ask_to_stop(bench, asked)
@@ -185,7 +186,7 @@ def test_deleting_the_branch_cancels_what_runs(bench: Bench) -> None:
     assert state.result is not None
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(0, 2)
 @pytest.mark.parametrize("author", ["nobody", "another signer", "whoever deletes the branch"])
 def test_where_signatures_are_required_only_the_requester_stops_a_job(bench: Bench, author: str) -> None:
     ann, bob = sign_requests(bench, "ann"), sign_requests(bench, "bob")
@@ -216,6 +217,7 @@ def test_where_signatures_are_required_the_requester_stops_a_job(bench: Bench) -
     assert "finished" not in bench.log(asked.nonce)
 
 
+@pytest.mark.slow
 def test_a_waiting_request_is_not_cancelled_by_who_may_not(bench: Bench) -> None:
     ann, bob = sign_requests(bench, "ann"), sign_requests(bench, "bob")
     bench.policy("require_signature = true\n")
@@ -225,6 +227,7 @@ def test_a_waiting_request_is_not_cancelled_by_who_may_not(bench: Bench) -> None
     assert ended(bench, asked)[:2] == (Status.PASSED, Reason.OK)
 
 
+@pytest.mark.slow
 def test_a_wish_about_another_request_stops_nothing(bench: Bench) -> None:
     first, second = bench.ask(), bench.ask()
     ask_to_stop(bench, first)
@@ -236,6 +239,7 @@ def test_a_wish_about_another_request_stops_nothing(bench: Bench) -> None:
     assert ended(bench, second)[0] is Status.PASSED
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("comes_back", [True, False], ids=["comes back", "stays away"])
 def test_over_actions_a_branch_counts_as_deleted_only_when_it_stays_away(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, comes_back: bool

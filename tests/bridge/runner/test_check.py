@@ -14,7 +14,7 @@ from bridge.runner.serve import Runner
 from tests.bridge.runner.bench import Bench
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled(6, 1)
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -149,6 +149,7 @@ def test_a_broken_signature_is_refused_even_where_none_is_needed(bench: Bench) -
     assert bench.verdict(manifest.nonce) == ("refused", "bad_signature")
 
 
+@pytest.mark.slow
 def test_repository_code_runs_where_the_owner_allows_it_and_only_that_code(bench: Bench) -> None:
     bench.policy("allow_repo_code = true")
     files = {

@@ -104,6 +104,7 @@ def test_only_one_job_runs_at_a_time_and_the_lock_is_free_afterwards(jobs: Jobs)
         pass
 
 
+@pytest.mark.slow
 def test_a_timeout_ends_a_job_that_ignores_being_asked(jobs: Jobs) -> None:
     script = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up'); time.sleep(60)"
     started = time.monotonic()

@@ -91,6 +91,7 @@ def test_a_request_whose_runners_always_die_ends_as_lost(bench: Bench) -> None:
     assert bench.verdict(asked.nonce) == ("lost", "attempts")
 
 
+@pytest.mark.slow
 def test_a_silent_claim_of_another_machine_is_taken_over(bench: Bench) -> None:
     asked = bench.ask("sleep")
     daemon = bench.daemon("other")

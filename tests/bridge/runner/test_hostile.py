@@ -87,7 +87,7 @@ def name_more_files_than_any_memory_holds(bench: Bench) -> None:
         bench.house.git("update-ref", ref, commit, cwd=bench.house.remote)
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize(
     "attack",
     [
@@ -202,7 +202,7 @@ def not_a_result(entry: Path) -> None:
     (entry / "result.json").write_text('{"nonce": 1e999}')
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled(6, 2)
 @pytest.mark.parametrize("damage", [half_removed, for_main, of_no_commit, not_a_result])
 def test_a_damaged_result_in_the_spool_is_set_aside(bench: Bench, damage: Callable[[Path], None]) -> None:
     bench.ask()
@@ -260,6 +260,7 @@ def test_what_a_job_puts_beside_its_room_is_removed_too(bench: Bench) -> None:
     assert list(bench.station().jobs.iterdir()) == []
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize(
     "trick",
     ["os.symlink('/etc/passwd', '../log')", "os.mkfifo('../log')", "os.mkdir('../log')", "pass"],

@@ -14,7 +14,7 @@ from tests.bridge.runner.bench import Bench
 from tests.houses import wait_for
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("preset", "status", "reason"),
     [
@@ -65,6 +65,7 @@ def test_a_secret_of_the_runner_is_cut_from_the_log(bench: Bench, monkeypatch: p
     assert bench.log(asked.nonce) == "the token is [redacted:MY_SECRET_TOKEN]\n"
 
 
+@pytest.mark.slow
 def test_the_shorter_of_the_time_limits_holds(bench: Bench) -> None:
     asked = bench.ask("sleep", timeout_s=1)
     bench.serve_once()

@@ -114,6 +114,7 @@ def made_up(bench: Bench, asked: Manifest, **changes: object) -> RunStatus:
     return RunStatus.model_validate({**fields, **changes})
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("signed", ["not at all", "by an unknown runner"])
 def test_a_squatted_claim_does_not_hold_up_a_signed_request(bench: Bench, ann: Path, signed: str) -> None:
     asked, stranger = ask_signed(bench, ann), peer(bench, known=False)
@@ -132,6 +133,7 @@ def test_a_squatted_claim_does_not_hold_up_the_refusal_of_a_signed_request(bench
     assert bench.verdict(asked.nonce) == ("refused", "policy")
 
 
+@pytest.mark.slow
 def test_squatted_claims_on_unsigned_requests_cost_signed_ones_no_time(bench: Bench, ann: Path) -> None:
     for _ in range(3):
         stranger = bench.ask()
@@ -150,6 +152,7 @@ def test_squatted_claims_on_unsigned_requests_cost_signed_ones_no_time(bench: Be
     assert sorted(examined) == sorted(each.nonce for each in asked)
 
 
+@pytest.mark.slow
 def test_the_claim_of_a_known_runner_is_respected(bench: Bench, ann: Path) -> None:
     asked = ask_signed(bench, ann)
     held = held_by(bench, asked, peer(bench))
@@ -157,6 +160,7 @@ def test_the_claim_of_a_known_runner_is_respected(bench: Bench, ann: Path) -> No
     assert bench.house.git("rev-parse", held.ref, cwd=bench.house.remote) == held.commit
 
 
+@pytest.mark.slow
 def test_a_claim_that_was_respected_is_not_once_its_key_is_revoked(bench: Bench, ann: Path) -> None:
     asked, other = ask_signed(bench, ann), peer(bench)
     held_by(bench, asked, other)
@@ -167,12 +171,14 @@ def test_a_claim_that_was_respected_is_not_once_its_key_is_revoked(bench: Bench,
     assert bench.verdict(asked.nonce) == ("passed", "ok")
 
 
+@pytest.mark.slow
 def test_a_runner_of_the_same_machine_needs_no_line(bench: Bench, ann: Path) -> None:
     asked = ask_signed(bench, ann)
     held_by(bench, asked, bench.station("second"))
     assert bench.runner().serve(once=True, idle_timeout_s=1.0) == 0
 
 
+@pytest.mark.slow
 def test_the_claim_on_an_unsigned_request_is_left_to_its_lease(bench: Bench, ann: Path) -> None:
     asked = bench.ask()
     held = held_by(bench, asked, peer(bench, known=False), signed=False)
@@ -180,6 +186,7 @@ def test_the_claim_on_an_unsigned_request_is_left_to_its_lease(bench: Bench, ann
     assert bench.house.git("rev-parse", held.ref, cwd=bench.house.remote) == held.commit
 
 
+@pytest.mark.slow
 def test_a_claim_without_signatures_is_respected_where_none_are_required(bench: Bench, ann: Path) -> None:
     bench.policy("")
     asked = ask_signed(bench, ann)
@@ -187,6 +194,7 @@ def test_a_claim_without_signatures_is_respected_where_none_are_required(bench: 
     assert bench.runner().serve(once=True, idle_timeout_s=1.0) == 0
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("minutes", [-60, 60])
 def test_an_old_claim_of_a_known_runner_that_was_put_back_holds_nothing(
     bench: Bench, ann: Path, minutes: int
@@ -200,6 +208,7 @@ def test_an_old_claim_of_a_known_runner_that_was_put_back_holds_nothing(
     assert bench.answer(asked.nonce).result.attempt == 3, "it was made, so it counts as an attempt"
 
 
+@pytest.mark.slow
 def test_a_signed_claim_of_another_request_is_a_squatted_one(bench: Bench, ann: Path) -> None:
     first, second = ask_signed(bench, ann), ask_signed(bench, ann)
     other = peer(bench)

@@ -286,6 +286,7 @@ def test_the_end_is_told_at_once_and_only_by_who_was_there(bench: Bench, clock: 
     assert published(bench).load.done == 5
 
 
+@pytest.mark.slow
 def test_a_deleted_card_comes_back(bench: Bench, clock: Clock):
     here = presence(bench, clock)
     here.tell()
@@ -295,6 +296,7 @@ def test_a_deleted_card_comes_back(bench: Bench, clock: Clock):
     assert published(bench).state is State.IDLE
 
 
+@pytest.mark.slow
 def test_a_server_that_stops_taking_our_refs_gets_a_branch(bench: Bench, clock: Clock):
     here = presence(bench, clock)
     here.tell()

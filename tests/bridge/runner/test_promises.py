@@ -206,7 +206,7 @@ def test_a_lone_runner_answers_also_where_the_server_never_takes_the_result(benc
     assert b"hello from test\n" in [path.read_bytes() for path in (aside / "files").iterdir()]
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(0, 2)
 @pytest.mark.parametrize("damage", ["no HEAD", "no objects folder", "no folder", "configuration"])
 def test_a_mirror_that_breaks_beside_a_running_job_does_not_end_its_heartbeat(
     bench: Bench, damage: str

@@ -40,6 +40,7 @@ def serve(bench: Bench, count: int) -> list[str]:
     return [line.partition(":")[0] for line in bench.said if ": claimed" in line]
 
 
+@pytest.mark.slow
 def test_the_newest_beyond_the_quota_are_refused_and_the_others_run(bench: Bench) -> None:
     bench.policy("max_queued_per_requester = 2\n")
     asked = ask_in_turn(bench, 4)

@@ -99,6 +99,7 @@ def test_a_signed_request_that_was_refused_is_told_of_on_the_card_too(bench: Ben
     assert bench.verdict(asked.nonce) == ("refused", "replayed")
 
 
+@pytest.mark.slow
 def test_what_was_heard_once_stays_known_when_the_cards_are_gone(bench: Bench) -> None:
     first = bench.station()
     second = other(bench, first)
@@ -110,6 +111,7 @@ def test_what_was_heard_once_stays_known_when_the_cards_are_gone(bench: Bench) -
     assert bench.verdict(asked.nonce) == ("refused", "replayed")
 
 
+@pytest.mark.slow
 def test_the_word_of_a_runner_that_nobody_listed_counts_for_nothing(bench: Bench) -> None:
     first = bench.station()
     second = other(bench)
@@ -128,6 +130,7 @@ def test_another_runner_of_the_same_machine_refuses_it_without_any_card(bench: B
     assert bench.verdict(asked.nonce) == ("refused", "replayed")
 
 
+@pytest.mark.slow
 def test_a_forged_result_does_not_let_a_signed_request_run_again(bench: Bench) -> None:
     asked, commit = ask(bench)
     runner = Runner(bench.station(), say=bench.said.append, idle_s=0.2)
@@ -146,6 +149,7 @@ def test_a_forged_result_does_not_let_a_signed_request_run_again(bench: Bench) -
     assert bench.verdict(asked.nonce) == ("refused", "replayed")
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("crowd", [0, 2])
 def test_a_claim_of_a_known_runner_that_was_seen_and_is_gone_was_an_answer(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, crowd: int

@@ -191,6 +191,7 @@ def test_each_wrong_signature_is_refused_with_its_reason_and_a_proper_one_passes
         assert words in (bench.answer(asked[what]).result.verdict.message or ""), what
 
 
+@pytest.mark.slow
 def test_a_running_runner_heeds_a_key_that_is_added_changed_or_revoked(bench: Bench) -> None:
     """Rotation without a restart: the old key, then both, then the new one alone."""
     runner, lists = bench.runner(), people(bench)
@@ -210,6 +211,7 @@ def test_a_running_runner_heeds_a_key_that_is_added_changed_or_revoked(bench: Be
     assert answers("ann", "ann2") == ["bad_signature", "ok"]
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("file", ["allowed_signers", "revoked_keys"])
 @pytest.mark.parametrize("fault", ["writable", "garbled"])
 def test_where_the_lists_cannot_be_believed_nobody_is_let_in(bench: Bench, file: str, fault: str) -> None:

@@ -105,6 +105,7 @@ def test_the_commit_that_was_pushed_counts_wherever_its_branch_is_now(desk: Desk
     assert desk.result(asked).request_commit == asked.commit
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("comes_back", [True, False], ids=["comes back", "stays away"])
 def test_a_branch_that_was_deleted_is_waited_for_and_then_a_wish_to_stop(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, comes_back: bool
@@ -193,6 +194,7 @@ def test_what_stands_answered_on_its_branch_is_not_run(desk: Desk) -> None:
     assert desk.verdict(Asked(manifest.nonce, run.commit, run.branch)) == ("refused", "replayed")
 
 
+@pytest.mark.slow
 def test_it_waits_for_the_machine_and_says_so(desk: Desk) -> None:
     station = desk.bench.station()
     asked = desk.asked(desk.request())

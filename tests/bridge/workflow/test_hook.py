@@ -193,6 +193,7 @@ HOSTILE: dict[str, tuple[Callable[[Site], dict[str, str]], str]] = {
 }
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_what_is_not_known_is_refused_with_its_reason(site: Site, name: str) -> None:
     make, said = HOSTILE[name]
@@ -270,6 +271,7 @@ def test_an_interrupted_hook_ends_the_worker_at_once(site: Site, number: signal.
     assert "interrupted before the job was known" in log(site)
 
 
+@pytest.mark.slow
 def test_a_hook_whose_shell_is_killed_still_knows_the_worker(site: Site) -> None:
     process, fifo = held_up(site, GITHUB_ACTOR="mallory")
     shell = _below(process.pid, b"hook.sh")
@@ -287,6 +289,7 @@ def test_only_a_process_that_is_still_the_worker_is_ended() -> None:
     end(os.getpid(), lambda _: None)
 
 
+@pytest.mark.slow
 def test_the_workflow_file_is_judged_before_anything_of_the_request_comes(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,6 +312,7 @@ def test_a_hook_does_not_wait_for_ever_for_another_one(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_the_probe_says_whether_the_repository_can_be_read(site: Site) -> None:
     done = site.hook({}, "--probe", "--json")
     assert done.code == 0, done.out + done.err
@@ -337,6 +341,7 @@ def test_ssh_asks_nobody_and_knows_the_server_from_the_list_beside_the_key(tmp_p
     assert words[-1] == f'UserKnownHostsFile="{key.parent}/known_hosts"'
 
 
+@pytest.mark.slow
 def test_variables_of_a_workflow_do_not_reach_the_hook(site: Site, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import os; os._exit(0)\n")
     (tmp_path / "git").write_text("#!/bin/sh\nexit 0\n")

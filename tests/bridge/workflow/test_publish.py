@@ -137,7 +137,7 @@ def no_signature_at_all(entry: Entry, result: Result) -> Entry:
         *(a_broken_signature, no_signature_at_all),
     ],
 )
-@pytest.mark.sampled(8, 1)
+@pytest.mark.sampled(8, 2)
 def test_whoever_holds_artifact_and_digest_still_cannot_publish_what_is_no_answer(
     desk: Desk, forge: Callable[[Entry, Result], Entry]
 ) -> None:
@@ -321,6 +321,7 @@ def test_what_the_server_declines_can_be_published_by_the_same_job_again(desk: D
     assert desk.bench.verdict(manifest.nonce) == ("passed", "ok")
 
 
+@pytest.mark.slow
 def test_hostile_words_of_a_result_are_words_in_log_summary_and_outputs(bench: Bench) -> None:
     desk = Desk(bench)
     manifest, run = ask(bench)

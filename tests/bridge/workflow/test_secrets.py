@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.bridge.runner.bench import Bench
 from tests.bridge.workflow.runs import ask
 
@@ -49,6 +51,7 @@ def test_a_job_of_a_workflow_run_sees_nothing_of_the_run(bench: Bench) -> None:
     assert TOKEN not in done.out + done.err
 
 
+@pytest.mark.slow
 def test_a_job_of_a_daemon_sees_none_of_its_variables(bench: Bench) -> None:
     bench.install({"spy": SPY})
     manifest = bench.ask("spy")

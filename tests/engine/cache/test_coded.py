@@ -73,7 +73,7 @@ ROUNDS = [(8, 3), (1, 1), (6, 6), (8, 1), (3, 2), (8, 8), (5, 4), (8, 2), (4, 4)
 SINGLES = [(1, 1)] * (LENGTH - 5)
 
 
-@pytest.mark.sampled(32, 4)
+@pytest.mark.sampled(64, 16)
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize(("policy", "family"), CASES)
 def test_blocks_leave_what_single_steps_leave(policy, family, compiled):
@@ -106,6 +106,7 @@ def test_blocks_leave_what_single_steps_leave(policy, family, compiled):
 
 
 # Fine codes: with few bits, a value that rounding turns to another code can change which token is the best.
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("policy", ["affine:8,64", "lattice-packed:e8,8@all", "sink-window:2,6"])
 def test_decoding_with_drafts_gives_the_tokens_without(policy):
     family, chosen = "gemma3_text", parse_policy(policy)

@@ -48,13 +48,13 @@ def play(kind: str, wrong: float, block: int, prompt: int) -> Sequence:
     return sequence
 
 
-@pytest.mark.sampled(8, 3)
+@pytest.mark.sampled(16, 12)
 @pytest.mark.parametrize(("kind", "drafts", "block", "prompt"), QUICK)
 def test_after_every_round_every_layer_is_that_of_plain_decoding(kind, drafts, block, prompt):
     play(kind, WRONG[drafts], block, prompt)
 
 
-@pytest.mark.sampled(0, 5)
+@pytest.mark.sampled(0, 20)
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("third", range(3))
 @pytest.mark.parametrize("kind", KINDS)
@@ -124,7 +124,7 @@ def _step(sequence: Sequence, random: Random) -> None:
         sequence.carried = transaction.carried
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_sequence_of_operations_keeps_the_invariant(kind: str, seed: int):

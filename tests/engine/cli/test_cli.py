@@ -191,6 +191,7 @@ def test_a_report_that_cannot_be_written_is_code_1(capsys, tmp_path: Path):
     assert "cannot be written" in err
 
 
+@pytest.mark.slow
 def test_an_interrupt_is_code_130_and_leaves_no_report(models: list[str], own: str, tmp_path: Path):
     report = tmp_path / "out" / "t.json"
     arguments = ["eval", "throughput", "--prompts", own, "--max-tokens", "400", "--report", str(report)]

@@ -77,6 +77,7 @@ def test_penalties_change_the_text_in_blocks_as_in_plain_decoding(capsys, models
         assert generate(capsys, *base, "--block", "6", flag, value)["text"] == penalised, flag
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("block", ["1", "auto"])
 def test_the_text_ends_before_a_stop_string(capsys, block: str):
     base = ("--max-tokens", "48", "--block", block)

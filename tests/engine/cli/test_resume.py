@@ -76,7 +76,7 @@ def finished(capsys: pytest.CaptureFixture[str], command: list[str], report: Pat
     return document
 
 
-@pytest.mark.sampled(0, 1)
+@pytest.mark.sampled(0, 2)
 @pytest.mark.parametrize("torn", [True, False])
 def test_a_killed_run_goes_on_and_keeps_its_rows(capsys, command: list[str], tmp_path: Path, torn: bool):
     report = tmp_path / "out" / "r.json"
@@ -122,7 +122,7 @@ def test_an_interrupt_says_where_the_rows_are(capsys, command: list[str], tmp_pa
     assert json.loads(Path(line["report"]).read_text())["configuration"]["resumed"] >= 2
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(0, 2)
 @pytest.mark.parametrize("rows", [3, 0])
 def test_a_run_without_a_report_keeps_its_rows_in_the_state_folder(
     capsys, command: list[str], state: Path, monkeypatch: pytest.MonkeyPatch, rows: int

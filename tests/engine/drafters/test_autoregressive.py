@@ -50,7 +50,7 @@ def test_it_proposes_the_models_own_continuation(drafting: Target):
     assert drafter.propose(text[-1], 6).tokens.tolist() == continued(drafting, text, 6)
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled(3, 2)
 def test_whatever_is_kept_the_next_proposal_is_that_of_one_who_saw_the_text_anew(drafting: Target):
     random = tiny.seeded(5)
     text = prompt_of(6)
@@ -187,7 +187,7 @@ def test_another_vocabulary_is_refused_naming_both_sides():
         drafter.bind(Target(tiny.build("qwen3")))
 
 
-@pytest.mark.sampled(0, 2)
+@pytest.mark.sampled(0, 4)
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_decoding_gives_the_plain_tokens(family: str):
     model = tiny.build(family)

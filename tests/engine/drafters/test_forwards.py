@@ -43,7 +43,7 @@ def drafter_and_spy(kind: str, patch: pytest.MonkeyPatch) -> tuple[Drafter, Spy]
     return drafter, Spy(drafter, patch)
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_call_of_the_network_is_counted(kind: str, monkeypatch: pytest.MonkeyPatch):
     drafter, spy = drafter_and_spy(kind, monkeypatch)
@@ -70,7 +70,7 @@ def test_every_call_of_the_network_is_counted(kind: str, monkeypatch: pytest.Mon
     assert drafter.twin().forwards == 0
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sequence_of_several_has_the_forwards_of_its_own_drafter(
     kind: str, monkeypatch: pytest.MonkeyPatch

@@ -189,7 +189,7 @@ def test_memory_is_linear_in_the_tokens():
     assert index.nbytes < 1.2e6
 
 
-@pytest.mark.sampled(0, 2)
+@pytest.mark.sampled(0, 4)
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_decoding_gives_the_plain_tokens(family: str):
     model = tiny.build(family)

@@ -46,6 +46,7 @@ def rows_of(document: dict[str, Any], name: str) -> list[dict[str, Any]]:
     return arm["samples"]
 
 
+@pytest.mark.slow
 def test_a_shootout_has_a_reference_a_baseline_the_policies_and_their_controls(document: dict[str, Any]):
     arms = [(arm["name"], arm["role"], arm["control"]) for arm in document["arms"]]
     assert arms == [

@@ -118,6 +118,7 @@ def test_a_machine_that_stays_busy_is_reported_as_it_is(
     assert len(document["order"]) == 4
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("block", ["1", "4"])
 def test_throughput_with_a_fixed_block(folders: tuple[Path, Path], prompts: list[Prompt], block: str):
     engine = open_engine(Options(folders[0], str(folders[1]), block=block))
@@ -132,7 +133,7 @@ def test_throughput_with_a_fixed_block(folders: tuple[Path, Path], prompts: list
         assert [claim["name"] for claim in document["claims"]] == ["identical_output", "no_slowdown"]
 
 
-@pytest.mark.sampled(0, 1)
+@pytest.mark.sampled(0, 2)
 @pytest.mark.parametrize(("count", "max_tokens"), [(4, 40), (5, 32)])
 def test_too_little_to_time_claims_no_speed_by_itself(
     engine: Engine, tmp_path: Path, count: int, max_tokens: int
@@ -292,6 +293,7 @@ def drafted(document: dict[str, Any]) -> int:
     return sum(each["block"] >= 2 for each in rounds)
 
 
+@pytest.mark.slow
 def test_a_drafter_that_never_asks_its_network_is_found_out(
     folders: tuple[Path, Path], prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
 ):
@@ -312,7 +314,7 @@ def test_a_drafter_that_never_asks_its_network_is_found_out(
         assert (document["liveness"]["drafter_forwards"] == 0) is patched
 
 
-@pytest.mark.sampled(4, 1)
+@pytest.mark.sampled(4, 2)
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("patched", [False, True])
 def test_the_drafters_of_a_batch_are_counted_each_by_itself(

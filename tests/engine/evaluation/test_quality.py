@@ -36,6 +36,7 @@ def measured(engine: Engine, prompts: list[Prompt], **changes: Any) -> dict[str,
     return check(measure_quality(engine, prompts, switches, prepare(), progress=quiet))
 
 
+@pytest.mark.slow
 def test_speculation_on_native_caches_is_claimed_to_give_plain_decodings_text(
     folders: tuple[Path, Path], prompts: list[Prompt]
 ):

@@ -45,6 +45,7 @@ def test_a_policy_that_restores_has_its_controls():
     assert restoring_controls(parse_policy("sink-window")) == {}
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize(
     ("kv", "claim", "claims"),
     [
@@ -85,6 +86,7 @@ def test_prompts_go_through_the_chat_template_and_switches_that_meet_none_are_re
         measure_recall(engine, prompts, switches, prepare(), progress=quiet)
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("drafter", [None, "none"])
 def test_a_policy_is_compared_with_plain_decoding_and_claims_nothing_by_itself(
     folders: tuple[Path, Path], drafter: str | None

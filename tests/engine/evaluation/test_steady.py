@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,6 +27,7 @@ def test_a_steady_measurement_is_steady():
     assert disturbance(plain["samples"][:1], []) is None
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     row=st.integers(0, 7),

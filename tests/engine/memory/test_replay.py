@@ -43,7 +43,7 @@ def test_every_kind_of_policy_is_here():
     assert {text.partition(":")[0] for text in POLICIES} == set(KINDS)
 
 
-@pytest.mark.sampled(6, 5)
+@pytest.mark.sampled(12, 20)
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_one_sequence_holds_what_was_predicted(policy, context):
@@ -74,7 +74,7 @@ def test_a_batch_holds_what_was_predicted(policy, context):
     )
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(6, 6)
 @pytest.mark.parametrize("policy", ["native", "affine:4,64"])
 @pytest.mark.parametrize("family", ["llama", "gpt_oss", "gemma4_text", "gemma4", *RECURRENT])
 def test_other_families_hold_what_was_predicted(family, policy):
@@ -99,7 +99,7 @@ def test_what_cannot_be_batched_is_refused_by_name():
             held_by(Target(model(family)), NATIVE, Run(20, batch=2))
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(8, 4)
 @pytest.mark.parametrize("policy", ["rotated", "native", "sink-window", "lattice-packed"])
 def test_the_resident_bytes_of_a_report_are_predicted(policy):
     """As evaluations measure them, on the shipped target."""

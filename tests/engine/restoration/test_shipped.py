@@ -58,7 +58,7 @@ def test_exact_rows_give_the_tokens_of_the_full_cache() -> None:
     assert recall("native") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(0, 2)
 @pytest.mark.parametrize("source", ["noise", "zeros"])
 def test_rows_without_meaning_destroy_recall(source: str) -> None:
     assert recall(f"restored:{source}") == 0

@@ -36,6 +36,7 @@ def test_a_stage_without_its_predecessor_says_which_to_run(tmp_path: Path) -> No
     assert "train this stage first" in str(result.exception)
 
 
+@pytest.mark.slow
 def test_the_corpus_command_shows_every_kind(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["--work", str(tmp_path), "corpus", "--count", "1"])
     assert result.exit_code == 0

@@ -20,6 +20,7 @@ holds = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 def test_the_policys_limits_are_the_jobs(bench: Bench) -> None:
     bench.policy('[limits]\nmemory = "200 MiB"\nopen_files = 70\nfile_size = "100 KiB"\noutput = "1 KiB"\n')
     hog = "import time; print('up', flush=True); mine = bytearray(b'x') * (300 << 20); time.sleep(30)"
@@ -59,6 +60,7 @@ def test_no_named_variable_overrides_what_a_job_is_given(tmp_path: Path) -> None
     assert given["TMPDIR"] == str(tmp_path / "tmp")
 
 
+@pytest.mark.slow
 @holds
 def test_only_preset_and_policy_together_open_the_network(bench: Bench) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -91,7 +91,7 @@ BREACHES = {
 
 
 @linux
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(4, 2)
 @pytest.mark.parametrize(("script", "allowed"), BREACHES.values(), ids=BREACHES)
 def test_a_job_that_takes_too_much_ends_and_is_told_what(
     jobs: Jobs, script: str, allowed: dict[str, int], monkeypatch: pytest.MonkeyPatch
@@ -106,6 +106,7 @@ def test_a_job_that_takes_too_much_ends_and_is_told_what(
     assert ended.survivors == 0
 
 
+@pytest.mark.slow
 @linux
 def test_memory_that_processes_share_counts_once(jobs: Jobs) -> None:
     script = """
@@ -122,6 +123,7 @@ def test_memory_that_processes_share_counts_once(jobs: Jobs) -> None:
     assert ended.exit_code == 0
 
 
+@pytest.mark.slow
 @linux
 def test_memory_that_is_a_file_and_mapped_counts_once(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     as_permitted(monkeypatch, level="full")
@@ -149,6 +151,7 @@ def test_a_job_ends_before_the_disk_is_full_and_may_fill_half_of_what_is_left(
     assert usual.look() == Breach("left", 99, 100)
 
 
+@pytest.mark.slow
 @linux
 def test_a_job_within_its_limits_is_left_alone(jobs: Jobs) -> None:
     allowed = {"memory": 500 * MIB, "disk": 50 * MIB, "files": 100, "processes": 50}

@@ -6,6 +6,8 @@ import time
 from datetime import datetime
 from pathlib import Path
 
+import pytest
+
 from bridge import signing
 from bridge.bus import refs
 from bridge.bus.cancels import Wished, draft, wish
@@ -86,6 +88,7 @@ def test_requests_outside_the_policy_are_refused_and_the_others_served(bench: Be
     assert "takes no requests on the branch mac-bridge/" in bench.answer(nonce).result.verdict.message
 
 
+@pytest.mark.slow
 def test_a_policy_that_changes_between_two_jobs_holds_for_the_second(bench: Bench) -> None:
     """Also one that became wrong: then nothing is taken, never by the default, and it says so."""
     bench.policy("")
@@ -136,6 +139,7 @@ def other_days() -> str:
     return f'hours = ["{DAYS[(datetime.now().astimezone().weekday() + 3) % 7]}"]\n'
 
 
+@pytest.mark.slow
 def test_outside_the_hours_requests_wait_and_run_when_they_begin(bench: Bench) -> None:
     """Refusals are answered all the same, and so is a wish to stop."""
     bench.policy(other_days() + "[presets.echo.params.word]\nmaxLength = 5\n")
@@ -171,6 +175,7 @@ def test_outside_the_hours_requests_are_refused_where_the_owner_wants_that(bench
     assert "runs jobs only within " in bench.answer(asked.nonce).result.verdict.message
 
 
+@pytest.mark.slow
 def test_only_commits_of_trusted_branches_are_run_where_the_owner_wants_that(bench: Bench) -> None:
     """A tip, or what lies in its history; a request's own branch vouches for nothing."""
     house, who = bench.house, ("-c", "user.name=T", "-c", "user.email=t@example.org")
