@@ -13,7 +13,7 @@ from engine.decode import Round, Step
 from engine.server.decoding.work import Ended, Event, Failed, Progress, Work
 from engine.server.text.parsing import Piece
 from engine.server.text.response import Chat
-from engine.server.wire.replies import CachedTokens, ChatChunk, Provenance, Reply, Usage
+from engine.server.wire.replies import ChatChunk, Provenance, Reply, Usage
 
 INTERRUPTED = "interrupted"
 
@@ -110,21 +110,11 @@ class Listening:
             content=self._content,
             reasoning=self._reasoning,
             finish=INTERRUPTED if ended is None else ended.finish,
-            usage=self._usage() if ended is None else self._builder.usage(ended),
+            usage=self._builder.usage((self._cached or 0) if ended is None else ended.cached_tokens),
             seconds=self._last - self._first if ended is None else ended.decode_s,
             verify_rounds=len(verified),
             accepted=sum(record.accepted for record in verified),
             provenance=None if ended is None else self._builder.provenance(ended),
-        )
-
-    def _usage(self) -> Usage:
-        """Of an answer that was stopped."""
-        read, written = len(self.work.prompt), len(self._builder.whole.tokens)
-        return Usage(
-            prompt_tokens=read,
-            completion_tokens=written,
-            total_tokens=read + written,
-            prompt_tokens_details=CachedTokens(cached_tokens=self._cached or 0),
         )
 
     def _note(self, step: Step) -> None:

@@ -130,7 +130,7 @@ class Answer(Response):
         return steps
 
     def _note(self, builder: ResponseBuilder, ended: Ended) -> None:
-        record, usage, how = self._record, builder.usage(ended), builder.provenance(ended)
+        record, usage, how = self._record, builder.usage(ended.cached_tokens), builder.provenance(ended)
         record.completion_tokens, record.cached_tokens = usage.completion_tokens, ended.cached_tokens
         record.drafter, record.finish = how.drafter, builder.finish(ended)
         record.drafted, record.accepted, record.verify_rounds = how.drafted, how.accepted, how.verify_rounds

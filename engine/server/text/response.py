@@ -109,7 +109,7 @@ class ResponseBuilder(ABC):
         said, shown = self._rest()
         if said or shown:
             yield self._chunk(said, shown, None)
-        usage, provenance = self.usage(ended), self.provenance(ended)
+        usage, provenance = self.usage(ended.cached_tokens), self.provenance(ended)
         apart = self._request.wants_usage
         yield self._chunk(
             Piece(),
@@ -160,15 +160,15 @@ class ResponseBuilder(ABC):
             return "length"
         return "tool_calls" if self.whole.said.calls else "stop"
 
-    def usage(self, ended: Ended) -> Usage:
-        """Tokens that were read and written."""
+    def usage(self, cached_tokens: int) -> Usage:
+        """Tokens that were read, some of them from a session, and written; also of an answer left midway."""
         read, written = len(self._work.prompt), len(self.whole.tokens)
         reasoning = self._parser.reasoning_tokens
         return Usage(
             prompt_tokens=read,
             completion_tokens=written,
             total_tokens=read + written,
-            prompt_tokens_details=CachedTokens(cached_tokens=ended.cached_tokens),
+            prompt_tokens_details=CachedTokens(cached_tokens=cached_tokens),
             completion_tokens_details=ReasoningTokens(reasoning_tokens=reasoning) if reasoning else None,
         )
 
@@ -254,7 +254,10 @@ class Chat(ResponseBuilder):
             message=message, logprobs=self._logprobs(whole.logprobs), finish_reason=self.finish(ended)
         )
         return ChatCompletion(
-            **self.head, choices=[choice], usage=self.usage(ended), x_kakeya=self.provenance(ended)
+            **self.head,
+            choices=[choice],
+            usage=self.usage(ended.cached_tokens),
+            x_kakeya=self.provenance(ended),
         )
 
     def _chunk(
@@ -310,7 +313,10 @@ class Text(ResponseBuilder):
             finish_reason=self.finish(ended),
         )
         return TextCompletion(
-            **self.head, choices=[choice], usage=self.usage(ended), x_kakeya=self.provenance(ended)
+            **self.head,
+            choices=[choice],
+            usage=self.usage(ended.cached_tokens),
+            x_kakeya=self.provenance(ended),
         )
 
     def _chunk(
