@@ -96,3 +96,10 @@ def many_answered(world: World, count: int, age: timedelta = timedelta(days=31))
     git.run("update-ref", "--stdin", input="".join(lines).encode())
     git.close()
     return nonces
+
+
+def archive_listing(world: World) -> list[str]:
+    """The files of the archive."""
+    if refs.ARCHIVE not in world.house.remote_refs():
+        return []
+    return world.house.git("ls-tree", "-r", "--name-only", refs.ARCHIVE, cwd=world.house.remote).splitlines()
