@@ -198,6 +198,7 @@ def test_a_round_costs_one_transfer_and_one_draft(gemma, monkeypatch: pytest.Mon
     assert drafter.proposals == 5
 
 
+@pytest.mark.slow
 def test_what_is_yielded_is_committed_so_that_a_caller_may_stop_anywhere(gemma):
     prompt = prompt_of(10)
     truth = tiny.plain_tokens(gemma, prompt, 60)

@@ -283,7 +283,7 @@ def accept_too_often(draft: Draft, logits: mx.array, sampler: Sampler) -> mx.arr
     return mx.concatenate([accepted[None], tokens])
 
 
-@pytest.mark.sampled(4, 2)
+@pytest.mark.sampled(0, 2)
 @pytest.mark.parametrize(
     ("wrong", "kind", "sampling", "draws"),
     [
@@ -336,7 +336,7 @@ def assert_every_token_is_drawn_from_the_target(steps: Sequence[Step], sampling:
     assert_drawn_from(values, dict.fromkeys(cells, 1 / len(cells)))
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(0, 1)
 @pytest.mark.parametrize(
     ("kind", "sampling", "pace"),
     [

@@ -282,7 +282,7 @@ def test_a_failing_drafter_leaves_a_session_that_goes_on(family: str, monkeypatc
     talk.session.close()
 
 
-@pytest.mark.sampled(6, 3)
+@pytest.mark.sampled(12, 3)
 @every_family
 @pytest.mark.parametrize("kind", ["prompt-lookup", "prompt-lookup+dflash"])
 def test_a_session_may_be_sampled_in_and_gives_what_a_fresh_decode_with_the_seed_gives(

@@ -74,7 +74,7 @@ def test_drafters_that_fall_silent_and_speak_again_change_nothing(family: str):
     assert max(blocks) == 4
 
 
-@pytest.mark.sampled(8, 5)
+@pytest.mark.sampled(16, 5)
 @pytest.mark.parametrize(("family", "pace"), mostly_slow(FAMILIES, ("block 1", "block 8")))
 def test_the_limit_of_each_is_exact(family: str, pace: str):
     drafter = drafter_of(SCRIPTED, family)
@@ -126,6 +126,7 @@ def test_a_stop_string_ends_its_sequence_alone(tmp_path: Path, pace: str):
         assert steps[-1].step.finish == "stop"
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("kind", [None, *DRAFTERS])
 def test_one_sequence_is_a_batch_too(kind: str | None):
     pace = Fixed(8) if kind else Fixed(1)

@@ -152,7 +152,7 @@ def test_a_key_that_cannot_sign_is_said_before_anything_is_pushed(world: World) 
     assert not cancel_refs(world)
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize("squatted", ["garbage", "unsigned", "another key", "another request"])
 def test_nobody_keeps_a_signer_from_cancelling_by_being_first(world: World, squatted: str) -> None:
     mine, theirs = make_key(world.root, "mine"), make_key(world.root, "theirs")

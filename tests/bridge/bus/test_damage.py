@@ -153,7 +153,7 @@ def test_a_fetch_larger_than_the_limit_ends_with_a_clear_error_and_may_be_tried_
     assert [pending.nonce for pending in mirror.refresh()] == [submitted.nonce]
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize("place", ["repository", "scratch", "aside"])
 @pytest.mark.parametrize("count", [1, 200], ids=["few objects", "many objects"])
 def test_a_fetch_with_a_limit_counts_all_that_comes(world: World, place: str, count: int):

@@ -129,6 +129,7 @@ def test_where_only_branches_are_taken_the_whole_round_trip_works(world: World, 
     assert world.mirror.refresh() == []
 
 
+@pytest.mark.slow
 def test_a_beat_whose_answer_was_lost_does_not_lose_the_lease(world: World, monkeypatch: pytest.MonkeyPatch):
     submitted = world.submit()
     held = world.claim(world.mirror.refresh()[0])

@@ -85,6 +85,7 @@ def test_a_result_goes_to_no_branch_but_the_requests_own(world: World):
         )
 
 
+@pytest.mark.slow
 def test_a_push_that_fails_changes_nothing_and_can_be_brought_again(world: World):
     submitted = world.submit()
     [pending] = world.mirror.refresh()

@@ -27,6 +27,7 @@ def test_signatures_are_trusted_untrusted_or_absent(world: World, tmp_path: Path
     assert (believed.signature, believed.signer) == (Standing.TRUSTED, "testmac")
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("what", ["request namespace", "other bytes", "rubbish"])
 def test_a_signature_that_does_not_verify_is_worse_than_none(world: World, tmp_path: Path, what: str):
     key = signing.ensure_key(tmp_path / "key", "runner")

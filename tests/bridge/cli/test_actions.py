@@ -276,7 +276,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize("name", REFUSED)
 def test_with_a_token_that_does_not_do_the_same_commit_is_pushed_again(
     over: World, server, kakeya, name: str

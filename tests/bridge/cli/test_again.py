@@ -75,6 +75,7 @@ def commit_here(world: World, name: str, clone: Path | None = None, text: str | 
     return world.house.git("rev-parse", "HEAD", cwd=clone)
 
 
+@pytest.mark.slow
 def test_the_same_is_asked_under_a_new_name(here: World, kakeya) -> None:
     first = ask(here)
     done = kakeya(first.nonce[:20], "--json")
@@ -154,6 +155,7 @@ def test_a_dry_run_pushes_nothing(here: World, kakeya) -> None:
     assert here.house.remote_refs() == before
 
 
+@pytest.mark.slow
 def test_it_is_not_signed_for_somebody_else_unless_the_workload_is_named(
     here: World, kakeya, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -296,6 +298,7 @@ def test_where_nobody_has_the_workload_of_an_archived_request_the_whole_command_
     assert changed.code == 0, changed.err  # the clone has the commit
 
 
+@pytest.mark.slow
 def test_of_an_archived_request_with_another_workload_only_the_rest_is_needed(
     here: World, kakeya, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -307,6 +310,7 @@ def test_of_an_archived_request_with_another_workload_only_the_rest_is_needed(
     assert manifest_of(here, kakeya(nonce, "--ref", "HEAD", "--json"))["workload_sha"] == own
 
 
+@pytest.mark.slow
 def test_an_archived_request_is_signed_only_for_its_own_signer(
     here: World, kakeya, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,7 @@ def test_more_jobs_than_one_are_asked_for_in_vain_and_told_so(house: House):
     assert f"keep their state in {house.env['KAKEYA_STATE']} (KAKEYA_STATE)" in done.out
 
 
+@pytest.mark.slow
 def test_it_says_which_presets_its_policy_allows_and_which_not(house: House):
     line = house.kakeya(*ONCE).out.splitlines()[0]
     allowed, _, refused = line.partition("; presets: ")[2].partition("; not allowed: ")

@@ -197,6 +197,7 @@ def test_run_says_at_once_when_nobody_can_take_it_and_pushes_it_all_the_same(hou
     assert f"refs/mac-bridge/inbox/{answer['nonce']}" in house.remote_refs()
 
 
+@pytest.mark.slow
 def test_run_is_quiet_when_somebody_can_take_it(house: House):
     publish(house, here(house))
     done = house.kakeya(*RUN)
@@ -223,6 +224,7 @@ def test_run_says_how_many_are_ahead_and_when_it_is_likely_to_start(house: House
     )
 
 
+@pytest.mark.slow
 def test_run_says_when_no_runner_was_ever_seen(house: House):
     done = house.kakeya(*RUN)
     assert done.code == 0

@@ -66,6 +66,7 @@ def test_who_waits_is_told_how_many_older_ones_wait_and_that_turns_are_taken(her
     assert said(nonces[2]).out == f"{nonces[2]}  queued, 2 older ones wait (requesters take turns)\n"
 
 
+@pytest.mark.slow
 def test_where_only_branches_are_taken_no_place_in_the_queue_is_made_up(
     here: World, said, capsys: pytest.CaptureFixture[str]
 ):

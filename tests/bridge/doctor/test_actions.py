@@ -135,6 +135,7 @@ def test_a_token_that_is_refused_is_a_failure_with_the_servers_reason(
     assert said in found.finding + found.fix
 
 
+@pytest.mark.slow
 def test_a_workflows_job_is_told_about_its_event_and_its_token(world: World, server: GitHubServer) -> None:
     on_main(world, SHIPPED.read_bytes())
     server.files[WORKFLOW_PATH, "main"] = SHIPPED.read_bytes()

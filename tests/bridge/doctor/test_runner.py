@@ -91,6 +91,7 @@ def test_root_is_a_failure(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Non
     assert runner._trust(settings_policy(bench)).level is Level.FAIL
 
 
+@pytest.mark.slow
 def test_a_runner_without_its_hook_is_a_failure(bench: Bench, tmp_path: Path) -> None:
     folder = tmp_path / names.ACTIONS_RUNNER
     folder.mkdir()

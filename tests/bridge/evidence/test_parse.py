@@ -244,6 +244,7 @@ def test_any_json_is_judged(value: object) -> None:
     assert not judge(json.dumps(value).encode()).accepted
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.sampled_from(list(reports.throughput())), json_values)
 def test_any_value_in_any_top_level_field_is_judged(field: str, value: object) -> None:

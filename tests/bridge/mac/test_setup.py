@@ -182,7 +182,7 @@ FAILURES: dict[str, tuple[Callable[[Mac], object], str]] = {
 }
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize("name", FAILURES)
 def test_what_is_missing_is_said_with_its_fix(mac: Mac, name: str) -> None:
     damage, said = FAILURES[name]

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from bridge.runner.folders import remove_tree
 
 
+@pytest.mark.slow
 def test_a_tree_deeper_than_any_stack_or_path_is_removed(tmp_path: Path) -> None:
     top = tmp_path / "top"
     top.mkdir()

@@ -151,6 +151,7 @@ def test_a_server_that_says_no_for_a_while_is_asked_again(bench: Bench) -> None:
     assert bench.log(asked.nonce) == "hello from test\n"
 
 
+@pytest.mark.slow
 def test_a_result_that_a_full_disk_kept_back_is_published_afterwards(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,7 +203,7 @@ def not_a_result(entry: Path) -> None:
     (entry / "result.json").write_text('{"nonce": 1e999}')
 
 
-@pytest.mark.sampled(6, 2)
+@pytest.mark.sampled(0, 2)
 @pytest.mark.parametrize("damage", [half_removed, for_main, of_no_commit, not_a_result])
 def test_a_damaged_result_in_the_spool_is_set_aside(bench: Bench, damage: Callable[[Path], None]) -> None:
     bench.ask()
@@ -299,6 +300,7 @@ def test_a_job_reaches_nothing_of_any_runner_but_its_own_folders(bench: Bench) -
     assert log.endswith("own folder x\n")
 
 
+@pytest.mark.slow
 def test_a_mirror_whose_configuration_was_changed_is_made_again(bench: Bench, tmp_path: Path) -> None:
     served(bench)
     [mirror] = bench.station().folder.glob("mirror-*.git")

@@ -72,6 +72,7 @@ def test_the_shorter_of_the_time_limits_holds(bench: Bench) -> None:
     assert bench.verdict(asked.nonce) == ("failed", "timeout")
 
 
+@pytest.mark.slow
 def test_progress_and_log_lines_are_seen_while_the_job_runs(bench: Bench) -> None:
     stop = threading.Event()
     runner = bench.runner()

@@ -107,6 +107,7 @@ def runs(folder: Path) -> int:
     return len((folder / "made").read_text().splitlines())
 
 
+@pytest.mark.slow
 def test_jobs_get_copies_of_the_kernels_alone_and_nothing_flows_back(bench: Bench) -> None:
     served = runner(bench)
     spoiling, looking = bench.ask("spoil"), bench.ask("look")
@@ -117,6 +118,7 @@ def test_jobs_get_copies_of_the_kernels_alone_and_nothing_flows_back(bench: Benc
     assert runs(bench.house.root) == 1
 
 
+@pytest.mark.slow
 def test_a_runner_that_starts_again_makes_none(bench: Bench) -> None:
     for _ in range(2):
         asked = bench.ask("look")
@@ -125,6 +127,7 @@ def test_a_runner_that_starts_again_makes_none(bench: Bench) -> None:
     assert runs(bench.house.root) == 1
 
 
+@pytest.mark.slow
 def test_a_maker_that_fails_is_logged_once_and_fails_no_job(bench: Bench) -> None:
     served = runner(bench, MAKE + "    sys.exit('no luck today')\n")
     first, second = bench.ask("look"), bench.ask("look")
@@ -144,6 +147,7 @@ def test_only_jobs_in_which_the_engine_runs_a_model_wait_for_kernels() -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_job_that_runs_no_model_gets_none(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bridge.runner.prepare.decodes", decodes)
     asked = bench.ask("look")

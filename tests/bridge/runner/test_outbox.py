@@ -152,7 +152,7 @@ def test_a_broken_mirror_and_a_remote_that_is_away_keep_the_result(post: Post) -
     assert dict(answer(post.world, submitted).files) == FILES
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(0, 1)
 @pytest.mark.parametrize(
     ("hook", "script", "words"),
     [
@@ -302,7 +302,7 @@ def lock_of(post: Post, ref: str) -> Path:
     return path
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(0, 1)
 @pytest.mark.parametrize("untouched", [True, False], ids=["at once", "after a look"])
 def test_a_lock_that_stays_on_the_branch_is_gone_around(post: Post, untouched: bool) -> None:
     submitted, claim = post.taken()

@@ -52,6 +52,7 @@ def test_without_ssh_keygen_results_go_out_unsigned(bench: Bench, monkeypatch: p
     assert bench.answer(asked.nonce).signature is Standing.UNSIGNED
 
 
+@pytest.mark.slow
 def test_a_request_for_a_workflow_is_left_alone(bench: Bench) -> None:
     bench.ask(transport="actions")
     before = bench.house.remote_refs()

@@ -154,6 +154,7 @@ ASKED: dict[str, tuple[Callable[[Bench], str], tuple[str, str], str]] = {
 }
 
 
+@pytest.mark.slow
 def test_each_wrong_signature_is_told_from_the_others(bench: Bench) -> None:
     station = bench.station()
     mirror, now = Mirror(station.folder / "mirror.git", station.remote), datetime.now(UTC)
@@ -211,7 +212,7 @@ def test_a_running_runner_heeds_a_key_that_is_added_changed_or_revoked(bench: Be
     assert answers("ann", "ann2") == ["bad_signature", "ok"]
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize("file", ["allowed_signers", "revoked_keys"])
 @pytest.mark.parametrize("fault", ["writable", "garbled"])
 def test_where_the_lists_cannot_be_believed_nobody_is_let_in(bench: Bench, file: str, fault: str) -> None:

@@ -109,6 +109,7 @@ CLEARED: tuple[Callable[[World], Submitted], ...] = (
 )
 
 
+@pytest.mark.slow
 def test_only_wishes_for_what_is_answered_or_gone_are_cleared_away(world: World) -> None:
     kept = {make.__name__: make(world) for make in KEPT}
     cleared = {make.__name__: make(world) for make in CLEARED}

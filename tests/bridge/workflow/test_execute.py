@@ -105,7 +105,7 @@ def test_the_commit_that_was_pushed_counts_wherever_its_branch_is_now(desk: Desk
     assert desk.result(asked).request_commit == asked.commit
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(0, 1)
 @pytest.mark.parametrize("comes_back", [True, False], ids=["comes back", "stays away"])
 def test_a_branch_that_was_deleted_is_waited_for_and_then_a_wish_to_stop(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, comes_back: bool
@@ -257,7 +257,7 @@ def test_outside_the_owners_hours_a_request_waits(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(0, 1)
 def test_a_cancelled_run_ends_its_job_and_seals_that(bench: Bench, number: int) -> None:
     _, run = ask(bench, "sleep")
     argv = [str(BIN / "kakeya_mac"), "runner", "execute", "--out", str(run.out), "--name", "mac"]

@@ -53,7 +53,7 @@ def execute(run: Run, started: list[subprocess.Popen[bytes]]) -> subprocess.Pope
 @pytest.mark.parametrize(
     ("transports", "taken"), [({"embedded"}, 0), ({"actions"}, 1), ({"embedded", "actions"}, 2)]
 )
-@pytest.mark.sampled(4, 1)
+@pytest.mark.sampled(0, 1)
 def test_a_daemon_takes_the_transports_it_was_told_to(bench: Bench, transports: set[str], taken: int) -> None:
     both = [bench.ask(), bench.ask(transport="actions")]
     station = dataclasses.replace(bench.station(), transports=frozenset(transports))

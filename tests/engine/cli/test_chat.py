@@ -52,6 +52,7 @@ def chat(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
     return Chat(capsys, monkeypatch)
 
 
+@pytest.mark.slow
 def test_each_line_of_a_script_is_a_turn_and_the_next_one_reads_only_what_is_new(chat: Chat):
     first, second = chat.turns(f"{LIST}\n\nHow many things\\\nare in it?", "--max-tokens", "40")
     assert first["content"].startswith("Here is")

@@ -169,7 +169,7 @@ def test_recall_runs_the_system_the_oracle_and_the_control(engine: Engine, tmp_p
     assert len(document["order"]) == 6
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(0, 1)
 @pytest.mark.parametrize("block", ["auto", "4", "1"])
 def test_recall_decodes_prompts_together(folders: tuple[Path, Path], tmp_path: Path, block: str):
     engine = open_engine(Options(folders[0], str(folders[1]), block=block))
@@ -314,7 +314,7 @@ def test_a_drafter_that_never_asks_its_network_is_found_out(
         assert (document["liveness"]["drafter_forwards"] == 0) is patched
 
 
-@pytest.mark.sampled(4, 2)
+@pytest.mark.sampled(0, 2)
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("patched", [False, True])
 def test_the_drafters_of_a_batch_are_counted_each_by_itself(

@@ -86,7 +86,7 @@ def test_prompts_go_through_the_chat_template_and_switches_that_meet_none_are_re
         measure_recall(engine, prompts, switches, prepare(), progress=quiet)
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(0, 1)
 @pytest.mark.parametrize("drafter", [None, "none"])
 def test_a_policy_is_compared_with_plain_decoding_and_claims_nothing_by_itself(
     folders: tuple[Path, Path], drafter: str | None
@@ -104,7 +104,7 @@ def test_a_policy_that_restores_is_not_measured_without_its_controls(folders: tu
         measure_throughput(engine, load_prompts("code", 1), Switches(), prepare(), progress=quiet)
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(0, 1)
 @pytest.mark.parametrize("batch", [1, 2])
 def test_restored_keys_and_values_are_measured_beside_their_controls(
     folders: tuple[Path, Path], tmp_path: Path, batch: int

@@ -154,6 +154,7 @@ def test_a_cancelled_request_ends_and_its_session_stays_good(bench: Bench):
     assert bench.ended(again).cached_tokens >= len(PROMPT) - 1
 
 
+@pytest.mark.slow
 def test_idle_sessions_end_and_leave_nothing(bench: Bench):
     _, heard = bench.submit(PROMPT)
     bench.ended(heard)

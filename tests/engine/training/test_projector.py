@@ -111,6 +111,7 @@ def test_a_query_sees_restored_what_inference_has_restored_by_then() -> None:
         assert sight.seen[row].tolist() == [place <= query for place in range(40)]
 
 
+@pytest.mark.slow
 def test_the_loss_goes_down_and_the_folder_says_so(
     trained: tuple[Path, dict[str, Any], list[tuple[int, int, str, str]]],
 ) -> None:
@@ -138,6 +139,7 @@ def test_the_file_loads_and_restores(
         assert session.restored == 2 * (60 - 4 - 8)
 
 
+@pytest.mark.slow
 def test_training_again_gives_the_same_file(
     trained: tuple[Path, dict[str, Any], list[tuple[int, int, str, str]]],
     target: LoadedTarget,

@@ -31,6 +31,7 @@ requesters = ["ann@example.org"]
 """
 
 
+@pytest.mark.slow
 def test_an_inbox_entry_alone_comes_on_no_branch(bench: Bench) -> None:
     """On a server that protects branches, whoever may not push to one may still put requests in the inbox."""
     bench.policy('allow_refs = ["AgentMemory/*"]\n')
