@@ -14,6 +14,21 @@ PACKED = ("weight", "scales", "biases", "global_scale")  # arrays a packed matri
 
 
 @dataclass(frozen=True)
+class CacheLayer:
+    """One cache as the model makes it for itself.
+
+    Attributes:
+        kind: ``full``, ``sliding``, or ``other`` for a cache that keeps no keys and values by position.
+        values: numbers kept a position, keys and values of all KV heads together; 0 for ``other``.
+        window: positions a ``sliding`` layer sees, else None.
+    """
+
+    kind: str
+    values: int
+    window: int | None
+
+
+@dataclass(frozen=True)
 class ModelCard:
     """What a report says about a model.
 
@@ -23,6 +38,9 @@ class ModelCard:
         dtype: the floating type most parameters are in; of packed ones, that of their scales.
         quantization: how packed matrices are packed, the commonest first; None where none is.
         parameters: their number as if nothing were packed, all experts counted, tied tables once.
+        vocab_size: tokens a target knows; None for other models.
+        largest_block: the longest block a drafter may be asked for; None for other models.
+        cache_layers: a target's caches, in the order of its layers; None for other models.
     """
 
     id: str
@@ -30,6 +48,9 @@ class ModelCard:
     dtype: str
     quantization: str | None
     parameters: int
+    vocab_size: int | None = None
+    largest_block: int | None = None
+    cache_layers: tuple[CacheLayer, ...] | None = None
 
 
 def card_of(path: Path, files: list[Path], model: Any) -> ModelCard:

@@ -51,6 +51,29 @@ def models_page() -> str:
     return NOTE + registry_markdown(Registry.load())
 
 
+def prompt_sets_text() -> str:
+    """The digests by which the gate knows the shipped prompts; see `bridge.evidence.rules.prompt_sets`."""
+    from engine.evaluation.prompts import SHIPPED_SETS, encode, load_prompts
+    from engine.evaluation.report import tokens_digest
+    from engine.loading import SHIPPED_TARGET, tokenizer_of
+    from engine.weights import digest, read_json, weight_files
+
+    config = read_json(SHIPPED_TARGET / "config.json")
+    tokenizer = tokenizer_of(SHIPPED_TARGET, config["eos_token_id"])
+    sets = {
+        name: {
+            prompt.id: [
+                prompt.source_sha256,
+                tokens_digest(encode(prompt, tokenizer, config["vocab_size"], None)),
+            ]
+            for prompt in load_prompts(name)
+        }
+        for name in SHIPPED_SETS
+    }
+    document = {"target_sha256": digest(weight_files(SHIPPED_TARGET)), "sets": sets}
+    return json.dumps(document, indent=1) + "\n"
+
+
 def exit_codes_page() -> str:
     from bridge import errors
     from bridge.result import EXIT_CODES, Reason
@@ -115,6 +138,7 @@ def pages() -> dict[str, str]:
         "docs/schema/status.json": schema_text(result.RunStatus.model_json_schema()),
         "docs/schema/runner.json": schema_text(card.json_schema()),
         "docs/schema/evidence.json": (ROOT / "bridge/evidence/schema.json").read_text(encoding="utf-8"),
+        "bridge/evidence/prompt_sets.json": prompt_sets_text(),
         "docs/schema/server-openapi.json": schema_text(openapi_document()),
         "docs/schema/preset.json": (ROOT / "bridge/presets/schema.json").read_text(encoding="utf-8"),
     }

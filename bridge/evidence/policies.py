@@ -87,6 +87,21 @@ class Policy:
         return sum(map(int, self.values)) if self.kind in _BOUNDED else None
 
     @property
+    def bounds(self) -> bool:
+        """Whether layers keep a sink and a window, restored positions left out."""
+        return self.kind in _BOUNDED or self.source is not None
+
+    def may_apply(self, index: int, kind: str) -> bool:
+        """Whether it may apply to a layer, by its index and its kind: ``full``, ``sliding`` or ``other``."""
+        if self.kind == "native" or kind == "other":
+            return False
+        if self.numbers is not None:
+            return index in self.numbers
+        if self.layers.startswith("inner:"):
+            return True  # which are outer depends on the layers that attend
+        return self.layers in ("all", kind)
+
+    @property
     def classes(self) -> frozenset[str]:
         """The cache classes an arm of this policy may hold."""
         if self.coded:

@@ -52,6 +52,14 @@ class Source(_Frozen):
     source_sha256: str
 
 
+class CacheLayer(_Frozen):
+    """One cache as the model makes it: ``full``, ``sliding`` or ``other``, numbers a position, window."""
+
+    kind: str
+    values: int
+    window: int | None
+
+
 class Model(_Frozen):
     """A model by its weights."""
 
@@ -60,6 +68,17 @@ class Model(_Frozen):
     dtype: str
     quantization: str | None
     parameters: int
+    vocab_size: int | None
+    largest_block: int | None
+    cache_layers: tuple[CacheLayer, ...] | None
+
+
+class Load(_Frozen):
+    """What else the machine did while rows were timed: seconds watched, CPU share, CPU seconds."""
+
+    seconds: float
+    other_cpu_share: float | None
+    services: dict[str, float]
 
 
 class Environment(_Frozen):
@@ -77,6 +96,7 @@ class Environment(_Frozen):
     power_source: str
     thermal_state: str
     swapping: bool | None
+    load: Load
     versions: Versions
     git: Source
     models: dict[str, Model]
@@ -125,6 +145,7 @@ class Sample(_Frozen):
 
     prompt_id: str
     prompt_sha256: str
+    source_sha256: str
     instruction_sha256: str
     prompt_tokens: int
     prefill_s: float | None = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from bridge.evidence.case import Case
 from bridge.render.figures import bytes_text, claim_text, difference_text, number_text, ratio_text
 from bridge.render.tables import bare_table, plain
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from bridge.evidence.gate import Judgement
-    from bridge.evidence.report import Report, Summary
+    from bridge.evidence.report import Comparison, Report, Summary
 
 _BLAS_HINT = "apt install libopenblas0-pthread"
 
@@ -38,6 +39,7 @@ def throughput_table(report: Report, figures: Summary) -> Table:
     headings = ["decode tok/s", "end to end", "ratio", "acceptance length", "identical", "KV resident"]
     table = _table("arm", *headings)
     compared = {pair.arm: pair for pair in figures.comparisons}
+    claimed = _claimed_speeds(report, figures)
     for arm in report.arms:
         row, pair = figures.arms[arm.name], compared.get(arm.name)
         table.add_row(
@@ -45,7 +47,7 @@ def throughput_table(report: Report, figures: Summary) -> Table:
                 arm.name,
                 number_text(row.decode_tokens_per_s),
                 number_text(row.end_to_end_tokens_per_s),
-                "" if pair is None else ratio_text(pair.decode_ratio),
+                _speed_text(pair, claimed),
                 "" if row.acceptance_length is None else number_text(row.acceptance_length),
                 "" if pair is None else f"{pair.identical_samples}/{pair.compared_samples}",
                 bytes_text(row.max_resident_bytes),
@@ -96,6 +98,7 @@ def kv_table(report: Report, figures: Summary) -> Table:
     headings = ["role", "bits", "KV resident", "distortion K", "V", "recall", "acceptance length", "ratio"]
     table = _table("arm", *headings)
     compared = {pair.arm: pair for pair in figures.comparisons}
+    claimed = _claimed_speeds(report, figures)
     for arm in report.arms:
         row, pair = figures.arms[arm.name], compared.get(arm.name)
         table.add_row(
@@ -108,10 +111,23 @@ def kv_table(report: Report, figures: Summary) -> Table:
                 number_text(row.value_distortion),
                 number_text(row.recall),
                 number_text(row.acceptance_length),
-                "" if pair is None else ratio_text(pair.decode_ratio),
+                _speed_text(pair, claimed),
             )
         )
     return table
+
+
+def _claimed_speeds(report: Report, figures: Summary) -> set[tuple[str, str]]:
+    """Arm and baseline of each speed claim: the gate judged these ratios, and no others."""
+    return {(arm.name, baseline.name) for arm, baseline in Case(report, None, figures).speed_pairs()}
+
+
+def _speed_text(pair: Comparison | None, claimed: set[tuple[str, str]]) -> str:
+    """A decode ratio; one that no claim covers says so, lest it pass for a judged one."""
+    if pair is None:
+        return ""
+    text = ratio_text(pair.decode_ratio)
+    return text if (pair.arm, pair.baseline) in claimed else f"{text} not claimed"
 
 
 def parity_table(report: Report, figures: Summary) -> Table:

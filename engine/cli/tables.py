@@ -7,11 +7,12 @@ from rich.markup import escape
 from rich.table import Table
 
 Document = dict[str, Any]
+SPEED_CLAIMS = ("speedup", "no_slowdown")
 KV_NOTES = """\
 bits: stored a value where the policy applies; KV bytes: most that was resident;
 key err, val err: relative squared error of what the next query sees, evicted
 positions lost; accept: tokens emitted per verify, the target's own included;
-speed: decoding relative to native; *: control; =: holds what native caches
+speed: decoding relative to native, not claimed; *: control; =: holds what native caches
 hold, so on this model the policy changes nothing"""
 BITS = {"float32": 32.0, "float16": 16.0, "bfloat16": 16.0}
 
@@ -21,6 +22,7 @@ def figures(document: Document) -> Document:
     return {
         "kind": document["kind"],
         "claims": document["claims"],
+        "speed_not_claimed": document["configuration"].get("speed_not_claimed"),
         "blas": document["environment"]["blas"],
         "device": document["environment"]["device"],
         "arms": document["summary"]["arms"],
@@ -44,13 +46,17 @@ def throughput_table(document: Document) -> None:
         )
     console = Console()
     console.print(table)
+    claimed = {claim.get("arm") for claim in document["claims"] if claim["name"] in SPEED_CLAIMS}
     for row in document["summary"]["comparisons"]:
         console.print(
             f"{row['arm']} / {row['baseline']}: decode {_number(row['decode_ratio'], 2)}x "
             f"(median {_number(row['median_decode_ratio'], 2)}x), "
-            f"end to end {_number(row['end_to_end_ratio'], 2)}x, "
+            f"end to end {_number(row['end_to_end_ratio'], 2)}x"
+            f"{'' if row['arm'] in claimed else ' (not claimed)'}, "
             f"identical {row['identical_samples']}/{row['compared_samples']}"
         )
+    if reason := document["configuration"].get("speed_not_claimed"):
+        console.print(f"no speed is claimed: {reason}", markup=False)
     console.print("acceptance length: tokens emitted per verify, the target's own included")
 
 

@@ -5,16 +5,19 @@ import hashlib
 import os
 import platform
 import sys
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm.models.cache import ArraysCache, CacheList, RotatingKVCache, make_prompt_cache
 
+from engine.card import CacheLayer
 from engine.child import printed_by
 from engine.evaluation.strain import StrainWatch
-from engine.loading import ModelCard
+from engine.loading import LoadedTarget, ModelCard
 from engine.runtime import Runtime
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -41,6 +44,7 @@ def describe(runtime: Runtime, watch: StrainWatch, models: dict[str, ModelCard])
         "power_source": watch.power_source(),
         "thermal_state": watch.thermal_state(),
         "swapping": watch.swapping(),
+        "load": watch.load(),
         "versions": {
             "python": platform.python_version(),
             "mlx": version("mlx"),
@@ -50,6 +54,26 @@ def describe(runtime: Runtime, watch: StrainWatch, models: dict[str, ModelCard])
         "git": _git() | {"source_sha256": source_digest()},
         "models": {role: asdict(card) for role, card in models.items()},
     }
+
+
+def target_card(target: LoadedTarget) -> ModelCard:
+    """The card of a target, with its vocabulary and the caches it makes for itself."""
+    layers = tuple(_cache_layers(target.target.model))
+    return replace(target.card, vocab_size=target.target.vocab_size, cache_layers=layers)
+
+
+def _cache_layers(model: Any) -> Iterator[CacheLayer]:
+    """What each cache keeps a position, from the shapes that one token leaves; nothing is computed."""
+    caches = make_prompt_cache(model)
+    model(mx.array([[0]]), cache=caches)
+    for cache in caches:
+        keys = None if isinstance(cache, (ArraysCache, CacheList)) else cache.keys
+        if keys is None:
+            yield CacheLayer("other", 0, None)
+            continue
+        values = keys.shape[1] * keys.shape[3] + cache.values.shape[1] * cache.values.shape[3]
+        sliding = isinstance(cache, RotatingKVCache)
+        yield CacheLayer("sliding" if sliding else "full", values, cache.max_size if sliding else None)
 
 
 def source_digest() -> str:

@@ -18,7 +18,7 @@ from engine.evaluation.prompts import Prompt
 from engine.evaluation.report import Request, tokens_digest
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
-VOLATILE = ("power_source", "thermal_state", "swapping", "versions", "git", "models")
+VOLATILE = ("power_source", "thermal_state", "swapping", "load", "versions", "git", "models")
 
 
 def fingerprint(
@@ -39,7 +39,10 @@ def fingerprint(
     """
     machine = {key: value for key, value in environment.items() if key not in VOLATILE}
     models = {
-        f"{role} {key}": value for role, card in environment["models"].items() for key, value in card.items()
+        f"{role} {key}": value
+        for role, card in environment["models"].items()
+        for key, value in card.items()
+        if key != "cache_layers"  # a list; the weights and the engine's source settle it
     }
     bound = {} if request is None else asdict(request)
     return {

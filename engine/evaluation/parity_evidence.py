@@ -6,7 +6,7 @@ from typing import Any
 
 from engine.card import ModelCard
 from engine.errors import ConfigurationError
-from engine.evaluation.environment import describe
+from engine.evaluation.environment import describe, target_card
 from engine.evaluation.interleave import Progress
 from engine.evaluation.parity import DIFFERENCES, Parity, compare_all, finite
 from engine.evaluation.prompts import load_prompts
@@ -82,7 +82,7 @@ def measure_parity(
             tolerance=switches.tolerance,
             progress=progress,
         )
-        models["target"], reference = target.card, plain_reference()
+        models["target"], reference = target_card(target), plain_reference()
         own = {name: getattr(switches, name) for name in ("prompts", "limit", "max_tokens", "prefill_chunk")}
         own["command"] = "parity --target"
     environment = describe(runtime, watch, models)

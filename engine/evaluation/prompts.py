@@ -7,6 +7,7 @@ either ``prompt`` (raw text) or ``messages`` (for the model's chat template). Re
 Files of gsm8k, HumanEval, MBPP and MT-bench are read as they are, see `engine.evaluation.layouts`.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Sequence
@@ -48,6 +49,12 @@ class Prompt:
     messages: tuple[tuple[str, str], ...] | None  # (role, content)
     needle: Needle | None
     instruction: str
+
+    @property
+    def source_sha256(self) -> str:
+        """sha256 of the prompt before templates and tokens: JSON of its text or of its messages."""
+        source = json.dumps(self.text if self.messages is None else self.messages, ensure_ascii=True)
+        return hashlib.sha256(source.encode("ascii")).hexdigest()
 
     def without_needle(self) -> "Prompt":
         """The same prompt with the needle's sentence taken out."""

@@ -108,6 +108,7 @@ def sample(
     row: dict[str, Any] = {
         "prompt_id": prompt.id,
         "prompt_sha256": tokens_digest(tokens),
+        "source_sha256": prompt.source_sha256,
         "instruction_sha256": hashlib.sha256(prompt.instruction.encode()).hexdigest(),
         "prompt_tokens": len(tokens),
         "prefill_s": _seconds(outcome.prefill_s),

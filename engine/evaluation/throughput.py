@@ -4,11 +4,14 @@ Measures; whether the figures may be believed is for the gate. Decode-only and e
 from the rows. One untimed warm-up an arm on the first prompt, and one prefill of the longest. When identical
 work takes very different times, something else uses the machine: all of it is measured again, and the report
 says so.
+
+Where a speed may be claimed, a third arm runs our own loop at block 1. On small models a step of our loop is
+quicker than one of mlx-lm's, and only this arm tells how much of a ratio is that, and how much is drafting.
 """
 
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from math import inf
 from typing import Any
@@ -18,7 +21,7 @@ from engine.cache.policy import NATIVE
 from engine.config import Engine
 from engine.errors import ConfigurationError, PromptError
 from engine.evaluation.arms import OUR_LOOP, PLAIN_LOOP, Outcome, plain, room, speculate
-from engine.evaluation.environment import describe
+from engine.evaluation.environment import describe, target_card
 from engine.evaluation.fingerprint import fingerprint
 from engine.evaluation.interleave import Lane, Progress, run_interleaved, scored_rows
 from engine.evaluation.journal import Journals
@@ -26,20 +29,22 @@ from engine.evaluation.prompts import Prompt, encode
 from engine.evaluation.report import Arm, Report, Request, now
 from engine.evaluation.rounding import Run, block_error, plain_gap
 from engine.evaluation.steady import disturbance
-from engine.evaluation.strain import StrainWatch
+from engine.evaluation.strain import StrainWatch, idle_load
 from engine.evaluation.templates import ChatSwitches
 from engine.pace import Adaptive, Pace, Tour
 from engine.runtime import Runtime
 
-PLAIN, SPECULATIVE = "plain", "speculative"
+PLAIN, SPECULATIVE, BLOCK_1 = "plain", "speculative", "block-1"
 CLAIMS = ("auto", "speedup", "no-slowdown", "none")
 NO_SLOWDOWN = 0.9
 ROUNDING_TEXTS = 3
 MADE_UP_BLOCKS = (2, 4, 8, 16)
 WARM_UPS = 4
 STEP = "drafting/verifying"
+SPEED_CLAIMS = ("speedup", "no_slowdown")
 # What the gate asks of a speed; with less, `auto` claims identical output alone.
 FEWEST_SAMPLES, FEWEST_TOKENS = 5, 32
+WATCHED = 0.9  # of the timed seconds, beside which the load must be known
 
 
 @dataclass(frozen=True)
@@ -96,39 +101,59 @@ def measure_throughput(
     started, watch = now(), StrainWatch()
     encoded = encode_all(engine, prompts, switches.chat)
     claims = throughput_claims(engine, switches, runtime, len(prompts)) if _compares(engine) else []
+    of_speed = any(claim["name"] in SPEED_CLAIMS for claim in claims)
+    # What `auto` claims depends on what else the machine does, and never on the speed that came out.
+    reason = idle_load().busy if of_speed and switches.claim == "auto" else None
     settings = configuration(engine, runtime, "eval throughput", switches)
     environment = describe(runtime, watch, models(engine))
     marks = fingerprint(environment, settings, prompts, encoded, request)
     journal = journals.open(marks) if journals else None
-    arms = _arms(engine)
+    arms = _arms(engine, of_speed)
+    if reason:
+        progress(0, len(arms) * len(prompts), "claiming no speed", reason)
     progress(0, len(arms) * len(prompts), "warming up", prompts[0].id)
     pace = warm_up(engine, encoded, switches.max_tokens)
     row = scored_rows(engine.target.tokenizer)
-    course = run_interleaved(
-        [
-            Lane(
-                arm,
-                prompts,
-                encoded,
-                run=partial(_run, engine, arm.role == "sut", switches.max_tokens, pace),
-                row=row,
-                phase="decoding" if arm.role == "baseline" else STEP,
-            )
-            for arm in arms
-        ],
-        progress=progress,
-        journal=journal,
-        watch=(lambda: disturbance(*(arm.samples for arm in arms))) if claims else None,
-    )
-    progress(len(course.order), len(course.order), "checking", "rounding and divergences")
-    divergences = [] if len(arms) == 1 else find_divergences(engine, encoded, arms[0], arms[-1])
-    rounding = measure_rounding(engine, encoded, arms, {found["prompt_id"] for found in divergences})
+    plainly = replace(engine, drafter=None)
+    if len(arms) == 3:
+        speculate(plainly, encoded[0], switches.max_tokens, plainly.new_pace())
+    compared = arms[:2]
+
+    def disturbed() -> str | None:
+        return disturbance(*(arm.samples for arm in compared))
+
+    with watch.timing():
+        course = run_interleaved(
+            [
+                Lane(
+                    arm,
+                    prompts,
+                    encoded,
+                    run=partial(_run, plainly, True, switches.max_tokens, plainly.new_pace())
+                    if arm.name == BLOCK_1
+                    else partial(_run, engine, arm.role == "sut", switches.max_tokens, pace),
+                    row=row,
+                    phase=STEP if arm.role == "sut" else "decoding",
+                )
+                for arm in arms
+            ],
+            progress=progress,
+            journal=journal,
+            watch=disturbed if claims else None,
+        )
+    if of_speed and switches.claim == "auto":
+        reason = reason or watch.timed_load.busy or _unwatched(watch, arms) or disturbed()
+        if reason:
+            claims = [claim for claim in claims if claim["name"] not in SPEED_CLAIMS]
+    progress(len(course.order), len(course.order), "checking", reason or "rounding and divergences")
+    divergences = [] if len(arms) == 1 else find_divergences(engine, encoded, *compared)
+    rounding = measure_rounding(engine, encoded, compared, {found["prompt_id"] for found in divergences})
     return Report.build(
         "throughput",
         started=journal.started if journal else started,
         claims=claims,
         environment=describe(runtime, watch, models(engine)),
-        configuration=settings | {"resumed": course.resumed},
+        configuration=settings | {"resumed": course.resumed, "speed_not_claimed": reason},
         arms=arms,
         order=course.order,
         rounding=rounding,
@@ -143,10 +168,23 @@ def _compares(engine: Engine) -> bool:
     return not engine.alone or engine.policy != NATIVE
 
 
-def _arms(engine: Engine) -> list[Arm]:
-    """Empty arms: plain decoding, and ours where there is something to compare."""
-    baseline = Arm(PLAIN, "baseline", PLAIN_LOOP)
-    return [baseline, our_arm(engine, SPECULATIVE)] if _compares(engine) else [baseline]
+def _arms(engine: Engine, of_speed: bool) -> list[Arm]:
+    """Empty arms: plain decoding, ours where there is something to compare, and its steps for a speed."""
+    arms = [Arm(PLAIN, "baseline", PLAIN_LOOP)]
+    if _compares(engine):
+        arms.append(our_arm(engine, SPECULATIVE))
+    if of_speed and engine.drafter:
+        arms.append(our_arm(replace(engine, drafter=None, alone=True), BLOCK_1, "control", "block_1"))
+    return arms
+
+
+def _unwatched(watch: StrainWatch, arms: Sequence[Arm]) -> str | None:
+    """Why the load says nothing of most rows: an earlier process ran them."""
+    timed = sum(row["prefill_s"] + row["decode_s"] for arm in arms for row in arm.samples)
+    seconds = watch.timed_load.seconds
+    if seconds < WATCHED * timed:
+        return f"the load was watched for {seconds:.1f} s of {timed:.1f} s; the others are of an earlier run"
+    return None
 
 
 def our_arm(engine: Engine, name: str, role: str = "sut", control: str | None = None) -> Arm:
@@ -281,7 +319,8 @@ def find_divergences(
 def throughput_claims(
     engine: Engine, switches: Switches, runtime: Runtime, prompts: int
 ) -> list[dict[str, Any]]:
-    """What the report asks to be believed for; known before anything is timed.
+    """What the report asks to be believed for; known before anything is timed, but that `auto` may take a
+    speed back where the machine was busy.
 
     A policy may change the output, so that by itself nothing is claimed of it here.
     """
@@ -306,9 +345,12 @@ def throughput_claims(
 def models(engine: Engine) -> dict[str, Any]:
     """The model cards of the environment block."""
     learned = engine.restoration.learned if engine.restoration else None
+    target, drafter = engine.target, engine.drafter
     cards = {
-        "target": engine.target.card,
-        "drafter": engine.drafter.card if engine.drafter else None,
+        "target": target_card(target),
+        "drafter": replace(drafter.card, largest_block=2 * drafter.drafter.block_size)
+        if drafter and drafter.card
+        else None,
         "projector": learned.card if learned else None,
     }
     return {role: card for role, card in cards.items() if card is not None}

@@ -55,7 +55,7 @@ def _identity(_case: Case, arm: Arm, baseline: Arm | None) -> float | None:
 
 CLAIMS: dict[str, ClaimKind] = {
     "identical_output": ClaimKind(_identity, None, "baseline"),
-    "exact_match": ClaimKind(_identity, "at_least", "baseline", lowest=0.01, highest=1.0),
+    "exact_match": ClaimKind(_identity, "at_least", "baseline", lowest=0.5, highest=1.0),
     "speedup": ClaimKind(
         lambda _, arm, base: compare(arm, base).decode_ratio if base else None,
         "at_least",

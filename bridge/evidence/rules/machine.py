@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from bridge.evidence.case import Case
-from bridge.evidence.report import Environment
+from bridge.evidence.report import Environment, Model
 from bridge.evidence.shown import shown
 
 WEIGHTLESS_DRAFTERS = frozenset({"prompt-lookup"})
+DTYPE_BITS = {"float32": 32, "float16": 16, "bfloat16": 16}
+# The limits of a speed claim: CPU time of other processes as a share of all cores', of a service as a share
+# of one core; and the share of the timed seconds for which both must be known.
+MOST_OTHER_CPU, MOST_SERVICE_CPU, WATCHED = 0.10, 0.10, 0.9
 PLACEHOLDERS = frozenset({"unknown", "none", "null", "n/a", "na", "?", "-", "todo", "tbd"})
 
 
@@ -55,6 +60,47 @@ def _placeholders(environment: Environment) -> Iterator[str]:
 
 def _is_blank(digest: str) -> bool:
     return len(set(digest)) == 1
+
+
+def environment_impossible(case: Case) -> Iterator[str]:
+    """Chip, system and device contradict each other, or the models do not fit the memory."""
+    environment = case.report.environment
+    apple = environment.chip.casefold().startswith("apple")
+    if apple and (environment.system != "Darwin" or environment.machine != "arm64"):
+        where = f"{shown(environment.system)} on {shown(environment.machine)}"
+        yield f"the chip is {shown(environment.chip)}, but the system {where}"
+    if environment.metal and not apple:
+        yield f"environment.metal is true on {shown(environment.chip)}"
+    if environment.system == "Darwin" and environment.machine == "arm64" and not apple:
+        yield f"the system is Darwin on arm64, but the chip {shown(environment.chip)}"
+    if not environment.metal and environment.device in ("gpu", "metal"):
+        yield f"environment.device is {shown(environment.device)} without Metal"
+    needed = sum(_least_bytes(model) for model in environment.models.values())
+    if needed > environment.memory_bytes:
+        yield f"the models' parameters take {needed} bytes, the machine has {environment.memory_bytes}"
+
+
+def _least_bytes(model: Model) -> int:
+    """The fewest bytes a model's parameters can take."""
+    bits = [int(found) for found in re.findall("([0-9]+)-bit", model.quantization or "")]
+    smallest = min(bits) if bits else DTYPE_BITS.get(model.dtype, min(DTYPE_BITS.values()))
+    return model.parameters * smallest // 8
+
+
+def machine_busy(case: Case) -> Iterator[str]:
+    """A speed is claimed of a machine that did other work, or of which that is not known."""
+    if not any(case.speed_pairs()):
+        return
+    load = case.report.environment.load
+    timed = sum((s.prefill_s or 0) + (s.decode_s or 0) for arm in case.report.arms for s in arm.samples)
+    if load.other_cpu_share is None or load.seconds < WATCHED * timed:
+        yield f"the load was watched for {load.seconds:.3g} s of the {timed:.3g} s that were timed"
+    elif load.other_cpu_share > MOST_OTHER_CPU:
+        share, most = f"{load.other_cpu_share:.1%}", f"{MOST_OTHER_CPU:.0%}"
+        yield f"other processes used {share} of the CPU time, at most {most} may be"
+    for service, seconds in load.services.items():
+        if seconds > MOST_SERVICE_CPU * load.seconds:
+            yield f"{service} used {seconds:.3g} s of CPU in {load.seconds:.3g} s"
 
 
 def thermal_or_power(case: Case) -> Iterator[str]:

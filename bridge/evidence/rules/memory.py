@@ -15,6 +15,8 @@ LEAST_SHARE = 0.9  # what native caches held beside the codes' layers may differ
 HALF = 0.5  # buffers may be up to twice as long as what they hold
 STEP = 256  # positions by which mlx-lm's buffers grow
 BATCHED = "RaggedKV"  # caches of a batch hold several sequences and count once
+UNWRITTEN = 2  # the last token is in no cache, and mlx-lm's loop may stop one earlier
+LEAST_DISTORTION = 0.25  # of the rate-distortion bound: real keys are easier to code than Gaussian noise
 
 
 def memory_analytic_as_measured(case: Case) -> Iterator[str]:
@@ -42,7 +44,11 @@ def memory_claim_mismatch(case: Case) -> Iterator[str]:
             continue
         yield from (f"arm {shown(arm.name)}: {problem}" for problem in _class_problems(arm, policy))
         for sample in arm.samples:
-            problem = _use_problem(sample, policy) or _bound_problem(sample, policy, native)
+            problem = (
+                _use_problem(sample, policy)
+                or _bound_problem(sample, policy, native)
+                or _bytes_problem(sample, policy, case)
+            )
             if problem:
                 yield f"{shown(arm.name)}/{shown(sample.prompt_id)}: {problem}"
         if policy.coded:
@@ -81,9 +87,39 @@ def _use_problem(sample: Sample, policy: Policy) -> str | None:
             if policy.coded
             else None
         )
-    if policy.coded and 0 in _distortions(use):
-        return f"kv {policy.kind} rounds every value, but a distortion is 0"
+    least = LEAST_DISTORTION * 2 ** (-2 * policy.stored_bits[0])
+    if policy.coded and any(found is not None and found < least for found in _distortions(use)):
+        found = min(found for found in _distortions(use) if found is not None)
+        return f"a distortion of {found:.3g}, but codes of kv {policy.kind} cannot be under {least:.3g}"
     return _layer_problem(sample, use, policy) or _bits_problem(sample, use, policy)
+
+
+def _bytes_problem(sample: Sample, policy: Policy, case: Case) -> str | None:
+    """Why no cache of the policy holds the row's positions in the row's bytes, or None.
+
+    By the target's own caches: a layer that the policy may apply to needs what the policy keeps at its fewest
+    bits; every other layer what the model keeps. Rows of a batch and unmeasured rows are left out.
+    """
+    target = case.report.environment.models.get("target")
+    if target is None or target.cache_layers is None or _unmeasured(sample):
+        return None
+    length = max(_length(sample) - UNWRITTEN, 0)
+    plain_bits = WIDEST_BITS if target.dtype == "float32" else WIDEST_BITS // 2
+    bound = sum(map(int, policy.values)) if policy.bounds else None
+    least = 0.0
+    for index, layer in enumerate(target.cache_layers):
+        positions = length if layer.window is None else min(length, layer.window - 1)
+        bits: float = plain_bits
+        if policy.may_apply(index, layer.kind):
+            bits = min(bits, policy.stored_bits[0])
+            positions = positions if bound is None else min(positions, max(bound - 1, 0))
+        least += positions * layer.values * bits / 8
+    if sample.cache.resident_bytes >= LEAST_SHARE * least:
+        return None
+    return (
+        f"{sample.cache.resident_bytes} resident bytes, but kv {policy.kind} needs {least:.0f} for "
+        f"{length} positions of this target"
+    )
 
 
 def _bound_problem(sample: Sample, policy: Policy, native: int | None) -> str | None:

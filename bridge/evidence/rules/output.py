@@ -23,8 +23,6 @@ MOST_TIES = 0.5
 # Claims about how an arm decodes, and the recall that holds its answers to something.
 OF_DECODING = SPEED_CLAIMS | {"acceptance_length"}
 HELD_RECALL = 0.5
-# Claims of a share of the prompts, each of which must be another.
-OF_PROMPTS = frozenset({"identical_output", "exact_match", "recall", "recall_parity"})
 # Claims that no generated token bears on.
 OF_NO_OUTPUT = frozenset({"machine", "resident_bytes", "parity"})
 
@@ -191,7 +189,9 @@ def prompt_contaminated(case: Case) -> Iterator[str]:
         different = [prompt for prompt, variants in found.items() if len(variants) > 1]
         if different:
             yield f"arms {what} under one id: {several(different)}"
-    yield from _prompts_repeated(case)
+    for arm in case.report.arms:
+        if arm.control != "no_needle":  # what is left of two prompts without their needles may be the same
+            yield from _prompts_repeated(arm)
     for name, digests in instructions.items():
         if len(digests) > 1:
             yield f"the prompts of set {shown(name)} carry {len(digests)} different instructions"
@@ -199,18 +199,14 @@ def prompt_contaminated(case: Case) -> Iterator[str]:
             yield f"the prompts of set {shown(name)} carry a foreign instruction"
 
 
-def _prompts_repeated(case: Case) -> Iterator[str]:
-    """One prompt under several ids, in an arm of which a share of its prompts is claimed."""
-    of_prompts = [claim for claim in case.report.claims if claim.name in OF_PROMPTS]
-    for arm in case.report.arms:
-        if not any(case.arm_of(claim) is arm for claim in of_prompts):
-            continue
-        ids: dict[str, list[str]] = defaultdict(list)
-        for sample in arm.samples:
-            ids[sample.prompt_sha256].append(sample.prompt_id)
-        repeated = [prompt for same in ids.values() if len(same) > 1 for prompt in same]
-        if repeated:
-            yield f"arm {shown(arm.name)} ran one prompt under several ids: {several(repeated)}"
+def _prompts_repeated(arm: Arm) -> Iterator[str]:
+    """One prompt under several ids."""
+    ids: dict[str, set[str]] = defaultdict(set)
+    for sample in arm.samples:
+        ids[sample.prompt_sha256].add(sample.prompt_id)
+    repeated = sorted(prompt for same in ids.values() if len(same) > 1 for prompt in same)
+    if repeated:
+        yield f"arm {shown(arm.name)} ran one prompt under several ids: {several(repeated)}"
 
 
 def prompt_set(prompt_id: str) -> str:

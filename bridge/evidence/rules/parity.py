@@ -14,6 +14,7 @@ from bridge.evidence.shown import several, shown
 LIMITS = {"float32": 1e-3, "float16": 0.5, "bfloat16": 1.0}
 OF_LOGITS = "parity --target"  # the command whose comparisons have no hidden states
 # Half precision cannot tell near ties apart; single precision has to choose alike in every row.
+FEWEST_ROWS = 16
 FEWEST_EQUAL = {"float32": 1.0, "float16": 0.9, "bfloat16": 0.9}
 
 
@@ -96,3 +97,13 @@ def round_problems(parity: Parity) -> Iterator[str]:
     odd = [case for case, numbers in found.items() if numbers != list(range(1, len(numbers) + 1))]
     if odd:
         yield f"the rounds are not numbered from 1 on in {several(odd)}"
+
+
+def parity_too_few(case: Case) -> Iterator[str]:
+    """Parity is claimed of fewer rows than tell one implementation from another."""
+    parity = case.report.parity
+    if parity is None or not case.claimed("parity"):
+        return
+    rows = sum(turn.rows for turn in parity.rounds)
+    if 0 < rows < FEWEST_ROWS:  # without any row it is PARITY_SELF
+        yield f"{rows} rows were compared, a claim of parity needs {FEWEST_ROWS}"

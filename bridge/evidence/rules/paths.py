@@ -42,9 +42,9 @@ def engine_never_ran(case: Case) -> Iterator[str]:
             yield f"{declared}, but each of its {len(turns)} rounds is a plain step of one token"
     if not speculative:
         return
-    verified = _blocks(speculative)
-    if live.rounds < verified:
-        yield f"liveness counts {live.rounds} rounds, but the rows hold {verified} of two tokens or more"
+    forwards = sum(len(sample.rounds) for arm in case.report.arms for sample in arm.samples)
+    if live.rounds != forwards:
+        yield f"liveness counts {live.rounds} rounds, but the rows hold {forwards}"
     networks = [arm for arm in speculative if arm.system.drafter not in WEIGHTLESS_DRAFTERS]
     if networks and live.drafter_forwards == 0:
         yield "liveness.drafter_forwards is 0 beside an arm whose drafter has a network"

@@ -18,10 +18,12 @@ from bridge.evidence.rules import (
     output,
     parity,
     paths,
+    prompt_sets,
     restoration,
     retrieval,
     rows,
     speed,
+    switches,
 )
 
 Check = Callable[[Case], Iterator[str]]
@@ -103,7 +105,9 @@ RULES: dict[str, Rule] = {
     ),
     "ROW_INCONSISTENT": Rule(
         "a row contradicts itself (token digest, rounds that cannot give its tokens, hit, text, an answer "
-        "that is not the text without its reasoning) or holds more tokens than configuration.max_tokens",
+        "that is not the text without its reasoning), holds more tokens than configuration.max_tokens or "
+        "tokens outside the target's vocabulary, decoded tokens without a forward, or ran a block longer "
+        "than the drafter takes",
         "Do not edit rows; if nobody did, report a bug of the engine.",
         rows.row_inconsistent,
     ),
@@ -118,8 +122,9 @@ RULES: dict[str, Rule] = {
         rows.missing_stage_timings,
     ),
     "TIMINGS_IMPOSSIBLE": Rule(
-        "rounds take longer than their row, rows longer than the report, a verification no time or, where a "
-        "speed is claimed, less than a fifth of a plain step",
+        "rounds take longer than their row, rows longer than the report, or a forward no time; or, where a "
+        "speed is claimed, verifications less than half of a plain step in the median, a single one less "
+        "than a quarter, or plain steps within the loop less than two fifths on average",
         "Do not edit times; if nobody did, report a bug of the engine.",
         rows.timings_impossible,
     ),
@@ -156,9 +161,19 @@ RULES: dict[str, Rule] = {
         "Compare with another system, measured separately.",
         paths.self_comparison,
     ),
+    "CONFIGURATION_UNKNOWN": Rule(
+        "the configuration holds a switch that the gate does not know",
+        "Use an engine and a gate of the same version.",
+        switches.configuration_unknown,
+    ),
+    "PROMPT_SET_MISMATCH": Rule(
+        "a shipped prompt set lacks prompts that its limit asks for, or other prompts stand under its ids",
+        "Run the whole set or use a smaller limit; give prompts of your own other ids.",
+        prompt_sets.prompt_set_mismatch,
+    ),
     "PROMPT_CONTAMINATED": Rule(
         "arms ran different prompts or seek different needles under one id, one prompt stands under several "
-        "ids where sameness or recall is claimed, or a set carries mixed or foreign instructions",
+        "ids, or a set carries mixed or foreign instructions",
         "Run the same prompts in every arm, and each set with its own instruction only.",
         output.prompt_contaminated,
     ),
@@ -179,12 +194,18 @@ RULES: dict[str, Rule] = {
         output.output_degenerate,
     ),
     "RECALL_VACUOUS": Rule(
-        "an empty, one-character or prompt-contained answer counts as a hit; recall is claimed without "
+        "an empty, one-character or prompt-contained answer counts as a hit; a needle is sought that its "
+        "prompt does not hold; recall is claimed without "
         "needles, with one answer for most prompts, of texts that recite the answers of many prompts, or "
         "against an oracle that answers nothing or was cut short",
         "Hide answers that stand nowhere else in the prompt, and vary them; an output that lists answers of "
         "other prompts did not read its own.",
         retrieval.recall_vacuous,
+    ),
+    "RECALL_TOO_FEW": Rule(
+        "recall is claimed of fewer than 5 prompts, or of needles at one depth",
+        "Ask more prompts, with needles at several depths.",
+        retrieval.recall_too_few,
     ),
     "RECALL_BELOW_ORACLE": Rule(
         "an arm that claims recall parity lies more than 5 points under the oracle",
@@ -237,6 +258,20 @@ RULES: dict[str, Rule] = {
         "Compare with mlx_lm.generate.generate_step and no drafter.",
         speed.speedup_baseline_loop,
     ),
+    "SPEEDUP_IMPOSSIBLE": Rule(
+        "the ratio exceeds the mean tokens per forward of the target, plain steps included, by more than a "
+        "tenth; held against the same loop at block 1 where the report has that arm, else against plain "
+        "decoding",
+        "A forward costs a plain step at least: the baseline was disturbed, or forwards are missing. Measure "
+        "again on a quiet machine.",
+        speed.speedup_impossible,
+    ),
+    "BASELINE_SLOW": Rule(
+        "a plain step took more than 1.25 times its whole prefill, or more than 1.75 times a step of the "
+        "same loop at block 1",
+        "The baseline was disturbed; measure again on a quiet machine.",
+        speed.baseline_slow,
+    ),
     "SPEEDUP_NOT_INTERLEAVED": Rule(
         "the arms ran one after the other, or one of them always went first",
         "Run both arms prompt by prompt and alternate which goes first.",
@@ -260,8 +295,10 @@ RULES: dict[str, Rule] = {
     "MEMORY_CLAIM_MISMATCH": Rule(
         "the caches held are not those of the declared KV policy, hold nothing, take bits a value that the "
         "policy cannot give, or fewer bytes than its codes or positions need of what native caches hold; the "
-        "arms hold different numbers of caches; or a distortion is 0 for a code, or was measured at other "
-        "prompts than another arm's; or rows of a bounding policy do not say how many positions were kept, "
+        "arms hold different numbers of caches; or fewer bytes than any cache of the policy needs for the "
+        "target's layers; or a distortion is less than codes of so many bits can have, or was measured at "
+        "other prompts than another arm's; or rows of a bounding policy do not say how many positions were "
+        "kept, "
         "or kept more than it allows",
         "Declare the policy that was in use, and measure after the run.",
         memory.memory_claim_mismatch,
@@ -273,6 +310,11 @@ RULES: dict[str, Rule] = {
         "promises another dtype, a closer tolerance or hidden states",
         "Find the first round that differs; a wider tolerance hides it. For a preset, compare as it says.",
         parity.parity_tolerance,
+    ),
+    "PARITY_TOO_FEW": Rule(
+        "parity is claimed over fewer than 16 rows",
+        "Compare more rounds or more cases.",
+        parity.parity_too_few,
     ),
     "PARITY_SELF": Rule(
         "reference and subject have one name or digest, the reference is named by a placeholder, no row was "
@@ -286,6 +328,17 @@ RULES: dict[str, Rule] = {
         "Let the engine write the environment on the machine that ran. A null git.sha is complete: an "
         "installed engine has no checkout, and source_sha256 names what ran.",
         machine.environment_incomplete,
+    ),
+    "ENVIRONMENT_IMPOSSIBLE": Rule(
+        "chip, system and device contradict each other, or the models' parameters exceed the memory",
+        "Let the engine write the environment on the machine that ran.",
+        machine.environment_impossible,
+    ),
+    "MACHINE_BUSY": Rule(
+        "a speed is claimed while other processes used more than 10 % of the CPU time, or Spotlight, Time "
+        "Machine or Photos more than 10 % of a core, or while that was not watched",
+        "Run again when the machine is quiet; `--claim auto` claims no speed on a busy one.",
+        machine.machine_busy,
     ),
     "THERMAL_OR_POWER": Rule(
         "a speed is claimed of a machine that was throttled, on battery or swapping",

@@ -11,6 +11,7 @@ from bridge.evidence.report import Arm, Sample
 from bridge.evidence.shown import several, shown
 
 PARITY_POINTS = 0.05
+FEWEST_PROMPTS, FEWEST_DEPTHS = 5, 2
 SHORTEST_ANSWER = 2  # one character turns up in any text
 COMMON_ANSWER = 0.5  # a constant output must not pass for retrieval
 # Of other prompts' answers, the share that makes a text a list which was not read from its prompt; so many
@@ -22,6 +23,9 @@ SOUGHT = 64
 def recall_vacuous(case: Case) -> Iterator[str]:
     """A hit that shows no retrieval, or recall claimed where there was nothing to retrieve."""
     for arm in case.report.arms:
+        outside = [sample.prompt_id for sample in arm.samples if _outside(arm, sample)]
+        if outside:
+            yield f"arm {shown(arm.name)} sought needles that are not in the prompts {several(outside)}"
         for sample in arm.samples if arm.role != "control" else ():
             problem = _vacuous_hit(sample)
             if problem:
@@ -37,6 +41,28 @@ def recall_vacuous(case: Case) -> Iterator[str]:
             yield f"recall_parity: the oracle {shown(oracle.name)} answers nothing"
         if oracle is not None and arm_of is not None:
             yield from cut_short(oracle, arm_of)
+
+
+def _outside(arm: Arm, sample: Sample) -> bool:
+    """Whether a row seeks a needle that its prompt does not hold; the control without needles may."""
+    return (
+        sample.needle is not None and arm.control != "no_needle" and not sample.needle.prompt_contains_needle
+    )
+
+
+def recall_too_few(case: Case) -> Iterator[str]:
+    """Recall is claimed of too few prompts, or of needles that all lie at one depth."""
+    for claim in case.report.claims:
+        arm = case.arm_of(claim)
+        if claim.name not in ("recall", "recall_parity") or arm is None:
+            continue
+        needles = [sample.needle for sample in arm.samples if sample.needle is not None]
+        prompts = {sample.prompt_sha256 for sample in arm.samples if sample.needle is not None}
+        if 0 < len(prompts) < FEWEST_PROMPTS:
+            yield f"{claim.name} of {shown(arm.name)}: {len(prompts)} prompts, it needs {FEWEST_PROMPTS}"
+        depths = {needle.depth for needle in needles}
+        if 0 < len(depths) < FEWEST_DEPTHS:
+            yield f"{claim.name} of {shown(arm.name)}: all needles lie at depth {min(depths):g}"
 
 
 def _vacuous_hit(sample: Sample) -> str | None:

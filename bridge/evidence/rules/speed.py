@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from statistics import median
 
 from bridge.evidence.case import Case
-from bridge.evidence.figures import paired, per_token
+from bridge.evidence.figures import compare, paired, per_token, quotient
 from bridge.evidence.report import Arm
 from bridge.evidence.rules.paths import PLAIN_LOOP, is_plain
 from bridge.evidence.shown import several, shown
@@ -20,6 +20,14 @@ LARGEST_SPREAD = 3.0
 SPREAD_TOKENS = 16
 SPREAD_S = 0.025
 SAME_LENGTH = 1.1  # prompts whose lengths differ by less are the same amount of prefill
+# A ratio may exceed the tokens a forward gives by this much: the arms of one prompt are timed one after the
+# other, and quiet machines drift by some per cent between them.
+RATIO_TOLERANCE = 1.10
+# Plain steps of mlx-lm's loop took 1.2 to 1.6 times as long as ours at block 1 where models were small.
+MOST_LOOP_GAIN = 1.75
+# A plain step is one forward of one token; a prefill is two or more forwards, of all of the prompt.
+MOST_STEP_TO_PREFILL = 1.25
+BLOCK_1 = "block_1"
 
 
 def speedup_samples(case: Case) -> Iterator[str]:
@@ -126,3 +134,63 @@ def speedup_decode_spread(case: Case) -> Iterator[str]:
                 f"arm {shown(baseline.name)}: one token took {1e3 * min(times):.3f} ms "
                 f"in one row, {1e3 * max(times):.3f} ms in another"
             )
+
+
+def speedup_impossible(case: Case) -> Iterator[str]:
+    """A ratio exceeds what the rounds allow: a forward costs a plain step at least, whatever its width.
+
+    Held against our own loop at block 1 where the report has that arm, else against plain decoding itself.
+    """
+    for arm, baseline in case.speed_pairs():
+        own = own_steps(case, arm)
+        plain = own or baseline
+        rounds = sum(len(sample.rounds) for sample in arm.samples)
+        most = quotient(sum(sample.decoded for sample in arm.samples), rounds)
+        if most is None:
+            continue
+        figures = compare(arm, plain)
+        for what, ratio in (("", figures.decode_ratio), (" in the median", figures.median_decode_ratio)):
+            if ratio is not None and ratio > most * RATIO_TOLERANCE:
+                yield (
+                    f"{shown(arm.name)} decodes {ratio:.3f} times as fast as {shown(plain.name)}{what}, but "
+                    f"a forward gave {most:.3f} tokens"
+                )
+
+
+def own_steps(case: Case, arm: Arm) -> Arm | None:
+    """The same loop at block 1 over the same prompts: a control, or the arm itself where it never drafts."""
+    if arm.system.drafter is None:
+        return arm
+    prompts = {sample.prompt_id for sample in arm.samples}
+    for other in case.report.arms:
+        same = (other.system.loop, other.system.kv) == (arm.system.loop, arm.system.kv)
+        if other.control == BLOCK_1 and same and {sample.prompt_id for sample in other.samples} == prompts:
+            return other
+    return None
+
+
+def baseline_slow(case: Case) -> Iterator[str]:
+    """Plain decoding took longer than it can have: a step beside its own prefill, or beside other arms."""
+    for arm, baseline in case.speed_pairs():
+        step = _step(baseline)
+        if step is None:
+            continue
+        prefill = median([sample.prefill_s or 0.0 for sample in baseline.samples])
+        if step > MOST_STEP_TO_PREFILL * prefill:
+            yield (
+                f"a plain step of {shown(baseline.name)} took {1e3 * step:.3f} ms, its whole prefill "
+                f"{1e3 * prefill:.3f} ms"
+            )
+        own = own_steps(case, arm)
+        ours = None if own is None else _step(own)
+        if own is not None and ours is not None and step > MOST_LOOP_GAIN * ours:
+            yield (
+                f"a plain step of {shown(baseline.name)} took {1e3 * step:.3f} ms, one of {shown(own.name)} "
+                f"{1e3 * ours:.3f} ms"
+            )
+
+
+def _step(arm: Arm) -> float | None:
+    """Seconds of a token in the median row of an arm."""
+    times = [seconds for sample in arm.samples if (seconds := per_token(sample)) is not None]
+    return median(times) if times else None

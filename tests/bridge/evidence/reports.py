@@ -6,6 +6,7 @@ import copy
 import hashlib
 import json
 
+from bridge.evidence.rules.prompt_sets import known_sets
 from tests.bridge.evidence.derived import Document, digest, settle, summary
 
 __all__ = ["Document", "digest", "settle", "summary"]
@@ -15,6 +16,14 @@ WORKLOAD = "ab" * 20
 PLAIN_LOOP = "mlx_lm.generate.generate_step"
 EMPTY = hashlib.sha256(b"").hexdigest()
 QUESTION = hashlib.sha256(b"What is the secret code of {name}?").hexdigest()
+
+
+SLIDING, FULL = (
+    {"kind": "sliding", "values": 128, "window": 32},
+    {"kind": "full", "values": 128, "window": None},
+)
+# What only a target says: every third layer of nine sees everything.
+TARGET: Document = {"vocab_size": 1280, "cache_layers": [SLIDING, SLIDING, FULL] * 3}
 
 
 def filler(seed: int, count: int) -> list[int]:
@@ -36,11 +45,12 @@ def environment() -> Document:
         "power_source": "ac",
         "thermal_state": "nominal",
         "swapping": False,
+        "load": {"seconds": 60, "other_cpu_share": 0.02, "services": {"spotlight": 0.5}},
         "versions": {"python": "3.12.4", "mlx": "0.32.4", "mlx_lm": "0.32.2", "kakeya": "0.1.0"},
         "git": {"sha": "cd" * 20, "dirty": False, "source_sha256": "ef" * 32},
         "models": {
-            "target": model("demo-target", "12" * 32, 1_800_000),
-            "drafter": model("demo-drafter", "34" * 32, 345_000),
+            "target": model("demo-target", "12" * 32, 1_800_000) | TARGET,
+            "drafter": model("demo-drafter", "34" * 32, 345_000) | {"largest_block": 16},
         },
     }
 
@@ -52,6 +62,9 @@ def model(name: str, weights: str, parameters: int) -> Document:
         "dtype": "float32",
         "quantization": None,
         "parameters": parameters,
+        "vocab_size": None,
+        "largest_block": None,
+        "cache_layers": None,
     }
 
 
@@ -73,6 +86,7 @@ def sample(prompt_id: str, tokens: list[int], *, speculative: bool, seconds: flo
     return {
         "prompt_id": prompt_id,
         "prompt_sha256": hashlib.sha256(prompt_id.encode()).hexdigest(),
+        "source_sha256": source_of(prompt_id),
         "instruction_sha256": EMPTY,
         "prompt_tokens": 60,
         "prefill_s": 0.0101 if speculative else 0.0100,
@@ -89,6 +103,12 @@ def sample(prompt_id: str, tokens: list[int], *, speculative: bool, seconds: flo
             "measured": True,
         },
     }
+
+
+def source_of(prompt_id: str) -> str:
+    """The digest of a shipped prompt's source, or any other for ids that no shipped prompt has."""
+    known = known_sets().prompts.get(prompt_id)
+    return known.source_sha256 if known else hashlib.sha256(f"source of {prompt_id}".encode()).hexdigest()
 
 
 def rounds_for(decoded: int, seconds: float, *, block: int = 8, accepted: int = 3) -> list[Document]:
@@ -121,7 +141,7 @@ def base(kind: str, claims: list[Document], arms: list[Document]) -> Document:
             "finished_at": "2026-03-01T12:01:05.25Z",
             "claims": claims,
             "environment": environment(),
-            "configuration": {"max_tokens": 96, "temperature": 0, "prompts": "code"},
+            "configuration": {"max_tokens": 96, "temperature": 0, "seed": 0},
             "arms": arms,
             "order": [],
             "liveness": {"rounds": 0, "drafter_forwards": 0, "restored_positions": 0, "fallbacks": []},
@@ -135,7 +155,7 @@ def base(kind: str, claims: list[Document], arms: list[Document]) -> Document:
 
 def throughput() -> Document:
     """Eight prompts, twice as fast, identical."""
-    outputs = {f"code-{i:03d}": filler(i, 65 + i) for i in range(8)}
+    outputs = {f"code-{i:03d}": filler(i, 65 + i) for i in range(1, 9)}
     plain = [
         sample(prompt, tokens, speculative=False, seconds=round(0.005 * len(tokens), 7))
         for prompt, tokens in outputs.items()
@@ -154,7 +174,9 @@ def throughput() -> Document:
         arm("plain", "baseline", plain_system(), plain),
         arm("speculative", "sut", speculative_system(), fast),
     ]
-    return base("throughput", claims, arms)
+    document = base("throughput", claims, arms)
+    document["configuration"] |= {"prompts": "code", "limit": 8}
+    return document
 
 
 def recall() -> Document:
@@ -165,7 +187,7 @@ def recall() -> Document:
         for i in range(10):
             answer = str(4821 + 37 * i)
             tokens = filler(i if with_needle else 900 + i, 12)
-            row = sample(f"retrieval-{i:03d}", tokens, speculative=speculative, seconds=0.06)
+            row = sample(f"needle-{i:03d}", tokens, speculative=speculative, seconds=0.06)
             row["instruction_sha256"] = QUESTION
             row["text"] = f"{answer}." if with_needle else "I do not know."
             row["needle"] = {
@@ -206,6 +228,7 @@ def restoration() -> Document:
     sut, oracle, without = document["arms"]
     for row in oracle["samples"]:
         row["prompt_tokens"] = 200
+        row["cache"]["resident_bytes"] = 900_000
     sut |= restoring(sut, "learned")
     extra = []
     for control in ("exact", "noise"):
@@ -246,7 +269,7 @@ def kv() -> Document:
         row["kv"] |= {"key_distortion": 0.01 + i / 1000, "value_distortion": 0.02}
     for i, row in enumerate(bounded["samples"]):
         row["decode_s"], row["tokens"], row["text"] = 0.05, filler(500 + i, 12), "nothing"
-        row["cache"] |= {"classes": {"SlidingRing": 9}, "resident_bytes": 60_000}
+        row["cache"] |= {"classes": {"SlidingRing": 9}, "resident_bytes": 160_000}
         row["kept_positions"] = 67
         row["kv"] = {"layers": list(range(9)), "values": 7_000, "bytes": 28_000}
         row["kv"] |= {"key_distortion": 0.6, "value_distortion": 0.7}

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -25,7 +28,7 @@ from engine.evaluation.recall import RecallSwitches, measure_recall
 from engine.evaluation.report import Report, Request
 from engine.evaluation.rounding import Run, block_error, plain_gap
 from engine.evaluation.single import GenerateSwitches, generate_report, generate_stream
-from engine.evaluation.strain import StrainWatch
+from engine.evaluation.strain import Load, StrainWatch, idle_load
 from engine.evaluation.summary import summarise
 from engine.evaluation.throughput import Switches, encode_all, find_divergences, measure_throughput, run_arm
 from engine.runtime import prepare
@@ -67,11 +70,14 @@ def test_throughput_compares_the_arms_prompt_by_prompt(engine: Engine, prompts: 
         measure_throughput(engine, prompts, switches, prepare(), progress=quiet, request=REQUEST)
     )
     assert document["request"]["nonce"] == REQUEST.nonce
-    plain, ours = document["arms"]
+    plain, ours, own = document["arms"]
     assert [row["tokens"] for row in ours["samples"]] == [row["tokens"] for row in plain["samples"]]
+    assert [row["tokens"] for row in own["samples"]] == [row["tokens"] for row in plain["samples"]]
+    assert (own["control"], own["system"]["drafter"]) == ("block_1", None)
+    assert {turn["block"] for row in own["samples"] for turn in row["rounds"]} == {1}
     assert [claim["name"] for claim in document["claims"]] == ["identical_output", "no_slowdown"]
-    first = [arm for arm, _ in document["order"]][::2]
-    assert first == ["plain", "speculative", "plain", "speculative"]
+    first = [arm for arm, _ in document["order"]][::3]
+    assert first == ["plain", "block-1", "plain", "block-1"]
     assert document["rounding"]["positions"] > 0
     assert document["rounding"]["max_abs_logit_error"] < 1e-2
     assert document["divergences"] == []
@@ -88,7 +94,7 @@ def test_throughput_compares_the_arms_prompt_by_prompt(engine: Engine, prompts: 
 def test_a_disturbed_measurement_is_begun_again_and_says_so(
     engine: Engine, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
 ):
-    decode_s = iter([0.1, 0.1, 0.1, 1.0])  # the fourth sample finds the machine busy
+    decode_s = iter([0.1] * 5 + [1.0])  # the second row of plain decoding finds the machine busy
 
     def timed(*arguments: Any) -> Any:
         return replace(run_arm(*arguments), prefill_s=0.01, decode_s=next(decode_s, 0.1))
@@ -101,11 +107,11 @@ def test_a_disturbed_measurement_is_begun_again_and_says_so(
             engine, prompts, switches, prepare(), progress=lambda *seen: phases.append(seen[2])
         )
     )
-    assert document["restarts"][0]["after_samples"] == 4
+    assert document["restarts"][0]["after_samples"] == 6
     assert "one token of plain decoding took" in document["restarts"][0]["reason"]
     assert phases.count("measuring again") == 1
-    assert [len(arm["samples"]) for arm in document["arms"]] == [4, 4]
-    assert len(document["order"]) == 8
+    assert [len(arm["samples"]) for arm in document["arms"]] == [4, 4, 4]
+    assert len(document["order"]) == 12
 
 
 def test_a_machine_that_stays_busy_is_reported_as_it_is(
@@ -114,8 +120,48 @@ def test_a_machine_that_stays_busy_is_reported_as_it_is(
     monkeypatch.setattr("engine.evaluation.throughput.disturbance", lambda *_: "busy")
     switches = Switches(max_tokens=4, claim="no-slowdown")
     document = check(measure_throughput(engine, prompts[:2], switches, prepare(), progress=quiet))
-    assert [restart["after_samples"] for restart in document["restarts"]] == [2, 2, 2]
-    assert len(document["order"]) == 4
+    assert [restart["after_samples"] for restart in document["restarts"]] == [3, 3, 3]
+    assert len(document["order"]) == 6
+    assert [claim["name"] for claim in document["claims"]] == ["identical_output", "no_slowdown"]
+
+
+BUSY = Load(10.0, 0.4, {})
+
+
+@pytest.mark.parametrize(
+    ("idle", "timed", "claimed"), [(BUSY, None, False), (None, BUSY, False), (None, None, True)]
+)
+def test_auto_claims_a_speed_only_where_the_machine_was_quiet(
+    engine: Engine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    idle: Load | None,
+    timed: Load | None,
+    claimed: bool,
+):
+    rows = [{"id": f"code-{i}", "kind": "code", "prompt": f"def f{i}(x):"} for i in range(5)]
+    prompts = load_prompts(str(write(tmp_path / "five.jsonl", *rows)))
+    still = Load(1000.0, 0.01, {})
+    monkeypatch.setattr("engine.evaluation.throughput.idle_load", lambda: idle or still)
+    monkeypatch.setattr(StrainWatch, "timed_load", timed or still)
+    monkeypatch.setattr("engine.evaluation.throughput.disturbance", lambda *_: None)
+    document = check(measure_throughput(engine, prompts, Switches(max_tokens=40), prepare(), progress=quiet))
+    assert (len(document["claims"]) == 2) is claimed
+    assert (document["configuration"]["speed_not_claimed"] is None) is claimed
+    assert (document["environment"]["load"]["other_cpu_share"] == 0.4) is (timed is BUSY)
+
+
+def test_a_busy_loop_is_seen_in_the_load() -> None:
+    command = [sys.executable, "-c", "while True: pass"]
+    loops = [subprocess.Popen(command) for _ in range((os.cpu_count() or 1) // 4 + 1)]
+    try:
+        load = idle_load()
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+    assert load.busy is not None
+    assert load.seconds >= 1
 
 
 @pytest.mark.sampled(2, 1)
@@ -124,7 +170,7 @@ def test_throughput_with_a_fixed_block(folders: tuple[Path, Path], prompts: list
     engine = open_engine(Options(folders[0], str(folders[1]), block=block))
     switches = Switches(max_tokens=12, claim="no-slowdown")
     document = check(measure_throughput(engine, prompts[:2], switches, prepare(), progress=quiet))
-    plain, ours = document["arms"]
+    plain, ours = document["arms"][:2]
     assert [row["tokens"] for row in ours["samples"]] == [row["tokens"] for row in plain["samples"]]
     blocks = {item["block"] for row in ours["samples"] for item in row["rounds"]}
     assert max(blocks) == int(block)

@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from bridge.evidence.rules import machine
 from engine.evaluation import strain
 
 ON_POWER = """Now drawing from 'AC Power'
@@ -108,3 +109,47 @@ def test_this_machine_says_something_of_the_kind() -> None:
     heat = watch.thermal_state()
     assert heat == "not_applicable" if sys.platform == "linux" else heat in {"nominal", "fair", "serious"}
     assert watch.swapping() is not None
+
+
+PS = """  0:01.25 mds
+ 12:00.50 mds_stores
+  0:02.00 mdworker_shared
+1-00:00:01.0 photoanalysisd
+  0:10.00 notmds
+  0:03.00 Some App
+"""
+
+
+def test_services_are_told_by_their_processes() -> None:
+    assert strain.services_of(PS) == {"spotlight": 723.75, "time_machine": 0.0, "photos": 86401.0}
+    assert strain.services_of("") == {"spotlight": 0.0, "time_machine": 0.0, "photos": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("load", "busy"),
+    [
+        (strain.Load(10, 0.10, {}), False),
+        (strain.Load(10, 0.11, {}), True),
+        (strain.Load(10, 0.0, {"spotlight": 1.0}), False),
+        (strain.Load(10, 0.0, {"spotlight": 1.1}), True),
+        (strain.Load(0, None, {}), False),
+    ],
+)
+def test_a_machine_is_busy_above_the_limits(load: strain.Load, busy: bool) -> None:
+    assert (load.busy is not None) is busy
+
+
+def test_the_limits_are_the_gates() -> None:
+    assert (strain.MOST_OTHER_CPU, strain.MOST_SERVICE_CPU) == (
+        machine.MOST_OTHER_CPU,
+        machine.MOST_SERVICE_CPU,
+    )
+
+
+def test_the_load_of_the_timing_is_kept() -> None:
+    watch = strain.StrainWatch()
+    with watch.timing():
+        pass
+    kept = watch.load()
+    assert kept["seconds"] < 1
+    assert watch.load() == kept

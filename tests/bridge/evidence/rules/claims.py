@@ -39,7 +39,8 @@ def claim_not_met(document: Document) -> None:
 
 
 def linux_without_checkout(document: Document) -> None:
-    document["environment"] |= {"system": "Linux", "chip": "AMD EPYC", "metal": False, "blas": "reference"}
+    document["environment"] |= {"system": "Linux", "machine": "x86_64", "chip": "AMD EPYC"}
+    document["environment"] |= {"metal": False, "device": "cpu", "blas": "reference"}
     document["environment"] |= {
         "power_source": "not_applicable",
         "thermal_state": "unknown",
@@ -51,6 +52,7 @@ def linux_without_checkout(document: Document) -> None:
 def slower_but_only_identical(document: Document) -> None:
     """Sequential, few, short and slow: nothing about speed is claimed."""
     claims(document, "identical_output")
+    document["configuration"]["limit"] = 3
     for arm in document["arms"]:
         del arm["samples"][3:]
     for row in both(document):
@@ -123,6 +125,13 @@ def lossy_baseline(document: Document) -> None:
         row["path"] = "plain:kakeya.decode"
 
 
+def large_model(parameters: int, quantization: str | None = None) -> Breaker:
+    """A target of so many parameters on a machine of 24 GiB."""
+    return lambda document: document["environment"]["models"]["target"].update(
+        parameters=parameters, quantization=quantization
+    )
+
+
 def coded_baseline(document: Document) -> None:
     document["arms"][0]["system"]["kv"] = "affine:2,64@all"
     for row in rows(document, "plain"):
@@ -135,6 +144,7 @@ def coded_baseline(document: Document) -> None:
 RULES = Rules(
     alone={
         "ENVIRONMENT_INCOMPLETE": ("throughput", environment_incomplete),
+        "ENVIRONMENT_IMPOSSIBLE": ("throughput", change("environment", "chip", to="AMD EPYC")),
         "THERMAL_OR_POWER": ("throughput", thermal_or_power),
         "CLAIM_NOT_MET": ("throughput", claim_not_met),
     },
@@ -164,6 +174,17 @@ RULES = Rules(
         ("CLAIM_NOT_MET", "probe", change("claims", 0, "arm", to="plain")),
         ("CLAIM_NOT_MET", "quality", claim(name="exact_match")),
         ("CLAIM_NOT_MET", "quality", claim(name="exact_match", at_least=0)),
+        ("CLAIM_NOT_MET", "quality", claim(name="exact_match", at_least=0.49)),
+        ("ENVIRONMENT_IMPOSSIBLE", "probe", change("environment", "machine", to="x86_64")),
+        ("ENVIRONMENT_IMPOSSIBLE", "probe", change("environment", "system", to="Linux")),
+        ("ENVIRONMENT_IMPOSSIBLE", "probe", change("environment", "metal", to=False)),
+        (
+            "ENVIRONMENT_IMPOSSIBLE",
+            "probe",
+            chain(linux_without_checkout, change("environment", "chip", to="Apple M4")),
+        ),
+        ("ENVIRONMENT_IMPOSSIBLE", "probe", large_model(6_500_000_000)),
+        ("ENVIRONMENT_IMPOSSIBLE", "probe", large_model(26_000_000_000, "affine 8-bit group 64")),
         ("CLAIM_NOT_MET", "quality", claim(name="parity", at_most=1e-4)),
         ("CLAIM_NOT_MET", "quality", baseline_that_drafts),
         ("CLAIM_NOT_MET", "quality", one_mismatch),
@@ -197,5 +218,7 @@ RULES = Rules(
         ("throughput", slower_but_only_identical),
         ("throughput", plain_alone),
         ("throughput", no_slowdown),
+        ("probe", large_model(6_000_000_000)),
+        ("probe", large_model(26_000_000_000, "affine 4-bit group 64, affine 8-bit group 64")),
     ],
 )

@@ -129,6 +129,8 @@ RULES = Rules(
         ("PROMPT_CONTAMINATED", "throughput", different_prompts),
         ("PROMPT_CONTAMINATED", "quality", one_prompt_twice("identical_output")),
         ("PROMPT_CONTAMINATED", "quality", one_prompt_twice("exact_match")),
+        ("PROMPT_CONTAMINATED", "throughput", one_prompt_twice("speedup")),
+        ("PROMPT_CONTAMINATED", "throughput", one_prompt_twice()),
         ("PROMPT_CONTAMINATED", "recall", one_prompt_twice("recall")),
         ("PROMPT_CONTAMINATED", "recall", one_prompt_twice("recall_parity")),
         ("PROMPT_CONTAMINATED", "recall", mixed_set),
@@ -144,7 +146,6 @@ RULES = Rules(
     ],
     honest=[
         ("throughput", excused_tie),
-        ("throughput", one_prompt_twice("speedup")),
         ("kv", an_unclaimed_policy_that_loops),
     ],
 )

@@ -69,6 +69,7 @@ RULES = Rules(
     alone={
         "PARITY_TOLERANCE": ("parity", in_round("path_equal", to=False)),
         "PARITY_SELF": ("parity", named_alike),
+        "PARITY_TOO_FEW": ("parity", chain(one_round, in_round("rows", 15, 0))),
     },
     variants=[
         ("PARITY_SELF", "parity", chain(one_round, every("hidden_max_abs", 0), every("logits_max_abs", 0))),
@@ -109,5 +110,6 @@ RULES = Rules(
         ("parity", half_precision),
         ("parity", chain(in_round("hidden_max_abs", 0.0), in_round("logits_max_abs", 0))),
         ("parity", tolerating(9e-4)),
+        ("parity", chain(one_round, in_round("rows", 16, 0))),
     ],
 )

@@ -42,6 +42,33 @@ def recall_vacuous(document: Document) -> None:
         rows(document, arm)[0]["needle"]["prompt_contains_answer_outside_needle"] = True
 
 
+def at_one_depth(document: Document) -> None:
+    for arm in document["arms"]:
+        for row in arm["samples"]:
+            row["needle"]["depth"] = 0.5
+
+
+def few_prompts(count: int) -> Breaker:
+    """So many prompts in every arm."""
+
+    def apply(document: Document) -> None:
+        claims(document, "recall")
+        for arm in document["arms"]:
+            del arm["samples"][count:]
+        settle(document)
+
+    return apply
+
+
+def needle_elsewhere(document: Document) -> None:
+    """A needle that was never in its prompt, and that nobody claims to have found."""
+    document["claims"] = []
+    for arm in ("speculative", "oracle"):
+        rows(document, arm)[0] |= {"tokens": filler(88, 12), "text": "no idea"}
+        rows(document, arm)[0]["needle"]["prompt_contains_needle"] = False
+    settle(document)
+
+
 def recall_below_oracle(document: Document) -> None:
     claims(document, "recall_parity")
     for row in rows(document, "speculative")[:2]:
@@ -126,9 +153,12 @@ def oracle_cut_short(document: Document) -> None:
 RULES = Rules(
     alone={
         "RECALL_VACUOUS": ("recall", recall_vacuous),
+        "RECALL_TOO_FEW": ("recall", at_one_depth),
         "RECALL_BELOW_ORACLE": ("recall", recall_below_oracle),
     },
     variants=[
+        ("RECALL_TOO_FEW", "recall", few_prompts(4)),
+        ("RECALL_VACUOUS", "recall", needle_elsewhere),
         ("RECALL_VACUOUS", "recall", oracle_cut_short),
         ("RECALL_VACUOUS", "recall", same_answers),
         ("RECALL_VACUOUS", "recall", short_answers),
@@ -148,6 +178,7 @@ RULES = Rules(
         ("ROW_INCONSISTENT", "recall", reasoning(*ANSWERED, text="<think>hm</think> {answer}, I think.")),
     ],
     honest=[
+        ("recall", few_prompts(5)),
         ("recall", reasoning(*ANSWERED)),
         ("recall", reasoning(*ANSWERED, text="[THINK]{answer}[/THINK]{answer}.")),
         ("recall", reasoning(*ANSWERED, text="{answer}.\n<|channel>thought off")),

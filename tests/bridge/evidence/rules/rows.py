@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+from bridge.evidence.rules.prompt_sets import known_sets
 from tests.bridge.evidence import reports
 from tests.bridge.evidence.breakers import Breaker, Rules, chain, change, claims, resettle, rows
 from tests.bridge.evidence.reports import Document, settle
@@ -34,6 +35,7 @@ def kind_mismatch(document: Document) -> None:
 
 def row_inconsistent(document: Document) -> None:
     rows(document, "speculative")[0]["rounds"].pop()
+    document["liveness"]["rounds"] -= 1
     document["summary"] = reports.summary(document)
 
 
@@ -68,8 +70,36 @@ def verified_in_no_time(share: float) -> Breaker:
     return apply
 
 
+def uncounted_forwards(document: Document) -> None:
+    """Our own loop without a drafter, and without a single forward."""
+    document["arms"][1]["system"] |= {"drafter": None, "block": None}
+    for row in rows(document, "speculative"):
+        row["path"], row["rounds"] = "plain:kakeya.decode", []
+    settle(document)
+
+
+def configuration_unknown(document: Document) -> None:
+    document["configuration"]["turbo"] = True
+
+
+def prompt_set_mismatch(document: Document) -> None:
+    document["configuration"]["limit"] = 9
+
+
+def other_source(document: Document) -> None:
+    for arm in document["arms"]:
+        arm["samples"][2]["source_sha256"] = "9a" * 32
+
+
+def other_tokens(document: Document) -> None:
+    """The shipped target's tokens of a shipped prompt are known, too."""
+    document["environment"]["models"]["target"]["weights_sha256"] = known_sets().target_sha256
+
+
 RULES = Rules(
     alone={
+        "CONFIGURATION_UNKNOWN": ("throughput", configuration_unknown),
+        "PROMPT_SET_MISMATCH": ("throughput", prompt_set_mismatch),
         "STALE_REPORT": ("throughput", stale_report),
         "WRONG_REQUEST": ("throughput", wrong_request),
         "KIND_MISMATCH": ("throughput", kind_mismatch),
@@ -80,6 +110,21 @@ RULES = Rules(
         "SUMMARY_MISMATCH": ("throughput", summary_mismatch),
     },
     variants=[
+        ("PROMPT_SET_MISMATCH", "throughput", change("configuration", "limit", to=None)),
+        ("PROMPT_SET_MISMATCH", "throughput", change("configuration", "prompts", to="all")),
+        ("PROMPT_SET_MISMATCH", "throughput", change("configuration", "prompts", to="chat,code")),
+        (
+            "PROMPT_SET_MISMATCH",
+            "throughput",
+            chain(change("configuration", "seed", to=5), prompt_set_mismatch),
+        ),
+        ("PROMPT_SET_MISMATCH", "throughput", other_source),
+        (
+            "PROMPT_SET_MISMATCH",
+            "throughput",
+            chain(other_source, change("configuration", "prompts", to="my.jsonl")),
+        ),
+        ("PROMPT_SET_MISMATCH", "throughput", other_tokens),
         ("STALE_REPORT", "probe", change("finished_at", to="2026-03-01T12:00:04Z")),
         ("STALE_REPORT", "probe", change("finished_at", to="2026-03-01T12:01:09Z")),
         ("WRONG_REQUEST", "probe", lambda document: document.pop("request")),
@@ -98,14 +143,26 @@ RULES = Rules(
         ),
         ("TIMINGS_IMPOSSIBLE", "throughput", change("finished_at", to="2026-03-01T12:00:06Z")),
         ("TIMINGS_IMPOSSIBLE", "recall", change("arms", 0, "samples", 0, "rounds", 0, "verify_s", to=0)),
-        ("TIMINGS_IMPOSSIBLE", "throughput", verified_in_no_time(0.15)),
+        ("TIMINGS_IMPOSSIBLE", "throughput", verified_in_no_time(0.45)),
+        (
+            "TIMINGS_IMPOSSIBLE",
+            "throughput",
+            change("arms", 1, "samples", 3, "rounds", 2, "verify_s", to=0.001),
+        ),
+        ("ROW_INCONSISTENT", "throughput", change("environment", "models", "target", "vocab_size", to=100)),
+        ("ROW_INCONSISTENT", "throughput", change("environment", "models", "drafter", "largest_block", to=7)),
+        ("ROW_INCONSISTENT", "throughput", uncounted_forwards),
         ("SUMMARY_MISMATCH", "throughput", change("summary", "comparisons", to=[])),
         ("SUMMARY_MISMATCH", "throughput", change("summary", "arms", "plain", "recall", to=1.0)),
         ("SUMMARY_MISMATCH", "throughput", lambda document: document["summary"]["arms"].pop("plain")),
         ("SUMMARY_MISMATCH", "recall", change("summary", "arms", "no_needle", "recall", to=0.1)),
     ],
     honest=[
-        ("throughput", verified_in_no_time(0.25)),
+        ("throughput", change("configuration", "limit", to=7)),
+        ("throughput", change("configuration", "seed", to=5)),
+        ("throughput", change("configuration", "prompts", to="my.jsonl")),
+        ("throughput", chain(other_tokens, change("configuration", "chat", to=True))),
+        ("throughput", verified_in_no_time(0.55)),
         ("throughput", chain(verified_in_no_time(0.01), change("claims", to=[]))),
     ],
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tests.bridge.evidence.breakers import Rules, both, change, claims, put, rows
+import copy
+
+from tests.bridge.evidence.breakers import Breaker, Rules, both, chain, change, claims, only, put, rows
 from tests.bridge.evidence.reports import Document, settle
 
 
@@ -21,6 +23,7 @@ def equal_length_spread(document: Document) -> None:
 
 
 def speedup_samples(document: Document) -> None:
+    document["configuration"]["limit"] = 4
     for arm in document["arms"]:
         del arm["samples"][4:]
     settle(document)
@@ -34,6 +37,7 @@ def speedup_tokens(document: Document) -> None:
 
 def speedup_subset(document: Document) -> None:
     claims(document, "speedup")
+    document["configuration"]["limit"] = 7
     rows(document, "speculative").pop()
     settle(document)
 
@@ -47,7 +51,44 @@ def speedup_baseline_loop(document: Document) -> None:
     claims(document, "speedup")  # sameness asks for plain decoding, too
     document["arms"][0]["system"]["loop"] = "kakeya.decode"
     for row in rows(document, "plain"):
-        row["path"] = "plain:kakeya.decode"
+        row["path"], row["rounds"] = "plain:kakeya.decode", plain_steps(row)
+    settle(document)
+
+
+def plain_steps(row: Document) -> list[Document]:
+    """Rounds of one token, one for each that was decoded."""
+    decoded = len(row["tokens"]) - 1
+    seconds = round(0.9 * row["decode_s"] / decoded, 7)
+    return [{"block": 1, "accepted": 0, "draft_s": 0.0, "verify_s": seconds} for _ in range(decoded)]
+
+
+def block_1(document: Document, seconds: float = 0.004) -> None:
+    """Our own loop at block 1, of so many seconds a token, beside the others."""
+    own = copy.deepcopy(document["arms"][0])
+    own |= {"name": "block-1", "role": "control", "control": "block_1"}
+    own["system"] |= {"loop": "kakeya.decode"}
+    for row in own["samples"]:
+        row["path"], row["decode_s"] = "plain:kakeya.decode", round(seconds * len(row["tokens"]), 7)
+        row["rounds"] = plain_steps(row)
+    document["arms"].append(own)
+    settle(document)
+
+
+def scaled(arm: str, factor: float) -> Breaker:
+    """All decoding times of an arm, rounds included, so many times as long."""
+
+    def apply(document: Document) -> None:
+        for row in rows(document, arm):
+            row["decode_s"] = round(factor * row["decode_s"], 7)
+            for turn in row["rounds"]:
+                turn |= {name: round(factor * turn[name], 7) for name in ("draft_s", "verify_s")}
+        settle(document)
+
+    return apply
+
+
+def loaded(**fields: object) -> Breaker:
+    return lambda document: document["environment"]["load"].update(fields)
 
 
 def speedup_not_interleaved(document: Document) -> None:
@@ -62,6 +103,15 @@ def speedup_prefill_spread(document: Document) -> None:
 def speedup_decode_spread(document: Document) -> None:
     row = rows(document, "plain")[0]
     row["decode_s"] = round(4 * row["decode_s"], 7)
+    settle(document)
+
+
+def undrafted_time(document: Document) -> None:
+    """A decode time shorter than the forwards allow, with rounds that still fit into it."""
+    for row in rows(document, "speculative"):
+        row["decode_s"] = round(0.0011 * len(row["tokens"]), 7)
+        for turn in row["rounds"]:
+            turn |= {"draft_s": 0.0001, "verify_s": 0.0026}
     settle(document)
 
 
@@ -81,11 +131,30 @@ RULES = Rules(
         "SPEEDUP_NOT_INTERLEAVED": ("throughput", speedup_not_interleaved),
         "SPEEDUP_PREFILL_SPREAD": ("throughput", speedup_prefill_spread),
         "SPEEDUP_DECODE_SPREAD": ("throughput", speedup_decode_spread),
+        "SPEEDUP_IMPOSSIBLE": ("throughput", chain(only("speedup"), undrafted_time)),
+        "BASELINE_SLOW": ("throughput", chain(block_1, scaled("block-1", 0.7))),
+        "MACHINE_BUSY": ("throughput", loaded(other_cpu_share=0.11)),
     },
     variants=[
         ("SPEEDUP_SAMPLES", "throughput", one_prompt_under_many_ids),
         ("SPEEDUP_NOT_INTERLEAVED", "throughput", always_first),
         ("SPEEDUP_SCOPE", "throughput", change("arms", 0, "timing_scope", to="end_to_end")),
         ("SPEEDUP_PREFILL_SPREAD", "throughput", equal_length_spread),
+        ("SPEEDUP_IMPOSSIBLE", "throughput", scaled("speculative", 0.4)),
+        ("SPEEDUP_IMPOSSIBLE", "throughput", scaled("plain", 2.3)),
+        ("SPEEDUP_IMPOSSIBLE", "throughput", chain(block_1, scaled("speculative", 0.35))),
+        ("BASELINE_SLOW", "throughput", scaled("plain", 3.0)),
+        ("MACHINE_BUSY", "throughput", loaded(other_cpu_share=None)),
+        ("MACHINE_BUSY", "throughput", loaded(seconds=1.0)),
+        ("MACHINE_BUSY", "throughput", loaded(services={"spotlight": 6.1})),
+        ("MACHINE_BUSY", "throughput", loaded(services={"time_machine": 30.0})),
+    ],
+    honest=[
+        ("throughput", block_1),
+        ("throughput", chain(block_1, scaled("plain", 1.2))),
+        ("throughput", chain(only("identical_output"), scaled("speculative", 0.2))),
+        ("throughput", chain(only("identical_output"), scaled("plain", 5.0))),
+        ("throughput", chain(only("identical_output"), loaded(other_cpu_share=0.9))),
+        ("throughput", chain(only("identical_output"), loaded(seconds=0.0, other_cpu_share=None))),
     ],
 )
