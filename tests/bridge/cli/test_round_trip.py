@@ -34,7 +34,7 @@ def test_a_probe_passes_and_says_who_ran_it(answered: tuple[House, dict]):
     assert last["status"] == "passed"
     assert last["runner"] == "testmac"
     assert last["attempt"] == 1
-    assert last["signature"] == "untrusted-key"
+    assert (last["signature"], last["verified"]) == ("trusted", True)
 
 
 def test_the_result_is_one_commit_on_the_request_and_the_inbox_is_empty(answered: tuple[House, dict]):
