@@ -65,9 +65,9 @@ def exit_codes_page() -> str:
     code = errors.EXIT_UNVERIFIED
     lines.append(f"| `passed`, but nobody vouches for it: signed by no key that is trusted here | {code} |\n")
     lines.append(
-        f"\n{code} becomes 0 with `--allow-unsigned`, with `allow_unsigned = true` in `config.toml` and with\n"
-        "`KAKEYA_ALLOW_UNSIGNED=1`. A client that trusts keys refuses what none of them signed with 3. A result\n"
-        "that answers something else than was asked is `rejected/binding`.\n"
+        f"\n{code} becomes 0 with `--allow-unsigned`, `allow_unsigned = true` in `config.toml`, or"
+        " `KAKEYA_ALLOW_UNSIGNED=1`.\nA client that trusts keys refuses what none of them signed with 3. A"
+        " result that answers\nsomething else than was asked is `rejected/binding`.\n"
     )
     lines.append(
         "\nErrors on the way end with their own code:\n\n| error | exit code | when |\n| --- | --- | --- |\n"

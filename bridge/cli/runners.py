@@ -257,9 +257,9 @@ def _pin_first(config: Settings, name: str | None, valid_until: str | None) -> i
     add(path, runner, key, valid_before=until_time(valid_until))
     click.echo(f"trusted: {runner} {print_} ({path})")
     click.echo(
-        f"  nothing vouches for this key: compare it with what {runner} prints on its machine; from now on only"
+        f"  nothing vouches for this key: compare it with what {runner} prints on its machine;"
+        " from now on\n  only results that it signed are believed"
     )
-    click.echo("  results that it signed are believed")
     return 0
 
 

@@ -31,7 +31,7 @@ from bridge.result import ENGINE_FACT, WEIGHTS_FACT, Result, Status
 
 ENGINE = "${engine}"
 # Facts that the runner states of its machine and a report of the machine it ran on.
-MACHINE = ("system", "os_release", "machine", "chip", "cpu_count", "memory_bytes")
+MACHINE = ("chip", "cpu_count", "machine", "memory_bytes", "os_release", "system")
 # Switches of the engine that name a model, and the model's role in a report.
 ROLES = {"model": "target", "drafter": "drafter", "projector": "projector"}
 # Switches of the engine whose values a report's configuration repeats, under the switch's own name.
@@ -218,8 +218,8 @@ def _with_machine(found: _Comparison, result: Result, report: Report, known: Pre
     for name in MACHINE:
         if name in facts:
             found.hold(f"machine.{name}", facts[name], getattr(environment, name))
-        else:
-            found.skip(f"machine.{name}: the result does not state it")
+    if missing := [name for name in MACHINE if name not in facts]:
+        found.skip(f"machine ({', '.join(missing)}): the result does not state it")
     if ENGINE_FACT in facts:
         found.hold("engine digest", facts[ENGINE_FACT], environment.git.source_sha256)
     else:
