@@ -233,6 +233,8 @@ def _with_machine(found: _Comparison, result: Result, report: Report, known: Pre
         found.skip("model digests: the result states none")
         return
     roles = None if known is None else dict(_roles(known))
+    if roles is not None and roles.get("target") and "target" not in environment.models:
+        found.hold("weights of the target", weights.get(roles["target"] or ""), None)
     for role, model in environment.models.items():
         name, answered = f"weights of the {role}", model.weights_sha256
         if roles is None:

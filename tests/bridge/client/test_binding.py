@@ -167,6 +167,10 @@ OTHERWISE: dict[str, tuple[Edit, tuple[str, Any, Any]]] = {
         lambda a: a.report["environment"]["models"]["target"].update(weights_sha256="0" * 64),
         ("weights of the target", "12" * 32, "0" * 64),
     ),
+    "no target": (
+        lambda a: a.report["environment"]["models"].pop("target"),
+        ("weights of the target", "12" * 32, None),
+    ),
     "target and drafter in each other's place": (
         lambda a: a.report["environment"]["models"]["drafter"].update(weights_sha256="12" * 32),
         ("weights of the drafter", "34" * 32, "12" * 32),
