@@ -28,12 +28,13 @@
     │       └── ApiConflict               it cannot be done as things stand
     └── MachineError              6   this machine lacks something the runner needs (git, disk, a lock)
 
-Statuses of a finished request map to exit codes in `bridge.result.EXIT_CODES`. Anything that is not a
-`BridgeError` is our own bug and ends in 70.
+Statuses of a finished request map to exit codes in `bridge.result.EXIT_CODES`; one that passed, signed by no
+trusted key, ends in 7. Anything that is not a `BridgeError` is our own bug and ends in 70.
 """
 
 from __future__ import annotations
 
+EXIT_UNVERIFIED = 7
 EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143

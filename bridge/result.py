@@ -36,6 +36,10 @@ STATUS_NAME = "status.json"
 STATUS_SIGNATURE_NAME = "status.json.sig"
 SCHEMA_VERSION = 1
 MAX_BYTES = 4 * 1024 * 1024
+# Facts of a runner's machine by which a client tells what ran: a digest of the engine's source, and the
+# weights' digest of a model, behind its name in the preset.
+ENGINE_FACT = "engine_sha256"
+WEIGHTS_FACT = "weights:"
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Record = TypeVar("Record", bound=BaseModel)
@@ -99,6 +103,7 @@ class Reason(StrEnum):
     # rejected
     EVIDENCE = "evidence"
     TAMPERED = "tampered"
+    BINDING = "binding"
     # cancelled, lost
     REQUESTED = "requested"
     SHUTDOWN = "shutdown"

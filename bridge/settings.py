@@ -36,6 +36,7 @@ class Settings:
         config_dir: Where this file, the policy and the lists of trusted keys live.
         request_lifetime_s: Seconds until an unclaimed request expires.
         transport: Who takes requests: one of `TRANSPORTS`.
+        allow_unsigned: Whether results that no trusted key signed count, as with ``--allow-unsigned``.
     """
 
     remote: str | None
@@ -45,6 +46,7 @@ class Settings:
     config_dir: Path
     request_lifetime_s: int
     transport: str = "auto"
+    allow_unsigned: bool = False
 
     @property
     def trusted_runners(self) -> Path:
@@ -82,6 +84,7 @@ _FILE_KEYS = {
     "signing_key": str,
     "request_lifetime_s": int,
     "transport": str,
+    "allow_unsigned": bool,
 }
 
 
@@ -116,6 +119,7 @@ def load(
         config_dir=config,
         request_lifetime_s=lifetime_s,
         transport=chosen,
+        allow_unsigned=_switch("KAKEYA_ALLOW_UNSIGNED", stored.get("allow_unsigned", False)),
     )
 
 
@@ -161,6 +165,13 @@ def _read_file(path: Path) -> dict[str, Any]:
         if type(value) is not kind:
             raise SettingsError(f"{path}: {key} must be {kind.__name__}, got {value!r}")
     return document
+
+
+def _switch(name: str, stored: bool) -> bool:
+    given = os.environ.get(name, "")
+    if given not in ("", "0", "1"):
+        raise SettingsError(f"{name} must be 0 or 1, got {given!r}")
+    return stored if given == "" else given == "1"
 
 
 def _login_name() -> str:

@@ -7,6 +7,7 @@ place of each tensor behind it: https://github.com/huggingface/safetensors#forma
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -45,6 +46,31 @@ def faults(folder: Path) -> list[str]:
         if (fault := _fault(folder / name)) is not None:
             found.append(f"{name} {fault}")
     return found
+
+
+def digest(folder: Path) -> str | None:
+    """The digest by which an evidence report names a model's weights; None: the folder holds none.
+
+    sha256 of the one ``model*.safetensors``, or of the lines ``<sha256>  <name>`` of several, as sha256sum
+    prints them. A file that did not change since is not read again.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
+    files = sorted(folder.glob("model*.safetensors"))
+    found = []
+    for path in files:
+        status = path.stat()
+        found.append((_sha256(str(path), status.st_mtime_ns, status.st_size), path.name))
+    if len(found) < 2:
+        return found[0][0] if found else None
+    return hashlib.sha256("".join(f"{value}  {name}\n" for value, name in found).encode()).hexdigest()
+
+
+@functools.lru_cache(maxsize=4096)
+def _sha256(path: str, _mtime_ns: int, _size: int) -> str:
+    with open(path, "rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def _shards(index: Any) -> set[str] | None:

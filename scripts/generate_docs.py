@@ -80,10 +80,18 @@ def exit_codes_page() -> str:
 
     lines = [NOTE, "# Exit codes, statuses and reasons\n\n"]
     lines.append(
-        "`kakeya_mac run --wait` and `kakeya_mac wait` end with the code of the request's status.\n\n"
+        "`kakeya_mac run --wait`, `wait`, `result` and `status` end with the code of the request's status."
+        "\n\n"
     )
     lines.append("| status | exit code |\n| --- | --- |\n")
     lines += [f"| `{status}` | {code} |\n" for status, code in EXIT_CODES.items()]
+    code = errors.EXIT_UNVERIFIED
+    lines.append(f"| `passed`, but nobody vouches for it: signed by no key that is trusted here | {code} |\n")
+    lines.append(
+        f"\n{code} becomes 0 with `--allow-unsigned`, `allow_unsigned = true` in `config.toml`, or"
+        " `KAKEYA_ALLOW_UNSIGNED=1`.\nA client that trusts keys refuses what none of them signed with 3. A"
+        " result that answers\nsomething else than was asked is `rejected/binding`.\n"
+    )
     lines.append(
         "\nErrors on the way end with their own code:\n\n| error | exit code | when |\n| --- | --- | --- |\n"
     )

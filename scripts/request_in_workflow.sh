@@ -18,6 +18,8 @@ done <<<"$PARAMS"
 while read -r name key; do
   if [ -n "$name" ]; then "$kakeya_mac" runners trust "$name" --key "$key"; fi
 done <<<"${TRUSTED_RUNNERS//$'\r'/}"
+# As action.yml says: without keys every result counts, for whoever may push here may change the workflow, too.
+if [ -z "${TRUSTED_RUNNERS//[[:space:]]/}" ]; then arguments+=(--allow-unsigned); fi
 
 code=0
 "$kakeya_mac" run "${arguments[@]}" >"$answer" || code=$?

@@ -23,6 +23,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bridge import signing
+from bridge.client import trust
+from bridge.runner import keys
+
 BIN = Path(sys.executable).parent
 _FIRST = tempfile.TemporaryDirectory(prefix="kakeya-houses-")  # gone with the process
 
@@ -87,9 +91,21 @@ class House:
         )
         return Done(done.returncode, done.stdout, done.stderr)
 
+    def trust_runner(self, name: str = "testmac", **env: str) -> Path:
+        """Pin the key of a runner on this machine for the client; its private half."""
+        own = {**self.env, **env}
+        key = keys.ensure(Path(own["KAKEYA_STATE"]), name)
+        trusted = Path(self.env["KAKEYA_CONFIG"]) / "trusted_runners"
+        trust.add(trusted, name, str(signing.public_key(key)))
+        return key
+
     @contextlib.contextmanager
-    def runner(self, *args: str, name: str = "testmac", **env: str) -> Iterator[subprocess.Popen[bytes]]:
-        """An embedded runner as a process of its own; drained at the end."""
+    def runner(
+        self, *args: str, name: str = "testmac", trusted: bool = True, **env: str
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """An embedded runner as a process of its own, which the client trusts; drained at the end."""
+        if trusted:
+            self.trust_runner(name, **env)
         log = (self.root / f"{name}.log").open("ab")
         command = [
             str(BIN / "kakeya_mac"),

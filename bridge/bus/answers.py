@@ -16,7 +16,7 @@ from bridge.bus.git import Git
 from bridge.bus.handles import Held, RequestState
 from bridge.bus.requests import has_result
 from bridge.errors import BusError, ManifestError, ResultError
-from bridge.manifest import MAX_BYTES, REQUEST_PATH, parse
+from bridge.manifest import MAX_BYTES, REQUEST_PATH, ParamValue, parse
 from bridge.result import MAX_BYTES as MAX_RECORD_BYTES
 from bridge.result import RESULT_NAME, RESULT_ROOT, Status, parse_result
 
@@ -30,12 +30,13 @@ _PLAIN_FILES = ("100644", "100755")
 
 @dataclass(frozen=True)
 class Asked:
-    """The request that a result must answer; `workload_sha` and `preset` None: it could not be read."""
+    """The request that a result must answer; `workload_sha`, `preset`, `params` None: not readable."""
 
     nonce: str
     commit: str
     workload_sha: str | None
     preset: str | None = None
+    params: Mapping[str, ParamValue] | None = None
 
 
 @dataclass(frozen=True)
@@ -185,11 +186,12 @@ def read_asked(git: Git, answer: Answer) -> Asked | None:
     if answer.request is None:
         return None
     parents = git.commit(answer.request).parents
+    workload = parents[0] if len(parents) == 1 else None
     try:
-        preset = parse(git.read_blob(answer.request, REQUEST_PATH, MAX_BYTES) or b"").preset
+        manifest = parse(git.read_blob(answer.request, REQUEST_PATH, MAX_BYTES) or b"")
     except (ManifestError, BusError):
-        preset = None
-    return Asked(answer.nonce, answer.request, parents[0] if len(parents) == 1 else None, preset)
+        return Asked(answer.nonce, answer.request, workload)
+    return Asked(answer.nonce, answer.request, workload, manifest.preset, manifest.params)
 
 
 def _read(git: Git, answer: Answer, asked: Asked | None, *, alone: bool) -> FetchedResult:

@@ -30,10 +30,10 @@ from bridge.bus.archive_record import (
 from bridge.bus.cache import Cache, open_cache, sound
 from bridge.bus.changes import Change
 from bridge.bus.git import Git
-from bridge.bus.requests import FOLDER, MAX_SIGNATURE_BYTES, ReadRequest
+from bridge.bus.requests import FOLDER, MAX_SIGNATURE_BYTES, ReadRequest, bound_manifest
 from bridge.bus.untrusted import quoted
-from bridge.errors import BusError, LeaseLost, ResultError, UnknownHandle
-from bridge.manifest import MAX_BYTES, NONCE_PATTERN, REQUEST_PATH, SIGNATURE_PATH
+from bridge.errors import BusError, LeaseLost, ManifestError, ResultError, UnknownHandle
+from bridge.manifest import MAX_BYTES, NONCE_PATTERN, REQUEST_PATH, SIGNATURE_PATH, ParamValue
 from bridge.result import RESULT_ROOT
 
 TIP = "refs/archive/tip"
@@ -123,9 +123,17 @@ class Archive:
             files={file.path: data for file, data in zip(plain, contents, strict=True)},
             asked=None
             if request is None
-            else Asked(nonce, request.commit, request.workload_sha, request.preset),
+            else Asked(nonce, request.commit, request.workload_sha, request.preset, self._params(nonce)),
             alone=request is None and record.preset is None,
         )
+
+    def _params(self, nonce: str) -> Mapping[str, ParamValue] | None:
+        """What an archived request gave its preset; None: it cannot be read."""
+        request = self.request(nonce)
+        try:
+            return None if request is None else bound_manifest(request, nonce).params
+        except ManifestError:
+            return None
 
     def request(self, nonce: str) -> ReadRequest | None:
         """The request that an archived result answers, as it was asked; None: the archive does not have it.

@@ -50,6 +50,7 @@ class Believed:
         signer: The trusted principal, or the fingerprint of an untrusted key.
         objection: Why that key does not count, after "signed by"; None: it does, or none signed.
         request_gone: Nothing of the request was there to hold it against, and no trusted key signed it.
+        asked: The request it answers; None: nothing of it was there.
     """
 
     result: Result
@@ -60,6 +61,7 @@ class Believed:
     signer: str | None
     request_gone: bool = False
     objection: str | None = None
+    asked: Asked | None = None
 
     @property
     def sentence(self) -> str:
@@ -86,7 +88,12 @@ def _known_of(signature: Signature) -> str:
 
 
 def believe(
-    fetched: FetchedResult, *, trusted: Path, asked: Asked | None = None, allow_unsigned: bool = False
+    fetched: FetchedResult,
+    *,
+    trusted: Path,
+    asked: Asked | None = None,
+    allow_unsigned: bool = False,
+    bound: bool = True,
 ) -> Believed:
     """Judge a fetched result.
 
@@ -100,6 +107,8 @@ def believe(
         asked: The request as this client knows it; None: as `fetch` found it on the remote.
         allow_unsigned: Also believe what none of the trusted keys signed. A signature that does not verify
             is refused all the same.
+        bound: Also refuse one of another preset or workload than was asked; False: the caller has
+            `bridge.client.judged.judge` tell all such differences as a verdict.
 
     Raises:
         ResultError: It does not answer this request, was altered, its signature does not verify, or keys are
@@ -114,7 +123,9 @@ def believe(
     digest = _TRAILER.findall(fetched.message)
     if digest != [hashlib.sha256(data).hexdigest()]:
         raise ResultError(f"{RESULT_NAME} is not the one that the commit message names ({TRAILER})")
-    result, files, signature = check_files(fetched.files, nonce=fetched.nonce, asked=asked, trusted=trusted)
+    result, files, signature = check_files(
+        fetched.files, nonce=fetched.nonce, asked=asked, trusted=trusted, bound=bound
+    )
     is_trusted = signature.standing is Standing.TRUSTED
     if not is_trusted and not allow_unsigned and pins_keys(trusted):
         raise _not_trusted(signature)
@@ -133,11 +144,12 @@ def believe(
         signer=signature.signer,
         request_gone=unknown,
         objection=signature.objection,
+        asked=asked,
     )
 
 
 def check_files(
-    present: Mapping[str, bytes], *, nonce: str, asked: Asked | None, trusted: Path
+    present: Mapping[str, bytes], *, nonce: str, asked: Asked | None, trusted: Path, bound: bool = True
 ) -> tuple[Result, dict[str, bytes], Signature]:
     """Hold the files of a result against each other and against the request, wherever they were found.
 
@@ -146,6 +158,7 @@ def check_files(
         nonce: The request.
         asked: The same as it was found; None: it is gone.
         trusted: As in `believe`.
+        bound: As in `believe`.
 
     Returns:
         The result, the files it lists by path, and what its signature is worth.
@@ -159,6 +172,8 @@ def check_files(
         raise ResultError(f"there is no {RESULT_NAME}")
     result = parse_result(data)
     _check_identity(result, nonce, asked)
+    if bound and asked is not None:
+        _check_bound(result, asked)
     files = _check_files(result, present)
     return result, files, _check_signature(data, present.get(RESULT_SIGNATURE_NAME), trusted)
 
@@ -210,11 +225,14 @@ def _check_identity(result: Result, nonce: str, asked: Asked | None) -> None:
         raise ResultError(
             f"the result answers the request commit {result.request_commit[:12]}, not {asked.commit[:12]}"
         )
+    if result.verdict.status in (Status.PASSED, Status.REJECTED) and result.preset is None:
+        raise ResultError("the result names no preset, so nothing can have run for it")
+
+
+def _check_bound(result: Result, asked: Asked) -> None:
     if asked.preset is not None and result.preset not in (asked.preset, None):
         raise ResultError(f"the result is of the preset {result.preset}, not {asked.preset}: it was copied")
     ran = result.verdict.status in (Status.PASSED, Status.REJECTED)
-    if ran and result.preset is None:
-        raise ResultError("the result names no preset, so nothing can have run for it")
     if result.workload_sha is None and not ran:
         return  # a request that cannot be read names no workload, and nothing was run for it
     if asked.workload_sha is not None and result.workload_sha != asked.workload_sha:

@@ -82,7 +82,8 @@ Examples:
   kakeya_mac result 20260301t120000z0123456789ab -o out/
 
 Exit codes of a finished request: 0 passed, 1 failed, 2 refused, 3 evidence rejected, 4 the wait timed out,
-5 cancelled or lost, 6 git or the network failed, 70 our own bug, 130 interrupted, 143 terminated."""
+5 cancelled or lost, 6 git or the network failed, 7 passed, but nobody vouches for it (no trusted key), 70 our
+own bug, 130 interrupted, 143 terminated."""
 
 
 @click.group(cls=LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})

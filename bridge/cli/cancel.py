@@ -69,7 +69,7 @@ def cancel(
         _say(done, warnings, as_json, run)
         return 0
     if done.finished is not None:
-        return present(*done.finished, as_json=as_json, output=None, extra={"cancel": done.outcome})
+        return present(config, *done.finished, as_json=as_json, output=None, extra={"cancel": done.outcome})
     click.echo(_sentence(done), err=True)
     return follow(
         config,

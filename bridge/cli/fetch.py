@@ -86,7 +86,11 @@ def _fetched(
     found = look_up(git, address, handle, config.state_dir)
     if found.answer is None:
         raise WaitTimeout(f"{found.nonce} has no result yet", f"kakeya_mac wait {found.nonce}")
-    believed = believe(found.answer, trusted=config.trusted_runners, allow_unsigned=allow_unsigned)
+    believed = believe(
+        found.answer,
+        trusted=config.trusted_runners,
+        allow_unsigned=allow_unsigned or config.allow_unsigned,
+    )
     folder = output / found.nonce
     written = save(believed, found.answer, folder)
     return {

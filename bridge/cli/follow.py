@@ -65,7 +65,7 @@ def follow(
         output: Folder to save the result in.
         extra: More keys for the JSON line.
         outcome: Is given the JSON document, also when text is shown.
-        allow_unsigned: Show what no trusted runner signed all the same.
+        allow_unsigned: Show what no trusted runner signed all the same, and let it pass.
         expect: Seconds to wait beside so many older requests; None: not known.
         attending: Attends to its workflow run; None: it has none.
 
@@ -102,9 +102,21 @@ def follow(
     except KeyboardInterrupt:
         click.echo(f"the request goes on: kakeya_mac wait {nonce}", err=True)
         raise
-    believed = believe(fetched, trusted=settings.trusted_runners, asked=asked, allow_unsigned=allow_unsigned)
+    allow_unsigned = allow_unsigned or settings.allow_unsigned
+    believed = believe(
+        fetched, trusted=settings.trusted_runners, asked=asked, allow_unsigned=allow_unsigned, bound=False
+    )
     extra = {**(extra or {}), **_run_json(attending)}
-    return present(believed, fetched, as_json=as_json, output=output, extra=extra, outcome=outcome)
+    return present(
+        settings,
+        believed,
+        fetched,
+        as_json=as_json,
+        output=output,
+        extra=extra,
+        outcome=outcome,
+        allow_unsigned=allow_unsigned,
+    )
 
 
 def _run_json(attending: Attending | None) -> dict[str, Any]:
@@ -112,6 +124,7 @@ def _run_json(attending: Attending | None) -> dict[str, Any]:
 
 
 def present(
+    settings: Settings,
     believed: Believed,
     fetched: FetchedResult,
     *,
@@ -119,12 +132,19 @@ def present(
     output: Path | None,
     extra: dict[str, Any] | None = None,
     outcome: Callable[[dict[str, Any]], object] | None = None,
+    allow_unsigned: bool = False,
 ) -> int:
     """Judge a believed result, show it (and with `output` save it); returns the exit code of its status."""
+    from bridge import presets
     from bridge.client.judged import judge
     from bridge.client.save import save
+    from bridge.render.outcome import unverified_lines
 
-    judged = judge(believed)
+    judged = judge(
+        believed,
+        installed=presets.load_all(settings.presets),
+        allow_unsigned=allow_unsigned or settings.allow_unsigned,
+    )
     if outcome is not None:
         outcome(outcome_json(judged))
     if output is not None:
@@ -134,6 +154,8 @@ def present(
         echo_json({**(extra or {}), **outcome_json(judged), **saved}, untrusted=(*FROM_BUS, "runners"))
     else:
         _show(judged, output)
+    for line in unverified_lines(judged):
+        click.echo(line, err=True)
     return judged.exit_code
 
 

@@ -36,7 +36,7 @@ runner's last sign, by that machine's clock), heartbeat, run (its workflow run o
 there is a token: id, url, state, conclusion, attempt, machine, job, step); a key that does not apply, or is
 not known, is null.
 
-Exit code: 0 while it waits or runs; afterwards the code of its status."""
+Exit code: 0 while it waits or runs; afterwards that of `result`."""
 )
 @handle_options
 @allow_unsigned_option
@@ -52,7 +52,7 @@ def status(handle: str, remote: str | None, as_json: bool, allow_unsigned: bool)
     config, git, bus, found = _find(handle, remote)
     believed = _believed(config, found, allow_unsigned)
     if believed is not None:
-        return present(*believed, as_json=as_json, output=None)
+        return present(config, *believed, as_json=as_json, output=None, allow_unsigned=allow_unsigned)
     lookout = Lookout(git, bus.address, config.trusted_runners, count=True)
     update = _look(config, git, bus, found.nonce)
     preset = None if found.state is None else found.state.preset
@@ -121,7 +121,7 @@ def wait(
     config, git, bus, found = _find(handle, remote)
     believed = _believed(config, found, allow_unsigned)
     if believed is not None:
-        return present(*believed, as_json=as_json, output=output)
+        return present(config, *believed, as_json=as_json, output=output, allow_unsigned=allow_unsigned)
     lookout = Lookout(git, bus.address, config.trusted_runners, count=True)
     preset = None if found.state is None else found.state.preset
     try:
@@ -142,7 +142,7 @@ def wait(
         believed = _believed(config, found, allow_unsigned)
         if believed is None:
             raise
-        return present(*believed, as_json=as_json, output=output)
+        return present(config, *believed, as_json=as_json, output=output, allow_unsigned=allow_unsigned)
 
 
 @click.command(
@@ -196,8 +196,9 @@ Examples:
   kakeya_mac result 20260301t120000z0123456789ab
   kakeya_mac result mac-bridge/probe-20260301t120000z0123456789ab -o out/ --json
 
-Exit code: that of the result's status; 3 when it cannot be believed, or this client's gate rejects its
-evidence; 4 when there is none yet."""
+Exit code: that of the result's status; 3 when it cannot be believed, answers something else than was asked,
+or this client's gate rejects its evidence; 4 when there is none yet; 7 when it passed and no key that is
+trusted here signed it."""
 )
 @handle_options
 @click.option(
@@ -216,7 +217,7 @@ def result(handle: str, remote: str | None, as_json: bool, output: Path | None, 
     believed = _believed(config, found, allow_unsigned)
     if believed is None:
         raise WaitTimeout(f"{found.nonce} has no result yet", f"kakeya_mac wait {found.nonce}")
-    return present(*believed, as_json=as_json, output=output)
+    return present(config, *believed, as_json=as_json, output=output, allow_unsigned=allow_unsigned)
 
 
 def _find(handle: str, remote: str | None) -> tuple[Settings, Git, Remote, Lookup]:
@@ -236,7 +237,12 @@ def _believed(config: Settings, found: Lookup, allow_unsigned: bool) -> tuple[Be
 
     if found.answer is None:
         return None
-    believed = believe(found.answer, trusted=config.trusted_runners, allow_unsigned=allow_unsigned)
+    believed = believe(
+        found.answer,
+        trusted=config.trusted_runners,
+        allow_unsigned=allow_unsigned or config.allow_unsigned,
+        bound=False,
+    )
     return believed, found.answer
 
 

@@ -19,7 +19,8 @@ Examples:
   kakeya_mac run --preset probe --transport actions --wait
 
 Exit codes with --wait: 0 passed, 1 failed, 2 refused, 3 evidence rejected, 4 the wait timed out (the job goes
-on), 5 cancelled or lost, 6 git or the network failed."""
+on), 5 cancelled or lost, 6 git or the network failed, 7 passed, but nobody vouches for it: no key that is
+trusted here signed it (`kakeya_mac runners trust --first`, or --allow-unsigned)."""
 )
 @click.option("--preset", required=True, metavar="NAME", help="What to run; see `kakeya_mac presets`.")
 @click.option("-p", "--param", "params", multiple=True, metavar="KEY=VALUE", help="A parameter; repeatable.")

@@ -10,7 +10,7 @@ from bridge.cli import echo_json, note_untrusted
 from bridge.cli.keys import until_option, until_time, which_option
 
 if TYPE_CHECKING:
-    from bridge.bus.catalogue import Catalogue
+    from bridge.bus.catalogue import Catalogue, Seen
     from bridge.client.remotes import Remote
     from bridge.settings import Settings
 
@@ -19,6 +19,7 @@ Examples:
   kakeya_mac runners
   kakeya_mac runners trust studio
   kakeya_mac runners trust studio --key "ssh-ed25519 AAAA… kakeya-mac runner studio"
+  kakeya_mac runners trust --first
   kakeya_mac runners revoke studio --key SHA256:…
   kakeya_mac runners distrust studio
 
@@ -54,22 +55,34 @@ def runners(context: click.Context, remote: str | None, as_json: bool) -> int:
 
 
 @runners.command(epilog=EPILOG)
-@click.argument("name")
+@click.argument("name", required=False)
 @click.option("--key", metavar="KEY", help="The runner's public key: 'ssh-ed25519 AAAA…', or a .pub file.")
+@click.option("--first", is_flag=True, help="Trust on first use: pin the key that is published now.")
 @until_option
 @click.pass_context
-def trust(context: click.Context, name: str, key: str | None, valid_until: str | None) -> int:
+def trust(
+    context: click.Context, name: str | None, key: str | None, first: bool, valid_until: str | None
+) -> int:
     """Believe results that the key of the runner NAME signed.
 
     From the first trusted key on, this client believes no result that none of its trusted keys signed. A
     runner may have several keys: to change one, trust the new one, then revoke the old one.
     Without --key: show the key that the runner publishes, to be compared with the one on its machine, and
     exit with code 2; nothing is trusted.
+    With --first: pin that key without comparing it, as ssh does with a new host. Whoever may push could have
+    published it; from then on another key is refused, and a pinned key is never replaced. NAME is needed
+    where runners with several keys are seen. Repeating it changes nothing.
     """
     from bridge import settings
     from bridge.client.trust import add
 
+    if first and key is not None:
+        raise click.UsageError("--first takes the key that is published; leave out --key")
     config = settings.load(remote=context.obj)
+    if first:
+        return _pin_first(config, name, valid_until)
+    if name is None:
+        raise click.UsageError("Missing argument 'NAME', or --first.")
     if key is None:
         return _show_key(config, name)
     path = config.trusted_runners
@@ -171,25 +184,89 @@ def _show(config: Settings, bus: Remote | None, catalogue: Catalogue | None, *, 
         click.echo(f"{left_out} card(s) that are none, or not what they say, were left out", err=True)
     if not entries:
         click.echo(f"no runner is trusted yet ({path})")
-        click.echo("  kakeya_mac runners trust NAME")
+        click.echo("  kakeya_mac runners trust NAME, or kakeya_mac runners trust --first")
 
 
-def _show_key(config: Settings, name: str) -> int:
+def _publishing(config: Settings, name: str | None) -> list[Seen]:
+    """The runners, or those of a name, whose cards are signed by the key that they show.
+
+    Raises:
+        SignatureError: There is none.
+    """
     from bridge.errors import SignatureError
-    from bridge.render.runners import trust_lines
 
     bus, catalogue, _ = _seen(config, needed=True)
     seen = () if catalogue is None else catalogue.seen
-    found = [entry for entry in seen if name in (entry.name, entry.card.name) and entry.signer is not None]
-    lines = list(trust_lines(name, found))
-    if not lines:
+    found = [
+        entry
+        for entry in seen
+        if entry.signer is not None
+        and entry.card.public_key is not None
+        and (name is None or name in (entry.name, entry.card.name))
+    ]
+    if not found:
         there = ", ".join(entry.name for entry in seen) or "none"
         where = "" if bus is None else f" on {bus.shown}"
+        named = "" if name is None else f" named {ascii(name)[:80]}"
         raise SignatureError(
-            f"no runner named {ascii(name)[:80]} publishes a signed card{where} (runners seen: {there})",
-            f"it prints its key when it starts: kakeya_mac runners trust {name} --key 'ssh-ed25519 …'",
+            f"no runner{named} publishes a signed card{where} (runners seen: {there})",
+            f"it prints its key when it starts: kakeya_mac runners trust {name or 'NAME'}"
+            " --key 'ssh-ed25519 …'",
         )
-    for line in lines:
+    return found
+
+
+def _pin_first(config: Settings, name: str | None, valid_until: str | None) -> int:
+    """Trust on first use.
+
+    Raises:
+        SignatureError: No key is published, or several are, or another one is pinned already.
+    """
+    from bridge.client.trust import add, trusted
+    from bridge.errors import SignatureError
+    from bridge.signing import fingerprint
+    from bridge.signing.keyring import State
+
+    keys = {entry.card.public_key or "": entry.card.name for entry in _publishing(config, name)}
+    [(key, runner), *others] = keys.items()
+    by_hand = f"compare it there, then: kakeya_mac runners trust {runner} --key '{key}'"
+    if others:
+        shown = ", ".join(f"{runner} {fingerprint(key)}" for key, runner in keys.items())
+        raise SignatureError(
+            f"{len(keys)} different keys are published: {shown}; nothing was pinned",
+            "name one of them: kakeya_mac runners trust --first NAME" if name is None else by_hand,
+        )
+    path, print_ = config.trusted_runners, fingerprint(key)
+    pinned = {entry.listed.key.fingerprint: entry for entry in trusted(path)}
+    known = pinned.get(print_)
+    if known is not None and known.state is not State.COUNTS:
+        raise SignatureError(f"the key {print_} of {runner} is pinned, and {known.words}", by_hand)
+    if known is not None:
+        click.echo(f"already trusted: {known.listed.name} {print_} ({path})")
+        return 0
+    names = {each: entry.listed.name for each, entry in pinned.items()}
+    if before := {each: owner for each, owner in names.items() if name is None or owner == runner}:
+        old = ", ".join(f"{owner} {each}" for each, owner in before.items())
+        another = (
+            "" if runner in names.values() else f"another machine: runners trust --first {runner}; else "
+        )
+        raise SignatureError(
+            f"the runner {runner} publishes the key {print_}, and pinned is {old}; nothing was pinned",
+            another + by_hand,
+        )
+    add(path, runner, key, valid_before=until_time(valid_until))
+    click.echo(f"trusted: {runner} {print_} ({path})")
+    click.echo(
+        f"  nothing vouches for this key: compare it with what {runner} prints on its machine;"
+        " from now on\n  only results that it signed are believed"
+    )
+    return 0
+
+
+def _show_key(config: Settings, name: str) -> int:
+    from bridge.render.runners import trust_lines
+
+    for line in trust_lines(name, _publishing(config, name)):
         click.echo(line)
     click.echo("nothing was trusted", err=True)
     return 2

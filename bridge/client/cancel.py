@@ -117,11 +117,17 @@ def _finished(settings: Settings, found: Lookup) -> tuple[Believed, FetchedResul
     if found.answer is None:
         return None
     try:
-        return believe(found.answer, trusted=settings.trusted_runners), found.answer
+        believed = believe(
+            found.answer,
+            trusted=settings.trusted_runners,
+            allow_unsigned=settings.allow_unsigned,
+            bound=False,
+        )
     except ResultError:
         if found.state is None or found.state.inbox is None:
             raise
         return None
+    return believed, found.answer
 
 
 def _standing(git: Git, remote: Remote, found: Lookup) -> Held:

@@ -1,4 +1,7 @@
-"""A believed result's evidence, judged once more by the gate installed here.
+"""A believed result, held against its request, its evidence judged once more by the gate installed here.
+
+A result that answers something else than was asked is rejected whatever its figures say
+(`bridge.client.binding`).
 
 A runner judges before it publishes, but nothing forces the writer of an unsigned result to have done so. Each
 report is held against the result that carries it (nonce, workload, preset digest, engine source, times), as
@@ -10,16 +13,18 @@ message says whose gate it was.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bridge import presets
 from bridge.bus.results import Believed
-from bridge.errors import PresetError
+from bridge.bus.standing import Standing
+from bridge.client.binding import Agreement, compare
+from bridge.errors import EXIT_UNVERIFIED, PresetError
 from bridge.evidence.gate import Binding, Judgement
 from bridge.evidence.gate import judge as gate
 from bridge.evidence.promised import broken_promises
 from bridge.manifest import parse_time
-from bridge.presets import Promise
+from bridge.presets import Preset
 from bridge.result import EXIT_CODES, Reason, Result, Status, Verdict, Violation
 
 _MAX_VIOLATIONS = 1000
@@ -32,22 +37,46 @@ class Judged:
     Attributes:
         believed: The result.
         judgements: What the gate installed here says of each report, by path.
-        verdict: The runner's, or `rejected` where the runner passed what this gate does not.
+        verdict: The runner's, or `rejected` where it is of something else than was asked, or the runner
+            passed what this gate does not.
+        agreement: Where request, result and reports differ.
+        allow_unsigned: Whether a pass counts that no trusted key signed.
     """
 
     believed: Believed
     judgements: Mapping[str, Judgement]
     verdict: Verdict
+    agreement: Agreement = field(default_factory=Agreement)
+    allow_unsigned: bool = False
+
+    @property
+    def verified(self) -> bool:
+        """Whether a key that is trusted here signed the result."""
+        return self.believed.signature is Standing.TRUSTED
 
     @property
     def exit_code(self) -> int:
         """What a command that shows this ends with."""
+        if self.verdict.status is Status.PASSED and not (self.verified or self.allow_unsigned):
+            return EXIT_UNVERIFIED
         return EXIT_CODES[self.verdict.status]
 
 
-def judge(believed: Believed) -> Judged:
-    """Judge every report of a believed result."""
+def judge(
+    believed: Believed, *, installed: Mapping[str, Preset] | None = None, allow_unsigned: bool = False
+) -> Judged:
+    """Hold a believed result against its request, and judge every report of it.
+
+    Args:
+        believed: The result.
+        installed: The presets that are installed here, by name; None: the bundled ones.
+        allow_unsigned: Whether a pass counts that no trusted key signed.
+
+    Raises:
+        PresetError: A bundled preset is broken.
+    """
     result = believed.result
+    preset = _installed(result.preset, installed)
     binding = Binding(
         nonce=result.nonce,
         workload_sha=result.workload_sha,
@@ -61,18 +90,26 @@ def judge(believed: Believed) -> Judged:
         for file in result.files
         if file.role == "evidence"
     }
-    violations = _broken(result, judgements) if result.verdict.status is Status.PASSED else []
-    return Judged(believed, judgements, _rejected(violations) if violations else result.verdict)
+    passed = result.verdict.status is Status.PASSED
+    read = {path: each.report for path, each in judgements.items() if each.report is not None}
+    agreement = compare(believed.asked, result, read if passed else {}, preset)
+    violations = _broken(result, judgements, preset) if passed else []
+    verdict = result.verdict
+    if agreement.differences:
+        verdict = _unbound(agreement, violations)
+    elif violations:
+        verdict = _rejected(violations)
+    return Judged(believed, judgements, verdict, agreement, allow_unsigned)
 
 
-def _broken(result: Result, judgements: Mapping[str, Judgement]) -> list[Violation]:
+def _broken(result: Result, judgements: Mapping[str, Judgement], preset: Preset | None) -> list[Violation]:
     """Every rule that the reports of a passed result break, and what its preset promised and is not there."""
     broken = [
         violation.model_copy(update={"file": path})
         for path, judgement in judgements.items()
         for violation in judgement.violations
     ]
-    promise = _promise(result.preset)
+    promise = None if preset is None else preset.evidence
     if promise is None:
         return broken
     if not judgements:
@@ -84,12 +121,26 @@ def _broken(result: Result, judgements: Mapping[str, Judgement]) -> list[Violati
     return broken
 
 
-def _promise(preset: str | None) -> Promise | None:
-    """The evidence a preset promises; None: none, or it is a preset that is not installed here."""
+def _installed(name: str | None, installed: Mapping[str, Preset] | None) -> Preset | None:
+    """The preset of that name that is installed here; None: there is none."""
+    known = dict(presets.load_all() if installed is None else installed)
     try:
-        return None if preset is None else presets.get(preset).evidence
+        return None if name is None else presets.find(name, known)
     except PresetError:
         return None
+
+
+def _unbound(agreement: Agreement, violations: list[Violation]) -> Verdict:
+    """Of a result that answers something else than was asked, with both values of each difference."""
+    told = [
+        Violation(code="BINDING", message=str(each)[:4000], file=each.file) for each in agreement.differences
+    ]
+    return Verdict(
+        status=Status.REJECTED,
+        reason=Reason.BINDING,
+        message=f"the answer does not belong to the request: {agreement.differences[0]}"[:4000],
+        violations=tuple([*told, *violations][:_MAX_VIOLATIONS]),
+    )
 
 
 def _rejected(violations: list[Violation]) -> Verdict:

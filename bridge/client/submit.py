@@ -88,7 +88,8 @@ class Submission:
     @property
     def asked(self) -> Asked:
         """What a result must answer to be believed."""
-        return Asked(self.manifest.nonce, self.commit, self.manifest.workload_sha, self.manifest.preset)
+        asked = self.manifest
+        return Asked(asked.nonce, self.commit, asked.workload_sha, asked.preset, asked.params)
 
 
 def plan_request(

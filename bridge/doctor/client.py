@@ -127,8 +127,10 @@ def trusted_runners(settings: Settings) -> Check:
         "trusted runners",
         Level.WARN,
         str(path),
-        "none: every result will be shown as one that anyone with push rights could have written",
-        "kakeya_mac runners trust NAME --key 'ssh-ed25519 …' (the runner prints the line when it starts)",
+        "none: every result is shown as one that anyone with push rights could have written; one that passed"
+        " ends in exit code 7",
+        "kakeya_mac runners trust NAME --key 'ssh-ed25519 …' (the runner prints the line when it starts),"
+        " or kakeya_mac runners trust --first",
     )
 
 

@@ -16,7 +16,8 @@ are resolved on the machine that runs:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 from bridge.errors import ParameterError, PresetError
 from bridge.manifest import ParamValue
@@ -33,6 +34,38 @@ _ELEMENT = re.compile(
     r"(?:\{(?P<param>[a-z][a-z0-9_]*)\}|\$\{(?P<kind>[a-z]+)(?::(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*))?\})"
 )
 _SECRET = re.compile(r"TOKEN|SECRET|KEY|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Switch:
+    """One switch of a template.
+
+    Attributes:
+        flag: Its name without the dashes.
+        param: The parameter that gives its value, or sets it; None: none does.
+        literal: What the template gives it: a text, or True for a switch without a value.
+        model: The model whose folder it is given; None: none.
+    """
+
+    flag: str
+    param: str | None = None
+    literal: str | bool | None = None
+    model: str | None = None
+
+
+def switches(preset: Preset) -> Iterator[Switch]:
+    """The switches of a preset's argv, in order."""
+    for element in preset.argv:
+        match = _ELEMENT.fullmatch(element)
+        if match is None:
+            if element.startswith("--") and element != "--":
+                flag, equals, value = element[2:].partition("=")
+                yield Switch(flag, literal=value if equals else True)
+        elif match["switch"]:
+            yield Switch(match["literal"][2:], param=match["switch"])
+        elif match["flag"]:
+            model = match["name"] if match["kind"] == "model" else None
+            yield Switch(match["flag"][2:-1], param=match["param"], model=model)
 
 
 def argv(preset: Preset, params: Mapping[str, ParamValue], resolver: Resolver) -> list[str]:

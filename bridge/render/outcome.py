@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.bus.results import FetchedResult
 from bridge.bus.standing import Signature, Standing
 from bridge.bus.untrusted import clean_line
-from bridge.errors import ResultError
+from bridge.errors import EXIT_UNVERIFIED, ResultError
 from bridge.result import RESULT_NAME, Phase, RunStatus, Status, parse_result
 
 if TYPE_CHECKING:
@@ -20,7 +20,17 @@ if TYPE_CHECKING:
     from bridge.client.runs import RunView
 
 # Keys of `outcome_json` below which the runner, or whoever wrote the result, has the word.
-FROM_BUS = ("files", "message", "params", "phase_seconds", "preset", "result_ref", "runner", "violations")
+FROM_BUS = (
+    "binding",
+    "files",
+    "message",
+    "params",
+    "phase_seconds",
+    "preset",
+    "result_ref",
+    "runner",
+    "violations",
+)
 
 _MESSAGE_LIMIT = 4000  # what a result may hold
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
@@ -54,6 +64,11 @@ def outcome_json(judged: Judged) -> dict[str, Any]:
         "attempt": result.attempt,
         "signature": believed.signature,
         "signer": believed.signer,
+        "verified": judged.verified,
+        "binding": {
+            "differences": [each.to_json() for each in judged.agreement.differences],
+            "not_compared": list(judged.agreement.not_compared),
+        },
         "authenticity": _line(believed.sentence),
         "phase_seconds": result.phase_seconds,
         "files": [file.model_dump() for file in result.files],
@@ -67,6 +82,8 @@ def outcome_lines(judged: Judged) -> Iterator[str]:
     yield f"{verdict.status.upper()}  {_line(result.preset or '(no preset)')}  {result.nonce}" + (
         f": {message}" if message and verdict.status is not Status.PASSED else ""
     )
+    if verdict.status is not Status.PASSED:
+        yield f"  verdict  {verdict.status}/{verdict.reason}"
     for violation in verdict.violations:
         yield f"  {violation.code}: {_line(violation.message)}"
     total = sum(result.phase_seconds.values())
@@ -75,10 +92,20 @@ def outcome_lines(judged: Judged) -> Iterator[str]:
     for fact, value in result.runner.machine.items():
         if fact.startswith("model:"):
             yield f"  model    {_line(fact.removeprefix('model:'))}: {_line(str(value))}"
+    if judged.agreement.not_compared and verdict.status is Status.PASSED:
+        yield f"  binding  not compared: {_line('; '.join(judged.agreement.not_compared))}"
     yield f"  request  {result.request_commit}"
     yield f"  result   {believed.commit} on {_line(believed.ref)}"
     for file in result.files:
         yield f"           {file.role:<8} {_line(file.path)} ({file.bytes} bytes)"
+
+
+def unverified_lines(judged: Judged) -> Iterator[str]:
+    """Why a command ends with the code 7, and what to do; nothing where it does not."""
+    if judged.exit_code == EXIT_UNVERIFIED:
+        known = _line(judged.believed.sentence)
+        yield f"passed, but nobody vouches for it: {known} (exit code {EXIT_UNVERIFIED})"
+        yield "  pin the runner's key: kakeya_mac runners trust --first; or accept it: --allow-unsigned"
 
 
 def status_line(

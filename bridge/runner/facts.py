@@ -6,6 +6,7 @@ signs for every result, refusals included.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import importlib.util
 import os
@@ -15,9 +16,11 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
+from bridge import weights
 from bridge.errors import MachineError
 from bridge.presets import Preset
 from bridge.process import run_program
+from bridge.result import ENGINE_FACT, WEIGHTS_FACT
 from bridge.runner.isolation.enforced import Enforced
 from bridge.runner.models import Found
 
@@ -54,6 +57,42 @@ def isolation(enforced: Enforced | None, survivors: int) -> dict[str, Fact]:
 def of_models(found: Mapping[str, Found]) -> dict[str, Fact]:
     """Where each model of a job's preset was found, and which shipped model stood in for it."""
     return {f"model:{name}": str(model) for name, model in found.items()}
+
+
+def of_inputs(preset: Preset, found: Mapping[str, Found]) -> dict[str, Fact]:
+    """What the job's report must name as what ran: digests of the engine's source and of the models' weights.
+
+    Made by the runner, not by the job, so that a client can hold the one against the other.
+
+    Args:
+        preset: What is to run.
+        found: Its models on this machine, by name.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
+    digests = {name: weights.digest(model.folder) for name, model in found.items()}
+    engine = engine_digest() if preset.argv[0] == "${engine}" else None
+    return {
+        **({} if engine is None else {ENGINE_FACT: engine}),
+        **{WEIGHTS_FACT + name: value for name, value in digests.items() if value is not None},
+    }
+
+
+def engine_digest() -> str | None:
+    """sha256 over the installed engine's Python files, as a report has it; None: there is no engine.
+
+    Lines ``<sha256>  <path>`` in path order, found without importing it.
+    """
+    spec = importlib.util.find_spec("engine")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    package = Path(spec.submodule_search_locations[0]).resolve()
+    lines = [
+        f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.relative_to(package).as_posix()}\n"
+        for file in sorted(package.rglob("*.py"))
+    ]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def tools() -> dict[str, str]:

@@ -207,6 +207,7 @@ class Job:
             self._room.make()
             preparation.lay_out(self._is_to_stop)
         self._record.models = preparation.find_models()
+        self._record.inputs = facts.of_inputs(preset, self._record.models)
         argv = preparation.argv(self._record.models)
         preparation.provide_kernels(self._is_to_stop)
         return argv

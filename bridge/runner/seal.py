@@ -36,6 +36,7 @@ class Record:
         commands: What ran.
         files: What is published beside the result: bytes and role by path.
         models: The preset's models on this machine, by name.
+        inputs: Digests of what the job runs, as facts.
         survivors: Processes of the job that would not die.
         kept_awake: Whether the machine was kept awake; None: it does not fall asleep.
     """
@@ -47,6 +48,7 @@ class Record:
     commands: list[Command] = field(default_factory=list)
     files: dict[str, tuple[bytes, str]] = field(default_factory=dict)
     models: Mapping[str, Found] = field(default_factory=dict)
+    inputs: Mapping[str, facts.Fact] = field(default_factory=dict)
     survivors: int = 0
     kept_awake: bool | None = None
 
@@ -137,6 +139,7 @@ def _runner(station: Station, record: Record) -> RunnerFacts:
         **station.machine,
         **facts.isolation(record.enforced, record.survivors),
         **facts.of_models(record.models),
+        **record.inputs,
         **({} if record.kept_awake is None else {"kept_awake": record.kept_awake}),
     }
     return RunnerFacts(

@@ -58,8 +58,10 @@ class Reading:
     @property
     def expected(self) -> AskedFor:
         """What an answer is held against."""
-        preset = None if self.manifest is None else self.manifest.preset
-        return AskedFor(self.asked.nonce, self.asked.commit, self.workload, preset)
+        asked, manifest = self.asked, self.manifest
+        if manifest is None:
+            return AskedFor(asked.nonce, asked.commit, self.workload)
+        return AskedFor(asked.nonce, asked.commit, self.workload, manifest.preset, manifest.params)
 
 
 class Copy:

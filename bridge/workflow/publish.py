@@ -183,6 +183,7 @@ class Publisher:
                 signature=signature.standing,
                 signer=signature.signer,
                 objection=signature.objection,
+                asked=case.reading.expected,
             )
         )
 

@@ -93,16 +93,24 @@ def _own_version() -> str:
 
 
 def _chip() -> str:
-    """The processor's name: mlx knows it on a Mac, /proc/cpuinfo on Linux."""
-    if mx.metal.is_available():
-        return str(mx.device_info().get("device_name", "unknown"))
+    """The processor's name, by the same source as the runner's: sysctl on a Mac, /proc/cpuinfo on Linux."""
+    if sys.platform == "darwin":
+        return _sysctl("machdep.cpu.brand_string") or platform.machine()
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
-                return line.partition(":")[2].strip() or "unknown"
+                return line.partition(":")[2].strip()
     except OSError:
         pass
-    return platform.processor() or "unknown"
+    return platform.machine() or "unknown"
+
+
+def _sysctl(name: str) -> str:
+    """A text of the kernel's; empty where it has none of that name."""
+    text = ctypes.create_string_buffer(256)
+    length = ctypes.c_size_t(len(text))
+    failed = ctypes.CDLL(None).sysctlbyname(name.encode(), text, ctypes.byref(length), None, 0)
+    return "" if failed else text.value.decode("utf-8", "replace").strip()
 
 
 def _memory() -> int:

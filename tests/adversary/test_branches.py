@@ -32,7 +32,7 @@ def test_branches_of_such_names_are_left_alone_and_the_runner_serves_on(house: H
             siege.house.git("push", "-q", str(house.remote), f"{request.commit}:{odd}")
         before = house.remote_refs()
         good = siege.bench.ask()
-        with house.runner("--idle", "0.2"):
+        with house.runner("--idle", "0.2", trusted=False):
             siege.wait([good.nonce], 200)
         assert siege.result(good.nonce, good.result_ref).verdict.status is Status.PASSED
         assert before <= house.remote_refs()

@@ -64,7 +64,7 @@ def test_a_hostile_job_ends_and_nothing_of_it_remains(house: House, names: tuple
     key.parent.mkdir(parents=True)
     key.write_text("-----BEGIN OPENSSH PRIVATE KEY-----\n")
     with besieged(house, lambda siege: install(siege, {name: JOBS[name] for name in names})) as siege:
-        with house.runner("--idle", "0.2"):
+        with house.runner("--idle", "0.2", trusted=False):
             first = siege.bench.ask()
             siege.wait([first.nonce], 200)
             enforced = siege.result(first.nonce, first.result_ref).runner.machine

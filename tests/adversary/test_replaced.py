@@ -32,7 +32,7 @@ def test_what_runs_is_what_is_installed(house: House):
     with besieged(house) as siege:
         forged = {name: siege.forge.make(name, attack) for name, attack in ASKED.items()}
         siege.push(list(forged.values()))
-        with house.runner("--idle", "0.2"):
+        with house.runner("--idle", "0.2", trusted=False):
             siege.wait([one.nonce for one in forged.values()], 200)
         installed = presets.load_all(siege.bench.config / "presets")
         for name, one in forged.items():

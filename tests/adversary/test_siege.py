@@ -33,7 +33,7 @@ def test_each_is_answered_with_its_reason_and_the_runner_serves_on(house: House,
     with besieged(house) as siege:
         forged = [siege.forge.make(name, attack) for name, attack in share(part).items() if attack.whole]
         siege.push(forged)
-        with house.runner("--idle", "0.2"):
+        with house.runner("--idle", "0.2", trusted=False):
             siege.wait([one.nonce for one in forged], 200 + 2 * len(forged))
             good = siege.bench.ask()
             siege.wait([good.nonce], 200)

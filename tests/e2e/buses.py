@@ -101,7 +101,11 @@ class Bus:
         return self.kakeya("wait", nonce, "--seconds", str(seconds), "--json")
 
     def serve(self, name: str, *args: str, **env: str) -> subprocess.Popen[bytes]:
-        """Start a runner with a state folder of its own; it finds the remote in its environment."""
+        """Start a runner with a state folder of its own; it finds the remote in its environment.
+
+        The client trusts its key.
+        """
+        self.house.trust_runner(name, KAKEYA_STATE=str(self.state_of(name)))
         with self.log_of(name).open("ab") as log:
             command = [str(BIN / "kakeya_mac"), "runner", "serve", "--name", name, "--idle", "0.2", *args]
             variables = {"KAKEYA_REMOTE": self.address, "KAKEYA_STATE": str(self.state_of(name))}

@@ -43,7 +43,7 @@ def test_the_five_commands_make_a_signed_request_that_is_believed(house: House) 
     assert [machine for machine, _ in commands] == ["client", "Mac", "Mac", "client", "client"]
     for machine, command in commands[:3]:
         type_(machine, command)
-    with house.runner(name="studio", **mac):
+    with house.runner(name="studio", trusted=False, **mac):
         wait_for(lambda: KEY.search(house.runner_log("studio")), what="the runner's key")
         said = KEY.search(house.runner_log("studio"))[0]  # type: ignore[index]
         type_(*commands[3])

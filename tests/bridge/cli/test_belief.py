@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from bridge import signing
+from bridge import presets, signing
 from bridge.bus import refs
 from bridge.bus.requests import Submitted
+from bridge.result import Reason, Status, Verdict
 from tests.bridge.bus.test_results import BAD_MANIFESTS, refusal
 from tests.bridge.evidence import reports
 from tests.bridge.evidence.reports import Document
@@ -97,7 +99,8 @@ def test_the_result_of_a_deleted_branch_is_shown_with_the_truth_about_it(
 ):
     nonce = of_a_deleted_branch(world, None if signed == "unsigned" else key)
     done = world.house.kakeya(command, nonce)
-    assert done.code == 0, done.err
+    passed = 0 if command in ("logs", "fetch", "cancel") else 7
+    assert done.code == passed, done.err
     expected = {"logs": "said by the job", "cancel": "had finished already: passed"}
     assert expected.get(command, "nobody can tell that this answers it") in done.out
     if command == "result":
@@ -165,24 +168,101 @@ def test_a_passed_result_is_passed_here_only_with_evidence_that_this_gate_accept
     text = world.house.kakeya(command, submitted.nonce)
     done = world.house.kakeya(command, submitted.nonce, "--json")
     if case == "genuine":
-        assert (done.code, text.code) == (0, 0), done.out
+        assert (done.code, text.code) == (7, 7), done.out
         assert done.json["status"] == "passed"
         return
-    assert_rejected(done, text)
+    assert_rejected(done, text, "evidence" if case == "edited" else "binding")
     codes = [violation["code"] for violation in done.json["violations"]]
-    assert codes == ["SUMMARY_MISMATCH" if case == "edited" else "WRONG_REQUEST"]
+    assert ("SUMMARY_MISMATCH" if case == "edited" else "WRONG_REQUEST") in codes
     assert done.json["violations"][0]["file"] == "report.json"
 
 
-def assert_rejected(done: Done, text: Done) -> None:
+def assert_rejected(done: Done, text: Done, reason: str = "evidence") -> None:
     assert (done.code, text.code) == (3, 3), done.out + text.out
     assert done.json["status"] == "rejected"
-    assert done.json["reason"] == "evidence"
+    assert done.json["reason"] == reason
+    assert f"rejected/{reason}" in text.out
     assert done.json["runner_status"] == "passed"
     assert done.json["exit_code"] == 3
     assert "REJECTED" in text.out
     assert "PASSED" not in text.out
-    assert "this client's gate" in text.out
+
+
+def bound(world: World, key: Path, edit: Callable[[Document], object], **result: object) -> Submitted:
+    """A signed answer to `throughput` with limit=4, honest but for the changes."""
+    preset, asked = presets.get("throughput"), {"limit": 4}
+    submitted = world.submit(preset=preset.name, params=asked)
+    params = presets.validate(preset, asked)
+    document = report_for(world, submitted.nonce)
+    document["request"]["preset_digest"] = preset.digest
+    document["configuration"] |= {"command": "eval throughput", "temperature": 0, **params}
+    edit(document)
+    fields = {"preset_digest": preset.digest, "params": params, **result}
+    answer(world, submitted, reports.dump(document), key, **fields)
+    return submitted
+
+
+UNBOUND: dict[str, tuple[Callable[[Document], object], dict[str, object], str, object, object]] = {
+    "report": (lambda d: d["configuration"].update(limit=3), {}, "configuration.limit", 4, 3),
+    "result": (lambda d: None, {"preset": "baseline"}, "preset", "throughput", "baseline"),
+    "workload": (
+        lambda d: d["request"].update(workload_sha="cd" * 20),
+        {"workload_sha": "cd" * 20},
+        "workload",
+        None,
+        "cd" * 20,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNBOUND)
+def test_a_signed_answer_to_something_else_is_rejected_with_both_values(
+    world: World, key: Path, case: str, tmp_path: Path
+):
+    edit, changes, field, asked, answered = UNBOUND[case]
+    trust(world, key)
+    submitted = bound(world, key, edit, **changes)
+    done = world.house.kakeya("result", submitted.nonce, "--json")
+    assert (done.code, done.json["status"], done.json["reason"]) == (3, "rejected", "binding"), done.err
+    told = {each["field"]: each for each in done.json["binding"]["differences"]}[field]
+    assert (told["asked"], told["answered"]) == (asked or world.house.git("rev-parse", "HEAD"), answered)
+    assert "BINDING" in [violation["code"] for violation in done.json["violations"]]
+    text = world.house.kakeya("wait" if case == "report" else "status", submitted.nonce)
+    assert text.code == 3
+    assert "rejected/binding" in text.out
+    assert f"{field}: asked {told['asked']!r}, answered {told['answered']!r}" in text.out
+    if case != "report":
+        fetched = world.house.kakeya("fetch", submitted.nonce, "-o", str(tmp_path / "out"))
+        assert fetched.code == 3
+        assert not (tmp_path / "out" / submitted.nonce).exists()
+
+
+def test_a_pass_that_nobody_vouches_for_ends_in_7_unless_it_is_allowed(world: World, key: Path):
+    nonce = without_evidence(world, key)
+    kakeya = world.house.kakeya
+    done = kakeya("result", nonce, "--json")
+    assert (done.code, done.json["exit_code"], done.json["status"]) == (7, 7, "passed")
+    assert (done.json["signature"], done.json["verified"]) == ("untrusted-key", False)
+    assert "nobody vouches for it" in done.err
+    assert "runners trust --first" in done.err
+    assert kakeya("result", nonce, "--allow-unsigned").code == 0
+    assert kakeya("status", nonce, KAKEYA_ALLOW_UNSIGNED="1").code == 0
+    config = Path(world.house.env["KAKEYA_CONFIG"]) / "config.toml"
+    config.parent.mkdir(parents=True, exist_ok=True)
+    config.write_text("allow_unsigned = true\n")
+    assert kakeya("wait", nonce).code == 0
+    assert kakeya("wait", nonce, KAKEYA_ALLOW_UNSIGNED="0").code == 7
+    wrong = kakeya("wait", nonce, KAKEYA_ALLOW_UNSIGNED="yes")
+    assert (wrong.code, "must be 0 or 1, got 'yes'" in wrong.err) == (2, True)
+    trust(world, key)
+    assert kakeya("wait", nonce, KAKEYA_ALLOW_UNSIGNED="0").code == 0
+
+
+def test_what_did_not_pass_keeps_its_code_without_any_key(world: World):
+    submitted = world.submit(preset="tests")
+    failed = Verdict(status=Status.FAILED, reason=Reason.EXIT_CODE)
+    answer(world, submitted, None, preset="tests", engine_source="workload", verdict=failed)
+    assert world.house.kakeya("result", submitted.nonce).code == 1
 
 
 @pytest.mark.slow

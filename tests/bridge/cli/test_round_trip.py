@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from bridge import signing
 from tests.houses import House, build_house, wait_for
+from tests.worlds import World
 
 
 @pytest.fixture(scope="module")
@@ -19,6 +22,55 @@ def answered(tmp_path_factory: pytest.TempPathFactory) -> tuple[House, dict]:
         done = house.kakeya("run", "--preset", "probe", "--wait", "90", "--json")
     assert done.code == 0, done.err + house.runner_log()
     return house, done.json
+
+
+@pytest.mark.parametrize(
+    ("path", "forged", "field"),
+    [
+        (("environment", "git", "source_sha256"), "0" * 64, "engine digest"),
+        (("environment", "memory_bytes"), 1 << 40, "machine.memory_bytes"),
+    ],
+    ids=["another engine", "another machine"],
+)
+def test_a_runner_that_answers_with_another_report_is_found_out(
+    answered: tuple[House, dict],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    path: tuple[str, ...],
+    forged: object,
+    field: str,
+):
+    """What the real runner signed, with one value of its report changed, signed with its key once more."""
+    house, last = answered
+    assert last["binding"] == {"differences": [], "not_compared": []}
+    for name, value in house.env.items():
+        monkeypatch.setenv(name, value)
+    world = World(house, tmp_path)
+    saved = house.kakeya("result", last["nonce"], "-o", str(tmp_path / "out"))
+    assert saved.code == 0, saved.err
+    submitted = world.submit(preset="probe")
+    report_name = path_of(last, "evidence")
+    report = json.loads((tmp_path / "out" / report_name).read_text())
+    report["request"]["nonce"] = submitted.nonce
+    inner = report
+    for key in path[:-1]:
+        inner = inner[key]
+    genuine, inner[path[-1]] = inner[path[-1]], forged
+    files = {file["path"]: (tmp_path / "out" / file["path"]).read_bytes() for file in last["files"]}
+    files[report_name] = json.dumps(report).encode()
+    document = json.loads((tmp_path / "out" / "result.json").read_text())
+    document |= {"nonce": submitted.nonce, "request_commit": submitted.commit}
+    for file in document["files"]:
+        data = files[file["path"]]
+        file |= {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+    data = json.dumps(document).encode()
+    signature = signing.sign(house.trust_runner(), signing.RESULT_NAMESPACE, data)
+    world.answer(submitted, result=data, signature=signature, files=files)
+    done = house.kakeya("result", submitted.nonce, "--json")
+    assert (done.code, done.json["reason"], done.json["signature"]) == (3, "binding", "trusted"), done.out
+    [told] = done.json["binding"]["differences"]
+    assert (told["field"], told["asked"], told["answered"]) == (field, genuine, forged)
+    assert told["file"] == report_name
 
 
 def folder_of(last: dict) -> str:
@@ -34,7 +86,7 @@ def test_a_probe_passes_and_says_who_ran_it(answered: tuple[House, dict]):
     assert last["status"] == "passed"
     assert last["runner"] == "testmac"
     assert last["attempt"] == 1
-    assert last["signature"] == "untrusted-key"
+    assert (last["signature"], last["verified"]) == ("trusted", True)
 
 
 def test_the_result_is_one_commit_on_the_request_and_the_inbox_is_empty(answered: tuple[House, dict]):

@@ -140,6 +140,48 @@ def test_a_key_from_the_bus_is_shown_and_never_trusted(house: House, key: Path):
     assert "no runner named 'plain' publishes a signed card" in house.kakeya("runners", "trust", "plain").err
 
 
+def test_the_first_key_is_pinned_on_request_and_never_replaced(house: House, key: Path):
+    pinned = house.root / "config" / "trusted_runners"
+    nothing = house.kakeya("runners", "trust", "--first")
+    assert (nothing.code, "no runner publishes a signed card" in nothing.err) == (2, True)
+    whole = publish(house, here(house), key)
+    done = house.kakeya("runners", "trust", "--first")
+    assert done.code == 0, done.err
+    assert f"trusted: mac {signing.fingerprint(whole.public_key or '')} ({pinned})" in done.out
+    assert "compare it" in done.out
+    before = pinned.read_bytes()
+    again = house.kakeya("runners", "trust", "--first")
+    assert (again.code, "already trusted: mac" in again.out) == (0, True)
+    other = signing.ensure_key(house.root / "other", "another")
+    publish(house, here(house), other)
+    for name in ((), ("mac",)):
+        changed = house.kakeya("runners", "trust", "--first", *name)
+        assert changed.code == 2
+        assert signing.fingerprint(public_line(other)) in changed.err
+        assert f"pinned is mac {signing.fingerprint(public_line(key))}" in changed.err
+    assert pinned.read_bytes() == before
+
+
+def test_of_several_published_keys_none_is_first_without_a_name(house: House, key: Path):
+    other = signing.ensure_key(house.root / "other", "another")
+    publish(house, here(house), key)
+    publish(house, here(house, "second", id="b" * 16), other)
+    several = house.kakeya("runners", "trust", "--first")
+    assert several.code == 2
+    assert "2 different keys" in several.err
+    assert not (house.root / "config" / "trusted_runners").exists()
+    assert house.kakeya("runners", "trust", "--first", "second").out.startswith("trusted: second ")
+    assert house.kakeya("runners", "trust", "--first", "mac").out.startswith("trusted: mac ")
+    house.kakeya("runners", "revoke", "mac")
+    revoked = house.kakeya("runners", "trust", "--first", "mac")
+    assert (revoked.code, "revoked" in revoked.err) == (2, True)
+
+
+def test_first_goes_without_a_key_and_trust_without_neither(house: House):
+    assert house.kakeya("runners", "trust", "--first", "--key", "x").code == 2
+    assert "Missing argument 'NAME'" in house.kakeya("runners", "trust").err
+
+
 @pytest.mark.slow
 def test_presets_of_live_runners_are_listed_with_who_takes_them(house: House, key: Path):
     probe = real("probe", typical_s=2.5)

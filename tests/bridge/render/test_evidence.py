@@ -176,7 +176,7 @@ def test_no_field_of_a_result_can_look_like_a_line_of_ours() -> None:
     result = honest.believed.result.model_copy(update={"preset": FAKED, "runner": facts, "files": (file,)})
     believed = Believed(result, {}, "cd" * 20, FAKED, Standing.TRUSTED, FAKED)
     lines = list(outcome_lines(Judged(believed, {}, honest.verdict)))
-    assert len(lines) == 6
+    assert len(lines) == 7
     assert all(line.isprintable() for line in lines)
     assert sum(line.startswith("  ran on") for line in lines) == 1
     document = outcome_json(Judged(believed, {}, honest.verdict))
