@@ -51,6 +51,13 @@ def throughput_table(document: Document) -> None:
             f"end to end {_number(row['end_to_end_ratio'], 2)}x, "
             f"identical {row['identical_samples']}/{row['compared_samples']}"
         )
+    for name, arm in document["summary"]["arms"].items():
+        if times := arm.get("block_s"):
+            first = ", ".join(f"{1e3 * seconds:.1f}" for seconds in times["first"])
+            console.print(
+                f"{name}: blocks took {first} ms at first, at most {1e3 * times['max']:.1f} ms, "
+                f"{1e3 * times['mean']:.1f} ms in the mean"
+            )
     console.print("acceptance length: tokens emitted per verify, the target's own included")
 
 
@@ -62,7 +69,13 @@ def recall_table(document: Document) -> None:
     roles = {arm["name"]: arm["role"] for arm in document["arms"]}
     for name, arm in document["summary"]["arms"].items():
         table.add_row(name, roles[name], _number(arm["recall"], 3), str(arm["samples"]))
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    for row in document["summary"]["comparisons"]:
+        console.print(
+            f"{row['arm']} / {row['baseline']}: decode {_number(row['decode_ratio'], 2)}x, not claimed; "
+            f"identical {row['identical_samples']}/{row['compared_samples']}"
+        )
 
 
 def depth_table(depths: dict[str, dict[str, float]]) -> None:

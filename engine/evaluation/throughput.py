@@ -17,7 +17,7 @@ from engine.blas import threads
 from engine.cache.policy import NATIVE
 from engine.config import Engine
 from engine.errors import ConfigurationError, PromptError
-from engine.evaluation.arms import OUR_LOOP, PLAIN_LOOP, Outcome, plain, room, speculate
+from engine.evaluation.arms import OUR_LOOP, PLAIN_LOOP, Outcome, Wish, plain, room, speculate
 from engine.evaluation.environment import describe
 from engine.evaluation.fingerprint import fingerprint
 from engine.evaluation.interleave import Lane, Progress, run_interleaved, scored_rows
@@ -32,7 +32,9 @@ from engine.pace import Adaptive, Pace, Tour
 from engine.runtime import Runtime
 
 PLAIN, SPECULATIVE = "plain", "speculative"
-CLAIMS = ("auto", "speedup", "no-slowdown", "none")
+IGNORE_STOPS = "ignore_stops"  # the arm, and the control it is
+CLAIMS = ("auto", "speedup", "no-slowdown", "identity", "none")
+LEAST_STOPS = 0.5  # texts of which fewer end by themselves are not what the claim is about
 NO_SLOWDOWN = 0.9
 ROUNDING_TEXTS = 3
 MADE_UP_BLOCKS = (2, 4, 8, 16)
@@ -44,7 +46,12 @@ FEWEST_SAMPLES, FEWEST_TOKENS = 5, 32
 
 @dataclass(frozen=True)
 class Switches:
-    """What the command line can set about a measurement."""
+    """What the command line can set about a measurement.
+
+    With ``ignore_stops`` a control arm decodes every prompt past its stop tokens up to ``max_tokens``, which
+    shows what forced over-generation does to acceptance and speed. ``min_stops`` claims the share of texts
+    that end at a stop token.
+    """
 
     prompts: str = "all"
     limit: int | None = 8
@@ -52,6 +59,8 @@ class Switches:
     seed: int = 0
     claim: str = "auto"
     min_speedup: float = 1.0
+    min_stops: float | None = None
+    ignore_stops: bool = False
     chat: ChatSwitches = field(default_factory=ChatSwitches)
 
     def check(self) -> None:
@@ -67,6 +76,8 @@ class Switches:
             raise ConfigurationError(
                 f"--min-speedup must be a finite number of at least 1, not {self.min_speedup}"
             )
+        if self.min_stops is not None and not LEAST_STOPS <= self.min_stops <= 1:
+            raise ConfigurationError(f"--min-stops must lie in [{LEAST_STOPS}, 1], not {self.min_stops}")
 
 
 def measure_throughput(
@@ -93,6 +104,8 @@ def measure_throughput(
         )
     if engine.alone and switches.claim not in ("auto", "none"):
         raise ConfigurationError(f"--claim {switches.claim} compares with speculation; give --drafter PATH")
+    if not _compares(engine) and (switches.ignore_stops or switches.min_stops is not None):
+        raise ConfigurationError("--ignore-stops and --min-stops are about our loop; give --drafter PATH")
     started, watch = now(), StrainWatch()
     encoded = encode_all(engine, prompts, switches.chat)
     claims = throughput_claims(engine, switches, runtime, len(prompts)) if _compares(engine) else []
@@ -101,7 +114,8 @@ def measure_throughput(
     marks = fingerprint(environment, settings, prompts, encoded, request)
     journal = journals.open(marks) if journals else None
     arms = _arms(engine)
-    progress(0, len(arms) * len(prompts), "warming up", prompts[0].id)
+    ran = [*arms, our_arm(engine, IGNORE_STOPS, "control", IGNORE_STOPS)] if switches.ignore_stops else arms
+    progress(0, len(ran) * len(prompts), "warming up", prompts[0].id)
     pace = warm_up(engine, encoded, switches.max_tokens)
     row = scored_rows(engine.target.tokenizer)
     course = run_interleaved(
@@ -110,11 +124,11 @@ def measure_throughput(
                 arm,
                 prompts,
                 encoded,
-                run=partial(_run, engine, arm.role == "sut", switches.max_tokens, pace),
+                run=partial(_run, engine, arm, switches.max_tokens, pace),
                 row=row,
                 phase="decoding" if arm.role == "baseline" else STEP,
             )
-            for arm in arms
+            for arm in ran
         ],
         progress=progress,
         journal=journal,
@@ -129,7 +143,7 @@ def measure_throughput(
         claims=claims,
         environment=describe(runtime, watch, models(engine)),
         configuration=settings | {"resumed": course.resumed},
-        arms=arms,
+        arms=ran,
         order=course.order,
         rounding=rounding,
         divergences=divergences,
@@ -167,10 +181,13 @@ def our_arm(engine: Engine, name: str, role: str = "sut", control: str | None = 
 
 
 def _run(
-    engine: Engine, ours: bool, max_tokens: int, pace: Pace, encoded: Sequence[list[int]]
+    engine: Engine, arm: Arm, max_tokens: int, pace: Pace, encoded: Sequence[list[int]]
 ) -> list[Outcome]:
     """Prompts through one arm, one after the other."""
-    return [run_arm(engine, ours, tokens, max_tokens, pace) for tokens in encoded]
+    if arm.control == IGNORE_STOPS:
+        wish = Wish(ignore_stops=True)
+        return [speculate(engine, tokens, max_tokens, pace, wish=wish) for tokens in encoded]
+    return [run_arm(engine, arm.role == "sut", tokens, max_tokens, pace) for tokens in encoded]
 
 
 def encode_all(
@@ -293,9 +310,12 @@ def throughput_claims(
         if prompts < FEWEST_SAMPLES or switches.max_tokens <= FEWEST_TOKENS:
             claim = "identity"
     pair = {"arm": SPECULATIVE, "baseline": PLAIN}
+    claims: list[dict[str, Any]] = []
+    if switches.min_stops is not None:
+        claims.append({"name": "natural_stops", "arm": SPECULATIVE, "at_least": switches.min_stops})
     if claim == "none":
-        return []
-    claims: list[dict[str, Any]] = [{"name": "identical_output", **pair}]
+        return claims
+    claims.append({"name": "identical_output", **pair})
     if claim == "speedup":
         claims.append({"name": "speedup", **pair, "at_least": switches.min_speedup})
     elif claim == "no-slowdown":

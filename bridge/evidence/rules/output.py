@@ -24,7 +24,7 @@ MOST_TIES = 0.5
 OF_DECODING = SPEED_CLAIMS | {"acceptance_length"}
 HELD_RECALL = 0.5
 # Claims of a share of the prompts, each of which must be another.
-OF_PROMPTS = frozenset({"identical_output", "exact_match", "recall", "recall_parity"})
+OF_PROMPTS = frozenset({"identical_output", "exact_match", "natural_stops", "recall", "recall_parity"})
 # Claims that no generated token bears on.
 OF_NO_OUTPUT = frozenset({"machine", "resident_bytes", "parity"})
 

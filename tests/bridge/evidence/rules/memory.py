@@ -212,7 +212,7 @@ RULES = Rules(
         ("kv", used(BOUNDED, key_distortion=0.0)),
         ("kv", chain(used(BOUNDED), holding(BOUNDED, 50_000))),
         ("throughput", holding("speculative", 100_000)),
-        ("kv", bounded("sliding-bounded", KVCache=3, SlidingRing=6)),
+        ("kv", chain(bounded("sliding-bounded", KVCache=3, SlidingRing=6), kept(1023, "native"))),
         ("kv", bounded("sink-window:0,32@full", SlidingRing=9)),
         ("kv", chain(bounded("sink-window", SlidingRing=9), used(BOUNDED))),
         ("kv", batched),
