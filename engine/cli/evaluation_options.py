@@ -93,21 +93,21 @@ def haystack_options(command: F) -> F:
     )
 
 
-class SeedType(click.ParamType):
-    """A whole number, or ``nonce``: None, for which `seed_of` takes the request's nonce."""
-
-    name = "integer"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
-        """The number; None for ``nonce``."""
-        return None if value == "nonce" else int(click.INT.convert(value, param, ctx))
+def _seed(_context: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:
+    """A whole number; None for ``nonce``, for which `seed_of` takes the request's."""
+    if value is None or value == "nonce":
+        return None
+    try:
+        return int(value)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not a valid integer; give one, or nonce") from None
 
 
 def seed_option(what: str) -> Callable[[F], F]:
     """--seed of generated prompts."""
     return click.option(
         "--seed",
-        type=SeedType(),
+        callback=_seed,
         metavar="N",
         help=f"{what} [default: nonce, made from --request-nonce; 0 without a request].",
     )
