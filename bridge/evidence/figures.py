@@ -5,7 +5,8 @@ first), decode rate = sum decoded_i / sum decode_s_i, end-to-end rate = sum n_i 
 decode_s_i), acceptance length = mean of (accepted + 1) over the rounds of at least two tokens. A rate without
 seconds is null. A missing time counts as zero seconds here: MISSING_STAGE_TIMINGS rejects such a row.
 Stored bits per value = 8 sum bytes_i / sum values_i over the rows that carry `kv`; distortions are means over
-the rows that have them. A sample runs away by the definition of `bridge.evidence.runaway`.
+the rows that have them. A sample runs away by the definition of `bridge.evidence.runaway`. The seconds of a
+block are those of its draft and its verification; they are summarised where one graph holds both.
 """
 
 from __future__ import annotations
@@ -14,25 +15,41 @@ import math
 from collections.abc import Sequence
 from statistics import median
 
-from bridge.evidence.report import Arm, ArmSummary, Comparison, Parity, ParitySummary, Report, Sample, Summary
+from bridge.evidence.report import (
+    Arm,
+    ArmSummary,
+    BlockTimes,
+    Comparison,
+    Parity,
+    ParitySummary,
+    Report,
+    Sample,
+    Summary,
+)
 from bridge.evidence.runaway import degeneration
+
+FIRST_BLOCKS = 8
 
 
 def summarise(report: Report) -> Summary:
-    """What `report.summary` must say: every arm, and each system under test against the baseline."""
+    """What `report.summary` must say: every arm, and each system under test against the reference.
+
+    The reference is the baseline, or where a report has none, the oracle.
+    """
+    one_graph = report.configuration.get("single_graph") is True
     return Summary(
-        arms={arm.name: summarise_arm(arm) for arm in report.arms},
+        arms={arm.name: summarise_arm(arm, one_graph=one_graph) for arm in report.arms},
         comparisons=tuple(
-            compare(arm, baseline)
+            compare(arm, reference)
             for arm in report.with_role("sut")
-            for baseline in report.with_role("baseline")
+            for reference in report.with_role("baseline") or report.with_role("oracle")
         ),
         parity=None if report.parity is None else summarise_parity(report.parity),
     )
 
 
-def summarise_arm(arm: Arm) -> ArmSummary:
-    """The figures of one arm."""
+def summarise_arm(arm: Arm, *, one_graph: bool = False) -> ArmSummary:
+    """The figures of one arm; with ``one_graph`` the times of its blocks, too."""
     samples = arm.samples
     accepted = [turn.accepted for sample in samples for turn in sample.rounds if turn.block >= 2]
     kept = [sample.kv for sample in samples if sample.kv is not None]
@@ -51,7 +68,16 @@ def summarise_arm(arm: Arm) -> ArmSummary:
         key_distortion=mean([kv.key_distortion for kv in kept]),
         value_distortion=mean([kv.value_distortion for kv in kept]),
         runaway_samples=sum(degeneration(sample.tokens) is not None for sample in samples),
+        block_s=block_times(samples) if one_graph else None,
     )
+
+
+def block_times(samples: Sequence[Sample]) -> BlockTimes | None:
+    """Seconds of the blocks in the order of the rows, or None where there are none."""
+    seconds = [turn.draft_s + turn.verify_s for sample in samples for turn in sample.rounds]
+    if not seconds:
+        return None
+    return BlockTimes(first=tuple(seconds[:FIRST_BLOCKS]), max=max(seconds), mean=sum(seconds) / len(seconds))
 
 
 def compare(arm: Arm, baseline: Arm) -> Comparison:

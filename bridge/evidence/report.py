@@ -271,6 +271,14 @@ class Parity(_Frozen):
         return any(turn.hidden_max_abs is not None for turn in self.rounds)
 
 
+class BlockTimes(_Frozen):
+    """Seconds a block: of the first eight, the longest, and the mean of all."""
+
+    first: tuple[float, ...]
+    max: float
+    mean: float
+
+
 class ArmSummary(_Frozen):
     """Figures of one arm; tokens per second, tokens per verify, bytes, bits."""
 
@@ -288,10 +296,11 @@ class ArmSummary(_Frozen):
     key_distortion: float | None
     value_distortion: float | None
     runaway_samples: int
+    block_s: BlockTimes | None = None
 
 
 class Comparison(_Frozen):
-    """Figures of an arm relative to the baseline over the prompts both ran."""
+    """Figures of an arm relative to the baseline, or to the oracle, over the prompts both ran."""
 
     arm: str
     baseline: str

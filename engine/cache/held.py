@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm.models.cache import RotatingKVCache
 
 from engine.cache.coded import CodedKV
 from engine.cache.ragged import RaggedKV
@@ -74,7 +75,7 @@ def kv_use(caches: Sequence[Any]) -> KVUse | None:
 
 
 def kept_positions(caches: Sequence[Any]) -> int | None:
-    """The most positions that the next query sees in a layer that is our ring, or a batch of rings.
+    """The most positions that the next query sees in a layer with a window: our ring, mlx-lm's, or a batch.
 
     That is what a bounding policy bounds, and what a model's own window does. None without such layers.
     """
@@ -82,6 +83,8 @@ def kept_positions(caches: Sequence[Any]) -> int | None:
     for cache in caches:
         if type(cache) is SlidingRing:
             seen.append(len(_positions(cache)))
+        elif type(cache) is RotatingKVCache:
+            seen.append(len(_seen(cache.offset, cache.max_size - cache.keep, cache.keep)))
         elif type(cache) is RaggedKV and cache.window is not None:
             seen += [len(_seen(length, cache.window, cache.sink)) for length in cache.lengths]
     return max(seen, default=None)

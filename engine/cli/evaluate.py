@@ -12,6 +12,8 @@ from engine.cli.evaluation_options import (
     haystack_options,
     journal_options,
     keeping,
+    seed_of,
+    seed_option,
     set_options,
     take_chat,
     take_haystack,
@@ -31,12 +33,23 @@ def command() -> None:
 @set_options
 @click.option(
     "--claim",
-    type=click.Choice(["auto", "speedup", "no-slowdown", "none"]),
+    type=click.Choice(["auto", "speedup", "no-slowdown", "identity", "none"]),
     default="auto",
     show_default=True,
     help="What to claim beside identical output; auto: a speed-up where blocks are cheap.",
 )
 @click.option("--min-speedup", type=float, default=1.0, show_default=True, help="Speed-up to claim.")
+@click.option(
+    "--min-stops",
+    type=float,
+    metavar="SHARE",
+    help="Also claim that this share of the texts, 0.5 to 1, ends at a stop token.",
+)
+@click.option(
+    "--ignore-stops",
+    is_flag=True,
+    help="Add an arm that decodes past stop tokens up to --max-tokens (forced over-generation), to compare.",
+)
 @chat_options
 @journal_options
 @engine_options
@@ -48,6 +61,7 @@ def throughput(as_json: bool, report_path: Path | None, **values: Any) -> None:
     Examples:
       kakeya_engine eval throughput --report throughput.json
       kakeya_engine eval throughput --prompts code --limit 4 --block 8
+      kakeya_engine eval throughput --prompts chat --max-tokens 384 --min-stops 0.9 --ignore-stops
       kakeya_engine eval throughput --model ~/models/qwen3-4b --drafter ~/models/qwen3-4b-dflash
     """  # noqa: D301 - click wants the character itself
     request, options, chat = take_request(values), take_engine(values), take_chat(values)
@@ -84,9 +98,7 @@ def throughput(as_json: bool, report_path: Path | None, **values: Any) -> None:
 )
 @click.option("--limit", type=int, default=None, help="At most so many prompts [default: all].")
 @click.option("--max-tokens", type=int, default=16, show_default=True, help="Tokens to generate a prompt.")
-@click.option(
-    "--seed", type=int, default=0, show_default=True, help="Of generated prompts, or of the order of others."
-)
+@seed_option("Of generated prompts; of others their order, 0 as in the file")
 @click.option(
     "--claim",
     type=click.Choice(["auto", "parity", "none"]),
@@ -120,7 +132,7 @@ def recall(as_json: bool, report_path: Path | None, **values: Any) -> None:
       kakeya_engine eval recall --kv sink-window:4,64 --context 480
     """  # noqa: D301 - click wants the character itself
     request, options = take_request(values), take_engine(values)
-    chat, haystack = take_chat(values), take_haystack(values)
+    chat, haystack, seed = take_chat(values), take_haystack(values), values.pop("seed")
     journals = take_journals(values, report_path)
 
     from engine.runtime import prepare
@@ -139,7 +151,8 @@ def recall(as_json: bool, report_path: Path | None, **values: Any) -> None:
             engine = open_engine(options)
             beyond = reach(engine.policy)
             haystack = haystack.filled(switches.prompts, unfit=chat.chat or beyond > 0)
-            switches = replace(switches, haystack=haystack)
+            seed = seed_of(seed, request if haystack.wanted else None)
+            switches = replace(switches, haystack=haystack, seed=seed)
             prompts = retrieval_prompts(
                 switches.prompts,
                 haystack,

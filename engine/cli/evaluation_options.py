@@ -1,6 +1,7 @@
-"""Options that several evaluations share: prompt sets, journal, chat template, made-up haystacks."""
+"""Options that several evaluations share: sets, journal, chat template, made-up haystacks and their seed."""
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import combinations
 from pathlib import Path
@@ -90,6 +91,35 @@ def haystack_options(command: F) -> F:
         ),
         click.option("--per-depth", type=int, metavar="K", help="… so many at each depth [default: 4]."),
     )
+
+
+def _seed(_context: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:
+    """A whole number; None for ``nonce``, for which `seed_of` takes the request's."""
+    if value is None or value == "nonce":
+        return None
+    try:
+        return int(value)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not a valid integer; give one, or nonce") from None
+
+
+def seed_option(what: str) -> Callable[[F], F]:
+    """--seed of generated prompts."""
+    return click.option(
+        "--seed",
+        callback=_seed,
+        metavar="N",
+        help=f"{what} [default: nonce, made from --request-nonce; 0 without a request].",
+    )
+
+
+def seed_of(given: int | None, request: Any) -> int:
+    """The seed of generated prompts: the one given, else from the request's nonce, so that nobody could
+    prepare for them before there was a request; 0 where there is none.
+    """
+    if given is not None:
+        return given
+    return 0 if request is None else int(hashlib.sha256(request.nonce.encode("ascii")).hexdigest()[:8], 16)
 
 
 def take_journals(values: dict[str, Any], report: Path | None) -> Any:

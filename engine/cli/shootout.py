@@ -9,6 +9,8 @@ from engine.cli.evaluation_options import (
     chat_options,
     journal_options,
     keeping,
+    seed_of,
+    seed_option,
     set_options,
     take_chat,
     take_haystack,
@@ -30,7 +32,7 @@ from engine.cli.options import engine_options, report_options, take_engine, take
     "--depths", metavar="LIST", help="Shares of the haystack before the needle [default: 0,0.2,0.4,0.6,0.8]."
 )
 @click.option("--per-depth", type=int, metavar="K", help="Retrieval prompts at each depth [default: 4].")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the retrieval prompts.")
+@seed_option("Of the retrieval prompts")
 @click.option(
     "--answer-tokens", type=int, default=16, show_default=True, help="Tokens to generate for one of them."
 )
@@ -70,6 +72,7 @@ def kv(as_json: bool, report_path: Path | None, **values: Any) -> None:
     request, chat = take_request(values), take_chat(values)
     haystack, journals = take_haystack(values), take_journals(values, report_path)
     options, policies = take_engine(values), values.pop("policies")
+    seed = seed_of(values.pop("seed"), request)
 
     from engine.runtime import prepare
 
@@ -89,6 +92,7 @@ def kv(as_json: bool, report_path: Path | None, **values: Any) -> None:
     switches = KVSwitches(
         policies=POLICIES if policies is None else tuple(policies.split()),
         haystack=with_defaults(haystack),
+        seed=seed,
         chat=chat,
         **values,
     )

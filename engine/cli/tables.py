@@ -57,6 +57,13 @@ def throughput_table(document: Document) -> None:
         )
     if reason := document["configuration"].get("speed_not_claimed"):
         console.print(f"no speed is claimed: {reason}", markup=False)
+    for name, arm in document["summary"]["arms"].items():
+        if times := arm.get("block_s"):
+            first = ", ".join(f"{1e3 * seconds:.1f}" for seconds in times["first"])
+            console.print(
+                f"{name}: blocks took {first} ms at first, at most {1e3 * times['max']:.1f} ms, "
+                f"{1e3 * times['mean']:.1f} ms in the mean"
+            )
     console.print("acceptance length: tokens emitted per verify, the target's own included")
 
 
@@ -68,7 +75,13 @@ def recall_table(document: Document) -> None:
     roles = {arm["name"]: arm["role"] for arm in document["arms"]}
     for name, arm in document["summary"]["arms"].items():
         table.add_row(name, roles[name], _number(arm["recall"], 3), str(arm["samples"]))
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    for row in document["summary"]["comparisons"]:
+        console.print(
+            f"{row['arm']} / {row['baseline']}: decode {_number(row['decode_ratio'], 2)}x, not claimed; "
+            f"identical {row['identical_samples']}/{row['compared_samples']}"
+        )
 
 
 def depth_table(depths: dict[str, dict[str, float]]) -> None:

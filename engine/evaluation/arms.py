@@ -33,11 +33,12 @@ PLAIN_LOOP, OUR_LOOP = "mlx_lm.generate.generate_step", "kakeya.decode"
 
 @dataclass(frozen=True)
 class Wish:
-    """How tokens are to be taken: drawn or not, from which logits, and which texts end them."""
+    """How tokens are to be taken: drawn or not, from which logits, and what ends them."""
 
     sampling: Sampling = field(default_factory=Sampling)
     processors: tuple[Processor, ...] = ()
     stop_texts: tuple[str, ...] = ()
+    ignore_stops: bool = False  # go on past the model's stop tokens
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def speculate(
     target, drafter = engine.target, engine.drafter.drafter if engine.drafter else None
     caches = new_caches(target.target.model, pace.largest, engine.policy)
     wish = wish or Wish()
-    stops = Stops(target.stops, wish.stop_texts, target.tokenizer)
+    stops = Stops(() if wish.ignore_stops else target.stops, wish.stop_texts, target.tokenizer)
     rounds: list[Round] = []
     forwards_before = drafter.forwards if drafter else 0
     stream = TextStream(target.tokenizer, stops)

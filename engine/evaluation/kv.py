@@ -30,7 +30,6 @@ from engine.loading import SHIPPED_DRAFTER, SHIPPED_TARGET
 from engine.runtime import Runtime
 
 POLICIES = (
-    "sliding-bounded:4,64",
     "sliding-bounded:0,16",  # half of the shipped target's own windows
     "sink-window:4,64",
     "affine:8,64",

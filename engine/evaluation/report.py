@@ -218,7 +218,7 @@ class Report:
             "rounding": rounding,
             "divergences": list(divergences),
             "restarts": list(restarts),
-            "summary": summarise(arms),
+            "summary": summarise(arms, one_graph=configuration.get("single_graph") is True),
         }
         if parity is not None:
             document["parity"] = parity

@@ -15,14 +15,32 @@ if TYPE_CHECKING:
     from engine.evaluation.report import Arm
 
 
-def summarise(arms: Sequence["Arm"]) -> dict[str, Any]:
-    """All derived figures, from the rows alone."""
+FIRST_BLOCKS = 8
+
+
+def summarise(arms: Sequence["Arm"], *, one_graph: bool = False) -> dict[str, Any]:
+    """All derived figures, from the rows alone; with ``one_graph`` the times of blocks, too.
+
+    Systems under test are compared with the baseline, or where there is none, with the oracle.
+    """
     baselines = [arm for arm in arms if arm.role == "baseline"]
+    references = baselines or [arm for arm in arms if arm.role == "oracle"]
     systems = [arm for arm in arms if arm.role == "sut"]
+    figures = {arm.name: _arm_summary(arm.samples) for arm in arms}
+    for arm in arms if one_graph else ():
+        figures[arm.name]["block_s"] = _block_times(arm.samples)
     return {
-        "arms": {arm.name: _arm_summary(arm.samples) for arm in arms},
-        "comparisons": [_comparison(arm, baseline) for baseline in baselines[:1] for arm in systems],
+        "arms": figures,
+        "comparisons": [_comparison(arm, reference) for reference in references[:1] for arm in systems],
     }
+
+
+def _block_times(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Seconds of draft and verification of the blocks, in the order of the rows; None without any."""
+    seconds = [item["draft_s"] + item["verify_s"] for row in rows for item in row["rounds"]]
+    if not seconds:
+        return None
+    return {"first": seconds[:FIRST_BLOCKS], "max": max(seconds), "mean": sum(seconds) / len(seconds)}
 
 
 def _arm_summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from engine.blas import threads
 from engine.cache.policy import NATIVE
 from engine.config import Engine
 from engine.errors import ConfigurationError, PromptError
-from engine.evaluation.arms import OUR_LOOP, PLAIN_LOOP, Outcome, plain, room, speculate
+from engine.evaluation.arms import OUR_LOOP, PLAIN_LOOP, Outcome, Wish, plain, room, speculate
 from engine.evaluation.environment import describe, target_card
 from engine.evaluation.fingerprint import fingerprint
 from engine.evaluation.interleave import Lane, Progress, run_interleaved, scored_rows
@@ -35,7 +35,9 @@ from engine.pace import Adaptive, Pace, Tour
 from engine.runtime import Runtime
 
 PLAIN, SPECULATIVE, BLOCK_1 = "plain", "speculative", "block-1"
-CLAIMS = ("auto", "speedup", "no-slowdown", "none")
+IGNORE_STOPS = "ignore_stops"  # the arm, and the control it is
+CLAIMS = ("auto", "speedup", "no-slowdown", "identity", "none")
+LEAST_STOPS = 0.5  # texts of which fewer end by themselves are not what the claim is about
 NO_SLOWDOWN = 0.9
 ROUNDING_TEXTS = 3
 MADE_UP_BLOCKS = (2, 4, 8, 16)
@@ -49,7 +51,12 @@ WATCHED = 0.9  # of the timed seconds, beside which the load must be known
 
 @dataclass(frozen=True)
 class Switches:
-    """What the command line can set about a measurement."""
+    """What the command line can set about a measurement.
+
+    With ``ignore_stops`` a control arm decodes every prompt past its stop tokens up to ``max_tokens``, which
+    shows what forced over-generation does to acceptance and speed. ``min_stops`` claims the share of texts
+    that end at a stop token.
+    """
 
     prompts: str = "all"
     limit: int | None = 8
@@ -57,6 +64,8 @@ class Switches:
     seed: int = 0
     claim: str = "auto"
     min_speedup: float = 1.0
+    min_stops: float | None = None
+    ignore_stops: bool = False
     chat: ChatSwitches = field(default_factory=ChatSwitches)
 
     def check(self) -> None:
@@ -72,6 +81,8 @@ class Switches:
             raise ConfigurationError(
                 f"--min-speedup must be a finite number of at least 1, not {self.min_speedup}"
             )
+        if self.min_stops is not None and not LEAST_STOPS <= self.min_stops <= 1:
+            raise ConfigurationError(f"--min-stops must lie in [{LEAST_STOPS}, 1], not {self.min_stops}")
 
 
 def measure_throughput(
@@ -98,6 +109,8 @@ def measure_throughput(
         )
     if engine.alone and switches.claim not in ("auto", "none"):
         raise ConfigurationError(f"--claim {switches.claim} compares with speculation; give --drafter PATH")
+    if not _compares(engine) and (switches.ignore_stops or switches.min_stops is not None):
+        raise ConfigurationError("--ignore-stops and --min-stops are about our loop; give --drafter PATH")
     started, watch = now(), StrainWatch()
     encoded = encode_all(engine, prompts, switches.chat)
     claims = throughput_claims(engine, switches, runtime, len(prompts)) if _compares(engine) else []
@@ -108,19 +121,24 @@ def measure_throughput(
     environment = describe(runtime, watch, models(engine))
     marks = fingerprint(environment, settings, prompts, encoded, request)
     journal = journals.open(marks) if journals else None
-    arms = _arms(engine, of_speed)
+    arms = _arms(engine)
+    ran = list(arms)
+    if of_speed and engine.drafter:
+        ran.append(our_arm(replace(engine, drafter=None, alone=True), BLOCK_1, "control", "block_1"))
+    if switches.ignore_stops:
+        ran.append(our_arm(engine, IGNORE_STOPS, "control", IGNORE_STOPS))
+    total = len(ran) * len(prompts)
     if reason:
-        progress(0, len(arms) * len(prompts), "claiming no speed", reason)
-    progress(0, len(arms) * len(prompts), "warming up", prompts[0].id)
+        progress(0, total, "claiming no speed", reason)
+    progress(0, total, "warming up", prompts[0].id)
     pace = warm_up(engine, encoded, switches.max_tokens)
     row = scored_rows(engine.target.tokenizer)
     plainly = replace(engine, drafter=None)
-    if len(arms) == 3:
+    if any(arm.name == BLOCK_1 for arm in ran):
         speculate(plainly, encoded[0], switches.max_tokens, plainly.new_pace())
-    compared = arms[:2]
 
     def disturbed() -> str | None:
-        return disturbance(*(arm.samples for arm in compared))
+        return disturbance(*(arm.samples for arm in arms))
 
     with watch.timing():
         course = run_interleaved(
@@ -129,32 +147,32 @@ def measure_throughput(
                     arm,
                     prompts,
                     encoded,
-                    run=partial(_run, plainly, True, switches.max_tokens, plainly.new_pace())
+                    run=partial(_run, plainly, arm, switches.max_tokens, plainly.new_pace())
                     if arm.name == BLOCK_1
-                    else partial(_run, engine, arm.role == "sut", switches.max_tokens, pace),
+                    else partial(_run, engine, arm, switches.max_tokens, pace),
                     row=row,
-                    phase=STEP if arm.role == "sut" else "decoding",
+                    phase="decoding" if arm.drafter is None else STEP,
                 )
-                for arm in arms
+                for arm in ran
             ],
             progress=progress,
             journal=journal,
             watch=disturbed if claims else None,
         )
     if of_speed and switches.claim == "auto":
-        reason = reason or watch.timed_load.busy or _unwatched(watch, arms) or disturbed()
+        reason = reason or watch.timed_load.busy or _unwatched(watch, ran) or disturbed()
         if reason:
             claims = [claim for claim in claims if claim["name"] not in SPEED_CLAIMS]
-    progress(len(course.order), len(course.order), "checking", reason or "rounding and divergences")
-    divergences = [] if len(arms) == 1 else find_divergences(engine, encoded, *compared)
-    rounding = measure_rounding(engine, encoded, compared, {found["prompt_id"] for found in divergences})
+    progress(total, total, "checking", reason or "rounding and divergences")
+    divergences = [] if len(arms) == 1 else find_divergences(engine, encoded, *arms)
+    rounding = measure_rounding(engine, encoded, arms, {found["prompt_id"] for found in divergences})
     return Report.build(
         "throughput",
         started=journal.started if journal else started,
         claims=claims,
         environment=describe(runtime, watch, models(engine)),
         configuration=settings | {"resumed": course.resumed, "speed_not_claimed": reason},
-        arms=arms,
+        arms=ran,
         order=course.order,
         rounding=rounding,
         divergences=divergences,
@@ -168,14 +186,10 @@ def _compares(engine: Engine) -> bool:
     return not engine.alone or engine.policy != NATIVE
 
 
-def _arms(engine: Engine, of_speed: bool) -> list[Arm]:
-    """Empty arms: plain decoding, ours where there is something to compare, and its steps for a speed."""
-    arms = [Arm(PLAIN, "baseline", PLAIN_LOOP)]
-    if _compares(engine):
-        arms.append(our_arm(engine, SPECULATIVE))
-    if of_speed and engine.drafter:
-        arms.append(our_arm(replace(engine, drafter=None, alone=True), BLOCK_1, "control", "block_1"))
-    return arms
+def _arms(engine: Engine) -> list[Arm]:
+    """Empty arms: plain decoding, and ours where there is something to compare."""
+    baseline = Arm(PLAIN, "baseline", PLAIN_LOOP)
+    return [baseline, our_arm(engine, SPECULATIVE)] if _compares(engine) else [baseline]
 
 
 def _unwatched(watch: StrainWatch, arms: Sequence[Arm]) -> str | None:
@@ -205,10 +219,13 @@ def our_arm(engine: Engine, name: str, role: str = "sut", control: str | None = 
 
 
 def _run(
-    engine: Engine, ours: bool, max_tokens: int, pace: Pace, encoded: Sequence[list[int]]
+    engine: Engine, arm: Arm, max_tokens: int, pace: Pace, encoded: Sequence[list[int]]
 ) -> list[Outcome]:
     """Prompts through one arm, one after the other."""
-    return [run_arm(engine, ours, tokens, max_tokens, pace) for tokens in encoded]
+    if arm.control == IGNORE_STOPS:
+        wish = Wish(ignore_stops=True)
+        return [speculate(engine, tokens, max_tokens, pace, wish=wish) for tokens in encoded]
+    return [run_arm(engine, arm.loop == OUR_LOOP, tokens, max_tokens, pace) for tokens in encoded]
 
 
 def encode_all(
@@ -332,9 +349,12 @@ def throughput_claims(
         if prompts < FEWEST_SAMPLES or switches.max_tokens <= FEWEST_TOKENS:
             claim = "identity"
     pair = {"arm": SPECULATIVE, "baseline": PLAIN}
+    claims: list[dict[str, Any]] = []
+    if switches.min_stops is not None:
+        claims.append({"name": "natural_stops", "arm": SPECULATIVE, "at_least": switches.min_stops})
     if claim == "none":
-        return []
-    claims: list[dict[str, Any]] = [{"name": "identical_output", **pair}]
+        return claims
+    claims.append({"name": "identical_output", **pair})
     if claim == "speedup":
         claims.append({"name": "speedup", **pair, "at_least": switches.min_speedup})
     elif claim == "no-slowdown":

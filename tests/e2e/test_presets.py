@@ -40,7 +40,7 @@ JOBS: dict[str, tuple[str, ...]] = {
     "k3-step1-incremental": RESTORED,
     "k3-step2-fused": RESTORED,
     "k3-step2-fused-allmlx": RESTORED,
-    "k3-fused-allmlx-natural": (*RECALL, "kv=sliding-bounded:4,16"),
+    "k3-fused-allmlx-natural": ("limit=2", "max_tokens=48"),
     "k3-fused-allmlx-code": ("limit=2", "max_tokens=32", "block=4"),
     "k3-fused-allmlx-code-trim": ("limit=2", "max_tokens=32", "block=4", "kv=sliding-bounded:4,16"),
     "k3-fused-singlefused-probe": (),
@@ -54,6 +54,7 @@ JOBS: dict[str, tuple[str, ...]] = {
 OURS = {
     "proposer": ("limit=2", "max_tokens=24", "kv=sink-window:4,512"),
     "quality": ("limit=2", "max_tokens=24"),
+    "recall": (*RECALL, "kv=sliding-bounded:0,16"),
     "server-smoke": ("limit=1", "max_tokens=24", "clients=3"),
 }
 WORKLOAD = {

@@ -10,6 +10,7 @@ from bridge.evidence.case import Case
 from bridge.evidence.figures import compare, parity_difference, quotient
 from bridge.evidence.report import Arm, Claim
 from bridge.evidence.rules.paths import is_plain, references
+from bridge.evidence.rules.stops import natural_stops, stops_problem
 from bridge.evidence.shown import shown
 
 Figure = Callable[[Case, Arm, Arm | None], float | None]
@@ -83,10 +84,11 @@ CLAIMS: dict[str, ClaimKind] = {
         lambda case, arm, _: case.figures.arms[arm.name].max_resident_bytes, "at_most", lowest=1
     ),
     "restoration": ClaimKind(lambda case, arm, _: case.figures.arms[arm.name].recall, None),
+    "natural_stops": ClaimKind(lambda _, arm, __: natural_stops(arm), "at_least", lowest=0.5, highest=1.0),
 }
 # Claims of the same tokens, and of a figure over the arm's own prompts.
 SAMENESS = frozenset({"identical_output", "exact_match"})
-SHARES = frozenset({"acceptance_length", "recall", "recall_parity", "restoration"})
+SHARES = frozenset({"acceptance_length", "natural_stops", "recall", "recall_parity", "restoration"})
 # The claims about no arm: the environment block describes the machine (ENVIRONMENT_INCOMPLETE judges it), and
 # outputs agree with a reference's (PARITY_TOLERANCE judges every round, too).
 MACHINE, PARITY = "machine", "parity"
@@ -152,6 +154,8 @@ def _problem(case: Case, claim: Claim) -> str | None:
     if kind.against == "oracle" and claim.baseline is not None and (other is None or other.role != "oracle"):
         return f"{shown(claim.baseline)} is no oracle"
     problem = _identity_problem(case, claim, arm, other) or _left_out(case, claim, arm)
+    if problem is None and claim.name == "natural_stops":
+        problem = stops_problem(case, arm)
     if problem:
         return problem
     if kind.bound is None:
@@ -194,7 +198,7 @@ def _left_out(case: Case, claim: Claim, arm: Arm) -> str | None:
     if claim.name not in SHARES:
         return None
     for reference in references(case):
-        if claim.name == "acceptance_length":
+        if claim.name in ("acceptance_length", "natural_stops"):
             ours, theirs = _prompts(arm), _prompts(reference) if reference.role == "baseline" else frozenset()
         else:
             ours, theirs = _needle_prompts(arm), _needle_prompts(reference)

@@ -12,6 +12,7 @@ from bridge.evidence.case import Case
 from bridge.evidence.rules import (
     binding,
     claims,
+    effect,
     kinds,
     machine,
     memory,
@@ -222,13 +223,14 @@ RULES: dict[str, Rule] = {
     ),
     "CONTROL_MISSING": Rule(
         "controls over the same prompts are missing: exact and noise of the same policy for an arm that "
-        "restores, claimed or not; no_needle for a claim of recall; a plain oracle for parity",
+        "restores, claimed or not; no_needle for a claim of recall; a plain oracle for parity; ignore_stops "
+        "where the configuration says so",
         "Run the control arms with it.",
         restoration.control_missing,
     ),
     "CONTROL_FAILED": Rule(
-        "a noise or no_needle control still answers, reasoning included, or was cut short, or an exact "
-        "control answers less than half of its prompts",
+        "a noise or no_needle control still answers, reasoning included, or was cut short, an exact control "
+        "answers less than half of its prompts, or an ignore_stops control ends at a stop token",
         "The mechanism has no effect, or answers leak; the figure means nothing until that is found.",
         restoration.control_failed,
     ),
@@ -303,6 +305,12 @@ RULES: dict[str, Rule] = {
         "Declare the policy that was in use, and measure after the run.",
         memory.memory_claim_mismatch,
     ),
+    "POLICY_NO_EFFECT": Rule(
+        "the bounding KV policy of an arm under test dropped no position of any row: the model's own windows "
+        "are narrower, or every context fits (an arm of which sameness alone is claimed may be such a one)",
+        "Give a smaller sink and window, longer prompts or more tokens; or measure native caches as such.",
+        effect.policy_no_effect,
+    ),
     "PARITY_TOLERANCE": Rule(
         "outputs differ from the reference's by more than the tolerance, are not finite or lead to other "
         "choices; or the tolerance is looser than the dtype's rounding (1e-3 in float32, 0.5 in float16, 1 "
@@ -347,7 +355,8 @@ RULES: dict[str, Rule] = {
     ),
     "CLAIM_NOT_MET": Rule(
         "a claim is malformed, names an arm that is not there, leaves out prompts that the arm it is held "
-        "against ran, calls another baseline than plain decoding its original, or is not reached by the rows",
+        "against ran, calls another baseline than plain decoding its original, calls ends of texts natural "
+        "that other texts go on past, or is not reached by the rows",
         "Claim what the rows give.",
         claims.claim_not_met,
     ),

@@ -11,6 +11,7 @@ from bridge.evidence.report import Arm, Sample
 from bridge.evidence.rules.paths import is_plain
 from bridge.evidence.rules.retrieval import PARITY_POINTS, cut_short
 from bridge.evidence.rules.speed import BLOCK_1
+from bridge.evidence.rules.stops import IGNORE_STOPS, stops_honoured
 from bridge.evidence.shown import shown
 
 CONTROL_RECALL = 0.1  # a control that must not answer may answer by chance this often
@@ -80,6 +81,10 @@ def control_missing(case: Case) -> Iterator[str]:
             if arm.system.restoration != control:
                 complaint = f"restoration in {shown(arm.name)} lacks the control {control!r}"
                 yield from _covers(arm, _restoring_control(case, arm, control), complaint)
+    going_on = next((arm for arm in case.report.arms if arm.control == IGNORE_STOPS), None)
+    if going_on is not None or case.report.configuration.get(IGNORE_STOPS) is True:
+        for arm in case.report.with_role("sut"):
+            yield from _covers(arm, going_on, f"{shown(arm.name)} lacks the control {IGNORE_STOPS!r}")
     for claim in case.report.claims:
         of = case.arm_of(claim)
         if of is None:
@@ -120,9 +125,10 @@ def _covers(arm: Arm, other: Arm | None, complaint: str) -> Iterator[str]:
 
 
 def control_failed(case: Case) -> Iterator[str]:
-    """A control that must not answer does, or one that must answer does not."""
+    """A control that must not answer does, or one that must answer does not, or one ends at a stop token."""
+    yield from stops_honoured(case)
     for arm in case.report.with_role("control"):
-        if arm.control == BLOCK_1:  # a control of speeds; nothing is sought in it
+        if arm.control in (BLOCK_1, IGNORE_STOPS):  # controls of speed and of stops, without needles
             continue
         share, heard = recall(arm), answers_anywhere(arm)
         if share is None or heard is None:

@@ -191,6 +191,12 @@ def _differences(where: str, stated: BaseModel, computed: BaseModel, skip: set[s
 
 def same_figure(stated: object, computed: object) -> bool:
     """Equal, or equal within 1e-9 where both are numbers."""
+    if isinstance(stated, BaseModel) and type(stated) is type(computed):
+        return all(
+            same_figure(getattr(stated, name), getattr(computed, name)) for name in type(stated).model_fields
+        )
+    if isinstance(stated, tuple) and isinstance(computed, tuple):
+        return len(stated) == len(computed) and all(map(same_figure, stated, computed))
     if isinstance(stated, int | float) and isinstance(computed, int | float):
         return math.isclose(stated, computed, rel_tol=RELATIVE)
     return stated == computed

@@ -30,6 +30,8 @@ SWITCHES = frozenset(
         "max_tokens",
         "seed",
         "claim",
+        "ignore_stops",
+        "min_stops",
         "min_speedup",
         "min_match",
         "min_recall",

@@ -48,12 +48,22 @@ def interleaved(arms: list[Document]) -> list[list[str]]:
 def summary(document: Document) -> Document:
     """The summary, written independently of the gate's own arithmetic."""
     arms = {one["name"]: _arm_summary(one["samples"]) for one in document["arms"]}
-    baselines = [one for one in document["arms"] if one["role"] == "baseline"]
-    tested = [one for one in document["arms"] if one["role"] == "sut"]
-    found: Document = {"arms": arms, "comparisons": [_comparison(a, b) for a in tested for b in baselines]}
+    baselines, oracles, tested = (
+        [one for one in document["arms"] if one["role"] == role] for role in ("baseline", "oracle", "sut")
+    )
+    pairs = [(a, b) for a in tested for b in (baselines if baselines else oracles)]
+    found: Document = {"arms": arms, "comparisons": [_comparison(a, b) for a, b in pairs]}
+    if document["configuration"].get("single_graph") is True:
+        for one in document["arms"]:
+            arms[one["name"]]["block_s"] = _block_times(one["samples"])
     return (
         found | {"parity": _parity_summary(document["parity"]["rounds"])} if "parity" in document else found
     )
+
+
+def _block_times(rows: list[Document]) -> Document | None:
+    taken = [turn["draft_s"] + turn["verify_s"] for row in rows for turn in row["rounds"]]
+    return {"first": taken[:8], "max": max(taken), "mean": sum(taken) / len(taken)} if taken else None
 
 
 def _parity_summary(rounds: list[Document]) -> Document:

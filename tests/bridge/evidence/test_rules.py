@@ -15,6 +15,7 @@ from tests.bridge.evidence.breakers import BINDING, BUILDERS, Breaker, broken, c
 from tests.bridge.evidence.reports import Document, dump
 from tests.bridge.evidence.rules import (
     claims,
+    effect,
     memory,
     output,
     parity,
@@ -23,11 +24,12 @@ from tests.bridge.evidence.rules import (
     retrieval,
     rows,
     speed,
+    stops,
 )
 
 FAMILIES = {
     module.__name__.rpartition(".")[2]: module.RULES
-    for module in (rows, paths, output, retrieval, restoration, speed, memory, parity, claims)
+    for module in (rows, paths, output, retrieval, restoration, speed, memory, parity, claims, effect, stops)
 }
 ALONE = {code: case for family in FAMILIES.values() for code, case in family.alone.items()}
 VARIANTS = [case for family in FAMILIES.values() for case in family.variants]

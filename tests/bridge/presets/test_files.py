@@ -34,6 +34,7 @@ OURS = {
     "gate",
     "integration-tests",
     "kv",
+    "natural-stops",
     "probe",
     "proposer",
     "quality",
@@ -56,7 +57,7 @@ EARLIER = {
     "k3-step1-incremental": "restored",
     "k3-step2-fused": "restored-speculative",
     "k3-step2-fused-allmlx": "restored-speculative",
-    "k3-fused-allmlx-natural": "recall",
+    "k3-fused-allmlx-natural": "natural-stops",
     "k3-fused-allmlx-code": "throughput",
     "k3-fused-allmlx-code-trim": "throughput-bounded",
     "k3-fused-singlefused-probe": "single-graph",
@@ -220,3 +221,11 @@ def test_a_huge_or_missing_file_is_refused(tmp_path: Path) -> None:
         presets.read(path)
     with pytest.raises(PresetError, match="cannot read"):
         presets.read(tmp_path / "none.toml")
+
+
+def test_no_preset_fixes_the_seed_of_prompts_that_are_made_for_a_request() -> None:
+    for preset in presets.load_all().values():
+        assert not [word for word in preset.argv if word.startswith("--seed") and "{" not in word]
+        seed = preset.params.get("seed")
+        assert seed is None or seed.default == "nonce"
+    assert "--prompts=generated" in presets.get("recall").argv

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,12 @@ import pytest
 from bridge.evidence.gate import judge_file
 from engine.cli import run
 from engine.cli.tables import KV_NOTES
-from tests.engine.evaluation.test_prompts import write
+from engine.evaluation.haystack import generate
+from engine.evaluation.prompts import tokens_of
+from engine.evaluation.report import tokens_digest
+from engine.evaluation.templates import ChatSwitches
+from engine.loading import load_target
+from tests.engine.evaluation.test_prompts import needle_row, write
 
 
 @pytest.fixture(autouse=True)
@@ -113,3 +119,53 @@ def test_help_shows_how(capsys, name: str):
 
 def test_the_legend_fits_a_narrow_terminal():
     assert max(map(len, KV_NOTES.splitlines())) <= 80
+
+
+NONCE = "20260102t030405z0123456789ab"
+BOUND = (
+    *("--request-nonce", NONCE, "--workload-sha", "a" * 40),
+    *("--preset-digest", "b" * 64, "--engine-source", "installed"),
+)
+FROM_NONCE = int(hashlib.sha256(NONCE.encode()).hexdigest()[:8], 16)
+MADE_UP = ("--context", "330", "--depths", "0.2", "--per-depth", "1", "--max-tokens", "3", "--no-compile")
+
+
+@pytest.mark.parametrize(
+    ("given", "seed"),
+    [((), 0), (BOUND, FROM_NONCE), ((*BOUND, "--seed", "nonce"), FROM_NONCE), ((*BOUND, "--seed", "5"), 5)],
+)
+def test_made_up_prompts_take_their_seed_from_the_request(
+    capsys, models: list[str], tmp_path: Path, given: tuple[str, ...], seed: int
+):
+    tokenizer = load_target(Path(models[1])).tokenizer
+    [prompt] = generate(tokenizer, context=330, depths=(0.2,), per_depth=1, seed=seed)
+    expected = tokens_digest(tokens_of(prompt, tokenizer, ChatSwitches()))
+    for command in (("recall",), ("kv", "--policies", "sink-window:2,20", "--speed-prompts", "none")):
+        more = ("--answer-tokens", "3") if command[0] == "kv" else ()
+        report = tmp_path / f"{command[0]}.json"
+        code, _, err = call(capsys, *command, *more, *MADE_UP, "--report", str(report), *given, *models)
+        assert code == 0, err
+        document = json.loads(report.read_text())
+        assert document["configuration"]["seed"] == seed
+        assert document["arms"][0]["samples"][0]["prompt_sha256"] == expected
+
+
+def test_prompts_of_a_file_keep_their_order_whatever_the_request(capsys, models: list[str], tmp_path: Path):
+    report = tmp_path / "recall.json"
+    rows = [
+        needle_row(id=f"own-{number}", prompt=f"{number} {needle_row()['prompt']}") for number in range(4)
+    ]
+    file = write(tmp_path / "own.jsonl", *rows)
+    more = ("--prompts", str(file), "--max-tokens", "2", "--no-compile", "--report", str(report))
+    code, _, err = call(capsys, "recall", *more, *BOUND, *models)
+    assert code == 0, err
+    document = json.loads(report.read_text())
+    assert document["configuration"]["seed"] == 0
+    ids = [row["prompt_id"] for row in document["arms"][0]["samples"]]
+    assert ids == ["own-0", "own-1", "own-2", "own-3"]
+
+
+def test_a_seed_that_is_no_number_is_refused(capsys, models: list[str]):
+    code, _, err = call(capsys, "kv", "--seed", "moon", *models)
+    assert code == 2
+    assert "'moon' is not a valid integer" in err

@@ -213,6 +213,9 @@ def test_recall_runs_the_system_the_oracle_and_the_control(engine: Engine, tmp_p
     assert all(row["needle"]["prompt_contains_needle"] for row in ours["samples"])
     assert [claim["name"] for claim in document["claims"]] == ["recall_parity", "recall"]
     assert len(document["order"]) == 6
+    [compared] = document["summary"]["comparisons"]
+    assert (compared["arm"], compared["baseline"]) == (ours["name"], "oracle")
+    assert compared["decode_ratio"] > 0
 
 
 @pytest.mark.sampled(0, 1)

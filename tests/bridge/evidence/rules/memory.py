@@ -220,7 +220,7 @@ RULES = Rules(
         ("kv", chain(used(BOUNDED), holding(BOUNDED, 110_000))),
         ("kv", used(CODED, key_distortion=6e-4)),
         ("throughput", holding("speculative", 290_000)),
-        ("kv", bounded("sliding-bounded", KVCache=3, SlidingRing=6)),
+        ("kv", chain(bounded("sliding-bounded", KVCache=3, SlidingRing=6), kept(1023, "native"))),
         ("kv", bounded("sink-window:0,32@full", SlidingRing=9)),
         ("kv", chain(bounded("sink-window", SlidingRing=9), used(BOUNDED))),
         ("kv", batched),
