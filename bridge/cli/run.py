@@ -63,11 +63,14 @@ def run(
     check_asking(wait_s=wait_s, output=output, allow_unsigned=allow_unsigned, resend_after_s=resend_after_s)
     here = Path.cwd()
     config = settings.load(remote=remote, signing_key=signing_key, transport=transport)
+    known = presets.get(preset, config.presets)
+    for name in presets.left_out(known, params, preset):
+        click.echo(f"warning: {name} has no counterpart in {known.name} and is left out", err=True)
     plan = plan_request(
         config,
         repository=here,
         preset=preset,
-        params=presets.parse_cli(presets.get(preset, config.presets), params),
+        params=presets.parse_cli(known, params, preset),
         ref=ref,
         expires=None if expires is None else timedelta(seconds=expires),
         against=against,
