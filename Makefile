@@ -3,7 +3,6 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
-UV_VERSION := 0.13.8
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -13,12 +12,13 @@ unexport PYTHONDONTWRITEBYTECODE # where nothing compiled is kept, every program
 
 .PHONY: setup demo test lint workflows types docs bench peers peers-env slow e2e faults soak exhaustive fuzz bandit audit clean help
 
-$(STAMP): pyproject.toml uv.lock
+$(STAMP): pyproject.toml uv.lock scripts/requirements-build.txt
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or later found; install one (python3 with its venv module)" >&2; exit 1; }
 	@test -x $(BIN)/python || { echo "setup: making $(VENV) with $(PYTHON)"; $(PYTHON) -m venv $(VENV); }
-	@$(BIN)/python -c 'import importlib.metadata as m, sys; sys.exit(m.version("uv") != "$(UV_VERSION)")' 2>/dev/null || { echo "setup: installing uv $(UV_VERSION)"; $(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION); }
+	@echo "setup: installing uv and the build backend, by digest"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: -r scripts/requirements-build.txt
 	@echo "setup: installing the locked packages (mlx, mlx-lm and the tools; some 400 MB the first time)"
-	@$(BIN)/uv sync --quiet --locked --all-extras --python $(BIN)/python
+	@$(BIN)/uv sync --quiet --locked --all-extras --no-build-isolation --python $(BIN)/python
 	@touch $@
 
 setup: $(STAMP) ## make .venv with everything the project needs, from the lock file

@@ -12,8 +12,9 @@ test -x "$venv/bin/python" || python3 -I -m venv "$venv"
   echo "error: $("$venv/bin/python" --version) is too old; kakeya-mac needs Python 3.11 or later" >&2
   exit 1
 }
-# Every package by version and digest: the job that installs this may write to the repository.
-"$venv/bin/python" -I -m pip install --quiet --disable-pip-version-check --require-hashes \
-  -r "$root/scripts/requirements-uv.txt"
-UV_PROJECT_ENVIRONMENT="$venv" "$venv/bin/uv" sync --quiet --locked --inexact --no-editable \
+# Every package by version and digest, the build backend too: the job that installs this may write to the repository.
+# Without build isolation uv fetches no backend of its own, whose dependencies the lock file does not name.
+"$venv/bin/python" -I -m pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: \
+  -r "$root/scripts/requirements-build.txt"
+UV_PROJECT_ENVIRONMENT="$venv" "$venv/bin/uv" sync --quiet --locked --inexact --no-editable --no-build-isolation \
   --project "$root" --python "$venv/bin/python"

@@ -15,7 +15,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 LOCK = tomllib.loads((ROOT / "uv.lock").read_text(encoding="utf-8"))
 PACKAGES = {package["name"]: package for package in LOCK["package"]}
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT = PYPROJECT["project"]
 
 
 def closure(names: list[str]) -> set[str]:
@@ -69,8 +70,9 @@ def test_the_repository_stays_under_40_mb():
 
 
 def required(extra: str | None) -> set[str]:
-    """Names of the packages that the project asks for, itself or by an extra."""
-    entries = PROJECT["dependencies"] if extra is None else PROJECT["optional-dependencies"][extra]
+    """Names of the packages that the project asks for, itself, by an extra or by a group."""
+    groups = {**PROJECT["optional-dependencies"], **PYPROJECT["dependency-groups"]}
+    entries = PROJECT["dependencies"] if extra is None else groups[extra]
     return {re.match(r"[\w.-]+", entry)[0] for entry in entries}  # type: ignore[index]
 
 
@@ -83,7 +85,7 @@ def documented() -> list[dict[str, str]]:
 
 def test_the_page_of_dependencies_names_each_and_no_other():
     named = [set(table) for table in documented()]
-    assert named == [required(None), required("engine"), required("mcp"), required("dev")]
+    assert named == [required(None), required("engine"), required("build"), required("dev")]
 
 
 def test_licences_are_those_of_the_installed_packages():

@@ -11,7 +11,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,8 +19,9 @@ from pathlib import Path
 from bridge.bus import refs, room, scan
 from bridge.bus.command import FETCH_LIMIT_BYTES
 from bridge.bus.git import Git
-from bridge.bus.handles import Held
+from bridge.bus.handles import Held, state_of
 from bridge.bus.intake import Intake
+from bridge.bus.requests import has_result
 from bridge.bus.workloads import Workloads
 from bridge.errors import BusError, MachineError, RemoteUnreachable
 
@@ -58,10 +59,14 @@ class Pending:
 
 @dataclass(frozen=True)
 class Standing:
-    """What the remote holds of one request at this moment: its branch's tip, a wish to stop it."""
+    """What the remote holds of one request at this moment: its branch's tip, a wish to stop it.
+
+    `cancels` has the cancel requests of every request, by nonce.
+    """
 
     branch: str | None
     cancel: str | None
+    cancels: Mapping[str, Held]
 
 
 class Mirror:
@@ -177,11 +182,11 @@ class Mirror:
 
     def claims(self) -> dict[str, Held]:
         """Claims by nonce, as of the last `refresh`; the bridge's own ref wins over a claim branch."""
-        return self._held(_CLAIMS)
+        return _held(self._refs, _CLAIMS)
 
     def cancels(self) -> dict[str, Held]:
         """Wishes to stop a request by nonce, as of the last `refresh`."""
-        return self._held(_CANCELS)
+        return _held(self._refs, _CANCELS)
 
     def cards(self) -> dict[str, str]:
         """Refs of runners' cards and the commits they hold, as of the last look that brought them."""
@@ -200,13 +205,9 @@ class Mirror:
         Raises:
             RemoteUnreachable: The remote did not answer.
         """
-        places = {
-            "branch": branch,
-            "own": refs.CANCELS + nonce,
-            "plain": refs.BRANCH_CANCELS + nonce,
-        }
         # The star makes an absent ref an empty answer instead of an error.
-        specs = [f"+{ref}*:{_WATCHED}{place}/{nonce}*" for place, ref in places.items()]
+        specs = [f"+{branch}*:{_WATCHED}branch/{nonce}*"]
+        specs += [f"+{prefix}*:{_WATCHED}{prefix}*" for prefix in _CANCELS]
         with self._busy:
             try:
                 self._fetch(specs)
@@ -214,8 +215,33 @@ class Mirror:
                 if not self._remove_locks():
                     raise
                 self._fetch(specs)
-            held = {place: self.git.oid(f"{_WATCHED}{place}/{nonce}") for place in places}
-        return Standing(held["branch"], held["own"] or held["plain"])
+            found = self.git.refs(_WATCHED)
+        cancels = _held({ref.removeprefix(_WATCHED): commit for ref, commit in found.items()}, _CANCELS)
+        cancel = cancels.get(nonce)
+        return Standing(
+            found.get(f"{_WATCHED}branch/{nonce}"), None if cancel is None else cancel.commit, cancels
+        )
+
+    def waiting(self, nonce: str) -> Pending | None:
+        """Ask the remote for one request that waits, and fetch it; None: it is claimed, answered or gone.
+
+        May be called beside another thread's work.
+
+        Raises:
+            RemoteUnreachable: The remote did not answer.
+        """
+        state = state_of(self.git.ls_remote(self.remote), nonce)
+        if state.claim is not None or state.result is not None:
+            return None
+        ref = refs.inbox_ref(nonce) if state.inbox else state.branch.ref if state.branch else None
+        if ref is None:
+            return None
+        with self._busy:
+            self._fetch([f"+{ref}*:{_WATCHED}waiting/{nonce}*"])
+            commit = self.git.oid(f"{_WATCHED}waiting/{nonce}")
+        if commit is None or (not state.inbox and has_result(self.git, commit, nonce)):
+            return None
+        return Pending(nonce, commit, None if state.inbox else ref)
 
     def _look(self) -> list[Pending]:
         self.ready()
@@ -230,16 +256,8 @@ class Mirror:
         self._tidy()
         return self._pending()
 
-    def _held(self, prefixes: Sequence[str]) -> dict[str, Held]:
-        held = {}
-        for prefix in prefixes:
-            for ref, commit in self._refs.items():
-                if nonce := refs.nonce_of(ref, prefix):
-                    held[nonce] = Held(ref, commit)
-        return held
-
     def _pending(self) -> list[Pending]:
-        answered = self._held(_RESULTS)
+        answered = _held(self._refs, _RESULTS)
         found: dict[str, Pending] = {}
         for ref, commit in self._refs.items():
             nonce = refs.nonce_of(ref, refs.INBOX)
@@ -317,3 +335,13 @@ class Mirror:
         except FileNotFoundError:
             return False
         return all(_PLAIN_LINE.fullmatch(line) for line in lines)
+
+
+def _held(found: Mapping[str, str], prefixes: Sequence[str]) -> dict[str, Held]:
+    """What refs of these prefixes hold, by nonce; the last prefix wins."""
+    return {
+        nonce: Held(ref, commit)
+        for prefix in prefixes
+        for ref, commit in found.items()
+        if (nonce := refs.nonce_of(ref, prefix))
+    }

@@ -34,7 +34,7 @@ def presets(name: str | None, remote: str | None, as_json: bool) -> int:
         return _offered(name, remote or None, as_json)
     from bridge import presets as library
     from bridge import settings
-    from bridge.render.presets import bounds, default, model_line, preset_json, template_line
+    from bridge.render.presets import bounds, default, model_line, preset_json, renamed_line, template_line
     from bridge.render.tables import Column, console, plain, table
 
     own = settings.load().presets
@@ -45,7 +45,8 @@ def presets(name: str | None, remote: str | None, as_json: bool) -> int:
             return 0
         click.echo(f"{preset.name}: {preset.summary}")
         if preset.aliases:
-            click.echo(f"  also known as  {', '.join(preset.aliases)}")
+            renamed = f" ({renamed_line(preset)})" if preset.renamed else ""
+            click.echo(f"  also known as  {', '.join(preset.aliases)}{renamed}")
         if preset.description:
             click.echo("\n" + preset.description + "\n")
         for parameter in preset.params.values():

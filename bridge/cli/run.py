@@ -27,7 +27,6 @@ trusted here signed it (`kakeya_mac runners trust --first`, or --allow-unsigned)
 @click.option(
     "--ref", default="HEAD", show_default=True, metavar="REV", help="The workload: branch, tag or commit."
 )
-@click.option("--against", metavar="REV", help="A second commit, for presets that compare.")
 @click.option("--remote", metavar="URL", help="Git remote that carries the bus (default: origin).")
 @asking_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON line at the end.")
@@ -35,7 +34,6 @@ def run(
     preset: str,
     params: tuple[str, ...],
     ref: str,
-    against: str | None,
     remote: str | None,
     wait_s: float | None,
     timeout_s: int | None,
@@ -64,14 +62,16 @@ def run(
     check_asking(wait_s=wait_s, output=output, allow_unsigned=allow_unsigned, resend_after_s=resend_after_s)
     here = Path.cwd()
     config = settings.load(remote=remote, signing_key=signing_key, transport=transport)
+    known = presets.get(preset, config.presets)
+    for name in presets.left_out(known, params, preset):
+        click.echo(f"warning: {name} has no counterpart in {known.name} and is left out", err=True)
     plan = plan_request(
         config,
         repository=here,
         preset=preset,
-        params=presets.parse_cli(presets.get(preset, config.presets), params),
+        params=presets.parse_cli(known, params, preset),
         ref=ref,
         expires=None if expires is None else timedelta(seconds=expires),
-        against=against,
         timeout_s=timeout_s,
     )
     if dry_run:

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from bridge.errors import PresetError
-from bridge.presets.parameters import check_value, parse_cli, validate
+from bridge.presets.parameters import check_value, left_out, parse_cli, validate
 from bridge.presets.preset import ModelNeed, Parameter, Preset, Promise, Requires, read
 from bridge.presets.template import argv, evidence_name, show
 
@@ -26,6 +26,7 @@ __all__ = [
     "evidence_name",
     "find",
     "get",
+    "left_out",
     "load_all",
     "parse_cli",
     "read",

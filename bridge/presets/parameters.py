@@ -52,8 +52,14 @@ def validate(preset: Preset, params: Mapping[str, object]) -> dict[str, ParamVal
     return values
 
 
-def parse_cli(preset: Preset, items: Sequence[str]) -> dict[str, ParamValue]:
+def parse_cli(preset: Preset, items: Sequence[str], asked: str | None = None) -> dict[str, ParamValue]:
     """Typed values from ``key=value`` words, by the preset's types; no defaults are filled in.
+
+    Args:
+        preset: The preset.
+        items: The words.
+        asked: The name under which the preset was asked for. Under an alias the parameters of the job of that
+            name are known, too: values have the new names, and what has no counterpart is left out.
 
     Raises:
         ParameterError: A word is not ``key=value``, a key is unknown or given twice, or a value is not of
@@ -64,6 +70,10 @@ def parse_cli(preset: Preset, items: Sequence[str]) -> dict[str, ParamValue]:
         name, equals, text = item.partition("=")
         if not equals:
             raise ParameterError(f"a parameter is written key=value, got {item!r}")
+        if asked in preset.aliases:
+            name = preset.renamed.get(name, name)
+            if not name:
+                continue
         if name not in preset.params:
             raise ParameterError(*_unknown(preset, name))
         if name in values:
@@ -121,7 +131,12 @@ def _check_text(where: str, parameter: Parameter, value: str) -> None:
 
 
 def _check_path(where: str, parameter: Parameter, value: str) -> None:
-    """A path that stays inside the workload whatever file system reads it, and is never an option."""
+    """A path that stays inside the workload whatever file system reads it, and is never an option.
+
+    The empty one, where it is the default, is the workload itself.
+    """
+    if value == "" == parameter.default:
+        return
     if not value or len(value) > MAX_PATH or value.startswith("/"):
         raise ParameterError(f"{where}: {_shown(value)} is not a relative path of 1 to {MAX_PATH} characters")
     for component in value.removesuffix("/").split("/"):
@@ -157,7 +172,16 @@ def _typed(preset: str, parameter: Parameter, text: str) -> ParamValue:
         raise wrong from None
 
 
+def left_out(preset: Preset, items: Sequence[str], asked: str) -> list[str]:
+    """Names in ``key=value`` words that `parse_cli` leaves out, because they have no counterpart."""
+    names = [item.partition("=")[0] for item in items] if asked in preset.aliases else []
+    return [name for name in names if preset.renamed.get(name) == ""]
+
+
 def _unknown(preset: Preset, name: str) -> tuple[str, str]:
+    if new := preset.renamed.get(name):
+        message = f"preset {preset.name}: unknown parameter {_shown(name)}: it is called {new} here"
+        return message, f"write: -p {new}=VALUE"
     close = difflib.get_close_matches(name, preset.params, n=1, cutoff=0.5)
     known = ", ".join(preset.params) or "none"
     hint = f"did you mean {close[0]}? " if close else ""

@@ -121,6 +121,7 @@ class Preset:
     """One job of the allowlist. `digest` is the sha256 of the file's bytes and travels with every result.
 
     With `network` it asks for the machine's network, which it gets only where the policy says so, too.
+    `renamed` says what parameters of the jobs that `aliases` name are called here, "" where there is none.
     """
 
     name: str
@@ -131,6 +132,7 @@ class Preset:
     workspace: WorkspaceKind
     digest: str
     aliases: tuple[str, ...] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict)
     description: str = ""
     params: Mapping[str, Parameter] = field(default_factory=dict)
     requires: Requires = field(default_factory=Requires)
@@ -184,6 +186,7 @@ def _build(document: dict[str, Any], digest: str, path: Path) -> Preset:
     preset = Preset(
         name=document["name"],
         aliases=tuple(document.get("aliases", ())),
+        renamed=MappingProxyType(document.get("renamed", {})),
         summary=document["summary"],
         description=document.get("description", "").strip(),
         argv=tuple(document["argv"]),
@@ -204,6 +207,11 @@ def _build(document: dict[str, Any], digest: str, path: Path) -> Preset:
     )
     if path.stem != preset.name:
         raise PresetError(f"preset {path}: the file is named {path.stem!r} but says name = {preset.name!r}")
+    for old, new in preset.renamed.items():
+        if old in params or (new and new not in params):
+            raise PresetError(
+                f"preset {path}: renamed: {old} = {new!r} must lead from an old name to a parameter"
+            )
     template.check(preset)
     for parameter in params.values():
         if parameter.default is not None:

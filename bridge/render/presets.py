@@ -45,6 +45,7 @@ def preset_json(preset: Preset) -> dict[str, Any]:
     return {
         "name": preset.name,
         "aliases": list(preset.aliases),
+        "renamed": dict(preset.renamed),
         "summary": preset.summary,
         "description": preset.description,
         "engine": preset.engine,
@@ -56,6 +57,13 @@ def preset_json(preset: Preset) -> dict[str, Any]:
         "argv": list(preset.argv),
         "digest": preset.digest,
     }
+
+
+def renamed_line(preset: Preset) -> str:
+    """What parameters of the jobs that the aliases name are called, on one line."""
+    return ", ".join(
+        f"{old} is {new}" if new else f"{old} is left out" for old, new in preset.renamed.items()
+    )
 
 
 def model_line(need: ModelNeed) -> str:
@@ -160,7 +168,8 @@ def presets_markdown(presets: Iterable[Preset]) -> str:
     for preset in presets:
         parts.append(f"\n## `{preset.name}`\n\n{preset.summary}\n\n{preset.description}\n\n")
         if preset.aliases:
-            parts.append(f"Also known as {', '.join(f'`{name}`' for name in preset.aliases)}. ")
+            parts.append(f"Also known as {', '.join(f'`{name}`' for name in preset.aliases)}")
+            parts.append(f" ({renamed_line(preset)}). " if preset.renamed else ". ")
         source = "code of the requested commit" if preset.runs_repo_code else "code installed on the runner"
         evidence = f"; evidence: `{preset.evidence_kind}`" if preset.evidence_kind else ""
         parts.append(f"Runs {source}; at most {preset.timeout_s} s{evidence}.\n\n")

@@ -27,6 +27,7 @@ from bridge.runner.spool import Entry
 from bridge.runner.station import Station
 from bridge.runner.taking import Desk, Taken
 from bridge.runner.turns import Turn
+from bridge.runner.waiting_cancels import WaitingCancels
 from bridge.runner.wishes import Wishes
 from bridge.runner.yielding import Yielding
 
@@ -47,6 +48,7 @@ class Clerk:
         outbox: Takes results.
         busy: Is told what a running job is, again and again.
         took: Is told of which preset a job ended well, and after how many seconds.
+        cancelled: Is told of each request that was answered as cancelled while another ran.
         say: Takes one line for the owner.
         clock: Monotonic seconds.
         now: The time of day (aware).
@@ -65,6 +67,7 @@ class Clerk:
         outbox: Outbox,
         busy: Callable[[Work], None],
         took: Callable[[str, float], None],
+        cancelled: Callable[[], None],
         say: Callable[[str], None],
         clock: Callable[[], float],
         now: Callable[[], datetime],
@@ -79,6 +82,7 @@ class Clerk:
         self._outbox = outbox
         self._busy = busy
         self._took = took
+        self._cancelled = cancelled
         self._say = say
         self._clock = clock
         self._now = now
@@ -87,6 +91,7 @@ class Clerk:
         # How often this process took a request that nevertheless stayed pending: bounds every loop.
         self._tries: dict[str, int] = {}
         self._abort = threading.Event()
+        self._waiting_cancels = WaitingCancels(self._cancel_waiting, say=say)
 
     def abort(self) -> None:
         """Stop the running job and every later one; they end as ``cancelled/shutdown``."""
@@ -112,12 +117,13 @@ class Clerk:
             return True
         return self._opening.holds(nonce, wished=nonce in self._wishes)
 
-    def take(self, pending: Pending, turn: Turn) -> bool:
+    def take(self, pending: Pending, turn: Turn, *, only_cancelled: bool = False) -> bool:
         """Examine, claim, run and publish one request; False when it is not ours to take (now).
 
         Args:
             pending: The request.
             turn: Whose turn it is.
+            only_cancelled: Take it only if it is cancelled, so that nothing is run.
 
         Raises:
             MachineBusy: Another job has the machine.
@@ -139,7 +145,10 @@ class Clerk:
             return False
         if checked.refusal is not None and checked.refusal.reason is Reason.REPLAYED:
             self._tries[pending.nonce] = MAX_ATTEMPTS + 1
-        runs = checked.refusal is None and attempt <= MAX_ATTEMPTS
+        cancelled = self._wishes.counted(checked) is not None
+        if only_cancelled and not cancelled:
+            return False
+        runs = checked.refusal is None and attempt <= MAX_ATTEMPTS and not cancelled
         if runs and self._waits(checked):
             return False
         supervised = self._reserve.take(checked.preset) if runs and self._opening.is_open else None
@@ -158,6 +167,12 @@ class Clerk:
             if supervised is not None:
                 supervised.close()
         return True
+
+    def _cancel_waiting(self, nonce: str) -> None:
+        """Answer a request that waits and is cancelled, beside the running job."""
+        pending = self._mirror.waiting(nonce)
+        if pending is not None and self.take(pending, Turn(nonce, None), only_cancelled=True):
+            self._cancelled()
 
     def _waits(self, checked: Checked) -> bool:
         """Whether what may run is left until the owner's hours; what somebody wants stopped is not."""
@@ -180,7 +195,13 @@ class Clerk:
         """Do a claimed request and send its result."""
         pending, began = checked.pending, self._clock()
         hearing = Hearing(
-            self._mirror, self._wishes, checked, busy=self._busy, say=self._say, clock=self._clock
+            self._mirror,
+            self._wishes,
+            checked,
+            self._waiting_cancels,
+            busy=self._busy,
+            say=self._say,
+            clock=self._clock,
         )
         try:
             job = Job(
@@ -225,7 +246,10 @@ class Clerk:
             self._begun.note(nonce, taken.claim.attempt)
         except OSError as error:
             self._say(f"{nonce}: that it was begun is known to this process only: {described(error)}")
-        return job.run()
+        try:
+            return job.run()
+        finally:
+            self._waiting_cancels.finish()
 
     def _remember(self, checked: Checked, verdict: Verdict, seconds: float) -> None:
         """Note how long such a job takes here."""

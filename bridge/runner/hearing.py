@@ -1,4 +1,4 @@
-"""What a runner hears of the bus while it has a job running: whether the job shall stop.
+"""What a runner hears of the bus while it has a job running: whether the job shall stop, or one that waits.
 
 Each time it also says that it is busy. Without its copy of the queue it would be deaf, and no heartbeat would
 go out, so a broken one is made again beside the job.
@@ -13,6 +13,7 @@ from bridge.bus.mirror import Mirror
 from bridge.errors import BusError, MachineError, RemoteUnreachable, described
 from bridge.runner.check import Checked
 from bridge.runner.later import Later
+from bridge.runner.waiting_cancels import WaitingCancels
 from bridge.runner.wishes import Wishes
 
 _MIRROR = "mirror"
@@ -25,6 +26,7 @@ class Hearing:
         mirror: The runner's copy of the queue.
         wishes: Who wants requests stopped.
         checked: The request, and what was found of it.
+        waiting: Answers cancelled requests that wait.
         busy: Is told what the runner does.
         say: Takes one line for the owner.
         clock: Monotonic seconds.
@@ -35,6 +37,7 @@ class Hearing:
         mirror: Mirror,
         wishes: Wishes,
         checked: Checked,
+        waiting: WaitingCancels,
         *,
         busy: Callable[[Work], None],
         say: Callable[[str], None],
@@ -43,6 +46,7 @@ class Hearing:
         self._mirror = mirror
         self._wishes = wishes
         self._checked = checked
+        self._waiting = waiting
         self._nonce = checked.pending.nonce
         self._busy = busy
         self._say = say
@@ -68,6 +72,7 @@ class Hearing:
         except Exception as error:  # a bug of ours must not end the heartbeat
             self._say(f"{self._nonce}: whether it is to stop is not known: {described(error)}")
             return None
+        self._waiting.notice(self._wishes.of_others(self._nonce))
         preset = self._checked.preset.name if self._checked.preset is not None else ""
         self._busy(Work(nonce=self._nonce, preset=preset, elapsed_s=self._clock() - self._began))
         return wish

@@ -102,9 +102,11 @@ class Job:
             hold.attempt, started=now(), enforced=None if supervised is None else supervised.enforced
         )
         self._tree_gone = False
+        self._began = False
 
     def run(self) -> tuple[Entry, Verdict] | None:
         """Do the job; the signed result, ready to be published, or None when the hold was lost."""
+        self._began = True
         self._heart.start()
         try:
             self._room.make()
@@ -161,8 +163,13 @@ class Job:
         return self._sealed(verdict), verdict
 
     def clean_up(self) -> bool:
-        """Remove the job's folders and whatever it put beside them; whether nothing remains."""
+        """Remove the job's folders and whatever it put beside them; whether nothing remains.
+
+        One that was not begun has none: what lies there is of the job that runs.
+        """
         self._log.close()
+        if not self._began:
+            return True
         removed = [remove_tree(left) for left in list(self._station.jobs.iterdir())]
         return all(removed)
 

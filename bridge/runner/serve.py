@@ -122,6 +122,7 @@ class Runner:
             outbox=self._outbox,
             busy=lambda job: self._tell(State.BUSY, job),
             took=self._presence.took,
+            cancelled=self._count,
             say=self._say,
             clock=clock,
             now=now,
@@ -184,7 +185,7 @@ class Runner:
         A remote that is away only slows the runner down. What goes wrong with one request or one kept result
         is counted against it alone: whoever can push must not be able to stop the others.
         """
-        handled = False
+        handled, pending = False, []
         try:
             pending = self._look()
             self._let_in = True
@@ -201,6 +202,7 @@ class Runner:
                 self._say(f"waiting: {busy.message}")
             self._blocked = True
             self._polling.calm()
+            self._safely(lambda: self._cancel_waiting(pending))
             return handled
         except Exception as error:  # a daemon outlives its own bugs, too; each pause is longer
             if isinstance(error, AccessDenied) and not self._let_in:
@@ -282,6 +284,17 @@ class Runner:
             self._service.note(turn)
             self._say(f"{pending.nonce}: {described(error)}; trying again in {pause:g} s")
             return False
+
+    def _cancel_waiting(self, pending: Sequence[Pending]) -> None:
+        """Answer what waits and is cancelled while another runner's job has the machine: it runs nothing."""
+        cancelled = self._wishes.of_others("")
+        for request in pending:
+            if request.nonce in cancelled and self._may_try(request.nonce):
+                turn = Turn(request.nonce, None)
+                self._done += self._clerk.take(request, turn, only_cancelled=True)
+
+    def _count(self) -> None:
+        self._done += 1
 
     def _tell(self, state: State, job: Work | None = None) -> None:
         if self._polling.failures:

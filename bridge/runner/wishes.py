@@ -88,6 +88,14 @@ class Wishes:
         """
         self._strays.clear({nonce: held for nonce, held in self._held.items() if nonce not in self._seen})
 
+    def of_others(self, nonce: str) -> dict[str, Held]:
+        """Those that may count of every request but this one, by nonce."""
+        return {
+            other: held
+            for other, held in self._held.items()
+            if other != nonce and held.commit not in self._objected
+        }
+
     def counted(self, checked: Checked) -> str | None:
         """The wish of the last look in a sentence, if there is one that counts."""
         held = self._held.get(checked.pending.nonce)
@@ -105,9 +113,10 @@ class Wishes:
         standing = self._mirror.standing(nonce, checked.manifest.result_ref)
         if self.by_deletion is not None and self._is_deleted(checked.manifest, standing):
             return self.by_deletion
+        self._held = {**self._held, **standing.cancels}
+        self._seen |= standing.cancels.keys()
         if standing.cancel is None:
             return None
-        self._seen.add(nonce)
         return self._weigh(checked, standing.cancel)
 
     def _is_deleted(self, manifest: Manifest, standing: Standing) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import tomllib
@@ -171,7 +172,7 @@ def test_the_token_that_writes_is_given_to_one_step():
     assert holders == ["Compare, judge, commit"]
 
 
-def test_what_publishes_comes_from_the_default_branch():
+def test_what_publishes_comes_from_the_default_branch_or_a_named_commit():
     publish = jobs(BRIDGE)["publish"]
     assert publish["if"].startswith("${{ always()"), "a run that failed is answered, too"
     (checkout,) = [step for step in publish["steps"] if "actions/checkout" in step.get("uses", "")]
@@ -193,13 +194,56 @@ def test_the_package_carries_the_workflow_that_the_repository_runs():
     assert (ROOT / "bridge" / "workflow" / "mac-bridge.yaml").read_bytes() == BRIDGE.read_bytes()
 
 
-def test_the_installer_is_the_one_that_is_locked():
-    lock = tomllib.loads((ROOT / "uv.lock").read_text())
-    (uv,) = [package for package in lock["package"] if package["name"] == "uv"]
-    lines = (ROOT / "scripts" / "requirements-uv.txt").read_text()
-    assert re.findall(r"^uv==(\S+)", lines, re.MULTILINE) == [uv["version"]]
-    wanted = {wheel["hash"] for wheel in uv["wheels"] if "musllinux" not in wheel["url"]}
-    assert set(re.findall(r"--hash=(sha256:[0-9a-f]{64})", lines)) == wanted
+# Where something is installed for a job that may write, or by `make setup`.
+INSTALLS = [
+    *WORKFLOWS,
+    ACTION,
+    *(ROOT / name for name in ("Makefile", "scripts/install_client.sh", "scripts/request_in_workflow.sh")),
+]
+# Environments of their own, of tests and benchmarks.
+SEPARATE = re.compile(r"\.venv-(fuzz|peers)")
+# Programs that install packages, and what each has to be told to take none without a digest.
+INSTALLERS = {
+    r"\bpip install\b": ("--require-hashes", "--only-binary :all:"),
+    r"\buv\"? sync\b": ("--locked", "--no-build-isolation"),
+    r"\buv\"? (tool|run|build|pip)\b|\b(pipx|uvx|conda|npm|easy_install)\b": ("never",),
+}
+
+
+def installing(text: str) -> list[tuple[str, tuple[str, ...]]]:
+    """Each command of a script that installs packages, whole, with what it has to be told."""
+    return [
+        (line, told)
+        for line in re.sub(r"\\\n\s*", "", text).splitlines()
+        for pattern, told in INSTALLERS.items()
+        if re.search(pattern, line) and not line.lstrip().startswith("#") and not SEPARATE.search(line)
+    ]
+
+
+@pytest.mark.parametrize("path", INSTALLS, ids=lambda path: path.name)
+def test_nothing_is_installed_without_a_digest(path: Path):
+    found = installing(path.read_text())
+    assert len(found) == (2 if path.name in {"Makefile", "install_client.sh"} else 0)
+    for line, told in found:
+        assert all(option in line for option in told), line
+
+
+def test_nothing_is_installed_on_the_mac_without_a_digest(tmp_path: Path):
+    env = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    script = ["sh", str(ROOT / "scripts" / "setup_mac.sh"), "--dry-run"]
+    found = installing(subprocess.run(script, env=env, capture_output=True, text=True, check=True).stdout)
+    assert len(found) == 2
+    for line, told in found:
+        assert all(option in line for option in told), line
+
+
+def test_what_builds_the_project_is_what_is_installed_by_digest():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    lines = (ROOT / "scripts" / "requirements-build.txt").read_text()
+    for entry in project["build-system"]["requires"]:
+        assert f"\n{entry} " in lines
+    pinned = re.split(r"\n(?=\S)", lines.partition("\n")[2].strip())
+    assert all(re.match(r"\S+==\S+ .*--hash=sha256:[0-9a-f]{64}", entry, re.DOTALL) for entry in pinned)
 
 
 def test_the_linters_have_nothing_to_say():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -11,21 +12,90 @@ from pathlib import Path
 import pytest
 
 from tests.houses import BIN, Done, House
-from tests.workflows.test_files import ROOT
+from tests.workflows.test_files import BRIDGE, ROOT, jobs
 
 SCRIPTS = ROOT / "scripts"
 _BLOCK = re.compile(r"^(\w+)<<(\S+)\n(.*?)\n\2$", re.MULTILINE | re.DOTALL)
+
+
+def copied(root: Path) -> Path:
+    """What a client is installed from, without anything that git ignores."""
+    for name in ("bridge", "engine", "scripts"):
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__", "*.npz"))
+    for name in ("pyproject.toml", "uv.lock", "README.md", "LICENSE", "CHANGELOG.md"):
+        shutil.copy2(ROOT / name, root / name)
+    return root
+
+
+def installed(source: Path, venv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    script = str(source / "scripts" / "install_client.sh")
+    return subprocess.run(["sh", script, venv], cwd=cwd, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changed", ["uv", "hatchling", "click"])
+def test_a_package_of_another_digest_is_not_installed(tmp_path: Path, changed: str) -> None:
+    """The installer's, the build backend's, a dependency's: none is taken from any cache or index."""
+    source = copied(tmp_path / "source")
+    name = "uv.lock" if changed == "click" else "scripts/requirements-build.txt"
+    text = (source / name).read_text()
+    section = re.search(
+        rf'^(name = "{changed}"|{changed}==).*?(?=^\[\[package|^\w\S+==|\Z)', text, re.M | re.S
+    )
+    assert section is not None
+    forged = re.sub(r"sha256:[0-9a-f]{64}", "sha256:" + "0" * 64, section[0])
+    assert forged != section[0]
+    (source / name).write_text(text.replace(section[0], forged))
+    done = installed(source, "venv", tmp_path)
+    assert done.returncode != 0
+    assert "hash" in done.stderr.lower()
+    assert not (tmp_path / "venv" / "bin" / "kakeya_mac").exists()
+
+
+@pytest.mark.slow
+def test_publish_installs_the_commit_that_the_variable_names(tmp_path: Path) -> None:
+    """The script of the workflow's step, as it is. A branch, a package and half a commit are refused."""
+    source = copied(tmp_path / "server" / "someone" / "kakeya-mac")
+    git = ["git", "-C", str(source), "-c", "user.name=a", "-c", "user.email=a@b.example"]
+    subprocess.run([*git, "init", "--quiet", "--initial-branch=main"], check=True)
+    subprocess.run([*git, "add", "--all"], check=True)
+    subprocess.run([*git, "commit", "--quiet", "--message=all"], check=True)
+    subprocess.run([*git, "config", "uploadpack.allowAnySHA1InWant", "true"], check=True)
+    commit = subprocess.run(
+        [*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True
+    ).stdout.strip()
+    (step,) = [
+        step for step in jobs(BRIDGE)["publish"]["steps"] if "install_client.sh" in step.get("run", "")
+    ]
+    server = f"file://{tmp_path / 'server'}"
+
+    def install(package: str) -> subprocess.CompletedProcess[str]:
+        own = {"RUNNER_TEMP": str(tmp_path), "GITHUB_WORKSPACE": str(tmp_path), "GITHUB_SERVER_URL": server}
+        command = ["bash", "--noprofile", "--norc", "-e", "-o", "pipefail", "-c", step["run"]]
+        env = {**os.environ, **own, "PACKAGE": package}
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
+
+    for wrong in (
+        "kakeya-mac==0.1.0",
+        "someone/kakeya-mac@main",
+        f"someone/kakeya-mac@{commit[:12]}",
+        "a\nb",
+    ):
+        refused = install(wrong)
+        assert refused.returncode == 1
+        assert f"KAKEYA_MAC_PACKAGE is '{wrong}'; set it to OWNER/NAME@COMMIT" in refused.stdout
+    assert not (tmp_path / "kakeya-mac").exists()
+    done = install(f"someone/kakeya-mac@{commit}")
+    assert done.returncode == 0, done.stderr
+    said = subprocess.run([str(tmp_path / "kakeya-mac" / "bin" / "kakeya_mac"), "--version"], cwd=tmp_path)
+    assert said.returncode == 0
 
 
 @pytest.mark.slow
 def test_the_folder_that_a_client_is_installed_in_has_no_say(tmp_path: Path) -> None:
     """Modules, lock, sources and settings of a workload, with the project even inside of its checkout."""
     workload, canary = tmp_path / "workload", tmp_path / "canary"
-    inside = workload / "kakeya-mac"
-    for name in ("bridge", "engine", "scripts"):
-        shutil.copytree(ROOT / name, inside / name, ignore=shutil.ignore_patterns("__pycache__", "*.npz"))
-    for name in ("pyproject.toml", "uv.lock", "README.md", "LICENSE", "CHANGELOG.md"):
-        shutil.copy2(ROOT / name, inside / name)
+    inside = copied(workload / "kakeya-mac")
     evil = f"open({str(canary)!r}, 'a').write(__name__)\n"
     for path in (
         "venv.py",
@@ -48,13 +118,7 @@ def test_the_folder_that_a_client_is_installed_in_has_no_say(tmp_path: Path) -> 
         '[project]\nname = "click"\nversion = "8.2.0"\n'
     )
     (workload / "evil" / "backend.py").write_text(evil)
-    done = subprocess.run(
-        ["sh", str(inside / "scripts" / "install_client.sh"), "../venv"],
-        cwd=workload,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = installed(inside, "../venv", workload)
     assert done.returncode == 0, done.stderr
     assert not canary.exists()
     said = subprocess.run(
@@ -64,6 +128,9 @@ def test_the_folder_that_a_client_is_installed_in_has_no_say(tmp_path: Path) -> 
         text=True,
     )
     assert said.returncode == 0, said.stderr
+    brought = {path.name.partition("-")[0] for path in (tmp_path / "venv").rglob("*.dist-info")}
+    assert {"kakeya_mac", "click", "hatchling", "uv"} <= brought
+    assert not brought & {"mlx", "mlx_lm", "mlx_cpu", "numpy"}, "a client has no arrays"
 
 
 def ask(house: House, step: int, preset: str, **inputs: str) -> tuple[Done, dict[str, str]]:

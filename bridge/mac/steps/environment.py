@@ -73,15 +73,17 @@ class Environment:
         options, digest = self.options, self._digest()
         made = self._free(digest)
         python, uv = str(made / "bin" / "python"), str(made / "bin" / "uv")
-        pins = str(options.source / "scripts" / "requirements-uv.txt")
+        pins = str(options.source / "scripts" / "requirements-build.txt")
         pip = ("-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--require-hashes")
-        sync = ("sync", "--locked", "--inexact", "--no-editable", "--extra", "engine")
+        wheels = ("--only-binary", ":all:")
+        # Without build isolation uv fetches no build backend, which it would not compare with a digest.
+        sync = ("sync", "--locked", "--inexact", "--no-editable", "--no-build-isolation", "--extra", "engine")
         inside = options.prefix
         return (
             Folder(options.prefix, 0o755),
             *(Remove(other) for other in self._unused()),
             Run((self._interpreter(), "-I", "-m", "venv", str(made)), cwd=inside),
-            Run((python, *pip, "-r", pins), cwd=inside),
+            Run((python, *pip, *wheels, "-r", pins), cwd=inside),
             Run(
                 (uv, *sync, "--project", str(options.source), "--python", python),
                 env={"UV_PROJECT_ENVIRONMENT": str(made)},

@@ -166,6 +166,8 @@ def test_an_alias_may_not_be_taken_twice(tmp_path: Path) -> None:
     ("changes", "tail", "message"),
     [
         ({"surprise": "1"}, WORD, "surprise"),
+        ({"renamed": '{ old = "nothing" }'}, WORD, "old = 'nothing' must lead from an old name"),
+        ({"renamed": '{ word = "" }'}, WORD, "word = '' must lead from an old name"),
         ({"timeout_s": "0"}, WORD, "timeout_s"),
         ({"timeout_s": "true"}, WORD, "timeout_s"),
         ({"timeout_s": ""}, WORD, "timeout_s"),

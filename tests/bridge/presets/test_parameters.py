@@ -65,16 +65,13 @@ def test_a_parameter_without_default_must_be_given() -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "",
         "/etc/passwd",
         "tests/../../etc/passwd",
         "tests/..",
         "tests/./x",
         "tests//x",
         "../tests/x",
-        "tests",
-        "src/x.py",
-        "testsuite/x.py",
+        ".",
         "-k",
         "--rootdir=/",
         "tests/-k",
@@ -96,16 +93,30 @@ def test_a_path_that_could_point_elsewhere_is_refused(path: str) -> None:
         presets.validate(TESTS, {"path": path})
 
 
-@pytest.mark.parametrize("path", ["tests/", "tests/unit", "tests/unit/test_a-b.c_1.py", "tests/a b/c+d.py"])
+@pytest.mark.parametrize("path", ["", "tests", "tests/engine", "src/x.py", "tests/engineering/x.py"])
+def test_a_path_outside_the_folder_of_its_preset_is_refused(path: str) -> None:
+    with pytest.raises(ParameterError):
+        presets.validate(presets.get("engine-tests"), {"path": path})
+
+
+def test_the_whole_workload_is_no_path_and_no_word_of_the_command() -> None:
+    assert presets.validate(TESTS, {}) == {"path": ""}
+    assert presets.argv(TESTS, {"path": ""}, presets.show)[-1] == "--"
+    assert presets.argv(TESTS, {"path": "tests/unit"}, presets.show)[-2:] == ["--", "tests/unit"]
+
+
+@pytest.mark.parametrize(
+    "path", ["tests/", "src/x.py", "tests/unit", "tests/unit/test_a-b.c_1.py", "tests/a b/c+d.py"]
+)
 def test_an_ordinary_path_is_kept_as_it_is(path: str) -> None:
     assert presets.validate(TESTS, {"path": path}) == {"path": path}
 
 
 def test_a_path_must_have_the_suffix_of_its_preset() -> None:
-    gate = presets.get("gate")
-    assert presets.validate(gate, {"file": "reports/a.json"}) == {"file": "reports/a.json"}
+    parameter = replace(presets.get("gate").params["file"], suffix=".json")
+    assert presets.check_value("gate", parameter, "reports/a.json") == "reports/a.json"
     with pytest.raises(ParameterError, match=r"does not end in \.json"):
-        presets.validate(gate, {"file": "reports/a.txt"})
+        presets.check_value("gate", parameter, "reports/a.txt")
 
 
 def test_words_of_a_command_line_get_the_presets_types() -> None:
@@ -171,3 +182,59 @@ TYPES = replace(
         }
     ),
 )
+
+
+# Parameters of the earlier system's jobs, with values that both take, and what the request carries for them.
+RENAMED = {
+    "k3-native-baseline": {"limit": 5, "max_tokens": 64},
+    "k3-step1-incremental": {"limit": 5, "max_tokens": 64},
+    "k3-step2-fused": {"limit": 5, "max_tokens": 64, "block": "4"},
+    "k3-step2-fused-allmlx": {"limit": 5, "max_tokens": 64, "block": "4"},
+    "k3-fused-allmlx-natural": {"limit": 5, "max_tokens": 64, "block": "4"},
+    "k3-fused-allmlx-code": {"limit": 5, "max_tokens": 64, "block": "4"},
+    "k3-fused-allmlx-code-trim": {"limit": 5, "max_tokens": 64, "block": "4"},
+    "k3-fused-singlefused-probe": {"limit": 5, "max_tokens": 64, "block": "4"},
+    "k3-kv-quant-eval": {"per_depth": 5, "answer_tokens": 64},
+    "k3-beta-scorecard": {"per_depth": 5, "answer_tokens": 64},
+    "k3-drafter-parity": {},
+    "k3-drafter-parity-fp32": {},
+}
+
+
+@pytest.mark.parametrize(("asked", "carried"), RENAMED.items())
+def test_parameters_of_the_earlier_system_work_under_its_names(
+    asked: str, carried: dict[str, object]
+) -> None:
+    preset = presets.get(asked)
+    words = ["n_samples=5", "max_new_tokens=64", "block_size=4"]
+    if "max_new_tokens" not in preset.renamed:  # the job had none
+        words.remove("max_new_tokens=64")
+    if "block_size" not in preset.renamed:
+        words.remove("block_size=4")
+    assert presets.parse_cli(preset, words, asked) == carried
+    left_out = [name for name in ("n_samples", "block_size") if preset.renamed.get(name) == ""]
+    assert presets.left_out(preset, words, asked) == left_out
+    presets.validate(preset, carried)
+
+
+def test_the_context_of_the_earlier_scorecard_is_known() -> None:
+    preset = presets.get("k3-beta-scorecard")
+    assert presets.parse_cli(preset, ["ctx=5000"], "k3-beta-scorecard") == {"context": 5000}
+
+
+def test_new_parameter_names_work_under_old_preset_names() -> None:
+    assert presets.parse_cli(THROUGHPUT, ["limit=5"], "k3-fused-allmlx-code") == {"limit": 5}
+
+
+@pytest.mark.parametrize("asked", ["throughput", None])
+def test_an_old_parameter_of_a_new_preset_is_an_error_that_names_the_new_one(asked: str | None) -> None:
+    with pytest.raises(ParameterError, match="'n_samples': it is called limit here") as caught:
+        presets.parse_cli(THROUGHPUT, ["n_samples=5"], asked)
+    assert caught.value.remedy == "write: -p limit=VALUE"
+    with pytest.raises(ParameterError, match="it is called limit here"):
+        presets.validate(THROUGHPUT, {"n_samples": 5})
+
+
+def test_an_old_and_a_new_name_of_one_parameter_are_one_too_many() -> None:
+    with pytest.raises(ParameterError, match="limit is given twice"):
+        presets.parse_cli(THROUGHPUT, ["n_samples=5", "limit=5"], "k3-fused-allmlx-code")

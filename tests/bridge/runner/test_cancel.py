@@ -21,6 +21,7 @@ from bridge.bus.handles import Held, resolve_handle
 from bridge.manifest import Manifest
 from bridge.result import Phase, Reason, Status
 from bridge.runner import wishes
+from bridge.runner.child import Standby, Supervised
 from bridge.runner.serve import Runner
 from tests.bridge.runner.bench import Bench
 from tests.houses import House, wait_for
@@ -203,6 +204,68 @@ def test_where_signatures_are_required_only_the_requester_stops_a_job(bench: Ben
         up.with_name("enough").touch()
     assert ended(bench, asked)[:2] == (Status.PASSED, Reason.OK), bench.daemon_log()
     assert not [ref for ref in bench.house.remote_refs() if "cancel" in ref and asked.nonce in ref]
+
+
+def result_of(bench: Bench, asked: Manifest) -> bool:
+    """Whether the branch holds a result."""
+    listed = ("ls-tree", "-r", "--name-only", asked.result_ref)
+    return "/result.json" in bench.house.git(*listed, cwd=bench.house.remote)
+
+
+def test_a_cancelled_request_is_answered_while_another_job_runs(bench: Bench) -> None:
+    long = bench.ask("patient")
+    with running(bench):
+        wait_until_it_runs(bench, long)
+        before = bench.ask("echo")
+        waits = bench.ask("echo")
+        ask_to_stop(bench, waits)
+        wait_for(lambda: result_of(bench, waits), what=f"the answer ({bench.daemon_log()})")
+        assert not result_of(bench, long)
+        [up] = bench.in_rooms("up")
+        wait_for(lambda: refs.claim_ref(waits.nonce) not in bench.house.remote_refs(), what="the claim")
+        assert refs.claim_ref(long.nonce) in bench.house.remote_refs()
+        up.with_name("enough").touch()
+    status, reason, message = ended(bench, waits)
+    assert (status, reason) == (Status.CANCELLED, Reason.REQUESTED)
+    assert "by me: enough; it had not been started" in message
+    assert [ref for ref in bench.house.remote_refs() if waits.nonce in ref] == [waits.result_ref]
+    assert ended(bench, long)[:2] == (Status.PASSED, Reason.OK), bench.daemon_log()
+    assert "finished" in bench.log(long.nonce)
+    assert not result_of(bench, before), "what is not cancelled has its turn when the job has ended"
+
+
+@pytest.mark.slow
+def test_beside_a_job_a_request_is_not_cancelled_by_who_may_not(bench: Bench) -> None:
+    ann, bob = sign_requests(bench, "ann"), sign_requests(bench, "bob")
+    bench.policy("require_signature = true\n")
+    long, waits, stopped = (ask_signed(bench, ann, preset) for preset in ("patient", "echo", "echo"))
+    with running(bench):
+        wait_until_it_runs(bench, long)
+        ask_to_stop(bench, waits, key=bob)
+        ask_to_stop(bench, stopped, key=ann)
+        wait_for(lambda: result_of(bench, stopped), what=f"the answer ({bench.daemon_log()})")
+        [up] = bench.in_rooms("up")
+        up.with_name("enough").touch()
+    assert ended(bench, stopped)[0] is Status.CANCELLED
+    assert ended(bench, long)[:2] == (Status.PASSED, Reason.OK), bench.daemon_log()
+    assert not result_of(bench, waits)
+    assert refs.claim_ref(waits.nonce) not in bench.house.remote_refs(), "it is not even claimed"
+    assert f"{waits.nonce}: not stopped: the wish is signed by bob" in bench.daemon_log()
+    assert bench.serve_once() == 1
+    assert ended(bench, waits)[:2] == (Status.PASSED, Reason.OK)
+
+
+@pytest.mark.slow
+def test_a_cancelled_request_is_answered_while_another_runner_has_the_machine(bench: Bench) -> None:
+    first, waits = bench.ask("echo"), bench.ask("echo")
+    machine = Supervised(Standby(bench.station().lock))
+    with running(bench), machine:
+        wait_for(lambda: "waiting: another job runs" in bench.daemon_log(), what="the runner waits")
+        ask_to_stop(bench, waits)
+        wait_for(lambda: result_of(bench, waits), what=f"the answer ({bench.daemon_log()})")
+        assert not result_of(bench, first)
+    assert ended(bench, waits)[0] is Status.CANCELLED
+    assert ended(bench, first)[:2] == (Status.PASSED, Reason.OK), bench.daemon_log()
 
 
 @pytest.mark.slow
