@@ -59,7 +59,7 @@ class TextStream:
 
 
 def _beginning(before: str, text: str) -> int:
-    """Where the text begins that a token added; that of a part of a character begins where the character does."""
+    """Where the text of a token begins; that of a part of a character begins where the character does."""
     if text.startswith(before) and not text.startswith(before + UNREADABLE) and text != before:
         return len(before)
     return len(before.rstrip(UNREADABLE))

@@ -1,8 +1,8 @@
 """Tokens to text, one at a time: what the tokenizer makes of all of them at once, less the prompt's part.
 
 `tokenizer.decode` alone says what text tokens stand for. mlx-lm's streaming detokenizers differ from it: they
-drop a leading space and spell byte 0 as a letter. To decode everything again at every token would take time
-that grows with its square, so text is final as soon as no later token can change it. Until then it is pending:
+drop a leading space and spell byte 0 as a letter. Decoding everything again at every token would be slow, so
+text is final as soon as no later token can change it. Until then it is pending:
 
     part of a character     later bytes complete it
     byte tokens ``<0xE4>``  one bad byte makes the whole run of them unreadable

@@ -43,7 +43,7 @@ class SlidingRing(_BaseCache):
         self.values: mx.array | None = None
         self.floor = 0  # every position in [max(floor, sink), offset) is in its row
         self._began = 0  # offset at the last update
-        self._chunk: tuple[mx.array, mx.array] | None = None  # what the last update returned, if that was long
+        self._chunk: tuple[mx.array, mx.array] | None = None  # what the last update returned, if long
         self._pending: int | None = None  # offset at `begin`, None outside a transaction
         self._before: tuple[int, tuple[mx.array, mx.array] | None] = (0, None)  # the two others at `begin`
         self._promised = 0  # positions announced to `begin`

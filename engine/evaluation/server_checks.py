@@ -191,7 +191,7 @@ def _refused(reply: Answered, status: int, param: str | None) -> None:
 
 
 def stream(server: Examinee) -> None:
-    """A stream says what the same request says at once, and ends with x_kakeya, and with usage if asked for."""
+    """A stream says what the same request says at once, and ends with x_kakeya; with usage if asked for."""
     kinds = {asked.path: index for index, asked in reversed(list(enumerate(server.chosen)))}
     for index in kinds.values():
         asked, answer = server.chosen[index], server.alone[index]

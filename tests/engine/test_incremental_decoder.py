@@ -33,9 +33,7 @@ def draw_tokens(data: st.DataObject, tokenizer: Any) -> list[int]:
 
 def draw_stops(data: st.DataObject, whole: str) -> list[str]:
     """Parts of the text and others."""
-    parts = st.builds(
-        lambda at, size: whole[at : at + size], st.integers(0, len(whole)), st.integers(1, 5)
-    )
+    parts = st.builds(lambda at, size: whole[at : at + size], st.integers(0, len(whole)), st.integers(1, 5))
     drawn = data.draw(st.lists(parts | st.sampled_from(OTHER_STOPS), max_size=4))
     return [stop for stop in drawn if stop]
 

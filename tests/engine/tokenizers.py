@@ -45,7 +45,16 @@ def sentencepiece(decoder: Any) -> Tokenizer:
 
 def word_piece() -> Tokenizer:
     """As BERT's: a space before every word, taken out again before punctuation."""
-    vocabulary = ["<s>", "</s>", "<unk>", *LETTERS, *WORDS, *[f"##{letter}" for letter in LETTERS], "ve", "re"]
+    vocabulary = [
+        "<s>",
+        "</s>",
+        "<unk>",
+        *LETTERS,
+        *WORDS,
+        *[f"##{letter}" for letter in LETTERS],
+        "ve",
+        "re",
+    ]
     numbered = {token: index for index, token in enumerate(dict.fromkeys(vocabulary))}
     tokenizer = Tokenizer(models.WordPiece(numbered, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -69,9 +78,7 @@ def _merged(first: Sequence[str], words: Sequence[str], **switches: Any) -> Toke
 KINDS: dict[str, Callable[[], Tokenizer]] = {
     "byte-level": byte_level,
     "sentencepiece": lambda: sentencepiece(decoders.Sequence(MARKED)),
-    "sentencepiece-stripped": lambda: sentencepiece(
-        decoders.Sequence([*MARKED, decoders.Strip(" ", 1, 0)])
-    ),
+    "sentencepiece-stripped": lambda: sentencepiece(decoders.Sequence([*MARKED, decoders.Strip(" ", 1, 0)])),
     "metaspace": lambda: sentencepiece(decoders.Metaspace()),
     "word-piece-cleaned": word_piece,
 }

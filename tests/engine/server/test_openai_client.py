@@ -162,7 +162,8 @@ def test_the_space_between_the_prompt_and_the_text_is_part_of_the_text(client: o
 
 
 @pytest.mark.parametrize(
-    ("stop", "text"), [(" the", ""), ("the", " "), ("e t", " th"), (["zz", "he the"], " t"), ("thethe", " the the the")]
+    ("stop", "text"),
+    [(" the", ""), ("the", " "), ("e t", " th"), (["zz", "he the"], " t"), ("thethe", " the the the")],
 )
 def test_a_stop_string_may_hold_the_first_space(client: openai.OpenAI, stop: Any, text: str):
     fields = always("the") | {"stop": stop}

