@@ -197,7 +197,7 @@ class _Run:
         """Take in the prompt; the forward of its last token gives the first token."""
         self._remaining = max_tokens
         self.pace.start()
-        self.stops.start()
+        self.stops.start(prompt)
         done, last = self.session.resume(prompt), len(prompt) - 1
         while done < last:
             self.session.take_in(prompt[done : min(done + chunk, last)])

@@ -7,53 +7,65 @@ everything behind it.
 from collections.abc import Sequence
 from typing import Any
 
+from engine.incremental_decoder import UNREADABLE, IncrementalDecoder
 from engine.stops import Stops
 
 
 class TextStream:
-    """One text growing token by token, by mlx-lm's streaming detokenizer."""
+    """One text growing token by token."""
 
-    def __init__(self, tokenizer: Any, stops: Stops) -> None:
-        self._detokenizer = tokenizer.detokenizer
+    def __init__(self, tokenizer: Any, stops: Stops, prompt: Sequence[int] = ()) -> None:
+        """Begin a text.
+
+        Args:
+            tokenizer: turns tokens to text.
+            stops: what ends the text.
+            prompt: token ids the text continues; a space between the two belongs to the text.
+        """
+        self._decoder = IncrementalDecoder(tokenizer, prompt)
         self._stops = stops
-        self._held = ""  # readable, but perhaps part of a stop string
+        self._held = ""  # final, but perhaps part of a stop string
         self.ended = False  # by a stop string
         self.given = 0  # characters that became certain
+        self.begins: list[int] = []  # of every token, where its text begins
 
     def add(self, tokens: Sequence[int]) -> str:
         """Text that became certain with these tokens, possibly none."""
-        for token in tokens:
-            if token not in self._stops.tokens:
-                self._detokenizer.add_token(token)
-        return self._certain(str(self._detokenizer.last_segment), final=False)
+        return "".join([self._take(token) for token in tokens])
 
     def finish(self) -> str:
         """What was still held back."""
-        self._detokenizer.finalize()
-        return self._certain(str(self._detokenizer.last_segment), final=True)
+        return "" if self.ended else self._give(self._held + self._decoder.pending)
 
-    def _certain(self, segment: str, *, final: bool) -> str:
-        if self.ended:
+    def _take(self, token: int) -> str:
+        before = self._held + self._decoder.pending
+        stopped = self.ended or token in self._stops.tokens
+        self._held += "" if stopped else self._decoder.add(token)
+        text = self._held + self._decoder.pending
+        begin = self.given + _beginning(before, text)
+        self.begins.append(max([begin, *self.begins[-1:]]))
+        if stopped:
             return ""
-        text = self._held + segment
-        ends = [index for stop in self._stops.texts if (index := text.find(stop)) >= 0]
-        if ends:
-            self.ended, self._held = True, ""
-            self.given += min(ends)
-            return text[: min(ends)]
-        hold = 0 if final else max((_overlap(text, stop) for stop in self._stops.texts), default=0)
-        self._held = text[len(text) - hold :]
-        self.given += len(text) - hold
-        return text[: len(text) - hold]
+        if (end := self._stops.first_in(text)) is not None:
+            self.ended = True
+            return self._give(text[:end])
+        certain = self._held[: len(self._held) - self._stops.begun_in(self._held)]
+        self._held = self._held[len(certain) :]
+        return self._give(certain)
+
+    def _give(self, text: str) -> str:
+        self.given += len(text)
+        return text
 
 
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of ``text`` that is a beginning of ``stop``."""
-    longest = min(len(text), len(stop) - 1)
-    return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)
+def _beginning(before: str, text: str) -> int:
+    """Where the text of a token begins; that of a part of a character begins where the character does."""
+    if text.startswith(before) and not text.startswith(before + UNREADABLE) and text != before:
+        return len(before)
+    return len(before.rstrip(UNREADABLE))
 
 
-def text_of(tokenizer: Any, tokens: Sequence[int], stops: Stops) -> str:
-    """The whole text of a finished sequence."""
-    stream = TextStream(tokenizer, stops)
+def text_of(tokenizer: Any, tokens: Sequence[int], stops: Stops, prompt: Sequence[int] = ()) -> str:
+    """The whole text of a finished sequence, which continues a prompt."""
+    stream = TextStream(tokenizer, stops, prompt)
     return stream.add(tokens) + stream.finish()

@@ -229,16 +229,7 @@ def tokenizer_of(path: Path, stops: Any) -> Any:
         require_file(file)
         if file.suffix == ".json":
             read_json(file)
-    tokenizer = opened(path, "the tokenizer", lambda: load_tokenizer(path, eos_token_ids=stops))  # type: ignore[no-untyped-call]
-    _fill_holes(tokenizer)
-    return tokenizer
-
-
-def _fill_holes(tokenizer: Any) -> None:
-    """Let ids that stand for nothing in a vocabulary give no text; mlx-lm's detokenizer fails at them."""
-    texts: list[Any] = getattr(tokenizer.detokenizer, "tokenmap", [])  # one for all of its detokenizers
-    for token in [token for token, text in enumerate(texts) if text is None]:
-        texts[token] = ""
+    return opened(path, "the tokenizer", lambda: load_tokenizer(path, eos_token_ids=stops))  # type: ignore[no-untyped-call]
 
 
 def make_ready(path: Path, model: Any, dtype: mx.Dtype | None) -> None:

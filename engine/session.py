@@ -174,12 +174,12 @@ class Session:
             else:
                 at, new = len(self.tokens), len(tokens)
                 rows = self._restoration.forward(fed, self.caches, self._taps, new, at)
+            self.transaction.settle()
             waiting = self._restoration.waiting if self._restoration else None
             wait([cache.state for cache in self.caches], rows, waiting)
         except BaseException:
             self._start_over()
             raise
-        self.transaction.settle()
         self._note(tokens, rows if rows is None else rows[:, len(carried) :])
         mx.clear_cache()
 

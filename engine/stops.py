@@ -1,10 +1,10 @@
 """Where a text ends: stop tokens, which are emitted, and stop strings, found as the text grows."""
 
 from collections.abc import Collection, Sequence
-from copy import copy
 from typing import Any
 
 from engine.errors import ConfigurationError
+from engine.incremental_decoder import IncrementalDecoder
 
 
 class Stops:
@@ -18,7 +18,7 @@ class Stops:
         Args:
             tokens: ids that end a text.
             texts: strings that end a text.
-            tokenizer: mlx-lm's wrapper, which turns tokens to text; needed for ``texts`` alone.
+            tokenizer: turns tokens to text; needed for ``texts`` alone.
 
         Raises:
             ConfigurationError: a stop string is empty, or there is no tokenizer to find it with.
@@ -32,10 +32,10 @@ class Stops:
         self._tokenizer = tokenizer
         self.start()
 
-    def start(self) -> None:
-        """Begin a new text."""
-        self._detokenizer = self._tokenizer.detokenizer if self.texts and self._tokenizer else None
-        self._tail = ""
+    def start(self, prompt: Sequence[int] = ()) -> None:
+        """Begin a new text, which continues a prompt."""
+        self._decoder = IncrementalDecoder(self._tokenizer, prompt) if self.texts else None
+        self._tail = ""  # final text that may be the beginning of a stop string
 
     def find(self, tokens: Sequence[int]) -> int | None:
         """Take note of emitted tokens.
@@ -48,14 +48,25 @@ class Stops:
                 return position + 1
         return None
 
+    def first_in(self, text: str) -> int | None:
+        """Where the first stop string in a text begins."""
+        return min((at for stop in self.texts if (at := text.find(stop)) >= 0), default=None)
+
+    def begun_in(self, text: str) -> int:
+        """How many characters at the end of a text may be the beginning of a stop string."""
+        return max((_overlap(text, stop) for stop in self.texts), default=0)
+
     def _completes(self, token: int) -> bool:
-        """Whether the text with this token holds a stop string that it did not hold before."""
-        if self._detokenizer is None:
+        """Whether the text, if it ended with this token, would hold a stop string."""
+        if self._decoder is None:
             return False
-        self._detokenizer.add_token(token)
-        text = self._tail + str(self._detokenizer.last_segment)
-        longest = max(map(len, self.texts))
-        self._tail = text[max(len(text) - longest + 1, 0) :]
-        ended = copy(self._detokenizer)  # what waits for the next token, a space say, is text if none comes
-        ended.finalize()
-        return any(stop in text + str(ended.last_segment) for stop in self.texts)
+        self._tail += self._decoder.add(token)
+        found = self.first_in(self._tail + self._decoder.pending) is not None
+        self._tail = self._tail[len(self._tail) - self.begun_in(self._tail) :]
+        return found
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of ``text`` that is a beginning of ``stop``."""
+    longest = min(len(text), len(stop) - 1)
+    return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)

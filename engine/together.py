@@ -180,7 +180,7 @@ class _Lane:
     def prefill(self, session: Session, chunk: int) -> Step:
         """Compute the prompt; the forward of its last token gives the first token."""
         prompt = self.request.prompt
-        self.request.stops.start()
+        self.request.stops.start(prompt)
         for done in range(0, len(prompt) - 1, chunk):
             session.take_in(prompt[done : min(done + chunk, len(prompt) - 1)])
         session.transaction.begin(1 + len(session.carried))

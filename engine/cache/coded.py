@@ -9,6 +9,7 @@ position does not depend on how many came with it.
 """
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from typing import Any, cast
 
 import mlx.core as mx
@@ -45,6 +46,10 @@ class CodedKV(_BaseCache):
         other = CodedKV(self.code, self._make, stores, attended=self.attended)
         other._codecs, other._dtype = self._codecs, self._dtype
         return other
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "CodedKV":
+        """A cache of its own; codes never change and are shared, and mlx's types cannot be copied."""
+        return self.over(deepcopy(self.stores, memo))
 
     # --- what a model's layer calls -----------------------------------------------------------------
 
@@ -117,7 +122,7 @@ class CodedKV(_BaseCache):
     # --- what mlx-lm and accounting ask ----------------------------------------------------------------
 
     def keys_and_values(self) -> tuple[mx.array | None, mx.array | None]:
-        """What the next query can see, decoded, in the order of positions."""
+        """The stores' rows, decoded, in the order of positions."""
         if self.empty() or self._codecs is None:
             return None, None
         pairs = [store.keys_and_values() for store in self.stores]

@@ -35,7 +35,16 @@ def held(cache: Any) -> Held | None:
     keys, values = cache.keys_and_values()
     if keys is None or values is None:
         return None
-    return Held(_positions(store), keys, values)
+    positions = _positions(store)
+    if type(store) is SlidingRing:  # it tells what the last queries saw, and the next one sees less
+        pinned = min(store.sink, len(positions))
+        keys, values = (
+            mx.concatenate(
+                [rows[..., :pinned, :], rows[..., rows.shape[2] - len(positions) + pinned :, :]], axis=2
+            )
+            for rows in (keys, values)
+        )
+    return Held(positions, keys, values)
 
 
 def _positions(store: Any) -> list[int]:

@@ -61,7 +61,7 @@ class RaggedKV(_BaseCache):
         keys, values = (mx.contiguous(each[row : row + 1]) for each in (self.keys, self.values))
         if self.window is not None and self.headroom is not None:
             ring = SlidingRing(self.window, self.headroom, self.sink)
-            ring.keys, ring.values, ring.offset, ring.floor = keys, values, length, self._floors[row]
+            ring.state = keys, values, length, length, self._floors[row], None, *_shape(ring)
             return ring
         cache = KVCache()  # type: ignore[no-untyped-call]
         cache.keys, cache.values, cache.offset = keys, values, length

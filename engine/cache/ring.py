@@ -42,7 +42,10 @@ class SlidingRing(_BaseCache):
         self.keys: mx.array | None = None
         self.values: mx.array | None = None
         self.floor = 0  # every position in [max(floor, sink), offset) is in its row
+        self._began = 0  # offset at the last update
+        self._chunk: tuple[mx.array, mx.array] | None = None  # what the last update returned, if long
         self._pending: int | None = None  # offset at `begin`, None outside a transaction
+        self._before: tuple[int, tuple[mx.array, mx.array] | None] = (0, None)  # the two others at `begin`
         self._promised = 0  # positions announced to `begin`
         self._tables: dict[int, mx.array] = {}
 
@@ -59,19 +62,24 @@ class SlidingRing(_BaseCache):
         if positions > self.headroom:
             raise ValueError(f"{positions} pending positions do not fit the headroom of {self.headroom}")
         self._pending, self._promised = self.offset, positions
+        self._before = self._began, self._chunk
 
     def commit(self, dropped: int) -> None:
         """Close the transaction, forgetting its last ``dropped`` rows."""
         if self._pending is None or not 0 <= dropped <= self.offset - self._pending:
             raise ValueError(f"cannot drop {dropped} rows of this transaction")
-        self.offset -= dropped
-        self._pending = None
+        self._back(self.offset - dropped)
 
     def abort(self) -> None:
         """Close the transaction as if it had never begun, whatever part of it arrived."""
         if self._pending is not None:
-            self.offset = self._pending
-            self._pending = None
+            self._back(self._pending)
+
+    def _back(self, offset: int) -> None:
+        """Close the transaction at this offset."""
+        if offset == self._pending:
+            self._began, self._chunk = self._before
+        self.offset, self._pending, self._before = offset, None, (0, None)
 
     def rewindable(self, count: int) -> bool:
         """Whether the last ``count`` positions can still be taken back for good."""
@@ -82,6 +90,8 @@ class SlidingRing(_BaseCache):
     def rewind(self, count: int) -> None:
         """Take back the last ``count`` positions, which must be `rewindable`."""
         self.offset -= count
+        if count:
+            self._chunk = None
 
     # --- the same, asked for by engines that know no transaction -----------------------------------------
 
@@ -122,6 +132,7 @@ class SlidingRing(_BaseCache):
         end = self.offset + keys.shape[2]
         if self._pending is not None and end > self._pending + self._promised:
             raise ValueError(f"{keys.shape[2]} more rows than the transaction was opened for")
+        self._began, self._chunk = self.offset, None
         if self._is_long(keys.shape[2]):
             return self._replace(keys, values)
         rows = min(end, self.capacity)
@@ -165,6 +176,7 @@ class SlidingRing(_BaseCache):
             written: rows written in all; what is behind the positions is free again.
         """
         self.floor = max(self.floor, self.offset + written - self._turn)
+        self._began, self._chunk = self.offset, None
         self.offset += count
 
     def turned_mask(self, new: int) -> mx.array:
@@ -245,6 +257,7 @@ class SlidingRing(_BaseCache):
         values = mx.concatenate([*self._seen(self.values), values], axis=2)
         self.keys, self.values = self._turned(keys, end), self._turned(values, end)
         self.offset, self.floor = end, end - self._turn
+        self._chunk = keys, values
         return keys, values
 
     def _turned(self, rows: mx.array, end: int) -> mx.array:
@@ -268,22 +281,41 @@ class SlidingRing(_BaseCache):
     @property
     def state(self) -> Any:
         """Everything that defines the cache, as mlx-lm saves it."""
-        return self.keys, self.values, self.offset, self.window, self.headroom, self.sink, self.floor
+        rows = self.keys, self.values, self.offset, self._began, self.floor, self._chunk
+        return *rows, self.window, self.headroom, self.sink
 
     @state.setter
     def state(self, value: Any) -> None:
-        keys, values, offset, window, headroom, sink, floor = value
+        *rows, window, headroom, sink = value
         self.__init__(window, headroom, sink)  # type: ignore[misc]  # `from_state` makes it without
-        self.keys, self.values, self.offset, self.floor = keys, values, offset, floor
+        self.keys, self.values, self.offset, self._began, self.floor, self._chunk = rows
 
     def keys_and_values(self) -> tuple[mx.array | None, mx.array | None]:
-        """The rows the next query can see, in the order of their positions."""
+        """The rows that the queries of the last update saw, in the order of their positions: mlx-lm's rows.
+
+        The next query sees fewer of them, see `engine.cache.held`.
+        """
         if self.keys is None or self.values is None:
             return None, None
-        keys, values = self._seen(self.keys), self._seen(self.values)
+        if self._chunk is not None:
+            return self._chunk
+        pinned, first = min(self.sink, self.offset), min(self._began, self.offset - 1)
+        start = max(first - self.window + 1, self.floor, pinned)
+        start = min(start, max(self.offset - self.window + 1, pinned))  # written anew below the floor
+        keys, values = (
+            [*self._read(buffer, 0, pinned), *self._read(buffer, start, self.offset)]
+            for buffer in (self.keys, self.values)
+        )
         if not keys:
             return self.keys[..., :0, :], self.values[..., :0, :]
         return mx.concatenate(keys, axis=2), mx.concatenate(values, axis=2)
+
+    def release(self) -> None:
+        """Let go of the rows of a chunk longer than the headroom, which are kept until the next update.
+
+        They are not part of ``nbytes``. Called once the forward is laid out, it keeps them out of memory.
+        """
+        self._chunk = None
 
     def size(self) -> int:
         """Positions that are attended to."""

@@ -132,8 +132,11 @@ class Transaction:
             raise
 
     def settle(self) -> None:
-        """A forward outside of any transaction began with the carried tokens: the caches hold them now."""
+        """A forward outside of any transaction was laid out, behind the carried tokens if there were any."""
         self.carried = 0
+        for member, _ in self._pairs:
+            if type(member) is SlidingRing:
+                member.release()
 
     def rewind(self, count: int) -> bool:
         """Forget the last ``count`` committed tokens, carried ones first, for good.

@@ -74,7 +74,7 @@ def plain(target: LoadedTarget, prompt: Sequence[int], max_tokens: int, prefill_
     steps.close()
     mx.synchronize(generation_stream)  # generate_step leaves one forward running: not on the next one's time
     path = "plain:mlx_lm.generate_step"
-    return _outcome(target, clock, [], path=path, caches=caches, stops=Stops(target.stops))
+    return _outcome(target, prompt, clock, [], path=path, caches=caches, stops=Stops(target.stops))
 
 
 def speculate(
@@ -102,7 +102,7 @@ def speculate(
     stops = Stops(() if wish.ignore_stops else target.stops, wish.stop_texts, target.tokenizer)
     rounds: list[Round] = []
     forwards_before = drafter.forwards if drafter else 0
-    stream = TextStream(target.tokenizer, stops)
+    stream = TextStream(target.tokenizer, stops, prompt)
     clock, finish = _Clock(), None
     for step in decode(
         target.target,
@@ -128,7 +128,7 @@ def speculate(
     if show is not None:
         show(stream.finish())
     path = f"speculative:{drafter.name}" if drafter else "plain:kakeya.decode"
-    outcome = _outcome(target, clock, rounds, path=path, caches=caches, stops=stops, finish=finish)
+    outcome = _outcome(target, prompt, clock, rounds, path=path, caches=caches, stops=stops, finish=finish)
     return replace(outcome, drafter_forwards=drafter.forwards - forwards_before if drafter else 0)
 
 
@@ -174,7 +174,7 @@ def speculate_together(
     path = f"speculative:{drafter.name}" if drafter else "plain:kakeya.decode"
     decoded = max(sum(bool(row.rounds) for row in rows), 1)
     return [
-        row.outcome(target, request.stops, path, max(between, 0.0) / decoded)
+        row.outcome(target, request, path, max(between, 0.0) / decoded)
         for row, request in zip(rows, requests, strict=True)
     ]
 
@@ -200,14 +200,14 @@ class _Row:
         self.tokens.extend(emitted.step.tokens)
         self._finish, self._share = emitted.step.finish, emitted.share
 
-    def outcome(self, target: LoadedTarget, stops: Stops, path: str, between: float) -> Outcome:
+    def outcome(self, target: LoadedTarget, request: Request, path: str, between: float) -> Outcome:
         """The whole, with its share of the seconds between rounds."""
         if self._finish is None or self._share is None:
             raise GenerationError(f"{path} did not finish a text")
         spent = sum(record.draft_s + record.verify_s for record in self.rounds)
         return Outcome(
             tokens=self.tokens,
-            text=text_of(target.tokenizer, self.tokens, stops),
+            text=text_of(target.tokenizer, self.tokens, request.stops, request.prompt),
             finish=self._finish,
             prefill_s=self._prefill_s,
             decode_s=spent + between if self.rounds else 0.0,
@@ -266,6 +266,7 @@ class _Clock:
 
 def _outcome(
     target: LoadedTarget,
+    prompt: Sequence[int],
     clock: _Clock,
     rounds: list[Round],
     *,
@@ -279,7 +280,7 @@ def _outcome(
     classes, nbytes = resident(caches)
     return Outcome(
         tokens=clock.tokens,
-        text=text_of(target.tokenizer, clock.tokens, stops),
+        text=text_of(target.tokenizer, clock.tokens, stops, prompt),
         finish=finish or ("stop" if clock.tokens[-1] in target.stops else "length"),
         prefill_s=clock.prefill_s,
         decode_s=clock.decode_s,

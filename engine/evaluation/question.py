@@ -151,7 +151,7 @@ def _finish(reason: str) -> str:
     return "length" if reason == "length" else "stop"
 
 
-def outcome(answer: Answer, target: LoadedTarget) -> Outcome:
+def outcome(asked: Question, answer: Answer, target: LoadedTarget) -> Outcome:
     """The row's part of an answer, from what came over HTTP.
 
     Its text is the one that was sent; where reasoning or calls were told apart, that of its tokens.
@@ -165,7 +165,7 @@ def outcome(answer: Answer, target: LoadedTarget) -> Outcome:
     coded = how.coded
     text = answer.text
     if answer.apart:
-        text = text_of(target.tokenizer, answer.tokens, Stops(target.stops))
+        text = text_of(target.tokenizer, answer.tokens, Stops(target.stops), asked.tokens)
     return Outcome(
         tokens=answer.tokens,
         text=text,

@@ -259,7 +259,7 @@ def _lanes(
             raise ServerFault(
                 f"{asked.identifier}: the server kept {answer.how.kv_policy}, not {engine.policy.spec}"
             )
-        return outcome(answer, engine.target)
+        return outcome(asked, answer, engine.target)
 
     row = scored_rows(engine.target.tokenizer)
     ways = (plainly, over_http)

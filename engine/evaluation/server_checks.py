@@ -191,7 +191,7 @@ def _refused(reply: Answered, status: int, param: str | None) -> None:
 
 
 def stream(server: Examinee) -> None:
-    """A stream says what the same request says at once, and ends with usage and x_kakeya."""
+    """A stream says what the same request says at once, and ends with x_kakeya; with usage if asked for."""
     kinds = {asked.path: index for index, asked in reversed(list(enumerate(server.chosen)))}
     for index in kinds.values():
         asked, answer = server.chosen[index], server.alone[index]
@@ -200,7 +200,7 @@ def stream(server: Examinee) -> None:
 
 
 def _streamed(server: Examinee, asked: Question, answer: Answer, *, apart: bool) -> None:
-    """One stream; ``apart`` asks for the usage in a chunk of its own."""
+    """One stream; ``apart`` asks for the usage, which has a chunk of its own."""
     options = {"stream": True, "stream_options": {"include_usage": apart}}
     with closing(server.client.stream(asked.path, asked.fields | REPEATABLE | options)) as events:
         documents = list(events)
@@ -209,11 +209,13 @@ def _streamed(server: Examinee, asked: Question, answer: Answer, *, apart: bool)
     kind = ChatChunk if asked.of_chat else TextCompletion
     chunks: list[ChatChunk | TextCompletion] = [kind.model_validate(each) for each in documents[:-1]]
     last = chunks[-1]
-    if last.usage is None or last.x_kakeya is None:
-        raise ServerFault(f"{asked.identifier}: the last chunk lacks usage or x_kakeya")
-    if any(chunk.usage for chunk in chunks[:-1]) or bool(last.choices) is apart:
+    if last.x_kakeya is None:
+        raise ServerFault(f"{asked.identifier}: the last chunk lacks x_kakeya")
+    counted = [chunk for chunk in chunks if chunk.usage is not None]
+    if counted != ([last] if apart else []) or bool(last.choices) is apart:
         raise ServerFault(f"{asked.identifier}: the usage is not where include_usage: {apart} wants it")
-    check(asked, last.usage, last.x_kakeya)
+    if last.usage is not None:
+        check(asked, last.usage, last.x_kakeya)
     choices = [choice for chunk in chunks for choice in chunk.choices]
     text = "".join(_said(choice) for choice in choices)
     if (last.x_kakeya.token_ids, text) != (answer.tokens, answer.text):

@@ -14,6 +14,7 @@ from mlx.utils import tree_map
 from mlx_lm.models import qwen2
 from mlx_lm.models.cache import KVCache
 
+from engine.cache.held import held
 from engine.cache.ring import SlidingRing
 from engine.cache.traced import STEP
 from engine.cache.transaction import new_caches, resident
@@ -60,7 +61,8 @@ def text_of(count: int, seed: int = 0) -> list[int]:
 
 def seen(member: Any) -> list[mx.array]:
     """What the next query sees of a cache."""
-    return [] if member.keys is None else [array for array in member.keys_and_values() if array is not None]
+    rows = held(member)
+    return [rows.keys, rows.values] if rows else []
 
 
 def near(ours: mx.array, plain: mx.array, what: str) -> None:

@@ -69,6 +69,7 @@ class GuestSequence:
 
     def _steps(self) -> Generator[Event]:
         work, stops = self._work, Stops(self._target.stops, self._work.stop_texts, self._target.tokenizer)
+        stops.start(work.prompt)
         yield Progress(0, len(work.prompt))
         left, first = work.max_tokens, 0.0
         tokens: Any = self._guest.generate(

@@ -53,6 +53,7 @@ class OutputParser:
         tokenizer: Any,
         stops: Stops,
         *,
+        prompt: Sequence[int] = (),
         state: str = "normal",
         tools: Sequence[dict[str, Any]] = (),
         plain: bool = False,
@@ -62,11 +63,12 @@ class OutputParser:
         Args:
             tokenizer: mlx-lm's wrapper.
             stops: what ends the text; stop tokens give none, stop strings are cut off.
+            prompt: token ids the answer continues.
             state: of the text machine where the answer begins.
             tools: as the template was given them; parsers look up the types of arguments there.
             plain: pass the text on as it is, marks included.
         """
-        self.stream = TextStream(tokenizer, stops)
+        self.stream = TextStream(tokenizer, stops, prompt)
         self._tools, self._parser = list(tools), tokenizer.tool_parser
         make: Any = make_text_state_machine
         machine = _MACHINE() if plain else make(tokenizer)

@@ -12,6 +12,7 @@ from typing import Any
 
 from engine.cache.held import KVUse
 from engine.decode import Round, Step
+from engine.detokenize import text_of
 from engine.logprobs import TokenLogprob
 from engine.server.decoding.models import Model
 from engine.server.decoding.work import Ended, Work
@@ -42,13 +43,21 @@ from engine.server.wire.requests import ChatRequest, TextRequest
 from engine.stops import Stops
 
 
+@dataclass(frozen=True)
+class Placed:
+    """A token's log-probabilities, and where in the text the token begins."""
+
+    begin: int
+    record: TokenLogprob
+
+
 @dataclass
 class Whole:
     """What has been said so far."""
 
     said: Piece = field(default_factory=Piece)
     tokens: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
+    logprobs: list[Placed] = field(default_factory=list)
 
 
 class ResponseBuilder(ABC):
@@ -62,8 +71,7 @@ class ResponseBuilder(ABC):
         self._stops = Stops(target.stops, work.stop_texts, target.tokenizer)
         self._parser = self._new_parser(target.tokenizer)
         self.whole = Whole()
-        self._pending: list[tuple[int, TokenLogprob]] = []  # with where their text begins
-        self._length = 0  # characters of all tokens
+        self._pending: list[Placed] = []
         self.head: dict[str, Any] = {
             "id": f"{self.prefix}-{uuid.uuid4().hex}",
             "created": int(time.time()),
@@ -79,20 +87,20 @@ class ResponseBuilder(ABC):
         """Chunks before the first token."""
         yield from ()
 
-    def hear(self, steps: Sequence[Step]) -> tuple[Piece, list[TokenLogprob]]:
+    def hear(self, steps: Sequence[Step]) -> tuple[Piece, list[Placed]]:
         """Take in steps; what became certain with them."""
         said = Piece()
         for step in steps:
             said += self._parser.add(step.tokens)
+            begins = self._parser.stream.begins[len(self.whole.tokens) :]
             self.whole.tokens += step.tokens
-            for each in step.logprobs or ():
-                if each.token not in self._stops.tokens:
-                    self._pending.append((self._length, each))
-                    self._length += len(self._text(each.token))
+            if step.logprobs is not None:
+                placed = map(Placed, begins, step.logprobs)
+                self._pending += [each for each in placed if each.record.token not in self._stops.tokens]
         self.whole.said += said
         return said, self._certain()
 
-    def _rest(self) -> tuple[Piece, list[TokenLogprob]]:
+    def _rest(self) -> tuple[Piece, list[Placed]]:
         """What was still held back when the text ended."""
         said = self._parser.finish()
         self.whole.said += said
@@ -109,22 +117,14 @@ class ResponseBuilder(ABC):
         said, shown = self._rest()
         if said or shown:
             yield self._chunk(said, shown, None)
-        usage, provenance = self.usage(ended.cached_tokens), self.provenance(ended)
-        apart = self._request.wants_usage
-        yield self._chunk(
-            Piece(),
-            [],
-            self.finish(ended),
-            usage=None if apart else usage,
-            provenance=None if apart else provenance,
-        )
+        provenance, apart = self.provenance(ended), self._request.wants_usage
+        yield self._chunk(Piece(), [], self.finish(ended), provenance=None if apart else provenance)
         if apart:
-            yield self._closing(usage, provenance)
+            yield self._closing(self.usage(ended.cached_tokens), provenance)
 
-    def _certain(self, *, whole: bool = False) -> list[TokenLogprob]:
+    def _certain(self, *, whole: bool = False) -> list[Placed]:
         """Log-probabilities of tokens that begin in text that is certain, or of all; each once."""
-        given = self._length + 1 if whole else self._parser.stream.given
-        shown = [each for begin, each in self._pending if begin < given]
+        shown = [each for each in self._pending if whole or each.begin < self._parser.stream.given]
         del self._pending[: len(shown)]
         self.whole.logprobs += shown
         return shown
@@ -142,10 +142,9 @@ class ResponseBuilder(ABC):
     def _chunk(
         self,
         said: Piece,
-        logprobs: Sequence[TokenLogprob],
+        logprobs: Sequence[Placed],
         finish: Finish | None,
         *,
-        usage: Usage | None = None,
         provenance: Provenance | None = None,
     ) -> Reply:
         """A piece of the answer."""
@@ -210,7 +209,8 @@ class ResponseBuilder(ABC):
         )
 
     def _text(self, token: int) -> str:
-        return str(self._model.target.tokenizer.decode([token]))
+        """A token as it stands in the text, and not as a text of its own, which may lack its space."""
+        return text_of(self._model.target.tokenizer, [token], Stops(), self._work.prompt)
 
     def _spelled(self, token: int, logprob: float) -> dict[str, Any]:
         """A token as text and bytes; a part of a character has no text, and its bytes are not known here."""
@@ -236,7 +236,9 @@ class Chat(ResponseBuilder):
 
     def _new_parser(self, tokenizer: Any) -> OutputParser:
         tools = [tool.model_dump(exclude_none=True) for tool in self._request.tools or []]
-        return OutputParser(tokenizer, self._stops, state=self._asked.state, tools=tools)
+        return OutputParser(
+            tokenizer, self._stops, prompt=self._work.prompt, state=self._asked.state, tools=tools
+        )
 
     def begin(self) -> Iterator[Reply]:
         """The role, as OpenAI's streams begin."""
@@ -263,29 +265,28 @@ class Chat(ResponseBuilder):
     def _chunk(
         self,
         said: Piece,
-        logprobs: Sequence[TokenLogprob],
+        logprobs: Sequence[Placed],
         finish: Finish | None,
         *,
-        usage: Usage | None = None,
         provenance: Provenance | None = None,
     ) -> Reply:
         delta = Delta(
             content=said.content or None, reasoning=said.reasoning or None, tool_calls=said.calls or None
         )
         choice = ChunkChoice(delta=delta, logprobs=self._logprobs(logprobs), finish_reason=finish)
-        return ChatChunk(**self.head, choices=[choice], usage=usage, x_kakeya=provenance)
+        return ChatChunk(**self.head, choices=[choice], x_kakeya=provenance)
 
     def _closing(self, usage: Usage, provenance: Provenance) -> Reply:
         return ChatChunk(**self.head, choices=[], usage=usage, x_kakeya=provenance)
 
-    def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> ChatLogprobs | None:
+    def _logprobs(self, logprobs: Sequence[Placed]) -> ChatLogprobs | None:
         if not logprobs:
             return None
         return ChatLogprobs(
             content=[
                 ContentLogprob(
-                    **self._spelled(each.token, each.logprob),
-                    top_logprobs=[TopLogprob(**self._spelled(*top)) for top in each.top],
+                    **self._spelled(each.record.token, each.record.logprob),
+                    top_logprobs=[TopLogprob(**self._spelled(*top)) for top in each.record.top],
                 )
                 for each in logprobs
             ]
@@ -298,15 +299,10 @@ class Text(ResponseBuilder):
     prefix = "cmpl"
     _request: TextRequest
 
-    def __init__(self, request: TextRequest, model: Model, asked: Asked, work: Work) -> None:
-        super().__init__(request, model, asked, work)
-        self._offset = 0  # characters of the tokens whose log-probabilities were told
-
     def _new_parser(self, tokenizer: Any) -> OutputParser:
-        return OutputParser(tokenizer, self._stops, plain=True)
+        return OutputParser(tokenizer, self._stops, prompt=self._work.prompt, plain=True)
 
     def _complete(self, ended: Ended) -> Reply:
-        self._offset = 0
         choice = TextChoice(
             text=self.whole.said.content,
             logprobs=self._logprobs(self.whole.logprobs),
@@ -322,31 +318,27 @@ class Text(ResponseBuilder):
     def _chunk(
         self,
         said: Piece,
-        logprobs: Sequence[TokenLogprob],
+        logprobs: Sequence[Placed],
         finish: Finish | None,
         *,
-        usage: Usage | None = None,
         provenance: Provenance | None = None,
     ) -> Reply:
         choice = TextChoice(text=said.content, logprobs=self._logprobs(logprobs), finish_reason=finish)
-        return TextCompletion(**self.head, choices=[choice], usage=usage, x_kakeya=provenance)
+        return TextCompletion(**self.head, choices=[choice], x_kakeya=provenance)
 
     def _closing(self, usage: Usage, provenance: Provenance) -> Reply:
         return TextCompletion(**self.head, choices=[], usage=usage, x_kakeya=provenance)
 
-    def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> TextLogprobs | None:
+    def _logprobs(self, logprobs: Sequence[Placed]) -> TextLogprobs | None:
         if not logprobs:
             return None
-        texts, offsets = [self._text(each.token) for each in logprobs], []
-        for text in texts:
-            offsets.append(self._offset)
-            self._offset += len(text)
+        records = [each.record for each in logprobs]
         wanted = bool(self._work.logprobs)
         return TextLogprobs(
-            tokens=texts,
-            token_logprobs=[each.logprob for each in logprobs],
-            top_logprobs=[{self._text(token): value for token, value in each.top} for each in logprobs]
+            tokens=[self._text(each.token) for each in records],
+            token_logprobs=[each.logprob for each in records],
+            top_logprobs=[{self._text(token): value for token, value in each.top} for each in records]
             if wanted
             else None,
-            text_offset=offsets,
+            text_offset=[each.begin for each in logprobs],
         )

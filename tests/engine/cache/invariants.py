@@ -16,6 +16,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, QuantizedKVCache, RotatingKVCache
 
+from engine.cache.held import held as visible
 from engine.cache.ring import SlidingRing
 from engine.cache.transaction import Transaction
 from tests.engine import tiny
@@ -52,7 +53,8 @@ def held(member: Any) -> tuple[int | None, list[mx.array]]:
             mx.dequantize(*pair, group_size=member.group_size, bits=member.bits) for pair in pairs
         ]
     if isinstance(member, SlidingRing):
-        return offset, [array for array in member.keys_and_values() if array is not None]
+        rows = visible(member)
+        return offset, [rows.keys, rows.values] if rows else []
     if isinstance(member, RotatingKVCache):
         return offset, [_rotated(member, array) for array in (member.keys, member.values)]
     if isinstance(member, ChunkedKVCache):

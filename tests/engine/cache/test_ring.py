@@ -256,3 +256,48 @@ def test_trimming_refuses_what_is_gone_and_leaves_transactions_alone():
         ring.trim(1)
     ring.abort()
     assert ring.trim(1) == 1
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    window=st.integers(2, 9),
+    headroom=st.integers(1, 6),
+    keep=st.integers(0, 3),
+    updates=st.lists(st.one_of(st.just(1), st.integers(1, 8), st.integers(1, 30)), min_size=1, max_size=12),
+)
+def test_keys_and_values_are_the_rows_of_mlx_lms_rotating_cache(window, headroom, keep, updates):
+    ring, rotating = SlidingRing(window, headroom, keep), RotatingKVCache(window + keep, keep)
+    for count in updates:
+        given = rows(ring.offset, count)
+        for member in (ring, rotating):
+            member.update_and_fetch(*given)
+        theirs = rotating.keys_and_values()
+        order = mx.argsort(theirs[0][0, 0, :, 0])  # theirs turn; ours stay in the order of positions
+        for mine, their in zip(ring.keys_and_values(), theirs, strict=True):
+            assert mx.array_equal(mine, their[:, :, order]).item()
+        assert ring.size() == rotating.size()
+
+
+def test_a_block_that_is_taken_back_leaves_the_rows_of_before():
+    ring = SlidingRing(8, 4)
+    for count in (6, 1, 3, 1):
+        ring.update_and_fetch(*rows(ring.offset, count))
+    before = positions(ring.keys_and_values()[0])
+    assert before == list(range(3, 11))
+    ring.begin(4)
+    ring.update_and_fetch(*rows(11, 4))
+    ring.commit(4)
+    assert positions(ring.keys_and_values()[0]) == before
+    ring.begin(4)
+    ring.update_and_fetch(*rows(11, 4))
+    ring.commit(2)
+    assert positions(ring.keys_and_values()[0]) == list(range(4, 13))
+
+
+def test_a_long_chunk_is_let_go_of_when_its_forward_is_laid_out():
+    ring = SlidingRing(8, 4)
+    ring.update_and_fetch(*rows(0, 30))
+    assert positions(ring.keys_and_values()[0]) == list(range(30))
+    ring.release()
+    assert positions(ring.keys_and_values()[0]) == list(range(18, 30))
+    check_step(ring, 3)

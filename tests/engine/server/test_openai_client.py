@@ -11,6 +11,7 @@ import jsonschema
 import openai
 import pytest
 
+from engine.loading import SHIPPED_TARGET
 from tests.engine.server import by_heart
 from tests.engine.server.conftest import KEY, Running
 
@@ -40,18 +41,28 @@ def test_a_chat_completion_has_text_usage_and_how_it_came_about(client: openai.O
     assert (how["model"], how["kv_channel"], how["drafter"]) == ("demo", "native", "prompt-lookup+dflash")
 
 
-def test_a_stream_gives_the_same_text_and_ends_with_usage_and_how_it_came_about(client: openai.OpenAI):
+def test_a_stream_gives_the_same_text_and_ends_with_how_it_came_about(client: openai.OpenAI):
     whole = asked(client)
-    for options in (None, {"include_usage": True}):
+    for options in (None, {}, {"include_usage": False}, {"include_usage": True}):
         chunks = list(asked(client, stream=True, stream_options=options))
         parts = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
         assert "".join(parts) == whole.choices[0].message.content
         assert len(parts) > 2  # the role, text, the end
-        last = chunks[-1]
-        assert last.usage.completion_tokens == whole.usage.completion_tokens
-        assert last.x_kakeya["speculation"]
-        assert [chunk.usage for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
         assert len({chunk.id for chunk in chunks}) == 1
+        assert chunks[-1].x_kakeya["speculation"]
+        assert not any(hasattr(chunk, "x_kakeya") for chunk in chunks[:-1])
+
+
+@pytest.mark.parametrize("ask", [asked, completed], ids=["chat", "text"])
+def test_a_stream_tells_the_usage_where_it_is_asked_for_and_nowhere_else(client: openai.OpenAI, ask: Any):
+    whole = ask(client)
+    for options in (None, {}, {"include_usage": False}):
+        chunks = list(ask(client, stream=True, stream_options=options))
+        assert not any("usage" in chunk.model_fields_set for chunk in chunks), options
+        assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+    *before, last = ask(client, stream=True, stream_options={"include_usage": True})
+    assert (last.choices, last.usage.completion_tokens) == ([], whole.usage.completion_tokens)
+    assert not any(chunk.usage for chunk in before)
 
 
 def test_a_stream_comes_while_the_text_is_made(client: openai.OpenAI):
@@ -125,6 +136,40 @@ def test_the_older_endpoint_tells_log_probabilities_its_own_way(client: openai.O
     assert "".join(told.tokens) == reply.choices[0].text
     assert len(told.token_logprobs) == len(told.top_logprobs) == 40
     assert told.text_offset[:2] == [0, len(told.tokens[0])]
+
+
+def always(word: str) -> dict[str, Any]:
+    """Fields of a request that is answered with three times this word and the space before it."""
+    vocabulary = json.loads((SHIPPED_TARGET / "tokenizer.json").read_text())["model"]["vocab"]
+    return {"logit_bias": {str(vocabulary[f"Ġ{word}"]): 100}, "max_tokens": 3, "temperature": 0}
+
+
+def test_the_space_between_the_prompt_and_the_text_is_part_of_the_text(client: openai.OpenAI):
+    whole = completed(client, logprobs=2, **always("the")).choices[0]
+    assert whole.text == " the the the"
+    assert whole.logprobs.tokens == [" the"] * 3
+    assert whole.logprobs.text_offset == [0, 4, 8]
+    chunks = [chunk.choices[0] for chunk in completed(client, stream=True, logprobs=2, **always("the"))]
+    told = [chunk.logprobs for chunk in chunks if chunk.logprobs]
+    assert "".join(chunk.text for chunk in chunks) == whole.text
+    assert [token for each in told for token in each.tokens] == whole.logprobs.tokens
+    assert [begin for each in told for begin in each.text_offset] == [0, 4, 8]
+    said = asked(client, logprobs=True, **always("the")).choices[0]
+    assert said.message.content == whole.text
+    assert [each.token for each in said.logprobs.content] == whole.logprobs.tokens
+    parts = [chunk.choices[0].delta.content or "" for chunk in asked(client, stream=True, **always("the"))]
+    assert "".join(parts) == whole.text
+
+
+@pytest.mark.parametrize(
+    ("stop", "text"),
+    [(" the", ""), ("the", " "), ("e t", " th"), (["zz", "he the"], " t"), ("thethe", " the the the")],
+)
+def test_a_stop_string_may_hold_the_first_space(client: openai.OpenAI, stop: Any, text: str):
+    fields = always("the") | {"stop": stop}
+    whole = completed(client, **fields).choices[0]
+    assert (whole.text, whole.finish_reason) == (text, "stop" if text != " the the the" else "length")
+    assert "".join(chunk.choices[0].text for chunk in completed(client, stream=True, **fields)) == text
 
 
 SCHEMA = {
