@@ -82,7 +82,7 @@ audit: bandit ## the same, and known vulnerabilities of the locked packages (ask
 docs: $(STAMP) ## regenerate the generated pages (CLI help, schemas, preset and rule tables)
 	@$(BIN)/python scripts/generate_docs.py
 
-bench: $(STAMP) ## measure the client, the bus and the engine here; results go to benchmarks/results/
+bench: $(STAMP) ## measure the client, the bus and the engine here; see benchmarks/README.md
 	@$(BIN)/python benchmarks/client.py
 	@$(BIN)/python benchmarks/bus.py
 	@$(BIN)/python benchmarks/scale.py

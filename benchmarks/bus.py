@@ -6,7 +6,7 @@ A round trip is submit, discover, claim, run, gate, sign, publish, fetch and bel
 is warm and embedded runners in their fast window. The floor is measured in the same run, in turns with the
 round trips and with the runners halted: the pushes and fetches of git alone that the protocol cannot avoid.
 The runners' memory is noted eleven times, by how many requests were done. Prints for people, stores
-``benchmarks/results/bus.json``, and ends with one JSON line (with ``--json`` that line alone).
+``benchmarks/records/bus.json``, and ends with one JSON line (with ``--json`` that line alone).
 """
 
 from __future__ import annotations

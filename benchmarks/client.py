@@ -3,7 +3,7 @@
     python benchmarks/client.py [--rounds N] [--files N]
 
 The two clones take turns, so the ratio holds when the machine's speed drifts. Prints for people, stores
-``benchmarks/results/client.json``, and ends with one JSON line.
+``benchmarks/records/client.json``, and ends with one JSON line.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 plain: the drafter as it is (of the random weights of tiny and mid nothing is ever accepted); oracle: its
 tokens replaced by the true continuation, its cost still paid; noisy: every fifth token wrong. Every arm's
 tokens are compared with mlx-lm's plain decoding, its speed is a ratio to that. Prints a table, stores
-``benchmarks/results/peers-<size>.json``, a section a mode, and with --json ends with one JSON line.
+``benchmarks/unjudged/peers-<size>.json``, a section a mode, and with --json ends with one JSON line.
 """
 
 from __future__ import annotations
@@ -144,9 +144,9 @@ def store(size: str, sections: dict[str, Any], *, whole: bool) -> Path:
     takes the place of a whole one.
     """
     name = f"peers-{size}" if whole else f"peers-{size}-part"
-    file = results_file.RESULTS / f"{name}.json"
+    file = results_file.UNJUDGED / f"{name}.json"
     kept = json.loads(file.read_text(encoding="utf-8"))["modes"] if file.exists() else {}
-    return results_file.write(name, {"size": size, "modes": kept | sections})
+    return results_file.write(name, {"size": size, "modes": kept | sections}, results_file.UNJUDGED)
 
 
 def show(sections: dict[str, Any]) -> None:

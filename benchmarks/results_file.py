@@ -1,4 +1,9 @@
-"""Where a benchmark's figures go: one JSON file a benchmark, with the machine and the versions named."""
+"""Where a benchmark's figures go.
+
+- ``results/``: evidence reports that the gate accepted, the only place for a speed, a recall or a size.
+- ``records/``: what the gate has no kind for, such as seconds of git and counts of faults. Claims nothing.
+- ``unjudged/``: speeds that no gate can judge (other engines' loops, streams over HTTP). Ignored by git.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +11,14 @@ import json
 import os
 import platform
 import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
+HERE = Path(__file__).parent
+RESULTS, RECORDS, UNJUDGED = HERE / "results", HERE / "records", HERE / "unjudged"
+BIN = Path(sys.executable).parent
 
 
 def machine() -> dict[str, Any]:
@@ -32,15 +40,39 @@ def machine() -> dict[str, Any]:
     }
 
 
-def write(name: str, figures: dict[str, Any]) -> Path:
-    """Store `figures` as ``results/<name>.json`` and return the path."""
-    RESULTS.mkdir(exist_ok=True)
+def write(name: str, figures: dict[str, Any], folder: Path = RECORDS) -> Path:
+    """Store `figures` as ``<name>.json`` in a folder and return the path."""
+    folder.mkdir(exist_ok=True)
     document = {
         "benchmark": name,
         "at": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
         "machine": machine(),
         **figures,
     }
-    path = RESULTS / f"{name}.json"
+    path = folder / f"{name}.json"
     path.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     return path
+
+
+def evaluate(name: str, *arguments: str) -> Path:
+    """Run ``kakeya_engine eval …``, show what it prints, and store its report if the gate accepts it.
+
+    Returns:
+        ``results/<name>.json``.
+
+    Raises:
+        SystemExit: The evaluation failed, or the gate rejected the report; nothing is stored then.
+    """
+    RESULTS.mkdir(exist_ok=True)
+    report = RESULTS / f"{name}.json.new"
+    try:
+        command = [str(BIN / "kakeya_engine"), "eval", *arguments, "--no-resume", "--report", str(report)]
+        subprocess.run(command, check=True)
+        gate = subprocess.run([str(BIN / "kakeya_mac"), "gate", str(report)], check=False)
+        if gate.returncode != 0:
+            raise SystemExit(f"{name}: the gate rejected the report, so it is not stored")
+        path = RESULTS / f"{name}.json"
+        report.replace(path)
+        return path
+    finally:
+        report.unlink(missing_ok=True)

@@ -14,7 +14,7 @@ in the same loop. At temperature 0 all three are the same. DFlash drafter alone,
 retrieval prompts, several seeds; only rounds of the full block count. Each rule draws texts of its own, some
 easier to draft than others; so rejection and sample-and-compare are also compared on the same rounds, by what
 each can expect of the drafts given p and q. The figures do not depend on time. They are stored in
-``benchmarks/results/sampling.json``; the last line is one JSON line.
+``benchmarks/records/sampling.json``; the last line is one JSON line.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ For every number of finished requests: the look that discovers one new request, 
 publication, the scan of all branches, and a client's look while it waits. Sizes take turns round by round, so
 the ratios hold when the machine's speed drifts. Then a submit and a look in a repository of many files and
 commits beside one of ten, and what an idle runner costs. Prints for people, stores
-``benchmarks/results/scale.json``, and ends with one JSON line (with ``--json`` that line alone).
+``benchmarks/records/scale.json``, and ends with one JSON line (with ``--json`` that line alone).
 """
 
 from __future__ import annotations

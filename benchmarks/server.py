@@ -14,7 +14,7 @@ prompt anew and its pace knows nothing. Ratios are of the same repetition, the m
 that of the fastest repetitions, which a busy machine disturbs less, and one that of the processor's time (of
 the server, without its client; on Linux), which it disturbs least. Where more wants to run than there are
 cores, a client may see first and last token at once, and only that last ratio says anything. The client does
-no more than keep the lines it reads. Prints for people, stores ``benchmarks/results/server.json``, and ends
+no more than keep the lines it reads. Prints for people, stores ``benchmarks/unjudged/server.json``, and ends
 with one JSON line.
 """
 
@@ -36,7 +36,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import IO, Any, cast
 
-from results_file import write
+from results_file import UNJUDGED, write
 
 ROOT = Path(__file__).resolve().parents[1]
 ENGINE = (sys.executable, "-m", "engine")
@@ -321,7 +321,7 @@ def main() -> None:
         )
     print(f"ratios: what the stream reached of it: {', '.join(SHOWN)}")
     given = {"repeats": options.repeats, "prompts": len(prompts), "max_tokens": options.max_tokens}
-    path = write("server", {"options": given, "rows": table})
+    path = write("server", {"options": given, "rows": table}, UNJUDGED)
     print(json.dumps({"rows": table, "stored": str(path)}))
 
 

@@ -57,8 +57,10 @@ def throughput_table(report: Report, figures: Summary) -> Table:
 
 
 def recall_table(report: Report, figures: Summary) -> Table:
-    """One row an arm: role, prompts, share of answers found, acceptance length, resident bytes."""
-    table = _table("arm", "role", "prompts", "recall", "acceptance length", "KV resident")
+    """One row an arm: role, prompts, share of answers found, speed beside the oracle, KV bytes."""
+    table = _table("arm", "role", "prompts", "recall", "ratio", "acceptance length", "KV resident")
+    compared = {pair.arm: pair for pair in figures.comparisons}
+    claimed = _claimed_speeds(report, figures)
     for arm in report.arms:
         row = figures.arms[arm.name]
         table.add_row(
@@ -67,6 +69,7 @@ def recall_table(report: Report, figures: Summary) -> Table:
                 arm.role,
                 str(row.samples),
                 number_text(row.recall),
+                _speed_text(compared.get(arm.name), claimed),
                 "" if row.acceptance_length is None else number_text(row.acceptance_length),
                 bytes_text(row.max_resident_bytes),
             )

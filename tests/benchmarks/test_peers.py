@@ -23,7 +23,7 @@ SMALL = sizes.Shape(hidden=32, layers=6, feed_forward=64, heads=2, kv_heads=1, v
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A `tiny` that is over in no time, and a folder for the results."""
     monkeypatch.setitem(sizes.SHAPES, "tiny", SMALL)
-    monkeypatch.setattr(results_file, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(results_file, "UNJUDGED", tmp_path / "unjudged")
     return tmp_path
 
 

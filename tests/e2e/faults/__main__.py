@@ -197,7 +197,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--calm", action="store_true", help="no faults: then no lease may be lost either")
     parser.add_argument("--keep", action="store_true", help="keep the folder with every log in any case")
     parser.add_argument("--json", action="store_true", help="one JSON line at the end")
-    parser.add_argument("--store", action="store_true", help="write benchmarks/results/faults.json")
+    parser.add_argument("--store", action="store_true", help="write benchmarks/records/faults.json")
     return parser.parse_args(argv)
 
 

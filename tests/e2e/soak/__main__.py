@@ -210,7 +210,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--clients", type=int, default=16, help="at once (default: 16)")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 31), help="default: a fresh one")
     parser.add_argument("--pool", type=int, default=60, help="distinct requests (default: 60)")
-    parser.add_argument("--store", action="store_true", help="write benchmarks/results/server-soak.json")
+    parser.add_argument("--store", action="store_true", help="write benchmarks/records/server-soak.json")
     return parser.parse_args(argv)
 
 
