@@ -1,9 +1,9 @@
 """By what number a model multiplies the rows of its token table before its first layer.
 
-Many families scale their embeddings inside their own forward, each in its own way: Gemma by sqrt(hidden), which
-Gemma 3 rounds to bfloat16, others by a field of their configuration. There is no list of families here. The
-model's own forward is run as far as its first layer, once over a table of ones, which leaves the scale, and once
-over the real table, to check that nothing but this scale was applied.
+Many families scale their embeddings inside their own forward, each in its own way: Gemma by sqrt(hidden),
+which Gemma 3 rounds to bfloat16, others by a field of their configuration. There is no list of families here.
+The model's own forward is run as far as its first layer, once over a table of ones, which leaves the scale,
+and once over the real table, to check that nothing but this scale was applied.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,15 +36,15 @@ def measure_scale(model: Any, table: Any) -> mx.array:
     received = _first_layer_input(model, tokens)
     if received.shape != rows.shape or not mx.array_equal(received, rows * scale).item():
         raise ModelError(
-            f"{type(model).__module__} computes its embeddings in a way the engine cannot give to a drafter: its "
-            "first layer does not receive rows of embed_tokens times one number; use a drafter that reads tokens "
-            "alone (prompt-lookup, autoregressive or masked-diffusion)"
+            f"{type(model).__module__} computes its embeddings in a way the engine cannot give to a drafter: "
+            "its first layer does not receive rows of embed_tokens times one number; use a drafter that "
+            "reads tokens alone (prompt-lookup, autoregressive or masked-diffusion)"
         )
     return scale
 
 
-class _FirstLayerReached(Exception):  # noqa: N818 - not an error: it ends the forward early
-    """Carries what the first layer was called with."""
+class _FirstLayerReached(Exception):
+    """Not an error: ends the forward early, with what the first layer was called with."""
 
     def __init__(self, received: mx.array) -> None:
         super().__init__()

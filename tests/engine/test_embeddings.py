@@ -27,7 +27,13 @@ GRANITE = tiny.PLAIN | {
     "mlp_bias": False,
 }
 MINICPM = tiny.PLAIN | {"dim_model_base": 16, "scale_depth": 1.4, "scale_emb": 11.7}
-LATENT = {"q_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "kv_lora_rank": 16, "rope_scaling": {}}
+LATENT = {
+    "q_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "kv_lora_rank": 16,
+    "rope_scaling": {},
+}
 ROUTED = {"num_local_experts": 4, "num_experts_per_tok": 2}
 BLOCKSPARSE = {"dense_attention_every_n_layers": 2, "ff_intermediate_size": 64, "gegelu_limit": 20.0}
 # The other families of mlx-lm that scale their embeddings, and the number they scale by in single precision.
@@ -121,7 +127,9 @@ def test_the_scale_is_the_number_the_family_scales_by(family: str):
 def test_only_gemma_scales_among_the_families_with_decoding_tests(family: str):
     bfloat16 = 5.65625  # sqrt(32) as Gemma 3 rounds it
     expected = {"gemma3": bfloat16, "gemma3_text": bfloat16, "gemma4": 32**0.5, "gemma4_text": 32**0.5}
-    assert Target(families.build(family)).embedding_scale == pytest.approx(expected.get(family, 1.0), rel=1e-7)
+    assert Target(families.build(family)).embedding_scale == pytest.approx(
+        expected.get(family, 1.0), rel=1e-7
+    )
 
 
 def test_a_model_cast_after_it_was_measured_is_measured_again():
@@ -147,9 +155,6 @@ def test_measuring_leaves_the_model_as_it_was():
 def remade(change: Any) -> Any:
     """A llama of a family nobody knows: ``change`` is done to its embeddings."""
     model = tiny.build("llama")
-    plain = type(model.model.embed_tokens)
-    body = {"__call__": lambda self, tokens: plain.__call__(self, tokens)}
-    model.model.embed_tokens.__class__ = type("Table", (plain,), body)
     core = type(model.model)
 
     def call(self: Any, inputs: mx.array, cache: Any = None, input_embeddings: Any = None) -> mx.array:
