@@ -9,7 +9,9 @@ from typing import Any
 
 import mlx.core as mx
 
+from engine.embeddings import measure_scale
 from engine.errors import ModelError
+from engine.host import read_float
 from engine.taps import Taps
 
 
@@ -36,6 +38,7 @@ class Target:
         table = core.embed_tokens
         self.hidden_size = _table_shape(table)[1]
         self.vocab_size = _table_shape(self._text.get("lm_head", table))[0]
+        self._scales: dict[mx.Dtype, mx.array | None] = {}  # of embeddings, by the table's type; None: 1
 
     def tap(self, ids: Sequence[int]) -> Taps:
         """Listen to layers; the caller closes what it gets.
@@ -65,9 +68,37 @@ class Target:
         return logits, taps.take()
 
     def embed(self, tokens: mx.array) -> mx.array:
-        """Raw rows of the token table (not scaled as some models do), [1, N] to [1, N, hidden]."""
+        """What the first layer receives: rows of the token table, scaled as this model scales them.
+
+        Args:
+            tokens: token ids [1, N].
+
+        Returns:
+            Embeddings [1, N, hidden].
+
+        Raises:
+            ModelError: the model does more than scale its rows, see `engine.embeddings`.
+        """
         rows: mx.array = self._core.embed_tokens(tokens)
-        return rows
+        scale = self._scale(rows.dtype)
+        return rows if scale is None else rows * scale
+
+    @property
+    def embedding_scale(self) -> float:
+        """The number that `embed` multiplies rows of the token table with.
+
+        Raises:
+            ModelError: see `embed`.
+        """
+        scale = self._scale(self._core.embed_tokens(mx.array([[0]])).dtype)
+        return 1.0 if scale is None else read_float(scale)
+
+    def _scale(self, dtype: mx.Dtype) -> mx.array | None:
+        """The scale of embeddings in the type they are computed in, measured once; None for 1."""
+        if dtype not in self._scales:
+            scale = measure_scale(self.model, self._core.embed_tokens)
+            self._scales[dtype] = None if read_float(scale) == 1 else scale
+        return self._scales[dtype]
 
     def head(self, hidden: mx.array) -> mx.array:
         """The output projection alone (not soft-capped), [1, N, hidden] to [1, N, V]."""

@@ -77,7 +77,7 @@ class Prompt:
 def make_folders(size: str, folder: Path) -> Folders:
     """Write the models of a size below ``folder``, or point to the shipped ones."""
     if size == "demo":
-        return Folders(SHIPPED_TARGET, _spelled_out(SHIPPED_DRAFTER, folder / "drafter"), None)
+        return Folders(SHIPPED_TARGET, SHIPPED_DRAFTER, None)
     shape = SHAPES[size]
     _save_target(shape, folder / "target")
     _save_drafter(shape, folder / "drafter")
@@ -216,16 +216,3 @@ def _save_tokenizer(folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<bos>", "eos_token": "<eos>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-
-
-def _spelled_out(drafter: Path, folder: Path) -> Path:
-    """A copy whose nested ``dflash_config`` repeats what some engines look for only there."""
-    folder.mkdir(parents=True)
-    for file in drafter.iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
-    config = json.loads((drafter / "config.json").read_text(encoding="utf-8"))
-    for name in ("input_embedding_scale", "output_multiplier", "final_logit_softcapping"):
-        if name in config:
-            config["dflash_config"].setdefault(name, config[name])
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    return folder

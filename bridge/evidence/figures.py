@@ -129,7 +129,7 @@ def parity_difference(parity: Parity) -> float | None:
     logits = largest([turn.logits_max_abs for turn in parity.rounds])
     if not parity.compares_hidden or logits is None:
         return logits
-    hidden = largest([turn.hidden_max_abs for turn in parity.rounds])
+    hidden = largest([turn.hidden_max_abs for turn in parity.rounds if turn.tokens_equal is None])
     return None if hidden is None else max(hidden, logits)
 
 

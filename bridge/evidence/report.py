@@ -245,7 +245,7 @@ class Implementation(_Frozen):
 
 
 class ParityRound(_Frozen):
-    """One block of a case; a difference that is not finite is None."""
+    """One block of a case; a difference that is not finite is None. A pair has no hidden states."""
 
     case: str
     round: int
@@ -254,6 +254,7 @@ class ParityRound(_Frozen):
     argmax_agreement: float
     path_equal: bool | None
     rows: int
+    tokens_equal: bool | None = None
 
 
 class Parity(_Frozen):

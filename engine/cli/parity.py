@@ -16,7 +16,8 @@ from engine.errors import EngineError
     "--golden",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="A case (config.json, model.safetensors, golden.npz), or a folder of cases.",
+    help="A case (config.json, model.safetensors, golden.npz; or target, drafter, golden.npz), or a folder "
+    "of cases.",
 )
 @click.option(
     "--target", is_flag=True, help="Compare verify forwards of the target with single-token forwards."
@@ -34,19 +35,23 @@ from engine.errors import EngineError
     "--tolerance",
     type=float,
     help="Largest absolute difference of a hidden state or logit that passes [default: 1e-4 in float32, 0.25 "
-    "in float16, 1 in bfloat16; of a target in float32 1e-3].",
+    "in float16, 1 in bfloat16; with a target in float32 1e-3].",
 )
 @click.option(
     "--reference", help="Name of the implementation behind --golden, for the report [default: as it says]."
 )
 @report_options
 def command(as_json: bool, report_path: Path | None, **values: Any) -> None:
-    """Compare a drafter network with its published implementation, or our loop with plain decoding.
+    """Compare a drafter with its published implementation, or our loop with plain decoding.
 
-    With --golden: every block of every case runs through the network the engine drafts with. Passes when no
-    hidden state or logit differs by more than the tolerance, every likeliest token is the same (in half
-    precision nine of ten, as near ties turn there), and, for DFlash 2, the greedy path through the
-    candidates is too. Stored outputs are float32.
+    With --golden and a case of a drafter alone: every block runs through the network the engine drafts
+    with. Passes when no hidden state or logit differs by more than the tolerance, every likeliest token is
+    the same (in half precision nine of ten, as near ties turn there), and, for DFlash 2, the greedy path
+    through the candidates is too. Stored outputs are float32.
+
+    With --golden and a case of a pair (target, drafter, golden.npz): our loop decodes the prompt with both.
+    In every round with a full block the drafts, their logits and the tokens must be those of the reference.
+    A run in half precision may leave the reference's text at a near tie of the target, and then fails.
 
     With --target: what plain decoding makes of prompts is run again in blocks, partly rolled back, and the
     logits are compared with those of one token at a time on mlx-lm's own caches.
@@ -61,6 +66,7 @@ def command(as_json: bool, report_path: Path | None, **values: Any) -> None:
       kakeya_engine parity --golden tests/data/dflash
       kakeya_engine parity --golden tests/data/dflash/dflash2 --tolerance 1e-5
       kakeya_engine parity --golden tests/data/dflash --dtype float16 --json
+      kakeya_engine parity --golden tests/data/pairs
       kakeya_engine parity --golden cases --reference "dflash 0.1.0 (torch)" --report parity.json
       kakeya_engine parity --target --prompts code --report parity.json
     """  # noqa: D301 - click wants the character itself

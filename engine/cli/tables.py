@@ -196,7 +196,8 @@ def parity_table(document: Document) -> None:
     for column in ("round", "hidden", "logits", "argmax", "path", "passed"):
         table.add_column(column, justify="left" if column in ("path", "passed") else "right")
     for row in document["cases"]:
-        path = {None: "-", True: "equal", False: "DIFFERS"}[row["path_equal"]]
+        compared = [value for value in (row["path_equal"], row.get("tokens_equal")) if value is not None]
+        path = ("equal" if all(compared) else "DIFFERS") if compared else "-"
         table.add_row(
             row["case"],
             str(row["round"]),
@@ -207,7 +208,10 @@ def parity_table(document: Document) -> None:
         )
     console = Console()
     console.print(table)
-    console.print("hidden, logits: largest absolute difference; argmax: share of rows that agree")
+    console.print(
+        "hidden, logits: largest absolute difference; argmax: share of rows that agree; path: through the "
+        "candidates, and the tokens of a pair"
+    )
 
 
 def _difference(row: Document, name: str) -> str:

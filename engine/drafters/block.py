@@ -38,6 +38,7 @@ class BlockDrafter:
 
         Raises:
             DrafterMismatchError: the drafter was made for a target of another shape.
+            ModelError: the target's embeddings are not known, see `Target.embed`.
         """
         config = self.network.config
         refuse_mismatch("hidden size", config.hidden_size, target.hidden_size)
@@ -48,6 +49,7 @@ class BlockDrafter:
                 f"this drafter is for another target: it reads layer {deepest} "
                 f"of a target with {target.layer_count} layers"
             )
+        target.embed(mx.array([[config.mask_token_id]]))  # refused here, not in the first round
         self._target = target
 
     def twin(self) -> "BlockDrafter":
@@ -100,18 +102,9 @@ class BlockDrafter:
 
     def propose(self, bonus: int, count: int, sampler: Sampler | None = None) -> Draft:
         """See `Drafter.propose`. All ``count`` drafts are made, by one forward."""
-        if self._target is None:
-            raise ValueError("bind the drafter to a target first")
-        network, config = self.network, self.network.config
-        block = mx.array([[bonus] + [config.mask_token_id] * count])
-        embeddings = self._target.embed(block)
-        if config.input_embedding_scale != 1.0:
-            embeddings = embeddings * config.input_embedding_scale
-        self.forwards += 1
-        hidden = network(embeddings, self._take_waiting(), self._context)[:, 1:]
-        logits = network.shape_logits(self._target.head(hidden))[0]  # [count, V]
-        if isinstance(network, DFlash2):
-            candidates = network.candidate_selector(hidden[0], logits, block[0, :1])
+        hidden, logits = self._block_rows(bonus, count)
+        if isinstance(self.network, DFlash2):
+            candidates = self.network.candidate_selector(hidden, logits, mx.array([bonus]))
             if sampler is None:
                 return likeliest_path(candidates)
             return drawn_path(candidates, sampler, logits.shape[-1])
@@ -119,6 +112,22 @@ class BlockDrafter:
             return Draft(mx.argmax(logits, axis=-1).astype(mx.int32))
         q = sampler.distribution(logits)
         return Draft(sampler.draw(q), q)
+
+    def _block_rows(self, bonus: int, count: int) -> tuple[mx.array, mx.array]:
+        """Run the network over the bonus and ``count`` masks.
+
+        Returns:
+            Hidden states [count, hidden] and logits [count, V] of the masks.
+        """
+        if self._target is None:
+            raise ValueError("bind the drafter to a target first")
+        network, config = self.network, self.network.config
+        embeddings = self._target.embed(mx.array([[bonus] + [config.mask_token_id] * count]))
+        if config.input_embedding_scale != 1.0:
+            embeddings = embeddings * config.input_embedding_scale
+        self.forwards += 1
+        hidden = network(embeddings, self._take_waiting(), self._context)[:, 1:]
+        return hidden[0], network.shape_logits(self._target.head(hidden))[0]
 
     def _take_waiting(self) -> mx.array:
         rows, self._waiting, self._waits = self._waiting, [], 0

@@ -1,8 +1,8 @@
 """Parity: a drafter network against stored outputs of the implementation it was published with.
 
-A *case* is a folder with ``config.json``, ``model.safetensors`` and ``golden.npz``:
+A *case* of a drafter alone is a folder with ``config.json``, ``model.safetensors`` and ``golden.npz``:
 
-    target_embedding [V, H], target_lm_head [V, H]    the target's table and head
+    target_embedding [V, H], target_lm_head [V, H]    the target's table, scaled as the target does, and head
     target_hidden [1, T, K·H]                         taps of T positions
     blocks [R, B], spans [R, 2]                       the block of each round, and the rows that are new in it
     round<i>_hidden [1, B, H], round<i>_logits [1, B, V], round<i>_path [1, B-1]    i from 1; path: DFlash 2
@@ -12,7 +12,7 @@ The network, its memory and the walk through its candidates are those the engine
 outputs are float32; ours are computed in float32, or in half precision to see what that costs.
 """
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
@@ -55,7 +55,8 @@ class RoundParity:
         logits_max_abs: largest difference of a logit.
         argmax_agreement: share of block rows whose likeliest token is the same.
         path_equal: whether the greedy path through the candidates is the same; None where there is none.
-        rows: rows of the block.
+        rows: rows of the block; of a pair, its drafts.
+        tokens_equal: of a pair, whether the round emitted as many tokens as the reference, and the same.
     """
 
     case: str
@@ -65,6 +66,7 @@ class RoundParity:
     argmax_agreement: float
     path_equal: bool | None
     rows: int
+    tokens_equal: bool | None = None
 
     def passed(self, tolerance: float, fewest: float) -> bool:
         """Whether nothing is above the tolerance and choices agree; NaN never passes.
@@ -75,7 +77,8 @@ class RoundParity:
         """
         differences = (self.hidden_max_abs, self.logits_max_abs)
         close = all(value is None or value <= tolerance for value in differences)
-        return close and self.argmax_agreement >= fewest and self.path_equal is not False
+        equal = self.path_equal is not False and self.tokens_equal is not False
+        return close and equal and self.argmax_agreement >= fewest
 
 
 @dataclass(frozen=True)
@@ -114,8 +117,9 @@ class Parity:
     def _row(self, item: RoundParity) -> dict[str, Any]:
         row = asdict(item) | {"passed": self._passes(item)}
         del row["rows"]
-        if item.hidden_max_abs is None:
-            del row["hidden_max_abs"]
+        for name in ("hidden_max_abs", "tokens_equal"):
+            if row[name] is None:
+                del row[name]
         return row | {name: finite(row[name]) for name in DIFFERENCES if name in row}
 
 
@@ -124,70 +128,19 @@ def finite(value: float | None) -> float | None:
     return value if value is not None and isfinite(value) else None
 
 
-def settled(tolerance: float | None, dtype: str) -> float:
+def settled(tolerance: float | None, dtype: str, tolerances: Mapping[str, float] = TOLERANCES) -> float:
     """The tolerance that was given, or the one of the dtype.
 
     Raises:
         ConfigurationError: the tolerance is not a number of at least 0, or the dtype is unknown.
     """
-    if dtype not in TOLERANCES:
-        raise ConfigurationError(f"--dtype {dtype!r} is not one of {', '.join(TOLERANCES)}")
+    if dtype not in tolerances:
+        raise ConfigurationError(f"--dtype {dtype!r} is not one of {', '.join(tolerances)}")
     if tolerance is None:
-        return TOLERANCES[dtype]
+        return tolerances[dtype]
     if not 0 <= tolerance < float("inf"):
         raise ConfigurationError(f"--tolerance must be a number of at least 0, not {tolerance}")
     return tolerance
-
-
-def compare_all(
-    folder: Path,
-    tolerance: float | None = None,
-    progress: Callable[[RoundParity], None] | None = None,
-    *,
-    dtype: str = "float32",
-) -> Parity:
-    """Compare a case, or every case in a folder of cases. All are read before the first is computed.
-
-    Args:
-        folder: one case, or a folder whose subfolders are cases.
-        tolerance: largest difference that passes, in the outputs' own units; None for the dtype's.
-        progress: told of each round as it is done.
-        dtype: what ours is computed in.
-
-    Raises:
-        ConfigurationError: the tolerance is not a number of at least 0, or the dtype is unknown.
-        ModelError: the folder or a file in it cannot be used.
-    """
-    largest = settled(tolerance, dtype)
-    cases = [Case.read(path, dtype) for path in case_folders(folder)]
-    rounds = []
-    for case in cases:
-        for item in case.compare():
-            rounds.append(item)
-            if progress is not None:
-                progress(item)
-    names = {str(case.arrays[NAME]) for case in cases if NAME in case.arrays}
-    return Parity(tuple(rounds), largest, dtype, tuple(sorted(names)))
-
-
-def case_folders(folder: Path) -> list[Path]:
-    """The folder itself if it is a case, else its subfolders that hold anything of a case, sorted.
-
-    Raises:
-        ModelError: there is no such folder, or no case in it.
-    """
-    if not folder.is_dir():
-        raise ModelError(f"{folder} is not a folder; give a case or a folder of cases")
-    parts = ("config.json", GOLDEN)
-    try:
-        if any((folder / part).exists() for part in parts):
-            return [folder]
-        found = [path for path in sorted(folder.iterdir()) if any((path / part).exists() for part in parts)]
-    except OSError as error:
-        raise ModelError(f"{folder} cannot be read: {error.strerror}") from None
-    if not found:
-        raise ModelError(f"{folder} holds no case: config.json, model.safetensors and {GOLDEN}")
-    return found
 
 
 @dataclass(frozen=True)
@@ -219,7 +172,7 @@ class Case:
         fill_network(folder, files, network, raw.get("quantization"))
         network.set_dtype(DTYPES[dtype])
         _refuse_not_finite(folder, network)
-        arrays = _read_arrays(folder / GOLDEN)
+        arrays = read_arrays(folder / GOLDEN)
         _check_arrays(folder / GOLDEN, arrays, config)
         return cls(folder.resolve().name, network, arrays, DTYPES[dtype])
 
@@ -247,24 +200,24 @@ class Case:
             path = np.array(likeliest_path(candidates).tokens)
             path_equal = bool(np.array_equal(path, arrays[f"round{number}_path"][0]))
         reference = arrays[f"round{number}_logits"]
-        ours = _host(logits)
+        ours = on_host(logits)
         return RoundParity(
             case=self.name,
             round=number,
-            hidden_max_abs=_largest(_host(hidden), arrays[f"round{number}_hidden"]),
-            logits_max_abs=_largest(ours, reference),
+            hidden_max_abs=largest_difference(on_host(hidden), arrays[f"round{number}_hidden"]),
+            logits_max_abs=largest_difference(ours, reference),
             argmax_agreement=float((ours.argmax(-1) == reference.argmax(-1)).mean()),
             path_equal=path_equal,
             rows=len(block),
         )
 
 
-def _host(array: mx.array) -> np.ndarray[Any, Any]:
+def on_host(array: mx.array) -> np.ndarray[Any, Any]:
     """The same numbers for numpy, which knows no bfloat16."""
     return np.array(array.astype(mx.float32))
 
 
-def _largest(ours: np.ndarray[Any, Any], reference: np.ndarray[Any, Any]) -> float:
+def largest_difference(ours: np.ndarray[Any, Any], reference: np.ndarray[Any, Any]) -> float:
     """Largest absolute difference; infinity where ours is not finite, so that it cannot pass."""
     difference = np.abs(ours.astype(np.float64) - reference)
     return float(difference.max()) if np.isfinite(difference).all() else float("inf")
@@ -276,8 +229,12 @@ def _refuse_not_finite(folder: Path, network: Any) -> None:
             raise ModelError(f"{folder}: {name} holds NaN or infinite weights")
 
 
-def _read_arrays(file: Path) -> Arrays:
-    """The arrays of an npz file; nothing pickled is ever loaded."""
+def read_arrays(file: Path) -> Arrays:
+    """The arrays of an npz file; nothing pickled is ever loaded.
+
+    Raises:
+        ModelError: the file is missing or corrupt.
+    """
     if not file.exists():
         raise ModelError(f"{file} is missing")
     require_file(file)
@@ -289,51 +246,72 @@ def _read_arrays(file: Path) -> Arrays:
         raise ModelError(f"{file} is corrupt: {reason}") from None
 
 
-def _check_arrays(file: Path, arrays: Arrays, config: DFlashConfig) -> None:
-    """Names, kinds and shapes of the arrays, and that what the network is given are numbers."""
+def take(
+    file: Path, arrays: Arrays, name: str, kinds: str, *shape: int | None, finite: bool = True
+) -> np.ndarray[Any, Any]:
+    """An array of a case, checked; reals become float32.
 
-    def take(name: str, kinds: str, *shape: int | None) -> np.ndarray[Any, Any]:
-        if name not in arrays:
-            raise ModelError(f"{file} lacks {name}")
-        value = arrays[name]
-        fits = value.ndim == len(shape) and all(
-            wanted in (None, found) for wanted, found in zip(shape, value.shape, strict=True)
-        )
-        if not fits:
-            wanted = ", ".join("any" if size is None else str(size) for size in shape)
-            raise ModelError(f"{file}: {name} is {value.shape}, should be ({wanted})")
-        if value.dtype.kind not in kinds:
-            raise ModelError(f"{file}: {name} is of type {value.dtype}")
-        if kinds == REALS:
-            with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinity, caught below
-                arrays[name] = value.astype(np.float32)
-            if not name.startswith("round") and not np.isfinite(arrays[name]).all():
-                raise ModelError(f"{file}: {name} holds NaN or infinity")
-        return value
+    Args:
+        file: the case's file, for messages.
+        arrays: what it holds.
+        name: of the array.
+        kinds: numpy's kinds of types it may have.
+        shape: its sizes, None for any.
+        finite: whether reals must be finite; stored outputs that are not fail the comparison instead.
 
+    Raises:
+        ModelError: it is missing, or has another shape or type.
+    """
+    if name not in arrays:
+        raise ModelError(f"{file} lacks {name}")
+    value = arrays[name]
+    fits = value.ndim == len(shape) and all(
+        wanted in (None, found) for wanted, found in zip(shape, value.shape, strict=True)
+    )
+    if not fits:
+        wanted = ", ".join("any" if size is None else str(size) for size in shape)
+        raise ModelError(f"{file}: {name} is {value.shape}, should be ({wanted})")
+    if value.dtype.kind not in kinds:
+        raise ModelError(f"{file}: {name} is of type {value.dtype}")
+    if kinds == REALS:
+        with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinity, caught below
+            value = arrays[name] = value.astype(np.float32)
+        if finite and not np.isfinite(value).all():
+            raise ModelError(f"{file}: {name} holds NaN or infinity")
+    return value
+
+
+def check_name(file: Path, arrays: Arrays) -> None:
+    """Raise ModelError where the reference's name is no text that a report could hold."""
     if NAME in arrays:
-        named = str(take(NAME, TEXT))
+        named = str(take(file, arrays, NAME, TEXT))
         if not named.isprintable() or not 0 < len(named) <= LONGEST_NAME:
             raise ModelError(f"{file}: {NAME} must be 1 to {LONGEST_NAME} printable characters")
+
+
+def _check_arrays(file: Path, arrays: Arrays, config: DFlashConfig) -> None:
+    """Names, kinds and shapes of the arrays, and that what the network is given are numbers."""
+    check_name(file, arrays)
     size, width = config.vocab_size, config.hidden_size
-    take("target_embedding", REALS, size, width)
-    take("target_lm_head", REALS, size, width)
-    rows = take("target_hidden", REALS, 1, None, len(config.target_layer_ids) * width).shape[1]
-    blocks = take("blocks", WHOLES, None, None)
+    take(file, arrays, "target_embedding", REALS, size, width)
+    take(file, arrays, "target_lm_head", REALS, size, width)
+    rows = take(file, arrays, "target_hidden", REALS, 1, None, len(config.target_layer_ids) * width).shape[1]
+    blocks = take(file, arrays, "blocks", WHOLES, None, None)
     rounds, length = blocks.shape
     if rounds < 1 or length < 2:
         raise ModelError(f"{file}: blocks is {blocks.shape}; there must be a round, and a draft in its block")
-    _within(file, "blocks", blocks, size)
-    _check_spans(file, take("spans", WHOLES, rounds, 2), rows)
+    refuse_outside(file, "blocks", blocks, size)
+    _check_spans(file, take(file, arrays, "spans", WHOLES, rounds, 2), rows)
     for number in range(1, rounds + 1):
-        take(f"round{number}_hidden", REALS, 1, length, width)
-        take(f"round{number}_logits", REALS, 1, length, size)
+        take(file, arrays, f"round{number}_hidden", REALS, 1, length, width, finite=False)
+        take(file, arrays, f"round{number}_logits", REALS, 1, length, size, finite=False)
         if config.second is not None:
-            path = take(f"round{number}_path", WHOLES, 1, length - 1)
-            _within(file, f"round{number}_path", path, size)
+            path = take(file, arrays, f"round{number}_path", WHOLES, 1, length - 1)
+            refuse_outside(file, f"round{number}_path", path, size)
 
 
-def _within(file: Path, name: str, tokens: np.ndarray[Any, Any], vocabulary: int) -> None:
+def refuse_outside(file: Path, name: str, tokens: np.ndarray[Any, Any], vocabulary: int) -> None:
+    """Raise ModelError for tokens that are not in the vocabulary."""
     if tokens.min() < 0 or tokens.max() >= vocabulary:
         raise ModelError(f"{file}: {name} holds tokens outside the vocabulary of {vocabulary}")
 

@@ -7,8 +7,9 @@ from typing import Any
 from engine.card import ModelCard
 from engine.errors import ConfigurationError
 from engine.evaluation.environment import describe, target_card
+from engine.evaluation.golden import compare_all
 from engine.evaluation.interleave import Progress
-from engine.evaluation.parity import DIFFERENCES, Parity, compare_all, finite
+from engine.evaluation.parity import DIFFERENCES, Parity, finite
 from engine.evaluation.prompts import load_prompts
 from engine.evaluation.reference import plain_reference, stored_reference
 from engine.evaluation.report import Report, Request, now

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import mlx_lm
 
-from engine.evaluation.parity import GOLDEN, Parity, case_folders
-from engine.weights import weight_files
+from engine.evaluation.golden import case_files, case_folders
+from engine.evaluation.parity import Parity
 
 UNNAMED = "unknown"  # the gate refuses it
 
@@ -36,9 +36,9 @@ def stored_reference(folder: Path, parity: Parity, named: str | None) -> Referen
         named: the implementation's name; None for what the cases say, or `UNNAMED`.
     """
     files = (
-        (f"{case.resolve().name}/{file.name}", file)
+        (f"{case.resolve().name}/{file.relative_to(case).as_posix()}", file)
         for case in case_folders(folder)
-        for file in (case / "config.json", *weight_files(case), case / GOLDEN)
+        for file in case_files(case)
     )
     return Reference(named or "; ".join(parity.references) or UNNAMED, _digest(files))
 

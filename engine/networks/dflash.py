@@ -145,7 +145,8 @@ class DFlash(nn.Module):
         """Draft one block, first taking in the context rows that are new.
 
         Args:
-            embeddings: the block's raw target embeddings times ``input_embedding_scale``, [1, B, hidden].
+            embeddings: the block's embeddings as the target's first layer receives them, times
+                ``input_embedding_scale``, [1, B, hidden].
             taps: concatenated target layer outputs of the new committed positions,
                 [1, S, len(target_layer_ids)·hidden]; S may be 0.
             context: the sequence so far; on return it holds S more positions.

@@ -23,7 +23,8 @@ tested on any machine. Written by `python -m engine.training evaluate`.
   heads and 2 KV heads of 32, feed-forward 384, a tied head over 1,280 byte-level tokens; 1.94 M
   parameters. Digits and most names are single tokens. Stops at `<eos>` or `<end>`.
 - **drafter**: DFlash in the published checkpoint layout, 2 layers, hidden 128, taps of layers 1, 3,
-  5 and 8, trained with blocks of 4, 8 and 16.
+  5 and 8, trained with blocks of 4, 8 and 16. Its input is the target's own scaled embedding
+  (11.3125 times the token table's rows); `input_embedding_scale` is 1 on top of that.
 - **proposer**: a masked diffusion model in the Qwen3 MDLM layout (`a2d-qwen3`), 5 layers, hidden
   128, 4 heads and 2 KV heads of 32, feed-forward 384, the target's tokenizer and its `<mask>`;
   1.15 M parameters. It sees the last 256 tokens and nothing of the target.

@@ -52,7 +52,7 @@ def configuration(target: dict[str, Any], *, layers: int = 2, block: int = 8) ->
         "layer_types": ["full_attention"] * layers,
         "use_sliding_window": False,
         "sliding_window": None,
-        "input_embedding_scale": embedding_scale(hidden),
+        "input_embedding_scale": 1.0,  # on top of the target's own
         "dflash_config": {
             "mask_token_id": MASK,
             "target_layer_ids": [tap for tap in TAPS if tap < target["num_hidden_layers"]],
@@ -152,7 +152,8 @@ class DrafterTask:
         for kind in self.rows:
             self._rows[kind] = np.flatnonzero((kinds[:, 1:] == kind).sum(axis=1) >= 8)
         self._embedding = self.target.model.embed_tokens.weight
-        self._scale = self.model.config.input_embedding_scale
+        own = embedding_scale(self.target.args.hidden_size)
+        self._scale = own * self.model.config.input_embedding_scale
 
     def variant(self, step: int) -> int:
         """The block length of a step."""

@@ -119,10 +119,3 @@ def test_a_part_of_a_measurement_does_not_take_the_place_of_a_whole_one(small: P
     kept = peers.store("tiny", {"plain": {"rows": [1]}}, whole=True)
     peers.store("tiny", {"plain": {"rows": [2]}}, whole=whole)
     assert json.loads(kept.read_text())["modes"]["plain"]["rows"] == [2 if whole else 1]
-
-
-def test_the_shipped_drafter_is_spelled_out_for_engines_that_read_nested_fields_only(tmp_path: Path) -> None:
-    folders = sizes.make_folders("demo", tmp_path)
-    config = json.loads((folders.drafter / "config.json").read_text())
-    assert config["dflash_config"]["input_embedding_scale"] == config["input_embedding_scale"]
-    assert folders.small is None

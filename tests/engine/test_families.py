@@ -83,16 +83,6 @@ def test_the_head_of_the_last_normed_tap_gives_the_models_logits_before_the_soft
         assert not mx.allclose(raw, logits, atol=1e-5).item()
 
 
-@every_family
-def test_embeddings_are_the_raw_rows_of_the_table(family: str, quantized: bool):
-    model = built(family, quantized)
-    table = text_of(model).model.embed_tokens
-    rows = table.weight
-    if quantized:
-        rows = mx.dequantize(table.weight, table.scales, table.biases, families.GROUP, families.BITS)
-    assert mx.array_equal(Target(model).embed(TOKENS), rows[TOKENS]).item()
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tied_and_untied_heads_are_as_the_table_says(family: str):
     model, hidden = built(family), mx.random.normal((1, 3, 32), key=mx.random.key(0))

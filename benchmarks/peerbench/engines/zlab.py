@@ -15,6 +15,7 @@ from dflash import model_mlx
 from mlx_lm.generate import generation_stream
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from engine.guests.loops.dflash import add_unseen_scale
 from peerbench.engines.base import AUTO, Arm, Batch, Simple, World
 from peerbench.script import Script
 
@@ -27,6 +28,7 @@ class ZLab:
     def __init__(self, world: World) -> None:
         self._model = world.target.target.model
         self._draft = model_mlx.load_draft(str(world.folders.drafter))
+        add_unseen_scale(self._draft, world.target.target)
         self._draft.set_dtype(world.target.target.embed(mx.array([[0]])).dtype)
         mx.eval(self._draft.parameters())
 

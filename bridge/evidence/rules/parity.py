@@ -33,7 +33,9 @@ def parity_tolerance(case: Case) -> Iterator[str]:
             yield f"a tolerance of {tolerance:g} says nothing in {parity.dtype}, at most {limit:g} does"
     logits_alone = case.report.configuration.get("command") == OF_LOGITS
     for turn in parity.rounds:
-        problem = _problem(turn, parity, hidden=parity.compares_hidden or not logits_alone)
+        of_pair = turn.tokens_equal is not None
+        hidden = not of_pair and (parity.compares_hidden or not logits_alone)
+        problem = _problem(turn, parity, hidden=hidden)
         if problem:
             yield f"{shown(turn.case)} round {turn.round}: {problem}"
 
@@ -50,6 +52,8 @@ def _problem(turn: ParityRound, parity: Parity, *, hidden: bool) -> str | None:
             return f"the {what} differ by {figure:.4g}, more than {parity.tolerance:g}"
     if turn.path_equal is False:
         return "the paths through the candidates differ"
+    if turn.tokens_equal is False:
+        return "the tokens differ"
     fewest = FEWEST_EQUAL[parity.dtype]
     if turn.argmax_agreement < fewest:
         return f"{turn.argmax_agreement:.4g} of the rows choose alike, {fewest:g} is needed"

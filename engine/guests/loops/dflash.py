@@ -1,8 +1,9 @@
 """z-lab's `dflash` (PyPI dflash, module `dflash.model_mlx`).
 
 It writes text while it decodes, so it gets a tokenizer that writes none and stops at nothing. What it looks
-for only in a config's nested part is read from where published configs also have it. It takes no caches: it
-asks `make_prompt_cache` for those of the target and of its drafter.
+for only in a config's nested part is read from where published configs also have it. It knows a target's own
+embedding scale where mlx-lm keeps it in `embed_scale` (Gemma 4); the scale of other targets is added to the
+drafter's. It takes no caches: it asks `make_prompt_cache` for those of the target and of its drafter.
 """
 
 import json
@@ -18,6 +19,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from engine.errors import ConfigurationError
 from engine.guests.strategies import replaced
 from engine.loading import LoadedTarget
+from engine.target import Target
 
 MODULE = "dflash.model_mlx"
 NESTED = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
@@ -35,6 +37,7 @@ class ZLab:
         for name in NESTED:
             if name in config and name not in config["dflash_config"]:
                 setattr(self._draft.config, name, config[name])
+        add_unseen_scale(self._draft, target.target)
         self._draft.set_dtype(target.target.embed(mx.array([[0]])).dtype)
         mx.eval(self._draft.parameters())
         self.block = int(block or self._draft.config.block_size)
@@ -54,6 +57,13 @@ class ZLab:
                 yield from response.tokens
         finally:
             mx.synchronize(generation_stream)
+
+
+def add_unseen_scale(draft: Any, target: Target) -> None:
+    """Put the target's embedding scale into the draft's configuration where the package does not see it."""
+    given = draft.config.input_embedding_scale
+    if draft.bind(target.model).embed_scale == given:
+        draft.config.input_embedding_scale = given * target.embedding_scale
 
 
 class Mute(TokenizerWrapper):

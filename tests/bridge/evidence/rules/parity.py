@@ -56,6 +56,19 @@ def of_the_target(document: Document) -> None:
     every("hidden_max_abs", None)(document)
 
 
+def with_a_pair(document: Document) -> None:
+    """The rounds of one case are of a whole pair, which has tokens and no hidden states."""
+    for turn in document["parity"]["rounds"][2:]:
+        turn |= {"hidden_max_abs": None, "tokens_equal": True}
+    resettle(document)
+
+
+def of_pairs(document: Document) -> None:
+    """Every case is a whole pair."""
+    every("tokens_equal", to=True)(document)
+    every("hidden_max_abs", None)(document)
+
+
 def one_round(document: Document) -> None:
     del document["parity"]["rounds"][1:]
     settle(document)
@@ -84,6 +97,9 @@ RULES = Rules(
             chain(every("hidden_max_abs", None), change("configuration", "command", to="parity --golden")),
         ),
         ("PARITY_TOLERANCE", "parity", chain(of_the_target, in_round("hidden_max_abs", 1e-6, 0))),
+        ("PARITY_TOLERANCE", "parity", chain(of_pairs, in_round("tokens_equal", to=False))),
+        ("PARITY_TOLERANCE", "parity", chain(of_pairs, in_round("logits_max_abs", None))),
+        ("PARITY_TOLERANCE", "parity", chain(with_a_pair, in_round("hidden_max_abs", None, 0))),
         ("PARITY_TOLERANCE", "parity", in_round("argmax_agreement", 0.875)),
         ("PARITY_TOLERANCE", "parity", tolerating(2e-3)),
         ("PARITY_TOLERANCE", "parity", tolerating(0.6, "float16")),
@@ -107,6 +123,8 @@ RULES = Rules(
     honest=[
         ("parity", chain(of_the_target, every("logits_max_abs", 0))),
         ("parity", of_the_target),
+        ("parity", of_pairs),
+        ("parity", with_a_pair),
         ("parity", half_precision),
         ("parity", chain(in_round("hidden_max_abs", 0.0), in_round("logits_max_abs", 0))),
         ("parity", tolerating(9e-4)),
