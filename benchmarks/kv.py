@@ -3,8 +3,8 @@
     python benchmarks/kv.py [--per-depth K] [--seed N]
 
 Runs ``kakeya_engine eval kv`` (all policies in turn on each prompt) and stores the report that the gate
-accepts as ``benchmarks/results/kv.json``. Recall parity with plain decoding is claimed where all positions are
-kept in 4 bits or more. Ends with one JSON line.
+accepts as ``benchmarks/results/kv.json``. Recall parity with plain decoding is claimed where all positions
+are kept in 4 bits or more. Ends with one JSON line.
 """
 
 from __future__ import annotations
