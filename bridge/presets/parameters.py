@@ -131,7 +131,12 @@ def _check_text(where: str, parameter: Parameter, value: str) -> None:
 
 
 def _check_path(where: str, parameter: Parameter, value: str) -> None:
-    """A path that stays inside the workload whatever file system reads it, and is never an option."""
+    """A path that stays inside the workload whatever file system reads it, and is never an option.
+
+    The empty one, where it is the default, is the workload itself.
+    """
+    if value == "" == parameter.default:
+        return
     if not value or len(value) > MAX_PATH or value.startswith("/"):
         raise ParameterError(f"{where}: {_shown(value)} is not a relative path of 1 to {MAX_PATH} characters")
     for component in value.removesuffix("/").split("/"):

@@ -1,9 +1,9 @@
 """From a preset and checked values to the argv of a child process.
 
 An element is a literal, a placeholder, or ``--flag=`` and a placeholder; a placeholder never stands inside
-other text, so no value can break out of its element. ``{name}`` is a parameter; ``{name?--flag}`` is that
-flag where the boolean parameter is true, and no element where it is false. ``${kind}`` and ``${kind:name}``
-are resolved on the machine that runs:
+other text, so no value can break out of its element. ``{name}`` is a parameter, and no element where that is an
+empty repo-path; ``{name?--flag}`` is that flag where the boolean parameter is true, and no element where it is
+false. ``${kind}`` and ``${kind:name}`` are resolved on the machine that runs:
 
     ${engine}        the installed engine: interpreter, -I, -m, engine      (several elements)
     ${bridge}        the installed bridge, likewise                         (several elements)
@@ -56,7 +56,8 @@ def argv(preset: Preset, params: Mapping[str, ParamValue], resolver: Resolver) -
         if match["switch"]:
             filled.extend([match["literal"]] if params[match["switch"]] is True else [])
         elif match["param"]:
-            filled.append(flag + _word(preset, match["param"], params[match["param"]], bare=not flag))
+            word = _word(preset, match["param"], params[match["param"]], bare=not flag)
+            filled += [flag + word] if flag or word or not preset.params[match["param"]].format else []
         else:
             words = resolver(match["kind"], match["name"] or "")
             filled.extend(words if not flag else [flag + words[0]])

@@ -65,16 +65,13 @@ def test_a_parameter_without_default_must_be_given() -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "",
         "/etc/passwd",
         "tests/../../etc/passwd",
         "tests/..",
         "tests/./x",
         "tests//x",
         "../tests/x",
-        "tests",
-        "src/x.py",
-        "testsuite/x.py",
+        ".",
         "-k",
         "--rootdir=/",
         "tests/-k",
@@ -96,16 +93,30 @@ def test_a_path_that_could_point_elsewhere_is_refused(path: str) -> None:
         presets.validate(TESTS, {"path": path})
 
 
-@pytest.mark.parametrize("path", ["tests/", "tests/unit", "tests/unit/test_a-b.c_1.py", "tests/a b/c+d.py"])
+@pytest.mark.parametrize("path", ["", "tests", "tests/engine", "src/x.py", "tests/engineering/x.py"])
+def test_a_path_outside_the_folder_of_its_preset_is_refused(path: str) -> None:
+    with pytest.raises(ParameterError):
+        presets.validate(presets.get("engine-tests"), {"path": path})
+
+
+def test_the_whole_workload_is_no_path_and_no_word_of_the_command() -> None:
+    assert presets.validate(TESTS, {}) == {"path": ""}
+    assert presets.argv(TESTS, {"path": ""}, presets.show)[-1] == "--"
+    assert presets.argv(TESTS, {"path": "tests/unit"}, presets.show)[-2:] == ["--", "tests/unit"]
+
+
+@pytest.mark.parametrize(
+    "path", ["tests/", "src/x.py", "tests/unit", "tests/unit/test_a-b.c_1.py", "tests/a b/c+d.py"]
+)
 def test_an_ordinary_path_is_kept_as_it_is(path: str) -> None:
     assert presets.validate(TESTS, {"path": path}) == {"path": path}
 
 
 def test_a_path_must_have_the_suffix_of_its_preset() -> None:
-    gate = presets.get("gate")
-    assert presets.validate(gate, {"file": "reports/a.json"}) == {"file": "reports/a.json"}
+    parameter = replace(presets.get("gate").params["file"], suffix=".json")
+    assert presets.check_value("gate", parameter, "reports/a.json") == "reports/a.json"
     with pytest.raises(ParameterError, match=r"does not end in \.json"):
-        presets.validate(gate, {"file": "reports/a.txt"})
+        presets.check_value("gate", parameter, "reports/a.txt")
 
 
 def test_words_of_a_command_line_get_the_presets_types() -> None:
