@@ -98,7 +98,6 @@ class Manifest(BaseModel):
     expires_at: Utc
     audience: Annotated[str, Field(min_length=1, max_length=1000, description="the remote this is meant for")]
     timeout_s: Annotated[int, Field(ge=1, le=86_400)] | None = None
-    against_sha: Sha | None = None
 
     @field_validator("preset", "requested_by", "audience", "result_ref")
     @classmethod

@@ -26,7 +26,6 @@ on), 5 cancelled or lost, 6 git or the network failed."""
 @click.option(
     "--ref", default="HEAD", show_default=True, metavar="REV", help="The workload: branch, tag or commit."
 )
-@click.option("--against", metavar="REV", help="A second commit, for presets that compare.")
 @click.option("--remote", metavar="URL", help="Git remote that carries the bus (default: origin).")
 @asking_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON line at the end.")
@@ -34,7 +33,6 @@ def run(
     preset: str,
     params: tuple[str, ...],
     ref: str,
-    against: str | None,
     remote: str | None,
     wait_s: float | None,
     timeout_s: int | None,
@@ -73,7 +71,6 @@ def run(
         params=presets.parse_cli(known, params, preset),
         ref=ref,
         expires=None if expires is None else timedelta(seconds=expires),
-        against=against,
         timeout_s=timeout_s,
     )
     if dry_run:

@@ -4,7 +4,7 @@ What was asked is read from the request's own branch, or out of the archive, so 
 after the answer. The workload is fetched into a scratch store where this clone lacks it; where nobody has it,
 or only a result is left, the error says what to type (`bridge.client.anew`). Nothing of the old request is
 trusted: the new one is checked as if it had been typed, and a key signs it only where the old one carries a
-signature of the same key, or the caller names every commit.
+signature of the same key, or the caller names the commit.
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ def recall(
             request, manifest = _on_branch(scratch, remote, nonce, place)
         else:
             request, manifest = _beside_answer(settings, git, remote, place, changes)
-        needed = _needed(manifest, changes)
-        _bring(scratch, remote, manifest, needed, changes)
-        here = all(git.exists(commit) for commit in needed)
+        here = changes.ref is not None or git.exists(manifest.workload_sha)
+        if not here:
+            _bring(scratch, remote, manifest, changes)
         yield Original(request, manifest, git if here else scratch)
 
 
@@ -107,8 +107,8 @@ def plan_again(settings: Settings, original: Original, changes: Changes = AS_IT_
     old = original.manifest
     preset = presets.get(old.preset, settings.presets)
     params = presets.parse_cli(preset, changes.words)
-    if _needed(old, changes):
-        _require_vouched(settings, original, changes)
+    if changes.ref is None:
+        _require_vouched(settings, original)
     return plan_request(
         settings,
         repository=original.git,
@@ -116,7 +116,6 @@ def plan_again(settings: Settings, original: Original, changes: Changes = AS_IT_
         params={**old.params, **params},
         ref=changes.ref or old.workload_sha,
         expires=changes.expires,
-        against=old.against_sha,
         timeout_s=changes.timeout_s or old.timeout_s,
         transport=changes.transport or old.transport,
     )
@@ -202,32 +201,26 @@ def _beside_answer(
     raise UnknownHandle(said, f"in a clone that has the commit, {by}: {command}")
 
 
-def _needed(manifest: Manifest, changes: Changes) -> list[str]:
-    """The commits of the old request that the new one is made of."""
-    workload = manifest.workload_sha if changes.ref is None else None
-    return [commit for commit in (workload, manifest.against_sha) if commit is not None]
-
-
-def _bring(scratch: Git, remote: Remote, manifest: Manifest, needed: list[str], changes: Changes) -> None:
-    """Fetch the commits that are not here.
+def _bring(scratch: Git, remote: Remote, manifest: Manifest, changes: Changes) -> None:
+    """Fetch the workload, which is not here.
 
     Raises:
-        UnknownHandle: The remote does not give one of them; the error says what to type elsewhere.
+        UnknownHandle: The remote does not give it; the error says what to type elsewhere.
         RemoteUnreachable: The remote did not answer.
     """
-    for commit in needed:
-        if not scratch.exists(commit):
-            try:
-                scratch.fetch(remote.address, [commit])
-            except RemoteUnreachable:
-                # A remote that lists its refs is well: it lacks this commit, or gives only what refs name.
-                scratch.ls_remote(remote.address)
-        if scratch.kind_and_size(commit)[0] != "commit":
-            raise UnknownHandle(
-                f"the request {manifest.nonce} needs the commit {commit[:12]}, which this clone does not have"
-                " and the remote does not give",
-                f"in a clone that has it: {asked_anew(manifest, changes)}",
-            )
+    commit = manifest.workload_sha
+    if not scratch.exists(commit):
+        try:
+            scratch.fetch(remote.address, [commit])
+        except RemoteUnreachable:
+            # A remote that lists its refs is well: it lacks this commit, or gives only what refs name.
+            scratch.ls_remote(remote.address)
+    if scratch.kind_and_size(commit)[0] != "commit":
+        raise UnknownHandle(
+            f"the request {manifest.nonce} needs the commit {commit[:12]}, which this clone does not have"
+            " and the remote does not give",
+            f"in a clone that has it: {asked_anew(manifest, changes)}",
+        )
 
 
 def _has_workload(git: Git, commit: str) -> bool:
@@ -252,7 +245,7 @@ def _find(git: Git, tip: str, nonce: str) -> tuple[ReadRequest, Manifest] | None
     return None
 
 
-def _require_vouched(settings: Settings, original: Original, changes: Changes) -> None:
+def _require_vouched(settings: Settings, original: Original) -> None:
     """Refuse to sign what only somebody with push rights says was asked.
 
     Raises:
@@ -267,10 +260,7 @@ def _require_vouched(settings: Settings, original: Original, changes: Changes) -
         if signing.signer_fingerprint(old.data, old.signature, namespace) == own:
             return
     asked = original.manifest
-    commits = " and ".join(commit[:12] for commit in _needed(asked, changes))
     said = f"the request {asked.nonce} is not signed with your key {pen.key.shown}"
-    if asked.against_sha is None:
-        remedy = f"look at that commit, then name it: --ref {asked.workload_sha}"
-    else:
-        remedy = f"look at what it compares, then ask for it yourself: {asked_anew(asked, changes)}"
-    raise SignatureError(f"{said}; repeating it would sign {commits} in your name", remedy)
+    remedy = f"look at that commit, then name it: --ref {asked.workload_sha}"
+    message = f"{said}; repeating it would sign {asked.workload_sha[:12]} in your name"
+    raise SignatureError(message, remedy)

@@ -47,7 +47,6 @@ def asked_anew(manifest: Manifest, changes: Changes) -> str:
         manifest.params,
         manifest.workload_sha,
         changes,
-        against=manifest.against_sha,
         timeout_s=manifest.timeout_s,
     )
 
@@ -55,7 +54,7 @@ def asked_anew(manifest: Manifest, changes: Changes) -> str:
 def result_anew(result: Result, changes: Changes) -> str | None:
     """What to type to ask anew for what a result says it answers, with the changes; None: it does not say.
 
-    A result names neither a limit of the job nor a second commit.
+    A result names no limit of the job.
     """
     if result.preset is None or result.workload_sha is None:
         return None
@@ -68,7 +67,6 @@ def _command(
     workload: str,
     changes: Changes,
     *,
-    against: str | None = None,
     timeout_s: int | None = None,
 ) -> str:
     typed = {word.partition("=")[0]: word for word in changes.words}
@@ -78,7 +76,6 @@ def _command(
     expires_s = None if changes.expires is None else round(changes.expires.total_seconds())
     options = {
         "--ref": changes.ref or workload,
-        "--against": against,
         "--timeout": changes.timeout_s or timeout_s,
         "--expires": expires_s,
         "--transport": changes.transport,

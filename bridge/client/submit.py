@@ -100,7 +100,6 @@ def plan_request(
     ref: str = "HEAD",
     remote: str | None = None,
     expires: timedelta | None = None,
-    against: str | None = None,
     timeout_s: int | None = None,
     transport: str | None = None,
     now: datetime | None = None,
@@ -119,7 +118,6 @@ def plan_request(
         ref: The workload: any revision.
         remote: URL, folder or name of the bus; None: the setting, else the checkout's own remote.
         expires: How long the request may wait; None: the setting.
-        against: A second revision, for presets that compare.
         timeout_s: Seconds the job may run; None: the preset's limit.
         transport: Who shall take it: ``auto``, ``embedded`` or ``actions``; None: the setting.
         now: The moment it is made; None: now.
@@ -128,7 +126,7 @@ def plan_request(
     Raises:
         PresetError: No such preset.
         ParameterError: A parameter is unknown, mistyped, out of range, or a path the workload does not have.
-        RevisionError: `ref` or `against` is no commit here.
+        RevisionError: `ref` is no commit here.
         ManifestError: A value does not fit a manifest.
         NoRemote: There is no remote to talk to.
         BusError: `repository` is not a checkout; or see `bridge.client.transport.choose_route`.
@@ -137,7 +135,6 @@ def plan_request(
     values = presets.validate(chosen, params)
     git = _git(repository)
     workload = git.resolve(ref)
-    against_sha = git.resolve(against) if against is not None else None
     _check_paths(git, chosen, values, workload)
     bus = resolve_remote(git, remote or settings.remote)
     route = choose_route(transport or settings.transport, git, bus, workload)
@@ -157,7 +154,6 @@ def plan_request(
             expires_at=created + lifetime,
             audience=bus.audience,
             timeout_s=timeout_s,
-            against_sha=against_sha,
         )
         manifest = parse(drafted.to_bytes())
     except OverflowError:

@@ -37,7 +37,6 @@ OPTIONS: Table = {
     "workload-is-all": _manifest(workload_sha="--all"),
     "workload-is-a-revision": _manifest(workload_sha="HEAD"),
     "workload-is-a-path-of-a-revision": _manifest(workload_sha="HEAD:README.md"),
-    "against-is-an-option": _manifest(against_sha="--not"),
     "transport-is-an-option": _manifest(transport="--exec"),
     "nonce-is-an-option": _manifest(nonce="--force"),
     "parameter-named-like-an-option": _manifest(params={"--report": CANARY}),

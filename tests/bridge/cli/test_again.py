@@ -171,20 +171,6 @@ def test_it_is_not_signed_for_somebody_else_unless_the_workload_is_named(
         assert kakeya(foreign.nonce, "--ref", sha, "--json").json["signed"] is True
 
 
-def test_a_second_commit_of_somebody_else_is_not_signed_because_the_workload_is_named(
-    here: World, kakeya, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    head, foreign = here.house.git("rev-parse", "HEAD"), commit_here(here, "foreign.txt")
-    first = ask(here, against_sha=head)
-    mine = signing.ensure_key(tmp_path / "keys" / "mine", "mine")
-    monkeypatch.setenv("KAKEYA_SIGNING_KEY", str(mine))
-    done = kakeya(first.nonce, "--ref", foreign, "--json")
-    assert (done.code, done.json["error"]) == (2, "SignatureError")
-    assert head[:12] in done.json["message"]
-    command = command_in(done.json["remedy"])
-    assert call(run, capsys, *command, "--json").json["signed"] is True
-
-
 def test_a_request_put_over_another_does_not_get_its_callers_signature(
     here: World, kakeya, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,9 +241,9 @@ def command_in(remedy: str) -> list[str]:
 
 def test_an_archived_request_is_asked_anew_with_all_that_it_asked(here: World, kakeya) -> None:
     head = here.house.git("rev-parse", "HEAD")
-    nonce = archived(here, against_sha=head)
+    nonce = archived(here)
     second = manifest_of(here, kakeya(nonce[:20], "--json", "-p", "limit=8"))
-    assert (second["preset"], second["workload_sha"], second["against_sha"]) == (PRESET, head, head)
+    assert (second["preset"], second["workload_sha"]) == (PRESET, head)
     assert (second["timeout_s"], second["params"]["prompts"], second["params"]["limit"]) == (77, "code", 8)
 
 
@@ -278,8 +264,8 @@ def test_the_workload_of_an_archived_request_is_fetched_where_the_remote_has_it(
 def test_where_nobody_has_the_workload_of_an_archived_request_the_whole_command_is_shown(
     here: World, kakeya, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main, workload = here.house.git("rev-parse", "HEAD"), commit_here(here, "only-on-the-request.txt")
-    nonce = archived(here, against_sha=main)
+    workload = commit_here(here, "only-on-the-request.txt")
+    nonce = archived(here)
     forget_commits(here)
     other_clone(here, tmp_path, monkeypatch)
     remote = ("--remote", here.remote)
@@ -292,7 +278,7 @@ def test_where_nobody_has_the_workload_of_an_archived_request_the_whole_command_
     anew = call(run, capsys, *command, "--dry-run", "--json")
     assert anew.code == 0, anew.err
     manifest = anew.json["manifest"]
-    assert (manifest["workload_sha"], manifest["against_sha"], manifest["timeout_s"]) == (workload, main, 77)
+    assert (manifest["workload_sha"], manifest["timeout_s"]) == (workload, 77)
     assert {"prompts": "code", "limit": 8}.items() <= manifest["params"].items()
     changed = kakeya(nonce, "--timeout", "99")
     assert changed.code == 0, changed.err  # the clone has the commit
