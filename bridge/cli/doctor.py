@@ -14,6 +14,11 @@ READY = {
     "runner": "This machine can serve requests.",
     "ci": "This job can ask for runs.",
 }
+UNREADY = {
+    "client": "Requests cannot be made from here",
+    "runner": "This machine cannot serve requests",
+    "ci": "This job cannot ask",
+}
 
 
 @click.command(
@@ -63,6 +68,13 @@ def doctor(role: str | None, remote: str | None, allow_public: bool, as_json: bo
         ]
         document = {"role": role, "status": "ok" if usable else "fail", "exit_code": code, "checks": rows}
         echo_json(document, untrusted=("checks",))  # what a server says stands in them
+        return code
+    warned = sum(check.level is Level.WARN for check in checks)
+    if usable and role == "ci" and warned:  # a warning may say that nothing can be asked
+        click.echo(f"\nNo check failed, {warned} gave a warning.")
     elif usable:
         click.echo(f"\n{READY[role]}")
+    else:
+        failed = sum(check.level is Level.FAIL for check in checks)
+        click.echo(f"\n{UNREADY[role]}: {failed} check{'s' * (failed > 1)} failed.")
     return code
