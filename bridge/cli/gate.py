@@ -14,13 +14,14 @@ from bridge.cli import echo_json
 Examples:
   kakeya_mac gate report.json
   kakeya_mac gate out/report.json --json
+  kakeya_mac gate benchmarks/results/ out/
   kakeya_mac gate report.json --nonce 20260301t120000z0123456789ab
   kakeya_mac gate --explain SPEEDUP_SAMPLES
   kakeya_mac gate --explain all
 
-Exit code 0: every file accepted; 3: at least one rejected, or not readable as a report."""
+Exit code 0: every report accepted; 3: at least one rejected or not readable, or a folder without any."""
 )
-@click.argument("files", nargs=-1, type=click.Path(path_type=Path))
+@click.argument("paths", metavar="[FILE|FOLDER]...", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--nonce", metavar="NONCE", help="The request the reports must belong to.")
 @click.option("--workload-sha", metavar="SHA", help="The workload commit they must belong to.")
 @click.option(
@@ -28,24 +29,35 @@ Exit code 0: every file accepted; 3: at least one rejected, or not readable as a
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON line instead of text.")
 def gate(
-    files: tuple[Path, ...], nonce: str | None, workload_sha: str | None, explain: str | None, as_json: bool
+    paths: tuple[Path, ...], nonce: str | None, workload_sha: str | None, explain: str | None, as_json: bool
 ) -> int:
-    """Judge evidence reports: recompute every claim from the rows, and name each rule that is broken."""
+    """Judge evidence reports: recompute every claim from the rows, and name each rule that is broken.
+
+    Of a folder every report in it and below it is judged; other JSON files there are skipped and counted.
+    """
     from bridge.bus.untrusted import clean_line
     from bridge.evidence.gate import Binding, judge_file
 
     if explain is not None:
         return _explain(explain, as_json)
-    if not files:
+    if not paths:
         raise click.UsageError("Give at least one report, or --explain CODE.")
     if workload_sha is not None and nonce is None:
         raise click.UsageError("--workload-sha needs --nonce: a report belongs to a request.")
     binding = None if nonce is None else Binding(nonce=nonce, workload_sha=workload_sha)
+    files, skipped = _spread(paths)
     judgements = [(path, judge_file(path, binding=binding)) for path in files]
     accepted = all(judgement.accepted for _, judgement in judgements)
     if as_json:
         rows = [{"file": str(path), **judgement.to_document()} for path, judgement in judgements]
-        echo_json({"status": "accepted" if accepted else "rejected", "files": rows}, untrusted=("files",))
+        echo_json(
+            {
+                "status": "accepted" if accepted else "rejected",
+                "files": rows,
+                "skipped": [str(path) for path in skipped],
+            },
+            untrusted=("files", "skipped"),
+        )
         return 0 if accepted else 3
     for path, judgement in judgements:
         click.echo(
@@ -56,7 +68,33 @@ def gate(
             click.echo(f"  claim {clean_line(claim.name)}: {figure}{'' if claim.met else '  NOT MET'}")
         for violation in judgement.violations:
             click.echo(f"  {violation.code}: {clean_line(violation.message, limit=2000)}")
+    if skipped:
+        named = ", ".join(clean_line(str(path)) for path in skipped[:5])
+        rest = f" and {len(skipped) - 5} more" if len(skipped) > 5 else ""
+        click.echo(f"skipped {len(skipped)} JSON files that are no evidence reports: {named}{rest}")
     return 0 if accepted else 3
+
+
+def _spread(paths: tuple[Path, ...]) -> tuple[list[Path], list[Path]]:
+    """Files that are named, and reports of folders that are named; and what was skipped in these."""
+    from bridge.errors import EvidenceError
+    from bridge.evidence.gate import find_reports
+
+    files: list[Path] = []
+    skipped: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            files.append(path)
+            continue
+        reports, others = find_reports(path)
+        if not reports:
+            raise EvidenceError(
+                f"no evidence report in the folder {str(path)!r} ({len(others)} other JSON files)",
+                "Give the path of a report, or of a folder that holds one.",
+            )
+        files += reports
+        skipped += others
+    return list(dict.fromkeys(files)), skipped
 
 
 def _explain(code: str, as_json: bool) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 from bridge.errors import EvidenceError
 from bridge.evidence.case import Binding, Case
 from bridge.evidence.figures import summarise
-from bridge.evidence.parse import MAX_BYTES, parse
+from bridge.evidence.parse import MAX_BYTES, is_report, parse
 from bridge.evidence.report import Report, Summary
 from bridge.evidence.rules import RULES
 from bridge.evidence.rules.claims import ClaimFigure, claim_figures
@@ -100,18 +100,34 @@ def judge(report: bytes, *, binding: Binding | None = None) -> Judgement:
     )
 
 
+def find_reports(folder: Path) -> tuple[list[Path], list[Path]]:
+    """The reports among the JSON files of a folder and its subfolders, and the other JSON files, sorted.
+
+    Raises:
+        EvidenceError: A file cannot be read.
+    """
+    found: dict[bool, list[Path]] = {True: [], False: []}
+    for path in sorted(folder.rglob("*.json")):
+        if path.is_file():
+            found[is_report(_read(path))].append(path)
+    return found[True], found[False]
+
+
 def judge_file(path: Path, *, binding: Binding | None = None) -> Judgement:
     """Judge a report file. At most the size cap and one byte of it are read.
 
     Raises:
         EvidenceError: The file cannot be read.
     """
+    return judge(_read(path), binding=binding)
+
+
+def _read(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+            return file.read(MAX_BYTES + 1)
     except OSError as error:
         reason = error.strerror or str(error)
         raise EvidenceError(
             f"cannot read the report {str(path)!r}: {reason}", "Give the path of an evidence report."
         ) from None
-    return judge(data, binding=binding)

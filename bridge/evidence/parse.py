@@ -35,6 +35,10 @@ class _NotStrict(Exception):
     """The bytes are not the JSON we read; the message says where."""
 
 
+class _Earlier(Exception):
+    """The report is one of the earlier system's; its texts need not be plain, so nothing else is checked."""
+
+
 def parse(data: bytes) -> tuple[Report | None, tuple[Violation, ...]]:
     """Read a report.
 
@@ -49,6 +53,8 @@ def parse(data: bytes) -> tuple[Report | None, tuple[Violation, ...]]:
         document = load(data)
     except _NotStrict as error:
         return None, (_violation("SCHEMA", str(error)),)
+    except _Earlier as error:
+        return None, (_violation("LEGACY_SCHEMA", str(error)),)
     violations = _schema_violations(document)
     if violations:
         return None, violations
@@ -60,11 +66,30 @@ def parse(data: bytes) -> tuple[Report | None, tuple[Violation, ...]]:
         return None, (_violation("SCHEMA", f"{where}: impossible value {shown(first['input'])}"),)
 
 
+def is_report(data: bytes) -> bool:
+    """Whether a file is meant as a report: of any version of the schema, or of the earlier system."""
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError):
+        return b'"kakeya.evidence/' in data  # a broken one
+    if not isinstance(document, dict):
+        return False
+    return str(document.get("schema")).startswith("kakeya.evidence/") or is_of_the_earlier_system(document)
+
+
+def is_of_the_earlier_system(document: dict[str, Any]) -> bool:
+    """Whether a document has the form of the earlier system's reports: no schema, but a kind and more."""
+    if "schema" in document or not isinstance(document.get("kind"), str):
+        return False
+    return type(document.get("schema_version")) is int or isinstance(document.get("config"), dict)
+
+
 def load(data: bytes) -> dict[str, Any]:
     """Parse strict JSON: capped, UTF-8, one object, no duplicate keys, finite numbers, shallow.
 
     Raises:
         _NotStrict: A rule is broken.
+        _Earlier: It is a report of the earlier system.
     """
     if len(data) > MAX_BYTES:
         raise _NotStrict(f"the report has {len(data)} bytes, but at most {MAX_BYTES} are read")
@@ -81,6 +106,12 @@ def load(data: bytes) -> dict[str, Any]:
         raise _NotStrict(f"the report is not valid JSON ({error})") from None
     if not isinstance(document, dict):
         raise _NotStrict(f"the report must be a JSON object, got {type(document).__name__}")
+    if is_of_the_earlier_system(document):
+        kind = shown(document["kind"])
+        raise _Earlier(
+            f"the report was written by the earlier system (kind {kind}), and has no rows to recompute its"
+            " figures from; run the job again, under its old name if you like (docs/lineage.md)"
+        )
     _check_values(document)
     return document
 

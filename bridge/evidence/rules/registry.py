@@ -49,7 +49,7 @@ ELSEWHERE: dict[str, Explanation] = {
         "Write the report with this version's engine; do not edit it.",
     ),
     "LEGACY_SCHEMA": Explanation(
-        "the report names another schema, or none",
+        "the report names another schema, or none; reports of the earlier system do not",
         "Run the job again with an engine of this version.",
     ),
     "UNKNOWN_KIND": Explanation(

@@ -258,3 +258,32 @@ def test_any_damage_to_the_bytes_is_judged(data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(whole)))
     end = data.draw(st.integers(start, min(len(whole), start + 50)))
     judge(whole[:start] + data.draw(st.binary(max_size=20)) + whole[end:])
+
+
+EARLIER = [
+    {
+        "schema_version": 2,
+        "kind": "k3_integrated_niah_acceptance_mac",
+        "config": {},
+        "results": {"a": "one\ntwo"},
+    },
+    {"schema_version": 1, "kind": "k1e_niah_validation", "config": {"seed": 42}, "results": {}},
+    {"kind": "k3_kv_quant_eval", "schema_version": 1, "results": {}},
+    {"kind": "k3_e2e_gpu_bench", "config": {"gen_tokens": 16}, "results": []},
+    {"kind": "throughput", "config": {}, "gate": {}},
+]
+
+
+@pytest.mark.parametrize("document", EARLIER, ids=lambda document: document["kind"])
+def test_a_report_of_the_earlier_system_is_called_one(document: dict[str, object]) -> None:
+    codes, text = verdict(dump(document))
+    assert codes == {"LEGACY_SCHEMA"}
+    assert "was written by the earlier system" in text
+    assert repr(document["kind"]) in text
+
+
+@pytest.mark.parametrize("document", [{}, {"kind": "recall"}, {"schema_version": 1}, {"config": {}}])
+def test_what_only_lacks_a_schema_is_not_called_the_earlier_systems(document: dict[str, object]) -> None:
+    codes, text = verdict(dump(document))
+    assert codes == {"LEGACY_SCHEMA"}
+    assert "names no schema" in text
