@@ -180,6 +180,10 @@ def _trust(policy: Policy, *, has_runner: bool = False) -> Check:
 
 
 def _models(station: Station) -> Iterator[Check]:
+    for name, value in sorted(station.environment.items()):
+        if name.startswith("KAKEYA_MODEL_") and value and not os.path.isdir(os.path.expanduser(value)):
+            fix = "correct it, or unset it"
+            yield Check(f"models: {name}", Level.FAIL, name, f"it is {value!r}, which is no folder", fix)
     for preset in station.presets.values():
         if not preset.models or preset.runs_repo_code:
             continue

@@ -1,8 +1,9 @@
 """Where ``${model:NAME}`` lies on this machine, and what stands in for a model that is not there.
 
-Places, first hit wins: the policy file; ``KAKEYA_MODEL_<NAME>``; ``~/kakeya-models/<name>``;
-``models/<name>`` of the workload (only for presets that run the workload's code: it is the requester's data);
-and, for a preset that names a shipped model itself, the folder beside the installed engine.
+Places, first hit wins: the policy file; ``KAKEYA_MODEL_<NAME>``, which must name a folder where it is set;
+``~/kakeya-models/<name>``; ``models/<name>`` of the workload (only for presets that run the workload's code:
+it is the requester's data); and, for a preset that names a shipped model itself, the folder beside the
+installed engine.
 
 A preset may also name a shipped model that *stands in* for one the machine has not. That is for machines
 without Metal, where the preset can then still be tried; a Mac's figures are those of the named model, or the
@@ -13,6 +14,7 @@ is not whole is refused, because a model loader would only say that a file is co
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,12 +71,15 @@ class Places:
     workload: Path | None = None
 
     def of(self, name: str) -> list[tuple[str, Path | None]]:
-        """Every place of one model in order, with its name for people; None: that place is not set."""
+        """Every place of one model in order, with its name for people; None: that place is not set.
+
+        Raises:
+            ModelMissing: The variable of the environment names something that is no folder.
+        """
         variable = "KAKEYA_MODEL_" + name.upper().replace("-", "_")
-        value = self.environment.get(variable)
         places = [
             (f"models.{name} in the policy", self.configured.get(name)),
-            (variable, Path(value).expanduser() if value else None),
+            (variable, self._named(variable)),
             (f"~/kakeya-models/{name}", self.home / "kakeya-models" / name),
         ]
         if self.workload is not None:
@@ -83,13 +88,25 @@ class Places:
             places.append(("the engine's shipped models", shipped(name)))
         return places
 
+    def _named(self, variable: str) -> Path | None:
+        """The folder that a variable names; None: it is not set."""
+        value = self.environment.get(variable)
+        if not value:
+            return None
+        folder = Path(os.path.expanduser(value))
+        if not folder.is_dir():
+            raise ModelMissing(
+                f"{variable} is {value!r}, which is no folder", "correct it on the runner, or unset it there"
+            )
+        return folder
+
 
 def resolve(needs: Sequence[ModelNeed], places: Places) -> dict[str, Found]:
     """The folder of each model of a preset, by the name the preset gives it.
 
     Raises:
         ModelMissing: A model is in no place, and nothing stands in for it here; the message lists the places.
-            Or a folder is not whole.
+            Or a folder is not whole, or a variable of the environment names none.
     """
     own = {need.name: _own(need.name, places) for need in needs}
     missing = [need for need in needs if own[need.name] is None]

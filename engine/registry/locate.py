@@ -1,9 +1,9 @@
 """An entry of a registry → where its files lie on this machine, or the places that were looked at.
 
-Places of a published model, the first that is a folder: ``KAKEYA_MODEL_<FOLDER>`` of the environment;
-``~/kakeya-models/<folder>``; the hub's cache. Nothing here uses the network but `fetch`, and that is only for
-who asks for it in so many words. It takes weights in safetensors files, configurations and tokenizers: no
-Python, and nothing that would be unpickled.
+Places of a published model, the first that is a folder: ``KAKEYA_MODEL_<FOLDER>`` of the environment, which
+must name one where it is set; ``~/kakeya-models/<folder>``; the hub's cache. Nothing here uses the network
+but `fetch`, and that is only for who asks for it in so many words. It takes weights in safetensors files,
+configurations and tokenizers: no Python, and nothing that would be unpickled.
 """
 
 import os
@@ -69,11 +69,18 @@ class Places:
         return places
 
     def folders(self, source: Published) -> list[tuple[str, Path | None]]:
-        """Those of them that people fill by themselves."""
+        """Those of them that people fill by themselves.
+
+        Raises:
+            ConfigurationError: the variable names something that is no folder.
+        """
         variable = variable_of(source.folder)
         value = self.environment.get(variable)
+        named = Path(os.path.expanduser(value)) if value else None
+        if named is not None and not named.is_dir():
+            raise ConfigurationError(f"{variable} is {value!r}, which is no folder; correct it, or unset it")
         return [
-            (variable, Path(os.path.expanduser(value)) if value else None),
+            (variable, named),
             (f"~/kakeya-models/{source.folder}", self.home / "kakeya-models" / source.folder),
         ]
 
@@ -124,6 +131,7 @@ def locate(entry: ModelEntry, places: Places) -> Located:
     """Find the files of an entry, target and drafter.
 
     Raises:
+        ConfigurationError: a variable of the environment names a folder for one of them that is not there.
         ModelNotHere: one of them is in none of its places; the message lists them and says what to do.
     """
     target = _folder(entry, "target", entry.target, places)

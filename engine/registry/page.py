@@ -19,8 +19,8 @@ def registry_markdown(registry: Registry) -> str:
         *(_row(entry) for entry in registry.entries),
         "\nA folder is looked for where its variable points (`"
         + variable_of("qwen3-4b")
-        + "` for `qwen3-4b`), then in `~/kakeya-models/`, then in the hub's cache. The drafter has "
-        "prompt look-ups beside it where that is said.\n",
+        + "` for `qwen3-4b`; one that names no folder is an error), then in `~/kakeya-models/`, then in the "
+        "hub's cache. The drafter has prompt look-ups beside it where that is said.\n",
         "## Shapes\n",
         "A folder that holds a target of another shape is refused, and so is a drafter for another target.\n",
         "| model | hidden size | layers | vocabulary | head dimensions | drafter reads | mask | block |\n"

@@ -3,7 +3,7 @@
 import time
 from importlib.metadata import version as installed_version
 
-from engine.errors import ModelNotHere
+from engine.errors import ConfigurationError, ModelNotHere
 from engine.registry.channels import SEPARATOR
 from engine.registry.entries import ModelEntry
 from engine.registry.locate import Places, locate
@@ -55,7 +55,7 @@ def _cards(service: Service, entry: ModelEntry) -> list[ModelCard]:
     here, said = True, None
     try:
         locate(entry, Places.of_machine())
-    except ModelNotHere as error:
+    except (ModelNotHere, ConfigurationError) as error:
         here, said = False, str(error)
     about = {
         "summary": entry.summary,

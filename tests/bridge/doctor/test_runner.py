@@ -48,6 +48,16 @@ def test_every_check_of_a_plain_machine(bench: Bench, tmp_path: Path) -> None:
     assert found["models: throughput"].level is Level.OK
 
 
+def test_a_variable_that_names_no_model_folder_is_a_failure(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KAKEYA_MODEL_GEMMA_4_26B_A4B", "/absent")
+    found = checks(tmp_path)
+    named = found["models: KAKEYA_MODEL_GEMMA_4_26B_A4B"]
+    assert (named.level, named.finding) == (Level.FAIL, "it is '/absent', which is no folder")
+    assert found["models: throughput"].level is Level.WARN
+
+
 def test_a_policy_that_is_wrong_is_a_failure(bench: Bench, tmp_path: Path) -> None:
     bench.policy("nonsense = 1\n")
     found = checks(tmp_path)["policy"]

@@ -56,6 +56,19 @@ def test_the_places_are_tried_in_order(tmp_path: Path, metal: bool) -> None:
     assert found(configured={}, environment={}) == workload / "models" / "big"
 
 
+@pytest.mark.parametrize("metal", [True, False])
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_a_variable_that_names_no_folder_is_an_error_whatever_lies_elsewhere(
+    tmp_path: Path, metal: bool, elsewhere: bool
+) -> None:
+    if elsewhere:
+        at_home(tmp_path, "big")
+    here = places(tmp_path, metal=metal, environment={"KAKEYA_MODEL_BIG": "/absent"})
+    with pytest.raises(ModelMissing, match="KAKEYA_MODEL_BIG is '/absent', which is no folder") as caught:
+        models.resolve([TARGET, DRAFTER], here)
+    assert caught.value.remedy == "correct it on the runner, or unset it there"
+
+
 def test_without_metal_the_shipped_models_stand_in_and_say_so(tmp_path: Path) -> None:
     found = models.resolve([TARGET, DRAFTER], places(tmp_path))
     assert found == {

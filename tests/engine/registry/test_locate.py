@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import huggingface_hub.constants
@@ -77,8 +78,20 @@ def test_the_first_place_that_is_a_folder_is_taken(tmp_path: Path):
     assert locate(entry, places(tmp_path)).target == at_home
     named = folder(tmp_path, "named")
     assert locate(entry, places(tmp_path, KAKEYA_MODEL_M_4B_1=str(named))).target == named
-    absent = str(tmp_path / "absent")
-    assert locate(entry, places(tmp_path, KAKEYA_MODEL_M_4B_1=absent)).target == at_home
+    assert locate(entry, places(tmp_path, KAKEYA_MODEL_M_4B_1="")).target == at_home, "as if it were not set"
+
+
+@pytest.mark.parametrize("value", ["/absent", "~no-such-user/m", "a file"])
+def test_a_variable_that_names_no_folder_is_an_error_whatever_lies_elsewhere(tmp_path: Path, value: str):
+    entry = ModelEntry("m", "s", Published("m-4b.1", "Owner/M-4B"))
+    folder(tmp_path, "home", "kakeya-models", "m-4b.1")
+    if value == "a file":
+        value = str(tmp_path / "file")
+        Path(value).write_text("")
+    said = re.escape(f"KAKEYA_MODEL_M_4B_1 is {value!r}, which is no folder; correct it, or unset it")
+    for find in (locate, fetch):
+        with pytest.raises(ConfigurationError, match=f"^{said}$"):
+            find(entry, places(tmp_path, KAKEYA_MODEL_M_4B_1=value))
 
 
 def test_a_pair_is_found_with_look_ups_beside_its_drafter_where_the_entry_says(tmp_path: Path):
@@ -108,9 +121,7 @@ def test_what_is_in_no_place_is_refused_with_the_places_and_what_to_do(tmp_path:
     )
     alone = ModelEntry("m", "s", Published("m"))
     with pytest.raises(ModelNotHere, match=r"name its folder in KAKEYA_MODEL_M$"):
-        locate(alone, places(tmp_path, KAKEYA_MODEL_M="/absent"))
-    with pytest.raises(ModelNotHere, match=r"KAKEYA_MODEL_M \(not there\)"):
-        locate(alone, places(tmp_path, KAKEYA_MODEL_M="~no-such-user/m"))
+        locate(alone, places(tmp_path))
 
 
 def test_given_folders_and_texts_are_handed_on_as_they_are(tmp_path: Path):
