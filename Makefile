@@ -33,8 +33,8 @@ slow: $(STAMP) ## the longer tests: whole tables of what make test takes a sampl
 	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m 'slow and not e2e and not exhaustive' --timeout=600 --durations=20
 
 e2e: $(STAMP) ## the end-to-end tests: whole programs over real servers and the shipped pair
-	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder -m 'e2e and not quiet and not exhaustive' --timeout=600 --durations=20
-	@$(BIN)/python -m pytest -q -m 'e2e and quiet and not exhaustive' --timeout=600 --durations=20
+	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder -m 'e2e and not quiet and not exhaustive' --durations=20
+	@$(BIN)/python -m pytest -q -m 'e2e and quiet and not exhaustive' --durations=20
 
 N ?= 1000
 SEED ?= 1

@@ -43,6 +43,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.exhaustive if rest[test] % slow else pytest.mark.slow)
                 rest[test] += 1
             seen[test] += 1
+    # Whole programs take longer than the limit of all tests, whoever runs them: `make e2e` or a runner's job.
+    for item in items:
+        if item.get_closest_marker("e2e") and not item.get_closest_marker("exhaustive"):
+            item.add_marker(pytest.mark.timeout(600))
     # The longest begin first, so that no worker is busy with one of them when the others have nothing left.
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
 

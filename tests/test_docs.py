@@ -26,3 +26,58 @@ def test_relative_links_lead_somewhere(page: Path):
     targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text)
     missing = [t for t in targets if not t.startswith(("http:", "https:")) and not (page.parent / t).exists()]
     assert not missing
+
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+# A path in plain text: a folder with its slash, or a file of a kind that the repository holds.
+_PATH = re.compile(r"(?<![\w./-])(?:[\w.-]+/)*(?:[\w.-]+/|[\w-]+\.(?:py|toml|json|md|sh|ya?ml|txt))(?![\w/])")
+
+
+def tree_lines() -> list[tuple[str, list[str], list[str]]]:
+    """Of README's tree, each line's section, the names it is about, and the paths in its text."""
+    block = README.partition("## The house\n\n```\n")[2].partition("\n```")[0]
+    section, about, lines = "", [""], []
+    for line in block.splitlines():
+        words = line.split()
+        names = []
+        while words and _PATH.fullmatch(words[0]):
+            names.append(words.pop(0))
+        if not line.startswith(" "):
+            section, names = names[0], []
+            about = [""]
+        elif names and len(line) - len(line.lstrip()) < 10:
+            about = [name for name in names if name.endswith("/")] or [""]
+        else:  # the text of the line above goes on
+            words, names = [*names, *words], []
+        lines.append((section, names, [*about, *_PATH.findall(" ".join(words))]))
+    return lines
+
+
+def test_every_path_in_the_tree_of_the_readme_exists():
+    lines = tree_lines()
+    assert len(lines) > 30
+    missing = []
+    for section, names, (*rest,) in lines:
+        folders = [ROOT / section / folder for folder in ("", *(word for word in rest if word.endswith("/")))]
+        missing += [section] if not (ROOT / section).is_dir() else []
+        for name in [*names, *rest]:
+            if name and not any((folder / name).exists() for folder in [*folders, ROOT]):
+                missing.append(f"{section}: {name}")
+    assert not missing
+
+
+def test_every_path_of_the_repository_that_the_readme_names_exists():
+    tops = {path.name for path in ROOT.iterdir() if path.is_dir()} - {".venv"}
+    named = re.findall(r"(?<![\w/.-])((?:[\w.-]+/)+[\w.-]*)", README)
+    found = [path for path in named if path.partition("/")[0] in tops]
+    assert len(found) > 10
+    assert not [path for path in found if not (ROOT / path.rstrip(".")).exists()]
+
+
+def test_the_readme_says_what_a_client_needs_and_what_no_mac_has_run():
+    plain = " ".join(README.split())
+    assert "nothing but git" not in plain
+    assert "the client git and Python 3.11 or later" in plain
+    section = README.partition("## What has never run on a Mac\n")[2].partition("\n## ")[0]
+    for word in ("Metal", "setup_mac.sh", "sandbox-exec", "launchd", "make demo"):
+        assert word in section

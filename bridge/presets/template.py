@@ -1,10 +1,9 @@
 """From a preset and checked values to the argv of a child process.
 
 An element is a literal, a placeholder, or ``--flag=`` and a placeholder; a placeholder never stands inside
-other text, so no value can break out of its element. ``{name}`` is a parameter (no element, where it is an
-empty repo-path); ``{name?--flag}`` is that
-flag where the boolean parameter is true, and no element where it is false. ``${kind}`` and ``${kind:name}``
-are resolved on the machine that runs:
+other text, so no value can break out of its element. ``{name}`` is a parameter, and no element where that is
+an empty repo-path; ``{name?--flag}`` is that flag where the boolean parameter is true, and no element where
+it is false. ``${kind}`` and ``${kind:name}`` are resolved on the machine that runs:
 
     ${engine}        the installed engine: interpreter, -I, -m, engine      (several elements)
     ${bridge}        the installed bridge, likewise                         (several elements)

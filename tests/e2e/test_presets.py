@@ -67,7 +67,7 @@ WORKLOAD = {
         "import pytest\n\n\n@pytest.mark.integration\ndef test_whole() -> None:\n    assert True\n\n\n"
         "def test_of_another_kind() -> None:\n    raise AssertionError\n"
     ),
-    "pytest.ini": "[pytest]\nmarkers =\n    integration: whole programs\n",
+    "pytest.ini": "[pytest]\naddopts = --strict-markers\nmarkers =\n    integration: whole programs\n",
     "reports/report.json": reports.dump(reports.throughput()).decode(),
 }
 POLICY = '  "--kv={kv}",\n'
