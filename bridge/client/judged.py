@@ -14,10 +14,12 @@ from dataclasses import dataclass
 
 from bridge import presets
 from bridge.bus.results import Believed
-from bridge.errors import PresetError
+from bridge.errors import EvidenceError, PresetError
 from bridge.evidence.gate import Binding, Judgement
 from bridge.evidence.gate import judge as gate
 from bridge.evidence.promised import broken_promises
+from bridge.evidence.verification import NAME as VERIFICATION
+from bridge.evidence.verification import Verification, parse_verification
 from bridge.manifest import parse_time
 from bridge.presets import Promise
 from bridge.result import EXIT_CODES, Reason, Result, Status, Verdict, Violation
@@ -33,11 +35,13 @@ class Judged:
         believed: The result.
         judgements: What the gate installed here says of each report, by path.
         verdict: The runner's, or `rejected` where the runner passed what this gate does not.
+        verification: What a runner that replayed another request's report found; None: it replayed none.
     """
 
     believed: Believed
     judgements: Mapping[str, Judgement]
     verdict: Verdict
+    verification: Verification | None = None
 
     @property
     def exit_code(self) -> int:
@@ -61,8 +65,43 @@ def judge(believed: Believed) -> Judged:
         for file in result.files
         if file.role == "evidence"
     }
-    violations = _broken(result, judgements) if result.verdict.status is Status.PASSED else []
-    return Judged(believed, judgements, _rejected(violations) if violations else result.verdict)
+    verification, faults = _verification(believed)
+    violations = []
+    if result.verdict.status is Status.PASSED:
+        violations = [*_broken(result, judgements), *faults]
+    verdict = _rejected(violations) if violations else result.verdict
+    return Judged(believed, judgements, verdict, verification)
+
+
+def _verification(believed: Believed) -> tuple[Verification | None, list[Violation]]:
+    """The record of a result whose preset replays a report, and what is wrong with it."""
+    result, data = believed.result, believed.files.get(VERIFICATION)
+    if not _replays(result.preset):
+        return None, []
+    if data is None:
+        message = f"the preset {result.preset} promises {VERIFICATION}, and the result does not hold it"
+        return None, [Violation(code="NO_EVIDENCE", message=message)]
+    try:
+        record = parse_verification(data)
+    except EvidenceError as error:
+        return None, [Violation(code="SCHEMA", message=error.message, file=VERIFICATION)]
+    faults = []
+    if record.request is None or record.request.nonce != result.nonce:
+        faults.append(("WRONG_REQUEST", "the record answers another request"))
+    if record.runners is None or record.runners.verifier.id != result.runner.id:
+        faults.append(("WRONG_REQUEST", "the record names another runner as the one that verified"))
+    if not record.confirmed:
+        refuted = ", ".join(record.refuted_rows[:5])
+        faults.append(("CLAIM_NOT_MET", f"the record refutes the report: {refuted}"))
+    return record, [Violation(code=code, message=message, file=VERIFICATION) for code, message in faults]
+
+
+def _replays(preset: str | None) -> bool:
+    """Whether a preset replays another request's report."""
+    try:
+        return preset is not None and presets.get(preset).replays
+    except PresetError:
+        return False
 
 
 def _broken(result: Result, judgements: Mapping[str, Judgement]) -> list[Violation]:

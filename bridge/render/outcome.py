@@ -18,9 +18,20 @@ from bridge.result import RESULT_NAME, Phase, RunStatus, Status, parse_result
 if TYPE_CHECKING:
     from bridge.client.judged import Judged
     from bridge.client.runs import RunView
+    from bridge.evidence.verification import Verification
 
 # Keys of `outcome_json` below which the runner, or whoever wrote the result, has the word.
-FROM_BUS = ("files", "message", "params", "phase_seconds", "preset", "result_ref", "runner", "violations")
+FROM_BUS = (
+    "files",
+    "message",
+    "params",
+    "phase_seconds",
+    "preset",
+    "result_ref",
+    "runner",
+    "verification",
+    "violations",
+)
 
 _MESSAGE_LIMIT = 4000  # what a result may hold
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
@@ -57,6 +68,7 @@ def outcome_json(judged: Judged) -> dict[str, Any]:
         "authenticity": _line(believed.sentence),
         "phase_seconds": result.phase_seconds,
         "files": [file.model_dump() for file in result.files],
+        "verification": judged.verification and judged.verification.model_dump(mode="json", by_alias=True),
     }
 
 
@@ -77,8 +89,30 @@ def outcome_lines(judged: Judged) -> Iterator[str]:
             yield f"  model    {_line(fact.removeprefix('model:'))}: {_line(str(value))}"
     yield f"  request  {result.request_commit}"
     yield f"  result   {believed.commit} on {_line(believed.ref)}"
+    if judged.verification is not None:
+        yield from (f"  {line}" for line in verification_lines(judged.verification))
     for file in result.files:
         yield f"           {file.role:<8} {_line(file.path)} ({file.bytes} bytes)"
+
+
+def verification_lines(record: Verification) -> Iterator[str]:
+    """What a replay of a report found, for people. Each is one line."""
+    drawn = sum(row.drawn for row in record.rows)
+    request = "" if record.report.nonce is None else f" of request {record.report.nonce}"
+    yield f"{record.verdict.upper()}  report {record.report.sha256[:12]}{request}"
+    if record.runners is not None:
+        made, by = record.runners.report.name, record.runners.verifier.name
+        yield f"  made on  {_line(made)}, verified on {_line(by)}" + (
+            ": the same runner" if record.runners.same else ": another runner"
+        )
+    yield (
+        f"  replayed {drawn} drawn rows of {record.draw.rows} and {len(record.rows) - drawn} more,"
+        f" --seed {record.draw.seed}"
+    )
+    for finding in record.findings:
+        yield f"  {_line(finding.where)}: {finding.check}: {_line(finding.message)}"
+    for note in record.notes:
+        yield f"  note     {_line(note)}"
 
 
 def status_line(
