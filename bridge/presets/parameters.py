@@ -122,7 +122,7 @@ def _check_text(where: str, parameter: Parameter, value: str) -> None:
         _check_path(where, parameter, value)
     elif parameter.format == "request" and not _HANDLE.fullmatch(value):
         raise ParameterError(
-            f"{where}: {_shown(value)} is not a handle: the nonce of a finished request, the beginning of one,"
+            f"{where}: {_shown(value)} is not a handle: a finished request's nonce, the beginning of one,"
             " or its branch",
             "see: kakeya_mac history",
         )

@@ -101,7 +101,7 @@ def check(preset: Preset) -> None:
     replayed = {match["name"] for match in _matches(preset) if match["kind"] == "replay"}
     if {name for name, item in preset.params.items() if item.format == "request"} != replayed:
         raise PresetError(
-            f"preset {preset.name}: ${{replay:PARAM}} goes with a parameter of the format request, and none else"
+            f"preset {preset.name}: ${{replay:PARAM}} goes with a parameter of the format request"
         )
     if preset.workspace == "none" and any(item.format == "repo-path" for item in preset.params.values()):
         raise PresetError(f"preset {preset.name}: a repo-path parameter needs workspace = paths or full")

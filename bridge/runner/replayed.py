@@ -81,7 +81,8 @@ def find(git: Git, station: Station, handle: str) -> Report:
 def folders(station: Station, name: str) -> list[Path]:
     """Where the models of an installed preset lie on this machine.
 
-    None where it is not installed, or they are not here: then the shipped ones do, or the engine says which lacks.
+    None where it is not installed, or they are not here: then the shipped ones do, or the engine says what
+    is missing.
     """
     preset = station.installed.get(name)
     if preset is None:

@@ -1,8 +1,8 @@
 """Which folders on this machine hold the models that a report names, told by the digests of their weights.
 
 Looked at, in this order: the folder that was given; the shipped models, and folders given for any role; the
-environment's ``KAKEYA_MODEL_…``, ``~/kakeya-models`` and the hub's cache, where a folder has the name that the
-report gives. Names choose which folders are hashed, digests decide. A path in a report is never opened.
+environment's ``KAKEYA_MODEL_…``, ``~/kakeya-models`` and the hub's cache, where a folder has the name that
+the report gives. Names choose which folders are hashed, digests decide. A path in a report is never opened.
 """
 
 import os
