@@ -15,6 +15,7 @@ from bridge.bus.git import Git
 from bridge.bus.results import believe
 from bridge.client.lookup import look_up
 from bridge.errors import ResultError, UnknownHandle
+from bridge.evidence.parse import parse
 from bridge.presets.template import model_flags
 from bridge.result import Reason, RunnerFacts
 from bridge.runner import models
@@ -58,7 +59,7 @@ def find(git: Git, station: Station, handle: str) -> Report:
 
     Raises:
         Refusal: No request, or several, are called so; it has no result yet, or none that can be believed; or
-            that holds no report.
+            that holds no report of this request.
         RemoteUnreachable: The remote did not answer.
     """
     try:
@@ -75,7 +76,13 @@ def find(git: Git, station: Station, handle: str) -> Report:
             f"the result of {found.nonce} ({result.preset}, {result.verdict.status}) holds {len(reports)}"
             " evidence reports, and one is verified"
         )
-    return Report(found.nonce, result.preset, result.runner, believed.sentence, believed.files[reports[0]])
+    data = believed.files[reports[0]]
+    report, faults = parse(data)
+    if report is None:
+        raise _refused(f"the report of {found.nonce} cannot be read: {faults[0].message}")
+    if report.request is None or report.request.nonce != found.nonce:
+        raise _refused(f"the report in the result of {found.nonce} is not of that request")
+    return Report(found.nonce, result.preset, result.runner, believed.sentence, data)
 
 
 def folders(station: Station, name: str) -> list[Path]:
