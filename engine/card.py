@@ -70,10 +70,10 @@ def card_of(path: Path, files: list[Path], model: Any) -> ModelCard:
             total += values - sum(array.size for array in stored if array is not None)
     packing = ", ".join(name for name, _ in packings.most_common()) or None
     dtype = kinds.most_common(1)[0][0] if kinds else "none"
-    return ModelCard(_identity(path), digest(files), dtype, packing, int(total))
+    return ModelCard(identity(path), digest(files), dtype, packing, int(total))
 
 
-def _identity(path: Path) -> str:
+def identity(path: Path) -> str:
     """A name for the report: where the model is inside this package, else its folder's name."""
     resolved = path.resolve()
     package = Path(__file__).resolve().parent.parent

@@ -136,6 +136,7 @@ def pages() -> dict[str, str]:
     from bridge import manifest, result
     from bridge.bus import card
     from bridge.cli import cli as bridge_cli
+    from bridge.evidence import verification
     from engine.cli import group as engine_cli
     from engine.server.serve import openapi_document
 
@@ -156,6 +157,7 @@ def pages() -> dict[str, str]:
         "docs/schema/runner.json": schema_text(card.json_schema()),
         "docs/schema/evidence.json": (ROOT / "bridge/evidence/schema.json").read_text(encoding="utf-8"),
         "bridge/evidence/prompt_sets.json": prompt_sets_text(),
+        "docs/schema/verification.json": schema_text(verification.Verification.model_json_schema()),
         "docs/schema/server-openapi.json": schema_text(openapi_document()),
         "scripts/requirements-build.txt": build_requirements(),
         "docs/schema/preset.json": (ROOT / "bridge/presets/schema.json").read_text(encoding="utf-8"),

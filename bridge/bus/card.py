@@ -94,7 +94,7 @@ class Property(_Record):
     maximum: Bound | None = None
     pattern: Text | None = None
     maxLength: Annotated[int, Field(ge=1, le=4096)] | None = None  # noqa: N815 - as JSON Schema writes it
-    format: Literal["repo-path"] | None = None
+    format: Literal["repo-path", "request"] | None = None
     prefix: Word | None = None
     suffix: Word | None = None
 

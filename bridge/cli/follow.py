@@ -21,13 +21,21 @@ from bridge.cli import echo_json, note_untrusted
 from bridge.client.remotes import Remote
 from bridge.client.watch import Update, watch
 from bridge.errors import WaitTimeout
-from bridge.render.outcome import FROM_BUS, done_line, outcome_json, outcome_lines, status_line
-from bridge.result import Phase
+from bridge.render.outcome import (
+    FROM_BUS,
+    done_line,
+    outcome_json,
+    outcome_lines,
+    status_line,
+    verification_lines,
+)
+from bridge.result import Phase, Status
 from bridge.settings import Settings
 
 if TYPE_CHECKING:
     from bridge.cli.attending import Attending
     from bridge.client.judged import Judged
+    from bridge.client.verified import Verified
 
 # Seconds to wait, by how many older requests wait, too; None: not known.
 Expectation = Callable[[int | None], float | None]
@@ -133,8 +141,21 @@ def present(
     extra: dict[str, Any] | None = None,
     outcome: Callable[[dict[str, Any]], object] | None = None,
     allow_unsigned: bool = False,
+    replay: Callable[[Believed], Verified] | None = None,
 ) -> int:
-    """Judge a believed result, show it (and with `output` save it); returns the exit code of its status."""
+    """Judge a believed result, show it (and with `output` save it); returns the exit code of its status.
+
+    Args:
+        settings: The client's.
+        believed: The result.
+        fetched: Where its bytes are.
+        as_json: One JSON line instead of text.
+        output: Folder to save the result in.
+        extra: More keys for the JSON line.
+        outcome: Is given the JSON document, also when text is shown.
+        allow_unsigned: Whether a pass counts that no trusted key signed.
+        replay: Replays the report of a result that passed; what it finds may change the exit code.
+    """
     from bridge import presets
     from bridge.client.judged import judge
     from bridge.client.save import save
@@ -145,18 +166,29 @@ def present(
         installed=presets.load_all(settings.presets),
         allow_unsigned=allow_unsigned or settings.allow_unsigned,
     )
+    passed = judged.verdict.status is Status.PASSED
+    verified = replay(believed) if replay is not None and passed else None
+    code = verified.exit_code if verified is not None and verified.exit_code else judged.exit_code
     if outcome is not None:
         outcome(outcome_json(judged))
     if output is not None:
         save(believed, fetched, output)
+        if verified is not None:
+            verified.save(output)
     if as_json:
         saved = {} if output is None else {"output": str(output)}
-        echo_json({**(extra or {}), **outcome_json(judged), **saved}, untrusted=(*FROM_BUS, "runners"))
+        replayed = (
+            {} if replay is None else {"verification": verified and verified.as_json(), "exit_code": code}
+        )
+        document = {**(extra or {}), **outcome_json(judged), **saved, **replayed}
+        echo_json(document, untrusted=(*FROM_BUS, "runners"))
     else:
         _show(judged, output)
+        for line in () if verified is None else verification_lines(verified.record):
+            click.echo(line)
     for line in unverified_lines(judged):
         click.echo(line, err=True)
-    return judged.exit_code
+    return code
 
 
 def _watched(

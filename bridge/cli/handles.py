@@ -5,8 +5,10 @@ A request that `prune` has retired is found in the archive.
 
 from __future__ import annotations
 
+import sys
 import time
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from bridge.bus.results import Believed, FetchedResult
     from bridge.client.lookup import Lookup
     from bridge.client.remotes import Remote
+    from bridge.client.verified import Verified
     from bridge.client.watch import Update
     from bridge.settings import Settings
 
@@ -195,29 +198,61 @@ def logs(handle: str, remote: str | None, as_json: bool, allow_unsigned: bool) -
 Examples:
   kakeya_mac result 20260301t120000z0123456789ab
   kakeya_mac result mac-bridge/probe-20260301t120000z0123456789ab -o out/ --json
+  kakeya_mac result 20260301t12 --verify 6 -o out/
 
 Exit code: that of the result's status; 3 when it cannot be believed, answers something else than was asked,
-or this client's gate rejects its evidence; 4 when there is none yet; 7 when it passed and no key that is
-trusted here signed it."""
+this client's gate rejects its evidence, or --verify refutes it; 4 when there is none yet; 6 when it cannot be
+replayed here; 7 when it passed and no key that is trusted here signed it."""
 )
 @handle_options
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Save every published file."
 )
+@click.option(
+    "--verify",
+    "sample",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Replay the report here: draw N rows, and run the models it names over them.",
+)
 @allow_unsigned_option
-def result(handle: str, remote: str | None, as_json: bool, output: Path | None, allow_unsigned: bool) -> int:
+def result(
+    handle: str,
+    remote: str | None,
+    as_json: bool,
+    output: Path | None,
+    sample: int | None,
+    allow_unsigned: bool,
+) -> int:
     """Fetch the result of HANDLE, check digests and signature, judge its evidence, and show or save it.
 
-    Results are files of git commits; nothing is checked out, nothing is left in this clone.
+    Results are files of git commits; nothing is checked out, nothing is left in this clone. With --verify the
+    report of a result that passed is replayed by the engine that is installed here, with the models it names;
+    -o then saves verification.json, too, signed with this client's key where there is one.
     """
     from bridge.cli.follow import present
     from bridge.errors import WaitTimeout
 
-    config, _, _, found = _find(handle, remote)
+    config, git, _, found = _find(handle, remote)
     believed = _believed(config, found, allow_unsigned)
     if believed is None:
         raise WaitTimeout(f"{found.nonce} has no result yet", f"kakeya_mac wait {found.nonce}")
-    return present(config, *believed, as_json=as_json, output=output, allow_unsigned=allow_unsigned)
+    replay = None if sample is None else partial(_replayed, config, git, sample)
+    return present(
+        config, *believed, as_json=as_json, output=output, allow_unsigned=allow_unsigned, replay=replay
+    )
+
+
+def _replayed(config: Settings, git: Git, sample: int, believed: Believed) -> Verified:
+    """Replay a result's report; the engine's table and progress go to standard error."""
+    from bridge.client.keys import Pen, choose
+    from bridge.client.verified import verify
+
+    pen = Pen(choose(config, git))
+    verified = verify(believed, sample, pen, output=sys.stderr.fileno())
+    for warning in pen.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    return verified
 
 
 def _find(handle: str, remote: str | None) -> tuple[Settings, Git, Remote, Lookup]:

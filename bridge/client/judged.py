@@ -19,10 +19,12 @@ from bridge import presets
 from bridge.bus.results import Believed
 from bridge.bus.standing import Standing
 from bridge.client.binding import Agreement, compare
-from bridge.errors import EXIT_UNVERIFIED, PresetError
+from bridge.errors import EXIT_UNVERIFIED, EvidenceError, PresetError
 from bridge.evidence.gate import Binding, Judgement
 from bridge.evidence.gate import judge as gate
 from bridge.evidence.promised import broken_promises
+from bridge.evidence.verification import NAME as VERIFICATION
+from bridge.evidence.verification import Verification, parse_verification
 from bridge.manifest import parse_time
 from bridge.presets import Preset
 from bridge.result import EXIT_CODES, Reason, Result, Status, Verdict, Violation
@@ -41,6 +43,7 @@ class Judged:
             passed what this gate does not.
         agreement: Where request, result and reports differ.
         allow_unsigned: Whether a pass counts that no trusted key signed.
+        verification: What a runner that replayed another request's report found; None: it replayed none.
     """
 
     believed: Believed
@@ -48,6 +51,7 @@ class Judged:
     verdict: Verdict
     agreement: Agreement = field(default_factory=Agreement)
     allow_unsigned: bool = False
+    verification: Verification | None = None
 
     @property
     def verified(self) -> bool:
@@ -93,13 +97,37 @@ def judge(
     passed = result.verdict.status is Status.PASSED
     read = {path: each.report for path, each in judgements.items() if each.report is not None}
     agreement = compare(believed.asked, result, read if passed else {}, preset)
-    violations = _broken(result, judgements, preset) if passed else []
+    verification, faults = _verification(believed, preset)
+    violations = [*_broken(result, judgements, preset), *faults] if passed else []
     verdict = result.verdict
     if agreement.differences:
         verdict = _unbound(agreement, violations)
     elif violations:
         verdict = _rejected(violations)
-    return Judged(believed, judgements, verdict, agreement, allow_unsigned)
+    return Judged(believed, judgements, verdict, agreement, allow_unsigned, verification)
+
+
+def _verification(believed: Believed, preset: Preset | None) -> tuple[Verification | None, list[Violation]]:
+    """The record of a result whose preset replays a report, and what is wrong with it."""
+    result, data = believed.result, believed.files.get(VERIFICATION)
+    if preset is None or not preset.replays:
+        return None, []
+    if data is None:
+        message = f"the preset {result.preset} promises {VERIFICATION}, and the result does not hold it"
+        return None, [Violation(code="NO_EVIDENCE", message=message)]
+    try:
+        record = parse_verification(data)
+    except EvidenceError as error:
+        return None, [Violation(code="SCHEMA", message=error.message, file=VERIFICATION)]
+    faults = []
+    if record.request is None or record.request.nonce != result.nonce:
+        faults.append(("WRONG_REQUEST", "the record answers another request"))
+    if record.runners is None or record.runners.verifier.id != result.runner.id:
+        faults.append(("WRONG_REQUEST", "the record names another runner as the one that verified"))
+    if not record.confirmed:
+        refuted = ", ".join(record.refuted_rows[:5])
+        faults.append(("CLAIM_NOT_MET", f"the record refutes the report: {refuted}"))
+    return record, [Violation(code=code, message=message, file=VERIFICATION) for code, message in faults]
 
 
 def _broken(result: Result, judgements: Mapping[str, Judgement], preset: Preset | None) -> list[Violation]:

@@ -17,6 +17,8 @@ from bridge.manifest import ParamValue
 from bridge.presets.preset import Parameter, Preset
 
 MAX_PATH = 512
+# A nonce or a branch, or the beginning of either; never an option.
+_HANDLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9/_-]{3,199}")
 _COMPONENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+ -]*")
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _BOOLEANS = {"true": True, "false": False}
@@ -128,6 +130,12 @@ def _check_text(where: str, parameter: Parameter, value: str) -> None:
         raise ParameterError(f"{where}: {_shown(value)} does not match {parameter.pattern}")
     if parameter.format == "repo-path":
         _check_path(where, parameter, value)
+    elif parameter.format == "request" and not _HANDLE.fullmatch(value):
+        raise ParameterError(
+            f"{where}: {_shown(value)} is not a handle: a finished request's nonce, the beginning of one,"
+            " or its branch",
+            "see: kakeya_mac history",
+        )
 
 
 def _check_path(where: str, parameter: Parameter, value: str) -> None:

@@ -42,7 +42,7 @@ class Parameter:
     maximum: float | None = None
     pattern: str | None = None
     max_length: int = DEFAULT_LENGTH
-    format: Literal["repo-path"] | None = None
+    format: Literal["repo-path", "request"] | None = None
     prefix: str = ""
     suffix: str = ""
 
@@ -145,6 +145,11 @@ class Preset:
     def evidence_kind(self) -> str | None:
         """The kind of the report it promises; None: none."""
         return None if self.evidence is None else self.evidence.kind
+
+    @property
+    def replays(self) -> bool:
+        """Whether it replays the report of another request."""
+        return any(parameter.format == "request" for parameter in self.params.values())
 
     @property
     def runs_repo_code(self) -> bool:

@@ -9,6 +9,8 @@ it is false. ``${kind}`` and ``${kind:name}`` are resolved on the machine that r
     ${bridge}        the installed bridge, likewise                         (several elements)
     ${python}        the interpreter
     ${request}       the flags that bind a report to this request           (several elements)
+    ${replay:PARAM}  the report of the request that a parameter names, where its models may lie, who made it
+                     and who verifies it                                    (several elements)
     ${model:NAME}    folder of a model                      ${env:NAME}  a variable of the runner
     ${out:NAME}      a file in the job's result folder
 """
@@ -25,9 +27,9 @@ from bridge.presets.preset import Preset
 
 Resolver = Callable[[str, str], list[str]]
 
-SEVERAL = frozenset({"engine", "bridge", "request"})
-NAMELESS = SEVERAL | {"python"}
-NAMED = frozenset({"model", "env", "out"})
+SEVERAL = frozenset({"engine", "bridge", "request", "replay"})
+NAMELESS = frozenset({"engine", "bridge", "request", "python"})
+NAMED = frozenset({"model", "env", "out", "replay"})
 _ELEMENT = re.compile(
     r"\{(?P<switch>[a-z][a-z0-9_]*)\?(?P<literal>--[a-z][a-z0-9-]*)\}"
     r"|(?P<flag>--[a-z][a-z0-9-]*=)?"
@@ -126,10 +128,16 @@ def check(preset: Preset) -> None:
             used.add(match["param"])
         else:
             _check_machine_value(preset, element, match)
+            used |= {match["name"]} if match["kind"] == "replay" else set()
             models |= {match["name"]} if match["kind"] == "model" else set()
     _check_declared(preset, "parameter", used, set(preset.params))
     _check_declared(preset, "model", models, {model.name for model in preset.models})
-    if preset.workspace == "none" and any(item.format for item in preset.params.values()):
+    replayed = {match["name"] for match in _matches(preset) if match["kind"] == "replay"}
+    if {name for name, item in preset.params.items() if item.format == "request"} != replayed:
+        raise PresetError(
+            f"preset {preset.name}: ${{replay:PARAM}} goes with a parameter of the format request"
+        )
+    if preset.workspace == "none" and any(item.format == "repo-path" for item in preset.params.values()):
         raise PresetError(f"preset {preset.name}: a repo-path parameter needs workspace = paths or full")
     if preset.evidence_kind is not None and "out" not in _kinds(preset):
         raise PresetError(f"preset {preset.name}: it promises evidence, but its argv has no ${{out:NAME}}")
@@ -165,9 +173,18 @@ def _check_declared(preset: Preset, what: str, used: set[str], declared: set[str
         raise PresetError(f"preset {preset.name}: the {what} {name!r} is declared but argv never uses it")
 
 
+def model_flags(preset: Preset) -> dict[str, str]:
+    """Names of models that the argv gives as the value of a flag, by that flag (``--model``)."""
+    found = [match for match in _matches(preset) if match["kind"] == "model" and match["flag"]]
+    return {match["flag"].removesuffix("="): match["name"] for match in found}
+
+
 def _kinds(preset: Preset) -> set[str]:
-    matches = (_ELEMENT.fullmatch(element) for element in preset.argv)
-    return {match["kind"] for match in matches if match and match["kind"]}
+    return {match["kind"] for match in _matches(preset) if match["kind"]}
+
+
+def _matches(preset: Preset) -> list[re.Match[str]]:
+    return [match for element in preset.argv if (match := _ELEMENT.fullmatch(element))]
 
 
 def _word(preset: Preset, name: str, value: ParamValue, *, bare: bool) -> str:

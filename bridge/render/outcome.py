@@ -18,6 +18,7 @@ from bridge.result import RESULT_NAME, Phase, RunStatus, Status, parse_result
 if TYPE_CHECKING:
     from bridge.client.judged import Judged
     from bridge.client.runs import RunView
+    from bridge.evidence.verification import Verification
 
 # Keys of `outcome_json` below which the runner, or whoever wrote the result, has the word.
 FROM_BUS = (
@@ -29,6 +30,7 @@ FROM_BUS = (
     "preset",
     "result_ref",
     "runner",
+    "verification",
     "violations",
 )
 
@@ -72,6 +74,7 @@ def outcome_json(judged: Judged) -> dict[str, Any]:
         "authenticity": _line(believed.sentence),
         "phase_seconds": result.phase_seconds,
         "files": [file.model_dump() for file in result.files],
+        "verification": judged.verification and judged.verification.model_dump(mode="json", by_alias=True),
     }
 
 
@@ -96,6 +99,8 @@ def outcome_lines(judged: Judged) -> Iterator[str]:
         yield f"  binding  not compared: {_line('; '.join(judged.agreement.not_compared))}"
     yield f"  request  {result.request_commit}"
     yield f"  result   {believed.commit} on {_line(believed.ref)}"
+    if judged.verification is not None:
+        yield from (f"  {line}" for line in verification_lines(judged.verification))
     for file in result.files:
         yield f"           {file.role:<8} {_line(file.path)} ({file.bytes} bytes)"
 
@@ -106,6 +111,26 @@ def unverified_lines(judged: Judged) -> Iterator[str]:
         known = _line(judged.believed.sentence)
         yield f"passed, but nobody vouches for it: {known} (exit code {EXIT_UNVERIFIED})"
         yield "  pin the runner's key: kakeya_mac runners trust --first; or accept it: --allow-unsigned"
+
+
+def verification_lines(record: Verification) -> Iterator[str]:
+    """What a replay of a report found, for people. Each is one line."""
+    drawn = sum(row.drawn for row in record.rows)
+    request = "" if record.report.nonce is None else f" of request {record.report.nonce}"
+    yield f"{record.verdict.upper()}  report {record.report.sha256[:12]}{request}"
+    if record.runners is not None:
+        made, by = record.runners.report.name, record.runners.verifier.name
+        yield f"  made on  {_line(made)}, verified on {_line(by)}" + (
+            ": the same runner" if record.runners.same else ": another runner"
+        )
+    yield (
+        f"  replayed {drawn} drawn rows of {record.draw.rows} and {len(record.rows) - drawn} more,"
+        f" --seed {record.draw.seed}"
+    )
+    for finding in record.findings:
+        yield f"  {_line(finding.where)}: {finding.check}: {_line(finding.message)}"
+    for note in record.notes:
+        yield f"  note     {_line(note)}"
 
 
 def status_line(

@@ -27,6 +27,8 @@ def bounds(parameter: Parameter) -> str:
         return f"path under {parameter.prefix or 'the workload'}" + (
             f", ending in {parameter.suffix}" if parameter.suffix else ""
         )
+    if parameter.format == "request":
+        return "handle of a finished request"
     length = f"at most {parameter.max_length} characters" if parameter.max_length != DEFAULT_LENGTH else ""
     if parameter.pattern:
         return f"matches {parameter.pattern}" + (f", {length}" if length else "")

@@ -274,7 +274,8 @@ class Job:
                 status=Status.REJECTED, reason=Reason.EVIDENCE, message=message, violations=(violation,)
             )
         if report is not None and name is not None:
-            self._record.files[name] = (report, "evidence")
+            # Of a preset that promises no report for the gate it is one about something else.
+            self._record.files[name] = (report, "evidence" if preset.evidence else "report")
         ending = of_ending(preset, ended)
         if ending is not None:
             return ending

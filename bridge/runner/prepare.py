@@ -16,7 +16,7 @@ from bridge.errors import MachineError, ParameterError, described
 from bridge.manifest import ParamValue
 from bridge.presets import Preset
 from bridge.result import Reason
-from bridge.runner import lfs, models, workspace
+from bridge.runner import lfs, models, replayed, workspace
 from bridge.runner.check import Refusal, places
 from bridge.runner.isolation.room import Room
 from bridge.runner.station import Station
@@ -27,7 +27,7 @@ COMPILING = "compiling kernels, once on this machine"
 
 def decodes(preset: Preset) -> bool:
     """Whether the engine runs a model in a preset's jobs, with mlx's compiled kernels."""
-    return preset.argv[0] == ENGINE and bool(preset.models)
+    return preset.argv[0] == ENGINE and (bool(preset.models) or preset.replays)
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,11 @@ class Preparation:
         """
         if self.preset.workspace == "none":
             return
-        asked = {name: str(self.params[name]) for name, item in self.preset.params.items() if item.format}
+        asked = {
+            name: str(self.params[name])
+            for name, item in self.preset.params.items()
+            if item.format == "repo-path"
+        }
         whole = self.preset.workspace == "full"
         try:
             laid = workspace.lay_out(
@@ -159,10 +163,41 @@ class Preparation:
             return [str(self.room.out / f"{name}.json")]
         if kind == "model":
             return [str(found[name].folder)]
+        if kind == "replay":
+            return self._replay(str(self.params[name]))
         if kind == "env":
             if name not in self.station.environment:
                 raise Refusal(Reason.MACHINE_UNFIT, f"the runner's environment has no {name}")
             return [self.station.environment[name]]
+        return self._binding()
+
+    def _replay(self, handle: str) -> list[str]:
+        """The report of a finished request, laid out; where its models may lie here, and the two runners.
+
+        Raises:
+            Refusal: There is no such request, it has no result that can be believed, or no report.
+            RemoteUnreachable: The remote did not answer.
+        """
+        report = replayed.find(self.git, self.station, handle)
+        path = self.room.workspace / replayed.NAME
+        path.write_bytes(report.data)
+        for line in (
+            f"the report of {report.nonce} ({report.preset}), sha256 {report.sha256}",
+            f"its result: {report.authenticity}",
+            f"made by {report.runner.name}, verified by {self.station.identity.name}: "
+            + ("the same runner" if report.runner.id == self.station.identity.id else "another runner"),
+        ):
+            self.note(f"runner: {line}\n")
+            self.tell(line)
+        return [
+            str(path),
+            *(f"--among={folder}" for folder in replayed.folders(self.station, report.preset)),
+            f"--made-by={report.runner.name}/{report.runner.id}",
+            f"--verified-by={self.station.identity.name}/{self.station.identity.id}",
+        ]
+
+    def _binding(self) -> list[str]:
+        """The flags that bind what the engine writes to this request."""
         return [
             *("--request-nonce", self.nonce),
             *("--workload-sha", self.workload),

@@ -1,4 +1,4 @@
-"""Detached SSH signatures of requests, cancels, results, claims and runner cards.
+"""Detached SSH signatures of requests, cancels, results, claims, runner cards and verification records.
 
 A signature covers the exact bytes of a file under a namespace of its own, so that one for a request can never
 pass for a result. `keygen` is the door to ``ssh-keygen``, which does all cryptography; `listed` reads and
@@ -26,6 +26,7 @@ RESULT_NAMESPACE = "kakeya-mac-result"
 CANCEL_NAMESPACE = "kakeya-mac-cancel"
 CLAIM_NAMESPACE = "kakeya-mac-claim"
 RUNNER_NAMESPACE = "kakeya-mac-runner"
+VERIFICATION_NAMESPACE = "kakeya-mac-verification"
 
 __all__ = [
     "CANCEL_NAMESPACE",
@@ -34,6 +35,7 @@ __all__ = [
     "REQUEST_NAMESPACE",
     "RESULT_NAMESPACE",
     "RUNNER_NAMESPACE",
+    "VERIFICATION_NAMESPACE",
     "Listed",
     "Signer",
     "allowed_line",

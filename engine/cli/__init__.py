@@ -18,6 +18,7 @@ COMMANDS = {
     "chat": ("engine.cli.chat", "Talk with a model in the terminal."),
     "serve": ("engine.cli.serve", "Answer OpenAI's clients over HTTP."),
     "eval": ("engine.cli.evaluate", "Measure the engine; each command writes one evidence report."),
+    "verify": ("engine.cli.verify", "Replay an evidence report with the models it names."),
     "parity": ("engine.cli.parity", "Compare a drafter network with stored reference outputs."),
     "kv": ("engine.cli.kv", "Check the codes that keys and values are kept in."),
     "memory": ("engine.cli.memory", "Say how much memory keys and values would take."),

@@ -120,6 +120,14 @@ def report_options(command: F) -> F:
             type=click.Path(dir_okay=False, path_type=Path),
             help="Write the evidence report here [default: a new file among the last reports].",
         ),
+        binding_options,
+    )
+
+
+def binding_options(command: F) -> F:
+    """The four flags that bind what is written to a request."""
+    return with_options(
+        command,
         click.option("--request-nonce", help="Bind the report to a request: its nonce."),
         click.option("--workload-sha", help="… the commit it runs."),
         click.option("--preset-digest", help="… the digest of its preset."),

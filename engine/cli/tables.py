@@ -1,5 +1,6 @@
 """Reports rendered for people, and the figures of the closing JSON lines."""
 
+from collections import Counter
 from typing import Any
 
 from rich.console import Console
@@ -14,6 +15,7 @@ key err, val err: relative squared error of what the next query sees, evicted
 positions lost; accept: tokens emitted per verify, the target's own included;
 speed: decoding relative to native, not claimed; *: control; =: holds what native caches
 hold, so on this model the policy changes nothing"""
+SHOWN = 20  # findings of a verification
 BITS = {"float32": 32.0, "float16": 16.0, "bfloat16": 16.0}
 
 
@@ -258,3 +260,43 @@ def _small(value: float | None) -> str:
 
 def _quotient(part: float | None, whole: float | None) -> float | None:
     return None if part is None or not whole else part / whole
+
+
+def verification_table(document: Document) -> None:
+    """Rows the models were run for, then what was found."""
+    table = Table(title="verification", title_justify="left")
+    for column in ("row", "tokens", "largest gap", "allowed", "rounds", "differing", "accepted"):
+        table.add_column(column, justify="left" if column == "row" else "right")
+    rows = document["rows"]
+    for row in rows:
+        if row["drawn"]:
+            table.add_row(escape(f"{row['arm']}/{row['prompt_id']}"), *_verified(row))
+    console = Console()
+    console.print(table)
+    draw, report = document["draw"], document["report"]
+    lines = [
+        f"report {report['sha256']}" + (f" of request {report['nonce']}" if report["nonce"] else ""),
+        f"drawn {sum(row['drawn'] for row in rows)} of {draw['rows']} rows with --seed {draw['seed']}; "
+        f"{len(rows)} replayed, {draw['rows']} held against their prompts and texts",
+    ]
+    if document["runners"]:
+        made, same = document["runners"]["report"]["name"], document["runners"]["same"]
+        lines.append(f"the report was made by {made}, {'this same runner' if same else 'another runner'}")
+    unplayed = Counter(row["rounds"]["reason"] for row in rows if row["rounds"]["reason"])
+    lines += [f"rounds of {count} rows not replayed: {reason}" for reason, count in unplayed.items()]
+    lines += document["notes"]
+    lines += [f"{each['where']}: {each['check']}: {each['message']}" for each in document["findings"][:SHOWN]]
+    if (more := len(document["findings"]) - SHOWN) > 0:
+        lines.append(f"… and {more} more findings")
+    for line in [*lines, document["verdict"]]:
+        console.print(escape(line), soft_wrap=True, highlight=False)
+
+
+def _verified(row: Document) -> list[str]:
+    """The cells of a replayed row."""
+    tokens, rounds = row["tokens"], row["rounds"]
+    cells = [str(tokens["checked"]), f"{tokens['largest_gap']:.2g}", f"{tokens['allowed']:.2g}"]
+    if rounds["reason"]:
+        return [*cells, "-", "-", "-"]
+    accepted = f"{rounds['accepted']} of {rounds['claimed_accepted']}"
+    return [*cells, str(rounds["replayed"]), str(rounds["differing"]), accepted]

@@ -115,7 +115,7 @@ def _open_prompt_lookup(argument: str, target: LoadedTarget, dtype: str | None) 
         )
     drafter = PromptLookup(int(argument))
     drafter.bind(target.target)
-    return LoadedDrafter(drafter, None)
+    return LoadedDrafter(drafter, None, f"shortest={drafter.shortest}")
 
 
 def _open_block(argument: str, target: LoadedTarget, dtype: str | None) -> LoadedDrafter:

@@ -173,7 +173,7 @@ def measure_kv(
     started, watch = now(), StrainWatch()
     arms = arms_of(engine, switches.parsed)
     cards = cards_of(arms)
-    prompts = _prompts(engine, switches)
+    prompts = made_prompts(engine, switches)
     emptied = [prompt.without_needle() if prompt.needle else prompt for prompt in prompts]
     encoded, empty = (encode_all(engine, some, switches.chat) for some in (prompts, emptied))
     _refuse_short(prompts, encoded, switches.parsed)
@@ -212,7 +212,7 @@ def measure_kv(
     )
 
 
-def _prompts(engine: Engine, switches: KVSwitches) -> list[Prompt]:
+def made_prompts(engine: Engine, switches: KVSwitches) -> list[Prompt]:
     """Retrieval prompts, their needles beyond every window, then those that are decoded for longer."""
     made = retrieval_prompts(
         GENERATED,

@@ -109,7 +109,7 @@ def sample(
         "prompt_id": prompt.id,
         "prompt_sha256": tokens_digest(tokens),
         "source_sha256": prompt.source_sha256,
-        "instruction_sha256": hashlib.sha256(prompt.instruction.encode()).hexdigest(),
+        "instruction_sha256": text_digest(prompt.instruction),
         "prompt_tokens": len(tokens),
         "prefill_s": _seconds(outcome.prefill_s),
         "decode_s": _seconds(outcome.decode_s),
@@ -149,11 +149,11 @@ def sample(
     if outcome.restored:
         row["restored_positions"] = outcome.restored
     if prompt.needle is not None and prompt.text is not None:
-        row["needle"] = _needle(prompt.needle, prompt.text, answer, outcome.text)
+        row["needle"] = needle_fields(prompt.needle, prompt.text, answer, outcome.text)
     return row
 
 
-def _needle(needle: Needle, prompt: str, answer: str, text: str) -> dict[str, Any]:
+def needle_fields(needle: Needle, prompt: str, answer: str, text: str) -> dict[str, Any]:
     """What a prompt hides, and whether it stands in the answer.
 
     It must stand in the whole text, too: what reasoning was taken out between may not join to a hit.
@@ -167,6 +167,11 @@ def _needle(needle: Needle, prompt: str, answer: str, text: str) -> dict[str, An
         "prompt_contains_needle": needle.sentence in prompt,
         "hit": bool(needle.answer) and needle.answer in answer and needle.answer in text,
     }
+
+
+def text_digest(text: str) -> str:
+    """sha256 of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def tokens_digest(tokens: Sequence[int]) -> str:
@@ -231,23 +236,32 @@ class Report:
         Raises:
             EngineError: it is larger than a report may be, or cannot be written.
         """
-        data = json.dumps(self.document, allow_nan=False, ensure_ascii=False, indent=1).encode() + b"\n"
-        if len(data) > LARGEST:
-            raise EngineError(f"the report has {len(data)} bytes, more than {LARGEST}; use a smaller --limit")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as part:
-                try:
-                    part.write(data)
-                    part.flush()
-                    os.fsync(part.fileno())
-                    os.chmod(part.name, 0o644)
-                    os.replace(part.name, path)
-                except BaseException:
-                    os.unlink(part.name)
-                    raise
-        except OSError as error:
-            raise EngineError(f"the report cannot be written to {path}: {error.strerror}") from error
+        write_document(path, self.document)
+
+
+def write_document(path: Path, document: dict[str, Any]) -> None:
+    """Write a report, or a record about one, whole or not at all.
+
+    Raises:
+        EngineError: it is larger than a report may be, or cannot be written.
+    """
+    data = json.dumps(document, allow_nan=False, ensure_ascii=False, indent=1).encode() + b"\n"
+    if len(data) > LARGEST:
+        raise EngineError(f"the report has {len(data)} bytes, more than {LARGEST}; use a smaller --limit")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as part:
+            try:
+                part.write(data)
+                part.flush()
+                os.fsync(part.fileno())
+                os.chmod(part.name, 0o644)
+                os.replace(part.name, path)
+            except BaseException:
+                os.unlink(part.name)
+                raise
+    except OSError as error:
+        raise EngineError(f"the report cannot be written to {path}: {error.strerror}") from error
 
 
 def now() -> datetime:

@@ -131,7 +131,7 @@ class _Narrowing:
         self._new = replace(self._new, pattern=whole)
 
     def _ending(self, word: str, value: object) -> None:
-        if self._own.format is None:
+        if self._own.format != "repo-path":
             raise self._fault(word, f"bounds a repo-path, and {self._own.name} is none")
         text = self._values.text((*self._key, word), value, "the beginning or the end of a path")
         if word == "prefix":

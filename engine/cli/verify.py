@@ -1,0 +1,143 @@
+"""``kakeya_engine verify``: an evidence report replayed with the models it names."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from engine.cli.options import binding_options, take_request, with_options
+from engine.errors import ConfigurationError, EngineError
+
+SHOWN = 20
+RUNNERS = ("made_by", "verified_by")
+
+
+def _runner_options(command: Any) -> Any:
+    """--made-by and --verified-by, which a runner sets."""
+    return with_options(
+        command,
+        click.option("--made-by", metavar="NAME/ID", help="The runner that made the report, for the record."),
+        click.option("--verified-by", metavar="NAME/ID", help="… and the one that verifies it."),
+    )
+
+
+@click.command("verify")
+@click.argument("report", type=click.Path(path_type=Path))
+@click.option("--sample", type=int, default=6, show_default=True, help="Rows to draw.")
+@click.option(
+    "--seed", type=int, default=None, help="Repeat a draw [default: from the system's random numbers]."
+)
+@click.option(
+    "--model",
+    type=click.Path(path_type=Path),
+    help="Folder of the target [default: found by the report's digest].",
+)
+@click.option("--drafter", type=click.Path(path_type=Path), help="… of the drafter.")
+@click.option("--projector", type=click.Path(path_type=Path), help="… of the projector.")
+@click.option(
+    "--among",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="FOLDER",
+    help="Look here, too, for a model of any role (several times).",
+)
+@click.option(
+    "--prompts",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The file of prompts that the report was made with, if it was not a shipped set.",
+)
+@click.option(
+    "--record", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write the record here."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print nothing but the record, as one JSON line.")
+@_runner_options
+@binding_options
+def command(report: Path, as_json: bool, record: Path | None, **values: Any) -> None:
+    """Replay REPORT: draw rows, run the models over them, and compare.
+
+    Of every row the prompt, the texts, the recall hits and the end are made again. Of the rows drawn, and of
+    others for a few seconds more, the target has to give each token, but for rounding ties, and the drafter
+    has to have as many drafts confirmed. The models' weights must have the report's digests. Times are not
+    verified. That the report is consistent is for `kakeya_mac gate`.
+
+    \b
+    Exit codes: 0 confirmed, 1 something differs (the rows are named), 2 the report cannot be replayed.
+
+    \b
+    Examples:
+      kakeya_engine verify report.json
+      kakeya_engine verify report.json --sample 12 --record verification.json
+      kakeya_engine verify report.json --seed 20260301 --json
+      kakeya_engine verify report.json --model ~/models/qwen3-4b --drafter ~/models/qwen3-4b-dflash
+    """  # noqa: D301 - click wants the character itself
+    request, runners = take_request(values), _take_runners(values)
+
+    from engine.runtime import prepare
+    from engine.verification.claimed import read_report
+
+    claimed = read_report(report)
+    runtime = prepare()
+    from engine.cli.progress import shown_progress
+    from engine.evaluation.report import write_document
+    from engine.registry.locate import Places
+    from engine.verification.verify import Verification, verify
+
+    folders = {"target": values["model"], "drafter": values["drafter"], "projector": values["projector"]}
+    what = Verification(
+        values["sample"],
+        values["seed"],
+        folders,
+        values["among"],
+        values["prompts"],
+        request,
+        runners,
+    )
+    what.check()
+    with shown_progress() as progress:
+        found = verify(claimed, what, runtime, Places.of_machine(), progress=progress)
+    document = found.document()
+    if record is not None:
+        write_document(record, document)
+    if as_json:
+        click.echo(json.dumps(document, allow_nan=False))
+    else:
+        _show(document)
+    if found.findings:
+        raise EngineError(f"{report} is refuted: {_named(document['findings'])}")
+
+
+def _take_runners(values: dict[str, Any]) -> Any:
+    """Both runners, or None; takes the two flags out of ``values``.
+
+    Raises:
+        ConfigurationError: only one is given, or not in this form.
+    """
+    from engine.verification.record import Party, Runners
+
+    given = {name: values.pop(name) for name in RUNNERS}
+    if not any(given.values()):
+        return None
+    parties = []
+    for name, text in given.items():
+        label, slash, identifier = (text or "").rpartition("/")
+        if not (label and slash and identifier):
+            raise ConfigurationError(f"--{name.replace('_', '-')} must be NAME/ID, not {text!r}")
+        parties.append(Party(label, identifier))
+    made, verifying = parties
+    return Runners(made, verifying, made.id == verifying.id)
+
+
+def _named(findings: list[dict[str, Any]]) -> str:
+    """The rows that something was found of."""
+    places = list(dict.fromkeys(finding["where"] for finding in findings))
+    more = f" and {len(places) - SHOWN} more" if len(places) > SHOWN else ""
+    return ", ".join(places[:SHOWN]) + more
+
+
+def _show(document: dict[str, Any]) -> None:
+    """The record for people."""
+    from engine.cli.tables import verification_table
+
+    verification_table(document)

@@ -1,0 +1,128 @@
+"""What of a row can be made again without running a model: prompt, texts, end, and the sum of its rounds."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from engine.detokenize import text_of
+from engine.evaluation.report import needle_fields, text_digest, tokens_digest
+from engine.evaluation.templates import answer_of
+from engine.evaluation.throughput import IGNORE_STOPS
+from engine.loading import LoadedTarget
+from engine.stops import Stops
+from engine.verification.claimed import ClaimedArm, ClaimedRow
+from engine.verification.prompts import Asked
+from engine.verification.record import Finding
+from engine.verification.replay import kept_by
+
+
+def name_of(arm: ClaimedArm, row: ClaimedRow) -> str:
+    """A row as findings name it."""
+    return f"{arm.name}/{row.prompt_id}"
+
+
+def check_set(arm: ClaimedArm, asked: Mapping[str, Asked]) -> Iterator[Finding]:
+    """Whether an arm ran just the prompts that its configuration gives, in their order."""
+    ran = [row.prompt_id for row in arm.samples]
+    wanted = list(asked)
+    if ran == wanted:
+        return
+    for identifier in [name for name in wanted if name not in ran]:
+        yield Finding(
+            f"{arm.name}/{identifier}",
+            "prompts",
+            "the configuration asks for this prompt, and there is no row of it",
+        )
+    for identifier in dict.fromkeys(name for name in ran if name not in asked):
+        yield Finding(f"{arm.name}/{identifier}", "prompts", "the configuration gives no prompt of this id")
+    if sorted(ran) == sorted(wanted):
+        first = next(one for one, other in zip(ran, wanted, strict=True) if one != other)
+        yield Finding(f"{arm.name}/{first}", "prompts", "the rows are not in the order of the prompts")
+    elif len(set(ran)) < len(ran):
+        twice = next(name for name in ran if ran.count(name) > 1)
+        yield Finding(f"{arm.name}/{twice}", "prompts", "there are several rows of this prompt")
+
+
+def check_row(
+    target: LoadedTarget, stop_texts: Sequence[str], arm: ClaimedArm, row: ClaimedRow, asked: Asked
+) -> Iterator[Finding]:
+    """Everything of a row that follows from its prompt and its tokens."""
+    where = name_of(arm, row)
+
+    def differs(check: str, what: str, said: object, found: object) -> Finding:
+        return Finding(where, check, f"{what}: the report says {_short(said)}, and it is {_short(found)}")
+
+    for what, said, found in (
+        ("prompt_sha256", row.prompt_sha256, tokens_digest(asked.tokens)),
+        ("source_sha256", row.source_sha256, asked.prompt.source_sha256),
+        ("prompt_tokens", row.prompt_tokens, len(asked.tokens)),
+        ("instruction_sha256", row.instruction_sha256, text_digest(asked.prompt.instruction)),
+    ):
+        if said != found:
+            yield differs("prompts", what, said, found)
+    if outside := [token for token in row.tokens if token >= target.target.vocab_size]:
+        yield Finding(
+            where, "rows", f"token {outside[0]} is not one of the model's {target.target.vocab_size}"
+        )
+        return
+    if row.tokens_sha256 != tokens_digest(row.tokens):
+        yield differs("rows", "tokens_sha256", row.tokens_sha256, tokens_digest(row.tokens))
+    ends = () if arm.control == IGNORE_STOPS else target.stops
+    stops = Stops(ends, stop_texts, target.tokenizer if stop_texts else None)
+    stops.start(asked.tokens)
+    yield from _check_end(where, stops, row, asked)
+    text = text_of(target.tokenizer, row.tokens, Stops(ends, stop_texts, target.tokenizer), asked.tokens)
+    if row.text != text:
+        yield differs("text", "text", row.text, text)
+    answer = answer_of(target.tokenizer, asked.tokens, text)
+    if row.answer_text != (None if answer == text else answer):
+        yield differs("text", "answer_text", row.answer_text, None if answer == text else answer)
+    yield from _check_needle(where, row, asked, answer, text)
+    try:
+        kept_by(row.rounds, len(row.tokens)) if row.rounds else None
+    except ValueError as error:
+        yield Finding(where, "rounds", str(error))
+
+
+def _check_end(where: str, stops: Stops, row: ClaimedRow, asked: Asked) -> Iterator[Finding]:
+    """Whether the text ends where and as it should."""
+    end, many = stops.find(row.tokens), len(row.tokens)
+    if end is not None and end < many:
+        yield Finding(where, "rows", f"the text ends with token {end}, and the row goes on to {many}")
+    elif end is None and many != asked.most:
+        yield Finding(
+            where, "rows", f"the row has {many} tokens without an end; {asked.most} were to be generated"
+        )
+    elif many > asked.most:
+        yield Finding(where, "rows", f"the row has {many} tokens; at most {asked.most} were to be generated")
+    finish = "length" if end is None else "stop"
+    if row.finish_reason != finish:
+        yield Finding(
+            where, "rows", f"finish_reason: the report says {_short(row.finish_reason)}, and it is {finish!r}"
+        )
+
+
+def _check_needle(where: str, row: ClaimedRow, asked: Asked, answer: str, text: str) -> Iterator[Finding]:
+    """Whether what was hidden, and what of it was found, is as the prompt and the text have it."""
+    prompt = asked.prompt
+    hidden = prompt.needle is not None and prompt.text is not None
+    if (row.needle is not None) != hidden:
+        said = "hides nothing" if row.needle is None else "hides something"
+        yield Finding(
+            where, "prompts", f"the report says that the prompt {said}, and it is the other way round"
+        )
+        return
+    if row.needle is None or prompt.needle is None or prompt.text is None:
+        return
+    found = needle_fields(prompt.needle, prompt.text, answer, text)
+    for name, said in row.needle.model_dump().items():
+        if said != found[name]:
+            check = "text" if name == "hit" else "prompts"
+            yield Finding(
+                where,
+                check,
+                f"needle.{name}: the report says {_short(said)}, and it is {_short(found[name])}",
+            )
+
+
+def _short(value: object) -> str:
+    text = ascii(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,141 @@
+"""Another runner, or the client itself, replays the report of a finished request."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from bridge import signing
+from bridge.bus.requests import Submitted
+from bridge.bus.results import Asked
+from bridge.client.judged import judge
+from bridge.evidence.verification import parse_verification
+from bridge.manifest import format_time
+from bridge.process import run_program
+from tests.bridge.evidence.derived import Document
+from tests.bridge.runner.bench import Bench
+from tests.engine.verification import forgeries
+from tests.houses import House
+from tests.worlds import RUNNER, World
+
+SHORT = ("quality", "--prompts", "code", "--limit", "1", "--max-tokens", "8", "--block", "4")
+
+
+@dataclass
+class Bus:
+    """A bus with a request that somebody answered, and a runner on it."""
+
+    world: World
+    bench: Bench
+
+    def publish(self, change=lambda _: None, **files: bytes) -> str:
+        """Answer a request with a real report, changed perhaps; its nonce."""
+        manifest = self.world.manifest(preset="quality")
+        submitted = self._submit(manifest)
+        asked = Asked(submitted.nonce, submitted.commit, manifest.workload_sha)
+        began = datetime.now(UTC)
+        report = files or {"report.json": self._report(asked, change)}
+        result = self.world.result(
+            asked,
+            report,
+            dict.fromkeys(report, "other" if files else "evidence"),
+            preset="quality",
+            started_at=format_time(began - timedelta(seconds=2)),
+            finished_at=format_time(datetime.now(UTC) + timedelta(seconds=2)),
+        )
+        self.world.answer(submitted, result=result, files=report)
+        return submitted.nonce
+
+    def _submit(self, manifest) -> Submitted:
+        from bridge.bus.requests import submit
+
+        return submit(self.world.git, self.world.remote, manifest, None)
+
+    def _report(self, asked: Asked, change) -> bytes:
+        path = self.world.root / "made" / "report.json"
+        binding = (
+            *("--request-nonce", asked.nonce, "--workload-sha", str(asked.workload_sha)),
+            *("--preset-digest", "0" * 64, "--engine-source", "installed"),
+        )
+        argv = [sys.executable, "-m", "engine", "eval", *SHORT, *forgeries.PAIR, *binding, "--no-resume"]
+        done = run_program([*argv, "--report", str(path)], timeout_s=110)
+        assert done.ok, done.stderr
+        document: Document = json.loads(path.read_text())
+        return forgeries.write(path, forgeries.forged(document, change)).read_bytes()
+
+    def verify(self, handle: str, name: str = "other") -> str:
+        """Ask a runner to verify a request; the nonce of that."""
+        asked = self.bench.ask("verify", params={"request": handle, "sample": 1})
+        self.bench.runner(name).serve(once=True, idle_timeout_s=20)
+        return asked.nonce
+
+
+@pytest.fixture
+def bus(house: House, tmp_path: Path) -> Bus:
+    return Bus(World(house, tmp_path), Bench(house))
+
+
+def test_request_that_is_not_there_or_not_finished_is_refused(bus: Bus) -> None:
+    waiting = bus._submit(bus.world.manifest(preset="elsewhere", transport="actions")).nonce
+    for handle, said in (("20200101t000000z0123456789ab", "no request"), (waiting, "not finished")):
+        asked = bus.verify(handle)
+        assert bus.bench.verdict(asked) == ("refused", "bad_parameter")
+        assert said in bus.bench.answer(asked).result.verdict.message
+
+
+def test_result_without_a_report_is_refused(bus: Bus) -> None:
+    asked = bus.verify(bus.publish(**{"notes.txt": b"nothing\n"}))
+    assert bus.bench.verdict(asked) == ("refused", "bad_parameter")
+    assert "0 evidence reports" in bus.bench.answer(asked).result.verdict.message
+
+
+@pytest.mark.slow
+def test_another_runner_confirms_a_report_and_says_whose_it_is(bus: Bus) -> None:
+    first = bus.publish()
+    asked = bus.verify(first)
+    assert bus.bench.verdict(asked) == ("passed", "ok"), bus.bench.log(asked)
+    believed = bus.bench.answer(asked)
+    record = parse_verification(believed.files["verification.json"])
+    assert record.report.nonce == first
+    assert record.request is not None
+    assert record.request.nonce == asked
+    assert record.runners is not None
+    assert (record.runners.report.id, record.runners.verifier.name) == (RUNNER.id, "other")
+    assert not record.runners.same
+    assert judge(believed).verification == record
+    assert "another runner" in bus.bench.log(asked)
+
+
+@pytest.mark.slow
+def test_forged_report_is_rejected_and_its_row_named(bus: Bus) -> None:
+    asked = bus.verify(bus.publish(lambda document: forgeries.swap_token(document, "code-001")))
+    assert bus.bench.verdict(asked) == ("rejected", "evidence")
+    assert "code-001" in bus.bench.log(asked)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("forged", [False, True])
+def test_client_replays_a_result_and_signs_the_record(
+    bus: Bus, house: House, tmp_path: Path, forged: bool
+) -> None:
+    key = signing.ensure_key(tmp_path / "key", "client")
+    change = (lambda document: forgeries.swap_token(document, "code-001")) if forged else (lambda _: None)
+    nonce, out = bus.publish(change), tmp_path / "out"
+    words = ("result", nonce, "--verify", "1", "-o", str(out), "--json")
+    done = house.kakeya(*words, timeout=120, KAKEYA_SIGNING_KEY=str(key))
+    assert done.code == done.json["exit_code"] == (3 if forged else 0), done.err
+    data = (out / "verification.json").read_bytes()
+    record = parse_verification(data)
+    assert record.confirmed is not forged
+    assert done.json["verification"]["report"]["nonce"] == nonce
+    allowed = tmp_path / "allowed"
+    allowed.write_text(
+        signing.allowed_line(signing.public_key(key), "client", signing.VERIFICATION_NAMESPACE)
+    )
+    signature = (out / "verification.json.sig").read_bytes()
+    assert signing.verify(data, signature, signing.VERIFICATION_NAMESPACE, allowed) == "client"
