@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import mlx.core as mx
-import numpy as np
 
 from engine.decode import Step, decode
 from engine.drafters.base import Draft
@@ -134,7 +133,7 @@ class PairCase:
             hidden_max_abs=None,
             logits_max_abs=largest_difference(ours, logits),
             argmax_agreement=float((choices == expected).mean()),
-            path_equal=bool(np.array_equal(our_drafts, drafts)) if second else None,
+            path_equal=bool((our_drafts == drafts).all()) if second else None,
             rows=rows,
             tokens_equal=tokens_equal,
         )
