@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 import results_file
 
 from bridge.evidence.gate import judge_file
