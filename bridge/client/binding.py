@@ -12,6 +12,7 @@ passed over in silence.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from bridge.presets.template import switches
 from bridge.result import ENGINE_FACT, WEIGHTS_FACT, Result, Status
 
 ENGINE = "${engine}"
+NONCE_SEED = "nonce"
 # Facts that the runner states of its machine and a report of the machine it ran on.
 MACHINE = ("chip", "cpu_count", "machine", "memory_bytes", "os_release", "system")
 # Switches of the engine that name a model, and the model's role in a report.
@@ -45,9 +47,11 @@ REPEATED = frozenset(
         "context",
         "dtype",
         "golden",
+        "ignore_stops",
         "kv",
         "limit",
         "max_tokens",
+        "min_stops",
         "per_depth",
         "policies",
         "prompts",
@@ -210,6 +214,10 @@ def _with_configuration(
             found.hold(f"configuration.{key}", asked, answered, equal=equal)
         elif switch.param is not None:
             found.skip(f"parameter {switch.param} with the report: its configuration does not repeat it")
+    made_up = report.configuration.get("context") is not None
+    if known is not None and made_up and all(switch.flag != "seed" for switch in switches(known)):
+        answered, equal = _seed(NONCE_SEED, "seed", report)
+        found.hold("configuration.seed", NONCE_SEED, answered, equal=equal)
 
 
 def _with_machine(found: _Comparison, result: Result, report: Report, known: Preset | None) -> None:
@@ -313,6 +321,15 @@ def _folder(asked: Any, key: str, report: Report) -> tuple[Any, bool]:
     return answered, PurePosixPath(asked).name == answered
 
 
+def _seed(asked: Any, key: str, report: Report) -> tuple[Any, bool]:
+    """A number, or `nonce`: the number that the engine makes of the request's."""
+    answered = report.configuration.get(key)
+    if asked == NONCE_SEED:
+        nonce = "" if report.request is None else report.request.nonce
+        return answered, _same(int(hashlib.sha256(nonce.encode()).hexdigest()[:8], 16), answered)
+    return _plain(asked, key, report)
+
+
 def _thinking(asked: Any, key: str, report: Report) -> tuple[Any, bool]:
     """`default` leaves it to the served model's own entry, and the configuration says what that came to."""
     answered = report.configuration.get(key)
@@ -324,5 +341,6 @@ _READERS: dict[str, Callable[[Any, str, Report], tuple[Any, bool]]] = {
     "golden": _folder,
     "kv": _policy,
     "policies": _policies,
+    "seed": _seed,
     "thinking": _thinking,
 }

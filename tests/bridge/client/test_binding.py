@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +18,9 @@ from bridge.presets import Preset
 from bridge.presets.template import switches
 from bridge.result import ENGINE_FACT, WEIGHTS_FACT, Reason, Result, RunnerFacts, Status, Verdict
 from bridge.runner import facts, models
+from engine.cli.evaluation_options import seed_of
 from engine.evaluation.environment import source_digest
+from engine.evaluation.report import Request
 from engine.weights import digest, weight_files
 from tests.bridge.evidence import reports
 from tests.bridge.evidence.reports import Document
@@ -197,6 +200,11 @@ def test_what_is_answered_otherwise_is_told_with_both_values(case: str) -> None:
     assert "answered" in str(found)
 
 
+def seeded(nonce: str) -> int:
+    """What the engine makes of a nonce where the seed of its prompts is not given."""
+    return seed_of(None, Request(nonce, reports.WORKLOAD, "0" * 64, "installed"))
+
+
 def of(name: str, asked: dict[str, Any], **stated: Any) -> Answer:
     """An answer to another preset, whose report states its switches so."""
     preset = presets.get(name)
@@ -207,18 +215,35 @@ def of(name: str, asked: dict[str, Any], **stated: Any) -> Answer:
 
 def test_a_policy_may_be_spelled_in_any_way_and_must_be_the_same() -> None:
     asked = {"kv": "sliding-bounded:04,064"}
-    assert of("recall", asked, kv="sliding-bounded:4,64").compare().differences == ()
-    [found] = of("recall", asked, kv="sliding-bounded:4,32").compare().differences
+    assert of("throughput-bounded", asked, kv="sliding-bounded:4,64").compare().differences == ()
+    [found] = of("throughput-bounded", asked, kv="sliding-bounded:4,32").compare().differences
     assert (found.field, found.answered) == ("configuration.kv", "sliding-bounded:4,32")
 
 
 def test_policies_are_compared_one_by_one_and_in_order() -> None:
-    asked = {"policies": "affine sink-window:4,64"}
+    asked = {"policies": "affine sink-window:4,64", "seed": "7"}
     fine = of("kv", asked, policies='["affine:4,64", "sink-window"]')
     assert fine.compare().differences == ()
     for policies in ('["sink-window", "affine"]', '["affine"]', "affine sink-window", None, "[1, 2]"):
         [found] = of("kv", asked, policies=policies).compare().differences
         assert found.field == "configuration.policies"
+
+
+@pytest.mark.parametrize("preset", ["kv", "recall"])
+def test_made_up_prompts_are_those_of_this_requests_nonce_unless_a_seed_was_asked_for(preset: str) -> None:
+    """`kv` has the seed as a parameter, `recall` leaves it to the engine."""
+    stated: dict[str, Any] = {"context": 440, "prompts": "generated"}
+    if preset == "kv":
+        stated["policies"] = json.dumps(str(presets.get("kv").params["policies"].default).split())
+    seed = seeded(reports.NONCE)
+    assert of(preset, {}, **stated, seed=seed).compare().differences == ()
+    for other in (0, seeded("20200101t000000z000000000000"), True, "nonce", None):
+        [found] = of(preset, {}, **stated, seed=other).compare().differences
+        assert (found.field, found.asked, found.answered) == ("configuration.seed", "nonce", other)
+    if preset == "kv":
+        assert of(preset, {"seed": "7"}, **stated, seed=7).compare().differences == ()
+        [found] = of(preset, {"seed": "7"}, **stated, seed=seed).compare().differences
+        assert (found.asked, found.answered) == ("7", seed)
 
 
 def test_what_a_preset_sets_itself_is_compared_too() -> None:
