@@ -14,7 +14,7 @@ from tests.houses import Done, build_house
 from tests.servers.daemon import git_daemon
 from tests.servers.ssh import ssh_env
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.unsandboxed]
 
 KINDS = ("path", "http", "ssh")
 

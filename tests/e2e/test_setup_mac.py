@@ -12,7 +12,7 @@ from tests.bridge.mac.conftest import mac
 from tests.bridge.mac.tools import FULL, Mac
 
 __all__ = ["mac"]
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.unsandboxed]
 
 
 def test_the_environment_is_the_locked_one_and_its_interpreter_is_watched(mac: Mac) -> None:

@@ -17,6 +17,7 @@ from tests.servers.github import TOKEN, github_server
 
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.unsandboxed,
     pytest.mark.skipif(not ACT.exists(), reason="act is not built: scripts/install_act.sh"),
     pytest.mark.xdist_group("workflow"),
 ]

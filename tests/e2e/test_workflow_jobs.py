@@ -14,7 +14,7 @@ from tests.e2e.buses import Watch
 from tests.houses import build_house
 from tests.servers.http import http_server
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.unsandboxed]
 
 USER, TOKEN = "x-access-token", "ghs_Zm9vYmFyYmF6cXV4MTIzNDU2Nzg5MA"
 SPELLINGS = (TOKEN.encode(), base64.b64encode(f"{USER}:{TOKEN}".encode()))

@@ -42,6 +42,13 @@ SHAPES: dict[str, dict[str, str]] = {
             "def test_b(): assert False\n"
         ),
     },
+    "what a job cannot have": {
+        "tests/test_a.py": INTEGRATION,
+        "tests/test_b.py": (
+            "import pytest\npytestmark = [pytest.mark.integration, pytest.mark.unsandboxed]\n"
+            "def test_b(): assert False\n"
+        ),
+    },
     "src layout": {"src/package/__init__.py": "", "tests/test_a.py": f"import package\n{E2E}"},
     "a python path of its own": {
         "lib/package/__init__.py": "",
