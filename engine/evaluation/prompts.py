@@ -82,6 +82,9 @@ def load_prompts(name: str, limit: int | None = None, seed: int = 0) -> list[Pro
     else:
         raise PromptError(f"prompts: {name!r} is neither all, {', '.join(SHIPPED_SETS)} nor a file")
     prompts = [prompt for file in files for prompt in _read(file)]
+    if not all(part in SHIPPED_SETS for part in names):
+        _refuse_taken_ids(prompts)
+    _refuse_copies(prompts)
     identifiers = [prompt.id for prompt in prompts]
     if twice := {identifier for identifier in identifiers if identifiers.count(identifier) > 1}:
         raise PromptError(f"{name}: id {sorted(twice)[0]!r} occurs twice")
@@ -94,6 +97,23 @@ def load_prompts(name: str, limit: int | None = None, seed: int = 0) -> list[Pro
         if limit is None or taken[prompt.kind] <= limit:
             chosen.append(prompt)
     return chosen
+
+
+def _refuse_taken_ids(prompts: Sequence[Prompt]) -> None:
+    """Raise PromptError for another prompt under the id of a shipped one: the gate knows these by digest."""
+    shipped = {prompt.id: prompt for name in SHIPPED_SETS for prompt in _read(SHIPPED / f"{name}.jsonl")}
+    for prompt in prompts:
+        if prompt.id in shipped and prompt.source_sha256 != shipped[prompt.id].source_sha256:
+            raise PromptError(f"{prompt.id} is the id of a shipped prompt, and this is another; rename it")
+
+
+def _refuse_copies(prompts: Sequence[Prompt]) -> None:
+    """Raise PromptError for one prompt under two ids."""
+    seen: dict[str, str] = {}
+    for prompt in prompts:
+        earlier = seen.setdefault(prompt.source_sha256, prompt.id)
+        if earlier != prompt.id:
+            raise PromptError(f"{earlier} and {prompt.id} are one prompt; leave one of them out")
 
 
 def encode(
