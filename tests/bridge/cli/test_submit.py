@@ -128,7 +128,8 @@ def submit_seconds(house: House) -> float:
     return time.perf_counter() - start
 
 
-@pytest.mark.e2e  # alone: it measures
+@pytest.mark.e2e
+@pytest.mark.quiet
 def test_the_cost_of_a_submit_does_not_grow_with_the_checkout(tmp_path: Path):
     small = build_house(tmp_path / "small", {f"f{n}.txt": "x\n" for n in range(10)})
     large = build_house(tmp_path / "large")

@@ -68,6 +68,7 @@ def complains(machine: Machine) -> bool:
     return re.search(r"no space left|disk is full|not enough room", machine.text(), re.IGNORECASE) is not None
 
 
+@pytest.mark.unsandboxed  # a job may make no namespace
 def test_an_idle_runner_on_a_full_disk_says_so_and_goes_on_when_there_is_room(scene: Scene):
     disk = Disk(scene)
     disk.machine.start()
@@ -84,6 +85,7 @@ def test_an_idle_runner_on_a_full_disk_says_so_and_goes_on_when_there_is_room(sc
     assert {results[nonce].result.verdict.status for nonce in asked} == {"passed"}
 
 
+@pytest.mark.unsandboxed  # a job may make no namespace
 def test_a_disk_that_fills_while_a_job_runs_ends_the_job_and_costs_no_result(scene: Scene):
     disk = Disk(scene)
     disk.machine.start()
