@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bridge import presets
-from bridge.errors import PresetError
+from bridge.errors import ParameterError, PresetError
 
 MINIMAL = {
     "name": '"mine"',
@@ -16,6 +16,7 @@ MINIMAL = {
     "workspace": '"none"',
 }
 WORD = '\n[params.word]\ntype = "string"\nenum = ["a", "b"]\ndefault = "a"\ndescription = "a word"\n'
+HANDLE = '\n[params.word]\ntype = "string"\nformat = "request"\ndescription = "a request"\n'
 
 
 def write(folder: Path, tail: str = WORD, stem: str = "mine", **changes: str) -> Path:
@@ -47,6 +48,7 @@ OURS = {
     "tests",
     "throughput",
     "throughput-bounded",
+    "verify",
 }
 EARLIER = {
     "mlx-env-probe": "probe",
@@ -110,9 +112,38 @@ def test_each_model_is_named_as_on_a_mac_and_has_a_shipped_stand_in() -> None:
             assert STAND_INS[need.name] == need.stand_in
 
 
-def test_every_preset_that_runs_the_engine_promises_evidence() -> None:
+def test_every_preset_that_measures_with_the_engine_promises_evidence() -> None:
     for preset in presets.load_all().values():
-        assert (preset.evidence is not None) == (preset.argv[0] == "${engine}"), preset.name
+        measures = preset.argv[0] == "${engine}" and not preset.replays
+        assert (preset.evidence is not None) == measures, preset.name
+
+
+@pytest.mark.parametrize(
+    "handle", ["20260301t120000z0123456789ab", "20260301t12", "mac-bridge/probe-20260301t12"]
+)
+def test_request_parameter_takes_a_handle(handle: str) -> None:
+    assert presets.validate(presets.get("verify"), {"request": handle})["request"] == handle
+
+
+@pytest.mark.parametrize(
+    "handle", ["", "abc", "--record=x", "../../etc/passwd", "a b c d", "20260301\n", "x" * 201]
+)
+def test_request_parameter_takes_nothing_else(handle: str) -> None:
+    with pytest.raises(ParameterError):
+        presets.validate(presets.get("verify"), {"request": handle})
+
+
+@pytest.mark.parametrize(
+    ("argv", "tail"),
+    [
+        ('["/bin/echo", "{word}"]', HANDLE),
+        ('["/bin/echo", "${replay:word}"]', WORD),
+        ('["/bin/echo", "--report=${replay:word}"]', WORD),
+    ],
+)
+def test_replay_and_request_parameter_go_together(tmp_path: Path, argv: str, tail: str) -> None:
+    with pytest.raises(PresetError, match="replay"):
+        presets.read(write(tmp_path, tail, argv=argv))
 
 
 def test_a_preset_that_names_a_drafter_promises_one_unless_it_verifies_single_tokens() -> None:
