@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -23,8 +24,11 @@ from bridge import presets
 from bridge.bus.answers import Asked
 from bridge.errors import ParameterError
 from bridge.evidence.policies import parse_policy
-from bridge.evidence.report import Report
+from bridge.evidence.report import Report, Request
 from bridge.evidence.shown import shown
+from bridge.evidence.verification import NAME as VERIFICATION
+from bridge.evidence.verification import Request as Replayed
+from bridge.evidence.verification import Verification
 from bridge.manifest import ParamValue
 from bridge.presets import Preset
 from bridge.presets.template import switches
@@ -32,6 +36,7 @@ from bridge.result import ENGINE_FACT, WEIGHTS_FACT, Result, Status
 
 ENGINE = "${engine}"
 NONCE_SEED = "nonce"
+_NONCE_START = re.compile(r"[0-9]{8}(?:t[0-9a-z]{0,19})?")
 # Facts that the runner states of its machine and a report of the machine it ran on.
 MACHINE = ("chip", "cpu_count", "machine", "memory_bytes", "os_release", "system")
 # Switches of the engine that name a model, and the model's role in a report.
@@ -119,7 +124,11 @@ class _Comparison:
 
 
 def compare(
-    asked: Asked | None, result: Result, reports: Mapping[str, Report], preset: Preset | None
+    asked: Asked | None,
+    result: Result,
+    reports: Mapping[str, Report],
+    preset: Preset | None,
+    verification: Verification | None = None,
 ) -> Agreement:
     """Hold a result against its request, and its reports against both.
 
@@ -128,6 +137,7 @@ def compare(
         result: The answer. One that did not run is held against preset and workload alone.
         reports: The reports that could be read, by path.
         preset: The preset of that name that is installed here; None: there is none.
+        verification: The record of a result that replayed another request's report; None: it has none.
     """
     found = _Comparison()
     known = preset if preset is not None and preset.digest == result.preset_digest else None
@@ -142,9 +152,15 @@ def compare(
         found.skip(f"defaults of the preset {result.preset}: the runner has another file of it")
     for path, report in reports.items():
         found.file = path
-        _with_report(found, result, report)
+        _with_stated(found, result, report.request)
         _with_configuration(found, params, report, known, preset)
-        _with_machine(found, result, report, known)
+        _with_machine(found, result, report.environment.model_dump())
+        _with_weights(found, result, report, known)
+    if verification is not None:
+        found.file = VERIFICATION
+        _with_stated(found, result, verification.request)
+        _with_replay(found, params, verification)
+        _with_machine(found, result, verification.environment)
     return Agreement(tuple(found.differences), tuple(found.not_compared))
 
 
@@ -175,9 +191,8 @@ def _with_request(
     return {**result.params, **expected}
 
 
-def _with_report(found: _Comparison, result: Result, report: Report) -> None:
-    """Hold a report's own words on its request against the result that carries it."""
-    stated = report.request
+def _with_stated(found: _Comparison, result: Result, stated: Request | Replayed | None) -> None:
+    """Hold what a report says of its request against the result that carries it."""
     for name in ("nonce", "workload_sha", "preset_digest", "engine_source"):
         answered = None if stated is None else getattr(stated, name)
         found.hold(f"request.{name}", getattr(result, name), answered)
@@ -220,18 +235,38 @@ def _with_configuration(
         found.hold("configuration.seed", NONCE_SEED, answered, equal=equal)
 
 
-def _with_machine(found: _Comparison, result: Result, report: Report, known: Preset | None) -> None:
-    """Hold the machine, the engine and the weights of a report against what the runner says of them."""
-    facts, environment = result.runner.machine, report.environment
+def _with_replay(found: _Comparison, params: Mapping[str, ParamValue], record: Verification) -> None:
+    """Hold a record of a replay against what was to be replayed, and of how many rows."""
+    if "sample" in params:
+        found.hold("draw.sample", params["sample"], record.draw.sample)
+    handle = params.get("request")
+    named = None if handle is None else _NONCE_START.search(str(handle))
+    if named is not None:
+        replayed = record.report.nonce
+        found.hold("report.nonce", handle, replayed, (replayed or "").startswith(named[0]))
+    else:
+        found.skip("which report was replayed: the request names it by no nonce")
+
+
+def _with_machine(found: _Comparison, result: Result, environment: Mapping[str, Any]) -> None:
+    """Hold the machine and the engine of a report against what the runner says of them."""
+    facts = result.runner.machine
     for name in MACHINE:
         if name in facts:
-            found.hold(f"machine.{name}", facts[name], getattr(environment, name))
+            found.hold(f"machine.{name}", facts[name], environment.get(name))
     if missing := [name for name in MACHINE if name not in facts]:
         found.skip(f"machine ({', '.join(missing)}): the result does not state it")
     if ENGINE_FACT in facts:
-        found.hold("engine digest", facts[ENGINE_FACT], environment.git.source_sha256)
+        source = environment.get("git")
+        answered = source.get("source_sha256") if isinstance(source, Mapping) else None
+        found.hold("engine digest", facts[ENGINE_FACT], answered)
     else:
         found.skip("engine digest: the result does not state it")
+
+
+def _with_weights(found: _Comparison, result: Result, report: Report, known: Preset | None) -> None:
+    """Hold the weights of a report against what the runner says of them."""
+    facts, environment = result.runner.machine, report.environment
     weights = {
         name.removeprefix(WEIGHTS_FACT): value
         for name, value in facts.items()

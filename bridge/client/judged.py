@@ -96,8 +96,9 @@ def judge(
     }
     passed = result.verdict.status is Status.PASSED
     read = {path: each.report for path, each in judgements.items() if each.report is not None}
-    agreement = compare(believed.asked, result, read if passed else {}, preset)
     verification, faults = _verification(believed, preset)
+    replayed = verification if passed else None
+    agreement = compare(believed.asked, result, read if passed else {}, preset, replayed)
     violations = [*_broken(result, judgements, preset), *faults] if passed else []
     verdict = result.verdict
     if agreement.differences:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import pytest
 from bridge import signing
 from bridge.bus.requests import Submitted
 from bridge.bus.results import Asked
+from bridge.client.binding import Agreement
 from bridge.client.judged import judge
 from bridge.evidence.verification import parse_verification
 from bridge.manifest import format_time
@@ -107,7 +108,24 @@ def test_another_runner_confirms_a_report_and_says_whose_it_is(bus: Bus) -> None
     assert record.runners is not None
     assert (record.runners.report.id, record.runners.verifier.name) == (RUNNER.id, "other")
     assert not record.runners.same
-    assert judge(believed).verification == record
+    judged = judge(believed)
+    assert judged.verification == record
+    assert judged.agreement == Agreement()
+    asked_for = believed.result.params
+    assert (asked_for["request"], asked_for["sample"]) == (first, 1)
+    forged = {
+        "report.nonce": {"report": record.report.model_copy(update={"nonce": asked})},
+        "draw.sample": {"draw": record.draw.model_copy(update={"sample": 6})},
+        "request.nonce": {"request": record.request.model_copy(update={"nonce": first})},
+        "engine digest": {"environment": {**record.environment, "git": {"source_sha256": "0" * 64}}},
+        "machine.cpu_count": {"environment": {**record.environment, "cpu_count": 1000}},
+    }
+    for field, change in forged.items():
+        data = record.model_copy(update=change).model_dump_json(by_alias=True).encode()
+        other = judge(replace(believed, files={**believed.files, "verification.json": data}))
+        assert (other.verdict.status, other.verdict.reason) == ("rejected", "binding"), field
+        [told] = other.agreement.differences
+        assert (told.field, told.file) == (field, "verification.json")
     assert "another runner" in bus.bench.log(asked)
 
 
@@ -128,7 +146,7 @@ def test_client_replays_a_result_and_signs_the_record(
     nonce, out = bus.publish(change), tmp_path / "out"
     words = ("result", nonce, "--verify", "1", "-o", str(out), "--json")
     done = house.kakeya(*words, timeout=120, KAKEYA_SIGNING_KEY=str(key))
-    assert done.code == done.json["exit_code"] == (3 if forged else 0), done.err
+    assert done.code == done.json["exit_code"] == (3 if forged else 7), done.err  # no trusted key signed it
     data = (out / "verification.json").read_bytes()
     record = parse_verification(data)
     assert record.confirmed is not forged
