@@ -58,13 +58,17 @@ def _beginning(rng: random.Random, tokenizer: DemoTokenizer, template: code.Temp
 
 
 def chat_prompts(seed: int) -> list[dict[str, Any]]:
-    """One user message each, in the phrasing that training never saw."""
+    """One user message each, in the phrasing that training never saw, and no message twice."""
     rng = generator(f"prompts/chat/{seed}")
     topics = [*chat.TOPICS, "small_class", "description", "listing", "small_class", "description", "recall"]
-    prompts = []
+    prompts: list[dict[str, Any]] = []
+    seen: set[str] = set()
     for i in range(PROMPTS):
         topic, _ = chat.TOPICS[topics[i % len(topics)]]
         turn = topic(rng, HELD_OUT)
+        while turn.user in seen:
+            turn = topic(rng, HELD_OUT)
+        seen.add(turn.user)
         messages = [{"role": "user", "content": turn.user}]
         prompts.append({"id": f"chat-{i + 1:03d}", "kind": "chat", "messages": messages})
     return prompts
