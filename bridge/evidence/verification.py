@@ -54,8 +54,8 @@ class Tolerances(_Frozen):
     """What may differ without a finding.
 
     `rounds`: share of rounds that confirm another number of drafts, one of a row in any case. `rounding`: how
-    many times the measured rounding error a token may lie below the best. `resident`: share of the resident bytes
-    that a row may leave out. `distortion`: relative.
+    many times the measured rounding error a token may lie below the best. `resident`: share of the resident
+    bytes that a row may leave out. `distortion`: relative.
     """
 
     rounds: Size
