@@ -11,10 +11,13 @@ from pathlib import Path
 import pytest
 
 from bridge import signing
-from bridge.bus.requests import Submitted
+from bridge.bus.requests import Submitted, submit
 from bridge.bus.results import Asked
 from bridge.client.binding import Agreement
 from bridge.client.judged import judge
+from bridge.client.keys import Choice, Pen
+from bridge.client.verified import verify
+from bridge.errors import EvidenceError, MachineError
 from bridge.evidence.verification import parse_verification
 from bridge.manifest import format_time
 from bridge.process import run_program
@@ -53,8 +56,6 @@ class Bus:
         return submitted.nonce
 
     def _submit(self, manifest) -> Submitted:
-        from bridge.bus.requests import submit
-
         return submit(self.world.git, self.world.remote, manifest, None)
 
     def _report(self, asked: Asked, change) -> bytes:
@@ -157,3 +158,23 @@ def test_client_replays_a_result_and_signs_the_record(
     )
     signature = (out / "verification.json.sig").read_bytes()
     assert signing.verify(data, signature, signing.VERIFICATION_NAMESPACE, allowed) == "client"
+
+
+def test_client_without_the_engine_says_who_can_replay(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = bus.world.manifest(preset="quality")
+    submitted = bus._submit(manifest)
+    asked = Asked(submitted.nonce, submitted.commit, manifest.workload_sha)
+    files = {"report.json": b"{}\n"}
+    result = bus.world.result(asked, files, {"report.json": "evidence"}, preset="quality")
+    bus.world.answer(submitted, result=result, files=files)
+    believed = bus.bench.answer(submitted.nonce)
+    monkeypatch.setitem(sys.modules, "mlx", None)  # as on a client-only installation
+    with pytest.raises(MachineError, match="engine is not installed") as caught:
+        verify(believed, 1, Pen(Choice(None)), output=2)
+    assert f"--preset verify -p request={submitted.nonce}" in str(caught.value.remedy)
+
+
+def test_result_without_a_report_cannot_be_replayed_by_the_client(bus: Bus) -> None:
+    believed = bus.bench.answer(bus.publish(**{"notes.txt": b"nothing\n"}))
+    with pytest.raises(EvidenceError, match="nothing to verify"):
+        verify(believed, 1, Pen(Choice(None)), output=2)
