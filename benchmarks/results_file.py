@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
+import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -64,15 +66,11 @@ def evaluate(name: str, *arguments: str) -> Path:
         SystemExit: The evaluation failed, or the gate rejected the report; nothing is stored then.
     """
     RESULTS.mkdir(exist_ok=True)
-    report = RESULTS / f"{name}.json.new"
-    try:
-        command = [str(BIN / "kakeya_engine"), "eval", *arguments, "--no-resume", "--report", str(report)]
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / f"{name}.json"
+        command = [str(BIN / "kakeya_engine"), "eval", *arguments, "--report", str(report)]
         subprocess.run(command, check=True)
         gate = subprocess.run([str(BIN / "kakeya_mac"), "gate", str(report)], check=False)
         if gate.returncode != 0:
             raise SystemExit(f"{name}: the gate rejected the report, so it is not stored")
-        path = RESULTS / f"{name}.json"
-        report.replace(path)
-        return path
-    finally:
-        report.unlink(missing_ok=True)
+        return Path(shutil.copy(report, RESULTS))

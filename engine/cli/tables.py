@@ -13,8 +13,8 @@ KV_NOTES = """\
 bits: stored a value where the policy applies; KV bytes: most that was resident;
 key err, val err: relative squared error of what the next query sees, evicted
 positions lost; accept: tokens emitted per verify, the target's own included;
-speed: decoding relative to native, not claimed; *: control; =: holds what native caches
-hold, so on this model the policy changes nothing"""
+speed: decoding relative to native, not claimed; *: control; =: holds what
+native caches hold, so on this model the policy changes nothing"""
 SHOWN = 20  # findings of a verification
 BITS = {"float32": 32.0, "float16": 16.0, "bfloat16": 16.0}
 

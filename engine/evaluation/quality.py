@@ -72,8 +72,8 @@ class QualitySwitches:
             raise ConfigurationError(f"--claim {self.claim!r} is not one of {', '.join(CLAIMS)}")
         if (self.claim == "match") != (self.min_match is not None):
             raise ConfigurationError("--claim match and --min-match go together")
-        if self.min_match is not None and not 0 < self.min_match <= 1:
-            raise ConfigurationError(f"--min-match must lie in (0, 1], not {self.min_match}")
+        if self.min_match is not None and not 0.5 <= self.min_match <= 1:
+            raise ConfigurationError(f"--min-match must lie in [0.5, 1], not {self.min_match}")
 
 
 def measure_quality(

@@ -269,8 +269,8 @@ RULES: dict[str, Rule] = {
         speed.speedup_impossible,
     ),
     "BASELINE_SLOW": Rule(
-        "a plain step took more than 1.25 times its whole prefill, or more than 1.75 times a step of the "
-        "same loop at block 1",
+        "a plain step took more than 1.25 times its whole prefill, or more than twice as long as a step of "
+        "the same loop at block 1",
         "The baseline was disturbed; measure again on a quiet machine.",
         speed.baseline_slow,
     ),

@@ -22,7 +22,7 @@ RELATIVE = 1e-9
 ROUNDS_SLACK = 1.05  # clocks are read at slightly different moments
 ROUNDS_SLACK_S = 0.002
 # A block's verification is a forward of the target, too. mlx-lm's plain step, against which it is held, takes
-# up to 1.75 times as long as one of our loop (see `speed.MOST_LOOP_GAIN`), and a clock may read short.
+# up to twice as long as one of our loop (see `speed.MOST_LOOP_GAIN`), and a clock may read short.
 LEAST_VERIFY = 0.5  # of a plain step, in the median
 LEAST_VERIFY_ROUND = 0.25  # … and in every single round
 LEAST_STEP = 0.4  # … of a spell of plain steps, which overlap with each other

@@ -38,7 +38,7 @@ def stopping(folders: tuple[Path, Path], prompts: list[Prompt], monkeypatch: pyt
 
 
 def measured(engine: Engine, prompts: list[Prompt], **switches: Any) -> dict[str, Any]:
-    given = Switches(max_tokens=TOKENS, claim="identity", **switches)
+    given = Switches(prompts="own.jsonl", max_tokens=TOKENS, claim="identity", **switches)
     return check(measure_throughput(engine, prompts, given, prepare(), progress=quiet))
 
 
@@ -106,7 +106,7 @@ def test_windows_of_plain_decoding_say_how_far_they_reach(
     """The target's own windows are 8: wider ones bound nothing, narrower ones do."""
     for kv, broken in (("sliding-bounded:4,64", {"POLICY_NO_EFFECT"}), ("sliding-bounded:1,4", set())):
         engine = open_engine(Options(folders[0], str(folders[1]), compiled=False, kv=kv))
-        given = Switches(max_tokens=TOKENS)
+        given = Switches(prompts="own.jsonl", max_tokens=TOKENS)
         document = check(measure_throughput(engine, prompts, given, prepare(), progress=quiet))
         assert {row["kept_positions"] for row in document["arms"][0]["samples"]} == {7}
         assert rules(document) == broken, kv

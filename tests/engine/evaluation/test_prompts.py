@@ -42,8 +42,8 @@ def write(path: Path, *rows: Any) -> Path:
 
 
 def test_a_file_of_ones_own_is_read_in_order_and_limited_by_kind(tmp_path: Path):
-    rows = [{"id": f"a-{i}", "kind": "a", "prompt": "x"} for i in range(4)]
-    rows += [{"id": f"b-{i}", "kind": "b", "prompt": "y"} for i in range(4)]
+    rows = [{"id": f"a-{i}", "kind": "a", "prompt": f"x{i}"} for i in range(4)]
+    rows += [{"id": f"b-{i}", "kind": "b", "prompt": f"y{i}"} for i in range(4)]
     path = str(write(tmp_path / "own.jsonl", *rows))
     assert [p.id for p in load_prompts(path, limit=2)] == ["a-0", "a-1", "b-0", "b-1"]
     drawn = [p.id for p in load_prompts(path, limit=2, seed=7)]
@@ -119,8 +119,24 @@ def test_a_line_that_is_no_prompt_is_refused(tmp_path: Path, row: Any, message: 
 def test_a_text_may_hold_any_line_break_that_json_allows(tmp_path: Path, mark: str):
     row = json.dumps({"id": "x", "prompt": f"one{mark}two"}, ensure_ascii=False)
     path = tmp_path / "own.jsonl"
-    path.write_text(f"{row}\r\n\n{row.replace('x', 'y')}\n", encoding="utf-8", newline="")
-    assert [prompt.text for prompt in load_prompts(str(path))] == [f"one{mark}two"] * 2
+    other = row.replace("x", "y").replace("two", "three")
+    path.write_text(f"{row}\r\n\n{other}\n", encoding="utf-8", newline="")
+    assert [prompt.text for prompt in load_prompts(str(path))] == [f"one{mark}two", f"one{mark}three"]
+
+
+def test_one_prompt_under_two_ids_is_refused(tmp_path: Path):
+    rows = [{"id": name, "prompt": "the same"} for name in ("first", "second")]
+    with pytest.raises(PromptError, match="first and second are one prompt"):
+        load_prompts(str(write(tmp_path / "own.jsonl", *rows)))
+
+
+def test_another_prompt_under_the_id_of_a_shipped_one_is_refused(tmp_path: Path):
+    other = {"id": "code-001", "prompt": "something else"}
+    with pytest.raises(PromptError, match="code-001 is the id of a shipped prompt"):
+        load_prompts(str(write(tmp_path / "own.jsonl", other)))
+    [shipped] = load_prompts("code", 1)
+    same = {"id": shipped.id, "prompt": shipped.text}
+    assert [prompt.id for prompt in load_prompts(str(write(tmp_path / "own.jsonl", same)))] == [shipped.id]
 
 
 def test_an_unknown_set_and_an_empty_file_are_refused(tmp_path: Path):

@@ -27,9 +27,9 @@ def measure(path: Path, *words: str) -> Document:
 
 
 def write_prompts(path: Path) -> Path:
-    """A file of short prompts, ``code-001`` and so on."""
+    """A file of short prompts, ``own-001`` and so on."""
     lines = [
-        {"id": f"code-{number:03d}", "kind": "code", "prompt": text} for number, text in enumerate(PROMPTS, 1)
+        {"id": f"own-{number:03d}", "kind": "own", "prompt": text} for number, text in enumerate(PROMPTS, 1)
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path

@@ -18,7 +18,7 @@ from tests.engine.verification.forgeries import PAIR
 
 SHORT = ("quality", "--max-tokens", "16", "--block", "4", *PAIR)
 ARM = "ours"
-FIRST = "code-001"
+FIRST = "own-001"
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +146,7 @@ def test_small_change_is_refuted(
 
 
 def test_undrawn_row_is_held_against_its_prompt(genuine: Document, verify: Verifier) -> None:
-    for identifier in ("code-001", "code-002"):
+    for identifier in ("own-001", "own-002"):
         document = forgeries.forged(genuine, lambda document: forgeries.swap_prompt(document, identifier))  # noqa: B023
         code, _, said = verify(document, "--sample", "1")
         assert code == 1

@@ -7,7 +7,7 @@ import copy
 from tests.bridge.evidence.breakers import Breaker, Rules, chain, change, only, put, resettle, rows
 from tests.bridge.evidence.reports import Document, arm, filler, speculative_system
 
-STOP = 2000  # no token of any text
+STOP = 1279  # no token of any text
 
 
 def natural(document: Document) -> None:
