@@ -71,8 +71,8 @@ def environment_impossible(case: Case) -> Iterator[str]:
         yield f"the chip is {shown(environment.chip)}, but the system {where}"
     if environment.metal and not apple:
         yield f"environment.metal is true on {shown(environment.chip)}"
-    if environment.system == "Darwin" and environment.machine == "arm64" and not apple:
-        yield f"the system is Darwin on arm64, but the chip {shown(environment.chip)}"
+    if environment.system == "Darwin" and not environment.chip.casefold().startswith(("apple", "intel")):
+        yield f"the system is Darwin, but the chip {shown(environment.chip)}"
     if not environment.metal and environment.device in ("gpu", "metal"):
         yield f"environment.device is {shown(environment.device)} without Metal"
     needed = sum(_least_bytes(model) for model in environment.models.values())

@@ -125,7 +125,8 @@ RULES: dict[str, Rule] = {
     "TIMINGS_IMPOSSIBLE": Rule(
         "rounds take longer than their row, rows longer than the report, or a forward no time; or, where a "
         "speed is claimed, verifications less than half of a plain step in the median, a single one less "
-        "than a quarter, or plain steps within the loop less than two fifths on average",
+        "than a quarter, plain steps within the loop less than two fifths on average, or verifications less "
+        "than nine tenths of a step of the same loop at block 1",
         "Do not edit times; if nobody did, report a bug of the engine.",
         rows.timings_impossible,
     ),

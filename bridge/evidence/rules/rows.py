@@ -15,6 +15,7 @@ from bridge.evidence.figures import hit, paired, per_token
 from bridge.evidence.report import Arm, Sample
 from bridge.evidence.rules.answers import answer_problems, answers_differ
 from bridge.evidence.rules.parity import round_problems
+from bridge.evidence.rules.speed import own_steps
 from bridge.evidence.shown import several, shown
 
 OUR_LOOP = "kakeya.decode"
@@ -26,6 +27,7 @@ ROUNDS_SLACK_S = 0.002
 LEAST_VERIFY = 0.5  # of a plain step, in the median
 LEAST_VERIFY_ROUND = 0.25  # … and in every single round
 LEAST_STEP = 0.4  # … of a spell of plain steps, which overlap with each other
+LEAST_VERIFY_OWN = 0.9  # of a step of the same loop at block 1, in the median
 FEWEST_STEPS = 8
 REPORT_SLACK_S = 1.0  # the report's own times may be whole seconds
 
@@ -138,6 +140,7 @@ def timings_impossible(case: Case) -> Iterator[str]:
         yield f"the rows took {total:.3f} s, but the whole report {lasted:.3f} s"
     for arm, baseline in case.speed_pairs():
         yield from _verified_too_fast(arm, baseline)
+        yield from _faster_than_a_step(arm, own_steps(case, arm))
 
 
 def _verified_too_fast(arm: Arm, baseline: Arm) -> Iterator[str]:
@@ -155,6 +158,17 @@ def _verified_too_fast(arm: Arm, baseline: Arm) -> Iterator[str]:
     alone = [turn.verify_s for sample in arm.samples for turn in sample.rounds if turn.block == 1]
     if len(alone) >= FEWEST_STEPS and sum(alone) < LEAST_STEP * step * len(alone):
         yield f"{shown(arm.name)} took {1e3 * sum(alone) / len(alone):.4f} ms a plain step, {than}"
+
+
+def _faster_than_a_step(arm: Arm, own: Arm | None) -> Iterator[str]:
+    """Blocks that took less than one token does in the same loop."""
+    verified = [turn.verify_s for sample in arm.samples for turn in sample.rounds if turn.block >= 2]
+    steps = [seconds for sample in own.samples if (seconds := per_token(sample)) is not None] if own else []
+    if own is not None and verified and steps and median(verified) < LEAST_VERIFY_OWN * median(steps):
+        yield (
+            f"{shown(arm.name)} verified blocks in {1e3 * median(verified):.4f} ms in the median, where a "
+            f"step of {shown(own.name)} took {1e3 * median(steps):.4f} ms"
+        )
 
 
 def summary_mismatch(case: Case) -> Iterator[str]:

@@ -176,6 +176,11 @@ RULES = Rules(
         ("CLAIM_NOT_MET", "quality", claim(name="exact_match", at_least=0)),
         ("CLAIM_NOT_MET", "quality", claim(name="exact_match", at_least=0.49)),
         ("ENVIRONMENT_IMPOSSIBLE", "probe", change("environment", "machine", to="x86_64")),
+        (
+            "ENVIRONMENT_IMPOSSIBLE",
+            "probe",
+            chain(linux_without_checkout, change("environment", "system", to="Darwin")),
+        ),
         ("ENVIRONMENT_IMPOSSIBLE", "probe", change("environment", "system", to="Linux")),
         ("ENVIRONMENT_IMPOSSIBLE", "probe", change("environment", "metal", to=False)),
         (

@@ -143,6 +143,7 @@ RULES = Rules(
         ("SPEEDUP_IMPOSSIBLE", "throughput", scaled("speculative", 0.4)),
         ("SPEEDUP_IMPOSSIBLE", "throughput", scaled("plain", 2.3)),
         ("SPEEDUP_IMPOSSIBLE", "throughput", chain(block_1, scaled("speculative", 0.35))),
+        ("TIMINGS_IMPOSSIBLE", "throughput", chain(block_1, scaled("speculative", 0.7))),
         ("BASELINE_SLOW", "throughput", scaled("plain", 3.0)),
         ("MACHINE_BUSY", "throughput", loaded(other_cpu_share=None)),
         ("MACHINE_BUSY", "throughput", loaded(seconds=1.0)),
