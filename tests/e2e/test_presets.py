@@ -27,7 +27,7 @@ from tests.houses import House, build_house
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.xdist_group("presets")]
 
 ROOT = Path(__file__).resolve().parents[2]
-RECALL = ("limit=2", "max_tokens=10")
+RECALL = ("limit=6", "max_tokens=10")
 SHOOTOUT = ("context=200", "per_depth=1", "answer_tokens=8", "speed_prompts=none", "max_tokens=16")
 RESTORED = (*RECALL, "kv=restored:learned:4,16")
 # Parameters that make each job small, by the job's old name.
