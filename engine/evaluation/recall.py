@@ -43,7 +43,6 @@ from engine.runtime import Runtime
 ORACLE, CONTROL = "oracle", "no_needle"
 RESTORING_CONTROLS = ("exact", "noise")
 LOSSLESS = ("native", "sliding-bounded")  # policies of which parity with the oracle is claimed
-OF_PROMPTS = ("recall", "recall_parity")  # claims of a share of the prompts, each of which must be another
 DEPTHS = 12  # recall is told for each of so many depths
 
 
@@ -110,7 +109,7 @@ def measure_recall(
     full, empty = (encode_all(engine, some, switches.chat) for some in (prompts, emptied))
     name = "speculative" if engine.drafter else "kakeya"
     claims = _claims(engine.policy, name, switches)
-    refuse_unsound(prompts, full, distinct=any(claim["name"] in OF_PROMPTS for claim in claims))
+    refuse_unsound(prompts)
     settings = configuration(engine, runtime, "eval recall", switches) | {
         "compiled": engine.options.compiled and switches.batch == 1
     }

@@ -12,17 +12,14 @@ from engine.evaluation.prompts import SHOWN, Prompt, prompt_set
 BARE_SETS = ("code", "chat")  # their prompts ask nothing beside their content
 
 
-def refuse_unsound(prompts: Sequence[Prompt], encoded: Sequence[Sequence[int]], *, distinct: bool) -> None:
+def refuse_unsound(prompts: Sequence[Prompt]) -> None:
     """Check prompts whose needles are to be found.
 
     Args:
         prompts: each with a needle.
-        encoded: their token ids.
-        distinct: a share of them is to be claimed, so that each must be another.
 
     Raises:
-        PromptError: an answer stands outside its needle, prompts of one set ask differently, or, where
-            ``distinct``, one prompt comes twice.
+        PromptError: an answer stands outside its needle, or prompts of one set ask differently.
     """
     for prompt in prompts:
         needle, text = prompt.needle, prompt.text
@@ -31,8 +28,6 @@ def refuse_unsound(prompts: Sequence[Prompt], encoded: Sequence[Sequence[int]], 
                 f"prompt {prompt.id} holds its answer {needle.answer!r} outside its needle; take it out there"
             )
     _refuse_instructions(prompts)
-    if distinct:
-        _refuse_repeated(prompts, encoded)
 
 
 def _refuse_instructions(prompts: Sequence[Prompt]) -> None:
@@ -52,12 +47,3 @@ def _refuse_instructions(prompts: Sequence[Prompt]) -> None:
                 f"({other.instruction[:SHOWN]!r}, {prompt.instruction[:SHOWN]!r}); "
                 f"give one of them an id of another set, such as other-{name or 'set'}-1"
             )
-
-
-def _refuse_repeated(prompts: Sequence[Prompt], encoded: Sequence[Sequence[int]]) -> None:
-    """Raise PromptError for one prompt under two ids."""
-    seen: dict[tuple[int, ...], str] = {}
-    for prompt, tokens in zip(prompts, encoded, strict=True):
-        earlier = seen.setdefault(tuple(tokens), prompt.id)
-        if earlier != prompt.id:
-            raise PromptError(f"{earlier} and {prompt.id} are one prompt; leave one of them out")

@@ -20,9 +20,8 @@ def row(identifier: str, code: str = "4821", prompt: str = HAYSTACK, **more: Any
     return needle_row(id=identifier, prompt=prompt, needle=needle, answer=code, **more)
 
 
-def read(folder: Path, *rows: dict[str, Any]) -> tuple[list[Prompt], list[list[int]]]:
-    prompts = load_prompts(str(write(folder / "own.jsonl", *rows)))
-    return prompts, [list((prompt.text or "").encode()) for prompt in prompts]
+def read(folder: Path, *rows: dict[str, Any]) -> list[Prompt]:
+    return load_prompts(str(write(folder / "own.jsonl", *rows)))
 
 
 OTHER = HAYSTACK + "Also say why. Be brief: "
@@ -48,21 +47,16 @@ UNSOUND = {
 def test_prompts_that_prove_nothing_are_refused(tmp_path: Path, name: str):
     rows, message = UNSOUND[name]
     with pytest.raises(PromptError, match=message):
-        refuse_unsound(*read(tmp_path, *rows), distinct=True)
-
-
-def test_where_no_share_is_claimed_a_prompt_may_repeat(tmp_path: Path):
-    refuse_unsound(*read(tmp_path, *UNSOUND["one prompt"][0]), distinct=False)
+        refuse_unsound(read(tmp_path, *rows))
 
 
 def test_sets_that_ask_differently_are_measured_under_ids_of_their_own(tmp_path: Path):
     rows = [row("r-1"), row("r-2", "4822"), row("other-r-1", "4823", prompt=OTHER)]
-    refuse_unsound(*read(tmp_path, *rows), distinct=True)
+    refuse_unsound(read(tmp_path, *rows))
 
 
 def test_the_shipped_set_is_sound():
-    prompts = load_prompts("retrieval")
-    refuse_unsound(prompts, [list((prompt.text or "").encode()) for prompt in prompts], distinct=True)
+    refuse_unsound(load_prompts("retrieval"))
 
 
 @pytest.mark.parametrize(

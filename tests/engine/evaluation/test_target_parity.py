@@ -32,7 +32,7 @@ def target(folders: tuple[Path, Path]) -> LoadedTarget:
 
 def compared(target: LoadedTarget, tmp_path: Path, **changes: Any) -> Parity:
     prompts = load_prompts(
-        str(write(tmp_path / "p.jsonl", *({"id": f"a-{i}", "prompt": "x = 1\n" * 4} for i in (1, 2))))
+        str(write(tmp_path / "p.jsonl", *({"id": f"a-{i}", "prompt": f"x = {i}\n" * 4} for i in (1, 2))))
     )
     return compare_target(target, prompts, changes.pop("max_tokens", 24), 7, progress=quiet, **changes)
 
