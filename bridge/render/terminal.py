@@ -187,6 +187,8 @@ def verdict_table(judgement: Judgement) -> Table:
         table.add_row(*plain(claim.name, claim_text(claim)))
     for restart in judgement.report.restarts if judgement.report else ():
         table.add_row(*plain("measured again", f"after {restart.after_samples} samples: {restart.reason}"))
+    if judgement.report is not None and (reason := judgement.report.configuration.get("speed_not_claimed")):
+        table.add_row(*plain("no speed claimed", str(reason)))
     if judgement.report is not None and _lacks_blas(judgement.report):
         table.add_row(*plain("hint", f"no fast BLAS on the runner, so blocks are dear there: {_BLAS_HINT}"))
     for violation in judgement.violations:

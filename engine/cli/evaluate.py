@@ -141,7 +141,7 @@ def recall(as_json: bool, report_path: Path | None, **values: Any) -> None:
     from engine.cli.progress import shown_progress
     from engine.cli.tables import depth_table, recall_table
     from engine.config import open_engine
-    from engine.evaluation.haystack import retrieval_prompts
+    from engine.evaluation.haystack import GENERATED, retrieval_prompts
     from engine.evaluation.recall import RecallSwitches, measure_recall, reach, recall_by_depth
 
     switches = RecallSwitches(**values, chat=chat, haystack=haystack)
@@ -162,6 +162,8 @@ def recall(as_json: bool, report_path: Path | None, **values: Any) -> None:
                 switches=chat,
                 beyond=beyond,
             )
+            if haystack.wanted:  # the shipped set may have been asked for where it does not do
+                switches = replace(switches, prompts=GENERATED)
             report = measure_recall(
                 engine, prompts, switches, runtime, progress=progress, request=request, journals=journals
             )

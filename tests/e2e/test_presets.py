@@ -124,7 +124,8 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 def test_these_are_all_the_jobs() -> None:
     assert len(JOBS) == 17
     asked = {presets.get(name).name for name in JOBS}
-    assert asked == set(presets.load_all()) - set(OURS)
+    # `verify` needs a finished request: tests/bridge/runner/test_verify_preset.py runs it.
+    assert asked == set(presets.load_all()) - set(OURS) - {"verify"}
 
 
 # The other name of a preset that has run with the same parameters would run the same again.

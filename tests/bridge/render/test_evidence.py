@@ -132,6 +132,19 @@ def test_a_measurement_begun_again_says_why() -> None:
     assert "after 4 samples: prefills differed" in text
 
 
+def test_a_speed_that_a_busy_machine_did_not_allow_is_labelled_with_its_reason() -> None:
+    document = reports.throughput()
+    assert "not claimed" not in drawn(*evidence_tables(judge(dump(document))))
+    document["claims"] = [claim for claim in document["claims"] if claim["name"] == "identical_output"]
+    document["configuration"]["speed_not_claimed"] = "other processes used 40% of the CPU time"
+    judgement = judge(dump(document))
+    assert judgement.accepted
+    text = drawn(*evidence_tables(judgement))
+    assert "2.00x not claimed" in text
+    assert "no speed claimed" in text
+    assert "other processes used 40% of the CPU time" in text
+
+
 def test_an_unreadable_report_shows_the_rule_it_breaks() -> None:
     text = drawn(*evidence_tables(judge(b"{}")))
     assert "REJECTED" in text
