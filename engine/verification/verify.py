@@ -314,7 +314,7 @@ class _Replayer:
         return sorted(rows, key=late)
 
     def _under(self, arm: ClaimedArm) -> Engine:
-        """The engine under an arm's policy."""
+        """The engine under an arm's policy; at block 1 without its drafter, so without room for blocks."""
         policy = parse_policy(arm.system.kv)
         if policy.spec not in self._engines:
             if policy == NATIVE:
@@ -322,7 +322,8 @@ class _Replayer:
             else:
                 made = under(self.engine, policy)
             self._engines[policy.spec] = made
-        return self._engines[policy.spec]
+        found = self._engines[policy.spec]
+        return replace(found, drafter=None) if arm.control == "block_1" else found
 
     def _run_others(self, rows: Sequence[_Row]) -> None:
         """Rows that were not drawn, for a few seconds: the tokens of all of them first, then their rounds."""
