@@ -84,8 +84,14 @@ def test_pairs_of_other_seeds_agree_with_the_published_package(capsys, tmp_path:
     for seed in ("0", "1", "2"):
         made = [sys.executable, "scripts/make_pair_references.py", str(tmp_path / seed), seed]
         subprocess.run(made, check=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": path})
-        cases = {row["case"] for row in rows_of(capsys, 0, tmp_path / seed)}
-        assert cases == set(CASES)
+        code, out, err = parity(capsys, tmp_path / seed, "--json")
+        rows = json.loads(out)["cases"]
+        assert {row["case"] for row in rows} == set(CASES)
+        # Random weights have near ties, and another BLAS than the reference's may let one fall otherwise.
+        different = [row for row in rows if not row["passed"]]
+        assert len(different) <= len(rows) / 50, err
+        assert all(row["logits_max_abs"] < 1e-2 for row in rows), err
+        assert code == (1 if different else 0)
 
 
 @pytest.mark.parametrize("case", ["gemma4_text", "gemma4_nested"])

@@ -109,7 +109,8 @@ def test_a_policy_that_restores_is_not_measured_without_its_controls(folders: tu
 def test_restored_keys_and_values_are_measured_beside_their_controls(
     folders: tuple[Path, Path], tmp_path: Path, batch: int
 ):
-    rows = [needle_row(id=f"r-{number}") for number in range(2)]
+    text = needle_row()["prompt"]
+    rows = [needle_row(id=f"r-{number}", prompt=f"{number} {text}") for number in range(2)]
     prompts = load_prompts(str(write(tmp_path / "p.jsonl", *rows)))
     engine = opened(folders, "restored:zeros:1,16")
     switches = RecallSwitches(max_tokens=4, batch=batch)
