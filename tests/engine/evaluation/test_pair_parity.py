@@ -90,7 +90,7 @@ def test_pairs_of_other_seeds_agree_with_the_published_package(capsys, tmp_path:
         # Random weights have near ties, and another BLAS than the reference's may let one fall otherwise.
         different = [row for row in rows if not row["passed"]]
         assert len(different) <= len(rows) / 50, err
-        assert all(row["logits_max_abs"] < 1e-2 for row in rows), err
+        assert all(row["logits_max_abs"] <= 1e-3 for row in rows), err
         assert code == (1 if different else 0)
 
 
