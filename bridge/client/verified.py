@@ -11,7 +11,6 @@ import importlib.util
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,18 +67,20 @@ class Verified:
         return [folder / name for name in files]
 
 
-def report_of(files: Mapping[str, str]) -> str:
-    """The one evidence report among a result's files, given as roles by path.
+def report_of(believed: Believed) -> bytes:
+    """The one evidence report among a result's files.
 
     Raises:
-        EvidenceError: There is none.
+        EvidenceError: There is none, or there are several.
     """
-    reports = [path for path, role in files.items() if role == "evidence"]
+    result = believed.result
+    reports = [file.path for file in result.files if file.role == "evidence"]
     if len(reports) != 1:
         raise EvidenceError(
-            f"there is nothing to verify: the result holds {len(reports)} evidence reports, not one"
+            f"there is nothing to verify: the result of {result.nonce} ({result.preset},"
+            f" {result.verdict.status}) holds {len(reports)} evidence reports, not one"
         )
-    return reports[0]
+    return believed.files[reports[0]]
 
 
 def verify(believed: Believed, sample: int, pen: Pen, *, output: int) -> Verified:
@@ -96,7 +97,7 @@ def verify(believed: Believed, sample: int, pen: Pen, *, output: int) -> Verifie
         MachineError: The engine is not installed here, or cannot replay the report.
     """
     result = believed.result
-    report = believed.files[report_of({file.path: file.role for file in result.files})]
+    report = report_of(believed)
     if importlib.util.find_spec("engine") is None or importlib.util.find_spec("mlx") is None:
         raise MachineError(
             "the engine is not installed here, so the report cannot be replayed",
@@ -120,8 +121,8 @@ def verify(believed: Believed, sample: int, pen: Pen, *, output: int) -> Verifie
             )
         data = record.read_bytes()
     found = parse_verification(data)
-    if found.report.sha256 != hashlib.sha256(report).hexdigest():
-        raise EvidenceError(f"the record is about another report, {found.report.sha256}")
+    if found.report.sha256 != (digest := hashlib.sha256(report).hexdigest()):
+        raise EvidenceError(f"the record is for the report {found.report.sha256}, not for {digest}")
     return Verified(found, data, pen.sign(signing.VERIFICATION_NAMESPACE, data))
 
 

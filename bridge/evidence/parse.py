@@ -32,11 +32,11 @@ MODEL_TEXT = frozenset(
 
 
 class _NotStrict(Exception):
-    """The bytes are not the JSON we read; the message says where."""
+    """The bytes are not the JSON we read; the message says where, the code which rule that breaks."""
 
-
-class _Earlier(Exception):
-    """The report is one of the earlier system's; its texts need not be plain, so nothing else is checked."""
+    def __init__(self, message: str, code: str = "SCHEMA") -> None:
+        super().__init__(message)
+        self.code = code
 
 
 def parse(data: bytes) -> tuple[Report | None, tuple[Violation, ...]]:
@@ -52,9 +52,7 @@ def parse(data: bytes) -> tuple[Report | None, tuple[Violation, ...]]:
     try:
         document = load(data)
     except _NotStrict as error:
-        return None, (_violation("SCHEMA", str(error)),)
-    except _Earlier as error:
-        return None, (_violation("LEGACY_SCHEMA", str(error)),)
+        return None, (_violation(error.code, str(error)),)
     violations = _schema_violations(document)
     if violations:
         return None, violations
@@ -88,8 +86,7 @@ def load(data: bytes) -> dict[str, Any]:
     """Parse strict JSON: capped, UTF-8, one object, no duplicate keys, finite numbers, shallow.
 
     Raises:
-        _NotStrict: A rule is broken.
-        _Earlier: It is a report of the earlier system.
+        _NotStrict: A rule is broken, or it is a report of the earlier system.
     """
     if len(data) > MAX_BYTES:
         raise _NotStrict(f"the report has {len(data)} bytes, but at most {MAX_BYTES} are read")
@@ -108,9 +105,10 @@ def load(data: bytes) -> dict[str, Any]:
         raise _NotStrict(f"the report must be a JSON object, got {type(document).__name__}")
     if is_of_the_earlier_system(document):
         kind = shown(document["kind"])
-        raise _Earlier(
+        raise _NotStrict(  # its texts need not be plain, so nothing else is checked
             f"the report was written by the earlier system (kind {kind}), and has no rows to recompute its"
-            " figures from; run the job again, under its old name if you like (docs/lineage.md)"
+            " figures from; run the job again, under its old name if you like (docs/lineage.md)",
+            "LEGACY_SCHEMA",
         )
     _check_values(document)
     return document

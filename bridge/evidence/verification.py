@@ -73,21 +73,6 @@ class Request(_Frozen):
     engine_source: Literal["installed", "workload"]
 
 
-class Party(_Frozen):
-    """A runner."""
-
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
-    id: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
-
-
-class Runners(_Frozen):
-    """Which runner made the report, which one verified it, and whether they are the same."""
-
-    report: Party
-    verifier: Party
-    same: bool
-
-
 class Tokens(_Frozen):
     """A row's tokens against the target: how many, by one forward or along the rounds, the largest gap to the
     best logit, where, and what was allowed.
@@ -140,7 +125,6 @@ class Verification(_Frozen):
     tolerances: Tolerances
     environment: dict[str, Any]
     request: Request | None
-    runners: Runners | None
     rows: Annotated[tuple[Row, ...], Field(max_length=20_000)]
     findings: Annotated[tuple[Finding, ...], Field(max_length=20_000)]
     notes: Annotated[tuple[Text, ...], Field(max_length=100)]

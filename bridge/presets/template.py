@@ -173,12 +173,6 @@ def _check_declared(preset: Preset, what: str, used: set[str], declared: set[str
         raise PresetError(f"preset {preset.name}: the {what} {name!r} is declared but argv never uses it")
 
 
-def model_flags(preset: Preset) -> dict[str, str]:
-    """Names of models that the argv gives as the value of a flag, by that flag (``--model``)."""
-    found = [match for match in _matches(preset) if match["kind"] == "model" and match["flag"]]
-    return {match["flag"].removesuffix("="): match["name"] for match in found}
-
-
 def _kinds(preset: Preset) -> set[str]:
     return {match["kind"] for match in _matches(preset) if match["kind"]}
 

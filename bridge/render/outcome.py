@@ -118,11 +118,6 @@ def verification_lines(record: Verification) -> Iterator[str]:
     drawn = sum(row.drawn for row in record.rows)
     request = "" if record.report.nonce is None else f" of request {record.report.nonce}"
     yield f"{record.verdict.upper()}  report {record.report.sha256[:12]}{request}"
-    if record.runners is not None:
-        made, by = record.runners.report.name, record.runners.verifier.name
-        yield f"  made on  {_line(made)}, verified on {_line(by)}" + (
-            ": the same runner" if record.runners.same else ": another runner"
-        )
     yield (
         f"  replayed {drawn} drawn rows of {record.draw.rows} and {len(record.rows) - drawn} more,"
         f" --seed {record.draw.seed}"

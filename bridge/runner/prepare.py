@@ -172,7 +172,7 @@ class Preparation:
         return self._binding()
 
     def _replay(self, handle: str) -> list[str]:
-        """The report of a finished request, laid out; where its models may lie here, and the two runners.
+        """The report of a finished request, laid out, and where its models may lie here.
 
         Raises:
             Refusal: There is no such request, it has no result that can be believed, or no report.
@@ -192,8 +192,6 @@ class Preparation:
         return [
             str(path),
             *(f"--among={folder}" for folder in replayed.folders(self.station, report.preset)),
-            f"--made-by={report.runner.name}/{report.runner.id}",
-            f"--verified-by={self.station.identity.name}/{self.station.identity.id}",
         ]
 
     def _binding(self) -> list[str]:

@@ -14,9 +14,10 @@ from pathlib import Path
 from bridge.bus.git import Git
 from bridge.bus.results import believe
 from bridge.client.lookup import look_up
-from bridge.errors import ResultError, UnknownHandle
+from bridge.client.verified import report_of
+from bridge.errors import EvidenceError, ResultError, UnknownHandle
 from bridge.evidence.parse import parse
-from bridge.presets.template import model_flags
+from bridge.presets.template import switches
 from bridge.result import Reason, RunnerFacts
 from bridge.runner import models
 from bridge.runner.check import Refusal, places
@@ -38,7 +39,7 @@ class Report:
     """
 
     nonce: str
-    preset: str
+    preset: str | None
     runner: RunnerFacts
     authenticity: str
     data: bytes
@@ -67,16 +68,10 @@ def find(git: Git, station: Station, handle: str) -> Report:
         if found.answer is None:
             raise _refused(f"the request {found.nonce} is not finished, so it has no report to verify")
         believed = believe(found.answer, trusted=station.allowed_signers.with_name("trusted_runners"))
-    except (UnknownHandle, ResultError) as error:
+        data = report_of(believed)
+    except (UnknownHandle, ResultError, EvidenceError) as error:
         raise _refused(error.message) from None
     result = believed.result
-    reports = [file.path for file in result.files if file.role == "evidence"]
-    if len(reports) != 1 or result.preset is None:
-        raise _refused(
-            f"the result of {found.nonce} ({result.preset}, {result.verdict.status}) holds {len(reports)}"
-            " evidence reports, and one is verified"
-        )
-    data = believed.files[reports[0]]
     report, faults = parse(data)
     if report is None:
         raise _refused(f"the report of {found.nonce} cannot be read: {faults[0].message}")
@@ -85,16 +80,16 @@ def find(git: Git, station: Station, handle: str) -> Report:
     return Report(found.nonce, result.preset, result.runner, believed.sentence, data)
 
 
-def folders(station: Station, name: str) -> list[Path]:
+def folders(station: Station, name: str | None) -> list[Path]:
     """Where the models of an installed preset lie on this machine.
 
     None where it is not installed, or they are not here: then the shipped ones do, or the engine says what
     is missing.
     """
-    preset = station.installed.get(name)
+    preset = station.installed.get(name or "")
     if preset is None:
         return []
-    wanted = set(model_flags(preset).values())
+    wanted = {switch.model for switch in switches(preset)}
     try:
         found = models.resolve(preset.models, places(station, workload=None))
     except models.ModelMissing:

@@ -56,4 +56,6 @@ class WaitingCancels:
             try:
                 self._answer(nonce)
             except Exception as error:  # it has its turn when the job has ended
-                self._say(f"{nonce}: not cancelled beside the running job: {described(error)}")
+                self._say(
+                    f"{nonce}: not cancelled while another job runs, retrying after it: {described(error)}"
+                )

@@ -63,8 +63,8 @@ def throughput_table(document: Document) -> None:
         if times := arm.get("block_s"):
             first = ", ".join(f"{1e3 * seconds:.1f}" for seconds in times["first"])
             console.print(
-                f"{name}: blocks took {first} ms at first, at most {1e3 * times['max']:.1f} ms, "
-                f"{1e3 * times['mean']:.1f} ms in the mean"
+                f"{name}: block time: first {first} ms, max {1e3 * times['max']:.1f} ms, "
+                f"mean {1e3 * times['mean']:.1f} ms"
             )
     console.print("acceptance length: tokens emitted per verify, the target's own included")
 
@@ -277,11 +277,8 @@ def verification_table(document: Document) -> None:
     lines = [
         f"report {report['sha256']}" + (f" of request {report['nonce']}" if report["nonce"] else ""),
         f"drawn {sum(row['drawn'] for row in rows)} of {draw['rows']} rows with --seed {draw['seed']}; "
-        f"{len(rows)} replayed, {draw['rows']} held against their prompts and texts",
+        f"{len(rows)} replayed, {draw['rows']} checked against their prompts and texts",
     ]
-    if document["runners"]:
-        made, same = document["runners"]["report"]["name"], document["runners"]["same"]
-        lines.append(f"the report was made by {made}, {'this same runner' if same else 'another runner'}")
     unplayed = Counter(row["rounds"]["reason"] for row in rows if row["rounds"]["reason"])
     lines += [f"rounds of {count} rows not replayed: {reason}" for reason, count in unplayed.items()]
     lines += document["notes"]

@@ -6,20 +6,10 @@ from typing import Any
 
 import click
 
-from engine.cli.options import binding_options, take_request, with_options
-from engine.errors import ConfigurationError, EngineError
+from engine.cli.options import binding_options, take_request
+from engine.errors import EngineError
 
 SHOWN = 20
-RUNNERS = ("made_by", "verified_by")
-
-
-def _runner_options(command: Any) -> Any:
-    """--made-by and --verified-by, which a runner sets."""
-    return with_options(
-        command,
-        click.option("--made-by", metavar="NAME/ID", help="The runner that made the report, for the record."),
-        click.option("--verified-by", metavar="NAME/ID", help="… and the one that verifies it."),
-    )
 
 
 @click.command("verify")
@@ -52,7 +42,6 @@ def _runner_options(command: Any) -> Any:
     "--record", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write the record here."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print nothing but the record, as one JSON line.")
-@_runner_options
 @binding_options
 def command(report: Path, as_json: bool, record: Path | None, **values: Any) -> None:
     """Replay REPORT: draw rows, run the models over them, and compare.
@@ -72,7 +61,7 @@ def command(report: Path, as_json: bool, record: Path | None, **values: Any) -> 
       kakeya_engine verify report.json --seed 20260301 --json
       kakeya_engine verify report.json --model ~/models/qwen3-4b --drafter ~/models/qwen3-4b-dflash
     """  # noqa: D301 - click wants the character itself
-    request, runners = take_request(values), _take_runners(values)
+    request = take_request(values)
 
     from engine.runtime import prepare
     from engine.verification.claimed import read_report
@@ -92,9 +81,7 @@ def command(report: Path, as_json: bool, record: Path | None, **values: Any) -> 
         values["among"],
         values["prompts"],
         request,
-        runners,
     )
-    what.check()
     with shown_progress() as progress:
         found = verify(claimed, what, runtime, Places.of_machine(), progress=progress)
     document = found.document()
@@ -106,27 +93,6 @@ def command(report: Path, as_json: bool, record: Path | None, **values: Any) -> 
         _show(document)
     if found.findings:
         raise EngineError(f"{report} is refuted: {_named(document['findings'])}")
-
-
-def _take_runners(values: dict[str, Any]) -> Any:
-    """Both runners, or None; takes the two flags out of ``values``.
-
-    Raises:
-        ConfigurationError: only one is given, or not in this form.
-    """
-    from engine.verification.record import Party, Runners
-
-    given = {name: values.pop(name) for name in RUNNERS}
-    if not any(given.values()):
-        return None
-    parties = []
-    for name, text in given.items():
-        label, slash, identifier = (text or "").rpartition("/")
-        if not (label and slash and identifier):
-            raise ConfigurationError(f"--{name.replace('_', '-')} must be NAME/ID, not {text!r}")
-        parties.append(Party(label, identifier))
-    made, verifying = parties
-    return Runners(made, verifying, made.id == verifying.id)
 
 
 def _named(findings: list[dict[str, Any]]) -> str:

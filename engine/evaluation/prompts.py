@@ -104,7 +104,7 @@ def _refuse_taken_ids(prompts: Sequence[Prompt]) -> None:
     shipped = {prompt.id: prompt for name in SHIPPED_SETS for prompt in _read(SHIPPED / f"{name}.jsonl")}
     for prompt in prompts:
         if prompt.id in shipped and prompt.source_sha256 != shipped[prompt.id].source_sha256:
-            raise PromptError(f"{prompt.id} is the id of a shipped prompt, and this is another; rename it")
+            raise PromptError(f"the id {prompt.id} is taken by a shipped prompt; rename this one")
 
 
 def _refuse_copies(prompts: Sequence[Prompt]) -> None:
@@ -113,7 +113,7 @@ def _refuse_copies(prompts: Sequence[Prompt]) -> None:
     for prompt in prompts:
         earlier = seen.setdefault(prompt.source_sha256, prompt.id)
         if earlier != prompt.id:
-            raise PromptError(f"{earlier} and {prompt.id} are one prompt; leave one of them out")
+            raise PromptError(f"{earlier} and {prompt.id} are the same prompt; remove one")
 
 
 def encode(

@@ -110,7 +110,7 @@ def measure_throughput(
     if engine.alone and switches.claim not in ("auto", "none"):
         raise ConfigurationError(f"--claim {switches.claim} compares with speculation; give --drafter PATH")
     if not _compares(engine) and (switches.ignore_stops or switches.min_stops is not None):
-        raise ConfigurationError("--ignore-stops and --min-stops are about our loop; give --drafter PATH")
+        raise ConfigurationError("--ignore-stops and --min-stops need a drafter; give --drafter PATH")
     started, watch = now(), StrainWatch()
     encoded = encode_all(engine, prompts, switches.chat)
     claims = throughput_claims(engine, switches, runtime, len(prompts)) if _compares(engine) else []
@@ -129,7 +129,7 @@ def measure_throughput(
         ran.append(our_arm(engine, IGNORE_STOPS, "control", IGNORE_STOPS))
     total = len(ran) * len(prompts)
     if reason:
-        progress(0, total, "claiming no speed", reason)
+        progress(0, total, "skipping the speed claim", reason)
     progress(0, total, "warming up", prompts[0].id)
     pace = warm_up(engine, encoded, switches.max_tokens)
     row = scored_rows(engine.target.tokenizer)
@@ -197,7 +197,7 @@ def _unwatched(watch: StrainWatch, arms: Sequence[Arm]) -> str | None:
     timed = sum(row["prefill_s"] + row["decode_s"] for arm in arms for row in arm.samples)
     seconds = watch.timed_load.seconds
     if seconds < WATCHED * timed:
-        return f"the load was watched for {seconds:.1f} s of {timed:.1f} s; the others are of an earlier run"
+        return f"the load was measured for {seconds:.1f} s of {timed:.1f} timed seconds (a resumed run)"
     return None
 
 

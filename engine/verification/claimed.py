@@ -51,11 +51,8 @@ class ClaimedCache(_Read):
 
 
 class ClaimedKV(_Read):
-    """What a policy held, and how far that lies from native caches."""
+    """How far what a policy holds lies from native caches."""
 
-    layers: tuple[Count, ...]
-    values: Count
-    bytes: Count
     key_distortion: float | None
     value_distortion: float | None
 
@@ -73,7 +70,6 @@ class ClaimedRow(_Read):
     text: str
     answer_text: str | None = None
     finish_reason: str
-    path: str
     rounds: tuple[ClaimedRound, ...]
     cache: ClaimedCache
     kv: ClaimedKV | None = None
@@ -91,8 +87,6 @@ class ClaimedSystem(_Read):
     """What an arm ran."""
 
     loop: str
-    drafter: str | None
-    block: str | None
     kv: str
 
 

@@ -97,23 +97,6 @@ class Draw:
 
 
 @dataclass(frozen=True)
-class Party:
-    """A runner."""
-
-    name: str
-    id: str
-
-
-@dataclass(frozen=True)
-class Runners:
-    """Which runner made the report and which verified it; only a runner that verifies knows."""
-
-    report: Party
-    verifier: Party
-    same: bool
-
-
-@dataclass(frozen=True)
 class Subject:
     """The report that was replayed.
 
@@ -150,7 +133,6 @@ class Record:
     tolerances: Tolerances
     environment: dict[str, Any]
     request: dict[str, str] | None = None
-    runners: Runners | None = None
     rows: list[RowVerified] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

@@ -12,7 +12,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from engine.accept import likeliest
 from engine.blas import available_cpus
-from engine.cache.held import KVUse, kept_positions, kv_use
+from engine.cache.held import kept_positions
 from engine.cache.transaction import resident
 from engine.config import Engine
 from engine.drafters.base import Drafter
@@ -29,7 +29,6 @@ class Held:
 
     classes: dict[str, int]
     resident_bytes: int
-    kv: KVUse | None
     kept: int | None
     restored: int
 
@@ -157,7 +156,7 @@ def plain_steps(engine: Engine, prompt: Sequence[int], tokens: Sequence[int]) ->
         wait(logits)
         rows.append(logits[0])
     classes, nbytes = resident(caches)
-    held = Held(classes, nbytes, kv_use(caches), kept_positions(caches), 0)
+    held = Held(classes, nbytes, kept_positions(caches), 0)
     return mx.concatenate(rows[:-1]), held
 
 
@@ -228,7 +227,7 @@ def redo(
             accepted.append(_confirmed(proposed, tokens[done + 1 :], found))
             done += kept
         classes, nbytes = resident(session.caches)
-        held = Held(classes, nbytes, kv_use(session.caches), kept_positions(session.caches), session.restored)
+        held = Held(classes, nbytes, kept_positions(session.caches), session.restored)
     return Followed(mx.concatenate(logits), drafts, accepted, held)
 
 

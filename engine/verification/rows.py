@@ -48,7 +48,7 @@ def check_row(
     where = name_of(arm, row)
 
     def differs(check: str, what: str, said: object, found: object) -> Finding:
-        return Finding(where, check, f"{what}: the report says {_short(said)}, and it is {_short(found)}")
+        return Finding(where, check, f"{what}: reported {_short(said)}, computed {_short(found)}")
 
     for what, said, found in (
         ("prompt_sha256", row.prompt_sha256, tokens_digest(asked.tokens)),
@@ -86,17 +86,15 @@ def _check_end(where: str, stops: Stops, row: ClaimedRow, asked: Asked) -> Itera
     """Whether the text ends where and as it should."""
     end, many = stops.find(row.tokens), len(row.tokens)
     if end is not None and end < many:
-        yield Finding(where, "rows", f"the text ends with token {end}, and the row goes on to {many}")
+        yield Finding(where, "rows", f"a stop follows {end} tokens, but the row has {many}")
     elif end is None and many != asked.most:
-        yield Finding(
-            where, "rows", f"the row has {many} tokens without an end; {asked.most} were to be generated"
-        )
+        yield Finding(where, "rows", f"{many} tokens and no stop; expected {asked.most} (max_tokens)")
     elif many > asked.most:
-        yield Finding(where, "rows", f"the row has {many} tokens; at most {asked.most} were to be generated")
+        yield Finding(where, "rows", f"{many} tokens, but max_tokens is {asked.most}")
     finish = "length" if end is None else "stop"
     if row.finish_reason != finish:
         yield Finding(
-            where, "rows", f"finish_reason: the report says {_short(row.finish_reason)}, and it is {finish!r}"
+            where, "rows", f"finish_reason: reported {_short(row.finish_reason)}, computed {finish!r}"
         )
 
 
@@ -119,7 +117,7 @@ def _check_needle(where: str, row: ClaimedRow, asked: Asked, answer: str, text: 
             yield Finding(
                 where,
                 check,
-                f"needle.{name}: the report says {_short(said)}, and it is {_short(found[name])}",
+                f"needle.{name}: reported {_short(said)}, computed {_short(found[name])}",
             )
 
 

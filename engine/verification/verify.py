@@ -42,7 +42,6 @@ from engine.verification.record import (
     Record,
     RoundsReplayed,
     RowVerified,
-    Runners,
     Subject,
     TokensChecked,
     Tolerances,
@@ -86,7 +85,6 @@ class Verification:
         among: further folders that may hold a model of any role.
         prompts: file of prompts, where the report was made with one.
         request: the request that a runner answers with this.
-        runners: who made the report and who verifies it, where a runner knows.
     """
 
     sample: int = 6
@@ -95,7 +93,6 @@ class Verification:
     among: tuple[Path, ...] = ()
     prompts: Path | None = None
     request: Request | None = None
-    runners: Runners | None = None
 
     def check(self) -> None:
         """Raise ConfigurationError where a switch does not make sense."""
@@ -179,7 +176,6 @@ def verify(
         tolerances=Tolerances(ROUNDS_MAY_DIFFER, ROUNDING, RESIDENT, DISTORTION),
         environment={},
         request=None if what.request is None else vars(what.request),
-        runners=what.runners,
     )
     progress(0, 1, "finding models", "")
     folders = find_models(document.environment.models, what.folders, what.among, places)
@@ -280,7 +276,7 @@ class _Replayer:
             for name in ("dtype", "quantization", "parameters"):
                 said, found = getattr(model, name), getattr(card, name)
                 if said != found:
-                    self._find(role, "models", f"{name}: the report says {said!r}, and it is {found!r}")
+                    self._find(role, "models", f"{name}: reported {said!r}, computed {found!r}")
 
     def _check_rows(self) -> None:
         stop_texts = self.switches.listed("stop", str) if self.command == "generate" else ()
@@ -398,11 +394,11 @@ class _Replayer:
         row = seen.row
         tokens = self._check_tokens(seen)
         if not row.row.verified:
-            rounds = RoundsReplayed(reason="plain steps alone")
+            rounds = RoundsReplayed(reason="no speculative rounds")
         elif self.engine.drafter is None:
             rounds = RoundsReplayed(reason="the report names no drafter")
         elif seen.followed is None:
-            rounds = RoundsReplayed(reason="not drawn")
+            rounds = RoundsReplayed(reason="row not sampled")
         else:
             rounds = self._check_rounds(row, seen.followed)
         self.record.rows.append(RowVerified(row.arm.name, row.row.prompt_id, row.drawn, tokens, rounds))
@@ -423,7 +419,7 @@ class _Replayer:
         return TokensChecked(len(found), "one" if row.native else "rounds", found[worst], worst, allowed)
 
     def _check_rounds(self, row: _Row, followed: Followed) -> RoundsReplayed:
-        """As many drafts are confirmed as the report says, but for a few near ties that fell otherwise."""
+        """As many drafts are confirmed as reported, but for a few near ties."""
         claimed = [each for each in row.row.rounds if each.block > 1]
         again = [
             (drafts, accepted)
@@ -468,22 +464,19 @@ class _Replayer:
         if held is None or self.switches.values.get("batch", 1) != 1 or self.command == "eval server":
             return  # merged caches, of which a row states its share
         if said.cache.classes != held.classes:
-            self._find(
-                where, "memory", f"caches: the report says {said.cache.classes}, and they are {held.classes}"
-            )
+            self._find(where, "memory", f"caches: reported {said.cache.classes}, computed {held.classes}")
         if said.cache.resident_bytes < (1 - RESIDENT) * held.resident_bytes:
             self._find(
                 where,
                 "memory",
-                f"resident_bytes: the report says {said.cache.resident_bytes}, "
-                f"and it is {held.resident_bytes}",
+                f"resident_bytes: reported {said.cache.resident_bytes}, computed {held.resident_bytes}",
             )
         for name, value, found in (
             ("kept_positions", said.kept_positions, held.kept),
             ("restored_positions", said.restored_positions or 0, held.restored),
         ):
             if value != found:
-                self._find(where, "memory", f"{name}: the report says {value}, and it is {found}")
+                self._find(where, "memory", f"{name}: reported {value}, computed {found}")
 
     def _check_distortion(self, row: _Row) -> None:
         """Keys and values lie as far from native ones as the row says."""
@@ -501,7 +494,7 @@ class _Replayer:
                 self._find(
                     name_of(row.arm, row.row),
                     "memory",
-                    f"{name}: the report says {value:.4g}, and it is {other:.4g}",
+                    f"{name}: reported {value:.4g}, computed {other:.4g}",
                 )
 
 

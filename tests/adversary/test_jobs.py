@@ -55,7 +55,7 @@ def withstands(job: HostileJob, enforced: Mapping[str, object]) -> bool:
     [
         pytest.param(FEW, id="few"),
         pytest.param(
-            tuple(name for name in JOBS if name not in FEW), id="the-others", marks=pytest.mark.slow
+            tuple(name for name in JOBS if name not in FEW), id="the-others", marks=pytest.mark.exhaustive
         ),
     ],
 )

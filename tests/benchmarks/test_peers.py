@@ -84,7 +84,7 @@ def test_an_engine_that_cannot_run_the_models_is_left_out_with_its_reason(small:
     assert "needs a small model" in left_out["mlx-lm"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_gives_the_tokens_of_plain_decoding_and_what_the_modes_promise(
     small: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -114,7 +114,7 @@ def tokens_of(steps: list[Any]) -> list[int]:
     return [token for step in steps for token in step.tokens]
 
 
-@pytest.mark.sampled(8, 6)
+@pytest.mark.sampled(8, 12)
 @every_family
 def test_a_noisy_drafter_gives_the_plain_tokens_far_past_the_window(family: str, quantized: bool):
     model, prompt, truth = built(family, quantized), TOKENS[0].tolist(), plain(family, quantized)

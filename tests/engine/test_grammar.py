@@ -115,7 +115,7 @@ def value_of(target: LoadedTarget, steps: Sequence[Step]) -> Any:
     return json.loads(target.tokenizer.decode(tokens))
 
 
-@pytest.mark.sampled(8, 3)
+@pytest.mark.sampled(8, 8)
 @pytest.mark.parametrize("kind", ["code", "chat"])
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_the_shipped_pair_writes_what_it_writes_without_a_drafter(shipped: Engine, name: str, kind: str):

@@ -163,7 +163,7 @@ def test_drafters_give_the_plain_tokens(row: dict[str, Any]):
     check(**row)
 
 
-@pytest.mark.sampled(0, 12)
+@pytest.mark.sampled(0, 24)
 @pytest.mark.parametrize("row", CHOSEN, ids=label)
 def test_every_drafter_on_every_family_gives_the_plain_tokens_far_past_the_window(row: dict[str, Any]):
     check(**row, count=LONG)

@@ -58,7 +58,7 @@ def test_a_pair_that_cannot_be_loaded_is_one_clear_line(monkeypatch: pytest.Monk
 
 
 @needs_compiler
-@pytest.mark.sampled(0, 2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("block", ["auto", "5"])
 def test_decoding_afterwards_compiles_nothing_more(
     block: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory

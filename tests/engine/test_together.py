@@ -37,7 +37,7 @@ from tests.engine.batches import (
 )
 
 
-@pytest.mark.sampled(28, 28)
+@pytest.mark.sampled(28, 56)
 @pytest.mark.parametrize(("family", "kind", "pace"), mostly_slow(FAMILIES, DRAFTERS, PACES))
 def test_every_sequence_gets_the_tokens_it_gets_alone(family: str, kind: str, pace: str):
     before = classes_of(target_of(family).model)

@@ -29,7 +29,7 @@ def policy_no_effect(case: Case) -> Iterator[str]:
         if not any(_drops(sample, policy, native.get(sample.prompt_id)) for sample in arm.samples):
             longest = max(map(_positions, arm.samples))
             windows = [row.kept_positions for row in native.values() if row.kept_positions is not None]
-            reach = f"windows of its own that reach {max(windows)}" if windows else "no such window"
+            reach = f"windows of its own that reach {max(windows)}" if windows else "no sliding window"
             yield (
                 f"arm {shown(arm.name)} declares kv {arm.system.kv}, which drops nothing from contexts of at "
                 f"most {longest} positions in a model whose native rows show {reach}"

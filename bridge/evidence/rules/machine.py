@@ -68,11 +68,11 @@ def environment_impossible(case: Case) -> Iterator[str]:
     apple = environment.chip.casefold().startswith("apple")
     if apple and (environment.system != "Darwin" or environment.machine != "arm64"):
         where = f"{shown(environment.system)} on {shown(environment.machine)}"
-        yield f"the chip is {shown(environment.chip)}, but the system {where}"
+        yield f"the chip is {shown(environment.chip)}, but the system is {where}"
     if environment.metal and not apple:
         yield f"environment.metal is true on {shown(environment.chip)}"
     if environment.system == "Darwin" and not environment.chip.casefold().startswith(("apple", "intel")):
-        yield f"the system is Darwin, but the chip {shown(environment.chip)}"
+        yield f"the system is Darwin, but the chip is {shown(environment.chip)}"
     if not environment.metal and environment.device in ("gpu", "metal"):
         yield f"environment.device is {shown(environment.device)} without Metal"
     needed = sum(_least_bytes(model) for model in environment.models.values())
@@ -94,10 +94,10 @@ def machine_busy(case: Case) -> Iterator[str]:
     load = case.report.environment.load
     timed = sum((s.prefill_s or 0) + (s.decode_s or 0) for arm in case.report.arms for s in arm.samples)
     if load.other_cpu_share is None or load.seconds < WATCHED * timed:
-        yield f"the load was watched for {load.seconds:.3g} s of the {timed:.3g} s that were timed"
+        yield f"the load was measured for {load.seconds:.3g} s of {timed:.3g} timed seconds"
     elif load.other_cpu_share > MOST_OTHER_CPU:
         share, most = f"{load.other_cpu_share:.1%}", f"{MOST_OTHER_CPU:.0%}"
-        yield f"other processes used {share} of the CPU time, at most {most} may be"
+        yield f"other processes used {share} of the CPU time (limit {most})"
     for service, seconds in load.services.items():
         if seconds > MOST_SERVICE_CPU * load.seconds:
             yield f"{service} used {seconds:.3g} s of CPU in {load.seconds:.3g} s"

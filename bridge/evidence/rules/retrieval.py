@@ -59,7 +59,7 @@ def recall_too_few(case: Case) -> Iterator[str]:
         needles = [sample.needle for sample in arm.samples if sample.needle is not None]
         prompts = {sample.prompt_sha256 for sample in arm.samples if sample.needle is not None}
         if 0 < len(prompts) < FEWEST_PROMPTS:
-            yield f"{claim.name} of {shown(arm.name)}: {len(prompts)} prompts, it needs {FEWEST_PROMPTS}"
+            yield f"{claim.name} of {shown(arm.name)}: {len(prompts)} prompts, of {FEWEST_PROMPTS} required"
         depths = {needle.depth for needle in needles}
         if 0 < len(depths) < FEWEST_DEPTHS:
             yield f"{claim.name} of {shown(arm.name)}: all needles lie at depth {min(depths):g}"

@@ -134,7 +134,7 @@ def timings_impossible(case: Case) -> Iterator[str]:
             if sample.decode_s and rounds_s > sample.decode_s * ROUNDS_SLACK + ROUNDS_SLACK_S:
                 yield f"{where}: rounds of {rounds_s:.4f} s inside a decode time of {sample.decode_s:.4f} s"
             if any(turn.verify_s == 0 for turn in sample.rounds):
-                yield f"{where}: a forward took no time"
+                yield f"{where}: a forward has zero seconds"
     lasted = (case.report.finished_at - case.report.started_at).total_seconds()
     if total > max(lasted, 0.0) + REPORT_SLACK_S and lasted >= 0:
         yield f"the rows took {total:.3f} s, but the whole report {lasted:.3f} s"

@@ -153,7 +153,7 @@ def speedup_impossible(case: Case) -> Iterator[str]:
             if ratio is not None and ratio > most * RATIO_TOLERANCE:
                 yield (
                     f"{shown(arm.name)} decodes {ratio:.3f} times as fast as {shown(plain.name)}{what}, but "
-                    f"a forward gave {most:.3f} tokens"
+                    f"its forwards gave {most:.3f} tokens each"
                 )
 
 

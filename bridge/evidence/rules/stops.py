@@ -35,7 +35,7 @@ def stops_problem(case: Case, arm: Arm) -> str | None:
             if token is not None:
                 return (
                     f"token {token} ends {shown(ends[token].prompt_id)}, but {shown(sample.prompt_id)} of "
-                    f"{shown(other.name)} goes on past it"
+                    f"{shown(other.name)} continues after it"
                 )
     return None
 

@@ -310,7 +310,7 @@ def test_a_server_that_takes_branches_only_has_an_archive_too(world: World):
     assert archived(world, beside.nonce).parents == ()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_three_hundred_requests_go_in_one_call(world: World):
     nonces = many_answered(world, 300)
     assert pruned(world, keep=0).archived == tuple(nonces)

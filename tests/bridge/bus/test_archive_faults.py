@@ -76,7 +76,7 @@ def test_a_broken_cache_is_made_anew(world: World, what: str):
     assert archived(world, submitted.nonce).files
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_prune_that_is_killed_again_and_again_loses_nothing(world: World):
     nonces = many_answered(world, 120)
     script = (

@@ -54,7 +54,7 @@ def test_what_was_pushed_and_deleted_before_a_runner_began_anew_takes_no_room(
     assert size_of(again.git.directory) < 1 << 20
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_is_pushed_and_deleted_again_and_again_takes_bounded_room(
     world: World, monkeypatch: pytest.MonkeyPatch
 ):

@@ -271,7 +271,7 @@ def test_with_another_preset_file_defaults_are_the_runners_and_that_is_told() ->
     answer.result["params"]["prompts"] = answer.report["configuration"]["prompts"] = "chat"
     found = answer.compare()
     assert found.differences == ()
-    assert found.not_compared == ("defaults of the preset throughput: the runner has another file of it",)
+    assert found.not_compared == ("defaults of the preset throughput: the runner has another version of it",)
     answer.report["configuration"]["limit"] = 5
     [told] = answer.compare().differences
     assert (told.field, told.asked, told.answered) == ("configuration.limit", 8, 5)

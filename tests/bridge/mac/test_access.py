@@ -14,7 +14,7 @@ def private(mac: Mac) -> Mac:
     return mac
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_key_that_github_does_not_know_is_said_with_the_page_to_add_it(private: Mac) -> None:
     done = private.setup(*FULL)
     step = private.step(done, "hook access")
@@ -43,7 +43,7 @@ def test_a_key_is_added_where_gh_may(private: Mac) -> None:
     assert private.setup(*FULL).json["changed"] is False
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_known_key_that_still_does_not_read_is_no_bug_of_ours(private: Mac) -> None:
     assert private.setup(*FULL).code == 1
     key = private.prefix / "hook" / "deploy_key.pub"
@@ -63,14 +63,14 @@ def policy(mac: Mac, text: str) -> None:
     path.chmod(0o600)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_policy_for_another_repository_is_said(mac: Mac) -> None:
     policy(mac, '[actions]\nrepository = "team/other"\n')
     step = mac.step(mac.setup(*FULL), "hook access")
     assert (step["state"], "lets runs of team/other begin" in step["finding"]) == ("missing", True)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_older_policy_without_a_key_is_told_the_lines(private: Mac) -> None:
     policy(private, '[actions]\nrepository = "team/workload"\nfetch = "git@github.com:team/workload.git"\n')
     (private.folder / "tools" / "ssh").write_text("#!/bin/sh\necho 'Permission denied' >&2; exit 255\n")
@@ -80,7 +80,7 @@ def test_an_older_policy_without_a_key_is_told_the_lines(private: Mac) -> None:
     assert "/settings/keys" in step["fix"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_of_an_organisation_the_policy_names_the_repository(mac: Mac) -> None:
     policy(mac, '[actions]\nrepository = "Team/workload"\nfetch = "git@github.com:Team/workload.git"\n')
     (mac.folder / "tools" / "ssh").write_text(
@@ -94,7 +94,7 @@ def test_of_an_organisation_the_policy_names_the_repository(mac: Mac) -> None:
     assert mac.step(done, "hook access")["state"] == "missing"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_other_labels_than_the_registered_ones_are_said(mac: Mac) -> None:
     assert mac.setup(*FULL).code == 0
     assert mac.setup(*FULL, "--labels", "KAKEYA-mac,self-hosted,macOS,ARM64").code == 0

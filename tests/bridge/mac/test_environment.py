@@ -52,7 +52,7 @@ def test_a_link_takes_the_place_of_another_and_of_no_folder(tmp_path: Path) -> N
     assert {path.name for path in (tmp_path / "envs").iterdir()} == {"a", "b", "folder"}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_environment_whose_interpreter_was_not_recorded_is_made_anew(mac: Mac) -> None:
     assert mac.setup(*FULL).code == 0
     (mac.prefix / "env" / "interpreter.json").unlink()
@@ -75,7 +75,7 @@ def test_nothing_in_the_current_folder_is_ever_executed(mac: Mac, tmp_path: Path
         assert not line.startswith("      $") or "/python " not in line or " -I " in line, line
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_is_named_is_named_from_where_it_is_called(mac: Mac, tmp_path: Path) -> None:
     (tmp_path / "token").write_text(f"{TOKEN}\n")
     done = mac.setup(
@@ -105,7 +105,7 @@ def test_a_python_whose_path_has_blanks_is_taken(mac: Mac, tmp_path: Path) -> No
     assert f"'{folder}/python' -I -m venv" in done.err
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_self_test_measures_and_leaves_nothing(mac: Mac) -> None:
     done = mac.setup(*FULL)
     for part in ("generate --max-tokens 8", "eval throughput --prompts code --limit 1", "kakeya_mac gate"):
@@ -118,7 +118,7 @@ def test_the_self_test_measures_and_leaves_nothing(mac: Mac) -> None:
     assert "kakeya_mac gate" in step["finding"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_owners_folders_are_remembered(mac: Mac, tmp_path: Path) -> None:
     config, state = tmp_path / "config", tmp_path / "state"
     done = mac.setup(*FULL, KAKEYA_CONFIG=str(config), KAKEYA_STATE=str(state))

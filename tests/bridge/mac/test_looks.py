@@ -15,7 +15,7 @@ def test_power_is_looked_at_as_it_is_on_mains(mac: Mac) -> None:
     assert (power["state"], "sleep 10" in power["finding"]) == ("advice", True)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_filter_that_fetches_by_itself_is_advice(mac: Mac) -> None:
     (mac.home / ".gitconfig").write_text('[filter "lfs"]\n\tprocess = git-lfs filter-process\n')
     done = mac.setup(*FULL)
@@ -24,7 +24,7 @@ def test_a_filter_that_fetches_by_itself_is_advice(mac: Mac) -> None:
     assert (mac.home / ".gitconfig").read_text().endswith("filter-process\n")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_dry_run_says_what_is_not_done_and_no_more(mac: Mac) -> None:
     fresh = mac.setup(*FULL, "--dry-run").json
     assert all(step["done"] == [] for step in fresh["steps"])
@@ -38,14 +38,14 @@ def test_a_dry_run_says_what_is_not_done_and_no_more(mac: Mac) -> None:
     assert [step["name"] for step in done["steps"] if step["would"]] == ["self-test"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_check_ends_the_same_with_and_without_dry_run(mac: Mac) -> None:
     assert mac.setup("check", "--dry-run").code == mac.setup("check").code == 1
     assert mac.setup(*FULL).code == 0
     assert mac.run("check", "--dry-run").code == mac.run("check").code == 0
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_without_a_service_it_says_that_nothing_is_kept_running(mac: Mac) -> None:
     done = mac.run("--service", "none", "--json", "--name", "studio")
     step = mac.step(done, "service")

@@ -42,7 +42,7 @@ def ups(mac: Mac) -> list[str]:
     return [Path(call.removeprefix(said)).stem for call in mac.changes() if call.startswith(said)]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_service_that_runs_an_older_environment_is_started_again(mac: Mac) -> None:
     assert mac.setup(*FULL).code == 0
     assert ups(mac) == [ACTIONS, SERVE]
@@ -53,7 +53,7 @@ def test_a_service_that_runs_an_older_environment_is_started_again(mac: Mac) -> 
     assert mac.setup(*FULL).json["changed"] is False
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_githubs_runner_is_started_again_when_its_variables_have_changed(mac: Mac) -> None:
     assert mac.setup(*FULL).code == 0
     mac.calls()
@@ -62,7 +62,7 @@ def test_githubs_runner_is_started_again_when_its_variables_have_changed(mac: Ma
     assert ups(mac) == [ACTIONS]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_without_sudo_the_commands_wait_for_the_job_and_forget_that_it_was_due(mac: Mac) -> None:
     assert mac.setup(*FULL).code == 0
     (mac.prefix / "env" / "changed").touch()
@@ -94,7 +94,7 @@ def test_a_sudo_that_says_no_is_an_error_at_once(mac: Mac) -> None:
     assert (mac.fake / "launchd" / SERVE).exists(), "it runs on"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_service_of_another_setup_is_neither_replaced_nor_taken_away(mac: Mac) -> None:
     """A label is the whole machine's; there may be another account, or another --prefix."""
     assert mac.setup(*FULL).code == 0
@@ -118,7 +118,7 @@ def test_githubs_runner_is_stopped_only_when_it_has_no_job() -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_launchd_that_still_refuses_for_a_moment_is_asked_again(mac: Mac) -> None:
     (mac.fake / "refuses-once").touch()
     done = mac.setup(*FULL)
@@ -126,7 +126,7 @@ def test_launchd_that_still_refuses_for_a_moment_is_asked_again(mac: Mac) -> Non
     assert "is tried again in" in done.err
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_service_that_does_not_run_is_said_with_its_exit_code_and_its_log(mac: Mac) -> None:
     assert mac.setup(*FULL).code == 0
     (mac.fake / "stops").touch()

@@ -151,7 +151,7 @@ def test_a_dry_run_of_which_only_the_beginning_is_read_says_nothing_more(mac: Ma
         assert done.stderr == ""
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_without_sudo_it_prints_the_commands_and_is_not_ready(mac: Mac) -> None:
     done = mac.setup("--json")
     assert done.code == 1
@@ -182,7 +182,7 @@ FAILURES: dict[str, tuple[Callable[[Mac], object], str]] = {
 }
 
 
-@pytest.mark.sampled(4, 1)
+@pytest.mark.sampled(4, 6)
 @pytest.mark.parametrize("name", FAILURES)
 def test_what_is_missing_is_said_with_its_fix(mac: Mac, name: str) -> None:
     damage, said = FAILURES[name]
@@ -196,7 +196,7 @@ def test_what_is_missing_is_said_with_its_fix(mac: Mac, name: str) -> None:
     assert all(step["fix"] for step in wrong)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_after_the_fault_is_mended_it_goes_on(mac: Mac) -> None:
     (mac.fake / "no-lfs").touch()
     (mac.fake / "launchd-refuses").touch()
@@ -208,7 +208,7 @@ def test_after_the_fault_is_mended_it_goes_on(mac: Mac) -> None:
     assert done.json["changed"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_environment_that_has_changed_is_made_anew(mac: Mac) -> None:
     assert mac.setup(*FULL).code == 0
     (mac.prefix / "env" / "changed").touch()
@@ -219,7 +219,7 @@ def test_an_environment_that_has_changed_is_made_anew(mac: Mac) -> None:
     assert not (mac.prefix / "env" / "changed").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_policy_that_is_there_is_never_touched(mac: Mac) -> None:
     path = mac.home / ".config" / "kakeya-mac" / "policy.toml"
     path.parent.mkdir(parents=True, mode=0o700)
@@ -232,7 +232,7 @@ def test_a_policy_that_is_there_is_never_touched(mac: Mac) -> None:
     assert "names no repository" in access["finding"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_models_that_are_not_whole_are_named(mac: Mac) -> None:
     folder = mac.home / "kakeya-models" / "gemma"
     folder.mkdir(parents=True)
@@ -242,14 +242,14 @@ def test_models_that_are_not_whole_are_named(mac: Mac) -> None:
     assert (models["state"], "gemma: it holds no" in models["finding"]) == ("advice", True)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_token_comes_from_gh_too(mac: Mac) -> None:
     (mac.fake / "gh").write_text(TOKEN)
     done = mac.setup(*FULL, KAKEYA_RUNNER_TOKEN="")
     assert done.code == 0, done.err
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_was_asked_is_remembered(mac: Mac) -> None:
     assert mac.setup(*FULL).code == 0
     done = mac.run(*["check", "--json"])

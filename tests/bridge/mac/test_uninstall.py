@@ -40,7 +40,7 @@ def test_it_takes_all_back_and_leaves_what_is_the_owners(mac: Mac) -> None:
     assert mac.run("uninstall", "--sudo").code == 0, "a second time there is nothing left to do"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_nothing_is_removed_under_a_service_that_only_an_administrator_can_stop(mac: Mac) -> None:
     assert mac.setup(*FULL).code == 0
     before = mac.tree()
@@ -54,7 +54,7 @@ def test_nothing_is_removed_under_a_service_that_only_an_administrator_can_stop(
         assert "sudo rm -f /Library/LaunchDaemons/" in step["fix"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_property_list_that_launchd_does_not_know_yet_counts_too(mac: Mac) -> None:
     assert mac.setup(*FULL).code == 0
     for path in (mac.fake / "launchd").iterdir():
@@ -63,7 +63,7 @@ def test_a_property_list_that_launchd_does_not_know_yet_counts_too(mac: Mac) -> 
     assert (mac.prefix / "env").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_registration_that_github_keeps_keeps_its_folder_and_the_memory(mac: Mac) -> None:
     assert mac.setup(*FULL).code == 0
     done = mac.run("uninstall", "--sudo", "--json", KAKEYA_RUNNER_TOKEN="")
@@ -83,7 +83,7 @@ def test_a_registration_that_github_keeps_keeps_its_folder_and_the_memory(mac: M
     assert not (mac.prefix / "setup.json").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_service_that_is_not_asked_for_any_more_is_taken_away(mac: Mac) -> None:
     assert mac.setup(*FULL).code == 0
     done = mac.setup("--service", "actions", "--tailnet", "--json")
@@ -96,7 +96,7 @@ def test_a_service_that_is_not_asked_for_any_more_is_taken_away(mac: Mac) -> Non
     assert mac.setup("--service", "actions", "--tailnet", "--sudo", "--json").json["changed"] is False
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_runner_that_is_not_asked_for_any_more_is_taken_away_after_its_service(mac: Mac) -> None:
     assert mac.setup(*FULL).code == 0
     done = mac.setup("--service", "serve", "--json")

@@ -238,9 +238,10 @@ def test_a_cancelled_request_is_answered_while_another_job_runs(bench: Bench) ->
 def test_beside_a_job_a_request_is_not_cancelled_by_who_may_not(bench: Bench) -> None:
     ann, bob = sign_requests(bench, "ann"), sign_requests(bench, "bob")
     bench.policy("require_signature = true\n")
-    long, waits, stopped = (ask_signed(bench, ann, preset) for preset in ("patient", "echo", "echo"))
+    long = ask_signed(bench, ann, "patient")
     with running(bench):
         wait_until_it_runs(bench, long)
+        waits, stopped = (ask_signed(bench, ann, "echo") for _ in range(2))
         ask_to_stop(bench, waits, key=bob)
         ask_to_stop(bench, stopped, key=ann)
         wait_for(lambda: result_of(bench, stopped), what=f"the answer ({bench.daemon_log()})")
@@ -257,10 +258,11 @@ def test_beside_a_job_a_request_is_not_cancelled_by_who_may_not(bench: Bench) ->
 
 @pytest.mark.slow
 def test_a_cancelled_request_is_answered_while_another_runner_has_the_machine(bench: Bench) -> None:
-    first, waits = bench.ask("echo"), bench.ask("echo")
+    first = bench.ask("echo")
     machine = Supervised(Standby(bench.station().lock))
     with running(bench), machine:
         wait_for(lambda: "waiting: another job runs" in bench.daemon_log(), what="the runner waits")
+        waits = bench.ask("echo")
         ask_to_stop(bench, waits)
         wait_for(lambda: result_of(bench, waits), what=f"the answer ({bench.daemon_log()})")
         assert not result_of(bench, first)

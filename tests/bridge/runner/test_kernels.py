@@ -118,7 +118,7 @@ def test_jobs_get_copies_of_the_kernels_alone_and_nothing_flows_back(bench: Benc
     assert runs(bench.house.root) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_runner_that_starts_again_makes_none(bench: Bench) -> None:
     for _ in range(2):
         asked = bench.ask("look")
@@ -127,7 +127,7 @@ def test_a_runner_that_starts_again_makes_none(bench: Bench) -> None:
     assert runs(bench.house.root) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_maker_that_fails_is_logged_once_and_fails_no_job(bench: Bench) -> None:
     served = runner(bench, MAKE + "    sys.exit('no luck today')\n")
     first, second = bench.ask("look"), bench.ask("look")
@@ -147,7 +147,7 @@ def test_only_jobs_in_which_the_engine_runs_a_model_wait_for_kernels() -> None:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_job_that_runs_no_model_gets_none(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bridge.runner.prepare.decodes", decodes)
     asked = bench.ask("look")
@@ -156,7 +156,7 @@ def test_a_job_that_runs_no_model_gets_none(bench: Bench, monkeypatch: pytest.Mo
     assert not (bench.house.root / "made").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_status_says_that_kernels_are_compiled(bench: Bench) -> None:
     asked = bench.ask("look")
     served = runner(bench, "import time; time.sleep(2)")
@@ -254,7 +254,7 @@ def test_a_folder_that_cannot_be_made_is_a_failure_of_this_kind(tmp_path: Path) 
 
 
 @needs_compiler
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_kernels_of_the_engine_are_all_that_a_measurement_uses(tmp_path: Path) -> None:
     made = Kernels(tmp_path / "kernels", tools=facts.tools(), ours={}, maker=MAKER)
     made.make(lambda: False)
@@ -274,7 +274,7 @@ def test_the_kernels_of_the_engine_are_all_that_a_measurement_uses(tmp_path: Pat
 
 
 @needs_compiler
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_mlx_takes_the_header_that_was_precompiled_for_it(tmp_path: Path) -> None:
     shim = tmp_path / "bin" / COMPILER
     shim.parent.mkdir()

@@ -214,7 +214,7 @@ def test_a_server_that_takes_nothing_at_the_moment_gets_the_whole_result_later(p
     assert list((post.folder / "spool").iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_where_not_even_a_bare_result_is_taken_it_is_said_once_and_nothing_is_lost(post: Post) -> None:
     post.world.hook("update", NO_RESULT)
     submitted, claim = post.taken()

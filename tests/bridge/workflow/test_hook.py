@@ -193,7 +193,7 @@ HOSTILE: dict[str, tuple[Callable[[Site], dict[str, str]], str]] = {
 }
 
 
-@pytest.mark.sampled(4, 1)
+@pytest.mark.sampled(4, 4)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_what_is_not_known_is_refused_with_its_reason(site: Site, name: str) -> None:
     make, said = HOSTILE[name]

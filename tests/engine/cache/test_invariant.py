@@ -54,7 +54,7 @@ def test_after_every_round_every_layer_is_that_of_plain_decoding(kind, drafts, b
     play(kind, WRONG[drafts], block, prompt)
 
 
-@pytest.mark.sampled(0, 20)
+@pytest.mark.sampled(0, 40)
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("third", range(3))
 @pytest.mark.parametrize("kind", KINDS)
@@ -63,7 +63,7 @@ def test_the_same_for_every_draft_and_block_on_both_sides_of_the_wrap(kind: str,
         play(kind, wrong, block, prompt)
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled(3, 4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokens_are_carried_only_where_nothing_else_is_possible_and_stay_fewer_than_a_block(kind: str):
     sequence = play(kind, 0.3, 6, WINDOW)
@@ -71,7 +71,7 @@ def test_tokens_are_carried_only_where_nothing_else_is_possible_and_stay_fewer_t
     assert sequence.most_carried < (sequence.transaction.room or LENGTH)
 
 
-@pytest.mark.sampled(4, 1)
+@pytest.mark.sampled(4, 4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_exception_in_the_middle_of_the_layers_leaves_the_state_of_begin(kind: str):
     sequence = Sequence(kind, 5)

@@ -332,7 +332,9 @@ def test_on_a_terminal_ctrl_c_ends_an_answer_and_twice_at_the_prompt_the_convers
         terminal.type(f"/save {tmp_path / 'said.jsonl'}\n")
         terminal.read("messages written")
         terminal.read("> ")
-        terminal.type("half a line\x03")
+        terminal.type("half a line")
+        terminal.read("half a line")  # before the editor listens, Ctrl-C would wait for the next key
+        terminal.type("\x03")
         terminal.read("Ctrl-C once more ends")
         terminal.read("> ")
         sleep(0.5)  # the editor listens by now; before, Ctrl-C would wait for the next key

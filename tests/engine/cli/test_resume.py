@@ -110,7 +110,7 @@ def test_another_run_does_not_go_on_with_it(capsys, command: list[str], tmp_path
     assert not journal.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_interrupt_says_where_the_rows_are(capsys, command: list[str], tmp_path: Path, state: Path):
     journal = tmp_path / "mine.jsonl"
     command = [*command, "--journal", str(journal)]

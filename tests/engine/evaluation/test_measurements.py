@@ -218,7 +218,7 @@ def test_recall_runs_the_system_the_oracle_and_the_control(engine: Engine, tmp_p
     assert compared["decode_ratio"] > 0
 
 
-@pytest.mark.sampled(0, 1)
+@pytest.mark.sampled(0, 3)
 @pytest.mark.parametrize("block", ["auto", "4", "1"])
 def test_recall_decodes_prompts_together(folders: tuple[Path, Path], tmp_path: Path, block: str):
     engine = open_engine(Options(folders[0], str(folders[1]), block=block))

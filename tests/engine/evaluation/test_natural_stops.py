@@ -73,7 +73,7 @@ def test_switches_that_make_no_sense_are_refused(folders: tuple[Path, Path], pro
             Switches(min_stops=share).check()
     alone = open_engine(Options(folders[0]))
     for switches in (Switches(ignore_stops=True), Switches(min_stops=0.9)):
-        with pytest.raises(ConfigurationError, match="are about our loop; give --drafter"):
+        with pytest.raises(ConfigurationError, match="need a drafter; give --drafter"):
             measure_throughput(alone, prompts, switches, prepare(), progress=quiet)
 
 

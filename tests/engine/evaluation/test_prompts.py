@@ -126,13 +126,13 @@ def test_a_text_may_hold_any_line_break_that_json_allows(tmp_path: Path, mark: s
 
 def test_one_prompt_under_two_ids_is_refused(tmp_path: Path):
     rows = [{"id": name, "prompt": "the same"} for name in ("first", "second")]
-    with pytest.raises(PromptError, match="first and second are one prompt"):
+    with pytest.raises(PromptError, match="first and second are the same prompt"):
         load_prompts(str(write(tmp_path / "own.jsonl", *rows)))
 
 
 def test_another_prompt_under_the_id_of_a_shipped_one_is_refused(tmp_path: Path):
     other = {"id": "code-001", "prompt": "something else"}
-    with pytest.raises(PromptError, match="code-001 is the id of a shipped prompt"):
+    with pytest.raises(PromptError, match="the id code-001 is taken by a shipped prompt"):
         load_prompts(str(write(tmp_path / "own.jsonl", other)))
     [shipped] = load_prompts("code", 1)
     same = {"id": shipped.id, "prompt": shipped.text}

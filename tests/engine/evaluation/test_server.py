@@ -92,6 +92,7 @@ def test_a_good_server_passes_its_checks_and_its_answers_are_claimed_to_be_plain
     assert "OUTPUT_DIVERGED" in judged(document), "a wrong token in a row that came over HTTP"
 
 
+@pytest.mark.sampled(0, 4)
 @pytest.mark.parametrize(
     ("of_offer", "changes"),
     [
@@ -281,6 +282,7 @@ FAULTS: list[tuple[Callable[[pytest.MonkeyPatch], None], dict[str, Check], str, 
 ]
 
 
+@pytest.mark.sampled(0, 4)
 @pytest.mark.parametrize(
     ("spoil", "checks", "name", "message"),
     [

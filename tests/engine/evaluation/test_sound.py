@@ -39,7 +39,7 @@ UNSOUND = {
         [row("code-1")],
         "code-1 is of set code, whose prompts hold no instruction, .*such as needle-1",
     ),
-    "one prompt": ([row("r-1"), row("r-2", "4822"), row("r-3")], "r-1 and r-3 are one prompt"),
+    "one prompt": ([row("r-1"), row("r-2", "4822"), row("r-3")], "r-1 and r-3 are the same prompt"),
 }
 
 
@@ -73,6 +73,6 @@ def test_recall_refuses_them_before_it_begins(capsys, tmp_path: Path, folders: t
     code = run(["eval", "recall", "--prompts", own, "--journal", str(journal), *models])
     err = capsys.readouterr().err
     assert code == 2
-    assert "r-1 and r-2 are one prompt" in err
+    assert "r-1 and r-2 are the same prompt" in err
     assert "progress" not in err
     assert not journal.exists()

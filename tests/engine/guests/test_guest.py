@@ -37,6 +37,7 @@ CHANNELS = (
 SOME = ("native", "sink-window:2,6", "rotated:4,32")
 
 
+@pytest.mark.sampled(0, 4)
 @pytest.mark.parametrize("channel", CHANNELS)
 def test_mlx_lm_gives_the_tokens_of_our_own_loop_under_every_channel(target, ours, channel):
     policy, caches = parse_policy(channel), []
@@ -49,6 +50,7 @@ def test_mlx_lm_gives_the_tokens_of_our_own_loop_under_every_channel(target, our
     assert not _USERS
 
 
+@pytest.mark.sampled(0, 4)
 @pytest.mark.parametrize("channel", CHANNELS)
 def test_a_loop_that_trims_does_so_on_our_caches(target, ours, rough, channel):
     """mlx-lm's own on rotating caches stays silently wrong past the window."""
@@ -67,6 +69,7 @@ def test_the_rough_draft_model_is_right_now_and_then(target, rough, ours):
     assert 0 < sum(drafted for *_, drafted in steps) < 12
 
 
+@pytest.mark.sampled(0, 3)
 @pytest.mark.parametrize("family", ["gemma4_text", "llama", "gpt_oss"])
 def test_other_families_too(tmp_path, family):
     families.save(tmp_path / "target", family)
@@ -82,6 +85,7 @@ def test_other_families_too(tmp_path, family):
         assert guest.strategy == ("instance" if shared and drafter else "keyword")
 
 
+@pytest.mark.sampled(0, 2)
 @pytest.mark.parametrize(
     ("kind", "keyword", "strategy"),
     [

@@ -50,7 +50,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_each_engine_takes_caches_in_the_way_that_was_found_and_decodes_as_we_do(rows):
     served = [row for row in rows if "strategy" in row]
     found = {(row["engine"], row["pair"]): row["strategy"] for row in served}
@@ -68,7 +68,7 @@ def test_each_engine_takes_caches_in_the_way_that_was_found_and_decodes_as_we_do
     assert channels["dflash", "qwen3_5"] == ["native"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_they_cannot_do_is_refused_with_the_reason(rows):
     refused = {(row["engine"], row["pair"], row.get("channel")): row.get("refused", "") for row in rows}
     assert "Unsupported target architecture" in refused["dflash-mlx", "shipped", None]

@@ -79,7 +79,6 @@ def test_text_completions_stream_too(client: openai.OpenAI):
     chunks = list(completed(client, stream=True))
     assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
     assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason == "length"
-    assert chunks[-1].usage.completion_tokens == 40
 
 
 def test_a_prompt_of_token_ids_is_the_same_prompt(client: openai.OpenAI):

@@ -12,7 +12,7 @@ from engine.training import export
 from engine.training.__main__ import main
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_all_stages_run_and_the_pair_loads(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_rounds_of_a_drafter_without_taps_emit_every_token(tiny_target: Any, net
     assert sum(emitted) == len(continuation) - 1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_the_proposer_of_the_shipped_target_is_trained_resumed_and_exported(tmp_path: Path):

@@ -199,5 +199,5 @@ def test_file_that_is_no_report_is_bad_input(
 
 
 def test_bad_switches_are_bad_input(genuine: Document, verify: Verifier) -> None:
-    for words in (("--sample", "0"), ("--seed", "-1"), ("--made-by", "only")):
+    for words in (("--sample", "0"), ("--seed", "-1")):
         assert verify(genuine, *words)[0] == 2
