@@ -29,8 +29,9 @@ demo: $(STAMP) ## the main job end to end: request, git remote, runner, engine, 
 test: $(STAMP) ## the fast tests (under 5 minutes on 2 cores)
 	@$(BIN)/python -m pytest -q -n 3 --dist loadfile # a third worker: many of these tests wait
 
-slow: $(STAMP) ## the longer tests: whole tables of what make test takes a sample from
-	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m 'slow and not e2e and not exhaustive' --timeout=600 --durations=20
+SLOW ?= tests
+slow: $(STAMP) ## the longer tests (those in SLOW): whole tables of what make test takes a sample from
+	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m 'slow and not e2e and not exhaustive' --timeout=600 --durations=20 $(SLOW)
 
 e2e: $(STAMP) ## the end-to-end tests: whole programs over real servers and the shipped pair
 	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder -m 'e2e and not quiet and not exhaustive' --durations=20

@@ -277,7 +277,8 @@ def verification_table(document: Document) -> None:
     lines = [
         f"report {report['sha256']}" + (f" of request {report['nonce']}" if report["nonce"] else ""),
         f"drawn {sum(row['drawn'] for row in rows)} of {draw['rows']} rows with --seed {draw['seed']}; "
-        f"{len(rows)} replayed, {draw['rows']} checked against their prompts and texts",
+        f"{len(rows)} replayed"
+        + (f", {draw['rows']} checked against their prompts and texts" if rows else "; no model was run"),
     ]
     unplayed = Counter(row["rounds"]["reason"] for row in rows if row["rounds"]["reason"])
     lines += [f"rounds of {count} rows not replayed: {reason}" for reason, count in unplayed.items()]

@@ -99,6 +99,14 @@ class ClaimedArm(_Read):
     samples: tuple[ClaimedRow, ...]
 
 
+class ClaimedLayer(_Read):
+    """What one of a target's own caches keeps."""
+
+    kind: str
+    values: Count
+    window: Count | None
+
+
 class ClaimedModel(_Read):
     """A model by its weights."""
 
@@ -107,6 +115,9 @@ class ClaimedModel(_Read):
     dtype: str
     quantization: str | None
     parameters: Count
+    vocab_size: Count | None
+    largest_block: Count | None
+    cache_layers: tuple[ClaimedLayer, ...] | None
 
 
 class ClaimedSource(_Read):

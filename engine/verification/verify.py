@@ -7,7 +7,7 @@ is measured here. Times are not looked at: nothing tells how fast another machin
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
 from secrets import randbits
@@ -70,6 +70,7 @@ ROUNDING = 2.0
 # So much less than the caches hold here may a row claim. Compiled graphs reserve more, so more is no finding.
 RESIDENT = 0.02
 DISTORTION = 0.02  # codes near a boundary fall otherwise where keys are rounded otherwise
+CARD = ("dtype", "quantization", "parameters", "vocab_size", "largest_block", "cache_layers")
 EXTRA_S = 5.0  # rows that were not drawn are looked at as long as this lasts
 CHEAP = 2e10  # … but tokens of all rows of a small model in any case: parameters times positions
 
@@ -273,8 +274,9 @@ class _Replayer:
             card = self.cards.get(role)
             if card is None:
                 continue
-            for name in ("dtype", "quantization", "parameters"):
-                said, found = getattr(model, name), getattr(card, name)
+            stated, computed = model.model_dump(), asdict(card)
+            for name in CARD:
+                said, found = stated[name], computed[name]
                 if said != found:
                     self._find(role, "models", f"{name}: reported {said!r}, computed {found!r}")
 
@@ -397,6 +399,8 @@ class _Replayer:
             rounds = RoundsReplayed(reason="no speculative rounds")
         elif self.engine.drafter is None:
             rounds = RoundsReplayed(reason="the report names no drafter")
+            where = name_of(row.arm, row.row)
+            self._find(where, "rounds", "the row has rounds of drafts, but the configuration no drafter")
         elif seen.followed is None:
             rounds = RoundsReplayed(reason="row not sampled")
         else:

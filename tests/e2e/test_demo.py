@@ -24,7 +24,7 @@ def run_demo(house: House, folder: Path, **env: str) -> tuple[Done, dict]:
     return done, done.json
 
 
-@pytest.mark.parametrize("blas", ["as found", "reference"])
+@pytest.mark.parametrize("blas", ["as found", pytest.param("reference", marks=pytest.mark.exhaustive)])
 def test_the_demo_passes_and_its_result_commit_holds_an_accepted_report(
     house: House, tmp_path: Path, blas: str
 ):

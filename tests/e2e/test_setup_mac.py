@@ -15,6 +15,7 @@ __all__ = ["mac"]
 pytestmark = [pytest.mark.e2e, pytest.mark.unsandboxed]
 
 
+@pytest.mark.exhaustive
 def test_the_environment_is_the_locked_one_and_its_interpreter_is_watched(mac: Mac) -> None:
     del mac.env["KAKEYA_PYTHON"]
     done = mac.setup(*FULL)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from bridge.evidence.case import Case
 from bridge.evidence.report import Environment, Model
@@ -15,6 +15,7 @@ DTYPE_BITS = {"float32": 32, "float16": 16, "bfloat16": 16}
 # of one core; and the share of the timed seconds for which both must be known.
 MOST_OTHER_CPU, MOST_SERVICE_CPU, WATCHED = 0.10, 0.10, 0.9
 PLACEHOLDERS = frozenset({"unknown", "none", "null", "n/a", "na", "?", "-", "todo", "tbd"})
+WIDTHS = frozenset({2, 3, 4, 5, 6, 8})  # bits that mlx packs to
 
 
 def environment_incomplete(case: Case) -> Iterator[str]:
@@ -43,6 +44,16 @@ def environment_incomplete(case: Case) -> Iterator[str]:
         yield "environment.models names no drafter, but an arm declares one"
     if "projector" not in models and any(arm.system.restoration == "learned" for arm in report.arms):
         yield "environment.models names no projector, but an arm restores from one"
+    yield from _unstated(models)
+
+
+def _unstated(models: Mapping[str, Model]) -> Iterator[str]:
+    """What a target or drafter leaves out that other rules compute with."""
+    target, drafter = models.get("target"), models.get("drafter")
+    if target is not None and (target.vocab_size is None or not target.cache_layers):
+        yield "the target states no vocab_size or no cache_layers"
+    if drafter is not None and drafter.largest_block is None:
+        yield "the drafter states no largest_block"
 
 
 def _placeholders(environment: Environment) -> Iterator[str]:
@@ -66,23 +77,34 @@ def environment_impossible(case: Case) -> Iterator[str]:
     """Chip, system and device contradict each other, or the models do not fit the memory."""
     environment = case.report.environment
     apple = environment.chip.casefold().startswith("apple")
-    if apple and (environment.system != "Darwin" or environment.machine != "arm64"):
+    named_so = apple or re.search(r"\bM[0-9]\b", environment.chip)
+    if named_so and (environment.system != "Darwin" or environment.machine != "arm64"):
         where = f"{shown(environment.system)} on {shown(environment.machine)}"
         yield f"the chip is {shown(environment.chip)}, but the system is {where}"
     if environment.metal and not apple:
         yield f"environment.metal is true on {shown(environment.chip)}"
     if environment.system == "Darwin" and not environment.chip.casefold().startswith(("apple", "intel")):
         yield f"the system is Darwin, but the chip is {shown(environment.chip)}"
+    if environment.machine == "arm64" and "intel" in environment.chip.casefold():
+        yield f"the machine is arm64, but the chip is {shown(environment.chip)}"
     if not environment.metal and environment.device in ("gpu", "metal"):
         yield f"environment.device is {shown(environment.device)} without Metal"
+    for name, model in environment.models.items():
+        if odd := [width for width in _widths(model) if width not in WIDTHS]:
+            yield f"the {name} is packed to {odd[0]} bits, which no quantization does"
     needed = sum(_least_bytes(model) for model in environment.models.values())
     if needed > environment.memory_bytes:
         yield f"the models' parameters take {needed} bytes, the machine has {environment.memory_bytes}"
 
 
+def _widths(model: Model) -> list[int]:
+    """Bits that a model's matrices are packed to."""
+    return [int(found) for found in re.findall("([0-9]+)-bit", model.quantization or "")]
+
+
 def _least_bytes(model: Model) -> int:
     """The fewest bytes a model's parameters can take."""
-    bits = [int(found) for found in re.findall("([0-9]+)-bit", model.quantization or "")]
+    bits = [width for width in _widths(model) if width in WIDTHS]
     smallest = min(bits) if bits else DTYPE_BITS.get(model.dtype, min(DTYPE_BITS.values()))
     return model.parameters * smallest // 8
 

@@ -65,7 +65,9 @@ def prompt_set_mismatch(case: Case) -> Iterator[str]:
         for name in _named_sets(report.configuration.get(names)):
             wanted = known_sets().sets[name]
             count = report.configuration.get(limit)
-            if isinstance(count, int):
+            if count is not None and (type(count) is not int or count < 1):
+                yield f"configuration.{limit} is {shown(count)}, not a number of prompts"
+            elif count is not None:
                 wanted = wanted[:count]
             for arm in arms:
                 yield from _missing(arm, name, wanted, drawn=bool(report.configuration.get("seed")))

@@ -195,7 +195,7 @@ def bound(world: World, key: Path, edit: Callable[[Document], object], **result:
     params = presets.validate(preset, asked)
     document = report_for(world, submitted.nonce)
     document["request"]["preset_digest"] = preset.digest
-    document["configuration"] |= {"command": "eval throughput", "temperature": 0, **params}
+    document["configuration"] |= {"command": "eval throughput", **params}
     edit(document)
     fields = {"preset_digest": preset.digest, "params": params, **result}
     answer(world, submitted, reports.dump(document), key, **fields)

@@ -141,7 +141,7 @@ def base(kind: str, claims: list[Document], arms: list[Document]) -> Document:
             "finished_at": "2026-03-01T12:01:05.25Z",
             "claims": claims,
             "environment": environment(),
-            "configuration": {"max_tokens": 96, "temperature": 0, "seed": 0},
+            "configuration": {"max_tokens": 96, "seed": 0},
             "arms": arms,
             "order": [],
             "liveness": {"rounds": 0, "drafter_forwards": 0, "restored_positions": 0, "fallbacks": []},

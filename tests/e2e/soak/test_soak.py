@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.soak.__main__ import soak
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.exhaustive]
 
 
 def test_16_clients_some_of_whom_vanish_get_every_answer_as_if_alone_and_leave_nothing(tmp_path: Path):

@@ -89,15 +89,22 @@ def test_seed_repeats_the_draw_and_is_new_without_one(genuine: Document, verify:
     assert drawn()[0] != seed
 
 
+def _inflate_without_drafter(document: Document) -> None:
+    """What the arms declare is left out of the configuration, by which the drafter would be opened."""
+    forgeries.inflate(document, ARM)
+    del document["configuration"]["drafter"], document["configuration"]["block"]
+
+
 @pytest.mark.parametrize(
     ("change", "where", "check"),
     [
         (lambda document: forgeries.swap_token(document, FIRST), f"{ARM}/{FIRST}", "tokens"),
         (lambda document: forgeries.swap_prompt(document, FIRST), f"plain/{FIRST}", "prompts"),
         (lambda document: forgeries.inflate(document, ARM), f"{ARM}/{FIRST}", "rounds"),
+        (_inflate_without_drafter, f"{ARM}/{FIRST}", "rounds"),
         (forgeries.swap_model, "target", "models"),
     ],
-    ids=["token", "prompt", "acceptance", "model"],
+    ids=["token", "prompt", "acceptance", "acceptance without a drafter", "model"],
 )
 def test_forgery_is_refuted_by_name(
     genuine: Document, verify: Verifier, change: Callable[[Document], None], where: str, check: str
@@ -165,7 +172,7 @@ def _unknown_model(document: Document) -> None:
 
 
 def _drawn_tokens(document: Document) -> None:
-    document["configuration"]["temperature"] = 0.8
+    document["configuration"] |= {"command": "generate", "temperature": 0.8}
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,26 @@ RULES = Rules(
         ("ENVIRONMENT_INCOMPLETE", "probe", change("environment", "git", "source_sha256", to="0" * 64)),
         ("ENVIRONMENT_INCOMPLETE", "probe", change("environment", "models", "target", "parameters", to=0)),
         ("ENVIRONMENT_INCOMPLETE", "probe", change("environment", "system", to="Linux")),
+        (
+            "ENVIRONMENT_INCOMPLETE",
+            "quality",
+            change("environment", "models", "target", "vocab_size", to=None),
+        ),
+        (
+            "ENVIRONMENT_INCOMPLETE",
+            "quality",
+            change("environment", "models", "target", "cache_layers", to=[]),
+        ),
+        (
+            "ENVIRONMENT_INCOMPLETE",
+            "quality",
+            change("environment", "models", "drafter", "largest_block", to=None),
+        ),
+        (
+            "ENVIRONMENT_IMPOSSIBLE",
+            "quality",
+            change("environment", "models", "target", "quantization", to="0-bit"),
+        ),
         ("ENVIRONMENT_INCOMPLETE", "probe", change("environment", "thermal_state", to="not_applicable")),
         ("THERMAL_OR_POWER", "throughput", change("environment", "thermal_state", to="serious")),
         ("THERMAL_OR_POWER", "throughput", change("environment", "swapping", to=True)),

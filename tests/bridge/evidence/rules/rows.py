@@ -110,7 +110,9 @@ RULES = Rules(
         "SUMMARY_MISMATCH": ("throughput", summary_mismatch),
     },
     variants=[
+        ("CONFIGURATION_UNKNOWN", "throughput", change("configuration", "temperature", to=0.7)),
         ("PROMPT_SET_MISMATCH", "throughput", change("configuration", "limit", to=None)),
+        ("PROMPT_SET_MISMATCH", "throughput", change("configuration", "limit", to=False)),
         ("PROMPT_SET_MISMATCH", "throughput", change("configuration", "prompts", to="all")),
         ("PROMPT_SET_MISMATCH", "throughput", change("configuration", "prompts", to="chat,code")),
         (
