@@ -87,9 +87,7 @@ class _Usage:
             perf_counter(),
             busy,
             own.user + own.system + own.children_user + own.children_system,
-            services_of(printed_by(("/bin/ps", "-A", "-c", "-o", "time=,comm=")) or "")
-            if sys.platform == "darwin"
-            else {},
+            _services(),
         )
 
     def until(self, later: "_Usage") -> Load:
@@ -103,6 +101,14 @@ class _Usage:
             for name, used in later.services.items()
         }
         return Load(round(seconds, 3), None if share is None else round(share, 4), services)
+
+
+def _services() -> dict[str, float]:
+    """CPU seconds of `SERVICES`; empty where there are none or nothing says it."""
+    if sys.platform != "darwin":
+        return {}
+    printed = printed_by(("/bin/ps", "-A", "-c", "-o", "time=,comm="))
+    return {} if printed is None else services_of(printed)
 
 
 def services_of(printed: str) -> dict[str, float]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from bridge.evidence.case import Case
 from bridge.evidence.report import Environment, Model
-from bridge.evidence.shown import shown
+from bridge.evidence.shown import several, shown
 
 WEIGHTLESS_DRAFTERS = frozenset({"prompt-lookup"})
 DTYPE_BITS = {"float32": 32, "float16": 16, "bfloat16": 16}
@@ -15,6 +15,7 @@ DTYPE_BITS = {"float32": 32, "float16": 16, "bfloat16": 16}
 # of one core; and the share of the timed seconds for which both must be known.
 MOST_OTHER_CPU, MOST_SERVICE_CPU, WATCHED = 0.10, 0.10, 0.9
 PLACEHOLDERS = frozenset({"unknown", "none", "null", "n/a", "na", "?", "-", "todo", "tbd"})
+SERVICES = frozenset({"spotlight", "time_machine", "photos"})  # watched on macOS
 WIDTHS = frozenset({2, 3, 4, 5, 6, 8})  # bits that mlx packs to
 
 
@@ -120,6 +121,8 @@ def machine_busy(case: Case) -> Iterator[str]:
     elif load.other_cpu_share > MOST_OTHER_CPU:
         share, most = f"{load.other_cpu_share:.1%}", f"{MOST_OTHER_CPU:.0%}"
         yield f"other processes used {share} of the CPU time (limit {most})"
+    if case.report.environment.system == "Darwin" and (unwatched := sorted(SERVICES - load.services.keys())):
+        yield f"the load of {several(unwatched)} was not measured"
     for service, seconds in load.services.items():
         if seconds > MOST_SERVICE_CPU * load.seconds:
             yield f"{service} used {seconds:.3g} s of CPU in {load.seconds:.3g} s"

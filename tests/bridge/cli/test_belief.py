@@ -294,7 +294,7 @@ def test_a_stopped_wait_says_how_to_go_on(house: House, number: signal.Signals, 
         client = subprocess.Popen(command, cwd=house.clone, env=house.env, stderr=sink)
         wait_for(lambda: "queued" in log.read_text(), what="the queue")
         client.send_signal(number)
-        assert client.wait(20) == code
+        assert client.wait(60) == code
     said = log.read_text()
     [nonce] = [ref.rpartition("/")[2] for ref in house.remote_refs() if "/inbox/" in ref]
     assert f"the request goes on: kakeya_mac wait {nonce}" in said

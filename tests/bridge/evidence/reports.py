@@ -45,7 +45,11 @@ def environment() -> Document:
         "power_source": "ac",
         "thermal_state": "nominal",
         "swapping": False,
-        "load": {"seconds": 60, "other_cpu_share": 0.02, "services": {"spotlight": 0.5}},
+        "load": {
+            "seconds": 60,
+            "other_cpu_share": 0.02,
+            "services": {"spotlight": 0.5, "time_machine": 0.0, "photos": 0.0},
+        },
         "versions": {"python": "3.12.4", "mlx": "0.32.4", "mlx_lm": "0.32.2", "kakeya": "0.1.0"},
         "git": {"sha": "cd" * 20, "dirty": False, "source_sha256": "ef" * 32},
         "models": {

@@ -87,6 +87,9 @@ def scaled(arm: str, factor: float) -> Breaker:
     return apply
 
 
+QUIET = {"spotlight": 0.0, "time_machine": 0.0, "photos": 0.0}
+
+
 def loaded(**fields: object) -> Breaker:
     return lambda document: document["environment"]["load"].update(fields)
 
@@ -147,8 +150,9 @@ RULES = Rules(
         ("BASELINE_SLOW", "throughput", scaled("plain", 3.0)),
         ("MACHINE_BUSY", "throughput", loaded(other_cpu_share=None)),
         ("MACHINE_BUSY", "throughput", loaded(seconds=1.0)),
-        ("MACHINE_BUSY", "throughput", loaded(services={"spotlight": 6.1})),
-        ("MACHINE_BUSY", "throughput", loaded(services={"time_machine": 30.0})),
+        ("MACHINE_BUSY", "throughput", loaded(services=QUIET | {"spotlight": 6.1})),
+        ("MACHINE_BUSY", "throughput", loaded(services=QUIET | {"time_machine": 30.0})),
+        ("MACHINE_BUSY", "throughput", loaded(services={})),
     ],
     honest=[
         ("throughput", block_1),
