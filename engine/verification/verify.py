@@ -70,6 +70,7 @@ ROUNDING = 2.0
 # So much less than the caches hold here may a row claim. Compiled graphs reserve more, so more is no finding.
 RESIDENT = 0.02
 DISTORTION = 0.02  # codes near a boundary fall otherwise where keys are rounded otherwise
+# What the gate computes with; the weights digest alone does not hold it.
 CARD = ("dtype", "quantization", "parameters", "vocab_size", "largest_block", "cache_layers")
 EXTRA_S = 5.0  # rows that were not drawn are looked at as long as this lasts
 CHEAP = 2e10  # … but tokens of all rows of a small model in any case: parameters times positions

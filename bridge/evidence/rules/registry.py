@@ -164,7 +164,7 @@ RULES: dict[str, Rule] = {
         paths.self_comparison,
     ),
     "CONFIGURATION_UNKNOWN": Rule(
-        "the configuration holds a switch that the gate does not know",
+        "the configuration holds a switch that the gate does not know, or that its command does not have",
         "Use an engine and a gate of the same version.",
         switches.configuration_unknown,
     ),
@@ -333,13 +333,15 @@ RULES: dict[str, Rule] = {
     ),
     "ENVIRONMENT_INCOMPLETE": Rule(
         "machine, versions, source or weight digests are missing or placeholders, two models have one "
-        "digest, or Metal is said of a system that has none",
+        "digest, Metal is said of a system that has none, or a target or drafter leaves out its vocab_size, "
+        "cache_layers or largest_block",
         "Let the engine write the environment on the machine that ran. A null git.sha is complete: an "
         "installed engine has no checkout, and source_sha256 names what ran.",
         machine.environment_incomplete,
     ),
     "ENVIRONMENT_IMPOSSIBLE": Rule(
-        "chip, system and device contradict each other, or the models' parameters exceed the memory",
+        "chip, system and device contradict each other, the models' parameters exceed the memory, or "
+        "weights have a width that no quantization has",
         "Let the engine write the environment on the machine that ran.",
         machine.environment_impossible,
     ),

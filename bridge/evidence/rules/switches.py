@@ -7,8 +7,21 @@ from collections.abc import Iterator
 from bridge.evidence.case import Case
 from bridge.evidence.shown import several
 
+# Those of `generate` alone: evaluations decode greedily, and a replay refuses what is said to be drawn.
+OF_GENERATE = frozenset(
+    {
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "stop",
+    }
+)
 # Every switch that a command of the engine writes; tests hold both sides together.
-SWITCHES = frozenset(
+SWITCHES = OF_GENERATE | frozenset(
     {
         "command",
         "block",
@@ -48,14 +61,6 @@ SWITCHES = frozenset(
         "speed_prompts",
         "speed_limit",
         "claim_parity",
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "stop",
         "golden",
         "tolerance",
         "product_gflop_per_s",
@@ -68,21 +73,6 @@ SWITCHES = frozenset(
         "model_id",
         "checks",
         "checks_failed",
-    }
-)
-
-
-# Those of `generate` alone: evaluations decode greedily, and a replay refuses what is said to be drawn.
-OF_GENERATE = frozenset(
-    {
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "stop",
     }
 )
 
