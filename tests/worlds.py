@@ -20,6 +20,7 @@ from bridge.bus.requests import Submitted, submit
 from bridge.bus.results import Asked
 from bridge.manifest import Manifest
 from bridge.result import File, Reason, Result, RunnerFacts, Status, Verdict
+from tests.bridge.evidence import reports
 from tests.houses import House, build_house
 
 RUNNER = Identity("testmac", "0123456789abcdef", "00000000000000aa")
@@ -85,7 +86,12 @@ class World:
             "preset": "probe",
             "preset_digest": "0" * 64,
             "engine_source": "installed",
-            "runner": RunnerFacts(name=RUNNER.name, id=RUNNER.id, version="0.1.0"),
+            "runner": RunnerFacts(
+                name=RUNNER.name,
+                id=RUNNER.id,
+                version="0.1.0",
+                machine=reports.runner_facts(reports.throughput()),
+            ),
             "attempt": 1,
             "started_at": "2026-03-01T12:00:00Z",
             "finished_at": "2026-03-01T12:00:01Z",

@@ -130,13 +130,13 @@ def compare(
         found.file = path
         _with_stated(found, result, report.request)
         _with_configuration(found, params, report, known, preset)
-        _with_machine(found, result, report.environment.model_dump())
-        _with_weights(found, result, report, known)
+        _with_machine(found, result, report.environment.model_dump(), preset)
+        _with_weights(found, result, report, known, preset)
     if verification is not None:
         found.file = VERIFICATION
         _with_stated(found, result, verification.request)
         _with_replay(found, params, verification)
-        _with_machine(found, result, verification.environment)
+        _with_machine(found, result, verification.environment, preset)
     return Agreement(tuple(found.differences), tuple(found.not_compared))
 
 
@@ -205,10 +205,15 @@ def _with_configuration(
             found.hold(f"configuration.{key}", asked, answered, equal=equal)
         elif switch.param is not None:
             found.skip(f"parameter {switch.param} with the report: its configuration does not repeat it")
-    made_up = report.configuration.get("context") is not None
-    if known is not None and made_up and all(switch.flag != "seed" for switch in switches(known)):
-        answered, equal = _seed(NONCE_SEED, "seed", report)
-        found.hold("configuration.seed", NONCE_SEED, answered, equal=equal)
+    if (
+        known is not None
+        and "seed" in report.configuration
+        and all(switch.flag != "seed" for switch in switches(known))
+    ):
+        # The engine's default: generated prompts are the nonce's, those of a file come in the file's order.
+        asked = 0 if report.configuration.get("context") is None else NONCE_SEED
+        answered, equal = _seed(asked, "seed", report)
+        found.hold("configuration.seed", asked, answered, equal=equal)
 
 
 def _with_replay(found: _Comparison, params: Mapping[str, ParamValue], record: Verification) -> None:
@@ -224,40 +229,43 @@ def _with_replay(found: _Comparison, params: Mapping[str, ParamValue], record: V
         found.skip("which report was replayed: the request names it by no nonce")
 
 
-def _with_machine(found: _Comparison, result: Result, environment: Mapping[str, Any]) -> None:
+def _with_machine(
+    found: _Comparison, result: Result, environment: Mapping[str, Any], preset: Preset | None
+) -> None:
     """Hold the machine and the engine of a report against what the runner says of them."""
     facts = result.runner.machine
     for name in MACHINE:
-        if name in facts:
-            found.hold(f"machine.{name}", facts[name], environment.get(name))
-    if missing := [name for name in MACHINE if name not in facts]:
-        found.skip(f"machine ({', '.join(missing)}): the result does not state it")
-    if ENGINE_FACT in facts:
+        found.hold(f"machine.{name}", facts.get(name), environment.get(name))
+    if ENGINE_FACT in facts or (preset is not None and preset.argv[0] == ENGINE):
         source = environment.get("git")
         answered = source.get("source_sha256") if isinstance(source, Mapping) else None
-        found.hold("engine digest", facts[ENGINE_FACT], answered)
+        found.hold("engine digest", facts.get(ENGINE_FACT), answered)
     else:
-        found.skip("engine digest: the result does not state it")
+        found.skip("engine digest: the result does not state it, and no preset installed here says it must")
 
 
-def _with_weights(found: _Comparison, result: Result, report: Report, known: Preset | None) -> None:
+def _with_weights(
+    found: _Comparison, result: Result, report: Report, known: Preset | None, preset: Preset | None
+) -> None:
     """Hold the weights of a report against what the runner says of them."""
-    facts, environment = result.runner.machine, report.environment
+    facts, models = result.runner.machine, report.environment.models
     weights = {
         name.removeprefix(WEIGHTS_FACT): value
         for name, value in facts.items()
         if name.startswith(WEIGHTS_FACT)
     }
-    if not weights and environment.models:
-        found.skip("model digests: the result states none")
+    if not weights and (preset is None or not any(name for _, name in _roles(preset))):
+        if models:
+            found.skip("model digests: the result states none, and no preset installed here names a model")
         return
     roles = None if known is None else dict(_roles(known))
-    if roles is not None and roles.get("target") and "target" not in environment.models:
+    if roles is not None and roles.get("target") and "target" not in models:
         found.hold("weights of the target", weights.get(roles["target"] or ""), None)
-    for role, model in environment.models.items():
+    for role, model in models.items():
         name, answered = f"weights of the {role}", model.weights_sha256
         if roles is None:
-            found.hold(name, ", ".join(map(str, weights.values())), answered, answered in weights.values())
+            stated = ", ".join(map(str, weights.values())) or None
+            found.hold(name, stated, answered, answered in weights.values())
         elif role in roles:
             found.hold(name, weights.get(roles[role] or ""), answered)
         else:

@@ -12,11 +12,11 @@ import pytest
 
 from bridge import presets, weights
 from bridge.bus.answers import Asked
-from bridge.client.binding import REPEATED, ROLES, Agreement, compare
+from bridge.client.binding import MACHINE, REPEATED, ROLES, Agreement, compare
 from bridge.evidence.parse import parse
 from bridge.presets import Preset
 from bridge.presets.template import switches
-from bridge.result import ENGINE_FACT, WEIGHTS_FACT, Reason, Result, RunnerFacts, Status, Verdict
+from bridge.result import Reason, Result, RunnerFacts, Status, Verdict
 from bridge.runner import facts, models
 from engine.cli.evaluation_options import seed_of
 from engine.evaluation.environment import source_digest
@@ -25,7 +25,6 @@ from engine.weights import digest, weight_files
 from tests.bridge.evidence import reports
 from tests.bridge.evidence.reports import Document
 
-GEMMA = "gemma-4-26b-a4b"
 PRESET = presets.get("throughput")
 NOT_REPEATED = {
     "report",
@@ -42,14 +41,10 @@ class Answer:
     result: dict[str, Any] = field(default_factory=dict)
     machine: dict[str, Any] = field(default_factory=dict)
     report: Document = field(default_factory=reports.throughput)
+    installed: bool = True  # whether the client has the preset
 
     def __post_init__(self) -> None:
-        environment = self.report["environment"]
-        self.machine = {name: environment[name] for name in ("chip", "machine", "os_release", "system")}
-        self.machine |= {name: environment[name] for name in ("cpu_count", "memory_bytes")}
-        self.machine[ENGINE_FACT] = environment["git"]["source_sha256"]
-        self.machine[f"{WEIGHTS_FACT}{GEMMA}"] = environment["models"]["target"]["weights_sha256"]
-        self.machine[f"{WEIGHTS_FACT}{GEMMA}-dflash"] = environment["models"]["drafter"]["weights_sha256"]
+        self.machine = reports.runner_facts(self.report)
         params = presets.validate(self.preset, self.asked)
         self.result = {
             "nonce": reports.NONCE,
@@ -74,7 +69,7 @@ class Answer:
         runner = RunnerFacts(name="studio", id="0" * 16, version="0.1.0", machine=self.machine)
         result = Result.model_validate({**self.result, "runner": runner})
         asked = Asked(reports.NONCE, "ab" * 20, reports.WORKLOAD, self.preset.name, self.asked)
-        return compare(asked, result, {"report.json": parsed}, self.preset)
+        return compare(asked, result, {"report.json": parsed}, self.preset if self.installed else None)
 
 
 def test_an_honest_answer_agrees_in_everything_and_nothing_is_left_out() -> None:
@@ -121,6 +116,10 @@ OTHERWISE: dict[str, tuple[Edit, tuple[str, Any, Any]]] = {
     "a switch that is not told": (
         lambda a: a.report["configuration"].pop("limit"),
         ("configuration.limit", 8, None),
+    ),
+    "other prompts, by a seed that was not asked for": (
+        lambda a: a.report["configuration"].update(seed=7),
+        ("configuration.seed", 0, 7),
     ),
     "another command": (
         lambda a: a.report["configuration"].update(command="eval quality"),
@@ -281,16 +280,29 @@ def test_with_another_preset_file_defaults_are_the_runners_and_that_is_told() ->
     assert [each.field for each in answer.compare().differences] == ["weights of the target"]
 
 
-def test_what_an_older_runner_does_not_state_is_told_and_not_held_against_it() -> None:
+def test_a_result_that_states_no_machine_engine_or_weights_differs_from_its_report() -> None:
     answer = Answer()
     answer.machine.clear()
     found = answer.compare()
-    assert found.differences == ()
-    assert [each.partition(":")[0] for each in found.not_compared] == [
-        "machine (chip, cpu_count, machine, memory_bytes, os_release, system)",
+    assert {each.field for each in found.differences} == {
+        *(f"machine.{name}" for name in MACHINE),
         "engine digest",
-        "model digests",
-    ]
+        "weights of the target",
+        "weights of the drafter",
+    }
+    assert {each.asked for each in found.differences} == {None}
+    assert found.not_compared == ()
+
+
+def test_weights_and_engine_of_a_preset_that_is_not_installed_here_are_compared_where_stated() -> None:
+    answer = Answer(installed=False)
+    assert answer.compare().differences == ()
+    answer.report["environment"]["models"]["target"]["weights_sha256"] = "0" * 64
+    assert [each.field for each in answer.compare().differences] == ["weights of the target"]
+    answer.machine = {name: answer.machine[name] for name in MACHINE}
+    found = answer.compare()
+    assert found.differences == ()
+    assert {each.partition(":")[0] for each in found.not_compared} >= {"engine digest", "model digests"}
 
 
 def test_a_result_that_did_not_run_is_held_against_preset_and_workload_alone() -> None:

@@ -31,7 +31,12 @@ def judged(data: bytes | None, *, verdict: Verdict = PASSED, **changes: object) 
         "preset": "throughput",
         "preset_digest": "56" * 32,
         "engine_source": "installed",
-        "runner": RunnerFacts(name="studio", id="0123456789abcdef", version="0.1.0"),
+        "runner": RunnerFacts(
+            name="studio",
+            id="0123456789abcdef",
+            version="0.1.0",
+            machine=reports.runner_facts(reports.throughput()),
+        ),
         "attempt": 1,
         "started_at": "2026-03-01T12:00:05Z",
         "finished_at": "2026-03-01T12:01:05Z",

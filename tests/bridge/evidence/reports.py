@@ -6,12 +6,15 @@ import copy
 import hashlib
 import json
 
+from bridge.client.binding import MACHINE
 from bridge.evidence.rules.prompt_sets import known_sets
+from bridge.result import ENGINE_FACT, WEIGHTS_FACT
 from tests.bridge.evidence.derived import Document, digest, settle, summary
 
 __all__ = ["Document", "digest", "settle", "summary"]
 
 NONCE = "20260301t120000z0123456789ab"
+GEMMA = "gemma-4-26b-a4b"
 WORKLOAD = "ab" * 20
 PLAIN_LOOP = "mlx_lm.generate.generate_step"
 EMPTY = hashlib.sha256(b"").hexdigest()
@@ -55,6 +58,19 @@ def environment() -> Document:
         "models": {
             "target": model("demo-target", "12" * 32, 1_800_000) | TARGET,
             "drafter": model("demo-drafter", "34" * 32, 345_000) | {"largest_block": 16},
+        },
+    }
+
+
+def runner_facts(document: Document) -> Document:
+    """What the runner of such a report says of its machine, its engine and its weights."""
+    environment = document["environment"]
+    return {
+        **{name: environment[name] for name in MACHINE},
+        ENGINE_FACT: environment["git"]["source_sha256"],
+        **{
+            WEIGHTS_FACT + name: environment["models"][role]["weights_sha256"]
+            for role, name in (("target", GEMMA), ("drafter", f"{GEMMA}-dflash"))
         },
     }
 
