@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import astuple
 from pathlib import Path
 
 import click
@@ -66,6 +67,7 @@ def prompt_sets_text() -> str:
             prompt.id: [
                 prompt.source_sha256,
                 tokens_digest(encode(prompt, tokenizer, config["vocab_size"], None)),
+                astuple(prompt.needle) if prompt.needle else None,
             ]
             for prompt in load_prompts(name)
         }

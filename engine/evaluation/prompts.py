@@ -83,7 +83,7 @@ def load_prompts(name: str, limit: int | None = None, seed: int = 0) -> list[Pro
         raise PromptError(f"prompts: {name!r} is neither all, {', '.join(SHIPPED_SETS)} nor a file")
     prompts = [prompt for file in files for prompt in _read(file)]
     if not all(part in SHIPPED_SETS for part in names):
-        _refuse_taken_ids(prompts)
+        _refuse_shipped(prompts)
     _refuse_copies(prompts)
     identifiers = [prompt.id for prompt in prompts]
     if twice := {identifier for identifier in identifiers if identifiers.count(identifier) > 1}:
@@ -99,11 +99,17 @@ def load_prompts(name: str, limit: int | None = None, seed: int = 0) -> list[Pro
     return chosen
 
 
-def _refuse_taken_ids(prompts: Sequence[Prompt]) -> None:
-    """Raise PromptError for another prompt under the id of a shipped one: the gate knows these by digest."""
-    shipped = {prompt.id: prompt for name in SHIPPED_SETS for prompt in _read(SHIPPED / f"{name}.jsonl")}
+def _refuse_shipped(prompts: Sequence[Prompt]) -> None:
+    """Raise PromptError for a shipped prompt, or another one under its id, in a file of one's own: the gate
+    knows these prompts by digest, and wants all that a set and its limit select.
+    """
+    shipped = [prompt for name in SHIPPED_SETS for prompt in _read(SHIPPED / f"{name}.jsonl")]
+    kinds = {prompt.source_sha256: prompt.kind for prompt in shipped}
+    taken = {prompt.id for prompt in shipped}
     for prompt in prompts:
-        if prompt.id in shipped and prompt.source_sha256 != shipped[prompt.id].source_sha256:
+        if kind := kinds.get(prompt.source_sha256):
+            raise PromptError(f"prompt {prompt.id} belongs to the shipped set {kind}; use --prompts {kind}")
+        if prompt.id in taken:
             raise PromptError(f"the id {prompt.id} is taken by a shipped prompt; rename this one")
 
 

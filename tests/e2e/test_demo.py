@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,11 @@ def test_the_demo_passes_and_its_result_commit_holds_an_accepted_report(
     claims = {claim["name"] for claim in gate.json["files"][0]["claims"]}
     document = json.loads(report.read_text())
     assert "identical_output" in claims
-    if document["environment"]["blas"] == "reference" and not document["environment"]["metal"]:
+    if reason := document["configuration"]["speed_not_claimed"]:  # other processes kept the machine busy
+        assert not claims & {"speedup", "no_slowdown"}
+        assert "not claimed" in done.out
+        warnings.warn(f"no speed was claimed: {reason}", stacklevel=1)
+    elif document["environment"]["blas"] == "reference" and not document["environment"]["metal"]:
         assert "no_slowdown" in claims
         assert "speedup" not in claims
     else:

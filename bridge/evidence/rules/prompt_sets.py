@@ -1,4 +1,4 @@
-"""Are rows of a shipped prompt set rows of its prompts, and of as many as the switches ask?
+"""Are rows of a shipped prompt set rows of its prompts, and of just those that the switches select?
 
 The sets are known by digest: ``prompt_sets.json`` is generated from the engine's files by ``make docs``. For
 the shipped target it also holds the tokens' digests, so that there the tokens of a prompt are known, too.
@@ -11,24 +11,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
+from random import Random
 
 from bridge.evidence.case import Case
-from bridge.evidence.report import Arm, Report, Sample
+from bridge.evidence.report import Report, Sample
 from bridge.evidence.shown import several, shown
 
-# The switches that name sets, and those that say how many prompts of each are run.
-SWITCHES = (("prompts", "limit"), ("speed_prompts", "speed_limit"))
 TEMPLATE_SWITCHES = {"chat": False, "thinking": "default", "system": None}
 WITHOUT_NEEDLE = "no_needle"
 
 
 @dataclass(frozen=True)
 class KnownPrompt:
-    """A shipped prompt: its set, and the digests of its source and of its tokens for the shipped target."""
+    """A shipped prompt: digests of its source and of its tokens for the shipped target, and its needle."""
 
-    set: str
     source_sha256: str
     tokens_sha256: str
+    needle: tuple[str, str, float] | None  # sentence, answer, depth
 
 
 @dataclass(frozen=True)
@@ -37,6 +36,7 @@ class KnownSets:
 
     prompts: dict[str, KnownPrompt]
     sets: dict[str, tuple[str, ...]]
+    ids: dict[str, str]  # by the digest of the source
     target_sha256: str
 
 
@@ -45,48 +45,65 @@ def known_sets() -> KnownSets:
     """The shipped sets, from the file beside the gate."""
     document = json.loads(files("bridge.evidence").joinpath("prompt_sets.json").read_text(encoding="utf-8"))
     prompts = {
-        prompt: KnownPrompt(name, *digests)
-        for name, found in document["sets"].items()
-        for prompt, digests in found.items()
+        prompt: KnownPrompt(source, tokens, tuple(needle) if needle else None)
+        for found in document["sets"].values()
+        for prompt, (source, tokens, needle) in found.items()
     }
     sets = {name: tuple(found) for name, found in document["sets"].items()}
-    return KnownSets(prompts, sets, document["target_sha256"])
+    ids = {known.source_sha256: prompt for prompt, known in prompts.items()}
+    return KnownSets(prompts, sets, ids, document["target_sha256"])
 
 
 def prompt_set_mismatch(case: Case) -> Iterator[str]:
-    """Prompts of a shipped set are missing, or others stand under its ids."""
-    report = case.report
-    arms = [arm for arm in report.arms if arm.control != WITHOUT_NEEDLE]
-    for arm in arms:
-        wrong = [sample.prompt_id for sample in arm.samples if _is_other(sample, report)]
-        if wrong:
-            yield f"arm {shown(arm.name)} ran other prompts than the shipped ones under {several(wrong)}"
-    for names, limit in SWITCHES:
-        for name in _named_sets(report.configuration.get(names)):
-            wanted = known_sets().sets[name]
-            count = report.configuration.get(limit)
-            if count is not None and (type(count) is not int or count < 1):
-                yield f"configuration.{limit} is {shown(count)}, not a number of prompts"
-            elif count is not None:
-                wanted = wanted[:count]
-            for arm in arms:
-                yield from _missing(arm, name, wanted, drawn=bool(report.configuration.get("seed")))
+    """Prompts of a shipped set are missing, were not selected, or others have their ids."""
+    report, known = case.report, known_sets()
+    selected = _selected(report, "prompts", "limit", report.configuration.get("seed", 0))
+    longer = _selected(report, "speed_prompts", "speed_limit", 0)
+    yield from (selection for selection in (selected, longer) if isinstance(selection, str))
+    if isinstance(selected, str) or isinstance(longer, str):
+        return
+    wanted = selected | longer
+    for arm in report.arms:
+        if arm.control == WITHOUT_NEEDLE:
+            continue
+        if other := [sample.prompt_id for sample in arm.samples if _is_other(sample, report)]:
+            yield f"arm {shown(arm.name)} ran other prompts than the shipped ones under {several(other)}"
+        ran = {known.ids.get(sample.source_sha256, sample.prompt_id) for sample in arm.samples}
+        if missing := sorted(wanted - ran):
+            yield f"arm {shown(arm.name)} did not run {several(missing)}, which the configuration selects"
+        if picked := sorted((ran & known.prompts.keys()) - wanted):
+            yield f"arm {shown(arm.name)} ran {several(picked)}, which the configuration does not select"
 
 
-def _named_sets(switch: object) -> tuple[str, ...]:
-    """The shipped sets that a switch names; none for a file, generated prompts or nothing."""
+def _selected(report: Report, switch: str, limit: str, seed: object) -> set[str] | str:
+    """The shipped prompts that a switch and its limit select, drawn by a seed as the engine does; or what is
+    wrong with the limit or the seed. Nothing for a file, generated prompts or an absent switch.
+    """
     sets = known_sets().sets
-    if switch == "all":
-        return tuple(sets)
-    names = switch.split(",") if isinstance(switch, str) else []
-    return tuple(names) if names and all(name in sets for name in names) else ()
+    value = report.configuration.get(switch)
+    names = tuple(sets) if value == "all" else tuple(value.split(",")) if isinstance(value, str) else ()
+    if not names or any(name not in sets for name in names):
+        return set()
+    count = report.configuration.get(limit)
+    if count is not None and (type(count) is not int or count < 1):
+        return f"configuration.{limit} is {shown(count)}, not a number of prompts"
+    if type(seed) is not int:
+        return f"configuration.seed is {shown(seed)}, not a whole number"
+    order = [(name, prompt) for name in names for prompt in sets[name]]
+    if seed:
+        Random(seed).shuffle(order)  # noqa: S311 - the engine's draw again
+    return {prompt for name in names for prompt in [p for of, p in order if of == name][:count]}
 
 
 def _is_other(sample: Sample, report: Report) -> bool:
+    """Whether a row has a shipped prompt's id, but another source, needle or tokens; or its source alone."""
     known = known_sets()
     prompt = known.prompts.get(sample.prompt_id)
     if prompt is None:
-        return False
+        return sample.source_sha256 in known.ids
+    needle = sample.needle
+    if needle is not None and (needle.needle, needle.answer, needle.depth) != prompt.needle:
+        return True
     if sample.source_sha256 != prompt.source_sha256:
         return True
     target = report.environment.models.get("target")
@@ -94,16 +111,3 @@ def _is_other(sample: Sample, report: Report) -> bool:
     stated = report.configuration
     by_default = all(stated.get(name, value) == value for name, value in TEMPLATE_SWITCHES.items())
     return shipped and by_default and sample.prompt_sha256 != prompt.tokens_sha256
-
-
-def _missing(arm: Arm, name: str, wanted: tuple[str, ...], *, drawn: bool) -> Iterator[str]:
-    """Prompts that a set and its limit ask for; drawn ones may be any of the set."""
-    ran = {sample.prompt_id for sample in arm.samples}
-    if drawn:
-        count = len(ran & set(known_sets().sets[name]))
-        if count < len(wanted):
-            yield f"arm {shown(arm.name)} ran {count} prompts of the set {name}, of {len(wanted)} asked for"
-        return
-    missing = [prompt for prompt in wanted if prompt not in ran]
-    if missing:
-        yield f"arm {shown(arm.name)} did not run {several(missing)} of the set {name}"

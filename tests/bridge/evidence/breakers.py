@@ -83,6 +83,16 @@ def put(document: Document, row: Document, tokens: list[int], seconds: float) ->
         row["rounds"] = reports.rounds_for(len(tokens) - 1, seconds)
 
 
+def own_prompts(document: Document) -> None:
+    """The prompts come from a file of one's own."""
+    document["configuration"]["prompts"] = "my.jsonl"
+    for one in document["arms"]:
+        for row in one["samples"]:
+            row["prompt_id"] = f"my-{row['prompt_id']}"
+            row["source_sha256"] = reports.source_of(row["prompt_id"])
+    settle(document)
+
+
 def change(*path: str | int, to: object) -> Breaker:
     def apply(document: Document) -> None:
         place = document

@@ -8,7 +8,7 @@ import pytest
 
 from bridge.evidence.gate import judge
 from tests.bridge.evidence import reports
-from tests.bridge.evidence.breakers import Breaker, chain, change, claims, codes, only, rows
+from tests.bridge.evidence.breakers import Breaker, chain, change, claims, codes, only, own_prompts, rows
 from tests.bridge.evidence.reports import Document, arm, dump, filler, settle
 
 
@@ -129,6 +129,7 @@ def test_identical_outputs_end_for_the_same_reason(claimed: str, expected: set[s
 
 def declares_restoration(document: Document) -> None:
     """The arm under test restores; the prompts of both arms are long enough for that."""
+    own_prompts(document)
     document["environment"]["models"]["projector"] = reports.model("demo-projector", "78" * 32, 12_000)
     document["arms"][1] = reports.restoring(document["arms"][1], "learned")
     for row in rows(document, "plain"):
@@ -283,7 +284,7 @@ def test_a_configuration_that_says_what_ran_passes(system: Breaker, switches: Do
 
 
 def test_a_configuration_may_leave_switches_out() -> None:
-    assert codes(forged("throughput", change("configuration", to={}))) == set()
+    assert codes(forged("throughput", own_prompts, change("configuration", to={}))) == set()
 
 
 # --- the models ---------------------------------------------------------------------------------------------

@@ -130,13 +130,15 @@ def test_one_prompt_under_two_ids_is_refused(tmp_path: Path):
         load_prompts(str(write(tmp_path / "own.jsonl", *rows)))
 
 
-def test_another_prompt_under_the_id_of_a_shipped_one_is_refused(tmp_path: Path):
+def test_a_shipped_prompt_or_its_id_in_a_file_of_ones_own_is_refused(tmp_path: Path):
     other = {"id": "code-001", "prompt": "something else"}
     with pytest.raises(PromptError, match="the id code-001 is taken by a shipped prompt"):
         load_prompts(str(write(tmp_path / "own.jsonl", other)))
     [shipped] = load_prompts("code", 1)
-    same = {"id": shipped.id, "prompt": shipped.text}
-    assert [prompt.id for prompt in load_prompts(str(write(tmp_path / "own.jsonl", same)))] == [shipped.id]
+    for name in (shipped.id, "mine"):
+        same = {"id": name, "prompt": shipped.text}
+        with pytest.raises(PromptError, match=f"prompt {name} belongs to the shipped set code"):
+            load_prompts(str(write(tmp_path / "own.jsonl", same)))
 
 
 def test_an_unknown_set_and_an_empty_file_are_refused(tmp_path: Path):

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
+from random import Random
 
 from bridge.evidence.rules.prompt_sets import known_sets
 from tests.bridge.evidence import reports
-from tests.bridge.evidence.breakers import Breaker, Rules, chain, change, claims, resettle, rows
+from tests.bridge.evidence.breakers import (
+    Breaker,
+    Rules,
+    chain,
+    change,
+    claims,
+    own_prompts,
+    resettle,
+    rows,
+)
 from tests.bridge.evidence.reports import Document, settle
 
 
@@ -86,6 +97,33 @@ def prompt_set_mismatch(document: Document) -> None:
     document["configuration"]["limit"] = 9
 
 
+def drawn(document: Document) -> None:
+    """Eight prompts of the set as seed 5 draws them."""
+    document["configuration"]["seed"] = 5
+    order = list(known_sets().sets["code"])
+    Random(5).shuffle(order)  # noqa: S311
+    _rename(document, order)
+
+
+def shipped_prompt_by_another_name(document: Document) -> None:
+    own_prompts(document)
+    for arm in document["arms"]:
+        arm["samples"][2]["source_sha256"] = reports.source_of("code-003")
+
+
+def another_needle(document: Document) -> None:
+    """The shipped retrieval prompts, but with an answer that the text happens to hold."""
+    document["configuration"]["prompts"], document["configuration"]["limit"] = "retrieval", 10
+    _rename(document, known_sets().sets["retrieval"])
+
+
+def _rename(document: Document, prompts: Sequence[str]) -> None:
+    for arm in document["arms"]:
+        for row, prompt in zip(arm["samples"], prompts, strict=False):
+            row["prompt_id"], row["source_sha256"] = prompt, reports.source_of(prompt)
+    settle(document)
+
+
 def other_source(document: Document) -> None:
     for arm in document["arms"]:
         arm["samples"][2]["source_sha256"] = "9a" * 32
@@ -115,11 +153,14 @@ RULES = Rules(
         ("PROMPT_SET_MISMATCH", "throughput", change("configuration", "limit", to=False)),
         ("PROMPT_SET_MISMATCH", "throughput", change("configuration", "prompts", to="all")),
         ("PROMPT_SET_MISMATCH", "throughput", change("configuration", "prompts", to="chat,code")),
-        (
-            "PROMPT_SET_MISMATCH",
-            "throughput",
-            chain(change("configuration", "seed", to=5), prompt_set_mismatch),
-        ),
+        ("PROMPT_SET_MISMATCH", "throughput", change("configuration", "limit", to=7)),
+        ("PROMPT_SET_MISMATCH", "throughput", change("configuration", "seed", to=5)),
+        ("PROMPT_SET_MISMATCH", "throughput", chain(drawn, change("configuration", "seed", to=6))),
+        ("PROMPT_SET_MISMATCH", "throughput", chain(drawn, change("configuration", "seed", to="5"))),
+        ("PROMPT_SET_MISMATCH", "throughput", change("configuration", "prompts", to="my.jsonl")),
+        ("PROMPT_SET_MISMATCH", "throughput", lambda document: document["configuration"].pop("prompts")),
+        ("PROMPT_SET_MISMATCH", "throughput", shipped_prompt_by_another_name),
+        ("PROMPT_SET_MISMATCH", "recall", another_needle),
         ("PROMPT_SET_MISMATCH", "throughput", other_source),
         (
             "PROMPT_SET_MISMATCH",
@@ -160,9 +201,8 @@ RULES = Rules(
         ("SUMMARY_MISMATCH", "recall", change("summary", "arms", "no_needle", "recall", to=0.1)),
     ],
     honest=[
-        ("throughput", change("configuration", "limit", to=7)),
-        ("throughput", change("configuration", "seed", to=5)),
-        ("throughput", change("configuration", "prompts", to="my.jsonl")),
+        ("throughput", own_prompts),
+        ("throughput", drawn),
         ("throughput", chain(other_tokens, change("configuration", "chat", to=True))),
         ("throughput", verified_in_no_time(0.55)),
         ("throughput", chain(verified_in_no_time(0.01), change("claims", to=[]))),

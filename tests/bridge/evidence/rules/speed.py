@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import copy
 
-from tests.bridge.evidence.breakers import Breaker, Rules, both, chain, change, claims, only, put, rows
+from tests.bridge.evidence.breakers import (
+    Breaker,
+    Rules,
+    both,
+    chain,
+    change,
+    claims,
+    only,
+    own_prompts,
+    put,
+    rows,
+)
 from tests.bridge.evidence.reports import Document, settle
 
 
@@ -37,7 +48,7 @@ def speedup_tokens(document: Document) -> None:
 
 def speedup_subset(document: Document) -> None:
     claims(document, "speedup")
-    document["configuration"]["limit"] = 7
+    own_prompts(document)
     rows(document, "speculative").pop()
     settle(document)
 
