@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any, NoReturn
@@ -24,6 +24,7 @@ SCHEMA_ID = "kakeya.evidence/1"
 MAX_BYTES = 32 * 1024 * 1024
 MAX_DEPTH = 16
 MAX_CONTAINERS = 250_000  # objects and arrays in one report
+MAX_ROWS = 8_000  # of all arms
 MAX_NUMBER = 1e15  # seconds, bytes, tokens: nothing measured here is larger
 MAX_ERRORS = 20
 MODEL_TEXT = frozenset(
@@ -181,12 +182,24 @@ def _schema_violations(document: dict[str, Any]) -> tuple[Violation, ...]:
     kinds = schema()["properties"]["kind"]["enum"]
     if document.get("kind") not in kinds:
         return (_violation("UNKNOWN_KIND", f"kind {shown(document.get('kind'))} is none of {kinds}"),)
+    rows = sum(len(samples) for samples in _samples(document))
+    if rows > MAX_ROWS:
+        return (_violation("SCHEMA", f"the report holds {rows} rows, but at most {MAX_ROWS} are judged"),)
     trimmed, violations = _check_long_lists(document)
     for error in _validator().iter_errors(trimmed):
         violations.extend(_describe(error))
         if len(violations) >= MAX_ERRORS:
             break
     return tuple(violations[:MAX_ERRORS])
+
+
+def _samples(document: dict[str, Any]) -> Iterator[list[Any]]:
+    """The lists of rows of a document whose form was not checked yet."""
+    arms = document.get("arms")
+    for arm in arms if isinstance(arms, list) else ():
+        samples = arm.get("samples") if isinstance(arm, dict) else None
+        if isinstance(samples, list):
+            yield samples
 
 
 def _check_long_lists(document: dict[str, Any]) -> tuple[dict[str, Any], list[Violation]]:

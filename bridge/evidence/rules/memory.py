@@ -211,12 +211,15 @@ def _layers_differ(case: Case) -> Iterator[str]:
 
 
 def _distortions_differ(case: Case) -> Iterator[str]:
-    """The arms that measured a distortion measured it at the same prompts."""
-    measured = {}
+    """The arms that measured a distortion measured it at the same prompts; coded arms of `eval kv` all do."""
+    measured: dict[str, set[str]] = {}
     for arm in case.report.arms:
         found = {s.prompt_id for s in arm.samples if s.kv is not None and None not in _distortions(s.kv)}
         if found:
             measured[arm.name] = found
+        policy = parse_policy(arm.system.kv)
+        if case.report.kind == "kv" and policy is not None and policy.coded and not found:
+            yield f"arm {shown(arm.name)} keeps values in a code, but no row says how exact it is"
     if len({frozenset(found) for found in measured.values()}) > 1:
         yield f"the distortions of {several(sorted(measured))} were measured at different prompts"
 

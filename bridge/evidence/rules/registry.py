@@ -169,7 +169,8 @@ RULES: dict[str, Rule] = {
         switches.configuration_unknown,
     ),
     "PROMPT_SET_MISMATCH": Rule(
-        "a shipped prompt set lacks prompts that its limit asks for, or other prompts stand under its ids",
+        "the prompts of a shipped set are not just those that the set, its limit and the seed select, or "
+        "other prompts, needles or answers have their ids",
         "Run the whole set or use a smaller limit; give prompts of your own other ids.",
         prompt_sets.prompt_set_mismatch,
     ),
@@ -300,9 +301,8 @@ RULES: dict[str, Rule] = {
         "policy cannot give, or fewer bytes than its codes or positions need of what native caches hold; the "
         "arms hold different numbers of caches; or fewer bytes than any cache of the policy needs for the "
         "target's layers; or a distortion is less than codes of so many bits can have, or was measured at "
-        "other prompts than another arm's; or rows of a bounding policy do not say how many positions were "
-        "kept, "
-        "or kept more than it allows",
+        "other prompts than another arm's, or at none; or rows of a bounding policy do not say how "
+        "many positions were kept, or kept more than it allows",
         "Declare the policy that was in use, and measure after the run.",
         memory.memory_claim_mismatch,
     ),

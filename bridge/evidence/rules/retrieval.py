@@ -60,7 +60,7 @@ def recall_too_few(case: Case) -> Iterator[str]:
         prompts = {sample.prompt_sha256 for sample in arm.samples if sample.needle is not None}
         if 0 < len(prompts) < FEWEST_PROMPTS:
             yield f"{claim.name} of {shown(arm.name)}: {len(prompts)} prompts, of {FEWEST_PROMPTS} required"
-        depths = {needle.depth for needle in needles}
+        depths = {round(needle.depth, 2) for needle in needles}
         if 0 < len(depths) < FEWEST_DEPTHS:
             yield f"{claim.name} of {shown(arm.name)}: all needles lie at depth {min(depths):g}"
 

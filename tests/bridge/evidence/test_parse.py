@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 
 from bridge.evidence import report as model
 from bridge.evidence.gate import judge
-from bridge.evidence.parse import MAX_BYTES, MAX_DEPTH, parse, schema
+from bridge.evidence.parse import MAX_BYTES, MAX_DEPTH, MAX_ROWS, parse, schema
 from tests.bridge.evidence import reports
 from tests.bridge.evidence.reports import Document, dump
 
@@ -208,21 +208,33 @@ def test_a_large_true_report_is_judged_in_seconds() -> None:
 
 
 @pytest.mark.slow
-def test_a_large_report_with_needles_is_judged_in_seconds() -> None:
-    """Every text is held against the answers of other prompts."""
+def test_the_largest_report_is_judged_in_under_ten_seconds() -> None:
+    """As many rows and bytes as are read; every text is held against the answers of other prompts."""
     document = reports.recall()
     for arm in document["arms"]:
         rows = []
-        for i in range(1000):
+        for i in range(MAX_ROWS // len(document["arms"])):
             row = copy.deepcopy(arm["samples"][i % len(arm["samples"])])
             row["needle"] |= {"answer": f"{i:05}", "needle": f"The code is {i:05}."}
-            row |= {"prompt_id": f"retrieval-{i}", "text": "nothing" if "control" in arm else f"{i:05}"}
+            text = "many words " * 260 + ("nothing" if "control" in arm else f"{i:05}")
+            row |= {"prompt_id": f"needle-{i}", "text": text}
             rows.append(row)
         arm["samples"] = rows
+    data = dump(reports.settle(document))
+    assert 0.9 * MAX_BYTES < len(data) < MAX_BYTES
     started = time.process_time()
-    judgement = judge(dump(reports.settle(document)))
+    judgement = judge(data)
     assert judgement.kind == "recall"
     assert time.process_time() - started < 10
+
+
+def test_a_report_of_more_rows_than_are_judged_breaks_the_schema() -> None:
+    document = reports.throughput()
+    arm = document["arms"][0]
+    arm["samples"] = [arm["samples"][0]] * (MAX_ROWS + 1)
+    codes, text = verdict(dump(document))
+    assert codes == {"SCHEMA"}
+    assert "rows, but at most 8000 are judged" in text
 
 
 json_values = st.recursive(

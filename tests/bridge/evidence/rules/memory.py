@@ -134,6 +134,12 @@ def rows_cut(document: Document) -> None:
     resettle(document)
 
 
+def undistorted(document: Document) -> None:
+    for row in rows(document, BOUNDED) + rows(document, CODED):
+        row["kv"] |= {"key_distortion": None, "value_distortion": None}
+    resettle(document)
+
+
 RULES = Rules(
     alone={
         "MEMORY_ANALYTIC_AS_MEASURED": ("throughput", memory_analytic_as_measured),
@@ -183,6 +189,7 @@ RULES = Rules(
                 chain(used(BOUNDED), holding(BOUNDED, 1)),
                 caches(CODED, CodedKV=9, ArraysCache=3),
                 distorted_at_fewer,
+                undistorted,
                 used(CODED, key_distortion=0),
                 used(CODED, key_distortion=4e-4),
                 chain(used(CODED), holding(CODED, 30_000)),

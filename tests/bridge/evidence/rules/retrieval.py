@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.bridge.evidence.breakers import Breaker, Rules, change, claims, rows
+from tests.bridge.evidence.breakers import Breaker, Rules, chain, change, claims, rows
 from tests.bridge.evidence.reports import Document, filler, settle
 
 
@@ -40,6 +40,9 @@ def deaf_oracle(document: Document) -> None:
 def recall_vacuous(document: Document) -> None:
     for arm in ("speculative", "oracle"):
         rows(document, arm)[0]["needle"]["prompt_contains_answer_outside_needle"] = True
+
+
+FIRST_DEPTH = ("arms", 0, "samples", 0, "needle", "depth")
 
 
 def at_one_depth(document: Document) -> None:
@@ -158,6 +161,7 @@ RULES = Rules(
     },
     variants=[
         ("RECALL_TOO_FEW", "recall", few_prompts(4)),
+        ("RECALL_TOO_FEW", "recall", chain(at_one_depth, change(*FIRST_DEPTH, to=0.500000001))),
         ("RECALL_VACUOUS", "recall", needle_elsewhere),
         ("RECALL_VACUOUS", "recall", oracle_cut_short),
         ("RECALL_VACUOUS", "recall", same_answers),
