@@ -52,6 +52,12 @@ from engine.cli.options import engine_options, report_options, take_engine, take
     metavar="SPEC",
     help="Claim that this policy recalls what the oracle recalls (several times; with --speed-prompts none).",
 )
+@click.option(
+    "--claim-bytes",
+    multiple=True,
+    metavar="SPEC=BYTES",
+    help="Claim that this policy's caches hold at most so many bytes (several times).",
+)
 @chat_options
 @journal_options
 @engine_options

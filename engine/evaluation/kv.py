@@ -64,6 +64,7 @@ class KVSwitches:
         max_tokens: tokens to generate for one of them.
         seed: of the retrieval prompts.
         claim_parity: policies for which recall parity with the oracle is claimed.
+        claim_bytes: ``POLICY=BYTES``, the most resident bytes claimed of a policy.
         chat: how prompts are put to the model.
     """
 
@@ -75,6 +76,7 @@ class KVSwitches:
     max_tokens: int = 64
     seed: int = 0
     claim_parity: tuple[str, ...] = ()
+    claim_bytes: tuple[str, ...] = ()
     chat: ChatSwitches = field(default_factory=ChatSwitches)
 
     def check(self) -> None:
@@ -99,6 +101,9 @@ class KVSwitches:
         for text in self.claim_parity:
             if parse_policy(text) not in parsed:
                 raise ConfigurationError(f"--claim-parity {text}: it is none of --policies")
+        for policy, _ in self.bytes_claimed:
+            if policy not in parsed:
+                raise ConfigurationError(f"--claim-bytes {policy.spec}: it is none of --policies")
         if self.claim_parity and self.speed_prompts != NO_PROMPTS:
             raise ConfigurationError(
                 "--claim-parity claims recall of prompts that all hold a needle; add --speed-prompts none"
@@ -108,6 +113,21 @@ class KVSwitches:
     def parsed(self) -> tuple[KVPolicy, ...]:
         """The policies, in their order."""
         return tuple(parse_policy(text) for text in self.policies)
+
+    @property
+    def bytes_claimed(self) -> list[tuple[KVPolicy, int]]:
+        """The policies of `claim_bytes`, each with the most bytes.
+
+        Raises:
+            ConfigurationError: it is not written POLICY=BYTES.
+        """
+        found = []
+        for text in self.claim_bytes:
+            policy, _, count = text.rpartition("=")
+            if not count.isascii() or not count.isdigit() or int(count) < 1:
+                raise ConfigurationError(f"--claim-bytes {text}: write POLICY=BYTES, e.g. affine:4,64=200000")
+            found.append((parse_policy(policy), int(count)))
+        return found
 
     @property
     def widest(self) -> int:
@@ -246,9 +266,13 @@ def _refuse_short(
 
 def _claims(arms: Sequence[Arm], switches: KVSwitches) -> list[dict[str, Any]]:
     """What the report asks to be believed for."""
-    claims = [
+    claims: list[dict[str, Any]] = [
         {"name": "recall_parity", "arm": parse_policy(text).spec, "baseline": ORACLE}
         for text in switches.claim_parity
+    ]
+    claims += [
+        {"name": "resident_bytes", "arm": policy.spec, "at_most": most}
+        for policy, most in switches.bytes_claimed
     ]
     restoring = [arm.name for arm in arms if arm.role == "sut" and arm.restoration in MEANINGFUL]
     return claims + [{"name": "restoration", "arm": name} for name in restoring]

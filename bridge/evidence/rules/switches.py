@@ -61,6 +61,7 @@ SWITCHES = OF_GENERATE | frozenset(
         "speed_prompts",
         "speed_limit",
         "claim_parity",
+        "claim_bytes",
         "golden",
         "tolerance",
         "product_gflop_per_s",

@@ -38,7 +38,8 @@ def engine() -> Engine:
 
 @pytest.fixture(scope="module")
 def document(engine: Engine) -> dict[str, Any]:
-    return check(measure_kv(engine, SMALL, prepare(), progress=quiet))
+    switches = replace(SMALL, claim_bytes=("affine:4,64=200000",))
+    return check(measure_kv(engine, switches, prepare(), progress=quiet))
 
 
 def rows_of(document: dict[str, Any], name: str) -> list[dict[str, Any]]:
@@ -64,7 +65,10 @@ def test_a_shootout_has_a_reference_a_baseline_the_policies_and_their_controls(d
         assert (system["kv"], system["drafter"], system["block"]) == (arm["name"], "dflash", "8")
         source = arm["name"].split(":")[1] if arm["name"].startswith("restored") else None
         assert system["restoration"] == source
-    assert document["claims"] == [{"name": "restoration", "arm": "restored:learned:4,64@full"}]
+    assert document["claims"] == [
+        {"name": "resident_bytes", "arm": "affine:4,64@all", "at_most": 200_000},
+        {"name": "restoration", "arm": "restored:learned:4,64@full"},
+    ]
     assert set(document["environment"]["models"]) == {"target", "drafter", "projector"}
 
 
@@ -190,6 +194,10 @@ def test_the_default_fits_a_report_and_has_a_pair_at_equal_stored_bits(engine: E
         ({"policies": ("afine",)}, "'afine' is none of"),
         ({"claim_parity": ("rotated",), "speed_prompts": "none"}, "none of --policies"),
         ({"claim_parity": ("sink-window",)}, "add --speed-prompts none"),
+        ({"claim_bytes": ("rotated=1000",)}, "--claim-bytes rotated:4,64@all: it is none of --policies"),
+        ({"claim_bytes": ("sink-window",)}, "write POLICY=BYTES"),
+        ({"claim_bytes": ("sink-window=-1",)}, "write POLICY=BYTES"),
+        ({"claim_bytes": ("sink-window=0",)}, "write POLICY=BYTES"),
         ({"answer_tokens": 13}, "--answer-tokens 13 is more than --max-tokens 12"),
         ({"max_tokens": 0}, "--max-tokens must be at least 1"),
         ({"speed_limit": 0}, "--speed-limit must be at least 1"),
