@@ -55,7 +55,8 @@ def throughput_table(document: Document) -> None:
             f"(median {_number(row['median_decode_ratio'], 2)}x), "
             f"end to end {_number(row['end_to_end_ratio'], 2)}x"
             f"{'' if row['arm'] in claimed else ' (not claimed)'}, "
-            f"identical {row['identical_samples']}/{row['compared_samples']}"
+            f"identical {row['identical_samples']}/{row['compared_samples']}",
+            soft_wrap=True,
         )
     if reason := document["configuration"].get("speed_not_claimed"):
         console.print(f"no speed is claimed: {reason}", markup=False)
