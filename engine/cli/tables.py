@@ -212,8 +212,8 @@ def parity_table(document: Document) -> None:
     console = Console()
     console.print(table)
     console.print(
-        "hidden, logits: largest absolute difference; argmax: share of rows that agree; path: through the "
-        "candidates, and the tokens of a pair"
+        "hidden, logits: largest absolute difference; argmax: share of rows (of a pair: drafts) that agree; "
+        "path: through the candidates, and the tokens of a pair"
     )
 
 

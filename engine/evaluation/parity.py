@@ -53,7 +53,7 @@ class RoundParity:
         round: 1 for the first.
         hidden_max_abs: largest difference of a hidden state; None where only logits are compared.
         logits_max_abs: largest difference of a logit.
-        argmax_agreement: share of block rows whose likeliest token is the same.
+        argmax_agreement: share of block rows whose likeliest token is the same; of a pair, of equal drafts.
         path_equal: whether the greedy path through the candidates is the same; None where there is none.
         rows: rows of the block; of a pair, its drafts.
         tokens_equal: of a pair, whether the round emitted as many tokens as the reference, and the same.

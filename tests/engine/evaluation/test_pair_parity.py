@@ -71,7 +71,6 @@ def test_a_pair_drafts_and_emits_what_the_published_loop_did(case: str, capsys):
     for row in rows:
         assert 0 < row["logits_max_abs"] < 1e-4
         assert (row["argmax_agreement"], row["tokens_equal"]) == (1.0, True)
-        assert row["path_equal"] is (True if case == "gemma4_nested" else None)  # a DFlash 2 drafter
         assert "hidden_max_abs" not in row
 
 
@@ -84,14 +83,8 @@ def test_pairs_of_other_seeds_agree_with_the_published_package(capsys, tmp_path:
     for seed in ("0", "1", "2"):
         made = [sys.executable, "scripts/make_pair_references.py", str(tmp_path / seed), seed]
         subprocess.run(made, check=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": path})
-        code, out, err = parity(capsys, tmp_path / seed, "--json")
-        rows = json.loads(out)["cases"]
+        rows = rows_of(capsys, 0, tmp_path / seed)
         assert {row["case"] for row in rows} == set(CASES)
-        # Random weights have near ties, and another BLAS than the reference's may let one fall otherwise.
-        different = [row for row in rows if not row["passed"]]
-        assert len(different) <= len(rows) / 50, err
-        assert all(row["logits_max_abs"] <= 1e-3 for row in rows), err
-        assert code == (1 if different else 0)
 
 
 @pytest.mark.parametrize("case", ["gemma4_text", "gemma4_nested"])
@@ -173,7 +166,7 @@ def one_more_accepted(arrays: Arrays) -> None:
     ("case", "change", "rounds", "field"),
     [
         ("qwen35", add("drafts", (6, 2), -1), [7], "argmax_agreement"),
-        ("gemma4_nested", add("drafts", (6, 2), -1), [7], "path_equal"),
+        ("gemma4_nested", add("drafts", (6, 2), -1), [7], "argmax_agreement"),
         ("qwen35", add("logits", (1, 4, 7), 0.01), [2], "logits_max_abs"),
         ("qwen35", put("logits", (1, 4, 7), np.nan), [2], "logits_max_abs"),
         ("qwen35", add("tokens", 0, 1), [1], "tokens_equal"),
