@@ -15,7 +15,11 @@ from engine.stops import Stops
 from tests.e2e import published_tokenizers
 from tests.engine.tokenizers import ids, oracle
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("published tokenizers")]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.unsandboxed,
+    pytest.mark.xdist_group("published tokenizers"),
+]
 
 TEXTS = (
     "def add(a, b):\n    return a + b  # 12345\n",
