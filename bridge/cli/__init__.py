@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Collection, Mapping
+from threading import Timer
 from typing import Any, NoReturn
 
 import click
@@ -105,6 +106,7 @@ def main(argv: list[str] | None = None) -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # a parent may have chosen to ignore it
             signal.signal(number, _terminate)
+    sys.unraisablehook = _terminate_later
     sys.exit(run_edge(cli, arguments))
 
 
@@ -157,6 +159,14 @@ def note_untrusted() -> None:
 
 def _terminate(_number: int, _frame: object) -> NoReturn:
     raise Terminated
+
+
+def _terminate_later(lost: sys.UnraisableHookArgs) -> None:
+    """Send a signal again that came while Python ran a `__del__`, which swallows whatever is raised in it."""
+    if isinstance(lost.exc_value, Terminated):
+        Timer(0.01, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    else:
+        sys.__unraisablehook__(lost)
 
 
 def _show_error(error: BridgeError, *, as_json: bool) -> None:

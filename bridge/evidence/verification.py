@@ -55,13 +55,15 @@ class Tolerances(_Frozen):
 
     `rounds`: share of rounds that confirm another number of drafts, one of a row in any case. `rounding`: how
     many times the measured rounding error a token may lie below the best. `resident`: the share by which
-    resident bytes may fall short. `distortion`: relative.
+    resident bytes may fall short. `distortion`: relative. `accepted`: the share by which an arm's rounds may
+    claim more confirmed drafts than were found, beside one block.
     """
 
     rounds: Size
     rounding: Size
     resident: Size
     distortion: Size
+    accepted: Size
 
 
 class Request(_Frozen):

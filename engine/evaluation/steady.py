@@ -1,27 +1,36 @@
 """Whether the machine did identical work in about the same time: what a measurement watches as it goes.
 
 A speed that was taken while something else had the processor says nothing. The limits are those of the gate's
-SPEEDUP_PREFILL_SPREAD and SPEEDUP_DECODE_SPREAD. Only identical work is looked at, never the ratio of the
-arms: a measurement that is begun again for this reason is not begun again for its result.
+SPEEDUP_PREFILL_SPREAD, SPEEDUP_DECODE_SPREAD and BASELINE_SLOW. Only identical work is looked at, never the
+ratio of the arms: a measurement that is begun again for this reason is not begun again for its result.
 """
 
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from math import inf
+from statistics import median
 from typing import Any
 
 LARGEST_SPREAD = 3.0
 SPREAD_TOKENS = 16  # rows that decode fewer tokens are not timed against others
 SPREAD_S = 0.025  # prefills that differ by less are as good as equal
 SAME_LENGTH = 1.1  # prompts whose lengths differ by less are the same amount of prefill
+MOST_LOOP_GAIN = 2.25  # a plain step of mlx-lm's loop in steps of ours at block 1
+FEWEST_ROWS = 5  # of a speed claim
 
 
-def disturbance(plain: Sequence[dict[str, Any]], ours: Sequence[dict[str, Any]]) -> str | None:
+def disturbance(
+    plain: Sequence[dict[str, Any]],
+    ours: Sequence[dict[str, Any]],
+    own: Sequence[dict[str, Any]] = (),
+) -> str | None:
     """What took too differently long so far, in a sentence; None: the machine is steady.
 
     Args:
         plain: The baseline's rows.
         ours: The other arm's rows, of the same prompts.
+        own: Those of our loop at block 1, which does the baseline's work.
     """
     theirs = {row["prompt_id"]: row["prefill_s"] for row in ours}
     prefills: list[list[float]] = [
@@ -37,7 +46,16 @@ def disturbance(plain: Sequence[dict[str, Any]], ours: Sequence[dict[str, Any]])
     rates = [seconds / tokens for seconds, tokens in decoded if tokens >= SPREAD_TOKENS]
     if rates and max(rates) > LARGEST_SPREAD * min(rates):
         return f"one token of plain decoding took {1e3 * min(rates):.2f} and {1e3 * max(rates):.2f} ms"
-    return None
+    steps = {row["prompt_id"]: row["decode_s"] for row in own}
+    pairs = [(row["decode_s"], steps[row["prompt_id"]]) for row in plain if row["prompt_id"] in steps]
+    return None if len(pairs) < FEWEST_ROWS else _slow(pairs)
+
+
+def _slow(pairs: Sequence[tuple[float, float]]) -> str | None:
+    """Whether plain decoding took too long beside our loop at block 1, over all rows or in the median."""
+    overall = sum(plain for plain, _ in pairs) / (sum(own for _, own in pairs) or inf)
+    gain = max(overall, median(plain / (own or inf) for plain, own in pairs))
+    return f"plain decoding took {gain:.2f} times as long as block 1" if gain > MOST_LOOP_GAIN else None
 
 
 def _of_equal_length(rows: Sequence[dict[str, Any]]) -> Iterable[list[float]]:

@@ -138,7 +138,9 @@ def measure_throughput(
         speculate(plainly, encoded[0], switches.max_tokens, plainly.new_pace())
 
     def disturbed() -> str | None:
-        return disturbance(*(arm.samples for arm in arms))
+        own = [row for arm in ran if arm.name == BLOCK_1 for row in arm.samples]
+        plain_rows, our_rows = (arm.samples for arm in arms)
+        return disturbance(plain_rows, our_rows, own)
 
     with watch.timing():
         course = run_interleaved(

@@ -51,8 +51,11 @@ class ClaimedCache(_Read):
 
 
 class ClaimedKV(_Read):
-    """How far what a policy holds lies from native caches."""
+    """What a policy holds, and how far it lies from native caches."""
 
+    layers: tuple[Count, ...]
+    values: Count
+    bytes: Count
     key_distortion: float | None
     value_distortion: float | None
 
@@ -76,6 +79,11 @@ class ClaimedRow(_Read):
     kept_positions: Count | None = None
     restored_positions: Count | None = None
     needle: ClaimedNeedle | None = None
+
+    @property
+    def states_distortion(self) -> bool:
+        """Whether it says how far its codes lie from native keys and values."""
+        return self.kv is not None and self.kv.key_distortion is not None
 
     @property
     def verified(self) -> int:
@@ -140,6 +148,13 @@ class ClaimedRequest(_Read):
     nonce: str
 
 
+class ClaimedClaim(_Read):
+    """One thing that the report wants to be believed for."""
+
+    name: str
+    arm: str | None = None
+
+
 class Document(_Read):
     """The report itself."""
 
@@ -147,6 +162,7 @@ class Document(_Read):
     kind: str
     request: ClaimedRequest | None = None
     environment: ClaimedEnvironment
+    claims: tuple[ClaimedClaim, ...]
     configuration: dict[str, Scalar]
     arms: tuple[ClaimedArm, ...]
 

@@ -68,7 +68,7 @@ class RowVerified:
 
     Attributes:
         arm, prompt_id: the row.
-        drawn: by the draw; false: it was cheap to look at beside those.
+        drawn: by the draw; false: there was time to look at beside those.
         tokens, rounds: what was found; tokens None where they cannot be run.
     """
 
@@ -121,6 +121,7 @@ class Tolerances:
     rounding: float
     resident: float
     distortion: float
+    accepted: float
 
 
 @dataclass

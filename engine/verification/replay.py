@@ -12,7 +12,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from engine.accept import likeliest
 from engine.blas import available_cpus
-from engine.cache.held import kept_positions
+from engine.cache.held import KVUse, kept_positions, kv_use
 from engine.cache.transaction import resident
 from engine.config import Engine
 from engine.drafters.base import Drafter
@@ -31,6 +31,7 @@ class Held:
     resident_bytes: int
     kept: int | None
     restored: int
+    kv: KVUse | None = None
 
 
 @dataclass(frozen=True)
@@ -227,7 +228,7 @@ def redo(
             accepted.append(_confirmed(proposed, tokens[done + 1 :], found))
             done += kept
         classes, nbytes = resident(session.caches)
-        held = Held(classes, nbytes, kept_positions(session.caches), session.restored)
+        held = Held(classes, nbytes, kept_positions(session.caches), session.restored, kv_use(session.caches))
     return Followed(mx.concatenate(logits), drafts, accepted, held)
 
 

@@ -69,11 +69,16 @@ ROUNDS_MAY_DIFFER = 0.05  # of a row's rounds, but one may always; of the rounds
 ROUNDING = 2.0
 # So much less than the caches hold here may a row claim. Compiled graphs reserve more, so more is no finding.
 RESIDENT = 0.02
+ACCEPTED = 0.02  # more drafts that an arm's rounds may claim, beside one block: near ties fall both ways
 DISTORTION = 0.02  # codes near a boundary fall otherwise where keys are rounded otherwise
 # What the gate computes with; the weights digest alone does not hold it.
 CARD = ("dtype", "quantization", "parameters", "vocab_size", "largest_block", "cache_layers")
 EXTRA_S = 5.0  # rows that were not drawn are looked at as long as this lasts
+BATCHED = "RaggedKV"  # caches of a batch hold several rows
 CHEAP = 2e10  # … but tokens of all rows of a small model in any case: parameters times positions
+
+
+Drawable = tuple[ClaimedArm, ClaimedRow]
 
 
 @dataclass(frozen=True)
@@ -132,6 +137,19 @@ class _Row:
         return self.engine.policy.spec, tuple(self.asked.tokens), self.row.tokens
 
 
+@dataclass
+class _Accepted:
+    """Drafts confirmed in the rounds of an arm, and its longest block."""
+
+    claimed: int = 0
+    found: int = 0
+    block: int = 0
+
+    @property
+    def too_many(self) -> bool:
+        return self.claimed - self.found > self.block - 1 + ACCEPTED * self.claimed
+
+
 @dataclass(frozen=True)
 class _Seen:
     """What the models said of a row: by how much each token misses the best, and its rounds."""
@@ -175,7 +193,7 @@ def verify(
         started_at=stamp(now()),
         report=Subject(claimed.sha256, document.kind, request, document.environment.git.source_sha256),
         draw=Draw(seed, "os" if what.seed is None else "given", what.sample, sum(1 for _ in claimed.rows)),
-        tolerances=Tolerances(ROUNDS_MAY_DIFFER, ROUNDING, RESIDENT, DISTORTION),
+        tolerances=Tolerances(ROUNDS_MAY_DIFFER, ROUNDING, RESIDENT, DISTORTION, ACCEPTED),
         environment={},
         request=None if what.request is None else vars(what.request),
     )
@@ -197,18 +215,27 @@ def verify(
     return record
 
 
-def draw_rows(claimed: Claimed, seed: int) -> list[tuple[ClaimedArm, ClaimedRow]]:
-    """All rows in the order in which they are looked at; the first ones are drawn.
+def draw_rows(claimed: Claimed, seed: int, sample: int) -> tuple[list[Drawable], list[Drawable]]:
+    """The rows that are drawn, and all others in the order in which they are looked at.
 
-    Arms are drawn from in turn, those with rounds first, so that no arm is left out while another has many.
+    Arms are drawn from in turn, so that no arm is left out while another has many: first those that a claim
+    names, then others with rounds. Of each of the former one row is drawn at least, whatever `sample` is, and
+    one that states a distortion where any does.
     """
     source = Random(seed)  # noqa: S311 - repeatable; where it must not be known before, the seed is the system's
-    arms = list(claimed.document.arms)
+    named = {claim.arm for claim in claimed.document.claims}
+    arms = [arm for arm in claimed.document.arms if arm.samples]
     source.shuffle(arms)
-    arms.sort(key=lambda arm: not any(row.verified for row in arm.samples))
+    arms.sort(key=lambda arm: (arm.name not in named, not any(row.verified for row in arm.samples)))
     piles = [source.sample([(arm, row) for row in arm.samples], len(arm.samples)) for arm in arms]
     longest = max(map(len, piles), default=0)
-    return [pile[turn] for turn in range(longest) for pile in piles if turn < len(pile)]
+    order = [pile[turn] for turn in range(longest) for pile in piles if turn < len(pile)]
+    drawn = order[: max(sample, sum(arm.name in named for arm in arms))]
+    for pile in piles:
+        stating = [each for each in pile if each[1].states_distortion]
+        if pile[0][0].name in named and stating and not any(each in drawn for each in stating):
+            drawn.append(stating[0])
+    return drawn, [each for each in order if each not in drawn]
 
 
 class _Replayer:
@@ -235,6 +262,7 @@ class _Replayer:
         self._gaps: dict[Any, list[float]] = {}  # by text
         self._looked_into: set[str] = set()  # arms of which a row was run as the arm ran it
         self._seen: list[_Seen] = []
+        self._accepted: dict[str, _Accepted] = {}  # by arm
         self.prompts: Prompts = make_prompts(self.engine, self.switches, what.prompts)
 
     @property
@@ -293,18 +321,18 @@ class _Replayer:
 
     def _rows(self) -> list[_Row]:
         """The rows to run the models for, in this order: those drawn, then all others."""
-        order = draw_rows(self.claimed, self.record.draw.seed)
+        drawn, others = draw_rows(self.claimed, self.record.draw.seed, self.what.sample)
         broken = {
             finding.where
             for finding in self.record.findings
             if finding.check in ("prompts", "rows", "rounds")
         }
         rows = []
-        for index, (arm, row) in enumerate(order):
+        for index, (arm, row) in enumerate([*drawn, *others]):
             asked = self.prompts.of(arm).get(row.prompt_id)
             if asked is not None and name_of(arm, row) not in broken:  # otherwise a finding says so
-                rows.append(_Row(arm, row, asked, self._under(arm), index < self.what.sample))
-        tokens = {row.prompt_id: row.tokens for arm, row in order if not row.verified}
+                rows.append(_Row(arm, row, asked, self._under(arm), index < len(drawn)))
+        tokens = {row.prompt_id: row.tokens for _, row in self.claimed.rows if not row.verified}
 
         def late(row: _Row) -> tuple[bool, bool]:
             """Behind the drawn rows, texts that are not plain decoding's come first."""
@@ -351,9 +379,8 @@ class _Replayer:
         drafter = self.engine.drafter.drafter if self.engine.drafter and said.verified else None
         if not row.native:
             found = redo(row.engine, drafter, asked, said.tokens, said.rounds)
-            if row.drawn:
-                self._check_held(row, found.held)
-                self._check_distortion(row)
+            self._check_held(row, found.held)
+            self._check_distortion(row)
             return _Seen(row, gaps(found.logits, said.tokens), found)
         if drafter is None and not row.drawn and row.text in self._gaps:
             return _Seen(row, self._gaps[row.text], None)
@@ -440,6 +467,10 @@ class _Replayer:
             sum(each.accepted for each in claimed),
             sum(accepted for _, accepted in again),
         )
+        arm = self._accepted.setdefault(row.arm.name, _Accepted())
+        arm.claimed += result.claimed_accepted
+        arm.found += result.accepted
+        arm.block = max(arm.block, *(each.block for each in claimed))
         if differing > max(1, ROUNDS_MAY_DIFFER * len(claimed)):
             self._find(
                 name_of(row.arm, row.row),
@@ -462,11 +493,21 @@ class _Replayer:
                 f"{differing} of the {rounds} rounds of {len(replayed)} rows confirm other drafts when they "
                 "are drafted again, in this row most",
             )
+        for arm, accepted in self._accepted.items():
+            if accepted.too_many:
+                of_arm = [each for each in replayed if each.arm == arm]
+                worst = max(of_arm, key=lambda each: each.rounds.claimed_accepted - each.rounds.accepted)
+                self._find(
+                    f"{arm}/{worst.prompt_id}",
+                    "rounds",
+                    f"{accepted.claimed} drafts are confirmed in {len(of_arm)} rows by the report, "
+                    f"{accepted.found} when they are drafted again, in this row most of the difference",
+                )
 
     def _check_held(self, row: _Row, held: Held | None) -> None:
         """The caches are those that the row names, and hold as much."""
         said, where = row.row, name_of(row.arm, row.row)
-        if held is None or self.switches.values.get("batch", 1) != 1 or self.command == "eval server":
+        if held is None or BATCHED in said.cache.classes or self.command == "eval server":
             return  # merged caches, of which a row states its share
         if said.cache.classes != held.classes:
             self._find(where, "memory", f"caches: reported {said.cache.classes}, computed {held.classes}")
@@ -481,6 +522,16 @@ class _Replayer:
             ("restored_positions", said.restored_positions or 0, held.restored),
         ):
             if value != found:
+                self._find(where, "memory", f"{name}: reported {value}, computed {found}")
+        if held.kv is None or said.kv is None:
+            return
+        if said.kv.layers != held.kv.layers:
+            self._find(where, "memory", f"kv.layers: reported {said.kv.layers}, computed {held.kv.layers}")
+        for name, value, found in (
+            ("kv.values", said.kv.values, held.kv.values),
+            ("kv.bytes", said.kv.bytes, held.kv.nbytes),
+        ):
+            if not _near(value, found, RESIDENT):
                 self._find(where, "memory", f"{name}: reported {value}, computed {found}")
 
     def _check_distortion(self, row: _Row) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from bridge.evidence.case import Case
+from bridge.evidence.case import SPEED_CLAIMS, Case
 from bridge.evidence.figures import compare, parity_difference, quotient
 from bridge.evidence.report import Arm, Claim
 from bridge.evidence.rules.paths import is_plain, references
@@ -97,9 +97,23 @@ MACHINE, PARITY = "machine", "parity"
 def claim_not_met(case: Case) -> Iterator[str]:
     """A claim is malformed, speaks of an arm that is not there, or its figure is not reached."""
     for claim in case.report.claims:
-        problem = _problem(case, claim)
+        problem = _problem(case, claim) or _not_configured(claim, case.report.configuration)
         if problem:
             yield f"{claim.name}: {problem}"
+
+
+def _not_configured(claim: Claim, configuration: Mapping[str, object]) -> str | None:
+    """Why `eval throughput`, with the switches that the report states, would not have made a claim."""
+    speed = claim.name in SPEED_CLAIMS
+    if speed and (reason := configuration.get("speed_not_claimed")) is not None:
+        return f"configuration.speed_not_claimed says why none was claimed: {shown(reason)}"
+    asked = configuration.get("claim")
+    if (asked == "none" and (speed or claim.name == "identical_output")) or (asked == "identity" and speed):
+        return f"configuration.claim is {shown(asked)}"
+    least = configuration.get("min_speedup", claim.at_least)
+    if claim.name == "speedup" and least != claim.at_least:
+        return f"claims at_least {shown(claim.at_least)}, but configuration.min_speedup is {shown(least)}"
+    return None
 
 
 def claim_figures(case: Case) -> tuple[ClaimFigure, ...]:

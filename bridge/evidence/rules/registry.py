@@ -124,9 +124,9 @@ RULES: dict[str, Rule] = {
     ),
     "TIMINGS_IMPOSSIBLE": Rule(
         "rounds take longer than their row, rows longer than the report, or a forward no time; or, where a "
-        "speed is claimed, verifications less than half of a plain step in the median, a single one less "
-        "than a quarter, plain steps within the loop less than two fifths on average, or verifications less "
-        "than nine tenths of a step of the same loop at block 1",
+        "speed is claimed, verifications less than two fifths of a plain step in the median, a single one "
+        "less than a quarter, plain steps within the loop less than two fifths on average, or verifications "
+        "less than nine tenths of a step of the same loop at block 1",
         "Do not edit times; if nobody did, report a bug of the engine.",
         rows.timings_impossible,
     ),
@@ -271,8 +271,8 @@ RULES: dict[str, Rule] = {
         speed.speedup_impossible,
     ),
     "BASELINE_SLOW": Rule(
-        "a plain step took more than 1.25 times its whole prefill, or more than twice as long as a step of "
-        "the same loop at block 1",
+        "a plain step took more than 1.25 times its whole prefill, or more than 2.25 times as long as the "
+        "same loop at block 1",
         "The baseline was disturbed; measure again on a quiet machine.",
         speed.baseline_slow,
     ),
@@ -359,7 +359,7 @@ RULES: dict[str, Rule] = {
     "CLAIM_NOT_MET": Rule(
         "a claim is malformed, names an arm that is not there, leaves out prompts that the arm it is held "
         "against ran, calls another baseline than plain decoding its original, calls ends of texts natural "
-        "that other texts go on past, or is not reached by the rows",
+        "that other texts go on past, was not asked for by the configuration, or is not reached by the rows",
         "Claim what the rows give.",
         claims.claim_not_met,
     ),

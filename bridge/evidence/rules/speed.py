@@ -23,8 +23,8 @@ SAME_LENGTH = 1.1  # prompts whose lengths differ by less are the same amount of
 # A ratio may exceed the tokens a forward gives by this much: the arms of one prompt are timed one after the
 # other, and quiet machines drift by some per cent between them.
 RATIO_TOLERANCE = 1.10
-# Plain steps of mlx-lm's loop took 1.2 to 1.7 times as long as ours at block 1 where models were small.
-MOST_LOOP_GAIN = 2.0
+# Plain steps of mlx-lm's loop took 1.2 to 1.8 times as long as ours at block 1 where models were small.
+MOST_LOOP_GAIN = 2.25
 # A plain step is one forward of one token; a prefill is two or more forwards, of all of the prompt.
 MOST_STEP_TO_PREFILL = 1.25
 BLOCK_1 = "block_1"
@@ -182,12 +182,15 @@ def baseline_slow(case: Case) -> Iterator[str]:
                 f"{1e3 * prefill:.3f} ms"
             )
         own = own_steps(case, arm)
-        gain = None if own is None else compare(own, baseline).median_decode_ratio
-        if own is not None and gain is not None and gain > MOST_LOOP_GAIN:
-            yield (
-                f"plain steps of {shown(baseline.name)} took {gain:.2f} times as long as those of "
-                f"{shown(own.name)} (limit {MOST_LOOP_GAIN:g})"
-            )
+        if own is None:
+            continue
+        gains = compare(own, baseline)
+        for what, gain in (("", gains.decode_ratio), (" in the median row", gains.median_decode_ratio)):
+            if gain is not None and gain > MOST_LOOP_GAIN:
+                yield (
+                    f"plain steps of {shown(baseline.name)} took {gain:.2f} times as long as those of "
+                    f"{shown(own.name)}{what} (limit {MOST_LOOP_GAIN:g})"
+                )
 
 
 def _step(arm: Arm) -> float | None:

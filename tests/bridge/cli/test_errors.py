@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -110,3 +112,28 @@ def test_an_unknown_command_suggests_the_nearest(house: House):
     done = house.kakeya("statsu")
     assert done.code == 2
     assert "status" in done.err
+
+
+WITHIN_DEL = """
+import os, signal, time
+import click
+from bridge import cli
+
+class Closing:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.05)
+
+@click.command()
+def waits():
+    Closing()
+    time.sleep(30)
+
+cli.cli = waits
+cli.main([])
+"""
+
+
+def test_a_signal_that_comes_while_an_object_is_destroyed_is_not_lost():
+    done = subprocess.run([sys.executable, "-c", WITHIN_DEL], capture_output=True, text=True, timeout=20)
+    assert (done.returncode, done.stderr.strip()) == (143, "terminated")

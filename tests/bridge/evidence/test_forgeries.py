@@ -46,7 +46,7 @@ def plain_steps_only(name: str, drafter_forwards: int = 1) -> Breaker:
 def one_look_at_blocks(document: Document) -> None:
     """An adaptive pace that found plain steps faster, and looked once whether blocks pay."""
     row = rows(document, "speculative")[0]
-    row["rounds"][-1] |= {"block": 4}
+    row["rounds"][-1] |= {"block": 4, "draft_s": 1e-05}
     settle(document)
 
 

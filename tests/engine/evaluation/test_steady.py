@@ -12,13 +12,15 @@ from hypothesis import strategies as st
 from bridge.evidence.gate import judge
 from engine.evaluation.steady import disturbance
 from tests.bridge.evidence import reports
+from tests.bridge.evidence.rules.speed import block_1
 
 SPREADS = {"SPEEDUP_PREFILL_SPREAD", "SPEEDUP_DECODE_SPREAD"}
+SLOW = {"BASELINE_SLOW"}
 
 
-def rejected(document: dict[str, Any]) -> bool:
+def rejected(document: dict[str, Any], codes: set[str] = SPREADS) -> bool:
     judgement = judge(json.dumps(document).encode())
-    return bool(SPREADS & {violation.code for violation in judgement.violations})
+    return bool(codes & {violation.code for violation in judgement.violations})
 
 
 def test_a_steady_measurement_is_steady():
@@ -46,3 +48,16 @@ def test_the_gate_and_the_measurement_agree(
     sample[stage] = round(sample[stage] * factor, 7)
     plain, ours = (part["samples"] for part in document["arms"])
     assert (disturbance(plain, ours) is not None) == rejected(reports.settle(document))
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@given(seconds=st.floats(0.001, 0.004), disturbed=st.integers(0, 8), factor=st.floats(1.0, 2.9))
+def test_both_find_plain_decoding_slow_beside_block_1(seconds: float, disturbed: int, factor: float):
+    document = reports.throughput()
+    block_1(document, seconds)
+    plain, ours, own = (part["samples"] for part in document["arms"])
+    for sample in plain[:disturbed]:
+        sample["decode_s"] = round(sample["decode_s"] * factor, 7)
+    assert (disturbance(plain, ours, own) is not None) == rejected(reports.settle(document), SPREADS | SLOW)
+    assert disturbance(plain[:4], ours[:4], own[:4]) == disturbance(plain[:4], ours[:4])

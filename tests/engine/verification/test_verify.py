@@ -12,10 +12,13 @@ import pytest
 from bridge.evidence.verification import parse_verification
 from engine.cli import run
 from engine.loading import SHIPPED_TARGET
+from engine.verification.claimed import read_report
+from engine.verification.verify import draw_rows
 from tests.bridge.evidence.derived import Document
 from tests.engine.verification import forgeries
 from tests.engine.verification.forgeries import PAIR
 
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 SHORT = ("quality", "--max-tokens", "16", "--block", "4", *PAIR)
 ARM = "ours"
 FIRST = "own-001"
@@ -208,3 +211,85 @@ def test_file_that_is_no_report_is_bad_input(
 def test_bad_switches_are_bad_input(genuine: Document, verify: Verifier) -> None:
     for words in (("--sample", "0"), ("--seed", "-1")):
         assert verify(genuine, *words)[0] == 2
+
+
+# --- the stored reports, which are genuine and of the shipped pair ------------------------------------------
+
+
+def stored(name: str) -> Document:
+    document: Document = json.loads((RESULTS / f"{name}.json").read_text())
+    return document
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_rows_of_every_claimed_arm_are_drawn_and_some_that_state_a_distortion(seed: int) -> None:
+    claimed = read_report(RESULTS / "kv.json")
+    drawn, others = draw_rows(claimed, seed, 1)
+    named = {claim.arm for claim in claimed.document.claims}
+    assert {arm.name for arm, _ in drawn} == named
+    assert {arm.name for arm, row in drawn if row.states_distortion} == named
+    assert len(drawn) + len(others) == sum(1 for _ in claimed.rows)
+    assert draw_rows(claimed, seed, 1)[0] == drawn != draw_rows(claimed, seed + 1, 1)[0]
+    assert len(draw_rows(claimed, seed, 40)[0]) >= 40
+
+
+def _rows_of(document: Document, arm: str) -> list[Document]:
+    found: list[Document] = next(each for each in document["arms"] if each["name"] == arm)["samples"]
+    return found
+
+
+def _lost_facts_found(document: Document) -> None:
+    """A window that forgets gets the tokens of native caches."""
+    native = {row["prompt_id"]: row for row in _rows_of(document, "native")}
+    for row in _rows_of(document, "sink-window:4,64@all"):
+        of = native[row["prompt_id"]]
+        row |= {name: of[name] for name in ("tokens", "text", "finish_reason", "rounds", "decode_s")}
+    document["claims"].append({"name": "recall_parity", "arm": "sink-window:4,64@all", "baseline": "oracle"})
+
+
+def _use(arm: str, name: str, factor: float) -> Callable[[Document], None]:
+    def change(document: Document) -> None:
+        for row in _rows_of(document, arm):
+            if row.get("kv", {}).get(name) is not None:
+                row["kv"][name] = type(row["kv"][name])(row["kv"][name] * factor)
+
+    return change
+
+
+def _fewer_inner_bytes(document: Document) -> None:
+    for row in _rows_of(document, "rotated:5,64@inner:2"):
+        row["cache"]["resident_bytes"] = 230_000
+
+
+FORGED_ARMS = {
+    "sink-window:4,64@all": (_lost_facts_found, "tokens"),
+    "affine:4,64@all": (_use("affine:4,64@all", "key_distortion", 0.5), "memory"),
+    "restored:learned:4,64@full": (_use("restored:learned:4,64@full", "value_distortion", 0.5), "memory"),
+    "lattice:e8,38@inner:2": (_use("lattice:e8,38@inner:2", "bytes", 0.7), "memory"),
+    "lattice:d4,38@inner:2": (_use("lattice:d4,38@inner:2", "values", 1.4), "memory"),
+    "rotated:5,64@inner:2": (_fewer_inner_bytes, "memory"),
+}
+
+
+@pytest.mark.slow
+def test_every_arm_of_a_shootout_that_a_claim_names_is_looked_into(verify: Verifier) -> None:
+    document = stored("kv")
+    for change, _ in FORGED_ARMS.values():
+        document = forgeries.forged(document, change)
+    code, record, _ = verify(document, "--sample", "1", with_prompts=False)
+    assert code == 1
+    found = {(each["where"].split("/")[0], each["check"]) for each in record["findings"]}
+    assert found >= {(arm, check) for arm, (_, check) in FORGED_ARMS.items()}
+    assert {arm for arm, _ in found} == FORGED_ARMS.keys()
+
+
+@pytest.mark.slow
+def test_one_inflated_round_in_each_row_is_refuted(verify: Verifier) -> None:
+    """The share of rounds that differ is no more than that of near ties, but all of them err to one side."""
+    document = stored("throughput-code")
+    assert verify(document, "--sample", "20", with_prompts=False)[0] == 0
+    forged = forgeries.forged(document, lambda each: forgeries.merge_rounds(each, "speculative", 16))
+    code, record, _ = verify(forged, "--sample", "20", with_prompts=False)
+    assert code == 1
+    [found] = [each for each in record["findings"] if "in this row most of the difference" in each["message"]]
+    assert found["where"].startswith("speculative/")

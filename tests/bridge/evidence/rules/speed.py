@@ -85,6 +85,13 @@ def block_1(document: Document, seconds: float = 0.004) -> None:
     settle(document)
 
 
+def some_rows_slow(document: Document) -> None:
+    """Three plain rows that something disturbed, each by less than the spread that is rejected."""
+    for row in rows(document, "plain")[1:4]:
+        row["decode_s"] = round(2.9 * row["decode_s"], 7)
+    settle(document)
+
+
 def scaled(arm: str, factor: float) -> Breaker:
     """All decoding times of an arm, rounds included, so many times as long."""
 
@@ -146,7 +153,7 @@ RULES = Rules(
         "SPEEDUP_PREFILL_SPREAD": ("throughput", speedup_prefill_spread),
         "SPEEDUP_DECODE_SPREAD": ("throughput", speedup_decode_spread),
         "SPEEDUP_IMPOSSIBLE": ("throughput", chain(only("speedup"), undrafted_time)),
-        "BASELINE_SLOW": ("throughput", chain(block_1, scaled("block-1", 0.6))),
+        "BASELINE_SLOW": ("throughput", chain(block_1, scaled("block-1", 0.5))),
         "MACHINE_BUSY": ("throughput", loaded(other_cpu_share=0.11)),
     },
     variants=[
@@ -159,6 +166,7 @@ RULES = Rules(
         ("SPEEDUP_IMPOSSIBLE", "throughput", chain(block_1, scaled("speculative", 0.35))),
         ("TIMINGS_IMPOSSIBLE", "throughput", chain(block_1, scaled("speculative", 0.7))),
         ("BASELINE_SLOW", "throughput", scaled("plain", 3.0)),
+        ("BASELINE_SLOW", "throughput", chain(lambda d: block_1(d, 0.003), some_rows_slow)),
         ("MACHINE_BUSY", "throughput", loaded(other_cpu_share=None)),
         ("MACHINE_BUSY", "throughput", loaded(seconds=1.0)),
         ("MACHINE_BUSY", "throughput", loaded(services=QUIET | {"spotlight": 6.1})),
