@@ -74,9 +74,8 @@ DISTORTION = 0.02  # codes near a boundary fall otherwise where keys are rounded
 # What the gate computes with; the weights digest alone does not hold it.
 CARD = ("dtype", "quantization", "parameters", "vocab_size", "largest_block", "cache_layers")
 EXTRA_S = 5.0  # rows that were not drawn are looked at as long as this lasts
-BATCHED = "RaggedKV"  # caches of a batch hold several rows
 CHEAP = 2e10  # … but tokens of all rows of a small model in any case: parameters times positions
-
+BATCHED = "RaggedKV"  # caches of a batch hold several rows
 
 Drawable = tuple[ClaimedArm, ClaimedRow]
 
@@ -233,9 +232,11 @@ def draw_rows(claimed: Claimed, seed: int, sample: int) -> tuple[list[Drawable],
     drawn = order[: max(sample, sum(arm.name in named for arm in arms))]
     for pile in piles:
         stating = [each for each in pile if each[1].states_distortion]
-        if pile[0][0].name in named and stating and not any(each in drawn for each in stating):
+        looked_into = any(arm is pile[0][0] and row.states_distortion for arm, row in drawn)
+        if pile[0][0].name in named and stating and not looked_into:
             drawn.append(stating[0])
-    return drawn, [each for each in order if each not in drawn]
+    taken = {id(row) for _, row in drawn}
+    return drawn, [each for each in order if id(each[1]) not in taken]
 
 
 class _Replayer:
