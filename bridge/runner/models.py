@@ -111,7 +111,10 @@ def resolve(needs: Sequence[ModelNeed], places: Places) -> dict[str, Found]:
     own = {need.name: _own(need.name, places) for need in needs}
     missing = [need for need in needs if own[need.name] is None]
     present = [name for name, folder in own.items() if folder is not None]
-    found: dict[str, Found] = {name: Found(folder) for name, folder in own.items() if folder is not None}
+    found: dict[str, Found] = {}
+    for need in needs:
+        if (folder := own[need.name]) is not None:
+            found[need.name] = Found(folder, need.stand_in if _is_stand_in(folder, need) else None)
     for need in missing:
         found[need.name] = _stand_in(need, places, present)
     for name, model in found.items():
@@ -134,6 +137,12 @@ def shipped(name: str) -> Path | None:
 def _own(name: str, places: Places) -> Path | None:
     folders = (folder for _, folder in places.of(name))
     return next((folder.resolve() for folder in folders if folder is not None and folder.is_dir()), None)
+
+
+def _is_stand_in(folder: Path, need: ModelNeed) -> bool:
+    """Whether the place of a model holds the small shipped one, as in the demo."""
+    small = shipped(need.stand_in) if need.stand_in else None
+    return small is not None and small.resolve() == folder
 
 
 def _stand_in(need: ModelNeed, places: Places, present: Sequence[str]) -> Found:

@@ -7,6 +7,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from engine.evaluation.strain import Load
+
 Document = dict[str, Any]
 SPEED_CLAIMS = ("speedup", "no_slowdown")
 KV_NOTES = """\
@@ -50,16 +52,23 @@ def throughput_table(document: Document) -> None:
     console.print(table)
     claimed = {claim.get("arm") for claim in document["claims"] if claim["name"] in SPEED_CLAIMS}
     for row in document["summary"]["comparisons"]:
-        console.print(
-            f"{row['arm']} / {row['baseline']}: decode {_number(row['decode_ratio'], 2)}x "
-            f"(median {_number(row['median_decode_ratio'], 2)}x), "
+        decode = f"decode {_number(row['decode_ratio'], 2)}x"
+        others = (
+            f"median {_number(row['median_decode_ratio'], 2)}x, "
             f"end to end {_number(row['end_to_end_ratio'], 2)}x"
-            f"{'' if row['arm'] in claimed else ' (not claimed)'}, "
-            f"identical {row['identical_samples']}/{row['compared_samples']}",
+        )
+        ratios = f"{decode}; not claimed: {others}"
+        if row["arm"] not in claimed:
+            ratios = f"not claimed: {decode}, {others}"
+        console.print(
+            f"{row['arm']} / {row['baseline']}: identical {row['identical_samples']}/"
+            f"{row['compared_samples']}; {ratios}",
             soft_wrap=True,
         )
     if reason := document["configuration"].get("speed_not_claimed"):
-        console.print(f"no speed is claimed: {reason}", markup=False)
+        console.print(f"no speed is claimed: {reason}", markup=False, soft_wrap=True)
+    elif claimed and (reason := Load(**document["environment"]["load"]).busy):
+        console.print(f"the gate will reject the speed claim: {reason}", markup=False, soft_wrap=True)
     for name, arm in document["summary"]["arms"].items():
         if times := arm.get("block_s"):
             first = ", ".join(f"{1e3 * seconds:.1f}" for seconds in times["first"])
@@ -267,7 +276,9 @@ def verification_table(document: Document) -> None:
     """Rows the models were run for, then what was found."""
     table = Table(title="verification", title_justify="left")
     for column in ("row", "tokens", "largest gap", "allowed", "rounds", "differing", "accepted"):
-        table.add_column(column, justify="left" if column == "row" else "right")
+        table.add_column(
+            column, justify="left" if column == "row" else "right", overflow="fold", no_wrap=column != "row"
+        )
     rows = document["rows"]
     for row in rows:
         if row["drawn"]:

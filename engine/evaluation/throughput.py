@@ -46,6 +46,7 @@ STEP = "drafting/verifying"
 SPEED_CLAIMS = ("speedup", "no_slowdown")
 # What the gate asks of a speed; with less, `auto` claims identical output alone.
 FEWEST_SAMPLES, FEWEST_TOKENS = 5, 32
+TOO_FEW = f"a speed needs {FEWEST_SAMPLES} prompts and more than {FEWEST_TOKENS} tokens of each"
 WATCHED = 0.9  # of the timed seconds, beside which the load must be known
 
 
@@ -116,7 +117,9 @@ def measure_throughput(
     claims = throughput_claims(engine, switches, runtime, len(prompts)) if _compares(engine) else []
     of_speed = any(claim["name"] in SPEED_CLAIMS for claim in claims)
     # What `auto` claims depends on what else the machine does, and never on the speed that came out.
-    reason = idle_load().busy if of_speed and switches.claim == "auto" else None
+    reason = None
+    if switches.claim == "auto" and claims:
+        reason = idle_load().busy if of_speed else TOO_FEW
     settings = configuration(engine, runtime, "eval throughput", switches)
     environment = describe(runtime, watch, models(engine))
     marks = fingerprint(environment, settings, prompts, encoded, request)
@@ -128,7 +131,7 @@ def measure_throughput(
     if switches.ignore_stops:
         ran.append(our_arm(engine, IGNORE_STOPS, "control", IGNORE_STOPS))
     total = len(ran) * len(prompts)
-    if reason:
+    if reason and of_speed:
         progress(0, total, "skipping the speed claim", reason)
     progress(0, total, "warming up", prompts[0].id)
     pace = warm_up(engine, encoded, switches.max_tokens)
@@ -159,13 +162,13 @@ def measure_throughput(
             ],
             progress=progress,
             journal=journal,
-            watch=disturbed if claims else None,
+            watch=disturbed if of_speed and reason is None else None,
         )
     if of_speed and switches.claim == "auto":
         reason = reason or watch.timed_load.busy or _unwatched(watch, ran) or disturbed()
         if reason:
             claims = [claim for claim in claims if claim["name"] not in SPEED_CLAIMS]
-    progress(total, total, "checking", reason or "rounding and divergences")
+    progress(total, total, "checking", reason if of_speed and reason else "rounding and divergences")
     divergences = [] if len(arms) == 1 else find_divergences(engine, encoded, *arms)
     rounding = measure_rounding(engine, encoded, arms, {found["prompt_id"] for found in divergences})
     return Report.build(

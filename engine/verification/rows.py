@@ -13,6 +13,8 @@ from engine.verification.prompts import Asked
 from engine.verification.record import Finding
 from engine.verification.replay import kept_by
 
+SHOWN = 60  # characters of a value in a finding
+
 
 def name_of(arm: ClaimedArm, row: ClaimedRow) -> str:
     """A row as findings name it."""
@@ -48,7 +50,14 @@ def check_row(
     where = name_of(arm, row)
 
     def differs(check: str, what: str, said: object, found: object) -> Finding:
-        return Finding(where, check, f"{what}: reported {_short(said)}, computed {_short(found)}")
+        skipped = 0
+        if isinstance(said, str) and isinstance(found, str) and len(said) > SHOWN:
+            pairs = enumerate(zip(said, found, strict=False))
+            same = next((at for at, (one, other) in pairs if one != other), min(len(said), len(found)))
+            skipped = max(same - SHOWN // 2, 0)
+            said, found = said[skipped:], found[skipped:]
+        at = f" from character {skipped}" if skipped else ""
+        return Finding(where, check, f"{what}{at}: reported {_short(said)}, computed {_short(found)}")
 
     for what, said, found in (
         ("prompt_sha256", row.prompt_sha256, tokens_digest(asked.tokens)),
@@ -123,4 +132,4 @@ def _check_needle(where: str, row: ClaimedRow, asked: Asked, answer: str, text: 
 
 def _short(value: object) -> str:
     text = ascii(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."

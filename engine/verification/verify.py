@@ -328,11 +328,15 @@ class _Replayer:
             for finding in self.record.findings
             if finding.check in ("prompts", "rows", "rounds")
         }
-        rows = []
+        rows: list[_Row] = []
         for index, (arm, row) in enumerate([*drawn, *others]):
             asked = self.prompts.of(arm).get(row.prompt_id)
             if asked is not None and name_of(arm, row) not in broken:  # otherwise a finding says so
                 rows.append(_Row(arm, row, asked, self._under(arm), index < len(drawn)))
+        if skipped := len(drawn) + len(others) - len(rows):
+            self.record.notes.append(
+                f"the models were not run for {skipped} rows that a finding names already"
+            )
         tokens = {row.prompt_id: row.tokens for _, row in self.claimed.rows if not row.verified}
 
         def late(row: _Row) -> tuple[bool, bool]:

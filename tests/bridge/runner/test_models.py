@@ -95,7 +95,8 @@ def test_what_the_owner_named_is_used_also_where_it_is_the_shipped_model(tmp_pat
     folder = models.shipped("demo-target")
     assert folder is not None
     found = models.resolve([TARGET], places(tmp_path, metal=metal, configured={"big": folder}))
-    assert found == {"big": Found(folder, None)}
+    assert found == {"big": Found(folder, "demo-target")}
+    assert str(found["big"]) == f"stand-in demo-target: {folder}"
 
 
 def test_half_a_pair_is_completed_by_no_stand_in(tmp_path: Path) -> None:
