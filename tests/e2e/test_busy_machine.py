@@ -28,7 +28,7 @@ def busy() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("busy")
-@pytest.mark.parametrize("claim", ["auto", "speedup"])
+@pytest.mark.parametrize("claim", ["auto", pytest.param("speedup", marks=pytest.mark.exhaustive)])
 def test_a_busy_machine_gets_no_speed_accepted(house: House, tmp_path: Path, claim: str):
     report = tmp_path / "report.json"
     words = ("eval", "throughput", *FEW, "--claim", claim, "--report", str(report))

@@ -76,7 +76,7 @@ def test_the_demo_passes_and_its_result_commit_holds_an_accepted_report(
     ("number", "code"),
     [
         (signal.SIGINT, 130),
-        (signal.SIGTERM, 143),
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.exhaustive),
         pytest.param(signal.SIGHUP, 143, marks=pytest.mark.exhaustive),
     ],
 )
