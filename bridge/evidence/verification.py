@@ -56,7 +56,7 @@ class Tolerances(_Frozen):
     `rounds`: share of rounds that confirm another number of drafts, one of a row in any case. `rounding`: how
     many times the measured rounding error a token may lie below the best. `resident`: the share by which
     resident bytes may fall short. `distortion`: relative. `accepted`: the share by which an arm's rounds may
-    claim more confirmed drafts than were found, beside one block.
+    claim more accepted drafts than were found, plus one block.
     """
 
     rounds: Size

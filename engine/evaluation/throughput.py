@@ -28,7 +28,7 @@ from engine.evaluation.journal import Journals
 from engine.evaluation.prompts import Prompt, encode
 from engine.evaluation.report import Arm, Report, Request, now
 from engine.evaluation.rounding import Run, block_error, plain_gap
-from engine.evaluation.steady import disturbance
+from engine.evaluation.steady import FEWEST_SAMPLES, disturbance
 from engine.evaluation.strain import StrainWatch, idle_load
 from engine.evaluation.templates import ChatSwitches
 from engine.pace import Adaptive, Pace, Tour
@@ -45,8 +45,8 @@ WARM_UPS = 4
 STEP = "drafting/verifying"
 SPEED_CLAIMS = ("speedup", "no_slowdown")
 # What the gate asks of a speed; with less, `auto` claims identical output alone.
-FEWEST_SAMPLES, FEWEST_TOKENS = 5, 32
-TOO_FEW = f"a speed needs {FEWEST_SAMPLES} prompts and more than {FEWEST_TOKENS} tokens of each"
+FEWEST_TOKENS = 32
+TOO_FEW_TO_TIME = f"a speed needs {FEWEST_SAMPLES} prompts and more than {FEWEST_TOKENS} tokens of each"
 WATCHED = 0.9  # of the timed seconds, beside which the load must be known
 
 
@@ -119,7 +119,7 @@ def measure_throughput(
     # What `auto` claims depends on what else the machine does, and never on the speed that came out.
     reason = None
     if switches.claim == "auto" and claims:
-        reason = idle_load().busy if of_speed else TOO_FEW
+        reason = idle_load().busy if of_speed else TOO_FEW_TO_TIME
     settings = configuration(engine, runtime, "eval throughput", switches)
     environment = describe(runtime, watch, models(engine))
     marks = fingerprint(environment, settings, prompts, encoded, request)

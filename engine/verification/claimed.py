@@ -81,7 +81,7 @@ class ClaimedRow(_Read):
     needle: ClaimedNeedle | None = None
 
     @property
-    def states_distortion(self) -> bool:
+    def has_distortion(self) -> bool:
         """Whether it says how far its codes lie from native keys and values."""
         return self.kv is not None and self.kv.key_distortion is not None
 

@@ -17,6 +17,7 @@ from typing import Any
 import mlx.core as mx
 
 from engine.cache.policy import NATIVE, parse_policy
+from engine.cache.ragged import RaggedKV
 from engine.config import Engine, Options, open_engine
 from engine.drafters.base import Drafter
 from engine.drafters.registry import KINDS, WITH_LOOKUP
@@ -69,15 +70,15 @@ ROUNDS_MAY_DIFFER = 0.05  # of a row's rounds, but one may always; of the rounds
 ROUNDING = 2.0
 # So much less than the caches hold here may a row claim. Compiled graphs reserve more, so more is no finding.
 RESIDENT = 0.02
-ACCEPTED = 0.02  # more drafts that an arm's rounds may claim, beside one block: near ties fall both ways
+# An arm's rounds may claim this share more accepted drafts, plus one block: near ties fall both ways.
+ACCEPTED = 0.02
 DISTORTION = 0.02  # codes near a boundary fall otherwise where keys are rounded otherwise
 # What the gate computes with; the weights digest alone does not hold it.
 CARD = ("dtype", "quantization", "parameters", "vocab_size", "largest_block", "cache_layers")
 EXTRA_S = 5.0  # rows that were not drawn are looked at as long as this lasts
 CHEAP = 2e10  # … but tokens of all rows of a small model in any case: parameters times positions
-BATCHED = "RaggedKV"  # caches of a batch hold several rows
 
-Drawable = tuple[ClaimedArm, ClaimedRow]
+ArmRow = tuple[ClaimedArm, ClaimedRow]
 
 
 @dataclass(frozen=True)
@@ -134,19 +135,6 @@ class _Row:
     def text(self) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
         """What one forward is about: rows of several arms may have one text."""
         return self.engine.policy.spec, tuple(self.asked.tokens), self.row.tokens
-
-
-@dataclass
-class _Accepted:
-    """Drafts confirmed in the rounds of an arm, and its longest block."""
-
-    claimed: int = 0
-    found: int = 0
-    block: int = 0
-
-    @property
-    def too_many(self) -> bool:
-        return self.claimed - self.found > self.block - 1 + ACCEPTED * self.claimed
 
 
 @dataclass(frozen=True)
@@ -214,12 +202,12 @@ def verify(
     return record
 
 
-def draw_rows(claimed: Claimed, seed: int, sample: int) -> tuple[list[Drawable], list[Drawable]]:
+def draw_rows(claimed: Claimed, seed: int, sample: int) -> tuple[list[ArmRow], list[ArmRow]]:
     """The rows that are drawn, and all others in the order in which they are looked at.
 
-    Arms are drawn from in turn, so that no arm is left out while another has many: first those that a claim
-    names, then others with rounds. Of each of the former one row is drawn at least, whatever `sample` is, and
-    one that states a distortion where any does.
+    Arms take turns, so that none is left out while another has many rows: first those named in a claim, then
+    others with rounds. Each arm named in a claim gets at least one row, whatever `sample` is, and one with a
+    distortion if it has any.
     """
     source = Random(seed)  # noqa: S311 - repeatable; where it must not be known before, the seed is the system's
     named = {claim.arm for claim in claimed.document.claims}
@@ -231,12 +219,12 @@ def draw_rows(claimed: Claimed, seed: int, sample: int) -> tuple[list[Drawable],
     order = [pile[turn] for turn in range(longest) for pile in piles if turn < len(pile)]
     drawn = order[: max(sample, sum(arm.name in named for arm in arms))]
     for pile in piles:
-        stating = [each for each in pile if each[1].states_distortion]
-        looked_into = any(arm is pile[0][0] and row.states_distortion for arm, row in drawn)
-        if pile[0][0].name in named and stating and not looked_into:
-            drawn.append(stating[0])
-    taken = {id(row) for _, row in drawn}
-    return drawn, [each for each in order if id(each[1]) not in taken]
+        with_distortion = [each for each in pile if each[1].has_distortion]
+        covered = any(arm is pile[0][0] and row.has_distortion for arm, row in drawn)
+        if pile[0][0].name in named and with_distortion and not covered:
+            drawn.append(with_distortion[0])
+    drawn_ids = {id(row) for _, row in drawn}
+    return drawn, [each for each in order if id(each[1]) not in drawn_ids]
 
 
 class _Replayer:
@@ -263,7 +251,6 @@ class _Replayer:
         self._gaps: dict[Any, list[float]] = {}  # by text
         self._looked_into: set[str] = set()  # arms of which a row was run as the arm ran it
         self._seen: list[_Seen] = []
-        self._accepted: dict[str, _Accepted] = {}  # by arm
         self.prompts: Prompts = make_prompts(self.engine, self.switches, what.prompts)
 
     @property
@@ -335,7 +322,7 @@ class _Replayer:
                 rows.append(_Row(arm, row, asked, self._under(arm), index < len(drawn)))
         if skipped := len(drawn) + len(others) - len(rows):
             self.record.notes.append(
-                f"the models were not run for {skipped} rows that a finding names already"
+                f"the models were not run for {skipped} rows that already have a finding"
             )
         tokens = {row.prompt_id: row.tokens for _, row in self.claimed.rows if not row.verified}
 
@@ -472,10 +459,6 @@ class _Replayer:
             sum(each.accepted for each in claimed),
             sum(accepted for _, accepted in again),
         )
-        arm = self._accepted.setdefault(row.arm.name, _Accepted())
-        arm.claimed += result.claimed_accepted
-        arm.found += result.accepted
-        arm.block = max(arm.block, *(each.block for each in claimed))
         if differing > max(1, ROUNDS_MAY_DIFFER * len(claimed)):
             self._find(
                 name_of(row.arm, row.row),
@@ -498,21 +481,25 @@ class _Replayer:
                 f"{differing} of the {rounds} rounds of {len(replayed)} rows confirm other drafts when they "
                 "are drafted again, in this row most",
             )
-        for arm, accepted in self._accepted.items():
-            if accepted.too_many:
-                of_arm = [each for each in replayed if each.arm == arm]
+        for arm in dict.fromkeys(each.arm for each in replayed):
+            of_arm = [each for each in replayed if each.arm == arm]
+            claimed = sum(each.rounds.claimed_accepted for each in of_arm)
+            found = sum(each.rounds.accepted for each in of_arm)
+            rows = [seen.row.row for seen in self._seen if seen.row.arm.name == arm]
+            block = max(each.block for row in rows for each in row.rounds)
+            if claimed - found > block - 1 + ACCEPTED * claimed:
                 worst = max(of_arm, key=lambda each: each.rounds.claimed_accepted - each.rounds.accepted)
                 self._find(
                     f"{arm}/{worst.prompt_id}",
                     "rounds",
-                    f"{accepted.claimed} drafts are confirmed in {len(of_arm)} rows by the report, "
-                    f"{accepted.found} when they are drafted again, in this row most of the difference",
+                    f"the report claims {claimed} accepted drafts in {len(of_arm)} rows, {found} are "
+                    "accepted when they are drafted again; most of the difference is in this row",
                 )
 
     def _check_held(self, row: _Row, held: Held | None) -> None:
         """The caches are those that the row names, and hold as much."""
         said, where = row.row, name_of(row.arm, row.row)
-        if held is None or BATCHED in said.cache.classes or self.command == "eval server":
+        if held is None or RaggedKV.__name__ in said.cache.classes or self.command == "eval server":
             return  # merged caches, of which a row states its share
         if said.cache.classes != held.classes:
             self._find(where, "memory", f"caches: reported {said.cache.classes}, computed {held.classes}")

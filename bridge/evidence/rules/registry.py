@@ -124,7 +124,7 @@ RULES: dict[str, Rule] = {
     ),
     "TIMINGS_IMPOSSIBLE": Rule(
         "rounds take longer than their row, rows longer than the report, or a forward no time; or, where a "
-        "speed is claimed, verifications less than two fifths of a plain step in the median, a single one "
+        "speed is claimed, verifications less than half of a plain step in the median, a single one "
         "less than a quarter, plain steps within the loop less than two fifths on average, or verifications "
         "less than nine tenths of a step of the same loop at block 1",
         "Do not edit times; if nobody did, report a bug of the engine.",
@@ -271,8 +271,8 @@ RULES: dict[str, Rule] = {
         speed.speedup_impossible,
     ),
     "BASELINE_SLOW": Rule(
-        "a plain step took more than 1.25 times its whole prefill, or more than 2.25 times as long as the "
-        "same loop at block 1",
+        "a plain step took more than 1.25 times its whole prefill, or more than twice (in total 2.25 times) "
+        "as long as the same loop at block 1",
         "The baseline was disturbed; measure again on a quiet machine.",
         speed.baseline_slow,
     ),

@@ -23,8 +23,8 @@ RELATIVE = 1e-9
 ROUNDS_SLACK = 1.005  # clocks are read at slightly different moments
 ROUNDS_SLACK_S = 0.0005
 # A block's verification is a forward of the target, too. mlx-lm's plain step, against which it is held, takes
-# longer than one of our loop (see `speed.MOST_LOOP_GAIN`), and a clock may read short.
-LEAST_VERIFY = 0.4  # of a plain step, in the median
+# up to twice as long as one of our loop (see `speed.MOST_LOOP_GAIN`), and a clock may read short.
+LEAST_VERIFY = 0.5  # of a plain step, in the median
 LEAST_VERIFY_ROUND = 0.25  # … and in every single round
 LEAST_STEP = 0.4  # … of a spell of plain steps, which overlap with each other
 LEAST_VERIFY_OWN = 0.9  # of a step of the same loop at block 1, in the median

@@ -24,7 +24,8 @@ SAME_LENGTH = 1.1  # prompts whose lengths differ by less are the same amount of
 # other, and quiet machines drift by some per cent between them.
 RATIO_TOLERANCE = 1.10
 # Plain steps of mlx-lm's loop took 1.2 to 1.8 times as long as ours at block 1 where models were small.
-MOST_LOOP_GAIN = 2.25
+# One slow row weighs more in the total than in the median, also on a quiet machine.
+MOST_LOOP_GAIN, MOST_TOTAL_LOOP_GAIN = 2.0, 2.25
 # A plain step is one forward of one token; a prefill is two or more forwards, of all of the prompt.
 MOST_STEP_TO_PREFILL = 1.25
 BLOCK_1 = "block_1"
@@ -185,11 +186,14 @@ def baseline_slow(case: Case) -> Iterator[str]:
         if own is None:
             continue
         gains = compare(own, baseline)
-        for what, gain in (("", gains.decode_ratio), (" in the median row", gains.median_decode_ratio)):
-            if gain is not None and gain > MOST_LOOP_GAIN:
+        for what, gain, limit in (
+            ("in total", gains.decode_ratio, MOST_TOTAL_LOOP_GAIN),
+            ("in the median row", gains.median_decode_ratio, MOST_LOOP_GAIN),
+        ):
+            if gain is not None and gain > limit:
                 yield (
                     f"plain steps of {shown(baseline.name)} took {gain:.2f} times as long as those of "
-                    f"{shown(own.name)}{what} (limit {MOST_LOOP_GAIN:g})"
+                    f"{shown(own.name)} {what} (limit {limit:g})"
                 )
 
 

@@ -227,7 +227,7 @@ def test_rows_of_every_claimed_arm_are_drawn_and_some_that_state_a_distortion(se
     drawn, others = draw_rows(claimed, seed, 1)
     named = {claim.arm for claim in claimed.document.claims}
     assert {arm.name for arm, _ in drawn} == named
-    assert {arm.name for arm, row in drawn if row.states_distortion} == named
+    assert {arm.name for arm, row in drawn if row.has_distortion} == named
     assert len(drawn) + len(others) == sum(1 for _ in claimed.rows)
     assert draw_rows(claimed, seed, 1)[0] == drawn != draw_rows(claimed, seed + 1, 1)[0]
     assert len(draw_rows(claimed, seed, 40)[0]) >= 40
@@ -291,5 +291,7 @@ def test_one_inflated_round_in_each_row_is_refuted(verify: Verifier) -> None:
     forged = forgeries.forged(document, lambda each: forgeries.merge_rounds(each, "speculative", 16))
     code, record, _ = verify(forged, "--sample", "20", with_prompts=False)
     assert code == 1
-    [found] = [each for each in record["findings"] if "in this row most of the difference" in each["message"]]
+    [found] = [
+        each for each in record["findings"] if "most of the difference is in this row" in each["message"]
+    ]
     assert found["where"].startswith("speculative/")

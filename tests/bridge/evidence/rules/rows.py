@@ -101,7 +101,7 @@ def drawn(document: Document) -> None:
     """Eight prompts of the set as seed 5 draws them."""
     document["configuration"]["seed"] = 5
     order = list(known_sets().sets["code"])
-    Random(5).shuffle(order)  # noqa: S311
+    Random(5).shuffle(order)  # noqa: S311 - the engine's draw again
     _rename(document, order)
 
 
@@ -186,7 +186,7 @@ RULES = Rules(
         ),
         ("TIMINGS_IMPOSSIBLE", "throughput", change("finished_at", to="2026-03-01T12:00:06Z")),
         ("TIMINGS_IMPOSSIBLE", "recall", change("arms", 0, "samples", 0, "rounds", 0, "verify_s", to=0)),
-        ("TIMINGS_IMPOSSIBLE", "throughput", verified_in_no_time(0.39)),
+        ("TIMINGS_IMPOSSIBLE", "throughput", verified_in_no_time(0.45)),
         (
             "TIMINGS_IMPOSSIBLE",
             "throughput",

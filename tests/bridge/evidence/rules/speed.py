@@ -153,7 +153,7 @@ RULES = Rules(
         "SPEEDUP_PREFILL_SPREAD": ("throughput", speedup_prefill_spread),
         "SPEEDUP_DECODE_SPREAD": ("throughput", speedup_decode_spread),
         "SPEEDUP_IMPOSSIBLE": ("throughput", chain(only("speedup"), undrafted_time)),
-        "BASELINE_SLOW": ("throughput", chain(block_1, scaled("block-1", 0.5))),
+        "BASELINE_SLOW": ("throughput", chain(block_1, scaled("block-1", 0.6))),
         "MACHINE_BUSY": ("throughput", loaded(other_cpu_share=0.11)),
     },
     variants=[
