@@ -27,15 +27,15 @@ from typing import Any
 
 from results_file import write
 
-from bridge.bus import refs
 from bridge.bus.claims import Beat, Claim, Identity, claim
 from bridge.bus.git import Git
 from bridge.bus.mirror import Mirror
 from bridge.bus.publish import publish
 from bridge.bus.requests import Submitted, submit
 from bridge.client.watch import watch
-from bridge.manifest import Manifest
-from bridge.result import Phase, Reason, Result, RunnerFacts, Status, Verdict
+from bridge.protocol import refs
+from bridge.protocol.manifest import Manifest
+from bridge.protocol.result import Phase, Reason, Result, RunnerFacts, Status, Verdict
 
 KAKEYA = Path(sys.executable).with_name("kakeya_mac")
 RUNNER = Identity("bench", "0" * 16, "1" * 16)

@@ -20,7 +20,7 @@ from bridge import presets, settings
 from bridge.bus.git import Git, Update
 from bridge.client import trust
 from bridge.errors import MachineError
-from bridge.process import Spawned, spawn
+from bridge.proc import Spawned, spawn
 from bridge.runner import models
 from bridge.runner.policy import FILE_NAME
 from bridge.runner.station import open_station

@@ -28,8 +28,8 @@
     │       └── ApiConflict               it cannot be done as things stand
     └── MachineError              6   this machine lacks something the runner needs (git, disk, a lock)
 
-Statuses of a finished request map to exit codes in `bridge.result.EXIT_CODES`; one that passed, signed by no
-trusted key, ends in 7. Anything that is not a `BridgeError` is our own bug and ends in 70.
+Statuses of a finished request map to exit codes in `bridge.protocol.result.EXIT_CODES`; a result that passed
+and is signed by no trusted key ends in 7. Anything that is not a `BridgeError` is our own bug and ends in 70.
 """
 
 from __future__ import annotations

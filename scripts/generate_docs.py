@@ -79,7 +79,7 @@ def prompt_sets_text() -> str:
 
 def exit_codes_page() -> str:
     from bridge import errors
-    from bridge.result import EXIT_CODES, Reason
+    from bridge.protocol.result import EXIT_CODES, Reason
 
     lines = [NOTE, "# Exit codes, statuses and reasons\n\n"]
     lines.append(
@@ -135,10 +135,9 @@ def build_requirements() -> str:
 
 
 def pages() -> dict[str, str]:
-    from bridge import manifest, result
-    from bridge.bus import card
     from bridge.cli import cli as bridge_cli
     from bridge.evidence import verification
+    from bridge.protocol import manifest, result, runner_info
     from engine.cli import group as engine_cli
     from engine.server.serve import openapi_document
 
@@ -156,7 +155,7 @@ def pages() -> dict[str, str]:
         "docs/schema/manifest.json": schema_text(manifest.json_schema()),
         "docs/schema/result.json": schema_text(result.Result.model_json_schema()),
         "docs/schema/status.json": schema_text(result.RunStatus.model_json_schema()),
-        "docs/schema/runner.json": schema_text(card.json_schema()),
+        "docs/schema/runner.json": schema_text(runner_info.json_schema()),
         "docs/schema/evidence.json": (ROOT / "bridge/evidence/schema.json").read_text(encoding="utf-8"),
         "bridge/evidence/prompt_sets.json": prompt_sets_text(),
         "docs/schema/verification.json": schema_text(verification.Verification.model_json_schema()),

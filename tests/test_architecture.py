@@ -17,7 +17,7 @@ HEAVY = ("mlx", "mlx_lm", "numpy", "transformers", "torch")
 
 # module prefix -> the only files that may import it
 DOORS = {
-    "subprocess": {"bridge/process.py", "engine/child.py"},  # neither half imports the other
+    "subprocess": {"bridge/proc.py", "engine/child.py"},  # neither half imports the other
     "git": {"bridge/bus/command.py"},
     "requests": {"bridge/github/http.py"},
     "urllib3": {"bridge/github/http.py"},

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from bridge.bus import refs
 from bridge.bus.claims import Claim, Identity, claim
 from bridge.bus.git import Git
 from bridge.bus.mirror import Mirror, Pending
 from bridge.bus.publish import Published, publish
 from bridge.bus.requests import Submitted, submit
 from bridge.bus.results import Asked
-from bridge.manifest import Manifest
-from bridge.result import File, Reason, Result, RunnerFacts, Status, Verdict
+from bridge.protocol import refs
+from bridge.protocol.manifest import Manifest
+from bridge.protocol.result import File, Reason, Result, RunnerFacts, Status, Verdict
 from tests.bridge.evidence import reports
 from tests.houses import House, build_house
 

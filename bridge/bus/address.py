@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes
 
-from bridge.bus.untrusted import without_credentials
 from bridge.errors import BusError
+from bridge.protocol.sanitize import without_credentials
 
 _USERNAME = "KAKEYA_REMOTE_USERNAME"
 _PASSWORD = "KAKEYA_REMOTE_PASSWORD"  # noqa: S105 - the name of a variable

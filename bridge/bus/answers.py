@@ -16,9 +16,9 @@ from bridge.bus.git import Git
 from bridge.bus.handles import Held, RequestState
 from bridge.bus.requests import has_result
 from bridge.errors import BusError, ManifestError, ResultError
-from bridge.manifest import MAX_BYTES, REQUEST_PATH, ParamValue, parse
-from bridge.result import MAX_BYTES as MAX_RECORD_BYTES
-from bridge.result import RESULT_NAME, RESULT_ROOT, Status, parse_result
+from bridge.protocol.manifest import MAX_BYTES, REQUEST_PATH, ParamValue, parse
+from bridge.protocol.result import MAX_BYTES as MAX_RECORD_BYTES
+from bridge.protocol.result import RESULT_NAME, RESULT_ROOT, Status, parse_result
 
 MAX_RESULT_BYTES = 256 * 1024 * 1024
 MAX_RESULT_FILES = 1002  # what a result can list, itself and its signature

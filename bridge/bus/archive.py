@@ -18,7 +18,6 @@ from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 
-from bridge.bus import refs
 from bridge.bus.archive_tree import extended
 from bridge.bus.archived import TIP, Archive, archive_in
 from bridge.bus.cache import Cache, TooMuch, open_cache, sound
@@ -36,6 +35,7 @@ from bridge.bus.retire import (
     standings,
 )
 from bridge.errors import LeaseLost, PushRejected
+from bridge.protocol import refs
 
 DEFAULT_OLDER_THAN = timedelta(days=14)
 DEFAULT_KEEP = 500

@@ -12,8 +12,8 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bridge.errors import ManifestError, ResultError
-from bridge.manifest import Nonce, PresetName, Sha, first_fault, load_strict
-from bridge.result import Moment, Reason, Result, Status
+from bridge.protocol.manifest import Nonce, PresetName, Sha, first_fault, load_strict
+from bridge.protocol.result import Moment, Reason, Result, Status
 
 RECORD_NAME = "archived.json"
 RESULT_FOLDER = "result"

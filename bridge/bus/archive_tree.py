@@ -13,9 +13,9 @@ from bridge.bus.archived import Archive
 from bridge.bus.cache import Cache
 from bridge.bus.git import Git
 from bridge.bus.objects import Entry
-from bridge.bus.refs import ARCHIVE
 from bridge.bus.retire import Retired
 from bridge.errors import BusError
+from bridge.protocol.refs import ARCHIVE
 
 _FOLDER = "040000"
 _PLAIN_FILE = "100644"

@@ -17,7 +17,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from bridge.bus import refs
 from bridge.bus.answers import MAX_RESULT_BYTES, Asked, FetchedResult
 from bridge.bus.archive_record import (
     MAX_RECORD_BYTES,
@@ -31,10 +30,11 @@ from bridge.bus.cache import Cache, open_cache, sound
 from bridge.bus.changes import Change
 from bridge.bus.git import Git
 from bridge.bus.requests import FOLDER, MAX_SIGNATURE_BYTES, ReadRequest, bound_manifest
-from bridge.bus.untrusted import quoted
 from bridge.errors import BusError, LeaseLost, ManifestError, ResultError, UnknownHandle
-from bridge.manifest import MAX_BYTES, NONCE_PATTERN, REQUEST_PATH, SIGNATURE_PATH, ParamValue
-from bridge.result import RESULT_ROOT
+from bridge.protocol import refs
+from bridge.protocol.manifest import MAX_BYTES, NONCE_PATTERN, REQUEST_PATH, SIGNATURE_PATH, ParamValue
+from bridge.protocol.result import RESULT_ROOT
+from bridge.protocol.sanitize import quoted
 
 TIP = "refs/archive/tip"
 

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote
 
-from bridge.bus import refs
 from bridge.bus.address import for_git
 from bridge.bus.aside import network_settings
 from bridge.bus.command import FETCH_LIMIT_BYTES
@@ -38,6 +37,7 @@ from bridge.errors import (
     RemoteUnreachable,
     UnknownHandle,
 )
+from bridge.protocol import refs
 
 # More packs than this slow every look-up down; then a cache begins anew.
 MOST_PACKS = 400

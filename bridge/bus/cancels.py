@@ -18,11 +18,9 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from bridge import signing
-from bridge.bus import refs
 from bridge.bus.git import Git, Update
 from bridge.bus.handles import Held
 from bridge.bus.objects import Entry
-from bridge.bus.untrusted import clean_line, one_line, quoted, unsafe_character
 from bridge.errors import (
     BusError,
     KeyListError,
@@ -33,7 +31,9 @@ from bridge.errors import (
     RemoteUnreachable,
     SignatureError,
 )
-from bridge.manifest import Nonce, Sha, Utc, first_fault, format_time, load_strict
+from bridge.protocol import refs
+from bridge.protocol.manifest import Nonce, Sha, Utc, first_fault, format_time, load_strict
+from bridge.protocol.sanitize import clean_line, one_line, quoted, unsafe_character
 
 CANCEL_NAME = "cancel.json"
 SIGNATURE_NAME = "cancel.json.sig"

@@ -13,14 +13,21 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from bridge import signing
-from bridge.bus import refs
 from bridge.bus.aside import aside
-from bridge.bus.card import CARD_NAME, CARD_SIGNATURE_NAME, MAX_BYTES, RunnerCard, is_live, parse_card
 from bridge.bus.git import Git, Update
 from bridge.bus.objects import Entry
 from bridge.bus.results import Standing
 from bridge.errors import BusError, LeaseLost, PushRejected, SignatureError
-from bridge.manifest import parse_time
+from bridge.protocol import refs
+from bridge.protocol.manifest import parse_time
+from bridge.protocol.runner_info import (
+    CARD_NAME,
+    CARD_SIGNATURE_NAME,
+    MAX_BYTES,
+    RunnerCard,
+    is_live,
+    parse_card,
+)
 
 TIMEOUT_S = 15.0
 MAX_CARDS = 200

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from bridge.bus.git import Git
 from bridge.bus.objects import Entry
 from bridge.bus.standing import Signature, Standing, Trust, weigh
-from bridge.bus.untrusted import clean_line
 from bridge.errors import BusError, MachineError, ResultError, SignatureError
-from bridge.result import MAX_BYTES, STATUS_NAME, STATUS_SIGNATURE_NAME, RunStatus, parse_status
+from bridge.protocol.result import MAX_BYTES, STATUS_NAME, STATUS_SIGNATURE_NAME, RunStatus, parse_status
+from bridge.protocol.sanitize import clean_line
 from bridge.signing import CLAIM_NAMESPACE, MAX_SIGNATURE_BYTES
 
 

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from bridge.bus import refs
 from bridge.bus.claimed import read_status, write_claim
 from bridge.bus.drafts import Draft, Identity, Sign, draft, unsigned
 from bridge.bus.git import Git, Update
@@ -24,6 +23,7 @@ from bridge.bus.holding import PUSH_TIMEOUT_S, Beat, Claim, Counts, all_count
 from bridge.bus.leases import DEFAULT_LEASE_S, MAX_LEASE_S, LeaseWatch, Silent
 from bridge.bus.mirror import Pending
 from bridge.errors import LeaseLost, PushRejected, RemoteUnreachable
+from bridge.protocol import refs
 
 __all__ = [
     "DEFAULT_LEASE_S",

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from bridge.bus.mirror import Pending
-from bridge.manifest import format_time
-from bridge.result import Phase, RunStatus
+from bridge.protocol.manifest import format_time
+from bridge.protocol.result import Phase, RunStatus
 
 # Signs the bytes of a claim; None: it goes unsigned.
 Sign = Callable[[bytes], bytes | None]

@@ -10,8 +10,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bridge.bus.untrusted import clean, without_credentials
 from bridge.errors import AccessDenied, BusError, LeaseLost, PushRejected, RemoteUnreachable
+from bridge.protocol.sanitize import clean, without_credentials
 
 # Reasons of a refused ref update that mean: it does not hold what we thought it held.
 _MOVED = re.compile(

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bridge.bus import refs
 from bridge.bus.git import Git
 from bridge.errors import UnknownHandle
+from bridge.protocol import refs
 
 _CLAIMS = (refs.CLAIMS, refs.BRANCH_CLAIMS)
 _CANCELS = (refs.CANCELS, refs.BRANCH_CANCELS)

@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from bridge.bus import refs
 from bridge.bus.claimed import write_claim
 from bridge.bus.drafts import Sign, unsigned
 from bridge.bus.git import Git, Update
 from bridge.bus.leases import MAX_LEASE_S
 from bridge.errors import BusError, LeaseLost, PushRejected, RemoteUnreachable
-from bridge.manifest import format_time, parse_time
-from bridge.result import Phase, Progress, RunStatus
+from bridge.protocol import refs
+from bridge.protocol.manifest import format_time, parse_time
+from bridge.protocol.result import Phase, Progress, RunStatus
 
 # Whether a claim of this request, a commit that is in the repository, is one that must be respected.
 Counts = Callable[[Git, str, str], bool]

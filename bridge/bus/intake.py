@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 
 from bridge.bus.command import FETCH_LIMIT_BYTES
-from bridge.bus.untrusted import without_credentials
+from bridge.protocol.sanitize import without_credentials
 
 
 class Intake:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bridge.bus.handles import Held
-from bridge.result import RunStatus
+from bridge.protocol.result import RunStatus
 
 DEFAULT_LEASE_S = 120.0
 # A squatted claim must not hold a request for longer than this, whatever lease it asks for.

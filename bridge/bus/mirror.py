@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bridge.bus import refs, room, scan
+from bridge.bus import room, scan
 from bridge.bus.command import FETCH_LIMIT_BYTES
 from bridge.bus.git import Git
 from bridge.bus.handles import Held, state_of
@@ -24,6 +24,7 @@ from bridge.bus.intake import Intake
 from bridge.bus.requests import has_result
 from bridge.bus.workloads import Workloads
 from bridge.errors import BusError, MachineError, RemoteUnreachable
+from bridge.protocol import refs
 
 _WATCHED = "refs/watched/"
 _TIDY_EVERY = 500

@@ -15,14 +15,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from bridge.bus import refs, trees
+from bridge.bus import trees
 from bridge.bus.claims import Claim
 from bridge.bus.git import Git, Update
 from bridge.bus.objects import Entry
 from bridge.bus.requests import FOLDER, has_result
 from bridge.errors import BrokenObject, BusError, LeaseLost, PushRejected, RemoteUnreachable, ResultError
-from bridge.manifest import parse_time
-from bridge.result import RESULT_NAME, RESULT_ROOT, RESULT_SIGNATURE_NAME, parse_result
+from bridge.protocol import refs
+from bridge.protocol.manifest import parse_time
+from bridge.protocol.result import RESULT_NAME, RESULT_ROOT, RESULT_SIGNATURE_NAME, parse_result
 
 TRAILER = "Result-SHA256"
 

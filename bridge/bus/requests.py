@@ -12,14 +12,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bridge.bus import refs, trees
+from bridge.bus import trees
 from bridge.bus.carriage import PLAIN, STARTS_NO_RUN, WORKFLOW_PATH, Carriage, folder_in, with_workflow
 from bridge.bus.git import Git, Update
 from bridge.bus.objects import Entry
-from bridge.bus.untrusted import without_credentials
 from bridge.errors import BusError, ManifestError, PushRejected, RemoteUnreachable
-from bridge.manifest import MAX_BYTES, REQUEST_PATH, SIGNATURE_PATH, Manifest, parse
-from bridge.result import RESULT_NAME, RESULT_ROOT
+from bridge.protocol import refs
+from bridge.protocol.manifest import MAX_BYTES, REQUEST_PATH, SIGNATURE_PATH, Manifest, parse
+from bridge.protocol.result import RESULT_NAME, RESULT_ROOT
+from bridge.protocol.sanitize import without_credentials
 
 FOLDER = ".mac-bridge"
 MAX_SIGNATURE_BYTES = 16 * 1024

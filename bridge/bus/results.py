@@ -18,9 +18,16 @@ from bridge import signing
 from bridge.bus.answers import MAX_RESULT_BYTES, Asked, FetchedResult, fetch
 from bridge.bus.publish import TRAILER
 from bridge.bus.standing import Signature, Standing, Trust, weigh
-from bridge.bus.untrusted import clean_line
 from bridge.errors import MachineError, ResultError, SignatureError
-from bridge.result import RESULT_NAME, RESULT_ROOT, RESULT_SIGNATURE_NAME, Result, Status, parse_result
+from bridge.protocol.result import (
+    RESULT_NAME,
+    RESULT_ROOT,
+    RESULT_SIGNATURE_NAME,
+    Result,
+    Status,
+    parse_result,
+)
+from bridge.protocol.sanitize import clean_line
 
 __all__ = [
     "MAX_RESULT_BYTES",

@@ -13,18 +13,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from bridge.bus import refs
 from bridge.bus.answers import MAX_RESULT_BYTES, Answer, locate, read_asked
 from bridge.bus.archive_record import MAX_MESSAGE, Archived, ArchivedRequest, Summary, summary_of
 from bridge.bus.cache import MOST_FILES, Cache
 from bridge.bus.claims import read_status
 from bridge.bus.handles import Held, RequestState
 from bridge.bus.requests import FOLDER, MAX_SIGNATURE_BYTES
-from bridge.bus.untrusted import quoted
 from bridge.errors import BusError, ResultError
-from bridge.manifest import MAX_BYTES, REQUEST_PATH, SIGNATURE_PATH, parse_time
-from bridge.result import MAX_BYTES as MAX_RECORD_BYTES
-from bridge.result import RESULT_NAME, RESULT_ROOT, STATUS_NAME, parse_result
+from bridge.protocol import refs
+from bridge.protocol.manifest import MAX_BYTES, REQUEST_PATH, SIGNATURE_PATH, parse_time
+from bridge.protocol.result import MAX_BYTES as MAX_RECORD_BYTES
+from bridge.protocol.result import RESULT_NAME, RESULT_ROOT, STATUS_NAME, parse_result
+from bridge.protocol.sanitize import quoted
 
 # A result this young stays: somebody may be about to fetch it.
 SETTLED = timedelta(hours=1)

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
-from bridge.bus import refs
 from bridge.bus.git import Git
 from bridge.bus.handles import Held
 from bridge.bus.requests import bound_manifest, has_result, read_request
 from bridge.errors import BusError, ManifestError, described
-from bridge.manifest import MAX_LIFETIME, MAX_NONCE_SKEW
+from bridge.protocol import refs
+from bridge.protocol.manifest import MAX_LIFETIME, MAX_NONCE_SKEW
 
 INTERVAL_S = 60.0
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from bridge.bus import refs
 from bridge.bus.git import Git
 from bridge.errors import BusError
+from bridge.protocol import refs
 
 _KEPT = "refs/kept/"
 _COUNT = 8

@@ -170,7 +170,7 @@ def _terminate_later(lost: sys.UnraisableHookArgs) -> None:
 
 
 def _show_error(error: BridgeError, *, as_json: bool) -> None:
-    from bridge.bus.untrusted import clean
+    from bridge.protocol.sanitize import clean
 
     click.echo(f"error: {clean(error.message)}", err=True)
     if error.remedy:
@@ -190,7 +190,7 @@ def _show_bug(error: Exception) -> None:
     from datetime import UTC, datetime
 
     from bridge import settings
-    from bridge.bus.untrusted import without_credentials
+    from bridge.protocol.sanitize import without_credentials
 
     text = "".join(traceback.format_exception(error))
     where = settings.state_dir() / "crashes" / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}.txt"

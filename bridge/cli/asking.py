@@ -54,8 +54,8 @@ def send(config: Settings, plan: Plan, *, repository: Path | Git, check_tree: bo
         repository: What the plan was made in.
         check_tree: Warn of uncommitted changes, which do not travel.
     """
-    from bridge.bus.refs import is_local
     from bridge.client.submit import submit_request
+    from bridge.protocol.refs import is_local
 
     if not is_local(plan.remote.address):
         click.echo(f"pushing the request to {plan.remote.shown}", err=True)
@@ -100,11 +100,11 @@ def finish(
         resend_after_s: See `bridge.cli.attending`.
         extra: More keys for the JSON line.
     """
-    from bridge.bus.untrusted import clean_line
     from bridge.cli.attending import Attending
     from bridge.cli.follow import follow
     from bridge.cli.outlook import outlook
     from bridge.client.runs import Request
+    from bridge.protocol.sanitize import clean_line
     from bridge.render.outcome import waiting_line
 
     preset = submission.manifest.preset

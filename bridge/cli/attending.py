@@ -17,7 +17,7 @@ from bridge.client.runs import Request, RunView, api_of, run_of
 from bridge.client.standing import standing_request
 from bridge.errors import ApiError, BridgeError, BusError
 from bridge.github import repository_of
-from bridge.result import Phase
+from bridge.protocol.result import Phase
 
 if TYPE_CHECKING:
     from bridge.bus.git import Git
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from bridge.client.remotes import Remote
     from bridge.client.watch import Update
     from bridge.github import GitHub
-    from bridge.manifest import Manifest
+    from bridge.protocol.manifest import Manifest
     from bridge.settings import Settings
 
 # So long after its job could have ended nothing need be heard of a request: a run says nothing to git.

@@ -78,10 +78,10 @@ def _fetched(
     handle: str, git: Git, address: str, config: Settings, output: Path, allow_unsigned: bool
 ) -> dict[str, Any]:
     from bridge.bus.results import believe
-    from bridge.bus.untrusted import clean_line
     from bridge.client.lookup import look_up
     from bridge.client.save import save
     from bridge.errors import WaitTimeout
+    from bridge.protocol.sanitize import clean_line
 
     found = look_up(git, address, handle, config.state_dir)
     if found.answer is None:

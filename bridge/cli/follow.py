@@ -16,11 +16,12 @@ import click
 
 from bridge.bus.git import Git
 from bridge.bus.results import Asked, Believed, FetchedResult, believe
-from bridge.bus.untrusted import clean_line
 from bridge.cli import echo_json, note_untrusted
 from bridge.client.remotes import Remote
 from bridge.client.watch import Update, watch
 from bridge.errors import WaitTimeout
+from bridge.protocol.result import Phase, Status
+from bridge.protocol.sanitize import clean_line
 from bridge.render.outcome import (
     FROM_BUS,
     done_line,
@@ -29,7 +30,6 @@ from bridge.render.outcome import (
     status_line,
     verification_lines,
 )
-from bridge.result import Phase, Status
 from bridge.settings import Settings
 
 if TYPE_CHECKING:

@@ -35,8 +35,8 @@ def gate(
 
     Of a folder every report in it and below it is judged; other JSON files there are skipped and counted.
     """
-    from bridge.bus.untrusted import clean_line
     from bridge.evidence.gate import Binding, judge_file
+    from bridge.protocol.sanitize import clean_line
 
     if explain is not None:
         return _explain(explain, as_json)

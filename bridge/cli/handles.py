@@ -49,8 +49,8 @@ def status(handle: str, remote: str | None, as_json: bool, allow_unsigned: bool)
     from bridge.cli.follow import present
     from bridge.client.history import beat_age_s, silent_s
     from bridge.client.lookout import Lookout
+    from bridge.protocol.result import Phase
     from bridge.render.outcome import run_text, status_line
-    from bridge.result import Phase
 
     config, git, bus, found = _find(handle, remote)
     believed = _believed(config, found, allow_unsigned)

@@ -42,9 +42,9 @@ def history(count: int, preset: str | None, status: str | None, as_json: bool, r
     from bridge.bus.git import Git
     from bridge.client.history import history as finished_requests
     from bridge.client.remotes import resolve_remote
+    from bridge.protocol.result import Status
     from bridge.render.queue import history_table, row_json
     from bridge.render.tables import console
-    from bridge.result import Status
 
     config, git = settings.load(remote=remote), Git(Path.cwd())
     bus = resolve_remote(git, config.remote)

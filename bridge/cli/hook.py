@@ -80,7 +80,7 @@ def hook(check: bool, probe: bool, as_json: bool) -> int:
 
 def _probe(as_json: bool) -> int:
     from bridge import settings
-    from bridge.bus.untrusted import clean_line
+    from bridge.protocol.sanitize import clean_line
     from bridge.workflow.access import probe
 
     found = probe(state_dir=settings.state_dir(), config_dir=settings.config_dir())

@@ -61,7 +61,7 @@ def key(make_one: bool, signing_key: str | None, as_json: bool) -> int:
 
 
 def _show(config: Settings, chosen: SigningKey, notes: tuple[str, ...], *, as_json: bool) -> None:
-    from bridge.bus.untrusted import clean_line
+    from bridge.protocol.sanitize import clean_line
 
     public = chosen.public()
     line = clean_line(f"{public.line} {public.comment}", limit=8192)

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from bridge.bus.untrusted import quoted
+from bridge.protocol.sanitize import quoted
 from bridge.settings import TRANSPORTS
 
 Function = Callable[..., Any]

@@ -87,7 +87,7 @@ def check(as_json: bool) -> int:
     import os
 
     from bridge import settings
-    from bridge.bus.untrusted import clean_line
+    from bridge.protocol.sanitize import clean_line
     from bridge.runner.inspection import inspect
     from bridge.runner.policy import FILE_NAME
 
@@ -142,8 +142,8 @@ def explain(
     """Would this request run here, and with what? If not, which line refuses it?"""
     from datetime import UTC, datetime
 
-    from bridge import manifest as manifests
     from bridge import settings
+    from bridge.protocol import manifest as manifests
     from bridge.runner.explain import explain as explained
     from bridge.signing import MAX_SIGNATURE_BYTES
 
@@ -166,7 +166,7 @@ def explain(
 
 
 def _lines(answer: Explanation) -> list[str]:
-    from bridge.bus.untrusted import clean_line
+    from bridge.protocol.sanitize import clean_line
 
     if answer.work is not None:
         return ["allowed", *(f"  {name:<12} {text}" for name, text in _rows(answer.work))]

@@ -109,7 +109,7 @@ class _Teller:
 
 
 def _document(done: Pruned, dry_run: bool, code: int) -> dict[str, object]:
-    from bridge.bus.untrusted import clean_line
+    from bridge.protocol.sanitize import clean_line
 
     return {
         "dry_run": dry_run,
@@ -124,7 +124,7 @@ def _document(done: Pruned, dry_run: bool, code: int) -> dict[str, object]:
 
 
 def _show(done: Pruned, remote: str, dry_run: bool) -> None:
-    from bridge.bus.untrusted import clean_line
+    from bridge.protocol.sanitize import clean_line
 
     verb = "would be archived" if dry_run else "archived"
     click.echo(f"{len(done.archived)} finished request(s) {verb}, {len(done.deleted)} ref(s) deleted")

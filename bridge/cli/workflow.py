@@ -78,7 +78,7 @@ def execute(
 ) -> int:
     """In a workflow, on the Mac: run one request by this machine's policy and seal its result into DIR."""
     from bridge import settings
-    from bridge.bus.refs import is_local
+    from bridge.protocol.refs import is_local
     from bridge.runner.station import open_station
     from bridge.workflow import environment
     from bridge.workflow.execute import Executor
@@ -243,7 +243,7 @@ def _published(outcome: Outcome) -> dict[str, str]:
 
 
 def _message(outcome: Outcome) -> str:
-    from bridge.bus.untrusted import clean_line
+    from bridge.protocol.sanitize import clean_line
 
     return "" if outcome.verdict is None else clean_line(outcome.verdict.message, limit=4000)
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bridge import presets, signing
-from bridge.bus import refs
 from bridge.bus.answers import FetchedResult
 from bridge.bus.archived import find_request
 from bridge.bus.git import Git
@@ -35,7 +34,8 @@ from bridge.errors import (
     SignatureError,
     UnknownHandle,
 )
-from bridge.manifest import Manifest
+from bridge.protocol import refs
+from bridge.protocol.manifest import Manifest
 from bridge.settings import Settings
 
 # How many commits may lie on top of a request that is still found.

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
-from bridge.bus.untrusted import one_line, without_credentials
-from bridge.manifest import Manifest, ParamValue
-from bridge.result import Result
+from bridge.protocol.manifest import Manifest, ParamValue
+from bridge.protocol.result import Result
+from bridge.protocol.sanitize import one_line, without_credentials
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from bridge.bus.card import Offer, Property, RunnerCard, State, is_live
 from bridge.bus.catalogue import Seen
-from bridge.bus.untrusted import clean_line, quoted
-from bridge.manifest import ParamValue, parse_time
+from bridge.protocol.manifest import ParamValue, parse_time
+from bridge.protocol.runner_info import Offer, Property, RunnerCard, State, is_live
+from bridge.protocol.sanitize import clean_line, quoted
 
 _KINDS = {"string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,)}
 _NAMED = 5

@@ -30,10 +30,10 @@ from bridge.evidence.shown import shown
 from bridge.evidence.verification import NAME as VERIFICATION
 from bridge.evidence.verification import Request as Replayed
 from bridge.evidence.verification import Verification
-from bridge.manifest import ParamValue
 from bridge.presets import Preset
 from bridge.presets.template import switches
-from bridge.result import ENGINE_FACT, WEIGHTS_FACT, Result, Status
+from bridge.protocol.manifest import ParamValue
+from bridge.protocol.result import ENGINE_FACT, WEIGHTS_FACT, Result, Status
 
 ENGINE = "${engine}"
 NONCE_SEED = "nonce"

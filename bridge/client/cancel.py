@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from bridge import signing
-from bridge.bus import cancels, refs
+from bridge.bus import cancels
 from bridge.bus.cancels import Wished
 from bridge.bus.git import Git
 from bridge.bus.handles import Held, resolve_handle
@@ -22,6 +22,7 @@ from bridge.client.keys import Pen, choose
 from bridge.client.lookup import Lookup, look_up
 from bridge.client.remotes import Remote
 from bridge.errors import BusError, ManifestError, ResultError, UnknownHandle
+from bridge.protocol import refs
 from bridge.settings import Settings
 
 _TRIES = 3

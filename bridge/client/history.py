@@ -13,7 +13,6 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
 
-from bridge.bus import refs
 from bridge.bus.archive_record import Summary, summary_of
 from bridge.bus.archived import archive_in
 from bridge.bus.cache import Cache, open_cache, sound
@@ -25,10 +24,10 @@ from bridge.bus.requests import FOLDER
 from bridge.bus.results import pins_keys
 from bridge.bus.retire import Standing, standings
 from bridge.bus.standing import Signature, Trust
-from bridge.bus.untrusted import clean_line
 from bridge.errors import BusError, ResultError
-from bridge.manifest import MAX_LIFETIME, MAX_NONCE_SKEW, REQUEST_PATH, format_time, parse_time
-from bridge.result import (
+from bridge.protocol import refs
+from bridge.protocol.manifest import MAX_LIFETIME, MAX_NONCE_SKEW, REQUEST_PATH, format_time, parse_time
+from bridge.protocol.result import (
     MAX_BYTES,
     RESULT_NAME,
     RESULT_ROOT,
@@ -41,6 +40,7 @@ from bridge.result import (
     Status,
     parse_result,
 )
+from bridge.protocol.sanitize import clean_line
 
 # How many finished requests a filter may look through before it gives up.
 MOST_LOOKED_AT = 5000

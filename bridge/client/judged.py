@@ -25,9 +25,9 @@ from bridge.evidence.gate import judge as gate
 from bridge.evidence.promised import broken_promises
 from bridge.evidence.verification import NAME as VERIFICATION
 from bridge.evidence.verification import Verification, parse_verification
-from bridge.manifest import parse_time
 from bridge.presets import Preset
-from bridge.result import EXIT_CODES, Reason, Result, Status, Verdict, Violation
+from bridge.protocol.manifest import parse_time
+from bridge.protocol.result import EXIT_CODES, Reason, Result, Status, Verdict, Violation
 
 _MAX_VIOLATIONS = 1000
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from bridge import signing
 from bridge.bus.git import Git
-from bridge.bus.untrusted import clean_line
 from bridge.errors import SignatureError
-from bridge.process import find_program, helper_environment, run_program
+from bridge.proc import find_program, helper_environment, run_program
+from bridge.protocol.sanitize import clean_line
 from bridge.settings import Settings
 from bridge.signing.keys import PublicKey, parse_key
 

@@ -10,12 +10,12 @@ import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from bridge.bus import refs
 from bridge.bus.answers import FetchedResult, fetch
 from bridge.bus.archived import find_archived
 from bridge.bus.git import Git
 from bridge.bus.handles import RequestState, find, state_of
 from bridge.errors import ResultError, UnknownHandle
+from bridge.protocol import refs
 
 
 @dataclass(frozen=True)

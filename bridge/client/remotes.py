@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bridge.bus import refs
 from bridge.bus.git import Git
-from bridge.bus.untrusted import without_credentials
 from bridge.errors import NoRemote
 from bridge.github.address import with_token
+from bridge.protocol import refs
+from bridge.protocol.sanitize import without_credentials
 
 _KEYS = r"^(remote\..*\.(url|pushurl)|url\..*\.insteadof)$"
 

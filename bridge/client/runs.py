@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from bridge.bus.carriage import WORKFLOW_NAME
-from bridge.bus.refs import parse_request_ref
-from bridge.bus.untrusted import clean_line
 from bridge.client.remotes import Remote
 from bridge.github import GitHub, find_token, repository_of
 from bridge.github.types import Job, Run
+from bridge.protocol.refs import parse_request_ref
+from bridge.protocol.sanitize import clean_line
 
 _LISTED = 100
 _TIMEOUT_S = 10.0

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from bridge.bus import refs
 from bridge.bus.git import Git
 from bridge.bus.handles import RequestState
 from bridge.bus.requests import bound_manifest, read_request
 from bridge.client.remotes import Remote
 from bridge.client.runs import Request
 from bridge.errors import BusError, ManifestError
-from bridge.manifest import Manifest
+from bridge.protocol import refs
+from bridge.protocol.manifest import Manifest
 
 
 def standing_request(git: Git, remote: Remote, state: RequestState) -> tuple[Request, Manifest] | None:

@@ -14,7 +14,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from bridge import presets, signing
-from bridge.bus import refs
 from bridge.bus.carriage import WORKFLOW_PATH
 from bridge.bus.git import Git
 from bridge.bus.requests import Submitted, submit, take_back
@@ -23,8 +22,9 @@ from bridge.client.keys import Pen, choose
 from bridge.client.remotes import Remote, resolve_remote
 from bridge.client.transport import Dispatch, Route, choose_route
 from bridge.errors import ApiError, ApiFault, BusError, ManifestError, ParameterError, PushRejected
-from bridge.manifest import Manifest, ParamValue, parse
 from bridge.presets import Preset
+from bridge.protocol import refs
+from bridge.protocol.manifest import Manifest, ParamValue, parse
 from bridge.settings import Settings
 
 # How long the question whether the work tree is clean may take, and may still take once the push is done.

@@ -19,7 +19,7 @@ from bridge.bus.results import Believed
 from bridge.client.keys import Pen
 from bridge.errors import EvidenceError, MachineError
 from bridge.evidence.verification import NAME, SIGNATURE_NAME, Verification, parse_verification
-from bridge.process import helper_environment, spawn
+from bridge.proc import helper_environment, spawn
 
 TIMEOUT_S = 3600.0
 CONFIRMED, REFUTED = 0, 1  # exit codes of `kakeya_engine verify`

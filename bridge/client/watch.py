@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bridge.bus import refs
 from bridge.bus.aside import aside
 from bridge.bus.claimed import read_claim, read_status
 from bridge.bus.git import Git
@@ -22,7 +21,8 @@ from bridge.bus.intake import Intake
 from bridge.bus.results import Asked, FetchedResult, fetch, pins_keys
 from bridge.bus.standing import Signature, Trust
 from bridge.errors import RemoteUnreachable, ResultError, UnknownHandle, WaitTimeout
-from bridge.result import RESULT_NAME, Phase, RunStatus, parse_result
+from bridge.protocol import refs
+from bridge.protocol.result import RESULT_NAME, Phase, RunStatus, parse_result
 
 _LOCAL_PAUSES_S = (0.03, 1.5)
 _NETWORK_PAUSES_S = (1.0, 10.0)

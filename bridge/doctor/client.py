@@ -11,12 +11,12 @@ from pathlib import Path
 from bridge import signing
 from bridge.bus.failures import summary
 from bridge.bus.git import Git
-from bridge.bus.refs import request_ref
 from bridge.client.keys import choose
 from bridge.client.remotes import Remote, resolve_remote
 from bridge.doctor import actions, basics
 from bridge.doctor.finding import Check, Level
 from bridge.errors import BridgeError, BusError
+from bridge.protocol.refs import request_ref
 from bridge.settings import Settings
 
 NETWORK_TIMEOUT_S = 15.0

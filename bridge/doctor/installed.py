@@ -18,7 +18,7 @@ from bridge.mac.options import FOLDERS, SetupUsage
 from bridge.mac.steps.access import is_meant
 from bridge.mac.steps.deploy_key import advice
 from bridge.mac.steps.remembered import recalled
-from bridge.process import find_program
+from bridge.proc import find_program
 from bridge.runner.policy import Policy
 from bridge.settings import Settings
 from bridge.workflow.access import probe

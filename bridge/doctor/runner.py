@@ -15,7 +15,7 @@ from bridge.doctor import actions, basics, client, installed
 from bridge.doctor.finding import Check, Level
 from bridge.errors import BridgeError
 from bridge.mac import names
-from bridge.process import find_program
+from bridge.proc import find_program
 from bridge.runner import models
 from bridge.runner.awake import PROGRAM
 from bridge.runner.check import places

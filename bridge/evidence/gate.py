@@ -18,7 +18,7 @@ from bridge.evidence.parse import MAX_BYTES, is_report, parse
 from bridge.evidence.report import Report, Summary
 from bridge.evidence.rules import RULES
 from bridge.evidence.rules.claims import ClaimFigure, claim_figures
-from bridge.result import Violation
+from bridge.protocol.result import Violation
 
 __all__ = ["Binding", "Judgement", "judge", "judge_file"]
 

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from bridge.evidence.report import Report
 from bridge.evidence.shown import shown
-from bridge.result import Violation
+from bridge.protocol.result import Violation
 
 SCHEMA_ID = "kakeya.evidence/1"
 MAX_BYTES = 32 * 1024 * 1024

@@ -17,7 +17,7 @@ from bridge.evidence.rules.machine import WEIGHTLESS_DRAFTERS
 from bridge.evidence.rules.paths import is_plain
 from bridge.evidence.shown import shown
 from bridge.presets import Promise
-from bridge.result import Violation
+from bridge.protocol.result import Violation
 
 
 def broken_promises(promise: Promise, judgement: Judgement) -> Iterator[Violation]:

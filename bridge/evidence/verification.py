@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from bridge.bus.untrusted import unsafe_character
 from bridge.errors import EvidenceError, ManifestError
-from bridge.manifest import Nonce, Sha, first_fault, load_strict
-from bridge.result import Digest
+from bridge.protocol.manifest import Nonce, Sha, first_fault, load_strict
+from bridge.protocol.result import Digest
+from bridge.protocol.sanitize import unsafe_character
 
 SCHEMA_ID = "kakeya.verification/1"
 NAME = "verification.json"

@@ -14,7 +14,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
-from bridge.bus.untrusted import clean_line
 from bridge.errors import (
     ApiConflict,
     ApiError,
@@ -26,6 +25,7 @@ from bridge.errors import (
 )
 from bridge.github.http import Response
 from bridge.github.token import NAMES, Token
+from bridge.protocol.sanitize import clean_line
 
 _LIMITS = ("rate limit", "abuse detection")
 _STATES = ("already running", "unable to retry", "cannot be retried", "cannot be rerun", "cannot be re-run")

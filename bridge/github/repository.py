@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from bridge.bus import refs
 from bridge.errors import ApiError
+from bridge.protocol import refs
 
 HOST = "github.com"
 API = "https://api.github.com"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from bridge.errors import MachineError, described
-from bridge.process import run_in_terminal, run_program
+from bridge.proc import run_in_terminal, run_program
 
 LONGEST_S = 3600.0
 ANYWHERE = Path("/")

@@ -13,7 +13,7 @@ from bridge.errors import MachineError
 from bridge.mac import names
 from bridge.mac.action import ANYWHERE, Say, owners_environment, quiet
 from bridge.mac.step import answer, succeeds
-from bridge.process import run_in_terminal
+from bridge.proc import run_in_terminal
 
 # The first of each in what `launchctl print` says is the service's own; others are of its parts.
 _STATE = re.compile(r"^\s*state = (.+?)\s*$", re.MULTILINE)

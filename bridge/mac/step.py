@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from bridge.errors import MachineError
 from bridge.mac.action import ANYWHERE, Action, owners_environment
-from bridge.process import run_program
+from bridge.proc import run_program
 
 PROGRAM_S = 30.0
 

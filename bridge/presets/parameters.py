@@ -13,8 +13,8 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 
 from bridge.errors import ParameterError
-from bridge.manifest import ParamValue
 from bridge.presets.preset import Parameter, Preset
+from bridge.protocol.manifest import ParamValue
 
 MAX_PATH = 512
 # A nonce or a branch, or the beginning of either; never an option.

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from bridge import toml
 from bridge.errors import ParameterError, PresetError
-from bridge.manifest import ParamValue
+from bridge.protocol.manifest import ParamValue
 
 SCHEMA_FILE = Path(__file__).with_name("schema.json")
 MAX_BYTES = 64 * 1024

@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from bridge.errors import ParameterError, PresetError
-from bridge.manifest import ParamValue
 from bridge.presets.preset import Preset
+from bridge.protocol.manifest import ParamValue
 
 Resolver = Callable[[str, str], list[str]]
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.bus.results import FetchedResult
 from bridge.bus.standing import Signature, Standing
-from bridge.bus.untrusted import clean_line
 from bridge.errors import EXIT_UNVERIFIED, ResultError
-from bridge.result import RESULT_NAME, Phase, RunStatus, Status, parse_result
+from bridge.protocol.result import RESULT_NAME, Phase, RunStatus, Status, parse_result
+from bridge.protocol.sanitize import clean_line
 
 if TYPE_CHECKING:
     from bridge.client.judged import Judged

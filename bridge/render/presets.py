@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from bridge.bus.card import Offer, Property
 from bridge.bus.catalogue import Seen
-from bridge.bus.untrusted import clean_line
 from bridge.presets import ModelNeed, Parameter, Preset
 from bridge.presets.preset import DEFAULT_LENGTH
+from bridge.protocol.runner_info import Offer, Property
+from bridge.protocol.sanitize import clean_line
 
 
 def bounds(parameter: Parameter) -> str:

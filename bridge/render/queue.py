@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bridge.bus.untrusted import clean_line
+from bridge.protocol.result import Phase
+from bridge.protocol.sanitize import clean_line
 from bridge.render.outcome import age_text, claim_text, older_text, run_text, start_text
 from bridge.render.tables import WIDE, Column, plain, table
-from bridge.result import Phase
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -88,7 +88,7 @@ def age_s(row: Row, now: float) -> float | None:
     """Seconds since a request was made, by its nonce; None: that names no moment."""
     if row.requested_at is None:
         return None
-    from bridge.manifest import parse_time
+    from bridge.protocol.manifest import parse_time
 
     return now - parse_time(row.requested_at).timestamp()
 

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from bridge.bus.card import RunnerCard, is_live
 from bridge.bus.catalogue import Seen
 from bridge.bus.results import Standing
-from bridge.bus.untrusted import clean_line
 from bridge.client.availability import absence
-from bridge.manifest import parse_time
+from bridge.protocol.manifest import parse_time
+from bridge.protocol.runner_info import RunnerCard, is_live
+from bridge.protocol.sanitize import clean_line
 from bridge.signing import fingerprint
 from bridge.signing.keyring import Entry
 from bridge.signing.keyring import State as KeyState

@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from bridge.bus.untrusted import clean_line
+from bridge.protocol.result import Status, Verdict
+from bridge.protocol.sanitize import clean_line
 from bridge.render.terminal import evidence_tables
-from bridge.result import Status, Verdict
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -11,7 +11,7 @@ import textwrap
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from bridge.bus.untrusted import clean_line
+from bridge.protocol.sanitize import clean_line
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 
-from bridge.bus import refs
 from bridge.bus.archived import is_archived
 from bridge.bus.git import Git
 from bridge.bus.retire import SETTLED
+from bridge.protocol import refs
 from bridge.runner.hearsay import Hearsay
 from bridge.runner.ledger import Ledger
 from bridge.runner.station import Station

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 from bridge.errors import MachineError, described
-from bridge.process import find_program, helper_environment, spawn
+from bridge.proc import find_program, helper_environment, spawn
 
 SYSTEM = "darwin"
 PROGRAM = "caffeinate"

@@ -26,9 +26,9 @@ from bridge.errors import (
     RequestRefused,
     SignatureError,
 )
-from bridge.manifest import MAX_NONCE_SKEW, Manifest, ParamValue, format_time
 from bridge.presets import Preset
-from bridge.result import Reason
+from bridge.protocol.manifest import MAX_NONCE_SKEW, Manifest, ParamValue, format_time
+from bridge.protocol.result import Reason
 from bridge.runner import facts, models, steady, turns
 from bridge.runner.policy import FILE_NAME, UNSIGNED
 from bridge.runner.policy.lines import Key

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from bridge.errors import MachineError
-from bridge.process import helper_environment, spawn
+from bridge.proc import helper_environment, spawn
 from bridge.runner.isolation.enforced import Enforced
 from bridge.runner.isolation.watchdog import Breach
 

@@ -9,10 +9,10 @@ import threading
 from collections.abc import Callable, Collection
 from datetime import datetime
 
-from bridge.bus.card import Work
 from bridge.bus.mirror import Mirror, Pending
 from bridge.errors import described
-from bridge.result import Reason, Status, Verdict
+from bridge.protocol.result import Reason, Status, Verdict
+from bridge.protocol.runner_info import Work
 from bridge.runner.answered import Answered
 from bridge.runner.begun import Begun
 from bridge.runner.check import Checked

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from bridge.errors import ManifestError
-from bridge.manifest import load_strict
+from bridge.protocol.manifest import load_strict
 
 KEPT = 20
 MAX_BYTES = 256 * 1024

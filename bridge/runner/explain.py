@@ -16,10 +16,10 @@ from bridge import presets
 from bridge.bus.mirror import Pending
 from bridge.bus.requests import ReadRequest
 from bridge.errors import ManifestError
-from bridge.manifest import Manifest, ParamValue, parse
 from bridge.presets import Preset
 from bridge.presets.template import show
-from bridge.result import Reason
+from bridge.protocol.manifest import Manifest, ParamValue, parse
+from bridge.protocol.result import Reason
 from bridge.runner import models
 from bridge.runner.check import Checked, judge, places
 from bridge.runner.policy.hours import shown

@@ -19,8 +19,8 @@ from pathlib import Path
 from bridge import weights
 from bridge.errors import MachineError
 from bridge.presets import Preset
-from bridge.process import run_program
-from bridge.result import ENGINE_FACT, WEIGHTS_FACT
+from bridge.proc import run_program
+from bridge.protocol.result import ENGINE_FACT, WEIGHTS_FACT
 from bridge.runner.isolation.enforced import Enforced
 from bridge.runner.models import Found
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bridge.bus.card import Work
 from bridge.bus.mirror import Mirror
 from bridge.errors import BusError, MachineError, RemoteUnreachable, described
+from bridge.protocol.runner_info import Work
 from bridge.runner.check import Checked
 from bridge.runner.later import Later
 from bridge.runner.waiting_cancels import WaitingCancels

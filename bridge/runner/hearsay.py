@@ -13,12 +13,12 @@ from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
 from pathlib import Path
 
-from bridge.bus import refs
 from bridge.bus.catalogue import read_card
 from bridge.bus.handles import Held
 from bridge.bus.mirror import Mirror
 from bridge.errors import described
-from bridge.manifest import MAX_LIFETIME, MAX_NONCE_SKEW
+from bridge.protocol import refs
+from bridge.protocol.manifest import MAX_LIFETIME, MAX_NONCE_SKEW
 from bridge.runner.ledger import Ledger, nonces_in
 from bridge.runner.peers import Peers
 from bridge.runner.station import Station

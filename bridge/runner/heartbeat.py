@@ -16,7 +16,7 @@ from collections.abc import Callable
 from bridge.bus.holding import Beat
 from bridge.errors import BusError, LeaseLost, MachineError, described
 from bridge.evidence.redact import Secrets
-from bridge.result import Phase, Progress
+from bridge.protocol.result import Phase, Progress
 from bridge.runner.hold import Hold
 
 TAIL_LINES = 12

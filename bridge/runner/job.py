@@ -18,9 +18,9 @@ from datetime import UTC, datetime
 from bridge import presets
 from bridge.bus.git import Git
 from bridge.errors import BridgeError, BusError, LeaseLost, described
-from bridge.manifest import Manifest
 from bridge.presets import Preset
-from bridge.result import Command, Phase, Reason, RunStatus, Status, Verdict, Violation
+from bridge.protocol.manifest import Manifest
+from bridge.protocol.result import Command, Phase, Reason, RunStatus, Status, Verdict, Violation
 from bridge.runner import awake, collect, facts, private
 from bridge.runner.check import Checked, Refusal
 from bridge.runner.child import Ended, Order, Supervised

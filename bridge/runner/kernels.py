@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bridge.errors import MachineError
-from bridge.process import run_program, spawn
+from bridge.proc import run_program, spawn
 from bridge.runner.folders import remove_tree
 from bridge.runner.isolation.room import Room, environment
 

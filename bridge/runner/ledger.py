@@ -10,8 +10,8 @@ from __future__ import annotations
 from datetime import datetime
 from pathlib import Path
 
-from bridge.bus import refs
-from bridge.manifest import MAX_LIFETIME, MAX_NONCE_SKEW, format_time
+from bridge.protocol import refs
+from bridge.protocol.manifest import MAX_LIFETIME, MAX_NONCE_SKEW, format_time
 
 
 class Ledger:

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from bridge.bus import refs
 from bridge.bus.git import Git
 from bridge.bus.intake import Intake
 from bridge.errors import BusError, RemoteUnreachable
+from bridge.protocol import refs
 from bridge.runner.policy import FILE_NAME, PolicyRefusal
 from bridge.runner.policy.types import BRANCHES
 from bridge.runner.station import Station

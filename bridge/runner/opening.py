@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from datetime import datetime
 
-from bridge.manifest import Manifest
+from bridge.protocol.manifest import Manifest
 from bridge.runner.station import Station
 
 

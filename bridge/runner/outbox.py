@@ -24,7 +24,7 @@ from bridge.errors import (
     ResultError,
     described,
 )
-from bridge.result import Reason, Status, Verdict, parse_result
+from bridge.protocol.result import Reason, Status, Verdict, parse_result
 from bridge.runner.later import Later
 from bridge.runner.ledger import Ledger
 from bridge.runner.spool import Entry, Spool

@@ -19,8 +19,8 @@ from bridge.bus.git import Git
 from bridge.bus.leases import MAX_LEASE_S
 from bridge.bus.standing import Signature, Standing, Trust
 from bridge.errors import KeyListError
-from bridge.manifest import parse_time
-from bridge.result import RunStatus
+from bridge.protocol.manifest import parse_time
+from bridge.protocol.result import RunStatus
 from bridge.runner.station import Station
 from bridge.signing.owned import stamps
 

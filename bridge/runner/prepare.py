@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from bridge import presets
 from bridge.bus.git import Git
 from bridge.errors import MachineError, ParameterError, described
-from bridge.manifest import ParamValue
 from bridge.presets import Preset
-from bridge.result import Reason
+from bridge.protocol.manifest import ParamValue
+from bridge.protocol.result import Reason
 from bridge.runner import lfs, models, replayed, workspace
 from bridge.runner.check import Refusal, places
 from bridge.runner.isolation.room import Room

@@ -14,7 +14,12 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from bridge import __version__, signing
-from bridge.bus.card import (
+from bridge.bus.catalogue import Place, publish_card, ref_name
+from bridge.bus.git import Git
+from bridge.errors import BusError, MachineError, PolicyError, PushRejected, SignatureError, described
+from bridge.presets import ModelNeed, Parameter, Preset
+from bridge.protocol.manifest import format_time
+from bridge.protocol.runner_info import (
     MAX_PRESETS,
     Limits,
     Load,
@@ -24,12 +29,7 @@ from bridge.bus.card import (
     State,
     Work,
 )
-from bridge.bus.catalogue import Place, publish_card, ref_name
-from bridge.bus.git import Git
-from bridge.bus.untrusted import clean_line
-from bridge.errors import BusError, MachineError, PolicyError, PushRejected, SignatureError, described
-from bridge.manifest import format_time
-from bridge.presets import ModelNeed, Parameter, Preset
+from bridge.protocol.sanitize import clean_line
 from bridge.runner import facts, models, private
 from bridge.runner.durations import Durations
 from bridge.runner.policy import Policy

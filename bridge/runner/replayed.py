@@ -18,7 +18,7 @@ from bridge.client.verified import report_of
 from bridge.errors import EvidenceError, ResultError, UnknownHandle
 from bridge.evidence.parse import parse
 from bridge.presets.template import switches
-from bridge.result import Reason, RunnerFacts
+from bridge.protocol.result import Reason, RunnerFacts
 from bridge.runner import models
 from bridge.runner.check import Refusal, places
 from bridge.runner.station import Station

@@ -16,7 +16,7 @@ from bridge.bus.git import Git
 from bridge.bus.mirror import Pending
 from bridge.bus.requests import ReadRequest, bound_manifest, read_request
 from bridge.errors import BusError, ManifestError
-from bridge.manifest import Manifest
+from bridge.protocol.manifest import Manifest
 from bridge.runner.check import Refusal, requester_of
 from bridge.runner.station import Station
 from bridge.runner.turns import Asking, Requester

@@ -10,8 +10,8 @@ from datetime import datetime
 
 from bridge import __version__
 from bridge.errors import described
-from bridge.manifest import format_time
-from bridge.result import Command, File, Result, RunnerFacts, Verdict
+from bridge.protocol.manifest import format_time
+from bridge.protocol.result import Command, File, Result, RunnerFacts, Verdict
 from bridge.runner import facts
 from bridge.runner.check import Checked
 from bridge.runner.isolation.enforced import Enforced

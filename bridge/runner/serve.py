@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
-from bridge.bus.card import MAX_ANSWERED, State, Work
 from bridge.bus.mirror import Mirror, Pending
-from bridge.bus.refs import is_local
-from bridge.bus.untrusted import clean_line
 from bridge.errors import AccessDenied, RemoteUnreachable, described
+from bridge.protocol.refs import is_local
+from bridge.protocol.runner_info import MAX_ANSWERED, State, Work
+from bridge.protocol.sanitize import clean_line
 from bridge.runner.answered import Answered
 from bridge.runner.begun import Begun
 from bridge.runner.child import MachineBusy

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bridge.bus import refs
-from bridge.manifest import format_time, parse_time
+from bridge.protocol import refs
+from bridge.protocol.manifest import format_time, parse_time
 from bridge.runner.folders import remove_tree
 
 _META, _RESULT, _SIGNATURE, _FILES = "entry.json", "result.json", "result.json.sig", "files"

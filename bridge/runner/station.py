@@ -13,9 +13,9 @@ from pathlib import Path
 
 from bridge import signing
 from bridge.bus.claims import DEFAULT_LEASE_S, Identity
-from bridge.bus.refs import audience_of, is_local
 from bridge.errors import MachineError, SignatureError, described
 from bridge.presets import Preset
+from bridge.protocol.refs import audience_of, is_local
 from bridge.runner import facts, keys
 from bridge.runner.kernels import Kernels
 from bridge.runner.policy import Policy, Rulebook

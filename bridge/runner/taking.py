@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Container
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from bridge.bus import refs
 from bridge.bus.claims import (
     Claim,
     Draft,
@@ -29,7 +28,8 @@ from bridge.bus.handles import state_of
 from bridge.bus.mirror import Mirror, Pending
 from bridge.bus.requests import has_result
 from bridge.errors import BrokenObject, BusError, LeaseLost, PushRejected
-from bridge.result import Reason, RunStatus
+from bridge.protocol import refs
+from bridge.protocol.result import Reason, RunStatus
 from bridge.runner.check import Checked, Refusal, examine
 from bridge.runner.holders import Holders
 from bridge.runner.lineage import Lineage

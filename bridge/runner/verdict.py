@@ -9,7 +9,7 @@ from bridge.evidence.gate import Binding
 from bridge.evidence.gate import judge as gate
 from bridge.evidence.promised import broken_promises
 from bridge.presets import Preset
-from bridge.result import Reason, Status, Verdict
+from bridge.protocol.result import Reason, Status, Verdict
 from bridge.runner.child import Ended
 from bridge.runner.isolation.watchdog import Breach
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from bridge.bus.cancels import objection, read_cancel
 from bridge.bus.handles import Held
 from bridge.bus.mirror import Mirror, Standing
-from bridge.manifest import Manifest
+from bridge.protocol.manifest import Manifest
 from bridge.runner.check import Checked
 from bridge.runner.station import Station
 from bridge.runner.strays import Strays

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from datetime import datetime
 
-from bridge.bus.card import is_live
 from bridge.bus.catalogue import Seen, read_cards
 from bridge.bus.git import Git
 from bridge.errors import BusError
-from bridge.result import Reason
+from bridge.protocol.result import Reason
+from bridge.protocol.runner_info import is_live
 from bridge.runner.station import Station
 
 # Refusals about this machine that a card tells of, so that two machines never wait for each other.

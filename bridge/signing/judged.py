@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bridge.bus.untrusted import clean_line
+from bridge.protocol.sanitize import clean_line
 from bridge.signing.keygen import signer_fingerprint
 from bridge.signing.listed import Listed, read_keys
 from bridge.signing.revoked import is_revoked

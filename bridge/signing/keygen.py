@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bridge.errors import MachineError, SignatureError
-from bridge.process import Finished, helper_environment, run_program
+from bridge.proc import Finished, helper_environment, run_program
 from bridge.signing.keys import PublicKey, parse_key, read_key
 
 MAX_SIGNATURE_BYTES = 16 * 1024

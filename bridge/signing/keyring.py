@@ -12,8 +12,8 @@ from datetime import UTC, datetime, time, timedelta
 from enum import StrEnum
 from pathlib import Path
 
-from bridge.bus.untrusted import quoted
 from bridge.errors import SignatureError
+from bridge.protocol.sanitize import quoted
 from bridge.signing import listed, revoked
 from bridge.signing.keys import PublicKey, read_key
 from bridge.signing.listed import Listed, read_keys

@@ -10,8 +10,8 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from bridge.bus.untrusted import quoted
 from bridge.errors import SignatureError
+from bridge.protocol.sanitize import quoted
 
 # DSA is left out: ssh-keygen no longer verifies it everywhere. `sk-` keys live in hardware.
 KINDS = (

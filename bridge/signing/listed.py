@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from bridge.bus.untrusted import quoted, unsafe_character
 from bridge.errors import KeyListError, SignatureError
+from bridge.protocol.sanitize import quoted, unsafe_character
 from bridge.signing import owned
 from bridge.signing.keys import PublicKey, parse_key
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bridge.bus.git import Git
-from bridge.bus.untrusted import without_credentials
 from bridge.errors import BusError, RequestRefused
+from bridge.protocol.sanitize import without_credentials
 from bridge.runner.policy.types import FILE_NAME, ActionsRule
 from bridge.runner.station import survey_station
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from bridge.bus import refs
 from bridge.bus.cancels import draft, wish
 from bridge.bus.git import Git
 from bridge.bus.handles import Held, state_of
 from bridge.errors import BusError
+from bridge.protocol import refs
 from bridge.workflow.asked import Asked
 
 PATIENCE_S = 60.0

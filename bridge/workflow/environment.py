@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bridge.bus.refs import BRANCHES, audience_of, parse_request_ref
-from bridge.bus.untrusted import quoted, without_credentials
 from bridge.errors import MachineError, NoRemote, RequestRefused
 from bridge.github.address import with_token
+from bridge.protocol.refs import BRANCHES, audience_of, parse_request_ref
+from bridge.protocol.sanitize import quoted, without_credentials
 from bridge.workflow.asked import Asked
 
 _SHA = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")

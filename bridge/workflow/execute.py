@@ -19,8 +19,8 @@ from threading import Event
 from bridge.bus.mirror import Pending, Standing
 from bridge.bus.requests import has_result
 from bridge.errors import BusError, MachineError, described
-from bridge.manifest import Manifest
-from bridge.result import Reason, Status, Verdict, parse_result
+from bridge.protocol.manifest import Manifest
+from bridge.protocol.result import Reason, Status, Verdict, parse_result
 from bridge.runner.answered import Answered
 from bridge.runner.check import Checked, Refusal, examine
 from bridge.runner.child import MachineBusy, Supervised

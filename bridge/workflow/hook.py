@@ -18,10 +18,10 @@ from pathlib import Path
 
 from bridge.bus.git import Git
 from bridge.bus.mirror import Pending
-from bridge.bus.refs import parse_request_ref
 from bridge.bus.requests import bound_manifest, read_request
-from bridge.bus.untrusted import quoted
 from bridge.errors import BusError, ManifestError, RequestRefused
+from bridge.protocol.refs import parse_request_ref
+from bridge.protocol.sanitize import quoted
 from bridge.runner.check import Checked, judge
 from bridge.runner.policy.types import FILE_NAME, ActionsRule
 from bridge.runner.station import survey_station

@@ -10,14 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bridge.bus import refs, room
+from bridge.bus import room
 from bridge.bus.git import Git
 from bridge.bus.intake import Intake
 from bridge.bus.mirror import Mirror, Standing
 from bridge.bus.requests import bound_manifest, has_result, read_request
 from bridge.bus.results import Asked as AskedFor
 from bridge.errors import BusError, ManifestError
-from bridge.manifest import Manifest
+from bridge.protocol import refs
+from bridge.protocol.manifest import Manifest
 from bridge.workflow.asked import Asked
 
 # Which requests a workflow takes.

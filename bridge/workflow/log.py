@@ -11,7 +11,7 @@ import contextlib
 import secrets
 from collections.abc import Callable, Iterator
 
-from bridge.bus.untrusted import one_line
+from bridge.protocol.sanitize import one_line
 
 # A log is read by people; the whole of it is in the result.
 MOST_CHARACTERS = 1 << 20

@@ -18,11 +18,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bridge.bus import refs
 from bridge.bus.answers import MAX_RESULT_BYTES, MAX_RESULT_FILES
-from bridge.bus.untrusted import quoted
 from bridge.errors import MachineError, ResultError
-from bridge.result import RESULT_NAME, RESULT_ROOT, RESULT_SIGNATURE_NAME
+from bridge.protocol import refs
+from bridge.protocol.result import RESULT_NAME, RESULT_ROOT, RESULT_SIGNATURE_NAME
+from bridge.protocol.sanitize import quoted
 from bridge.runner.spool import Entry
 
 _FORMAT = "kakeya-mac parcel 1"

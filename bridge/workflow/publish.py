@@ -20,7 +20,7 @@ from bridge.bus.results import Believed, believe, check_files, fetch, pins_keys
 from bridge.bus.standing import Standing
 from bridge.client.judged import Judged, judge
 from bridge.errors import BusError, EvidenceError
-from bridge.result import (
+from bridge.protocol.result import (
     EXIT_CODES,
     RESULT_NAME,
     RESULT_SIGNATURE_NAME,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bridge.bus.holding import Beat
-from bridge.result import Phase
+from bridge.protocol.result import Phase
 
 
 class Turn:

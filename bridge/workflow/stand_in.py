@@ -9,8 +9,8 @@ from __future__ import annotations
 from datetime import datetime
 
 from bridge import __version__
-from bridge.manifest import Manifest, format_time
-from bridge.result import Reason, Result, RunnerFacts, Status, Verdict
+from bridge.protocol.manifest import Manifest, format_time
+from bridge.protocol.result import Reason, Result, RunnerFacts, Status, Verdict
 from bridge.workflow.asked import Asked
 
 NAME, _ID = "publisher", "0" * 16

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bridge.bus.untrusted import quoted
 from bridge.errors import RequestRefused
+from bridge.protocol.sanitize import quoted
 from bridge.workflow import environment
 from bridge.workflow.asked import Asked
 

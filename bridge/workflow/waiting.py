@@ -13,8 +13,8 @@ from threading import Event
 
 from bridge.client.watch import watch
 from bridge.errors import ResultError, WaitTimeout
+from bridge.protocol.result import RESULT_NAME, Verdict, parse_result
 from bridge.render.outcome import status_line
-from bridge.result import RESULT_NAME, Verdict, parse_result
 from bridge.workflow.asked import Asked
 from bridge.workflow.local import LEFT, Copy
 

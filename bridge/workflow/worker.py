@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bridge.errors import MachineError
-from bridge.process import run_program
+from bridge.proc import run_program
 
 NAME = "Runner.Worker"
 _MOST_ANCESTORS = 64

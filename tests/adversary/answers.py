@@ -13,7 +13,7 @@ from bridge import signing
 from bridge.bus.answers import Asked, FetchedResult
 from bridge.bus.changes import Change
 from bridge.bus.publish import TRAILER
-from bridge.result import RESULT_NAME, RESULT_ROOT, RESULT_SIGNATURE_NAME
+from bridge.protocol.result import RESULT_NAME, RESULT_ROOT, RESULT_SIGNATURE_NAME
 from tests.adversary.attack import ABSENT
 
 NONCE, OTHER_NONCE = "20260301t120000z0123456789ab", "20260301t120001z0123456789ab"

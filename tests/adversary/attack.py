@@ -10,11 +10,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-from bridge.bus import refs
 from bridge.bus.git import Git
 from bridge.bus.mirror import Pending
-from bridge.manifest import format_time
-from bridge.result import Reason
+from bridge.protocol import refs
+from bridge.protocol.manifest import format_time
+from bridge.protocol.result import Reason
 from tests.adversary.trees import FOLDER, PLAIN, Row, Rows, write
 
 # In a table: a file that nobody may make, and a server (host:port) that nobody may talk to.

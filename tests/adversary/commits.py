@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bridge.result import Reason
+from bridge.protocol.result import Reason
 from tests.adversary.attack import CANARY, Request, Table
 from tests.adversary.trees import FOLDER, GITLINK, LINK, PROGRAM, Row, file, folder, link
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from bridge.manifest import MAX_BYTES
-from bridge.result import Reason
+from bridge.protocol.manifest import MAX_BYTES
+from bridge.protocol.result import Reason
 from tests.adversary.attack import ABSENT, Request, Table
 
 

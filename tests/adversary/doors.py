@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bridge.bus import cancels
-from bridge.bus.card import parse_card
 from bridge.errors import (
     BridgeError,
     BusError,
@@ -19,10 +18,11 @@ from bridge.errors import (
     ResultError,
 )
 from bridge.evidence.gate import judge
-from bridge.manifest import parse
 from bridge.presets import load_all
 from bridge.presets import read as read_preset
-from bridge.result import parse_result, parse_status
+from bridge.protocol.manifest import parse
+from bridge.protocol.result import parse_result, parse_status
+from bridge.protocol.runner_info import parse_card
 from bridge.runner.policy import narrowed
 from bridge.runner.policy import read as read_policy
 from tests.adversary import honest

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bridge.bus.cancels import draft
-from bridge.manifest import Manifest
-from bridge.result import Phase, RunStatus
+from bridge.protocol.manifest import Manifest
+from bridge.protocol.result import Phase, RunStatus
 from tests.bridge.cards import card
 
 NONCE = "20260301t120000z0123456789ab"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from bridge.result import Reason
+from bridge.protocol.result import Reason
 
 
 @dataclass(frozen=True)

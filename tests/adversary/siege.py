@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bridge.bus import refs
 from bridge.bus.git import Git
-from bridge.result import RESULT_NAME, RESULT_ROOT, Result, parse_result
+from bridge.protocol import refs
+from bridge.protocol.result import RESULT_NAME, RESULT_ROOT, Result, parse_result
 from tests.adversary.attack import Forge, Forged
 from tests.adversary.stage import install
 from tests.bridge.runner.bench import Bench

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bridge.bus.git import Git
-from bridge.result import Reason
+from bridge.protocol.result import Reason
 from bridge.runner.check import Refusal, examine
 from bridge.runner.isolation.room import Room
 from bridge.runner.prepare import Preparation

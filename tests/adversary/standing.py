@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from bridge.result import Reason
+from bridge.protocol.result import Reason
 from tests.adversary.attack import WORKLOAD, Request, Table
 
 

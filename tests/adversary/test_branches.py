@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bridge.bus import refs
-from bridge.result import Reason, Status
+from bridge.protocol import refs
+from bridge.protocol.result import Reason, Status
 from tests.adversary.attack import Request
 from tests.adversary.branches import NAMES, PUSHED
 from tests.adversary.siege import besieged

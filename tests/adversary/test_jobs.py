@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from bridge.result import Status
+from bridge.protocol.result import Status
 from tests.adversary.jobs import JOBS, HostileJob
 from tests.adversary.siege import Siege, besieged
 from tests.houses import House, wait_for

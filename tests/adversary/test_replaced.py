@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from bridge import __version__, presets
-from bridge.result import Reason, Status
+from bridge.protocol.result import Reason, Status
 from tests.adversary.attack import Request
 from tests.adversary.commits import REPLACED
 from tests.adversary.siege import besieged

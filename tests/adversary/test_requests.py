@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bridge.result import Reason, Status, Verdict
+from bridge.protocol.result import Reason, Status, Verdict
 from tests.adversary.families import REQUESTS
 from tests.adversary.stage import Stage
 

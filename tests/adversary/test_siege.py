@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bridge.result import Reason, Status
+from bridge.protocol.result import Reason, Status
 from tests.adversary.attack import Request
 from tests.adversary.families import REQUESTS
 from tests.adversary.siege import besieged

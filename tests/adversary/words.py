@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bridge.result import Reason
+from bridge.protocol.result import Reason
 from tests.adversary.attack import CANARY, NONCE, SERVER, Request, Table
 
 

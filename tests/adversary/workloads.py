@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bridge.result import Reason
+from bridge.protocol.result import Reason
 from tests.adversary.attack import CANARY, SERVER, Request, Table
 from tests.adversary.trees import FOLDER, GITLINK, PROGRAM, Row, file, folder, link
 

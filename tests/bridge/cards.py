@@ -8,10 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from bridge import signing
-from bridge.bus.card import CARD_NAME, CARD_SIGNATURE_NAME, Limits, Offer, Property, RunnerCard, State
 from bridge.bus.git import Git
 from bridge.bus.objects import Entry
-from bridge.manifest import format_time
+from bridge.protocol.manifest import format_time
+from bridge.protocol.runner_info import (
+    CARD_NAME,
+    CARD_SIGNATURE_NAME,
+    Limits,
+    Offer,
+    Property,
+    RunnerCard,
+    State,
+)
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 

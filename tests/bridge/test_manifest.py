@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from bridge.errors import ManifestError
-from bridge.manifest import MAX_BYTES, Manifest, format_time, json_schema, parse, parse_time
+from bridge.protocol.manifest import MAX_BYTES, Manifest, format_time, json_schema, parse, parse_time
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bridge.errors import MachineError
-from bridge.process import find_program, helper_environment, run_program, spawn
+from bridge.proc import find_program, helper_environment, run_program, spawn
 from tests.houses import wait_for
 
 PYTHON = [sys.executable, "-I", "-c"]

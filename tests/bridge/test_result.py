@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.errors import ResultError
-from bridge.result import EXIT_CODES, Result, Status, parse_result, parse_status
+from bridge.protocol.result import EXIT_CODES, Result, Status, parse_result, parse_status
 
 RESULT: dict[str, Any] = {
     "schema_version": 1,

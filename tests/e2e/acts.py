@@ -16,7 +16,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bridge.bus import refs
+from bridge.protocol import refs
 from tests.bridge.runner.bench import Bench
 from tests.houses import BIN, House
 

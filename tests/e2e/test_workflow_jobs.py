@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.bus.refs import audience_of
+from bridge.protocol.refs import audience_of
 from tests.bridge.runner.bench import Bench
 from tests.bridge.workflow.runs import ask
 from tests.e2e.buses import Watch

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from bridge.errors import MachineError
-from bridge.process import run_program
+from bridge.proc import run_program
 from bridge.runner.isolation.processes import Process
 
 # All processes of the user with their environments, one a line.

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from bridge.errors import MachineError
-from bridge.process import run_program
+from bridge.proc import run_program
 
 PROGRAM = "/usr/bin/sandbox-exec"
 _TRIAL = ("/usr/bin/true",)

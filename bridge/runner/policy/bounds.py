@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from bridge.errors import ParameterError, PolicyError
-from bridge.manifest import ParamValue
 from bridge.presets import Parameter, Preset, check_value
+from bridge.protocol.manifest import ParamValue
 from bridge.runner.policy.lines import Key
 from bridge.runner.policy.types import Policy, PresetRule
 from bridge.runner.policy.values import Values

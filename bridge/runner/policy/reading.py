@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from bridge.bus.untrusted import without_credentials
 from bridge.errors import PolicyError
+from bridge.protocol.sanitize import without_credentials
 from bridge.runner.limits import Limits
 from bridge.runner.policy.hours import HoursError, Span, read_span
 from bridge.runner.policy.lines import Key, Lines

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bridge.bus.untrusted import unsafe_character
 from bridge.errors import PolicyError
+from bridge.protocol.sanitize import unsafe_character
 from bridge.runner.policy.lines import Key, Lines, dotted
 
 UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from bridge.bus import refs, trees
+from bridge.bus import trees
 from bridge.bus.answers import Asked, FetchedResult
 from bridge.bus.archive import Pruned, prune
 from bridge.bus.archived import find_archived
@@ -18,7 +18,8 @@ from bridge.bus.objects import Entry
 from bridge.bus.publish import TRAILER, publish
 from bridge.bus.requests import FOLDER, Submitted, build
 from bridge.bus.results import fetch
-from bridge.result import RESULT_NAME
+from bridge.protocol import refs
+from bridge.protocol.result import RESULT_NAME
 from tests.worlds import FILES, World
 
 NOW = datetime(2026, 4, 1, 12, 0, 0, tzinfo=UTC)

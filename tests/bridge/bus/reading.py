@@ -10,7 +10,7 @@ from bridge.bus.handles import resolve_handle
 from bridge.bus.publish import TRAILER
 from bridge.bus.requests import Submitted
 from bridge.bus.results import Believed, believe, fetch
-from bridge.result import RESULT_NAME, RESULT_ROOT
+from bridge.protocol.result import RESULT_NAME, RESULT_ROOT
 from tests.worlds import FILES, World
 
 NOBODY = Path("/nonexistent")

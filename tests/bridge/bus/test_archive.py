@@ -11,14 +11,14 @@ import pytest
 
 from bridge import signing
 from bridge.bus import archive as archiving
-from bridge.bus import refs
 from bridge.bus.archive import Pruned
 from bridge.bus.archived import find_request, is_archived
 from bridge.bus.git import Git
 from bridge.bus.results import Standing, believe
 from bridge.errors import ResultError, UnknownHandle
-from bridge.manifest import MAX_BYTES
-from bridge.result import RESULT_ROOT
+from bridge.protocol import refs
+from bridge.protocol.manifest import MAX_BYTES
+from bridge.protocol.result import RESULT_ROOT
 from tests import houses
 from tests.bridge.bus.archives import (
     NOBODY,

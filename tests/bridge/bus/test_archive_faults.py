@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from bridge.bus import refs
 from bridge.bus.results import believe
 from bridge.errors import PushRejected, RemoteUnreachable
+from bridge.protocol import refs
 from tests.bridge.bus.archives import (
     NOBODY,
     answered,

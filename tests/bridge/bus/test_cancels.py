@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from bridge import signing
-from bridge.bus import refs
 from bridge.bus.cancels import (
     CANCEL_NAME,
     MAX_BYTES,
@@ -26,6 +25,7 @@ from bridge.bus.git import Git
 from bridge.bus.handles import Held
 from bridge.bus.requests import Submitted
 from bridge.errors import ManifestError, PushRejected, SignatureError
+from bridge.protocol import refs
 from tests.worlds import World
 
 

@@ -8,7 +8,7 @@ from bridge.bus.carriage import WORKFLOW_PATH, Carriage
 from bridge.bus.git import Git
 from bridge.bus.requests import bound_manifest, read_request, submit, take_back
 from bridge.errors import LeaseLost, ManifestError, RevisionError
-from bridge.manifest import REQUEST_PATH
+from bridge.protocol.manifest import REQUEST_PATH
 from tests.worlds import World
 
 FILE = b"name: mac-bridge\n"

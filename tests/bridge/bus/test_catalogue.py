@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from bridge import signing
-from bridge.bus import refs
-from bridge.bus.card import MAX_BYTES, Load, State, Work, is_live, parse_card
 from bridge.bus.catalogue import MAX_CARDS, Catalogue, forget_cards, publish_card, read_cards
 from bridge.bus.git import Git
 from bridge.bus.results import Standing
 from bridge.errors import BusError, RemoteUnreachable
+from bridge.protocol import refs
+from bridge.protocol.runner_info import MAX_BYTES, Load, State, Work, is_live, parse_card
 from tests.bridge.cards import NOW, altered, card, offer, put, signed
 from tests.worlds import World, snapshot
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from bridge import signing
-from bridge.bus import refs
 from bridge.bus.claimed import Claimed, read_claim
 from bridge.bus.claims import Beat, Claim, claim
 from bridge.bus.drafts import MOST_ATTEMPTS, draft
@@ -16,7 +15,8 @@ from bridge.bus.handles import Held
 from bridge.bus.leases import DEFAULT_LEASE_S, LeaseWatch
 from bridge.bus.standing import Standing, Trust
 from bridge.errors import LeaseLost
-from bridge.result import STATUS_NAME, STATUS_SIGNATURE_NAME, Phase
+from bridge.protocol import refs
+from bridge.protocol.result import STATUS_NAME, STATUS_SIGNATURE_NAME, Phase
 from tests.worlds import RUNNER, World
 
 NOWHERE = Trust.by(Path("/nonexistent/known_runners"))

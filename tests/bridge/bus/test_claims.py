@@ -6,12 +6,12 @@ import threading
 
 import pytest
 
-from bridge.bus import refs
 from bridge.bus.claims import Beat, Claim, Identity, LeaseWatch, claim, read_status, take_over
 from bridge.bus.handles import state_of
 from bridge.bus.publish import Superseded
 from bridge.errors import LeaseLost, PushRejected, RemoteUnreachable
-from bridge.result import Phase, Progress
+from bridge.protocol import refs
+from bridge.protocol.result import Phase, Progress
 from tests.worlds import RUNNER, World
 
 OTHER = Identity("othermac", "fedcba9876543210", "00000000000000bb")

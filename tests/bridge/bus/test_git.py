@@ -18,7 +18,7 @@ from bridge.bus.mirror import Mirror
 from bridge.bus.results import believe, fetch
 from bridge.client.remotes import resolve_remote
 from bridge.errors import BusError, LeaseLost, NoRemote, RemoteUnreachable, RevisionError
-from bridge.result import Phase
+from bridge.protocol.result import Phase
 from tests.worlds import World, snapshot
 
 

@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from bridge.bus import refs
 from bridge.bus.publish import publish
 from bridge.bus.results import Standing
 from bridge.errors import LeaseLost, PushRejected, ResultError
+from bridge.protocol import refs
 from tests.bridge.bus.reading import read
 from tests.worlds import FILES, World
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.bus import refs
+from bridge.protocol import refs
 
 PRESETS = st.from_regex(r"\A[a-z0-9]+(-[a-z0-9]+){0,3}\Z").filter(lambda name: len(name) <= 64)
 BRANCHES = st.none() | st.just("main") | st.from_regex(r"\AAgentMemory/[a-z]{1,8}-[a-z0-9]{1,8}\Z")

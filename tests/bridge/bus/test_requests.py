@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from bridge.bus import refs, trees
+from bridge.bus import trees
 from bridge.bus.git import Git
 from bridge.bus.objects import Entry
 from bridge.bus.requests import FOLDER, Submitted, read_request
 from bridge.errors import ManifestError, PushRejected, RemoteUnreachable
-from bridge.manifest import REQUEST_PATH, SIGNATURE_PATH, parse
+from bridge.protocol import refs
+from bridge.protocol.manifest import REQUEST_PATH, SIGNATURE_PATH, parse
 from tests.worlds import World
 
 

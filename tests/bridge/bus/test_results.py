@@ -7,15 +7,15 @@ from collections.abc import Callable
 
 import pytest
 
-from bridge.bus import refs
 from bridge.bus.git import Git
 from bridge.bus.handles import resolve_handle
 from bridge.bus.objects import Entry
 from bridge.bus.publish import publish
 from bridge.bus.results import Asked, Standing, believe, fetch
 from bridge.errors import ResultError, UnknownHandle
-from bridge.manifest import MAX_BYTES, REQUEST_PATH
-from bridge.result import RESULT_NAME, RESULT_ROOT, Status
+from bridge.protocol import refs
+from bridge.protocol.manifest import MAX_BYTES, REQUEST_PATH
+from bridge.protocol.result import RESULT_NAME, RESULT_ROOT, Status
 from tests.bridge.bus.reading import NOBODY, by_hand, read
 from tests.worlds import World
 

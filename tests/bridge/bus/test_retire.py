@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bridge.bus import refs, retire
+from bridge.bus import retire
 from bridge.bus.archive_record import folder_of
 from bridge.bus.cache import Cache, TooMuch
 from bridge.bus.git import Git
@@ -20,7 +20,8 @@ from bridge.bus.requests import FOLDER, Submitted
 from bridge.bus.results import believe
 from bridge.bus.retire import Standing, due, standings
 from bridge.errors import BusError, ResultError, UnknownHandle
-from bridge.result import RESULT_NAME, RESULT_ROOT
+from bridge.protocol import refs
+from bridge.protocol.result import RESULT_NAME, RESULT_ROOT
 from tests.bridge.bus.archives import (
     NOBODY,
     NOW,

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from bridge.bus import refs, scan
+from bridge.bus import scan
 from bridge.bus.git import Git
 from bridge.bus.mirror import Mirror
 from bridge.bus.requests import build
-from bridge.manifest import MAX_LIFETIME, MAX_NONCE_SKEW
+from bridge.protocol import refs
+from bridge.protocol.manifest import MAX_LIFETIME, MAX_NONCE_SKEW
 from tests.bridge.bus.archives import NOW, many_answered, nonce_of_age
 from tests.worlds import World
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.bus.untrusted import clean, one_line, unsafe_character, without_credentials
+from bridge.protocol.sanitize import clean, one_line, unsafe_character, without_credentials
 
 # Format characters that show: number signs of Arabic and Kaithi, Syriac and Arabic marks.
 VISIBLE = {*range(0x600, 0x606), 0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x110BD, 0x110CD}

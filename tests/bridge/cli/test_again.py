@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from bridge import settings, signing
-from bridge.bus import refs
 from bridge.bus.requests import Submitted, submit
 from bridge.cli.again import again
 from bridge.cli.run import run
 from bridge.client import trust
-from bridge.result import Reason, Status, Verdict
+from bridge.protocol import refs
+from bridge.protocol.result import Reason, Status, Verdict
 from tests.bridge.bus.archives import nonce_of_age, pruned
 from tests.bridge.bus.test_results import BAD_MANIFESTS, refusal
 from tests.bridge.cli.calls import call

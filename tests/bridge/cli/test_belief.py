@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from bridge import presets, signing
-from bridge.bus import refs
 from bridge.bus.requests import Submitted
-from bridge.result import Reason, Status, Verdict
+from bridge.protocol import refs
+from bridge.protocol.result import Reason, Status, Verdict
 from tests.bridge.bus.test_results import BAD_MANIFESTS, refusal
 from tests.bridge.evidence import reports
 from tests.bridge.evidence.reports import Document

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from bridge import signing
-from bridge.bus import refs
 from bridge.bus.cancels import read_cancel
-from bridge.bus.card import Limits
 from bridge.bus.catalogue import publish_card
 from bridge.bus.git import Git
 from bridge.bus.requests import Submitted
 from bridge.cli.cancel import cancel
-from bridge.result import Reason, Status, Verdict
+from bridge.protocol import refs
+from bridge.protocol.result import Reason, Status, Verdict
+from bridge.protocol.runner_info import Limits
 from tests.bridge.bus.archives import answered, pruned
 from tests.bridge.cards import card
 from tests.bridge.cli.calls import call

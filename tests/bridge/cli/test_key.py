@@ -10,7 +10,7 @@ from bridge import settings, signing
 from bridge.bus.requests import read_request
 from bridge.cli.key import key
 from bridge.cli.run import run
-from bridge.process import run_program
+from bridge.proc import run_program
 from tests.bridge.cli.calls import call
 from tests.bridge.signing.keyring import private, public
 from tests.worlds import World

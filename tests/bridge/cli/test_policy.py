@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from bridge import signing
-from bridge.bus import refs
 from bridge.cli.policy import policy
-from bridge.manifest import Manifest
 from bridge.presets import load_all
+from bridge.protocol import refs
+from bridge.protocol.manifest import Manifest
 from bridge.runner.policy import Policy, load, narrowed
 from bridge.runner.policy.defaults import STARTER
 from bridge.runner.policy.reading import _KEYS

@@ -12,12 +12,12 @@ import click
 import pytest
 
 from bridge import signing
-from bridge.bus import refs
 from bridge.cli import handles, run_edge
 from bridge.cli.fetch import fetch
 from bridge.cli.history import history
 from bridge.cli.prune import prune
 from bridge.cli.queue import queue
+from bridge.protocol import refs
 from tests.bridge.bus.archives import answered, bridge_refs
 from tests.worlds import FILES, World
 

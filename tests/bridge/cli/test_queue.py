@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from bridge.bus import refs
-from bridge.bus.card import State, Work
 from bridge.bus.catalogue import publish_card
 from bridge.cli.queue import queue
+from bridge.protocol import refs
+from bridge.protocol.runner_info import State, Work
 from tests.bridge.cards import card, offer
 from tests.bridge.cli.calls import call
 from tests.houses import Done

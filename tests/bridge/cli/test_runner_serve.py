@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.bus import refs
+from bridge.protocol import refs
 from tests.bridge.runner.bench import Bench
 from tests.houses import House, wait_for
 

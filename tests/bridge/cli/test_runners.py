@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from bridge import presets, signing
-from bridge.bus import refs
-from bridge.bus.card import Limits, Property, RunnerCard, State, Work
+from bridge.protocol import refs
+from bridge.protocol.runner_info import Limits, Property, RunnerCard, State, Work
 from tests.bridge.cards import card, offer, public_line, put, signed
 from tests.houses import House
 

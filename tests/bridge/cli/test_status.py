@@ -7,12 +7,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from bridge.bus import refs
 from bridge.bus.catalogue import publish_card
 from bridge.bus.claims import Beat, claim
 from bridge.cli.handles import status
 from bridge.cli.run import run
-from bridge.result import Phase
+from bridge.protocol import refs
+from bridge.protocol.result import Phase
 from tests.bridge.cards import card
 from tests.bridge.cli.calls import call
 from tests.houses import Done

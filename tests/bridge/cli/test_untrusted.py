@@ -13,16 +13,16 @@ from typing import Any
 import click
 import pytest
 
-from bridge.bus import refs
 from bridge.bus.claims import Beat
-from bridge.bus.untrusted import unsafe_character
 from bridge.cli.fetch import fetch
 from bridge.cli.handles import logs, result, status, wait
 from bridge.cli.history import history
 from bridge.cli.presets import presets
 from bridge.cli.queue import queue
 from bridge.cli.runners import runners
-from bridge.result import Phase, Progress
+from bridge.protocol import refs
+from bridge.protocol.result import Phase, Progress
+from bridge.protocol.sanitize import unsafe_character
 from tests.bridge.cards import card, offer, put
 from tests.bridge.cli.calls import call
 from tests.worlds import World

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.bus import refs
-from bridge.bus.card import Limits, Load, Property, RunnerCard, State, Work
 from bridge.bus.catalogue import Seen, publish_card
 from bridge.bus.results import Standing
 from bridge.client.availability import Outlook, signed_only, who_can
 from bridge.client.lookout import Lookout, trusted_names
 from bridge.errors import KeyListError
-from bridge.manifest import ParamValue, format_time
+from bridge.protocol import refs
+from bridge.protocol.manifest import ParamValue, format_time
+from bridge.protocol.runner_info import Limits, Load, Property, RunnerCard, State, Work
 from tests.bridge.cards import NOW, card, offer
 from tests.houses import wait_for
 from tests.worlds import World

@@ -16,7 +16,7 @@ from bridge.client.binding import MACHINE, REPEATED, ROLES, Agreement, compare
 from bridge.evidence.parse import parse
 from bridge.presets import Preset
 from bridge.presets.template import switches
-from bridge.result import Reason, Result, RunnerFacts, Status, Verdict
+from bridge.protocol.result import Reason, Result, RunnerFacts, Status, Verdict
 from bridge.runner import facts, models
 from engine.cli.evaluation_options import seed_of
 from engine.evaluation.environment import source_digest

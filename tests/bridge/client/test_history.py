@@ -6,13 +6,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from bridge.bus import refs
 from bridge.bus.claims import Beat, claim
 from bridge.bus.requests import Submitted
 from bridge.client.history import History, Row, history, queue
 from bridge.client.lookup import look_up
 from bridge.errors import UnknownHandle
-from bridge.result import RESULT_ROOT, Phase, Progress, Status
+from bridge.protocol import refs
+from bridge.protocol.result import RESULT_ROOT, Phase, Progress, Status
 from tests.bridge.bus.archives import NOW, answered, bridge_refs, many_answered, pruned
 from tests.worlds import RUNNER, World
 

@@ -9,7 +9,7 @@ import pytest
 
 from bridge.bus.results import Believed, Standing
 from bridge.client.judged import Judged, judge
-from bridge.result import File, Reason, Result, RunnerFacts, Status, Verdict
+from bridge.protocol.result import File, Reason, Result, RunnerFacts, Status, Verdict
 from tests.bridge.evidence import reports
 from tests.bridge.evidence.reports import Document
 

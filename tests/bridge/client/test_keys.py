@@ -14,7 +14,7 @@ import pytest
 from bridge import settings, signing
 from bridge.client.keys import Choice, Pen, choose
 from bridge.errors import SignatureError
-from bridge.process import run_program
+from bridge.proc import run_program
 from tests.bridge.signing.keyring import private, public
 from tests.houses import wait_for
 from tests.worlds import World

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from bridge.bus import refs
 from bridge.bus.carriage import Carriage
 from bridge.bus.requests import submit
 from bridge.client.resend import _PAUSES_S, Resender, resend
 from bridge.client.runs import Request
 from bridge.errors import BusError
+from bridge.protocol import refs
 from bridge.runner import wishes
 from tests.worlds import World
 

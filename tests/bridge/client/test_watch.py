@@ -10,7 +10,7 @@ import pytest
 from bridge.bus.claims import Beat
 from bridge.client.watch import watch
 from bridge.errors import RemoteUnreachable, UnknownHandle, WaitTimeout
-from bridge.result import Phase
+from bridge.protocol.result import Phase
 from tests.worlds import World, make_world
 
 

@@ -8,7 +8,7 @@ import json
 
 from bridge.client.binding import MACHINE
 from bridge.evidence.rules.prompt_sets import known_sets
-from bridge.result import ENGINE_FACT, WEIGHTS_FACT
+from bridge.protocol.result import ENGINE_FACT, WEIGHTS_FACT
 from tests.bridge.evidence.derived import Document, digest, settle, summary
 
 __all__ = ["Document", "digest", "settle", "summary"]

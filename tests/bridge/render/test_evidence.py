@@ -11,10 +11,7 @@ from bridge.bus.results import Believed, FetchedResult, Standing
 from bridge.client.judged import Judged
 from bridge.evidence.gate import judge
 from bridge.evidence.rules.claims import ClaimFigure
-from bridge.render.figures import bytes_text, claim_text, number_text, ratio_text
-from bridge.render.outcome import done_line, outcome_json, outcome_lines, status_line
-from bridge.render.terminal import evidence_tables
-from bridge.result import (
+from bridge.protocol.result import (
     RESULT_NAME,
     File,
     Phase,
@@ -27,6 +24,9 @@ from bridge.result import (
     Verdict,
     Violation,
 )
+from bridge.render.figures import bytes_text, claim_text, number_text, ratio_text
+from bridge.render.outcome import done_line, outcome_json, outcome_lines, status_line
+from bridge.render.terminal import evidence_tables
 from tests.bridge.evidence import reports
 from tests.bridge.evidence.reports import Document, dump
 

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bridge.client.history import Row
+from bridge.protocol.result import Phase, Progress, Reason, Status
 from bridge.render.queue import age_text, history_table, queue_table, row_json
-from bridge.result import Phase, Progress, Reason, Status
 
 NONCE = "20260301t120000z0123456789ab"
 NOON = 1772366400.0  # 2026-03-01T12:00:00Z

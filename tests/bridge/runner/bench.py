@@ -11,13 +11,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from bridge.bus import refs
 from bridge.bus.git import Git
 from bridge.bus.handles import resolve_handle
 from bridge.bus.requests import build, submit
 from bridge.bus.results import Believed, believe, fetch
-from bridge.manifest import Manifest
-from bridge.process import run_program
+from bridge.proc import run_program
+from bridge.protocol import refs
+from bridge.protocol.manifest import Manifest
 from bridge.runner.child import SUPERVISOR
 from bridge.runner.serve import Runner
 from bridge.runner.station import Station, open_station

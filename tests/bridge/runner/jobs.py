@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bridge.process import run_program
+from bridge.proc import run_program
 from bridge.runner.child import Ended, Order, Standby, Supervised
 from bridge.runner.isolation import landlock, namespaces, seccomp, view
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from bridge import signing
-from bridge.bus import refs
 from bridge.bus.git import Git
 from bridge.bus.objects import Entry
 from bridge.bus.requests import build
 from bridge.errors import MachineError
-from bridge.result import Reason, Status
+from bridge.protocol import refs
+from bridge.protocol.result import Reason, Status
 from bridge.runner.outbox import Outbox
 from bridge.runner.reserve import Reserve
 from bridge.runner.serve import Runner

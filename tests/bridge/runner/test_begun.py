@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from bridge.bus import refs
-from bridge.manifest import Manifest
+from bridge.protocol import refs
+from bridge.protocol.manifest import Manifest
 from bridge.runner.begun import Begun
 from bridge.runner.clerk import MAX_ATTEMPTS
 from bridge.runner.serve import Runner

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from bridge import signing
-from bridge.bus import refs
 from bridge.bus.cancels import Wished, draft, wish
 from bridge.bus.git import Git
 from bridge.bus.handles import Held, resolve_handle
-from bridge.manifest import Manifest
-from bridge.result import Phase, Reason, Status
+from bridge.protocol import refs
+from bridge.protocol.manifest import Manifest
+from bridge.protocol.result import Phase, Reason, Status
 from bridge.runner import wishes
 from bridge.runner.child import Standby, Supervised
 from bridge.runner.serve import Runner

@@ -4,12 +4,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from bridge.bus import refs
 from bridge.bus.git import Git
 from bridge.bus.objects import Entry
 from bridge.bus.requests import build
-from bridge.manifest import REQUEST_PATH
-from bridge.result import Reason, Status
+from bridge.protocol import refs
+from bridge.protocol.manifest import REQUEST_PATH
+from bridge.protocol.result import Reason, Status
 from bridge.runner.serve import Runner
 from tests.bridge.runner.bench import Bench
 

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from bridge.bus import refs
-from bridge.result import Status
+from bridge.protocol import refs
+from bridge.protocol.result import Status
 from bridge.runner.child import Standby, Supervised
 from bridge.runner.serve import Runner
 from tests.bridge.runner.bench import Bench

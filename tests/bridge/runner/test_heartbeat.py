@@ -9,7 +9,7 @@ from collections.abc import Callable
 from bridge.bus.claims import Claim, Identity, claim, read_status
 from bridge.bus.handles import resolve_handle
 from bridge.evidence.redact import Secrets
-from bridge.result import Phase, Progress, RunStatus
+from bridge.protocol.result import Phase, Progress, RunStatus
 from bridge.runner.heartbeat import Heartbeat
 from tests.worlds import World
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from bridge.bus import refs
 from bridge.bus.git import Git
 from bridge.bus.objects import Entry
 from bridge.errors import BusError
+from bridge.protocol import refs
 from bridge.runner.isolation import namespaces
 from bridge.runner.serve import Runner
 from tests.bridge.runner.bench import Bench

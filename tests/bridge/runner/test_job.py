@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
-from bridge.bus import refs
 from bridge.bus.claims import read_status
 from bridge.bus.git import Git
-from bridge.result import Phase, Reason
+from bridge.protocol import refs
+from bridge.protocol.result import Phase, Reason
 from tests.bridge.runner.bench import Bench
 from tests.houses import wait_for
 

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from bridge.bus import refs
 from bridge.bus.claims import read_status
 from bridge.bus.git import Git
 from bridge.presets import load_all
-from bridge.result import Phase, Status
+from bridge.protocol import refs
+from bridge.protocol.result import Phase, Status
 from bridge.runner import facts
 from bridge.runner import kernels as kernels_module
 from bridge.runner.isolation import room as rooms

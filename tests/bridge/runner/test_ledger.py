@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bridge.bus import refs
-from bridge.manifest import MAX_LIFETIME, MAX_NONCE_SKEW
+from bridge.protocol import refs
+from bridge.protocol.manifest import MAX_LIFETIME, MAX_NONCE_SKEW
 from bridge.runner.ledger import Ledger
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)

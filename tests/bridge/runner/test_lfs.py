@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bridge.errors import PolicyError
-from bridge.result import Reason, Status
+from bridge.protocol.result import Reason, Status
 from bridge.runner.lfs import PointersRefused, materialise
 from bridge.runner.policy.reading import load, read
 from bridge.runner.policy.types import LfsRule

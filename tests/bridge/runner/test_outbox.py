@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from bridge.bus import refs
 from bridge.bus.claims import Claim, Identity
 from bridge.bus.handles import resolve_handle
 from bridge.bus.requests import Submitted
 from bridge.bus.results import Asked, Believed, believe, fetch
 from bridge.errors import LeaseLost
-from bridge.result import Reason, Status
+from bridge.protocol import refs
+from bridge.protocol.result import Reason, Status
 from bridge.runner.later import MAX_PAUSE_S, Later
 from bridge.runner.ledger import Ledger
 from bridge.runner.outbox import LONGEST_PAUSE_S, PATIENCE_S, REJECTIONS, Outbox

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from bridge import signing
-from bridge.bus import refs
 from bridge.bus.claims import Claim, claim
 from bridge.bus.git import Git, Update
 from bridge.bus.mirror import Pending
 from bridge.bus.objects import Entry
 from bridge.errors import LeaseLost
-from bridge.manifest import Manifest, format_time
-from bridge.result import STATUS_NAME, STATUS_SIGNATURE_NAME, Phase, RunStatus
+from bridge.protocol import refs
+from bridge.protocol.manifest import Manifest, format_time
+from bridge.protocol.result import STATUS_NAME, STATUS_SIGNATURE_NAME, Phase, RunStatus
 from bridge.runner.check import Checked
 from bridge.runner.serve import Runner
 from bridge.runner.station import Station

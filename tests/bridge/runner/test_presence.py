@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from bridge import signing
-from bridge.bus import refs
-from bridge.bus.card import RunnerCard, State, Work
 from bridge.bus.catalogue import publish_card, read_cards
 from bridge.bus.git import Git
 from bridge.bus.results import Standing
+from bridge.protocol import refs
+from bridge.protocol.runner_info import RunnerCard, State, Work
 from bridge.runner.durations import KEPT, Durations
 from bridge.runner.policy.hours import DAYS
 from bridge.runner.presence import Presence

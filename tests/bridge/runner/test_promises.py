@@ -14,15 +14,15 @@ from itertools import pairwise
 import pytest
 
 from bridge import signing
-from bridge.bus import refs
 from bridge.bus.archive import prune
-from bridge.bus.card import RunnerCard, State
 from bridge.bus.catalogue import read_cards
 from bridge.bus.git import Git
 from bridge.bus.handles import resolve_handle
-from bridge.manifest import Manifest
-from bridge.process import run_program
-from bridge.result import Reason, Status
+from bridge.proc import run_program
+from bridge.protocol import refs
+from bridge.protocol.manifest import Manifest
+from bridge.protocol.result import Reason, Status
+from bridge.protocol.runner_info import RunnerCard, State
 from bridge.runner.child import MachineBusy, Standby, Supervised
 from bridge.runner.serve import Runner
 from tests.bridge.bus.damage import DAMAGE

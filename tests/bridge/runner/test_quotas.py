@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bridge import signing
-from bridge.manifest import Manifest
-from bridge.result import Reason, Status
+from bridge.protocol.manifest import Manifest
+from bridge.protocol.result import Reason, Status
 from tests.bridge.runner.bench import Bench
 from tests.houses import House
 

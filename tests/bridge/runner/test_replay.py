@@ -9,12 +9,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from bridge import signing
-from bridge.bus import refs
-from bridge.bus.card import MAX_ANSWERED
 from bridge.bus.claims import Claim
 from bridge.bus.git import Git
 from bridge.bus.requests import submit
-from bridge.manifest import Manifest, format_time
+from bridge.protocol import refs
+from bridge.protocol.manifest import Manifest, format_time
+from bridge.protocol.runner_info import MAX_ANSWERED
 from bridge.runner.ledger import Ledger
 from bridge.runner.serve import Runner
 from bridge.runner.spool import Entry

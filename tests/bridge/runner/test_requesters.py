@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from bridge import signing
-from bridge.bus import refs
 from bridge.bus.mirror import Mirror, Pending
-from bridge.manifest import Manifest
-from bridge.result import Reason
+from bridge.protocol import refs
+from bridge.protocol.manifest import Manifest
+from bridge.protocol.result import Reason
 from bridge.runner.check import examine
 from bridge.runner.requesters import Requesters
 from bridge.runner.turns import Requester

@@ -7,7 +7,7 @@ import pytest
 
 from bridge import signing
 from bridge.bus.results import Standing
-from bridge.result import Status
+from bridge.protocol.result import Status
 from tests.bridge.runner.bench import Bench
 from tests.houses import wait_for
 

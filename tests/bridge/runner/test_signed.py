@@ -13,8 +13,8 @@ from bridge import signing
 from bridge.bus.git import Git
 from bridge.bus.mirror import Mirror
 from bridge.bus.requests import build
-from bridge.manifest import Manifest
-from bridge.process import run_program
+from bridge.proc import run_program
+from bridge.protocol.manifest import Manifest
 from bridge.runner.check import examine
 from bridge.signing import listed
 from bridge.signing.keyring import Keyring

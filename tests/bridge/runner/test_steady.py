@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bridge import interpreter, weights
-from bridge.result import Reason, Status
+from bridge.protocol.result import Reason, Status
 from bridge.runner import awake, models
 from tests.bridge.runner.bench import Bench
 from tests.houses import House, wait_for

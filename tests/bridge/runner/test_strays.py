@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from bridge.bus import refs
 from bridge.bus.git import Update
 from bridge.bus.handles import Held
 from bridge.bus.requests import Submitted
 from bridge.errors import RemoteUnreachable
+from bridge.protocol import refs
 from bridge.runner.strays import Strays
 from tests.worlds import World
 

@@ -7,9 +7,9 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from bridge.bus import refs
 from bridge.bus.catalogue import publish_card, read_cards
 from bridge.bus.git import Git
+from bridge.protocol import refs
 from bridge.runner import upkeep
 from bridge.runner.child import Standby, Supervised
 from bridge.runner.serve import Runner

@@ -19,8 +19,8 @@ from bridge.client.keys import Choice, Pen
 from bridge.client.verified import verify
 from bridge.errors import EvidenceError, MachineError
 from bridge.evidence.verification import parse_verification
-from bridge.manifest import format_time
-from bridge.process import run_program
+from bridge.proc import run_program
+from bridge.protocol.manifest import format_time
 from tests.bridge.evidence.derived import Document
 from tests.bridge.runner.bench import Bench
 from tests.engine.verification import forgeries

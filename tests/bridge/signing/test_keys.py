@@ -8,7 +8,7 @@ import pytest
 
 from bridge import signing
 from bridge.errors import SignatureError
-from bridge.process import run_program
+from bridge.proc import run_program
 from bridge.signing.keys import KINDS, parse_key, read_key
 from tests.bridge.signing.keyring import blob, private, public
 

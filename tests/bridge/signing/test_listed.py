@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bridge import signing
 from bridge.errors import KeyListError, SignatureError
-from bridge.process import helper_environment, run_program
+from bridge.proc import helper_environment, run_program
 from bridge.signing import listed
 from bridge.signing.listed import Listed, parse_line, read_keys
 from tests.bridge.signing.keyring import private, public

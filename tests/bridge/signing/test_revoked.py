@@ -8,7 +8,7 @@ import pytest
 
 from bridge import signing
 from bridge.errors import KeyListError
-from bridge.process import run_program
+from bridge.proc import run_program
 from bridge.signing.keys import parse_key
 from bridge.signing.revoked import check_revoked, is_revoked, revoke
 from tests.bridge.signing.keyring import blob, private, public

@@ -6,8 +6,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from bridge.manifest import Manifest
-from bridge.result import Result, parse_result
+from bridge.protocol.manifest import Manifest
+from bridge.protocol.result import Result, parse_result
 from bridge.runner.spool import Entry
 from bridge.runner.station import Station
 from bridge.workflow import parcel

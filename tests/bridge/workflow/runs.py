@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bridge.manifest import Manifest
+from bridge.protocol.manifest import Manifest
 from tests.bridge.runner.bench import Bench
 from tests.houses import Done, House
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from bridge.bus import refs
 from bridge.bus.cancels import Wished, draft, wish
 from bridge.bus.git import Git
 from bridge.bus.handles import Held
 from bridge.errors import BusError, MachineError
-from bridge.result import parse_result
+from bridge.protocol import refs
+from bridge.protocol.result import parse_result
 from bridge.runner import wishes
 from bridge.runner.child import Standby, Supervised
 from bridge.runner.sessions import only_one

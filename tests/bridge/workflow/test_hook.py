@@ -17,7 +17,7 @@ import pytest
 
 from bridge.errors import RequestRefused
 from bridge.mac import hook_file
-from bridge.manifest import REQUEST_PATH
+from bridge.protocol.manifest import REQUEST_PATH
 from bridge.workflow.access import ssh_command
 from bridge.workflow.hook import SHIPPED, alone
 from bridge.workflow.worker import Ancestor, end

@@ -11,7 +11,7 @@ import pytest
 
 from bridge.bus.answers import MAX_RESULT_BYTES, MAX_RESULT_FILES
 from bridge.errors import MachineError
-from bridge.result import RESULT_ROOT
+from bridge.protocol.result import RESULT_ROOT
 from bridge.runner.spool import Entry
 from bridge.workflow import parcel
 from bridge.workflow.parcel import TamperedParcel

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from bridge.bus import refs
 from bridge.errors import BusError, PushRejected
-from bridge.manifest import Manifest
-from bridge.result import File, Phase, Reason, Result, Status, Verdict, parse_result
+from bridge.protocol import refs
+from bridge.protocol.manifest import Manifest
+from bridge.protocol.result import File, Phase, Reason, Result, Status, Verdict, parse_result
 from bridge.runner.spool import Entry
 from bridge.workflow.asked import Asked
 from bridge.workflow.execute import Executed

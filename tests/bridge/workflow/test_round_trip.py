@@ -2,8 +2,8 @@
 
 import pytest
 
-from bridge.bus import refs
 from bridge.bus.standing import Standing
+from bridge.protocol import refs
 from tests.bridge.runner.bench import Bench
 from tests.bridge.workflow.runs import ask
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from bridge.bus import refs
 from bridge.bus.standing import Standing
+from bridge.protocol import refs
 from bridge.runner.serve import Runner
 from tests.bridge.runner.bench import Bench
 from tests.bridge.workflow.desk import Desk

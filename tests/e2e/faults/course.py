@@ -15,8 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from bridge.bus import refs
 from bridge.errors import EXIT_TERMINATED
+from bridge.protocol import refs
 from tests.e2e.faults import plan
 from tests.e2e.faults.machines import Machine
 from tests.e2e.faults.plan import Ask, Blow, Fault, Wish

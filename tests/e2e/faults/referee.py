@@ -14,14 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bridge.bus import refs
 from bridge.bus.git import Git
 from bridge.bus.handles import state_of
 from bridge.bus.requests import bound_manifest, read_request
 from bridge.bus.results import Asked, Believed, Standing, believe, fetch
 from bridge.client import trust
 from bridge.errors import BridgeError
-from bridge.result import Reason, Status
+from bridge.protocol import refs
+from bridge.protocol.result import Reason, Status
 from bridge.runner.clerk import MAX_ATTEMPTS
 from tests.e2e.faults import jobs
 from tests.e2e.faults.machines import Machine

@@ -11,11 +11,11 @@ import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from bridge.bus import refs
 from bridge.bus.git import Git
 from bridge.bus.requests import Submitted, submit
 from bridge.errors import BusError
-from bridge.manifest import Manifest
+from bridge.protocol import refs
+from bridge.protocol.manifest import Manifest
 from tests.e2e.faults import procs
 from tests.e2e.faults.jobs import MOST_SECONDS
 from tests.e2e.faults.plan import Ask, Client, Wish

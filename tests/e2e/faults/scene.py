@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from bridge.bus import refs
 from bridge.bus.results import Believed
+from bridge.protocol import refs
 from tests.e2e.faults import jobs, procs, referee
 from tests.e2e.faults.machines import Machine
 from tests.e2e.faults.plan import Ask, Wish

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.manifest import parse_time
+from bridge.protocol.manifest import parse_time
 from tests.e2e.faults import jobs
 from tests.e2e.faults.machines import Machine
 from tests.e2e.faults.scene import Scene

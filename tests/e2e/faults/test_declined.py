@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bridge.bus import refs
+from bridge.protocol import refs
 from tests.e2e.faults.scene import Scene
 
 pytestmark = pytest.mark.e2e

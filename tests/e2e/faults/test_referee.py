@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from bridge.bus import refs
+from bridge.protocol import refs
 from tests.e2e.faults import procs, referee
 from tests.e2e.faults.scene import Scene
 

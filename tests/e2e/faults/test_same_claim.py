@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from bridge.bus import refs
-from bridge.manifest import format_time
-from bridge.result import STATUS_NAME, Phase, RunStatus
+from bridge.protocol import refs
+from bridge.protocol.manifest import format_time
+from bridge.protocol.result import STATUS_NAME, Phase, RunStatus
 from tests.e2e.faults import jobs
 from tests.e2e.faults.scene import Scene
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.process import run_program
+from bridge.proc import run_program
 from bridge.runner.isolation import landlock, namespaces, seccomp
 from tests.bridge.runner.jobs import LEVEL, Jobs
 

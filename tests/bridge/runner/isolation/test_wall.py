@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.process import run_program
+from bridge.proc import run_program
 from bridge.runner.child import Supervised
 from bridge.runner.isolation import processes
 from bridge.runner.isolation.enforced import NOT_ENFORCED

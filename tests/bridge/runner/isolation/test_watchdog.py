@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bridge import presets
-from bridge.result import Reason
+from bridge.protocol.result import Reason
 from bridge.runner.child import Ended
 from bridge.runner.isolation import processes
 from bridge.runner.isolation.enforced import Enforced

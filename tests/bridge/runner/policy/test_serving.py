@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from bridge import signing
-from bridge.bus import refs
 from bridge.bus.cancels import Wished, draft, wish
 from bridge.bus.git import Git
 from bridge.bus.handles import Held
 from bridge.bus.requests import build
+from bridge.protocol import refs
 from bridge.runner.policy.hours import DAYS
 from tests.bridge.runner.bench import Bench
 from tests.houses import wait_for

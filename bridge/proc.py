@@ -1,4 +1,4 @@
-"""The only door to child processes (git has its own, in `bridge.bus.command`).
+"""The only way to child processes (git has its own, in `bridge.bus.command`), and the atomic file write.
 
 `run_program` runs a short helper program to its end: fixed argv, allowlisted environment, no shell, capped
 output, a timeout that is a value. `spawn` starts a long-lived child with exactly the descriptors it is
@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -187,6 +188,31 @@ def helper_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]
     """The environment of helper programs: a few names of ours, a C locale, and `extra`."""
     passed = {name: os.environ[name] for name in PASSED_NAMES if name in os.environ}
     return {**passed, "LC_ALL": "C", **(extra or {})}
+
+
+def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:
+    """Write a file so that a reader, also after a crash, sees the old or the new content and never a part.
+
+    Args:
+        path: The file; its folder must exist.
+        data: The whole content.
+        mode: Permission bits.
+
+    Raises:
+        OSError: The disk is full, or the folder cannot be written; the old file is unchanged.
+    """
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
 
 
 def find_program(name: str) -> str | None:

@@ -16,9 +16,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from bridge.bus.untrusted import one_line, unsafe_character
 from bridge.errors import BusError, ManifestError
-from bridge.manifest import (
+from bridge.protocol.manifest import (
     TIME_PATTERN,
     Nonce,
     ParamName,
@@ -28,6 +27,7 @@ from bridge.manifest import (
     load_strict,
     parse_time,
 )
+from bridge.protocol.sanitize import one_line, unsafe_character
 
 CARD_NAME = "runner.json"
 CARD_SIGNATURE_NAME = "runner.json.sig"

@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from bridge.manifest import PRESET_PATTERN
+from bridge.protocol.manifest import PRESET_PATTERN
 
 INBOX = "refs/mac-bridge/inbox/"
 CLAIMS = "refs/mac-bridge/claims/"

@@ -24,8 +24,8 @@ from pydantic import (
     model_validator,
 )
 
-from bridge.bus.untrusted import quoted, unsafe_character
 from bridge.errors import ManifestError
+from bridge.protocol.sanitize import quoted, unsafe_character
 
 REQUEST_PATH = ".mac-bridge/request.json"
 SIGNATURE_PATH = ".mac-bridge/request.json.sig"

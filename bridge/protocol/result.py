@@ -15,9 +15,8 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from bridge.bus.untrusted import one_line, unsafe_character
 from bridge.errors import ManifestError, ResultError
-from bridge.manifest import (
+from bridge.protocol.manifest import (
     TIME_PATTERN,
     Nonce,
     ParamName,
@@ -28,6 +27,7 @@ from bridge.manifest import (
     load_strict,
     parse_time,
 )
+from bridge.protocol.sanitize import one_line, unsafe_character
 
 RESULT_ROOT = ".mac-bridge/results"
 RESULT_NAME = "result.json"
