@@ -39,6 +39,7 @@ def machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "git": git,
+        "load_1m": round(os.getloadavg()[0], 1),  # at the end of the run: was the machine busy?
     }
 
 

@@ -1,6 +1,6 @@
 """The embedded bus of `make demo`: a bare repository, a workload clone, and a runner as a process of its own.
 
-Only the house is built here. The request goes through the ordinary client, the runner is the ordinary
+Only the folders are made here. The request goes through the ordinary client, the runner is the ordinary
 `runner serve`, and its key is trusted the way any client trusts one.
 """
 
@@ -13,18 +13,18 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from bridge import presets, settings
-from bridge.bus.git import Git, Update
-from bridge.client import trust
 from bridge.errors import MachineError
-from bridge.proc import Spawned, spawn
+from bridge.git.repo import GitRepo, RefUpdate
+from bridge.proc import ChildProcess, spawn
 from bridge.runner import models
+from bridge.runner.config import open_config
 from bridge.runner.policy import FILE_NAME
-from bridge.runner.station import open_station
 from bridge.settings import Settings
+from bridge.signing import trust
 
 RUNNER_NAME = "demo-mac"
 _DRAIN_S = 20.0
@@ -33,7 +33,7 @@ _README = b"# A workload\n\nAny repository can be one. The preset `throughput` r
 
 
 @dataclass(frozen=True)
-class DemoHouse:
+class DemoSite:
     """The folders of one demo, all below `folder`."""
 
     folder: Path
@@ -56,16 +56,16 @@ class DemoHouse:
     @property
     def settings(self) -> Settings:
         """The client's settings, with state and trusted keys of this demo only."""
-        return replace(
-            settings.load(),
-            remote=str(self.remote),
-            signing_key="none",  # the developer's own key is not asked for a demonstration
-            state_dir=self.folder / "state",
-            config_dir=self.folder / "config",
-        )
+        changes = {
+            "remote": str(self.remote),
+            "signing_key": "none",  # the developer's own key is not asked for a demonstration
+            "state_dir": self.folder / "state",
+            "config_dir": self.folder / "config",
+        }
+        return settings.load().model_copy(update=changes)
 
 
-def build(parent: Path | None = None) -> DemoHouse:
+def build(parent: Path | None = None) -> DemoSite:
     """Make the remote with one commit on ``main``, clone it, and trust the runner's key.
 
     Args:
@@ -78,33 +78,31 @@ def build(parent: Path | None = None) -> DemoHouse:
     try:
         if parent is not None:
             parent.mkdir(parents=True, exist_ok=True)
-        house = DemoHouse(Path(tempfile.mkdtemp(prefix="kakeya-demo-", dir=parent)).resolve())
+        site = DemoSite(Path(tempfile.mkdtemp(prefix="kakeya-demo-", dir=parent)).resolve())
     except OSError as error:
         raise MachineError(f"cannot make a folder for the demo: {error.strerror or error}") from None
-    outside = Git(house.folder)
-    outside.run("init", "--quiet", "--bare", "--initial-branch=main", str(house.remote))
-    bare = Git(house.remote)
-    with bare.scratch() as scratch:
-        tree = scratch.run("mktree", input=_row(scratch.write_blob(_README))).decode().strip()
-        first = scratch.commit_tree(tree, [], "a workload\n")
-        scratch.push(str(house.remote), [Update("refs/heads/main", first, "")])
-    outside.run("clone", "--quiet", str(house.remote), str(house.workload))
-    write_policy(house.settings.config_dir)
-    station = open_station(
+    outside = GitRepo(site.folder)
+    outside.run("init", "--quiet", "--bare", "--initial-branch=main", str(site.remote))
+    with GitRepo(site.remote).scratch() as scratch:
+        first = scratch.commit_files(None, {"README.md": _README}, "a workload\n")
+        scratch.push(str(site.remote), [RefUpdate("refs/heads/main", first, "")])
+    outside.run("clone", "--quiet", str(site.remote), str(site.workload))
+    write_policy(site.settings.config_dir)
+    config = open_config(
         RUNNER_NAME,
-        str(house.remote),
-        state_dir=house.settings.state_dir,
-        config_dir=house.settings.config_dir,
+        str(site.remote),
+        state_dir=site.settings.state_dir,
+        config_dir=site.settings.config_dir,
     )
-    if station.public_key is not None:
-        trust.add(house.settings.trusted_runners, RUNNER_NAME, station.public_key)
-    return house
+    if config.public_key is not None:
+        trust.pin(site.settings.trusted_runners, RUNNER_NAME, config.public_key)
+    return site
 
 
 def write_policy(config_dir: Path) -> None:
-    """Name the shipped models, in the owner's policy, for every model that a preset lets them stand in for.
+    """Name the shipped models, in the owner's policy, for every model that a preset lets them replace.
 
-    A demo shows the way of a request, also on a Mac, where nothing stands in unless its owner says so.
+    A demo shows the way of a request, also on a Mac, where nothing is replaced unless its owner says so.
 
     Args:
         config_dir: Where ``policy.toml`` is written; made for the owner alone if it is not there.
@@ -124,13 +122,13 @@ def write_policy(config_dir: Path) -> None:
 
 
 @contextlib.contextmanager
-def runner(house: DemoHouse) -> Iterator[Spawned]:
+def runner(site: DemoSite) -> Iterator[ChildProcess]:
     """`kakeya_mac runner serve` on the demo's remote; drained at the end."""
-    own = {"KAKEYA_STATE": str(house.settings.state_dir), "KAKEYA_CONFIG": str(house.settings.config_dir)}
+    own = {"KAKEYA_STATE": str(site.settings.state_dir), "KAKEYA_CONFIG": str(site.settings.config_dir)}
     command = [sys.executable, "-I", "-m", "bridge", "runner", "serve"]
-    command += ["--remote", str(house.remote), "--name", RUNNER_NAME]
-    with house.log.open("ab") as log:
-        process = spawn(command, env={**os.environ, **own}, cwd=house.folder, output=log.fileno())
+    command += ["--remote", str(site.remote), "--name", RUNNER_NAME]
+    with site.log.open("ab") as log:
+        process = spawn(command, env={**os.environ, **own}, cwd=site.folder, output=log.fileno())
         try:
             yield process
         except BaseException:
@@ -145,10 +143,6 @@ def runner(house: DemoHouse) -> Iterator[Spawned]:
                 process.kill()
 
 
-def _terminate(process: Spawned) -> None:
+def _terminate(process: ChildProcess) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(process.pid, signal.SIGTERM)
-
-
-def _row(blob: str) -> bytes:
-    return f"100644 blob {blob}\tREADME.md\n".encode()

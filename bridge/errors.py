@@ -18,14 +18,15 @@
     │   │   └── AccessDenied              it answered, and refused the credentials or the key
     │   ├── PushRejected              the remote answered and said no
     │   ├── BrokenObject              an object that is there and is not what git would write
-    │   ├── LeaseLost                 somebody else moved the ref we were to move
+    │   ├── FetchTooLarge             a remote sends too much
+    │   ├── LeaseLost                 another program moved the ref we were to move
     │   ├── UnknownHandle             no request of that name on this remote
     │   └── ApiError                  GitHub's REST API did not answer, or said no
     │       ├── TokenRejected             the token is wrong, was revoked or has expired
     │       ├── ScopeMissing              the token may not do this
     │       ├── RateLimited               too many calls; it says when it goes on
     │       ├── ApiNotFound               it is not there, or the token may not see it
-    │       └── ApiConflict               it cannot be done as things stand
+    │       └── ApiConflict               it cannot be done now
     └── MachineError              6   this machine lacks something the runner needs (git, disk, a lock)
 
 Statuses of a finished request map to exit codes in `bridge.protocol.result.EXIT_CODES`; a result that passed
@@ -41,12 +42,7 @@ EXIT_TERMINATED = 143
 
 
 class BridgeError(Exception):
-    """What went wrong, with which value, and what to do about it.
-
-    Args:
-        message: One sentence with the offending value in it.
-        remedy: What the reader can do next; shown on a line of its own.
-    """
+    """What went wrong, with which value; and what the reader can do next, shown on a line of its own."""
 
     exit_code = 6
 
@@ -109,8 +105,6 @@ class WaitTimeout(BridgeError):
 class BusError(BridgeError):
     """Git or the network failed."""
 
-    exit_code = 6
-
 
 class NoRemote(BusError):
     """There is no remote to talk to."""
@@ -132,8 +126,12 @@ class BrokenObject(BusError):
     """An object of the remote that is there and is not what git would write, or too large to be read."""
 
 
+class FetchTooLarge(BusError):
+    """The remote sends too much."""
+
+
 class LeaseLost(BusError):
-    """Somebody else moved the ref that was ours to move."""
+    """Another program moved the ref that was ours to move."""
 
 
 class UnknownHandle(BusError):
@@ -143,19 +141,13 @@ class UnknownHandle(BusError):
 class ApiError(BusError):
     """GitHub's REST API did not answer, or said no."""
 
-
-class ApiFault(ApiError):
-    """The API did not answer, or has a fault of its own: what it was asked to change may have taken effect.
-
-    Args:
-        message: One sentence.
-        remedy: What the reader can do next.
-        wait_s: Seconds until it can be asked again; None: it does not say.
-    """
-
     def __init__(self, message: str, remedy: str | None = None, *, wait_s: float | None = None) -> None:
         super().__init__(message, remedy)
-        self.wait_s = wait_s
+        self.wait_s = wait_s  # until it can be asked again; None: it does not say
+
+
+class ApiFault(ApiError):
+    """The API did not answer, or has a fault: what it was asked to change may have taken effect."""
 
 
 class TokenRejected(ApiError):
@@ -167,17 +159,7 @@ class ScopeMissing(ApiError):
 
 
 class RateLimited(ApiError):
-    """The API takes no more calls for a while.
-
-    Args:
-        message: One sentence.
-        remedy: What the reader can do next.
-        wait_s: Seconds until it takes calls again; None: it does not say.
-    """
-
-    def __init__(self, message: str, remedy: str | None = None, *, wait_s: float | None = None) -> None:
-        super().__init__(message, remedy)
-        self.wait_s = wait_s
+    """The API takes no more calls for a while."""
 
 
 class ApiNotFound(ApiError):
@@ -185,16 +167,14 @@ class ApiNotFound(ApiError):
 
 
 class ApiConflict(ApiError):
-    """What was asked for cannot be done as things stand."""
+    """What was asked for cannot be done now."""
 
 
 class MachineError(BridgeError):
     """This machine lacks something that is needed: a program, disk space, a lock."""
 
-    exit_code = 6
 
-
-def described(error: Exception) -> str:
+def describe(error: Exception) -> str:
     """An error for a log that goes on: one of ours by its message, a bug with the place it comes from."""
     if isinstance(error, BridgeError):
         return error.message

@@ -1,50 +1,42 @@
-"""Which Python runs the engine, recorded when a machine is set up and looked at again before each job.
+"""Which Python runs the engine, recorded when a machine is set up and compared before each job.
 
-A package manager that replaces the interpreter or a package under an environment changes what every figure
-means, and nobody is told. The record lies in the environment itself, as ``interpreter.json``. Only the
-standard library is needed, so that setup can write it; nothing is imported to learn its version.
+A package manager that replaces the interpreter or a package of an environment silently changes what every
+figure means. The record is ``interpreter.json`` in the environment. Only the standard library is needed,
+because setup imports this before anything is installed; no package is imported to learn its version.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import hashlib
 import json
 import os
 import platform
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 
-from bridge.errors import MachineError, described
+from bridge.errors import MachineError, describe
+from bridge.proc import write_atomic
+from bridge.weights import file_sha256
 
 NAME = "interpreter.json"
 SCHEMA_VERSION = 1
+REMEDY = "its owner checks it with `kakeya_mac runner check` and mends it with `kakeya_mac runner setup`"
 PACKAGES = ("kakeya-mac", "mlx", "mlx-lm", "numpy", "transformers")
 _MAX_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True)
 class Interpreter:
-    """An interpreter and the packages whose versions decide what a figure means.
+    """An interpreter and the packages whose versions decide what a figure means."""
 
-    Attributes:
-        executable: How it is called, in its environment.
-        realpath: Where the program really lies.
-        sha256: Of that program.
-        version: Of Python.
-        packages: Versions by distribution name; one that is not there is left out.
-    """
-
-    executable: str
-    realpath: str
-    sha256: str
-    version: str
-    packages: Mapping[str, str]
+    executable: str  # how it is called, in its environment
+    realpath: str  # where the program really lies
+    sha256: str  # of that program
+    version: str  # of Python
+    packages: Mapping[str, str]  # versions by distribution name; one that is not there is left out
 
 
 def record_path() -> Path:
@@ -53,17 +45,12 @@ def record_path() -> Path:
 
 
 def observe() -> Interpreter:
-    """The interpreter that runs this, as it lies on the disk now.
-
-    Raises:
-        MachineError: Its program cannot be read.
-    """
+    """The interpreter that runs this, as it is on the disk now."""
     real = os.path.realpath(sys.executable)
     try:
-        status = os.stat(real)
-        digest = _digest(real, status.st_mtime_ns, status.st_size)
+        digest = file_sha256(real)
     except OSError as error:
-        raise MachineError(f"cannot read the interpreter {real}: {described(error)}") from None
+        raise MachineError(f"cannot read the interpreter {real}: {describe(error)}") from None
     versions = {}
     for name in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -72,19 +59,15 @@ def observe() -> Interpreter:
 
 
 def read(path: Path) -> Interpreter | None:
-    """The record in a file; None: there is none.
-
-    Raises:
-        MachineError: It is not readable as one.
-    """
+    """The record in a file; None: there is none."""
     try:
         with path.open("rb") as handle:
             return _parsed(handle.read(_MAX_BYTES))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        remedy = "write it anew: kakeya_mac runner setup"
-        raise MachineError(f"cannot read the record {path}: {described(error)}", remedy) from None
+        remedy = "write it again: kakeya_mac runner setup"
+        raise MachineError(f"cannot read the record {path}: {describe(error)}", remedy) from None
 
 
 def _parsed(data: bytes) -> Interpreter:
@@ -99,24 +82,12 @@ def _parsed(data: bytes) -> Interpreter:
 
 
 def write(path: Path, interpreter: Interpreter) -> None:
-    """Write a record, whole or not at all.
-
-    Raises:
-        MachineError: It cannot be written.
-    """
+    """Write a record, whole or not at all."""
     document = {"schema_version": SCHEMA_VERSION, **asdict(interpreter)}
-    name = None
     try:
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(document, file, indent=2, sort_keys=True)
-            file.write("\n")
-        os.chmod(name, 0o644)
-        os.replace(name, path)
+        write_atomic(path, (json.dumps(document, indent=2, sort_keys=True) + "\n").encode(), mode=0o644)
     except OSError as error:
-        if name is not None:
-            Path(name).unlink(missing_ok=True)
-        raise MachineError(f"cannot write the record {path}: {described(error)}") from None
+        raise MachineError(f"cannot write the record {path}: {describe(error)}") from None
 
 
 def differences(recorded: Interpreter, seen: Interpreter) -> list[str]:
@@ -135,7 +106,13 @@ def differences(recorded: Interpreter, seen: Interpreter) -> list[str]:
     return found
 
 
-@functools.lru_cache(maxsize=4)
-def _digest(path: str, _mtime_ns: int, _size: int) -> str:
-    with open(path, "rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
+def objection() -> str | None:
+    """Why no job may run in this environment; None if it is as recorded, or nothing was recorded."""
+    try:
+        recorded = read(record_path())
+        found = [] if recorded is None else differences(recorded, observe())
+    except MachineError as error:
+        return error.message
+    return (
+        f"this machine's environment has changed since it was set up: {'; '.join(found)}" if found else None
+    )

@@ -22,15 +22,18 @@ class LineFormatter(logging.Formatter):
         return "\n".join(one_line(line) for line in super().format(record).split("\n"))
 
 
-def configure(*, verbose: bool = False, stream: TextIO | None = None) -> None:
+def configure(
+    *, verbose: bool = False, stream: TextIO | None = None, formatter: logging.Formatter | None = None
+) -> None:
     """Send the bridge's log to a stream (stderr by default); a second call replaces the first.
 
     Args:
         verbose: Include debug messages.
         stream: Where lines go.
+        formatter: Makes the lines; None: `LineFormatter`.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(LineFormatter())
+    handler.setFormatter(formatter or LineFormatter())
     logger = logging.getLogger("bridge")
     logger.handlers[:] = [handler]
     logger.setLevel(logging.DEBUG if verbose else logging.INFO)

@@ -1,9 +1,9 @@
-"""The only way to child processes (git has its own, in `bridge.bus.command`), and the atomic file write.
+"""The only way to child processes, and the atomic file write.
 
 `run_program` runs a short helper program to its end: fixed argv, allowlisted environment, no shell, capped
 output, a timeout that is a value. `spawn` starts a long-lived child with exactly the descriptors it is
 given; `bridge.runner.supervisor` builds on it. What a job's child may do is decided in
-`bridge.runner.isolation`, not here.
+`bridge.runner.sandbox`, not here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
@@ -38,80 +38,104 @@ PASSED_NAMES = (
 )
 _CHUNK = 1 << 16
 _GRACE_S = 0.5
+_GUARD_S = 0.2
 
 
 @dataclass(frozen=True)
-class Finished:
-    """How a program ended: exit code (negative: killed by that signal), its output up to the limit."""
+class ProgramResult:
+    """How a program ended, and its output up to the limit."""
 
-    exit_code: int
+    exit_code: int  # negative: killed by that signal
     stdout: bytes
     stderr: bytes
     timed_out: bool
     truncated: bool
     seconds: float
+    stopped: str | None = None  # what a guard objected to
 
     @property
     def ok(self) -> bool:
         """Whether it ended by itself with exit code 0."""
-        return self.exit_code == 0 and not self.timed_out
+        return self.exit_code == 0 and not self.timed_out and self.stopped is None
 
 
 def run_program(
     argv: Sequence[str],
     *,
-    input: bytes = b"",  # noqa: A002 - the name subprocess gave it
+    input: bytes | Sequence[bytes] = b"",  # noqa: A002 - the name subprocess gave it
     timeout_s: float,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     limit_bytes: int = 1 << 20,
-) -> Finished:
+    guard: Callable[[], str | None] | None = None,
+) -> ProgramResult:
     """Run a helper program to its end and return what it said.
 
     Args:
         argv: The program and its arguments. Never a shell line.
-        input: Bytes for its standard input, which is closed afterwards.
-        timeout_s: Seconds after which its whole process group is killed; then `timed_out` is true.
+        input: Bytes for its standard input, which is closed afterwards. Of several parts each is written when
+            the program has answered the one before.
+        timeout_s: Seconds after which its whole process group is ended; then `timed_out` is true.
         env: The complete environment; None passes the few names of `PASSED_NAMES` and a C locale.
         cwd: Working directory.
         limit_bytes: How much of each output stream is kept. The rest is read and dropped.
-
-    Returns:
-        The exit code and output. A failing program is a value, not an exception.
+        guard: Called a few times a second and once at the end; a text it returns ends the program.
 
     Raises:
-        MachineError: The program does not exist or cannot be started.
+        MachineError: The program cannot be started. One that fails is a value, not an exception.
     """
     started = time.monotonic()
     process = _popen(
         argv, env=helper_environment() if env is None else env, cwd=cwd, stdin=subprocess.PIPE, piped=True
     )
     outputs = [_Reader(cast("IO[bytes]", stream), limit_bytes) for stream in (process.stdout, process.stderr)]
-    writer = threading.Thread(target=_feed, args=(cast("IO[bytes]", process.stdin), input), daemon=True)
+    parts = [input] if isinstance(input, bytes) else input
+    writer = threading.Thread(
+        target=_feed, args=(cast("IO[bytes]", process.stdin), parts, outputs[0]), daemon=True
+    )
     for thread in (writer, *outputs):
         thread.start()
-    timed_out = False
+    timed_out, stopped = False, None
     try:
-        process.wait(timeout_s)
-    except subprocess.TimeoutExpired:
-        timed_out = True
+        timed_out, stopped = _supervise(process, started + timeout_s, guard)
     finally:
         # The group is ours (new session), so helpers that the program left behind end with it.
         kill_group(process.pid)
         process.wait()
         for thread in (writer, *outputs):
             thread.join(_GRACE_S)
-    return Finished(
+    return ProgramResult(
         exit_code=process.returncode,
         stdout=outputs[0].data(),
         stderr=outputs[1].data(),
         timed_out=timed_out,
         truncated=any(output.truncated for output in outputs),
         seconds=time.monotonic() - started,
+        stopped=stopped,
     )
 
 
-class Spawned:
+def _supervise(
+    process: subprocess.Popen[bytes], deadline: float, guard: Callable[[], str | None] | None
+) -> tuple[bool, str | None]:
+    """Wait for the end of a program; whether its time ran out, and what the guard objected to."""
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            process.wait(max(0.0, left if guard is None else min(left, _GUARD_S)))
+            return False, guard() if guard is not None else None
+        except subprocess.TimeoutExpired:
+            objection = guard() if guard is not None else None
+            if objection is None and time.monotonic() < deadline:
+                continue
+        # Asked first: git then removes its lock files.
+        kill_group(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE_S)
+        return objection is None, objection
+
+
+class ChildProcess:
     """A running child, its process id, and the two things one does with it: wait and kill."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
@@ -139,7 +163,7 @@ def spawn(
     cwd: Path | None = None,
     output: int | None = None,
     pass_fds: Iterable[int] = (),
-) -> Spawned:
+) -> ChildProcess:
     """Start a child in a session of its own, with no standard input and only the descriptors named.
 
     Args:
@@ -148,9 +172,6 @@ def spawn(
         cwd: Its working directory.
         output: Descriptor for standard output and error; None discards both.
         pass_fds: Further descriptors to keep open in the child, under the same numbers.
-
-    Raises:
-        MachineError: The program does not exist or cannot be started.
     """
     process = _popen(
         argv,
@@ -160,22 +181,13 @@ def spawn(
         output=subprocess.DEVNULL if output is None else output,
         pass_fds=tuple(pass_fds),
     )
-    return Spawned(process)
+    return ChildProcess(process)
 
 
 def run_in_terminal(
     argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> int:
-    """Run a program that may ask its user something (a password of sudo) to its end; its exit code.
-
-    Args:
-        argv: The program and its arguments. Never a shell line.
-        env: The complete environment; None: as of `run_program`.
-        cwd: Working directory.
-
-    Raises:
-        MachineError: The program does not exist or cannot be started.
-    """
+    """Run a program that may ask its user something (a password of sudo) to its end; its exit code."""
     try:
         return subprocess.run(  # noqa: S603 - argv comes from our own files, never from a shell line
             list(argv), env=helper_environment() if env is None else dict(env), cwd=cwd, check=False
@@ -191,16 +203,7 @@ def helper_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]
 
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:
-    """Write a file so that a reader, also after a crash, sees the old or the new content and never a part.
-
-    Args:
-        path: The file; its folder must exist.
-        data: The whole content.
-        mode: Permission bits.
-
-    Raises:
-        OSError: The disk is full, or the folder cannot be written; the old file is unchanged.
-    """
+    """Write a file so that a reader, also after a crash, sees the old or the new content and never a part."""
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -222,7 +225,7 @@ def find_program(name: str) -> str | None:
 
 def kill_group(pid: int, number: int = signal.SIGKILL) -> None:
     """Send a signal to a process group; one that is gone already is fine."""
-    # macOS answers EPERM for a group of which only zombies are left.
+    # macOS answers EPERM for a group with only zombies left.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
 
@@ -263,20 +266,36 @@ class _Reader(threading.Thread):
         self._stream = stream
         self._limit = limit
         self._kept = bytearray()
+        self._changed = threading.Condition()
+        self._ended = False
         self.truncated = False
 
     def run(self) -> None:
         with contextlib.suppress(OSError, ValueError), self._stream:
             while chunk := self._stream.read1(_CHUNK):  # type: ignore[attr-defined]
-                room = self._limit - len(self._kept)
-                self.truncated = self.truncated or len(chunk) > room
-                self._kept += chunk[:room]
+                left = self._limit - len(self._kept)
+                self.truncated = self.truncated or len(chunk) > left
+                self._kept += chunk[:left]
+                with self._changed:
+                    self._changed.notify_all()
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def wait_for_answer(self) -> None:
+        """Wait until something was read, or the stream has ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or len(self._kept) > 0)
 
     def data(self) -> bytes:
         return bytes(self._kept)
 
 
-def _feed(stream: IO[bytes], data: bytes) -> None:
+def _feed(stream: IO[bytes], parts: Sequence[bytes], answers: _Reader) -> None:
     # A program that does not read its input closes the pipe early: not our error.
     with contextlib.suppress(OSError, ValueError), stream:
-        stream.write(data)
+        for index, part in enumerate(parts):
+            if index:
+                answers.wait_for_answer()
+            stream.write(part)
+            stream.flush()

@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from bridge.errors import described
+from bridge.errors import describe
 
 LFS_MARK = b"version https://git-lfs.github.com/spec/"
 INDEX = "model.safetensors.index.json"
@@ -24,12 +24,7 @@ _LENGTH = 8
 
 
 def faults(folder: Path) -> list[str]:
-    """What a model folder lacks, one sentence each; nothing: it is whole.
-
-    Args:
-        folder: Of one model, in the layout of mlx-lm: ``config.json``, ``*.safetensors`` and, for more than
-            one, ``model.safetensors.index.json``.
-    """
+    """What a model folder in the layout of mlx-lm lacks, one sentence each; nothing: it is whole."""
     found = []
     if not isinstance(_document(folder / CONFIG), dict):
         found.append(f"{CONFIG} is missing or not readable")
@@ -52,19 +47,18 @@ def digest(folder: Path) -> str | None:
     """The digest by which an evidence report names a model's weights; None: the folder holds none.
 
     sha256 of the one ``model*.safetensors``, or of the lines ``<sha256>  <name>`` of several, as sha256sum
-    prints them. A file that did not change since is not read again.
-
-    Raises:
-        OSError: A file cannot be read.
+    prints them.
     """
-    files = sorted(folder.glob("model*.safetensors"))
-    found = []
-    for path in files:
-        status = path.stat()
-        found.append((_sha256(str(path), status.st_mtime_ns, status.st_size), path.name))
+    found = [(file_sha256(path), path.name) for path in sorted(folder.glob("model*.safetensors"))]
     if len(found) < 2:
         return found[0][0] if found else None
     return hashlib.sha256("".join(f"{value}  {name}\n" for value, name in found).encode()).hexdigest()
+
+
+def file_sha256(path: str | Path) -> str:
+    """The sha256 of a file; one that did not change since is not read again."""
+    status = os.stat(path)
+    return _sha256(str(path), status.st_mtime_ns, status.st_size)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -94,7 +88,7 @@ def _fault(path: Path) -> str | None:
         status = path.stat()
         return _looked_at(str(path), status.st_mtime_ns, status.st_size)
     except OSError as error:
-        return f"cannot be read: {described(error)}"
+        return f"cannot be read: {describe(error)}"
 
 
 @functools.lru_cache(maxsize=4096)

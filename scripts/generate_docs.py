@@ -41,9 +41,30 @@ def schema_text(schema: dict[str, object]) -> str:
 
 def presets_page() -> str:
     from bridge import presets
-    from bridge.render.presets import presets_markdown
+    from bridge.render.presets import bounds, default, model_line, renamed_line
 
-    return NOTE + presets_markdown(presets.load_all().values())
+    parts = [
+        f"{NOTE}# Presets\n\nWhat a runner may be asked for. The files are in `bridge/presets/`, the format"
+        " in [preset.json](../schema/preset.json); a Mac's owner may add a folder of their own.\n"
+    ]
+    for preset in presets.load_all().values():
+        parts.append(f"\n## `{preset.name}`\n\n{preset.summary}\n\n{preset.description}\n\n")
+        if preset.aliases:
+            parts.append(f"Also known as {', '.join(f'`{name}`' for name in preset.aliases)}")
+            parts.append(f" ({renamed_line(preset)}). " if preset.renamed else ". ")
+        source = "code of the requested commit" if preset.runs_repo_code else "code installed on the runner"
+        evidence = f"; evidence: `{preset.evidence_kind}`" if preset.evidence_kind else ""
+        parts.append(f"Runs {source}; at most {preset.timeout_s} s{evidence}.\n\n")
+        parts.append(f"```text\n{' '.join(preset.argv)}\n```\n")
+        if preset.params:
+            parts.append("\n| parameter | type | allowed | default | |\n| --- | --- | --- | --- | --- |\n")
+        for name, parameter in preset.params.items():
+            allowed = bounds(parameter).replace("|", "\\|")
+            cells = (f"`{name}`", parameter.type, allowed, default(parameter), parameter.description)
+            parts.append(f"| {' | '.join(cells)} |\n")
+        for need in preset.models:
+            parts.append(f"\nModel `{need.name}`: {model_line(need)}.\n")
+    return "".join(parts)
 
 
 def models_page() -> str:
@@ -54,7 +75,7 @@ def models_page() -> str:
 
 
 def prompt_sets_text() -> str:
-    """The digests by which the gate knows the shipped prompts; see `bridge.evidence.rules.prompt_sets`."""
+    """The digests by which the gate knows the shipped prompts; see `bridge.evidence.rules.identity`."""
     from engine.evaluation.prompts import SHIPPED_SETS, encode, load_prompts
     from engine.evaluation.report import tokens_digest
     from engine.loading import SHIPPED_TARGET, tokenizer_of
@@ -136,7 +157,9 @@ def build_requirements() -> str:
 
 def pages() -> dict[str, str]:
     from bridge.cli import cli as bridge_cli
+    from bridge.evidence import model as evidence_model
     from bridge.evidence import verification
+    from bridge.presets import Preset
     from bridge.protocol import manifest, result, runner_info
     from engine.cli import group as engine_cli
     from engine.server.serve import openapi_document
@@ -156,12 +179,12 @@ def pages() -> dict[str, str]:
         "docs/schema/result.json": schema_text(result.Result.model_json_schema()),
         "docs/schema/status.json": schema_text(result.RunStatus.model_json_schema()),
         "docs/schema/runner.json": schema_text(runner_info.json_schema()),
-        "docs/schema/evidence.json": (ROOT / "bridge/evidence/schema.json").read_text(encoding="utf-8"),
+        "docs/schema/evidence.json": schema_text(evidence_model.json_schema()),
         "bridge/evidence/prompt_sets.json": prompt_sets_text(),
         "docs/schema/verification.json": schema_text(verification.Verification.model_json_schema()),
         "docs/schema/server-openapi.json": schema_text(openapi_document()),
         "scripts/requirements-build.txt": build_requirements(),
-        "docs/schema/preset.json": (ROOT / "bridge/presets/schema.json").read_text(encoding="utf-8"),
+        "docs/schema/preset.json": schema_text(Preset.model_json_schema()),
     }
 
 

@@ -15,7 +15,7 @@ start() {
   exec "$python" -I -c '
 import sys
 sys.path.insert(0, sys.argv.pop(1))
-from bridge.mac.edge import main
+from bridge.mac.setup import main
 sys.exit(main(sys.argv[1:]))
 ' "$root" "$@"
 }

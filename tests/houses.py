@@ -23,11 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bridge import signing
-from bridge.client import trust
-from bridge.runner import keys
-
 BIN = Path(sys.executable).parent
+_RUNNER_NAMESPACES = "kakeya-mac-result,kakeya-mac-claim,kakeya-mac-runner"
 _FIRST = tempfile.TemporaryDirectory(prefix="kakeya-houses-")  # gone with the process
 
 
@@ -94,9 +91,17 @@ class House:
     def trust_runner(self, name: str = "testmac", **env: str) -> Path:
         """Pin the key of a runner on this machine for the client; its private half."""
         own = {**self.env, **env}
-        key = keys.ensure(Path(own["KAKEYA_STATE"]), name)
+        key = Path(own["KAKEYA_STATE"]) / "runner" / name / "id_ed25519"
+        if not key.exists():
+            key.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"kakeya-mac runner {name}"]
+            subprocess.run([*make, "-f", str(key)], check=True, stdin=subprocess.DEVNULL)
         trusted = Path(self.env["KAKEYA_CONFIG"]) / "trusted_runners"
-        trust.add(trusted, name, str(signing.public_key(key)))
+        trusted.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        line = f'{name} namespaces="{_RUNNER_NAMESPACES}" {key.with_name("id_ed25519.pub").read_text()}'
+        known = trusted.read_text() if trusted.exists() else ""
+        if line not in known:
+            trusted.write_text(known + line)
         return key
 
     @contextlib.contextmanager

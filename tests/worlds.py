@@ -1,4 +1,4 @@
-"""A bus on real repositories: a bare remote, a client's clone, a runner's mirror, the moves tests make."""
+"""A bus on real repositories: a bare remote, a client's clone, a runner's cache, the moves tests make."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ import secrets
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bridge.bus.claims import Claim, Identity, claim
-from bridge.bus.git import Git
-from bridge.bus.mirror import Mirror, Pending
-from bridge.bus.publish import Published, publish
+from bridge.bus.claims import Claim, RunnerIdentity, claim
+from bridge.bus.publish import Published, ResultFiles, publish
 from bridge.bus.requests import Submitted, submit
-from bridge.bus.results import Asked
+from bridge.bus.results import ExpectedRequest
+from bridge.git.cache import GitCache
+from bridge.git.repo import GitRepo
 from bridge.protocol import refs
 from bridge.protocol.manifest import Manifest
 from bridge.protocol.result import File, Reason, Result, RunnerFacts, Status, Verdict
 from tests.bridge.evidence import reports
 from tests.houses import House, build_house
 
-RUNNER = Identity("testmac", "0123456789abcdef", "00000000000000aa")
+RUNNER = RunnerIdentity("testmac", "0123456789abcdef", "00000000000000aa")
 FILES = {"report.json": b'{"kind": "probe"}\n', "logs/run.log": b"hello\n"}
 
 
@@ -33,12 +34,13 @@ class World:
 
     house: House
     root: Path
-    git: Git = field(init=False)
-    mirror: Mirror = field(init=False)
+    git: GitRepo = field(init=False)
+    cache: GitCache = field(init=False)
 
     def __post_init__(self) -> None:
-        self.git = Git(self.house.clone)
-        self.mirror = Mirror(self.root / "state" / "mirror.git", self.remote, scan_interval_s=0.0)
+        self.git = GitRepo(self.house.clone)
+        self.cache = GitCache(self.root / "state" / "cache.git", self.remote)
+        self.cache.prepare()
 
     @property
     def remote(self) -> str:
@@ -63,26 +65,39 @@ class World:
     def submit(self, **changes: object) -> Submitted:
         return submit(self.git, self.remote, self.manifest(**changes), None)
 
-    def claim(self, pending: Pending, identity: Identity = RUNNER) -> Claim:
-        held = claim(self.mirror.git, self.remote, pending, identity)
+    def claim(self, submitted: Submitted, identity: RunnerIdentity = RUNNER, **options: Any) -> Claim:
+        """Claim a request as a runner does that found it in the inbox, or on its branch alone."""
+        held = claim(
+            self.cache,
+            self.remote,
+            nonce=submitted.nonce,
+            request_commit=submitted.commit,
+            identity=identity,
+            found_on=None if submitted.in_inbox else submitted.ref,
+            **options,
+        )
         assert held is not None
         return held
 
-    def asked(self, submitted: Submitted) -> Asked:
-        return Asked(submitted.nonce, submitted.commit, self.house.git("rev-parse", "HEAD"))
+    def bring(self, submitted: Submitted) -> None:
+        """Fetch a request into the runner's cache."""
+        self.cache.bring_object(submitted.commit)
+
+    def expected(self, submitted: Submitted) -> ExpectedRequest:
+        return ExpectedRequest(submitted.nonce, submitted.commit, self.house.git("rev-parse", "HEAD"))
 
     def result(
         self,
-        asked: Asked,
+        expected: ExpectedRequest,
         files: dict[str, bytes] | None = None,
         roles: dict[str, str] | None = None,
         **changes: object,
     ) -> bytes:
         listed, roles = FILES if files is None else files, roles or {}
         fields: dict[str, object] = {
-            "nonce": asked.nonce,
-            "request_commit": asked.commit,
-            "workload_sha": asked.workload_sha,
+            "nonce": expected.nonce,
+            "request_commit": expected.commit,
+            "workload_sha": expected.workload_sha,
             "preset": "probe",
             "preset_digest": "0" * 64,
             "engine_source": "installed",
@@ -117,19 +132,17 @@ class World:
         signature: bytes | None = None,
         files: dict[str, bytes] | None = None,
     ) -> Published:
-        self.mirror.refresh()
-        return publish(
-            self.mirror.git,
-            self.remote,
-            request_commit=submitted.commit,
+        self.bring(submitted)
+        listed = FILES if files is None else files
+        answer = ResultFiles(
             nonce=submitted.nonce,
+            request_commit=submitted.commit,
             result_ref=submitted.ref,
-            files=FILES if files is None else files,
-            result=result or self.result(self.asked(submitted), files),
+            result=result or self.result(self.expected(submitted), listed),
             signature=signature,
-            claim=held,
-            sleep=lambda _: None,
+            files=listed,
         )
+        return publish(self.cache, self.remote, answer, claim=held, sleep=lambda _: None)
 
     def hook(self, name: str, script: str) -> None:
         """Install a server-side hook."""

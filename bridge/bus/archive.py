@@ -1,309 +1,676 @@
-"""Retire finished requests: first into the archive, then their refs are deleted.
+"""The archive of finished requests: retire them, and find them again.
 
-    prune = look at the refs → for each batch: fetch, judge (`bridge.bus.retire`), add folders to the archive,
-            push archive and deletions in one transaction
+    refs/heads/mac-bridge-archive    a chain of commits; the first parent of each is the archive before
+    ├── parents 2…n                  the retired branches and results as they were: signed bytes stay
+    │                                reachable
+    ├── message                      one line ``<nonce> <result commit>`` for each of them
+    └── index/2026-03.jsonl          one line of JSON a request: which refs held which commits, for look-ups
+                                     and lists
 
-Every push is a compare-and-swap on every ref it changes, so that prunes beside each other, a runner at work
-and a kill at any moment lose nothing: what was archived and not yet deleted is found archived the next time
-and only deleted. Where a server takes no such transaction the archive goes first and the deletions follow.
+An archived result is read like a live one (`bridge.bus.results`), out of the commits that its refs held.
+Archives of the first version held copies in folders (``2026-03/01/<nonce>/``); they stay in the tree and are
+read, too.
+
+Every push is a compare-and-swap on every ref it changes, so that several prunes at once, a runner at work and
+a kill at any moment lose nothing. Where a server takes no atomic push the archive goes first and the
+deletions follow.
 """
 
 from __future__ import annotations
 
+import contextlib
 import random
+import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from functools import partial
-from pathlib import Path
+from typing import Annotated
 
-from bridge.bus.archive_tree import extended
-from bridge.bus.archived import TIP, Archive, archive_in
-from bridge.bus.cache import Cache, TooMuch, open_cache, sound
-from bridge.bus.git import Git, Update
-from bridge.bus.handles import Held
-from bridge.bus.retire import (
-    Left,
-    Retired,
-    Standing,
-    Unfinished,
-    due,
-    examine,
-    look,
-    orphans,
-    standings,
-)
-from bridge.errors import LeaseLost, PushRejected
+from pydantic import BaseModel, Field, ValidationError
+
+from bridge.bus import results
+from bridge.bus.claims import read_status
+from bridge.bus.requests import MAX_SIGNATURE_BYTES, SKIP_CI, RequestCommit, bound_manifest, read_request
+from bridge.bus.results import ExpectedRequest, FetchedResult
+from bridge.bus.state import ALL_REFS, CANCELS, CLAIMS, RESULTS, RefValue, names_of, state_of
+from bridge.errors import BusError, LeaseLost, ManifestError, PushRejected, ResultError, UnknownHandle
+from bridge.git.cache import GitCache
+from bridge.git.repo import FILE_MODE, TREE_MODE, FileChange, RefUpdate, Scratch
 from bridge.protocol import refs
+from bridge.protocol.manifest import MAX_BYTES, RECORD, Moment, Nonce, PresetName, Sha, parse_time
+from bridge.protocol.result import RESULT_ROOT, Reason, Status
+from bridge.protocol.sanitize import quoted
 
 DEFAULT_OLDER_THAN = timedelta(days=14)
 DEFAULT_KEEP = 500
 BATCH = 100
+# A result this young stays: a client may be about to fetch it.
+SETTLED = timedelta(hours=1)
+# A claim on a finished request whose heartbeat is this old was forgotten.
+STALE_CLAIM = timedelta(days=1)
+# Commits that are fetched of each branch: the result, the request, the workload.
+DEPTH = 3
+MAX_INDEX_BYTES = 16 * 1024**2
+MAX_COPIED_RECORD_BYTES = 256 * 1024
 
+_INDEX = "index"
 _TRIES = 10
 _FIRST_PAUSE_S = 0.05
+_NONCE_START = re.compile(r"(?:(?P<preset>[a-z0-9-]{1,64}?)-)?(?P<nonce>[0-9]{8}(?:t[0-9a-z]{0,19})?)")
+_REF = Annotated[str, Field(pattern=r"^refs/[A-Za-z0-9._/-]{1,250}$")]
+
+
+class ResultSummary(BaseModel):
+    """What a published result said of itself, for lists. It is not judged."""
+
+    model_config = RECORD
+
+    preset: PresetName | None
+    status: Status
+    reason: Reason
+    runner: Annotated[str, Field(max_length=64)]
+    attempt: Annotated[int, Field(ge=1)]
+    started_at: Moment
+    finished_at: Moment
+
+
+class ArchivedRequest(BaseModel):
+    """One line of the index.
+
+    Attributes:
+        nonce: The request.
+        preset: From the name of its branch; None: the branch was gone.
+        places: The commit that each of its refs held.
+        summary: From ``result.json``; None: that could not be read.
+    """
+
+    model_config = RECORD
+
+    nonce: Nonce
+    preset: PresetName | None
+    places: Annotated[dict[_REF, Sha], Field(min_length=1, max_length=4)]
+    summary: ResultSummary | None
+
+
+class _CopiedRequest(BaseModel):
+    model_config = RECORD
+
+    commit: Sha
+    workload_sha: Sha | None
+    preset: PresetName | None
+
+
+class _CopiedRecord(BaseModel):
+    """``archived.json`` of an archive of the first version: what the result's branch said by its place."""
+
+    model_config = RECORD
+
+    schema_version: Annotated[int, Field(ge=1, le=1)] = 1
+    nonce: Nonce
+    preset: PresetName | None
+    ref: _REF
+    result_commit: Sha
+    parents: Annotated[tuple[Sha, ...], Field(max_length=1)]
+    message: Annotated[str, Field(max_length=16 * 1024)]
+    request: _CopiedRequest | None
+    summary: ResultSummary | None
+
+
+@dataclass(frozen=True)
+class Left:
+    """A finished request that stays where it is, and why."""
+
+    nonce: str
+    ref: str
+    reason: str
 
 
 @dataclass(frozen=True)
 class Pruned:
-    """What a prune did.
+    """What a prune did."""
 
-    Attributes:
-        archived: Nonces of which the result is in the archive and the refs are deleted (with `dry_run`: would
-            be).
-        deleted: Refs that were deleted, stale claims and wishes to stop included.
-        left: Finished requests that stay, and why.
-        unfinished: How many requests that old stay because they have no result yet, or a fresh one.
-        remaining: How many were not looked at because of `limit`.
-        archive: The archive commit on the remote; None: there is none.
-        refused: The server's words where it archived and would not delete; None: it did.
-    """
-
+    # Nonces that are in the archive now, their refs deleted (with `dry_run`: would be)
     archived: tuple[str, ...]
-    deleted: tuple[str, ...]
-    left: tuple[Left, ...]
-    unfinished: int
-    remaining: int
-    archive: str | None
-    refused: str | None
+    deleted: tuple[str, ...]  # refs that were deleted, stale claims and cancel requests included
+    left: tuple[Left, ...]  # finished requests that stay, and why
+    unfinished: int  # how many requests that old stay because they have no result yet, or a fresh one
+    remaining: int  # how many were not looked at because of `limit`
+    archive: str | None  # the archive commit on the remote; None: there is none
+    refused: str | None  # the server's words where it archived and would not delete; None: it did
+
+
+class Archive:
+    """One state of a remote's archive, whose commit is in the cache."""
+
+    def __init__(self, cache: GitCache, commit: str) -> None:
+        self._cache = cache
+        self.commit = commit
+        self._root = cache.tree_entries(commit)
+        self._months: dict[str, dict[str, ArchivedRequest]] = {}
+        self._copies: dict[str, _CopiedRecord] = {}
+        self._indexed: dict[str, dict[str, ArchivedRequest]] = {}
+
+    def find(self, handle: str) -> str | None:
+        """The nonce that a handle names here: a nonce, a branch, or the beginning of one with its day.
+
+        Raises:
+            UnknownHandle: It begins more than one.
+        """
+        match = _NONCE_START.fullmatch(_spelled(handle))
+        if match is None:
+            return None
+        start, preset = match["nonce"], match["preset"]
+        month = self._month(_month_of(start))
+        present = [
+            nonce
+            for nonce in sorted(month)
+            if nonce.startswith(start) and preset in (None, month[nonce].preset)
+        ]
+        if len(present) > 1:
+            some = ", ".join(present[:5])
+            message = f"{handle!r} names {len(present)} archived requests: {some}"
+            raise UnknownHandle(message, "give more of it")
+        return present[0] if present else None
+
+    def get(self, nonce: str) -> ArchivedRequest | None:
+        """What the index says of a request; None: it is not archived."""
+        return self._month(_month_of(nonce)).get(nonce)
+
+    def newest(self) -> Iterator[ArchivedRequest]:
+        """Every request that the index can tell of, the newest nonce first."""
+        months = {name.removesuffix(".jsonl") for name in self._entries(_INDEX, FILE_MODE)}
+        months |= {name for name, (mode, _) in self._root.items() if mode == TREE_MODE and name != _INDEX}
+        for month in sorted(months, reverse=True):
+            found = self._month(month)
+            yield from (found[nonce] for nonce in sorted(found, reverse=True))
+
+    def read(self, nonce: str) -> FetchedResult | None:
+        """One archived result, as `results.fetch` gave it before; None: it is not archived.
+
+        Raises:
+            ResultError: What is there cannot be one.
+            RemoteUnreachable: The remote does not give one of its commits.
+        """
+        entry = self.get(nonce)
+        if entry is None:
+            return None
+        if (copy := self._copies.get(nonce)) is not None:
+            return self._read_copy(copy)
+        for sha in entry.places.values():
+            self._cache.bring_object(sha, depth=DEPTH)
+        state = replace(state_of(entry.places, nonce), inbox=None, claim=None, cancel=None)
+        places = [RefValue(ref, sha) for ref, sha in entry.places.items()]
+        fetched = results.read(self._cache, state, places, None)
+        return None if fetched is None else replace(fetched, ref=refs.ARCHIVE)
+
+    def request(self, nonce: str) -> RequestCommit | None:
+        """The request that an archived result answers; None: the archive does not have it."""
+        if self.get(nonce) is not None and (copy := self._copies.get(nonce)) is not None:
+            return self._copied_request(copy)
+        fetched = self.read(nonce)
+        if fetched is None or fetched.expected is None:
+            return None
+        with contextlib.suppress(ManifestError, BusError):
+            return read_request(self._cache, fetched.expected.commit)
+        return None
+
+    def indexed(self, month: str) -> dict[str, ArchivedRequest]:
+        """The requests of one file of the index, by nonce."""
+        if month in self._indexed:
+            return self._indexed[month]
+        found = self._indexed[month] = {}
+        data = self._cache.read_file(self.commit, f"{_INDEX}/{month}.jsonl", MAX_INDEX_BYTES) or b""
+        for line in data.splitlines():
+            with contextlib.suppress(ValidationError):  # anyone with push rights can write one; others go on
+                entry = ArchivedRequest.model_validate_json(line)
+                if _month_of(entry.nonce) == month:
+                    found[entry.nonce] = entry
+        return found
+
+    def _month(self, month: str) -> dict[str, ArchivedRequest]:
+        """Requests of a month by nonce, from the index and from folders of copies."""
+        if month not in self._months:
+            indexed, copies = self.indexed(month), {}
+            for day in self._entries(month, TREE_MODE):
+                for nonce in self._entries(f"{month}/{day}", TREE_MODE):
+                    is_placed = refs.is_nonce(nonce) and _copies_folder(nonce) == f"{month}/{day}/{nonce}"
+                    if is_placed and nonce not in indexed:
+                        copies[nonce] = self._copied_record(nonce)
+            self._copies |= {nonce: record for nonce, record in copies.items() if record is not None}
+            old = {
+                copy.nonce: ArchivedRequest(
+                    nonce=copy.nonce,
+                    preset=copy.preset,
+                    places={copy.ref: copy.result_commit},
+                    summary=copy.summary,
+                )
+                for copy in copies.values()
+                if copy is not None
+            }
+            self._months[month] = old | indexed
+        return self._months[month]
+
+    def _entries(self, path: str, mode: str) -> dict[str, str]:
+        """Shas of the entries of a folder of the archive that have a mode, by name."""
+        try:
+            found = self._cache.tree_entries(f"{self.commit}:{path}")
+        except BusError:
+            return {}
+        return {name: sha for name, (kind, sha) in found.items() if kind == mode}
+
+    # Archives of the first version ------------------------------------------------------------------------
+
+    def _copied_file(self, nonce: str, name: str, limit: int) -> bytes | None:
+        return self._cache.try_read_file(self.commit, f"{_copies_folder(nonce)}/{name}", limit)
+
+    def _copied_record(self, nonce: str) -> _CopiedRecord | None:
+        """What the archive says of a copied result; None: it cannot be read, or is about another request."""
+        data = self._copied_file(nonce, "archived.json", MAX_COPIED_RECORD_BYTES)
+        try:
+            record = _CopiedRecord.model_validate_json(data or b"")
+        except ValidationError:
+            return None
+        return record if record.nonce == nonce else None
+
+    def _read_copy(self, copy: _CopiedRecord) -> FetchedResult:
+        inside = f"{RESULT_ROOT}/{copy.nonce}/"
+        try:
+            found = self._cache.changes(None, f"{self.commit}:{_copies_folder(copy.nonce)}/result")
+        except BusError:
+            raise ResultError(f"the archive's folder of {copy.nonce} holds no result/") from None
+        asked, request, expected = copy.request, self._copied_request(copy), None
+        if asked is not None:
+            params = None
+            with contextlib.suppress(ManifestError):
+                params = None if request is None else bound_manifest(request, copy.nonce).params
+            expected = ExpectedRequest(copy.nonce, asked.commit, asked.workload_sha, asked.preset, params)
+        located = FetchedResult(
+            nonce=copy.nonce,
+            ref=refs.ARCHIVE,
+            commit=copy.result_commit,
+            parents=copy.parents,
+            above=1,
+            changes=tuple(FileChange("A", inside + file.path, file.mode, file.sha) for file in found),
+            message=copy.message,
+            files={},
+            expected=expected,
+            alone=expected is None and copy.preset is None,
+        )
+        return results.with_files(self._cache, located)
+
+    def _copied_request(self, copy: _CopiedRecord) -> RequestCommit | None:
+        asked = copy.request
+        data = self._copied_file(copy.nonce, "request.json", MAX_BYTES)
+        if asked is None or asked.workload_sha is None or data is None:
+            return None
+        signature = self._copied_file(copy.nonce, "request.json.sig", MAX_SIGNATURE_BYTES)
+        return RequestCommit(asked.commit, asked.workload_sha, data, signature)
+
+
+def open_archive(cache: GitCache, found: Mapping[str, str]) -> Archive | None:
+    """The archive that a remote holds by its listed refs; None: it has none."""
+    for _ in range(_TRIES):
+        tip = found.get(refs.ARCHIVE)
+        if tip is None:
+            return None
+        if not cache.bring(found, [refs.ARCHIVE], depth=1):
+            return Archive(cache, tip)
+        found = cache.list_remote(refs.ARCHIVE)
+    raise LeaseLost(f"{refs.ARCHIVE} moved on every look", "try again")
+
+
+def find_archived(cache: GitCache, handle: str, *, found: Mapping[str, str] | None = None) -> FetchedResult:
+    """The result of a retired request.
+
+    Args:
+        cache: Of the remote.
+        handle: A nonce, a branch name, or the beginning of either with at least the day.
+        found: The remote's refs where they are known.
+
+    Raises:
+        UnknownHandle: The archive knows no such request, or several.
+        ResultError: What is archived cannot be a result.
+    """
+    listed = cache.list_remote(refs.ARCHIVE) if found is None else found
+
+    def look() -> FetchedResult | None:
+        archive = open_archive(cache, listed)
+        nonce = None if archive is None else archive.find(handle)
+        return None if archive is None or nonce is None else archive.read(nonce)
+
+    result = cache.recover(look)
+    if result is None:
+        raise UnknownHandle(
+            f"no request on this remote is called {quoted(handle)}, and its archive holds none",
+            "check the handle (at least the day of an archived one, as in 20260301), or name another"
+            " --remote",
+        )
+    return result
+
+
+def find_request(cache: GitCache, nonce: str) -> RequestCommit | None:
+    """The request of an archived result, as it was asked; None: the archive does not have it."""
+    found = cache.list_remote(refs.ARCHIVE)
+
+    def look() -> RequestCommit | None:
+        archive = open_archive(cache, found)
+        return None if archive is None else archive.request(nonce)
+
+    return cache.recover(look)
 
 
 def prune(
-    folder: Path | None,
-    remote: str,
+    cache: GitCache,
     *,
     older_than: timedelta = DEFAULT_OLDER_THAN,
-    keep: int | None = DEFAULT_KEEP,
+    keep: int = DEFAULT_KEEP,
     now: datetime,
     limit: int | None = None,
     dry_run: bool = False,
-    origin: Git | None = None,
     progress: Callable[[int, int], object] | None = None,
-    timeout_s: float = 300.0,
 ) -> Pruned:
     """Archive finished requests older than a retention or beyond the newest `keep`, and delete their refs.
 
-    Never an unfinished one: with an inbox entry, a live claim, without a result, or unreadable. Doing it
-    twice, or two at a time, is harmless.
+    Never an unfinished one: with an inbox entry, a live claim, or without a result. Idempotent.
 
     Args:
-        folder: Where caches live (the state folder); None: a temporary one.
-        remote: Address of the bus.
+        cache: Of the remote.
         older_than: Age of a request, by its nonce, from which it is retired.
-        keep: So many of the newest finished ones stay, whatever their number; None: only age counts.
+        keep: So many of the newest finished ones stay; older ones are retired whatever their age.
         now: The time of day, aware.
         limit: At most so many are retired by this call; None: all.
         dry_run: Change nothing on the remote.
-        origin: A checkout whose own network settings count; None: the user's only.
         progress: Told how many of how many have been looked at.
-        timeout_s: Deadline of one git command.
 
     Raises:
         PushRejected: The server takes no archive.
-        RemoteUnreachable: It did not answer. What was done until then stands.
+        RemoteUnreachable: It did not answer. What was done until then stays done.
         LeaseLost: The archive moved on every try.
-        BusError: What stands at the archive's ref is no archive.
+        BusError: What is at the archive's ref is no archive.
     """
-    git = origin or Git(Path.cwd())
-    found = git.ls_remote(remote)
-    with open_cache(folder, remote, found, origin=origin, timeout_s=timeout_s) as cache:
-        pruner = _Pruner(cache, found, older_than=older_than, now=now, dry_run=dry_run)
-        return pruner.run(keep=keep, limit=limit, progress=progress)
+    return _Pruner(cache, older_than=older_than, now=now, dry_run=dry_run).run(keep, limit, progress)
 
 
-class _Refused(Exception):
-    """The server would not delete refs."""
+@dataclass(frozen=True)
+class _RequestRefs:
+    """The refs of one request and the commits they hold, by what they are for."""
 
-    def __init__(self, error: PushRejected) -> None:
-        super().__init__(error.message)
-        self.words = error.message
+    nonce: str
+    held: dict[str, str] = field(default_factory=dict)
+
+    def below(self, *prefixes: str) -> list[RefValue]:
+        return [RefValue(ref, commit) for ref, commit in self.held.items() if ref.startswith(prefixes)]
+
+    @property
+    def branches(self) -> list[RefValue]:
+        return self.below(refs.BRANCHES, refs.AGENT_BRANCHES)
+
+    @property
+    def places(self) -> list[RefValue]:
+        return [*self.branches, *self.below(*RESULTS)]
+
+    @property
+    def claims(self) -> list[RefValue]:
+        return self.below(*CLAIMS)
+
+    @property
+    def signals(self) -> list[RefValue]:
+        """What a finished request needs no longer: claims and cancel requests."""
+        return [*self.claims, *self.below(*CANCELS)]
+
+    @property
+    def waits(self) -> bool:
+        return refs.inbox_ref(self.nonce) in self.held
+
+
+class _DeletionRefused(Exception):
+    """The server archived, and would not delete refs."""
 
 
 class _Pruner:
-    def __init__(
-        self, cache: Cache, found: Mapping[str, str], *, older_than: timedelta, now: datetime, dry_run: bool
-    ) -> None:
+    def __init__(self, cache: GitCache, *, older_than: timedelta, now: datetime, dry_run: bool) -> None:
         self._cache = cache
-        self._listed(found)
-        self._older_than = older_than
+        self._cutoff = refs.nonce_time(now - older_than)
         self._now = now
         self._dry_run = dry_run
         self._archived: list[str] = []
         self._deleted: list[str] = []
-        self._left: dict[tuple[str, str], Left] = {}
+        self._left: dict[str, Left] = {}
         self._unfinished: set[str] = set()
         self._one_by_one = False
+        self._look()
 
-    def _listed(self, found: Mapping[str, str]) -> None:
-        self._found = dict(found)
-        self._by_nonce = standings(found)
-
-    def run(
-        self, *, keep: int | None, limit: int | None, progress: Callable[[int, int], object] | None
-    ) -> Pruned:
-        by_nonce = self._by_nonce
-        old = due(by_nonce, now=self._now, older_than=self._older_than, keep=keep)
-        retiring = set(old)
-        # A wish to stop, or a claim, of a request that is finished but stays.
-        touched = [n for n, one in by_nonce.items() if one.may_be_finished and (one.cancels or one.claims)]
-        nonces = [*old, *sorted(set(touched) - retiring)]
-        refused, at = None, 0
+    def run(self, keep: int, limit: int | None, progress: Callable[[int, int], object] | None) -> Pruned:
+        due = self._due(keep)
+        others = [
+            nonce
+            for nonce, one in sorted(self._by_nonce.items())
+            if nonce not in due and not one.waits and one.signals
+        ]
+        nonces, at, refused = [*due, *others], 0, None
         try:
             while at < len(nonces) and (limit is None or len(self._archived) < limit):
                 size = BATCH if limit is None else min(BATCH, limit - len(self._archived))
-                self._batch(nonces[at : at + size], retiring)
+                self._batch(nonces[at : at + size], set(due))
                 at += size
                 if progress is not None:
                     progress(min(at, len(nonces)), len(nonces))
-                self._cache.tidy()
-            self._delete_orphans()
-        except _Refused as error:
-            refused = error.words
+        except _DeletionRefused as error:
+            refused = str(error)
         return Pruned(
             archived=tuple(self._archived),
             deleted=tuple(self._deleted),
-            left=tuple(self._left[key] for key in sorted(self._left)),
-            unfinished=len(self._unfinished & retiring),
-            remaining=len(retiring & set(nonces[at:])),
+            left=tuple(self._left[nonce] for nonce in sorted(self._left)),
+            unfinished=len(self._unfinished & set(due)),
+            remaining=len(set(due) & set(nonces[at:])),
             archive=self._found.get(refs.ARCHIVE),
             refused=refused,
         )
 
-    def _batch(self, nonces: Sequence[str], retiring: set[str]) -> None:
+    def _look(self) -> None:
+        self._found = self._cache.list_remote(*ALL_REFS)
+        self._by_nonce: dict[str, _RequestRefs] = {}
+        for ref, commit in self._found.items():
+            nonce, _ = names_of(ref)
+            if nonce is not None:
+                self._by_nonce.setdefault(nonce, _RequestRefs(nonce)).held[ref] = commit
+
+    def _due(self, keep: int) -> list[str]:
+        """Nonces that retention no longer covers, the oldest first: too old, or beyond the newest `keep`.
+
+        Decided by the time in the nonce; one of the future is not touched.
+        """
+        future = refs.nonce_time(self._now + timedelta(days=1))
+        settled = refs.nonce_time(self._now - SETTLED)
+        candidates = sorted(
+            nonce for nonce, one in self._by_nonce.items() if one.places and not one.waits and nonce < future
+        )
+        beyond = set(candidates[: max(0, len(candidates) - keep)])
+        return [
+            nonce for nonce in candidates if nonce < self._cutoff or (nonce in beyond and nonce < settled)
+        ]
+
+    def _batch(self, nonces: Sequence[str], due: set[str]) -> None:
         for attempt in range(_TRIES):
-            by_nonce = self._by_nonce
-            asked = [by_nonce[n] for n in nonces if n in by_nonce and by_nonce[n].may_be_finished]
-            if not asked:
+            chosen = [self._by_nonce[nonce] for nonce in nonces if nonce in self._by_nonce]
+            if not chosen:
                 return
             try:
-                sound(self._cache, partial(self._attempt, asked, retiring))
-            except TooMuch as error:
-                if len(asked) == 1:
-                    [place] = (*asked[0].branches, *asked[0].results)[:1]
-                    self._leave(Left(asked[0].nonce, place.ref, error.message))
-                    return
-                half = len(asked) // 2
-                for part in (asked[:half], asked[half:]):
-                    self._batch([one.nonce for one in part], retiring)
+                self._cache.recover(lambda chosen=chosen: self._retire(chosen, due))  # type: ignore[misc]
             except LeaseLost:
                 if attempt == _TRIES - 1:
                     raise
                 time.sleep(_FIRST_PAUSE_S * 2**attempt * random.random())  # noqa: S311 - a pause, no secret
-                self._listed(self._cache.git.ls_remote(self._cache.remote))
+                self._look()
                 continue
             return
 
-    def _attempt(self, asked: Sequence[Standing], retiring: set[str]) -> None:
-        judged = self._judge(asked)
-        finished = [one for one in judged if isinstance(one, Retired)]
-        chosen = [one for one in finished if one.record.nonce in retiring]
-        stale = [held for one in judged if isinstance(one, Unfinished) for held in one.forgotten]
-        stale += [
-            held for one in finished if one not in chosen for held in one.ended if held in one.forgotten
-        ]
-        if self._dry_run:
-            self._archived += [one.record.nonce for one in chosen]
-        else:
-            self._retire(chosen, stale)
-
-    def _judge(self, asked: Sequence[Standing]) -> list[Retired | Unfinished | Left]:
-        seen = look(self._cache, list(asked))
-        judged = [examine(self._cache, one, seen, now=self._now) for one in asked]
-        for one in judged:
-            if isinstance(one, Left):
-                self._leave(one)
-            elif isinstance(one, Unfinished):
-                self._unfinished.add(one.nonce)
-        return judged
-
-    def _retire(self, chosen: Sequence[Retired], stale: Sequence[Held]) -> None:
+    def _retire(self, chosen: Sequence[_RequestRefs], due: set[str]) -> None:
         """Put results into the archive and delete their refs, all at once where the server can.
 
         Raises:
             LeaseLost: Something moved meanwhile: look again.
-            _Refused: They are archived, and the server does not delete.
+            _DeletionRefused: They are archived, and the server does not delete.
         """
-        archive = archive_in(self._cache, self._found)
-        commit, chosen = self._extended(archive, chosen)
-        before = None if archive is None else archive.commit
-        adding = [] if commit is None else [Update(refs.ARCHIVE, commit, before or "")]
-        ended = [*stale, *(held for one in chosen for held in one.ended)]
-        deletions = [Update(held.ref, None, held.commit) for held in dict.fromkeys(ended)]
-        if not self._one_by_one and adding and deletions:
-            try:
-                self._push([*adding, *deletions], atomic=True)
-            except PushRejected:
-                self._one_by_one = True  # whether it is the archive or the deletions, the next pushes tell
-        if self._one_by_one or not (adding and deletions):
-            if adding:
-                self._push(adding, atomic=True)
-            if deletions:
-                self._delete(deletions)
-        self._archived += [one.record.nonce for one in chosen]
+        found = {value.ref: value.commit for one in chosen for value in (*one.places, *one.claims)}
+        failures = self._cache.bring(found, list(found), depth=DEPTH)
+        archive = open_archive(self._cache, self._found)
+        entries: list[ArchivedRequest] = []
+        ended: list[RefValue] = []
         for one in chosen:
-            if one.left is not None:
-                self._leave(one.left)
+            if not one.places:
+                if one.nonce < self._cutoff and self._is_forgotten(one):
+                    ended += one.signals
+                continue
+            entry = self._judge(one, failures, None if archive is None else archive.get(one.nonce))
+            if isinstance(entry, Left):
+                self._left[one.nonce] = entry
+            elif entry is None:
+                self._unfinished.add(one.nonce)
+            else:
+                ended += one.signals
+                if one.nonce in due:
+                    entries.append(entry)
+                    ended += one.places
+        if self._dry_run:
+            self._archived += [entry.nonce for entry in entries]
+        elif entries or ended:
+            self._push_archive(archive, entries, ended)
 
-    def _push(self, updates: Sequence[Update], *, atomic: bool) -> None:
-        self._cache.git.push(self._cache.remote, updates, atomic=atomic)
+    def _judge(
+        self, one: _RequestRefs, failures: Mapping[str, BusError], known: ArchivedRequest | None
+    ) -> ArchivedRequest | Left | None:
+        """What the index says of a finished request; None: it is not finished, or too fresh."""
+        places = {value.ref: value.commit for value in one.places}
+        first = one.places[0].ref
+        for ref in places.keys() & failures.keys():
+            return Left(one.nonce, first, failures[ref].message)
+        if known is not None and not set(places.values()) & set(known.places.values()):
+            return Left(one.nonce, first, "another result is archived under its name")
+        if len(one.branches) > 1 or len({value.commit for value in one.below(*RESULTS)}) > 1:
+            return Left(one.nonce, first, "several branches or several results carry its name")
+        state = state_of(places, one.nonce)
+        try:
+            located = [results.locate(self._cache, state, place, None) for place in one.places]
+        except (ResultError, BusError) as error:
+            return Left(one.nonce, first, error.message)
+        answered = {each.commit: each for each in located if each is not None}
+        if not answered or not self._is_forgotten(one):
+            return None
+        if len(answered) > 1:
+            return Left(one.nonce, first, "it has a result on its branch and another one elsewhere")
+        [result] = answered.values()
+        branch = state.branch
+        if branch is not None and branch.commit not in (result.commit, result.request):
+            return Left(one.nonce, branch.ref, "the branch holds other commits: delete it by hand")
+        if result.parents and result.above != 1:
+            return Left(one.nonce, first, "more than one commit is on top of the request")
+        summary = self._summary(result)
+        if summary is not None and abs(self._now - parse_time(summary.finished_at)) < SETTLED:
+            return None
+        return ArchivedRequest(nonce=one.nonce, preset=state.preset, places=places, summary=summary)
+
+    def _summary(self, located: FetchedResult) -> ResultSummary | None:
+        result = results.read_record(self._cache, located)
+        if result is None:  # archived as it is: it is as little believed there
+            return None
+        return ResultSummary(
+            preset=result.preset,
+            status=result.verdict.status,
+            reason=result.verdict.reason,
+            runner=result.runner.name,
+            attempt=result.attempt,
+            started_at=result.started_at,
+            finished_at=result.finished_at,
+        )
+
+    def _is_forgotten(self, one: _RequestRefs) -> bool:
+        """Whether no claim of a finished request is alive."""
+        for claim in one.claims:
+            status = read_status(self._cache, claim.commit) if self._cache.exists(claim.commit) else None
+            if status is None or parse_time(status.updated_at) >= self._now - STALE_CLAIM:
+                return False
+        return True
+
+    def _push_archive(
+        self, archive: Archive | None, entries: Sequence[ArchivedRequest], ended: Sequence[RefValue]
+    ) -> None:
+        new = [entry for entry in entries if archive is None or archive.get(entry.nonce) is None]
+        deletions = [RefUpdate(value.ref, None, value.commit) for value in dict.fromkeys(ended)]
+        with self._cache.scratch() as scratch:
+            adding = []
+            if new:
+                tip = None if archive is None else archive.commit
+                lines = "".join(f"{entry.nonce} {next(iter(entry.places.values()))}\n" for entry in new)
+                more = f" and {len(new) - 1} more" if len(new) > 1 else ""
+                commit = scratch.commit_files(
+                    tip,
+                    _index_files(archive, new),
+                    f"kakeya-mac archive: {new[0].nonce}{more} {SKIP_CI}\n\n{lines}",
+                    when=self._now,
+                    merged=list(dict.fromkeys(sha for entry in new for sha in entry.places.values())),
+                )
+                adding = [RefUpdate(refs.ARCHIVE, commit, tip or "")]
+            if adding and deletions and not self._one_by_one:
+                try:
+                    self._push(scratch, [*adding, *deletions])
+                    adding = deletions = []
+                except PushRejected:
+                    self._one_by_one = True  # which of the two was refused, the next pushes tell
+            if adding:
+                self._push(scratch, adding)
+            if deletions:
+                self._delete(scratch, deletions)
+        self._archived += [entry.nonce for entry in entries]
+
+    def _push(self, scratch: Scratch, updates: Sequence[RefUpdate], *, atomic: bool = True) -> None:
+        scratch.push(self._cache.remote, updates, atomic=atomic)
         for update in updates:
             if update.new is None:
                 self._deleted.append(update.ref)
                 self._found.pop(update.ref, None)
             else:
                 self._found[update.ref] = update.new
-                self._cache.keep(TIP, update.new)
 
-    def _delete(self, deletions: Sequence[Update]) -> None:
+    def _delete(self, scratch: Scratch, deletions: Sequence[RefUpdate]) -> None:
         try:
-            self._push(deletions, atomic=False)
+            self._push(scratch, deletions, atomic=False)
         except (PushRejected, LeaseLost) as error:
-            now = self._cache.git.ls_remote(self._cache.remote)
-            gone = [update.ref for update in deletions if update.ref not in now]
-            self._deleted += gone
-            self._listed(now)
-            if isinstance(error, PushRejected) and any(now.get(u.ref) == u.expected for u in deletions):
-                raise _Refused(error) from None
+            self._look()
+            self._deleted += [update.ref for update in deletions if update.ref not in self._found]
+            held = any(self._found.get(update.ref) == update.expected for update in deletions)
+            if isinstance(error, PushRejected) and held:
+                raise _DeletionRefused(error.message) from None
             raise
 
-    def _delete_orphans(self) -> None:
-        """Wishes to stop, and forgotten claims, of requests that are no longer there."""
-        held = orphans(self._cache, standings(self._found), now=self._now, older_than=self._older_than)
-        if held and not self._dry_run:
-            try:
-                self._delete([Update(one.ref, None, one.commit) for one in held])
-            except LeaseLost:
-                return  # somebody else is at them
 
-    def _extended(
-        self, archive: Archive | None, chosen: Sequence[Retired]
-    ) -> tuple[str | None, list[Retired]]:
-        """An archive commit with more folders, and the requests it (or the archive before) holds.
+def _index_files(archive: Archive | None, new: Sequence[ArchivedRequest]) -> dict[str, bytes | None]:
+    """The files of the index that get more requests, by path."""
+    months: dict[str, dict[str, ArchivedRequest]] = defaultdict(dict)
+    for entry in new:
+        months[_month_of(entry.nonce)][entry.nonce] = entry
+    files: dict[str, bytes | None] = {}
+    for month, entries in months.items():
+        merged = entries if archive is None else archive.indexed(month) | entries
+        lines = [merged[nonce].model_dump_json() + "\n" for nonce in sorted(merged)]
+        files[f"{_INDEX}/{month}.jsonl"] = "".join(lines).encode()
+    return files
 
-        A request that is archived already keeps what the archive says; one whose archived result is another
-        is left alone.
-        """
-        present = {} if archive is None else archive.records_of([one.record.nonce for one in chosen])
-        folders = set() if archive is None else {n for one in chosen if archive.folder(n := one.record.nonce)}
-        kept, new = [], []
-        for one in chosen:
-            nonce = one.record.nonce
-            if nonce not in folders:
-                kept.append(one)
-                new.append(one)
-            elif nonce in present and present[nonce].result_commit == one.record.result_commit:
-                kept.append(one)
-            else:
-                reason = "the archive holds another result of this name"
-                self._leave(Left(nonce, one.record.ref, reason))
-        if not new:
-            return None, kept
-        parents = [] if archive is None else [archive.commit]
-        more = f" and {len(new) - 1} more" if len(new) > 1 else ""
-        message = f"kakeya-mac archive: {new[0].record.nonce}{more} [skip ci]\n"
-        root = extended(self._cache, archive, new)
-        return self._cache.git.commit_tree(root, parents, message, when=self._now), kept
 
-    def _leave(self, left: Left) -> None:
-        self._left[left.nonce, left.ref] = left
+def _month_of(nonce: str) -> str:
+    return f"{nonce[:4]}-{nonce[4:6]}"
+
+
+def _copies_folder(nonce: str) -> str:
+    return f"{_month_of(nonce)}/{nonce[6:8]}/{nonce}"
+
+
+def _spelled(handle: str) -> str:
+    """A handle as the archive knows it: a nonce or ``<preset>-<nonce>``, or the beginning of one."""
+    asked = handle.strip().removeprefix("refs/heads/").removeprefix("origin/")
+    named = refs.parse_request_ref(f"refs/heads/{asked}")
+    if named is not None:
+        return named.nonce
+    return asked.rpartition("/")[2].removeprefix("mac-bridge-")

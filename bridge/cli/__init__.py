@@ -7,12 +7,14 @@ here and nowhere else.
 
 from __future__ import annotations
 
+import _thread
+import contextlib
 import importlib
 import json
 import os
 import signal
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from threading import Timer
 from typing import Any, NoReturn
 
@@ -29,16 +31,16 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "bridge.cli.presets",
         "The allowlist: each preset, its parameters, types, bounds and defaults.",
     ),
-    "run": ("bridge.cli.run", "Submit a request; with --wait, follow it home."),
-    "status": ("bridge.cli.handles", "Where a request is."),
-    "wait": ("bridge.cli.handles", "Follow a request until its result is home."),
-    "logs": ("bridge.cli.handles", "What the job printed: live while it runs, complete afterwards."),
-    "result": ("bridge.cli.handles", "Fetch a result, check it, and show or save it."),
+    "run": ("bridge.cli.run", "Submit a request; with --wait, follow it to its result."),
+    "status": ("bridge.cli.status", "Where a request is."),
+    "wait": ("bridge.cli.wait", "Follow a request to its result."),
+    "logs": ("bridge.cli.logs", "What the job printed: live while it runs, complete afterwards."),
+    "result": ("bridge.cli.result", "Fetch a result, check it, and show or save it."),
     "fetch": ("bridge.cli.fetch", "Save every published file of one or more requests."),
     "cancel": ("bridge.cli.cancel", "Ask for a request to be stopped, whether it waits or runs."),
-    "again": ("bridge.cli.again", "Ask for the same job once more, as a new request."),
+    "again": ("bridge.cli.again", "Submit the same job again, as a new request."),
     "queue": ("bridge.cli.queue", "What waits, runs and ran, and on which Mac."),
-    "history": ("bridge.cli.history", "Finished requests, the archived ones too."),
+    "history": ("bridge.cli.history", "ProgramResult requests, the archived ones too."),
     "prune": ("bridge.cli.prune", "Archive old results, then delete their branches."),
     "key": ("bridge.cli.key", "Which key signs your requests, and what to give to a Mac's owner."),
     "gate": ("bridge.cli.gate", "Judge evidence files."),
@@ -83,8 +85,8 @@ Examples:
   kakeya_mac result 20260301t120000z0123456789ab -o out/
 
 Exit codes of a finished request: 0 passed, 1 failed, 2 refused, 3 evidence rejected, 4 the wait timed out,
-5 cancelled or lost, 6 git or the network failed, 7 passed, but nobody vouches for it (no trusted key), 70 our
-own bug, 130 interrupted, 143 terminated."""
+5 cancelled or lost, 6 git or the network failed, 7 passed, but no trusted key signed it, 70 our own bug,
+130 interrupted, 143 terminated."""
 
 
 @click.group(cls=LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
@@ -144,17 +146,42 @@ def echo_json(document: Mapping[str, Any], *, untrusted: Collection[str] = ()) -
         document: What to say.
         untrusted: Its keys below which text from the bus stands.
     """
-    from bridge.render import marked
+    from bridge.render.terminal import document as mark
 
-    click.echo(json.dumps(marked.document(document, untrusted), sort_keys=True))
+    click.echo(json.dumps(mark(document, untrusted), sort_keys=True))
+
+
+def show(as_json: bool, document: Mapping[str, Any], lines: Iterable[str]) -> int:
+    """Show what a command has to say, as one JSON line or as lines for people; returns exit code 0."""
+    if as_json:
+        echo_json({**document, "exit_code": 0})
+    else:
+        for line in lines:
+            click.echo(line)
+    return 0
 
 
 def note_untrusted() -> None:
     """Say on standard error, where a program reads the output, that text of it came over the bus."""
     if not sys.stdout.isatty():
-        from bridge.render.marked import NOTICE
+        from bridge.render.terminal import NOTICE
 
         click.echo(f"note: {NOTICE}", err=True)
+
+
+@contextlib.contextmanager
+def on_signals(heed: Callable[[], object]) -> Iterator[None]:
+    """Call a function at SIGTERM and SIGINT, in a thread: the interrupted code may hold a lock it needs."""
+
+    def handle(_number: int, _frame: object) -> None:
+        _thread.start_new_thread(heed, ())
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _terminate(_number: int, _frame: object) -> NoReturn:
@@ -164,7 +191,7 @@ def _terminate(_number: int, _frame: object) -> NoReturn:
 def _terminate_later(lost: sys.UnraisableHookArgs) -> None:
     """Send a signal again that came while Python ran a `__del__`, which swallows whatever is raised in it."""
     if isinstance(lost.exc_value, Terminated):
-        Timer(0.01, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
     else:
         sys.__unraisablehook__(lost)
 

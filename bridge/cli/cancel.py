@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,11 +11,11 @@ from bridge.cli import echo_json
 from bridge.cli.options import handle_options, signing_key_option, wait_option
 
 if TYPE_CHECKING:
-    from bridge.bus.git import Git
     from bridge.client.cancel import Cancelled
-    from bridge.client.lookout import Lookout
     from bridge.client.remotes import Remote
-    from bridge.client.runs import RunView
+    from bridge.git.repo import GitRepo
+    from bridge.github.dispatch import RunView
+    from bridge.settings import Settings
 
 _NAMED = 5
 
@@ -27,11 +26,11 @@ Examples:
   kakeya_mac cancel 20260301t120000z0123456789ab
   kakeya_mac cancel 20260301t12 --reason "wrong model" --wait 60 --json
 
-Exit code: 0 once the wish is on the remote, or when the request had finished before. With --wait that of its
-end: 5 cancelled, or what it came to in spite of the wish."""
+Exit code: 0 once the cancel request is on the remote, or when the request had finished before. With --wait
+that of its end: 5 cancelled, or what it came to all the same."""
 )
 @handle_options
-@click.option("--reason", metavar="TEXT", help="Why, for whoever reads the result (at most 500 characters).")
+@click.option("--reason", metavar="TEXT", help="Why, for the result (at most 500 characters).")
 @wait_option("it has ended")
 @signing_key_option
 def cancel(
@@ -44,58 +43,43 @@ def cancel(
 ) -> int:
     """Stop the request HANDLE, whether it waits or runs.
 
-    The wish is signed where there is a key (see `kakeya_mac key`): a machine that takes signed requests only
-    honours nobody else's. A stopped job's result is `cancelled`, with what it had printed so far.
+    The cancel request is signed where there is a key (see `kakeya_mac key`): a machine that takes only signed
+    requests obeys only their signer. A stopped job's result is `cancelled`, with what it had printed so far.
     """
-    from bridge import settings
-    from bridge.bus.git import Git
-    from bridge.cli.follow import follow, present
-    from bridge.client.cancel import cancel_request
-    from bridge.client.keys import Pen, choose
-    from bridge.client.lookout import Lookout
-    from bridge.client.remotes import resolve_remote
+    from bridge.cli.output import Presentation, connect, follow, present, warn
+    from bridge.client import cancel as client
+    from bridge.client.signing_key import choose
 
-    config = settings.load(remote=remote, signing_key=signing_key)
-    git = Git(Path.cwd())
-    bus = resolve_remote(git, config.remote)
-    pen = Pen(choose(config, git))
-    lookout = Lookout(git, bus.address, config.trusted_runners) if pen.key is None else None
-    done = cancel_request(config, git, bus, handle, reason=reason, pen=pen)
-    warnings = [*done.warnings, *(_unheeded(lookout) if lookout and done.finished is None else [])]
-    for warning in warnings:
-        click.echo(f"warning: {warning}", err=True)
+    config, git, bus = connect(remote, signing_key=signing_key)
+    signer = choose(config, git)
+    done = client.cancel(config, git, bus, handle, reason=reason, signer=signer)
+    warnings = list(signer.warnings)
+    if done.finished is None and not done.signed:
+        warnings += _warn_unsigned(config, git, bus)
+    warn(warnings)
     run = _stop_run(git, bus, done)
     if wait_s is None:
-        _say(done, warnings, as_json, run)
+        _show(done, warnings, run, as_json=as_json)
         return 0
     if done.finished is not None:
-        return present(config, *done.finished, as_json=as_json, output=None, extra={"cancel": done.outcome})
+        return present(config, done.finished[1], Presentation(as_json, extra={"cancel": done.outcome}))
     click.echo(_sentence(done), err=True)
-    return follow(
-        config,
-        git,
-        bus,
-        done.nonce,
-        wait_s=wait_s,
-        as_json=as_json,
-        extra={"cancel": done.outcome, "run": None if run is None else run.as_json()},
-    )
+    extra = {"cancel": done.outcome, "run": None if run is None else run.as_json()}
+    return follow(config, git, bus, done.nonce, Presentation(as_json, extra=extra), wait_s=wait_s)
 
 
-def _stop_run(git: Git, bus: Remote, done: Cancelled) -> RunView | None:
-    """Stop the workflow run, too, if a machine has it; one that waits answers the wish when its turn comes.
+def _stop_run(git: GitRepo, bus: Remote, done: Cancelled) -> RunView | None:
+    """Stop the workflow run, too, if a machine has it; one that waits reads the cancel request later.
 
     Returns:
         The run as it was; None: none is known.
     """
-    from bridge.bus.handles import state_of
-    from bridge.cli.attending import look_at_run, may_have_runs, usable_api, warn
+    from bridge.bus.state import resolve_handle
+    from bridge.cli.workflow_runs import api_or_none, find_run, warn_api
     from bridge.errors import ApiConflict, ApiError
 
-    if done.finished is not None or not may_have_runs(bus):
-        return None
-    run = look_at_run(git, bus, state_of(git.ls_remote(bus.address), done.nonce))
-    github = usable_api(bus)
+    github = None if done.finished is not None else api_or_none(bus)
+    run = None if github is None else find_run(git, bus, resolve_handle(git, bus.address, done.nonce))
     if run is None or github is None or not run.is_on_a_machine:
         return run
     try:
@@ -103,29 +87,30 @@ def _stop_run(git: Git, bus: Remote, done: Cancelled) -> RunView | None:
     except ApiConflict:  # it has ended meanwhile
         return run
     except ApiError as error:
-        warn(error)
+        warn_api(error)
         return run
     click.echo(f"its run was stopped, too: {run.url}", err=True)
     return run
 
 
-def _unheeded(lookout: Lookout) -> list[str]:
-    """That live runners do not heed an unsigned wish, or that nobody knows whether there are any."""
-    from bridge.client.availability import signed_only
+def _warn_unsigned(config: Settings, git: GitRepo, bus: Remote) -> list[str]:
+    """That live runners ignore an unsigned cancel request, or that none could be looked at."""
+    from bridge.client.runners import read_runners, require_signatures
+    from bridge.errors import BridgeError
 
-    catalogue, failure = lookout.result()
-    if catalogue is None:
-        return [] if failure is None else [failure]
-    deaf = signed_only(catalogue.seen, datetime.now(UTC))
-    if not deaf:
+    try:
+        strict = require_signatures(read_runners(config, git, bus), datetime.now(UTC))
+    except BridgeError as error:
+        return [f"cannot tell which runners are there: {error.message}"]
+    if not strict:
         return []
     return [
-        f"the wish is unsigned, and {', '.join(deaf[:_NAMED])} will ignore it: only the key that signed a"
-        " request stops it there; cancel once more with --signing-key and that key"
+        f"the cancel request is unsigned, and {', '.join(strict[:_NAMED])} will ignore it: only the key that"
+        " signed a request stops it there; cancel again with --signing-key and that key"
     ]
 
 
-def _say(done: Cancelled, warnings: list[str], as_json: bool, run: RunView | None) -> None:
+def _show(done: Cancelled, warnings: list[str], run: RunView | None, *, as_json: bool) -> None:
     if not as_json:
         click.echo(_sentence(done))
         return
@@ -146,7 +131,7 @@ def _sentence(done: Cancelled) -> str:
     from bridge.client.cancel import Outcome
 
     if done.outcome is Outcome.ALREADY_ASKED:
-        return f"{done.nonce}: somebody has asked for it to be stopped already"
+        return f"{done.nonce}: a cancel request is there already"
     if done.finished is None:
         return f"{done.nonce}: asked for it to be stopped; see: kakeya_mac wait {done.nonce}"
     verdict = done.finished[0].result.verdict

@@ -39,56 +39,47 @@ def demo(params: tuple[str, ...], folder: Path | None, wait_s: float) -> int:
     A bare repository and a clone are made in a temporary folder, `kakeya_mac runner serve` is started as a
     process of its own, and the preset `throughput` is asked for through the ordinary client.
     """
-    from bridge import demo as house_of
+    from bridge import demo as library
     from bridge import presets
-    from bridge.bus.git import Git
     from bridge.bus.results import pins_keys
-    from bridge.cli.follow import follow
+    from bridge.cli.output import Presentation, follow
     from bridge.client.submit import plan_request, submit_request
+    from bridge.git.repo import GitRepo
+    from bridge.render.outcome import FROM_BUS
 
     began = time.monotonic()
     preset = presets.get("throughput")
     values = presets.parse_cli(preset, params)
     presets.validate(preset, values)  # before anything is made
-    house = house_of.build(folder)
-    click.echo(f"demo in {house.folder}: remote.git is the bus, workload a clone of it", err=True)
-    config = house.settings
-    with house_of.runner(house) as process:
+    site = library.build(folder)
+    click.echo(f"demo in {site.folder}: remote.git is the bus, workload a clone of it", err=True)
+    config = site.settings
+    with library.runner(site) as process:
         click.echo(
-            f"started a runner as process {process.pid}: runner serve --name {house_of.RUNNER_NAME}", err=True
+            f"started a runner as process {process.pid}: runner serve --name {library.RUNNER_NAME}", err=True
         )
-        plan = plan_request(
-            config,
-            repository=house.workload,
-            preset="throughput",
-            params=values,
-        )
-        submission = submit_request(config, plan, repository=house.workload)
+        git = GitRepo(site.workload)
+        plan = plan_request(config, git, preset="throughput", params=values)
+        submission = submit_request(config, plan, git)
         click.echo(f"submitted {submission.nonce}: {' '.join(plan.argv)}", err=True)
         document: dict[str, object] = {}
-        code = follow(
-            config,
-            Git(house.workload),
-            submission.remote,
-            submission.nonce,
-            wait_s=wait_s,
+        how = Presentation(
             as_json=False,
-            asked=submission.asked,
             allow_unsigned=not pins_keys(config.trusted_runners),  # there is no ssh-keygen to make a key
+            expected=submission.expected,
             outcome=document.update,
         )
+        code = follow(config, git, submission.remote, submission.nonce, how, wait_s=wait_s)
     document |= {
-        "remote": str(house.remote),
-        "workload": str(house.workload),
-        "runner_log": str(house.log),
+        "remote": str(site.remote),
+        "workload": str(site.workload),
+        "runner_log": str(site.log),
         "seconds": round(time.monotonic() - began, 1),
         "exit_code": code,
     }
     if code != 0:
-        click.echo(f"the runner's log is {house.log}", err=True)
+        click.echo(f"the runner's log is {site.log}", err=True)
     else:
-        click.echo(f"  look     git -C {house.remote} show --stat {document['result_commit']}")
-    from bridge.render.outcome import FROM_BUS
-
+        click.echo(f"  look     git -C {site.remote} show --stat {document['result_commit']}")
     echo_json(document, untrusted=FROM_BUS)
     return code

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from bridge.cli import echo_json
+
+if TYPE_CHECKING:
+    from bridge.doctor import Check
+    from bridge.settings import Settings
 
 MARKS = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL"}
 READY = {
@@ -48,12 +55,11 @@ Exit code 0: the role can be played from here (warnings included); 6: it cannot.
 def doctor(role: str | None, remote: str | None, allow_public: bool, as_json: bool) -> int:
     """Look at everything this machine's part needs; say what was found, and how to fix what is missing."""
     from bridge import settings
-    from bridge.doctor.finding import Check, Level
-    from bridge.doctor.roles import detect, examine
+    from bridge.doctor import Level
 
     role = role or detect()
     checks: list[Check] = []
-    for check in examine(role, settings.load(remote=remote), Path.cwd(), allow_public=allow_public):
+    for check in _examine(role, settings.load(remote=remote), allow_public=allow_public):
         checks.append(check)
         if not as_json:
             click.echo(f"{MARKS[check.level]}  {check.name}: {check.finding}  [{check.looked_at}]")
@@ -78,3 +84,23 @@ def doctor(role: str | None, remote: str | None, allow_public: bool, as_json: bo
         failed = sum(check.level is Level.FAIL for check in checks)
         click.echo(f"\n{UNREADY[role]}: {failed} check{'s' * (failed > 1)} failed.")
     return code
+
+
+def detect(environ: Mapping[str, str] | None = None) -> str:
+    """``ci`` inside a workflow, ``runner`` where setup made this environment, else ``client``."""
+    from bridge import interpreter
+
+    environ = os.environ if environ is None else environ
+    if environ.get("GITHUB_ACTIONS") == "true":
+        return "ci"
+    return "runner" if interpreter.record_path().exists() else "client"
+
+
+def _examine(role: str, config: Settings, *, allow_public: bool) -> Iterator[Check]:
+    from bridge.doctor import client
+
+    if role != "runner":
+        return client.examine(config, Path.cwd(), allow_public=allow_public, is_job=role == "ci")
+    from bridge.doctor import runner  # a client needs no runner's code
+
+    return runner.examine(config, Path.cwd(), allow_public=allow_public)

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bridge.cli import echo_json
-from bridge.cli.options import allow_unsigned_option
+from bridge.cli.options import allow_unsigned_option, remote_option
 
 if TYPE_CHECKING:
-    from bridge.bus.git import Git
+    from bridge.client.remotes import Remote
     from bridge.errors import BridgeError
+    from bridge.git.repo import GitRepo
     from bridge.settings import Settings
 
 
@@ -38,7 +39,7 @@ was not: 3 not to be believed, 4 no result yet, 6 no such request, or a folder t
     help="Where the folders named by nonce go (default: here).",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON line instead of text.")
-@click.option("--remote", metavar="URL", help="Git remote that carries the bus (default: origin).")
+@remote_option
 @allow_unsigned_option
 def fetch(
     handles: tuple[str, ...], output: Path, as_json: bool, remote: str | None, allow_unsigned: bool
@@ -48,21 +49,19 @@ def fetch(
     Digests, identity and signature are checked; the evidence is not judged: `kakeya_mac result` or
     `kakeya_mac gate` do that.
     """
-    from bridge import settings
-    from bridge.bus.git import Git
-    from bridge.client.remotes import resolve_remote
+    from bridge.cli.output import connect
     from bridge.errors import BridgeError, RemoteUnreachable
 
-    config, git = settings.load(remote=remote), Git(Path.cwd())
-    bus = resolve_remote(git, config.remote)
+    config, git, bus = connect(remote)
+    allow_unsigned = allow_unsigned or config.allow_unsigned
     documents: list[dict[str, Any]] = []
     for handle in handles:
         try:
-            document = _fetched(handle, git, bus.address, config, output, allow_unsigned)
+            document = _fetch(handle, git, bus, config, output, allow_unsigned)
         except RemoteUnreachable:
             raise
         except BridgeError as error:
-            document = _failed(handle, error)
+            document = _failure(handle, error)
         documents.append(document)
         if not as_json:
             _show(document)
@@ -74,23 +73,19 @@ def fetch(
     return code
 
 
-def _fetched(
-    handle: str, git: Git, address: str, config: Settings, output: Path, allow_unsigned: bool
+def _fetch(
+    handle: str, git: GitRepo, bus: Remote, config: Settings, output: Path, allow_unsigned: bool
 ) -> dict[str, Any]:
     from bridge.bus.results import believe
-    from bridge.client.lookup import look_up
+    from bridge.client.fetch import look_up
     from bridge.client.save import save
     from bridge.errors import WaitTimeout
     from bridge.protocol.sanitize import clean_line
 
-    found = look_up(git, address, handle, config.state_dir)
+    found = look_up(git, bus, handle, config.state_dir)
     if found.answer is None:
         raise WaitTimeout(f"{found.nonce} has no result yet", f"kakeya_mac wait {found.nonce}")
-    believed = believe(
-        found.answer,
-        trusted=config.trusted_runners,
-        allow_unsigned=allow_unsigned or config.allow_unsigned,
-    )
+    believed = believe(found.answer, trusted=config.trusted_runners, allow_unsigned=allow_unsigned)
     folder = output / found.nonce
     written = save(believed, found.answer, folder)
     return {
@@ -106,7 +101,7 @@ def _fetched(
     }
 
 
-def _failed(handle: str, error: BridgeError) -> dict[str, Any]:
+def _failure(handle: str, error: BridgeError) -> dict[str, Any]:
     unknown = dict.fromkeys(("nonce", "status", "signature", "authenticity", "output"))
     return {
         **unknown,

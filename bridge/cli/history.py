@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import click
 
 from bridge.cli import echo_json, note_untrusted
+from bridge.cli.options import remote_option
 
 _STATUSES = ("passed", "failed", "refused", "rejected", "cancelled", "lost")
 
@@ -31,34 +31,31 @@ Without partial clones on the server the first look into the archive fetches all
 @click.option("--preset", metavar="NAME", help="Only requests of this preset.")
 @click.option("--status", type=click.Choice(_STATUSES), help="Only requests that ended so.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON line instead of a table.")
-@click.option("--remote", metavar="URL", help="Git remote that carries the bus (default: origin).")
+@remote_option
 def history(count: int, preset: str | None, status: str | None, as_json: bool, remote: str | None) -> int:
     """The newest finished requests, the retired ones in the archive included.
 
     Statuses are shown as published and not checked; `kakeya_mac result HANDLE` checks digests, signature and
     evidence of one.
     """
-    from bridge import settings
-    from bridge.bus.git import Git
-    from bridge.client.history import history as finished_requests
-    from bridge.client.remotes import resolve_remote
+    from bridge.cli.output import connect
+    from bridge.client.history import history as read_history
+    from bridge.client.remotes import open_cache
     from bridge.protocol.result import Status
-    from bridge.render.queue import history_table, row_json
-    from bridge.render.tables import console
+    from bridge.render.lists import request_table, row_json
+    from bridge.render.terminal import console
 
-    config, git = settings.load(remote=remote), Git(Path.cwd())
-    bus = resolve_remote(git, config.remote)
+    config, git, bus = connect(remote)
     wanted = None if status is None else Status(status)
-    found = finished_requests(
-        config.state_dir, bus.address, origin=git, limit=count, preset=preset, status=wanted
-    )
+    cache = open_cache(config.state_dir, bus, git)
+    found = read_history(cache, limit=count, preset=preset, status=wanted)
     if as_json:
         requests = [row_json(row, time.time()) for row in found.rows]
         echo_json({"requests": requests, "complete": found.complete}, untrusted=("requests",))
         return 0
     if found.rows:
         out = console()
-        out.print(history_table(found.rows, time.time(), out.width))
+        out.print(request_table(found.rows, time.time(), out.width))
         note_untrusted()
         click.echo("statuses as published; `kakeya_mac result HANDLE` checks one", err=True)
     else:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bridge.cli import echo_json
+from bridge.cli import show
 from bridge.cli.options import signing_key_option
 
 if TYPE_CHECKING:
-    from bridge.client.keys import SigningKey
+    from bridge.client.signing_key import SigningKey
     from bridge.settings import Settings
 
 # Nothing else is ever signed as this: the trial below can be used for nothing.
@@ -27,7 +27,7 @@ Examples:
   kakeya_mac key --make
   kakeya_mac key --signing-key ~/.ssh/id_ed25519 --json
 
-Looked at in this order: --signing-key, KAKEYA_SIGNING_KEY, signing_key in config.toml, the key that --make
+Tried in this order: --signing-key, KAKEYA_SIGNING_KEY, signing_key in config.toml, the key that --make
 made, git's user.signingkey where gpg.format is ssh, the SSH agent. Exit code 2 when there is none, or the one
 there is cannot sign without a passphrase."""
 )
@@ -40,53 +40,40 @@ def key(make_one: bool, signing_key: str | None, as_json: bool) -> int:
     A key made with --make is for this alone, has no passphrase and lies in the folder of your configuration.
     """
     from bridge import settings, signing
-    from bridge.bus.git import Git
-    from bridge.client.keys import choose
+    from bridge.client.signing_key import choose
     from bridge.errors import SignatureError
+    from bridge.git.repo import GitRepo
 
     config = settings.load(signing_key=signing_key)
     if make_one:
         there = config.own_key.is_file()
         signing.ensure_key(config.own_key, f"{_name(config)} on {platform.node().split('.')[0]}")
         click.echo(f"{'already there' if there else 'made'}: {config.own_key}", err=True)
-    choice = choose(config, Git(Path.cwd()))
+    choice = choose(config, GitRepo(Path.cwd()))
     if choice.key is None:
         raise SignatureError(
             "; ".join(("no key was found to sign requests with", *choice.notes)),
             "make one: kakeya_mac key --make",
         )
     signing.sign(choice.key.material, _TRIAL, b"")
-    _show(config, choice.key, choice.notes, as_json=as_json)
-    return 0
+    return _show(config, choice.key, choice.notes, as_json=as_json)
 
 
-def _show(config: Settings, chosen: SigningKey, notes: tuple[str, ...], *, as_json: bool) -> None:
+def _show(config: Settings, chosen: SigningKey, notes: tuple[str, ...], *, as_json: bool) -> int:
     from bridge.protocol.sanitize import clean_line
 
     public = chosen.public()
     line = clean_line(f"{public.line} {public.comment}", limit=8192)
     command = f"kakeya_mac runner signers add {_name(config)} --key '{line.replace(chr(39), '')}'"
-    if as_json:
-        echo_json(
-            {
-                "status": "ok",
-                "exit_code": 0,
-                "key": public.line,
-                "fingerprint": public.fingerprint,
-                "source": chosen.source,
-                "command": command,
-                "notes": list(notes),
-            }
-        )
-        return
-    for note in notes:
+    document: dict[str, object] = {"status": "ok", "key": public.line, "fingerprint": public.fingerprint}
+    document |= {"source": chosen.source, "command": command, "notes": list(notes)}
+    for note in () if as_json else notes:
         click.echo(note, err=True)
-    click.echo(f"requests are signed with {public.fingerprint} ({chosen.source})")
-    click.echo("a Mac's owner lists it with")
-    click.echo(f"  {command}")
+    signed = f"requests are signed with {public.fingerprint} ({chosen.source})"
+    return show(as_json, document, [signed, "a Mac's owner lists it with", f"  {command}"])
 
 
 def _name(config: Settings) -> str:
-    """The user's name as one that may stand in a list of signers."""
+    """The user's name as a list of signers takes it."""
     name = re.sub(r"[^A-Za-z0-9._@+-]+", "-", config.requested_by).strip("-._@+")
     return name[:64] or "me"

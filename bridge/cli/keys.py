@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from datetime import datetime
+from datetime import UTC, datetime, time, timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
-    from bridge.signing.keyring import Entry
-    from bridge.signing.keys import PublicKey
+    from bridge.signing.keyfiles import ListedKey
+    from bridge.signing.ssh import PublicKey
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON line instead of text.")
 which_option = click.option(
@@ -26,14 +26,24 @@ until_option = click.option(
 )
 
 
+def parse_until(text: str) -> datetime:
+    """When a key stops to count: ``2027-01-31`` (its end, in local time) or ``2027-01-31T12:00[:00][Z]``.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    if len(text) == len("2027-01-31"):
+        day = datetime.fromisoformat(text).date() + timedelta(days=1)
+        return datetime.combine(day, time()).astimezone()
+    return datetime.fromisoformat(text).astimezone(UTC)
+
+
 def until_time(text: str | None) -> datetime | None:
     """The value of `until_option`.
 
     Raises:
         click.UsageError: It is no time.
     """
-    from bridge.signing.keyring import parse_until
-
     try:
         return None if text is None else parse_until(text)
     except (ValueError, OverflowError):
@@ -48,18 +58,18 @@ def given_key(text: str) -> PublicKey:
     Raises:
         SignatureError: It is none.
     """
-    from bridge.signing.keys import MAX_LINE, parse_key, read_key
+    from bridge.signing.ssh import MAX_LINE, parse_key, read_key
 
     return parse_key(sys.stdin.read(MAX_LINE + 1)) if text == "-" else read_key(text)
 
 
-def entry_line(entry: Entry) -> str:
+def entry_line(entry: ListedKey) -> str:
     """A listed key for people."""
     line = entry.listed
     return "  ".join(filter(None, (line.name, line.key.fingerprint, entry.words, line.key.comment)))
 
 
-def entry_json(entry: Entry) -> dict[str, Any]:
+def entry_json(entry: ListedKey) -> dict[str, Any]:
     """A listed key as JSON."""
     line = entry.listed
     return {

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, fields
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import click
 
 from bridge.protocol.sanitize import quoted
-from bridge.settings import TRANSPORTS
+from bridge.protocol.target import parse_target
 
 Function = Callable[..., Any]
 
@@ -31,16 +34,31 @@ class _WaitSeconds(click.FloatRange):
         return super().convert(seconds, param, ctx)
 
 
+class _Target(click.ParamType[str]):
+    """Conditions on the machine, checked before anything is pushed; an empty text asks for any machine."""
+
+    name = "target"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            parse_target(value) if value else None
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        return value
+
+
 def _takes_a_handle(command: click.Command) -> bool:
     return any(param.name == "handle" for param in command.params)
+
+
+remote_option = click.option(
+    "--remote", metavar="URL", help="Git remote that carries the bus (default: origin)."
+)
 
 
 def handle_options(function: Function) -> Function:
     """The argument and options that every command about one request takes."""
     json_option = click.option("--json", "as_json", is_flag=True, help="One JSON line instead of text.")
-    remote_option = click.option(
-        "--remote", metavar="URL", help="Git remote that carries the bus (default: origin)."
-    )
     argument = click.argument("handle")
     return argument(remote_option(json_option(function)))
 
@@ -71,17 +89,6 @@ allow_unsigned_option = click.option(
 )
 
 
-resend_option = click.option(
-    "--resend-after",
-    "resend_after_s",
-    type=click.FloatRange(1, _MONTH_S),
-    metavar="SECONDS",
-    help="Over GitHub Actions, waiting: push the request again when it is so old and there is no sign of it"
-    " (default: 900 s more than its job may take). With a token that"
-    " does, never: an evicted run is then seen, and started again.",
-)
-
-
 signing_key_option = click.option(
     "--signing-key",
     metavar="KEY",
@@ -89,56 +96,56 @@ signing_key_option = click.option(
 )
 
 
-def asking_options(function: Function) -> Function:
-    """The options of a command that asks for something, whatever it is."""
+@dataclass(frozen=True)
+class RequestOptions:
+    """What `submit_options` collects: how a request is submitted and followed."""
+
+    on: str | None
+    wait_s: float | None
+    timeout_s: int | None
+    expires: int | None
+    output: Path | None
+    allow_unsigned: bool
+    signing_key: str | None
+    transport: str | None
+    dry_run: bool
+
+    @property
+    def lifetime(self) -> timedelta | None:
+        """How long the request may wait; None: the setting."""
+        return None if self.expires is None else timedelta(seconds=self.expires)
+
+
+def submit_options(function: Function) -> Function:
+    """The options of a command that submits a request, which gets them as `options`.
+
+    Those that mean something only with ``--wait`` are refused without it.
+    """
+
+    @functools.wraps(function)
+    def collected(**given: Any) -> Any:
+        options = RequestOptions(**{each.name: given.pop(each.name) for each in fields(RequestOptions)})
+        if options.output is not None and options.wait_s is None:
+            raise click.UsageError("-o needs --wait; later: kakeya_mac result HANDLE -o DIR")
+        if options.allow_unsigned and options.wait_s is None:
+            raise click.UsageError("--allow-unsigned needs --wait: without it no result is shown")
+        return function(options=options, **given)
+
+    seconds, folder = "SECONDS", click.Path(path_type=Path)
+    target = "Which machines may run it, as chip=M4*,memory>=64,label=lab; see `kakeya_mac runners`."
+    who = "Who takes it (default: auto): a runner's daemon, a workflow of GitHub Actions, or what is there."
+    month, day = click.IntRange(1, _MONTH_S), click.IntRange(1, 86_400)
+    decorated: Function = collected
     for option in (
         click.option("--dry-run", is_flag=True, help="Show the manifest and what would run; push nothing."),
         allow_unsigned_option,
         signing_key_option,
-        click.option(
-            "--transport",
-            type=click.Choice(TRANSPORTS),
-            help="Who takes it: a runner's daemon, a workflow of GitHub Actions, or whichever is there"
-            " (default: auto).",
-        ),
-        resend_option,
-        click.option(
-            "-o",
-            "--output",
-            type=click.Path(path_type=Path),
-            metavar="DIR",
-            help="With --wait: save the result.",
-        ),
-        click.option(
-            "--expires",
-            type=click.IntRange(1, _MONTH_S),
-            metavar="SECONDS",
-            help="Unclaimed so long: refused.",
-        ),
-        click.option(
-            "--timeout",
-            "timeout_s",
-            type=click.IntRange(1, 86_400),
-            metavar="SECONDS",
-            help="Limit of the job.",
-        ),
-        wait_option("its result is home"),
+        click.option("--transport", type=click.Choice(["auto", "embedded", "actions"]), help=who),
+        click.option("-o", "--output", type=folder, metavar="DIR", help="With --wait: save the result."),
+        click.option("--expires", type=month, metavar=seconds, help="Unclaimed so long: refused."),
+        click.option("--timeout", "timeout_s", type=day, metavar=seconds, help="Limit of the job."),
+        wait_option("its result is published"),
+        click.option("--on", type=_Target(), metavar="CONDITIONS", help=target),
     ):
-        function = option(function)
-    return function
-
-
-def check_asking(
-    *, wait_s: float | None, output: Path | None, allow_unsigned: bool, resend_after_s: float | None
-) -> None:
-    """Refuse options that mean something only with ``--wait``.
-
-    Raises:
-        click.UsageError: One of them is given without it.
-    """
-    if output is not None and wait_s is None:
-        raise click.UsageError("-o needs --wait; later: kakeya_mac result HANDLE -o DIR")
-    if allow_unsigned and wait_s is None:
-        raise click.UsageError("--allow-unsigned needs --wait: without it no result is shown")
-    if resend_after_s is not None and wait_s is None:
-        raise click.UsageError("--resend-after needs --wait: nobody would be there to do it")
+        decorated = option(decorated)
+    return decorated

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bridge.cli import echo_json
+from bridge.cli import show
 from bridge.cli.keys import (
     entry_json,
     entry_line,
@@ -19,7 +19,7 @@ from bridge.cli.keys import (
 )
 
 if TYPE_CHECKING:
-    from bridge.signing.keyring import Keyring
+    from bridge.signing.keyfiles import KeyList
 
 
 @click.group()
@@ -52,19 +52,9 @@ def add(name: str, given: str, valid_until: str | None, as_json: bool) -> int:
     """Respect the claims, and believe the cards, that the key signed as those of the runner NAME."""
     ring, key = _ring(), given_key(given)
     added = ring.add(name, key, valid_before=until_time(valid_until), now=datetime.now(UTC))
-    if as_json:
-        echo_json(
-            {
-                "file": str(ring.allowed),
-                "name": name,
-                "keys": [key.fingerprint],
-                "added": added,
-                "exit_code": 0,
-            }
-        )
-        return 0
-    click.echo(f"{'known' if added else 'already known'}: {name} {key.fingerprint} ({ring.allowed})")
-    return 0
+    document = {"file": str(ring.allowed), "name": name, "keys": [key.fingerprint], "added": added}
+    state = "known" if added else "already known"
+    return show(as_json, document, [f"{state}: {name} {key.fingerprint} ({ring.allowed})"])
 
 
 @peers.command(name="list")
@@ -73,16 +63,12 @@ def list_(as_json: bool) -> int:
     """Show every known runner, and whether its key counts."""
     ring = _ring()
     found = ring.all(datetime.now(UTC))
-    if as_json:
-        peers = [entry_json(entry) for entry in found]
-        echo_json({"file": str(ring.allowed), "peers": peers, "exit_code": 0})
-        return 0
-    for entry in found:
-        click.echo(entry_line(entry))
-    if not found:
-        click.echo(f"no runner of another Mac is known here ({ring.allowed})")
-        click.echo("  kakeya_mac runner peers add NAME --key 'ssh-ed25519 …'")
-    return 0
+    none = (
+        f"no runner of another Mac is known here ({ring.allowed})",
+        "  kakeya_mac runner peers add NAME --key 'ssh-ed25519 …'",
+    )
+    document = {"file": str(ring.allowed), "peers": [entry_json(entry) for entry in found]}
+    return show(as_json, document, map(entry_line, found) if found else none)
 
 
 @peers.command()
@@ -93,12 +79,8 @@ def remove(name: str, which: str | None, as_json: bool) -> int:
     """Take the keys of the runner NAME out of the list. What it answered before stays known."""
     ring = _ring()
     gone = [line.key.fingerprint for line in ring.remove(name, which)]
-    if as_json:
-        echo_json({"file": str(ring.allowed), "name": name, "keys": gone, "exit_code": 0})
-        return 0
-    for fingerprint in gone:
-        click.echo(f"removed: {name} {fingerprint} ({ring.allowed})")
-    return 0
+    document = {"file": str(ring.allowed), "name": name, "keys": gone}
+    return show(as_json, document, (f"removed: {name} {print_} ({ring.allowed})" for print_ in gone))
 
 
 @click.command(
@@ -116,42 +98,42 @@ signature on. Give the printed commands to everybody who trusts the old one, and
 def key(name: str | None, renew: bool, as_json: bool) -> int:
     """Show the key with which this runner signs, and the commands that make others believe it."""
     from bridge import settings
-    from bridge.runner import keys
-    from bridge.runner.station import checked_name, host_name
+    from bridge.runner.config import checked_name, ensure_key, host_name, renew_key
     from bridge.signing import public_key
-    from bridge.signing.keys import read_key
+    from bridge.signing.ssh import read_key
 
     runner, state = checked_name(name or host_name()), settings.load().state_dir
-    path = keys.ensure(state, runner)
+    path = ensure_key(state, runner)
     old = read_key(str(public_key(path))) if renew else None
     if renew:
-        keys.renew(state, runner)
+        renew_key(state, runner)
     public = read_key(str(public_key(path)))
     line = f"{public.line} {public.comment}".strip()
     commands = {
         "clients": f"kakeya_mac runners trust {runner} --key '{line}'",
         "macs": f"kakeya_mac runner peers add {runner} --key '{line}'",
     }
-    if as_json:
-        document = {"name": runner, "key": public.line, "fingerprint": public.fingerprint, **commands}
-        echo_json({**document, "replaced": None if old is None else old.fingerprint, "exit_code": 0})
-        return 0
-    click.echo(f"{runner}  {public.fingerprint}")
-    click.echo(f"clients trust its results with\n  {commands['clients']}")
-    click.echo(f"other Macs on the bus know it with\n  {commands['macs']}")
-    if old is not None:
-        click.echo(f"and whoever trusts the old one drops it with\n  {_revoking(runner, old.fingerprint)}")
-    return 0
+    replaced = None if old is None else old.fingerprint
+    lines = [
+        f"{runner}  {public.fingerprint}",
+        f"clients trust its results with\n  {commands['clients']}",
+        f"other Macs on the bus know it with\n  {commands['macs']}",
+    ]
+    if replaced is not None:
+        command = f"kakeya_mac runners revoke {runner} --key {replaced}"
+        lines.append(f"those who trust the old one revoke it with\n  {command}")
+    document = {"name": runner, "key": public.line, "fingerprint": public.fingerprint, **commands}
+    return show(as_json, document | {"replaced": replaced}, lines)
 
 
-def _revoking(name: str, fingerprint: str) -> str:
-    return f"kakeya_mac runners revoke {name} --key {fingerprint}"
-
-
-def _ring() -> Keyring:
+def _ring() -> KeyList:
     from bridge import settings
-    from bridge.runner.peers import NAMESPACES
-    from bridge.signing.keyring import Keyring
+    from bridge.signing.keyfiles import KeyList
+    from bridge.signing.trust import CLAIM_NAMESPACE, RUNNER_NAMESPACE
 
     config = settings.load()
-    return Keyring(config.config_dir / "known_runners", config.config_dir / "revoked_keys", NAMESPACES)
+    return KeyList(
+        config.config_dir / "known_runners",
+        config.config_dir / "revoked_keys",
+        (CLAIM_NAMESPACE, RUNNER_NAMESPACE),
+    )

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, Any
 
 import click
 
 from bridge.cli import echo_json
-
-if TYPE_CHECKING:
-    from bridge.runner.explain import Explanation, Work
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON line instead of text.")
 
 
 @click.group()
 def policy() -> None:
-    """What this machine allows: policy.toml, presets and keys of the configuration folder."""
+    """What this machine allows: policy.toml, presets and keys in the configuration folder."""
 
 
 @policy.command(
@@ -26,48 +22,26 @@ def policy() -> None:
 Examples:
   kakeya_mac runner policy init
   kakeya_mac runner policy init --require-signature
-  kakeya_mac runner policy init --repository me/workload --fetch git@github.com:me/workload.git --key FILE
   kakeya_mac runner policy init --print
 
 The file is written for you alone (0600, its folder 0700). It says the safe default: every installed preset,
-no code of a repository, no network."""
+no code of a repository, no netjob."""
 )
 @click.option("--force", is_flag=True, help="Replace the policy that is there.")
 @click.option("--require-signature", is_flag=True, help="Take only requests of listed signers.")
-@click.option(
-    "--repository", metavar="OWNER/NAME", help="Let the hook begin workflow runs of this repository."
-)
-@click.option("--fetch", metavar="URL", help="Where the hook reads it (default: the repository's page).")
-@click.option(
-    "--key",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Private SSH key, of a deploy key that can only read, with which it does.",
-)
 @click.option("--print", "only_print", is_flag=True, help="Print it instead, and write nothing.")
-def init(
-    force: bool,
-    require_signature: bool,
-    repository: str | None,
-    fetch: str | None,
-    key: Path | None,
-    only_print: bool,
-) -> int:
-    """Write the policy to begin with: the safe default, every key explained."""
+def init(force: bool, require_signature: bool, only_print: bool) -> int:
+    """Write the default policy, with every key explained."""
     from bridge import settings
-    from bridge.runner.policy import FILE_NAME
-    from bridge.runner.policy.defaults import starter, write_starter
-    from bridge.runner.policy.reading import read
+    from bridge.runner.policy import FILE_NAME, default_text, parse, write_default
 
-    if key is not None:
-        key = key.expanduser().absolute()
-    text = starter(require_signature=require_signature, repository=repository, fetch=fetch, key=key)
+    text = default_text(require_signature=require_signature)
     path = settings.config_dir() / FILE_NAME
-    read(path, text.encode())
+    parse(path, text.encode())
     if only_print:
         click.echo(text, nl=False)
         return 0
-    write_starter(path, text, force=force)
+    write_default(path, text, force=force)
     click.echo(f"written: {path}")
     return 0
 
@@ -79,39 +53,35 @@ Examples:
   kakeya_mac runner policy check --json
 
 Looks at policy.toml, presets/*.toml, allowed_signers, known_runners, revoked_keys and who may write them.
-Exit code 0: a runner would serve with it, notes or not; 2: it would not."""
+Exit code 0: a runner would serve with it (notes do not matter); 2: it would not, and the first fault."""
 )
 @_JSON
 def check(as_json: bool) -> int:
-    """Is everything right that a runner here would stand on?"""
-    import os
+    """Check everything that a runner here reads from its owner."""
+    from dataclasses import asdict
 
     from bridge import settings
     from bridge.protocol.sanitize import clean_line
-    from bridge.runner.inspection import inspect
+    from bridge.runner.explain import check_config
     from bridge.runner.policy import FILE_NAME
 
     folder = settings.config_dir()
-    found = inspect(folder, os.environ, Path.home())
+    rules, findings = check_config(folder, state_dir=settings.state_dir())
     if as_json:
-        rows = [
-            {"fault": each.fault, "message": each.message, "remedy": each.remedy} for each in found.findings
-        ]
-        summary = None if found.rules is None else found.rules.summary()
-        echo_json({"ok": found.sound, "folder": str(folder), "findings": rows, "summary": summary})
-        return 0 if found.sound else 2
-    for finding in found.findings:
+        summary = None if rules is None else rules.summary()
+        rows = [asdict(finding) for finding in findings]
+        echo_json({"ok": rules is not None, "folder": str(folder), "findings": rows, "summary": summary})
+        return 2 if rules is None else 0
+    for finding in findings:
         click.echo(f"{'fault' if finding.fault else 'note'}: {clean_line(finding.message, limit=2000)}")
         if finding.remedy is not None:
             click.echo(f"  {clean_line(finding.remedy, limit=2000)}")
-    if found.rules is None:
+    if rules is None:
         click.echo(f"a runner would not serve with {folder}")
         return 2
-    written = (
-        folder / FILE_NAME if found.rules.written else f"the default ({folder / FILE_NAME} is not there)"
-    )
+    written = folder / FILE_NAME if rules.written else f"the default ({folder / FILE_NAME} does not exist)"
     click.echo(f"policy: {written}")
-    click.echo(found.rules.summary())
+    click.echo(rules.summary())
     return 0
 
 
@@ -122,8 +92,8 @@ Examples:
   kakeya_mac runner policy explain request.json --signature request.json.sig
   git show BRANCH:.mac-bridge/request.json | kakeya_mac runner policy explain - --requester ci@example.org
 
-Asked by the runner's own code, but for what only the bus knows: quotas, replays, the commit's files.
-Exit code 0: allowed; 2: refused, with the line of the policy or the default that refuses."""
+Uses the runner's own admission code. What only the bus knows is not asked: quotas, replays, the commit's
+files. Exit code 0: allowed; 2: refused, with the key of the policy (or the default) that refuses."""
 )
 @click.argument("manifest", type=click.File("rb"))
 @click.option("--signature", type=click.File("rb"), metavar="FILE", help="The manifest's detached signature.")
@@ -139,7 +109,7 @@ def explain(
     remote: str | None,
     as_json: bool,
 ) -> int:
-    """Would this request run here, and with what? If not, which line refuses it?"""
+    """Show whether this request would run here and with what, or which key of the policy refuses it."""
     from datetime import UTC, datetime
 
     from bridge import settings
@@ -159,36 +129,36 @@ def explain(
         requester=requester,
     )
     if as_json:
-        echo_json(answer.as_json())
+        echo_json(answer)
     else:
         click.echo("\n".join(_lines(answer)))
-    return 0 if answer.reason is None else 2
+    return 0 if answer["allowed"] else 2
 
 
-def _lines(answer: Explanation) -> list[str]:
+def _lines(answer: dict[str, Any]) -> list[str]:
     from bridge.protocol.sanitize import clean_line
 
-    if answer.work is not None:
-        return ["allowed", *(f"  {name:<12} {text}" for name, text in _rows(answer.work))]
-    said = [answer.message, answer.line, answer.remedy]
-    return [f"refused: {answer.reason}", *(f"  {clean_line(text, limit=2000)}" for text in said if text)]
+    if answer["allowed"]:
+        return ["allowed", *(f"  {name:<12} {text}" for name, text in _rows(answer["job"]))]
+    said = [answer["message"], answer["line"], answer["remedy"]]
+    return [f"refused: {answer['reason']}", *(f"  {clean_line(text, limit=2000)}" for text in said if text)]
 
 
-def _rows(work: Work) -> list[tuple[str, str]]:
+def _rows(job: dict[str, Any]) -> list[tuple[str, str]]:
     """What a job would get, by name."""
     limits = ", ".join(
-        f"{name.removesuffix('_bytes')} {_amount(name, limit)}" for name, limit in work.limits.items()
+        f"{name.removesuffix('_bytes')} {_amount(name, limit)}" for name, limit in job["limits"].items()
     )
     return [
-        ("preset", work.preset),
-        ("requester", work.requester or "unsigned"),
-        ("begins", "at once" if work.waits_for is None else f"within {work.waits_for}"),
-        ("params", json.dumps(work.params)),
-        ("argv", json.dumps(list(work.argv))),
-        ("time", f"{work.timeout_s} s"),
+        ("preset", job["preset"]),
+        ("requester", job["requester"] or "unsigned"),
+        ("begins", "at once" if job["waits_for"] is None else f"within {job['waits_for']}"),
+        ("params", json.dumps(job["params"])),
+        ("argv", json.dumps(job["argv"])),
+        ("time", f"{job['timeout_s']} s"),
         ("limits", limits),
-        ("network", "the machine's" if work.network else "none"),
-        ("environment", ", ".join(work.environment) or "the usual variables"),
+        ("network", "the machine's" if job["network"] else "none"),
+        ("environment", ", ".join(job["environment"]) or "the usual variables"),
     ]
 
 

@@ -34,29 +34,16 @@ def presets(name: str | None, remote: str | None, as_json: bool) -> int:
         return _offered(name, remote or None, as_json)
     from bridge import presets as library
     from bridge import settings
-    from bridge.render.presets import bounds, default, model_line, preset_json, renamed_line, template_line
-    from bridge.render.tables import Column, console, plain, table
+    from bridge.render.presets import preset_json, preset_lines
+    from bridge.render.terminal import Column, console, plain, table
 
     own = settings.load().presets
     if name is not None:
         preset = library.get(name, own)
         if as_json:
             echo_json(preset_json(preset))
-            return 0
-        click.echo(f"{preset.name}: {preset.summary}")
-        if preset.aliases:
-            renamed = f" ({renamed_line(preset)})" if preset.renamed else ""
-            click.echo(f"  also known as  {', '.join(preset.aliases)}{renamed}")
-        if preset.description:
-            click.echo("\n" + preset.description + "\n")
-        for parameter in preset.params.values():
-            click.echo(f"  -p {parameter.name}=<{parameter.type}>  (default {default(parameter)})")
-            click.echo(f"      {parameter.description}; allowed: {bounds(parameter)}")
-        for need in preset.models:
-            click.echo(f"  model {need.name}: {model_line(need)}")
-        click.echo(f"\n  runs     {template_line(preset)}")
-        evidence = preset.evidence_kind or "none"
-        click.echo(f"  timeout  {preset.timeout_s} s; {preset.engine} code; evidence: {evidence}")
+        else:
+            click.echo("\n".join(preset_lines(preset)))
         return 0
     everything = library.load_all(own)
     if as_json:
@@ -73,21 +60,15 @@ def presets(name: str | None, remote: str | None, as_json: bool) -> int:
 
 def _offered(name: str | None, remote: str | None, as_json: bool) -> int:
     from datetime import UTC, datetime
-    from pathlib import Path
 
     from bridge import presets as library
-    from bridge import settings
-    from bridge.bus.git import Git
-    from bridge.client.lookout import look
-    from bridge.client.remotes import resolve_remote
+    from bridge.cli.output import connect
+    from bridge.client.runners import read_runners
     from bridge.errors import PresetError
     from bridge.render.presets import offer_json, offer_lines, offers
 
-    config = settings.load(remote=remote)
-    git = Git(Path.cwd())
-    bus = resolve_remote(git, config.remote)
-    catalogue = look(git, bus.address, config.trusted_runners)
-    live = catalogue.live(datetime.now(UTC))
+    config, git, bus = connect(remote)
+    live = read_runners(config, git, bus).live(datetime.now(UTC))
     found = offers(live, name)
     if name is not None and not found:
         there = ", ".join(seen.name for seen in live) or "none"
@@ -97,7 +78,7 @@ def _offered(name: str | None, remote: str | None, as_json: bool) -> int:
         )
     digests = {preset.name: preset.digest for preset in library.load_all(config.presets).values()}
     if as_json:
-        documents = [offer_json(offer, pairs, digests.get(offer.name)) for offer, pairs in found]
+        documents = [offer_json(offered, digests.get(offered.offer.name)) for offered in found]
         document = {"remote": bus.shown, "runners": [seen.name for seen in live], "presets": documents}
         echo_json(document, untrusted=("runners", "presets"))
         return 0
@@ -105,8 +86,8 @@ def _offered(name: str | None, remote: str | None, as_json: bool) -> int:
         click.echo(f"no runner is live on {bus.shown}; who was seen: kakeya_mac runners")
         return 0
     click.echo(f"as published by runners on {bus.shown}; anyone with push rights can write this\n")
-    for offer, pairs in found:
-        for line in offer_lines(offer, pairs, digests.get(offer.name), full=name is not None):
+    for offered in found:
+        for line in offer_lines(offered, digests.get(offered.offer.name), full=name is not None):
             click.echo(line)
     note_untrusted()
     return 0

@@ -5,18 +5,18 @@ from __future__ import annotations
 import re
 import time
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from bridge.cli import echo_json
+from bridge.cli.options import remote_option
 
 if TYPE_CHECKING:
     from bridge.bus.archive import Pruned
 
 _UNITS = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
-_QUIET_S = 2.0
+_INTERVAL_S = 2.0
 _LONGEST_DAYS = 36_500
 
 
@@ -40,7 +40,7 @@ Examples:
 
 `result`, `status`, `logs`, `fetch` and `history` find archived requests as before. A request is left where it
 is while it has no result, is in the inbox or claimed, when its result is younger than an hour, and when
-something else than a runner's own commit stands on its branch.
+its branch holds anything but a runner's own commit.
 
 JSON: one line with dry_run, archived (nonces), deleted (refs), left ({nonce, ref, reason}), unfinished,
 archive (commit), refused (the server's words, or null) and exit_code.
@@ -53,40 +53,36 @@ Exit code: 0; 6 when the server takes the archive but deletes no refs: nothing i
     default="14d",
     show_default=True,
     metavar="DURATION",
-    help="Retire requests of this age.",
+    help="Archive requests of this age.",
 )
 @click.option(
     "--keep",
     type=click.IntRange(min=0),
     default=500,
     show_default=True,
-    help="Retire all but the newest N finished ones, whatever their age.",
+    help="Archive all but the newest N finished ones, whatever their age.",
 )
-@click.option("--dry-run", is_flag=True, help="Say what would be retired; change nothing on the remote.")
+@click.option("--dry-run", is_flag=True, help="Say what would be archived; change nothing on the remote.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON line instead of text.")
-@click.option("--remote", metavar="URL", help="Git remote that carries the bus (default: origin).")
+@remote_option
 def prune(older_than: timedelta, keep: int, dry_run: bool, as_json: bool, remote: str | None) -> int:
     """Move finished requests into the archive branch, then delete their refs.
 
     Every push downloads the remote's whole list of refs, so a bus stays quick when finished requests go.
     Nothing unfinished is touched; doing it twice, or on two machines at a time, is harmless.
     """
-    from bridge import settings
-    from bridge.bus.archive import prune as retire
-    from bridge.bus.git import Git
-    from bridge.client.remotes import resolve_remote
+    from bridge.bus.archive import prune as archive_finished
+    from bridge.cli.output import connect
+    from bridge.client.remotes import open_cache
 
-    config, git = settings.load(remote=remote), Git(Path.cwd())
-    bus = resolve_remote(git, config.remote)
-    done = retire(
-        config.state_dir,
-        bus.address,
+    config, git, bus = connect(remote)
+    done = archive_finished(
+        open_cache(config.state_dir, bus, git),
         older_than=older_than,
         keep=keep,
         now=datetime.now(UTC),
         dry_run=dry_run,
-        origin=git,
-        progress=_Teller().tell,
+        progress=_Progress().show,
     )
     code = 0 if done.refused is None else 6
     if as_json:
@@ -96,16 +92,16 @@ def prune(older_than: timedelta, keep: int, dry_run: bool, as_json: bool, remote
     return code
 
 
-class _Teller:
+class _Progress:
     """Progress on standard error, once it takes longer than two seconds, and then every two."""
 
     def __init__(self) -> None:
-        self._told = time.monotonic()
+        self._shown_s = time.monotonic()
 
-    def tell(self, done: int, total: int) -> None:
-        if time.monotonic() - self._told >= _QUIET_S:
+    def show(self, done: int, total: int) -> None:
+        if time.monotonic() - self._shown_s >= _INTERVAL_S:
             click.echo(f"looked at {done} of {total} requests", err=True)
-            self._told = time.monotonic()
+            self._shown_s = time.monotonic()
 
 
 def _document(done: Pruned, dry_run: bool, code: int) -> dict[str, object]:

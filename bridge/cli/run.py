@@ -1,12 +1,26 @@
-"""``kakeya_mac run``: submit a request; with ``--wait``, follow it home."""
+"""``kakeya_mac run``: submit a request; with ``--wait``, follow it to its result."""
 
 from __future__ import annotations
 
+import json
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from bridge.cli.options import asking_options, check_asking
+from bridge.cli import echo_json
+from bridge.cli.options import RequestOptions, submit_options
+
+if TYPE_CHECKING:
+    from bridge.bus.state import RequestState
+    from bridge.client.runners import Availability
+    from bridge.client.submit import Plan, Submission
+    from bridge.git.repo import GitRepo
+    from bridge.settings import Settings
+
+# The registrations are a hint, so nothing waits long for them.
+_REGISTRY_TIMEOUT_S = 5.0
 
 
 @click.command(
@@ -15,12 +29,17 @@ Examples:
   kakeya_mac run --preset probe --wait
   kakeya_mac run --preset throughput -p prompts=code -p limit=4 --wait 600 -o out/
   kakeya_mac run --preset tests -p path=tests/unit --ref my-branch --json
+  kakeya_mac run --preset throughput --on 'chip=M4*,memory>=64,label=lab' --wait
   kakeya_mac run --preset throughput --dry-run
   kakeya_mac run --preset probe --transport actions --wait
 
+Conditions of --on: NAME=VALUE, NAME!=VALUE, and >= or <= for cores and memory (GB); all must be met. NAME is
+chip, cores, label, machine, memory, metal, os, runner or system; * in a VALUE is any text. A runner that does
+not meet them leaves the request alone, and it expires if none does.
+
 Exit codes with --wait: 0 passed, 1 failed, 2 refused, 3 evidence rejected, 4 the wait timed out (the job goes
-on), 5 cancelled or lost, 6 git or the network failed, 7 passed, but nobody vouches for it: no key that is
-trusted here signed it (`kakeya_mac runners trust --first`, or --allow-unsigned)."""
+on), 5 cancelled or lost, 6 git or the network failed, 7 passed, but no key that is trusted here signed it
+(`kakeya_mac runners trust --first`, or --allow-unsigned)."""
 )
 @click.option("--preset", required=True, metavar="NAME", help="What to run; see `kakeya_mac presets`.")
 @click.option("-p", "--param", "params", multiple=True, metavar="KEY=VALUE", help="A parameter; repeatable.")
@@ -28,66 +47,201 @@ trusted here signed it (`kakeya_mac runners trust --first`, or --allow-unsigned)
     "--ref", default="HEAD", show_default=True, metavar="REV", help="The workload: branch, tag or commit."
 )
 @click.option("--remote", metavar="URL", help="Git remote that carries the bus (default: origin).")
-@asking_options
+@submit_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON line at the end.")
 def run(
     preset: str,
     params: tuple[str, ...],
     ref: str,
     remote: str | None,
-    wait_s: float | None,
-    timeout_s: int | None,
-    expires: int | None,
-    output: Path | None,
-    allow_unsigned: bool,
-    signing_key: str | None,
-    transport: str | None,
-    resend_after_s: float | None,
-    dry_run: bool,
+    options: RequestOptions,
     as_json: bool,
 ) -> int:
-    """Ask for one preset to be run for one commit of this checkout.
+    """Run one preset for one commit of this checkout.
 
     The request is a commit of its own on top of REV, pushed to a branch of its own. Work tree, index and
     current branch are not touched, and uncommitted changes are not part of it.
     """
-    from datetime import timedelta
-
     from bridge import presets, settings
-    from bridge.bus.git import Git
-    from bridge.cli.asking import finish, send, show_plan
-    from bridge.client.lookout import Lookout
-    from bridge.client.submit import left_behind, plan_request
+    from bridge.cli.output import warn
+    from bridge.client.submit import plan_request
+    from bridge.git.repo import GitRepo
 
-    check_asking(wait_s=wait_s, output=output, allow_unsigned=allow_unsigned, resend_after_s=resend_after_s)
-    here = Path.cwd()
-    config = settings.load(remote=remote, signing_key=signing_key, transport=transport)
+    config = settings.load(remote=remote, signing_key=options.signing_key, transport=options.transport)
     known = presets.get(preset, config.presets)
     for name in presets.left_out(known, params, preset):
-        click.echo(f"warning: {name} has no counterpart in {known.name} and is left out", err=True)
-    plan = plan_request(
-        config,
-        repository=here,
-        preset=preset,
-        params=presets.parse_cli(known, params, preset),
-        ref=ref,
-        expires=None if expires is None else timedelta(seconds=expires),
-        timeout_s=timeout_s,
-    )
-    if dry_run:
-        behind = left_behind(here) if ref == "HEAD" else None
-        show_plan(plan, [*plan.warnings, *([behind] if behind else [])], as_json=as_json)
+        warn([f"{name} has no counterpart in {known.name} and is left out"])
+    values = presets.parse_cli(known, params, preset)
+    with GitRepo(Path.cwd()).scratch() as git:
+        plan = plan_request(
+            config,
+            git,
+            preset=preset,
+            params=values,
+            ref=ref,
+            expires=options.lifetime,
+            timeout_s=options.timeout_s,
+            on=options.on or None,
+        )
+        check_tree = ref == "HEAD"
+        if options.dry_run:
+            return show_plan(plan, git, check_tree=check_tree, as_json=as_json)
+        return submit_and_follow(config, git, plan, options, check_tree=check_tree, as_json=as_json)
+
+
+def show_plan(
+    plan: Plan, git: GitRepo, *, check_tree: bool, as_json: bool, extra: dict[str, Any] | None = None
+) -> int:
+    """What a dry run shows: the manifest, where it would go and what would run."""
+    from bridge.cli.output import warn
+    from bridge.client.submit import warn_of_changes
+
+    manifest = json.loads(plan.manifest.to_bytes())
+    warnings = [*plan.warnings, *(warn_of_changes(git) if check_tree else [])]
+    if as_json:
+        document = {
+            **(extra or {}),
+            "status": "dry-run",
+            "exit_code": 0,
+            "manifest": manifest,
+            "argv": list(plan.argv),
+            "remote": plan.remote.shown,
+            "transport": plan.route.transport,
+            "transport_why": plan.route.why,
+            "starts_by": plan.route.start,
+            "warnings": warnings,
+        }
+        echo_json(document, untrusted=("manifest", "argv", "warnings"))  # `again` repeats what others asked
         return 0
-    lookout = Lookout(Git(here), plan.remote.address, config.trusted_runners, count=True)
-    submission = send(config, plan, repository=here, check_tree=ref == "HEAD")
-    return finish(
-        config,
-        Git(here),
-        submission,
-        wait_s=wait_s,
-        as_json=as_json,
-        output=output,
-        allow_unsigned=allow_unsigned,
-        lookout=lookout,
-        resend_after_s=resend_after_s,
+    warn(warnings)
+    click.echo(json.dumps(manifest, indent=2, sort_keys=True))
+    click.echo(f"\nwould push to  {plan.remote.shown}")
+    click.echo(f"transport      {_transport(plan)}")
+    click.echo(f"would run      {' '.join(plan.argv)}")
+    return 0
+
+
+def submit_and_follow(
+    config: Settings,
+    git: GitRepo,
+    plan: Plan,
+    options: RequestOptions,
+    *,
+    check_tree: bool,
+    as_json: bool,
+    extra: dict[str, Any] | None = None,
+) -> int:
+    """Push a planned request, say which runners can take it, and with ``--wait`` follow it.
+
+    Args:
+        config: The client's settings.
+        git: What the plan was made in.
+        plan: From `plan_request`.
+        options: As given on the command line.
+        check_tree: Warn of uncommitted changes, which do not travel.
+        as_json: End with one JSON line instead of text.
+        extra: More keys for the JSON line.
+
+    Returns:
+        The exit code.
+    """
+    from bridge.cli.output import Presentation, follow, warn
+    from bridge.cli.workflow_runs import api_or_none
+    from bridge.client.submit import submit_request, warn_of_changes
+    from bridge.github.dispatch import RequestRef, RunWatcher
+    from bridge.protocol.refs import is_local
+
+    if not is_local(plan.remote.address):
+        click.echo(f"pushing the request to {plan.remote.shown}", err=True)
+    if plan.route.transport == "actions":
+        click.echo(f"over {_transport(plan)}", err=True)
+    submission = submit_request(config, plan, git)
+    warnings = [*submission.warnings, *(warn_of_changes(git) if check_tree else [])]
+    warn(warnings)
+    state, runners, more = _find_runners(config, git, submission)
+    warn(more)
+    document = {
+        **(extra or {}),
+        "runners": None if runners is None else runners.to_json(),
+        "ahead": None if state is None else state.ahead,
+        "warnings": [*warnings, *more],
+        "nonce": submission.nonce,
+        "ref": submission.ref,
+        "request_commit": submission.commit,
+        "workload_sha": submission.manifest.workload_sha,
+        "preset": submission.manifest.preset,
+        "remote": submission.remote.shown,
+        "transport": submission.manifest.transport,
+        "run_id": submission.run_id,
+        "signed": submission.signed,
+        "signed_with": submission.signed_with,
+    }
+    if options.wait_s is None:
+        _show_submission(submission, document, runners, as_json=as_json)
+        return 0
+    click.echo(f"submitted {submission.nonce} to {submission.remote.shown}", err=True)
+    if runners is not None and runners.able:
+        click.echo(runners.sentence, err=True)
+    watcher = None
+    if submission.manifest.transport == "actions":
+        request = RequestRef(submission.nonce, submission.ref, submission.commit, submission.run_id)
+        watcher = RunWatcher(api_or_none(submission.remote), request)
+    how = Presentation(as_json, options.output, options.allow_unsigned, document, submission.expected)
+    remote, nonce, wait_s = submission.remote, submission.nonce, options.wait_s
+    return follow(config, git, remote, nonce, how, wait_s=wait_s, state=state, watcher=watcher)
+
+
+def _find_runners(
+    config: Settings, git: GitRepo, submission: Submission
+) -> tuple[RequestState | None, Availability | None, list[str]]:
+    """The request among the others, which runners can take it, and warnings; None: not known."""
+    from bridge.bus.registry import PLACES
+    from bridge.bus.state import OWN_REFS, state_of
+    from bridge.client.runners import check_availability, read_runners
+    from bridge.errors import BridgeError
+
+    state = None
+    try:
+        remote = submission.remote
+        prefixes = (*OWN_REFS, *PLACES, submission.ref)
+        found = git.list_refs(remote.address, *prefixes, timeout_s=_REGISTRY_TIMEOUT_S)
+        state = state_of(found, submission.nonce)
+        registry = read_runners(config, git, remote, found=found, timeout_s=_REGISTRY_TIMEOUT_S)
+    except BridgeError as error:  # only a hint
+        return state, None, [f"cannot tell which runners are there: {error.message}"]
+    runners = check_availability(
+        registry,
+        submission.manifest,
+        signed=submission.signed,
+        settings=config,
+        now=datetime.now(UTC),
+        ahead=state.ahead,
     )
+    return state, runners, list(runners.warnings)
+
+
+def _show_submission(
+    submission: Submission, document: dict[str, Any], runners: Availability | None, *, as_json: bool
+) -> None:
+    from bridge.protocol.sanitize import clean_line
+    from bridge.render.outcome import waiting_line
+
+    if as_json:
+        echo_json({"status": "queued", "exit_code": 0, **document}, untrusted=("runners",))
+        return
+    click.echo(f"queued  {submission.nonce}")
+    click.echo(f"  {submission.ref} at {submission.commit[:12]}")
+    if submission.signed_with is not None:
+        click.echo(f"  signed with {clean_line(submission.signed_with)}")
+    if runners is not None and runners.able:
+        click.echo(f"  {runners.sentence}")
+    expected_s = None if runners is None else runners.expected_s
+    if (line := waiting_line(document["ahead"], expected_s)) is not None:
+        click.echo(f"  {line}")
+    click.echo(f"  follow it: kakeya_mac wait {submission.nonce}")
+
+
+def _transport(plan: Plan) -> str:
+    by = {"daemon": "", "push": ", started by the push", "dispatch": ", started by a dispatch"}
+    name = "GitHub Actions" if plan.route.transport == "actions" else plan.route.transport
+    return f"{name}{by[plan.route.start]}: {plan.route.why}"

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import dataclasses
-import signal
+import logging
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event, Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from bridge.cli.hook import hook
+from bridge.cli import on_signals
 from bridge.cli.mac import check, setup, uninstall
 from bridge.cli.peers import key, peers
 from bridge.cli.policy import policy
@@ -22,8 +22,10 @@ from bridge.cli.signers import signers
 from bridge.cli.workflow import execute, publish
 
 if TYPE_CHECKING:
-    from bridge.runner.serve import Runner
-    from bridge.runner.station import Station
+    from bridge.runner.config import RunnerConfig
+    from bridge.runner.daemon import Daemon
+
+log = logging.getLogger(__name__)
 
 # Of a lease, so many heartbeats may be late or lost before others take the request over.
 BEATS_A_LEASE = 3
@@ -40,7 +42,6 @@ runner.add_command(peers)
 runner.add_command(key)
 runner.add_command(execute)
 runner.add_command(publish)
-runner.add_command(hook)
 runner.add_command(setup)
 runner.add_command(check)
 runner.add_command(uninstall)
@@ -51,21 +52,12 @@ runner.add_command(uninstall)
 Examples:
   kakeya_mac runner serve --remote git@example.org:you/workload.git --name studio
   kakeya_mac runner serve --once --idle-timeout 60
-  kakeya_mac runner serve --transport actions    (as another user than the workflow's runner: see docs)
 
 SIGTERM or Ctrl-C: finish the running job, then stop; a second one stops the job, too. What this machine
 allows is in policy.toml of the configuration folder; the default runs no code of a repository."""
 )
 @click.option("--remote", metavar="URL", help="Git remote that carries the bus (default: origin).")
 @click.option("--name", metavar="NAME", help="The runner's name in claims and results (default: the host's).")
-@click.option(
-    "--transport",
-    type=click.Choice(("embedded", "actions", "both")),
-    default="embedded",
-    show_default=True,
-    help="Which requests to take. Those of a workflow only where it leaves them to this daemon: its policy"
-    ' says [actions] execute = "daemon".',
-)
 @click.option("--once", is_flag=True, help="Answer one request, then stop.")
 @click.option(
     "--idle-timeout",
@@ -77,26 +69,24 @@ allows is in policy.toml of the configuration folder; the default runs no code o
     "--idle",
     "idle_s",
     type=click.FloatRange(min=0.1, max=3600),
-    default=5.0,
-    show_default=True,
     metavar="SECONDS",
-    help="Longest pause between two looks at an idle queue.",
+    help="Longest pause between two looks at an idle queue (default: 5).",
 )
 @click.option(
     "--lease",
     "lease_s",
     type=click.FloatRange(min=2, max=900),
-    default=120.0,
-    show_default=True,
     metavar="SECONDS",
-    help="Silent so long, this runner loses its request to another one.",
+    help="After so long without a heartbeat another runner may take the request (default: 120; 300 on public"
+    " hosts such as github.com).",
 )
 @click.option(
     "--beat",
     "beat_s",
     type=click.FloatRange(min=0.2, max=300),
     metavar="SECONDS",
-    help="Pause between heartbeats, at most a third of the lease (default: 2 on a local remote, else 15).",
+    help="Pause between heartbeats, at most a third of the lease (default: 2 on a local remote, 15 on a"
+    " server, 60 on public hosts).",
 )
 @click.option(
     "--jobs",
@@ -114,11 +104,10 @@ allows is in policy.toml of the configuration folder; the default runs no code o
 def serve(
     remote: str | None,
     name: str | None,
-    transport: str,
     once: bool,
     idle_timeout: float | None,
-    idle_s: float,
-    lease_s: float,
+    idle_s: float | None,
+    lease_s: float | None,
     beat_s: float | None,
     jobs: int,
     prune: bool,
@@ -128,61 +117,69 @@ def serve(
     With --once: exit code 0 when a request was answered, 4 when none came within --idle-timeout.
     """
     from bridge import settings
-    from bridge.bus.git import Git
     from bridge.client.remotes import resolve_remote
-    from bridge.runner.serve import Runner
-    from bridge.runner.station import host_name, open_station
+    from bridge.git.repo import GitRepo
+    from bridge.log import configure
+    from bridge.runner.config import host_name, open_config
+    from bridge.runner.daemon import Daemon
 
     if idle_timeout is not None and not once:
         raise click.UsageError(
             "--idle-timeout needs --once: without it the runner serves until it is stopped."
         )
-    if beat_s is not None and beat_s * BEATS_A_LEASE > lease_s:
-        raise click.UsageError(
-            f"--beat {beat_s:g} is too slow for --lease {lease_s:g}: a lease must outlive {BEATS_A_LEASE}"
-            f" heartbeats; give at most --beat {lease_s / BEATS_A_LEASE:.3g}."
-        )
-    config = settings.load(remote=remote)
-    bus = resolve_remote(Git(Path.cwd()), config.remote)
-    station = open_station(
+    settings_ = settings.load(remote=remote)
+    bus = resolve_remote(GitRepo(Path.cwd()), settings_.remote)
+    config = open_config(
         name or host_name(),
         bus.address,
-        state_dir=config.state_dir,
-        config_dir=config.config_dir,
+        state_dir=settings_.state_dir,
+        config_dir=settings_.config_dir,
         beat_s=beat_s,
         lease_s=lease_s,
     )
-    transports = frozenset({"embedded", "actions"} if transport == "both" else {transport})
-    beat_s = min(station.beat_s, lease_s / BEATS_A_LEASE)
-    station = dataclasses.replace(station, beat_s=beat_s, transports=transports)
+    config = _with_possible_lease(config, given=beat_s)
+    configure(stream=sys.stdout)
     if jobs > 1:
-        click.echo(
-            f"--jobs {jobs}: one job runs at a time all the same, among all runners that keep their state in"
-            f" {config.state_dir} (KAKEYA_STATE)"
+        log.warning(
+            "--jobs %d: one job runs at a time all the same, among all runners that keep their state in %s"
+            " (KAKEYA_STATE)",
+            jobs,
+            settings_.state_dir,
         )
-    tempfile.tempdir = str(station.temporary)  # made, and cleared of what a killed process left, by `serve`
-    _introduce(station, bus.shown)
-    daemon = Runner(station, say=click.echo, idle_s=idle_s, upkeep=prune)
+    tempfile.tempdir = str(config.temporary)  # made, and cleared of what a killed process left, by `serve`
+    _introduce(config, bus.shown)
+    daemon = Daemon(config, idle_s=idle_s, prunes=prune)
     stop = Event()
     with _draining(daemon, stop):
         answered = daemon.serve(once=once, stop=stop, idle_timeout_s=idle_timeout)
-    click.echo(f"stopped after {answered} request(s)")
+    log.info("stopped after %d request(s)", answered)
     return 4 if once and not answered and not stop.is_set() else 0
 
 
-def _introduce(station: Station, remote: str) -> None:
-    key = station.public_key
-    click.echo(f"serving {remote} as {station.identity.name}; {station.rulebook.rules.summary()}")
-    if key is None:
-        click.echo("results are unsigned: ssh-keygen is not installed")
-    else:
-        click.echo(
-            f"clients trust this runner with: kakeya_mac runners trust {station.identity.name} --key '{key}'"
+def _with_possible_lease(config: RunnerConfig, *, given: float | None) -> RunnerConfig:
+    """A lease outlives some heartbeats: a default that is too slow is shortened, a flag is refused."""
+    timing = config.timing
+    longest = timing.lease_s / BEATS_A_LEASE
+    if given is not None and given > longest:
+        raise click.UsageError(
+            f"--beat {given:g} is too slow for a lease of {timing.lease_s:g} s: a lease must outlive"
+            f" {BEATS_A_LEASE} heartbeats; give at most --beat {longest:.3g}."
         )
+    heartbeat_s = min(timing.heartbeat_s, longest)
+    return dataclasses.replace(config, timing=dataclasses.replace(timing, heartbeat_s=heartbeat_s))
+
+
+def _introduce(config: RunnerConfig, remote: str) -> None:
+    name, key = config.identity.name, config.public_key
+    log.info("serving %s as %s; %s", remote, name, config.rulebook.rules.summary())
+    if key is None:
+        log.warning("results are unsigned: ssh-keygen is not installed")
+    else:
+        log.info("clients trust this runner with: kakeya_mac runners trust %s --key '%s'", name, key)
 
 
 @contextlib.contextmanager
-def _draining(daemon: Runner, stop: Event) -> Iterator[None]:
+def _draining(daemon: Daemon, stop: Event) -> Iterator[None]:
     """The first SIGTERM or SIGINT drains, the second stops the job."""
     one_at_a_time = Lock()
 
@@ -191,16 +188,8 @@ def _draining(daemon: Runner, stop: Event) -> Iterator[None]:
             if stop.is_set():
                 daemon.abort()
             else:
-                click.echo("stopping after the running job; once more to stop it now")
+                log.info("stopping after the running job; once more to stop it now")
                 stop.set()
 
-    def handle(_number: int, _frame: Any) -> None:
-        # Beside what the signal interrupted: that may hold the lock of the event, or of standard output.
-        _thread.start_new_thread(heed, ())
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
+    with on_signals(heed):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -10,7 +10,7 @@ from bridge.cli import echo_json, note_untrusted
 from bridge.cli.keys import until_option, until_time, which_option
 
 if TYPE_CHECKING:
-    from bridge.bus.catalogue import Catalogue, Seen
+    from bridge.bus.registry import Registration, Registry
     from bridge.client.remotes import Remote
     from bridge.settings import Settings
 
@@ -43,14 +43,14 @@ def runners(context: click.Context, remote: str | None, as_json: bool) -> int:
 
     config = settings.load(remote=remote)
     try:
-        bus, catalogue, nothing = _seen(config, needed=remote is not None)
+        bus, registry, nothing = _seen(config, needed=remote is not None)
     except RemoteUnreachable:
         if not as_json:
             _show(config, None, None, as_json=False)
         raise
     if nothing is not None:
         click.echo(f"only the trusted keys are listed: {nothing}", err=True)
-    _show(config, bus, catalogue, as_json=as_json)
+    _show(config, bus, registry, as_json=as_json)
     return 0
 
 
@@ -74,7 +74,7 @@ def trust(
     where runners with several keys are seen. Repeating it changes nothing.
     """
     from bridge import settings
-    from bridge.client.trust import add
+    from bridge.signing.trust import pin
 
     if first and key is not None:
         raise click.UsageError("--first takes the key that is published; leave out --key")
@@ -86,7 +86,7 @@ def trust(
     if key is None:
         return _show_key(config, name)
     path = config.trusted_runners
-    added = add(path, name, key, valid_before=until_time(valid_until))
+    added = pin(path, name, key, valid_before=until_time(valid_until))
     click.echo(f"{'trusted' if added else 'already trusted'}: {name} ({path})")
     return 0
 
@@ -101,9 +101,9 @@ def revoke(name: str, which: str | None, every: bool) -> int:
     What it signed, whenever that was, is refused with those words. Exit code 2 when there is no such key.
     """
     from bridge import settings
-    from bridge.client.trust import ring
+    from bridge.signing.trust import runner_keys
 
-    keys = ring(settings.load().trusted_runners)
+    keys = runner_keys(settings.load().trusted_runners)
     for key in keys.revoke(name, which, every=every):
         click.echo(f"revoked: {name} {key.fingerprint} ({keys.revoked})")
     return 0
@@ -118,15 +118,15 @@ def distrust(name: str, which: str | None) -> int:
     A key that got into wrong hands is revoked, rather: a removed one can be trusted again by mistake.
     """
     from bridge import settings
-    from bridge.client.trust import ring
+    from bridge.signing.trust import runner_keys
 
-    keys = ring(settings.load().trusted_runners)
+    keys = runner_keys(settings.load().trusted_runners)
     gone = {line.key.text for line in keys.remove(name, which)}
     click.echo(f"{len(gone)} key(s) of {name} removed from {keys.allowed}")
     return 0
 
 
-def _seen(config: Settings, *, needed: bool) -> tuple[Remote | None, Catalogue | None, str | None]:
+def _seen(config: Settings, *, needed: bool) -> tuple[Remote | None, Registry | None, str | None]:
     """The remote and who was seen there, or why there is no remote to look at.
 
     Raises:
@@ -135,34 +135,34 @@ def _seen(config: Settings, *, needed: bool) -> tuple[Remote | None, Catalogue |
     """
     from pathlib import Path
 
-    from bridge.bus.git import Git
-    from bridge.client.lookout import look
     from bridge.client.remotes import resolve_remote
+    from bridge.client.runners import read_runners
     from bridge.errors import NoRemote
+    from bridge.git.repo import GitRepo
 
-    git = Git(Path.cwd())
+    git = GitRepo(Path.cwd())
     try:
         bus = resolve_remote(git, config.remote)
     except NoRemote as error:
         if needed:
             raise
         return None, None, error.message
-    return bus, look(git, bus.address, config.trusted_runners), None
+    return bus, read_runners(config, git, bus), None
 
 
-def _show(config: Settings, bus: Remote | None, catalogue: Catalogue | None, *, as_json: bool) -> None:
+def _show(config: Settings, bus: Remote | None, registry: Registry | None, *, as_json: bool) -> None:
     from datetime import UTC, datetime
 
-    from bridge.client.trust import trusted
-    from bridge.render.runners import key_json, key_line, runner_json, runner_lines
-    from bridge.render.tables import wrapped
+    from bridge.render.lists import key_json, key_line, runner_json, runner_lines
+    from bridge.render.terminal import wrapped
+    from bridge.signing.trust import pinned_keys
 
     now = datetime.now(UTC)
     path = config.trusted_runners
-    seen = () if catalogue is None else catalogue.seen
-    left_out = 0 if catalogue is None else catalogue.left_out
+    seen = () if registry is None else registry.seen
+    left_out = 0 if registry is None else registry.left_out
     shown = {entry.card.public_key for entry in seen if entry.trusted}
-    entries = trusted(path)
+    entries = pinned_keys(path)
     absent = [entry for entry in entries if entry.listed.key.line not in shown]
     if as_json:
         documents = [runner_json(entry, now) for entry in seen]
@@ -177,7 +177,7 @@ def _show(config: Settings, bus: Remote | None, catalogue: Catalogue | None, *, 
     if seen:
         note_untrusted()
     for entry in absent:
-        click.echo(key_line(entry, looked=catalogue is not None))
+        click.echo(key_line(entry, looked=registry is not None))
     if bus is not None and not seen:
         click.echo(f"no runner has been seen on {bus.shown}")
     if left_out:
@@ -187,7 +187,7 @@ def _show(config: Settings, bus: Remote | None, catalogue: Catalogue | None, *, 
         click.echo("  kakeya_mac runners trust NAME, or kakeya_mac runners trust --first")
 
 
-def _publishing(config: Settings, name: str | None) -> list[Seen]:
+def _publishing(config: Settings, name: str | None) -> list[Registration]:
     """The runners, or those of a name, whose cards are signed by the key that they show.
 
     Raises:
@@ -195,8 +195,8 @@ def _publishing(config: Settings, name: str | None) -> list[Seen]:
     """
     from bridge.errors import SignatureError
 
-    bus, catalogue, _ = _seen(config, needed=True)
-    seen = () if catalogue is None else catalogue.seen
+    bus, registry, _ = _seen(config, needed=True)
+    seen = () if registry is None else registry.seen
     found = [
         entry
         for entry in seen
@@ -222,10 +222,10 @@ def _pin_first(config: Settings, name: str | None, valid_until: str | None) -> i
     Raises:
         SignatureError: No key is published, or several are, or another one is pinned already.
     """
-    from bridge.client.trust import add, trusted
     from bridge.errors import SignatureError
     from bridge.signing import fingerprint
-    from bridge.signing.keyring import State
+    from bridge.signing.keyfiles import KeyState
+    from bridge.signing.trust import pin, pinned_keys
 
     keys = {entry.card.public_key or "": entry.card.name for entry in _publishing(config, name)}
     [(key, runner), *others] = keys.items()
@@ -237,9 +237,9 @@ def _pin_first(config: Settings, name: str | None, valid_until: str | None) -> i
             "name one of them: kakeya_mac runners trust --first NAME" if name is None else by_hand,
         )
     path, print_ = config.trusted_runners, fingerprint(key)
-    pinned = {entry.listed.key.fingerprint: entry for entry in trusted(path)}
+    pinned = {entry.listed.key.fingerprint: entry for entry in pinned_keys(path)}
     known = pinned.get(print_)
-    if known is not None and known.state is not State.COUNTS:
+    if known is not None and known.state is not KeyState.COUNTS:
         raise SignatureError(f"the key {print_} of {runner} is pinned, and {known.words}", by_hand)
     if known is not None:
         click.echo(f"already trusted: {known.listed.name} {print_} ({path})")
@@ -254,7 +254,7 @@ def _pin_first(config: Settings, name: str | None, valid_until: str | None) -> i
             f"the runner {runner} publishes the key {print_}, and pinned is {old}; nothing was pinned",
             another + by_hand,
         )
-    add(path, runner, key, valid_before=until_time(valid_until))
+    pin(path, runner, key, valid_before=until_time(valid_until))
     click.echo(f"trusted: {runner} {print_} ({path})")
     click.echo(
         f"  nothing vouches for this key: compare it with what {runner} prints on its machine;"
@@ -264,7 +264,7 @@ def _pin_first(config: Settings, name: str | None, valid_until: str | None) -> i
 
 
 def _show_key(config: Settings, name: str) -> int:
-    from bridge.render.runners import trust_lines
+    from bridge.render.lists import trust_lines
 
     for line in trust_lines(name, _publishing(config, name)):
         click.echo(line)

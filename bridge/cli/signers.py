@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bridge.cli import echo_json
+from bridge.cli import show
 from bridge.cli.keys import (
     entry_json,
     entry_line,
@@ -19,13 +19,13 @@ from bridge.cli.keys import (
 )
 
 if TYPE_CHECKING:
-    from bridge.signing.keyring import Keyring
-    from bridge.signing.keys import PublicKey
+    from bridge.signing.keyfiles import KeyList
+    from bridge.signing.ssh import PublicKey
 
 
 @click.group()
 def signers() -> None:
-    """Whose signed requests this Mac takes: the list allowed_signers of the configuration folder."""
+    """Whose signed requests this Mac accepts: the list allowed_signers in the configuration folder."""
 
 
 @signers.command(
@@ -49,15 +49,13 @@ under a name that has one already is added to it; then `revoke` the old one."""
 @until_option
 @json_option
 def add(name: str, given: str, valid_until: str | None, as_json: bool) -> int:
-    """Take requests, and wishes to stop them, that the key signed as those of NAME."""
+    """Accept requests and cancels that the key signed, as those of NAME."""
     key = given_key(given)
     lists = _lists()
     added = lists.add(name, key, valid_before=until_time(valid_until), now=datetime.now(UTC))
-    if as_json:
-        echo_json({**_document(lists, [key]), "added": added, "name": name})
-        return 0
-    click.echo(f"{'listed' if added else 'already listed'}: {name} {key.fingerprint} ({lists.allowed})")
-    return 0
+    document = _document(lists, name, [key]) | {"added": added}
+    state = "listed" if added else "already listed"
+    return show(as_json, document, [f"{state}: {name} {key.fingerprint} ({lists.allowed})"])
 
 
 @signers.command(name="list")
@@ -66,17 +64,12 @@ def list_(as_json: bool) -> int:
     """Show every listed key, and whether it counts."""
     lists = _lists()
     found = lists.all(datetime.now(UTC))
-    if as_json:
-        echo_json(
-            {"file": str(lists.allowed), "signers": [entry_json(each) for each in found], "exit_code": 0}
-        )
-        return 0
-    for each in found:
-        click.echo(entry_line(each))
-    if not found:
-        click.echo(f"nobody is listed yet ({lists.allowed})")
-        click.echo("  kakeya_mac runner signers add NAME --key 'ssh-ed25519 …'")
-    return 0
+    none = (
+        f"no key is listed yet ({lists.allowed})",
+        "  kakeya_mac runner signers add NAME --key 'ssh-ed25519 …'",
+    )
+    document = {"file": str(lists.allowed), "signers": [entry_json(each) for each in found]}
+    return show(as_json, document, map(entry_line, found) if found else none)
 
 
 @signers.command()
@@ -84,18 +77,14 @@ def list_(as_json: bool) -> int:
 @which_option
 @json_option
 def remove(name: str, which: str | None, as_json: bool) -> int:
-    """Take the keys of NAME out of the list: what they sign is then signed by nobody known.
+    """Remove the keys of NAME from the list: requests that they sign then count as unsigned.
 
-    A key that got into wrong hands is revoked, rather: a removed one can be added again by mistake.
+    Revoke a stolen key instead: a removed one can be added again by mistake.
     """
     lists = _lists()
-    gone = lists.remove(name, which)
-    if as_json:
-        echo_json({**_document(lists, [entry.key for entry in gone]), "name": name})
-        return 0
-    for entry in gone:
-        click.echo(f"removed: {name} {entry.key.fingerprint} ({lists.allowed})")
-    return 0
+    keys = [entry.key for entry in lists.remove(name, which)]
+    lines = (f"removed: {name} {key.fingerprint} ({lists.allowed})" for key in keys)
+    return show(as_json, _document(lists, name, keys), lines)
 
 
 @signers.command(
@@ -105,35 +94,31 @@ Examples:
   kakeya_mac runner signers revoke alice --key SHA256:…
   kakeya_mac runner signers revoke alice --all
 
-The key goes into revoked_keys beside the list (a plain list of keys, or a revocation list of ssh-keygen -k).
-A runner heeds it from the next request on."""
+The key is added to revoked_keys in the same folder (a plain list, or a revocation list of ssh-keygen -k).
+A runner applies it from the next request on."""
 )
 @click.argument("name")
 @which_option
 @click.option("--all", "every", is_flag=True, help="All keys of NAME.")
 @json_option
 def revoke(name: str, which: str | None, every: bool, as_json: bool) -> int:
-    """Let a key of NAME count no more, for good."""
+    """Stop a key of NAME from counting, for good."""
     lists = _lists()
     keys = lists.revoke(name, which, every=every)
-    if as_json:
-        echo_json({**_document(lists, keys), "name": name})
-        return 0
-    for key in keys:
-        click.echo(f"revoked: {name} {key.fingerprint} ({lists.revoked})")
-    return 0
+    lines = (f"revoked: {name} {key.fingerprint} ({lists.revoked})" for key in keys)
+    return show(as_json, _document(lists, name, keys), lines)
 
 
-def _lists() -> Keyring:
+def _lists() -> KeyList:
     from bridge import settings, signing
-    from bridge.signing.keyring import Keyring
+    from bridge.signing.keyfiles import KeyList
 
     config = settings.load()
     uses = (signing.REQUEST_NAMESPACE, signing.CANCEL_NAMESPACE)
-    return Keyring(config.allowed_signers, config.revoked_keys, uses)
+    return KeyList(config.allowed_signers, config.revoked_keys, uses)
 
 
-def _document(lists: Keyring, keys: list[PublicKey]) -> dict[str, object]:
+def _document(lists: KeyList, name: str, keys: list[PublicKey]) -> dict[str, object]:
     """What every command that changes a list says with ``--json``."""
     prints = list(dict.fromkeys(key.fingerprint for key in keys))
-    return {"file": str(lists.allowed), "revoked_file": str(lists.revoked), "keys": prints, "exit_code": 0}
+    return {"file": str(lists.allowed), "revoked_file": str(lists.revoked), "name": name, "keys": prints}

@@ -1,35 +1,31 @@
-"""A request stopped, by its handle: is it still there to stop, and is the wish on the remote?
+"""Cancel a request by its handle: is there still something to stop, and did the cancel request get there?
 
-One that was retired into the archive has finished, and is said to have.
-
-Only says that the wish is there. Whether the machine honours it shows in the result.
+Whether the machine honours it shows in the result. A request in the archive has finished.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 
 from bridge import signing
-from bridge.bus import cancels
-from bridge.bus.cancels import Wished
-from bridge.bus.git import Git
-from bridge.bus.handles import Held, resolve_handle
-from bridge.bus.requests import bound_manifest, read_request
-from bridge.bus.results import Believed, FetchedResult, believe
-from bridge.client.keys import Pen, choose
-from bridge.client.lookup import Lookup, look_up
-from bridge.client.remotes import Remote
-from bridge.errors import BusError, ManifestError, ResultError, UnknownHandle
+from bridge.bus.cancels import CancelOutcome, request_cancel
+from bridge.bus.results import Believed, FetchedResult
+from bridge.bus.state import RefValue, resolve_handle
+from bridge.client.fetch import Lookup, believe_answer, look_up, read_open_request
+from bridge.client.remotes import Remote, open_cache
+from bridge.client.signing_key import RequestSigner
+from bridge.errors import BusError, ResultError, UnknownHandle
+from bridge.git.repo import GitRepo
 from bridge.protocol import refs
+from bridge.protocol.cancel import new_cancel
 from bridge.settings import Settings
 
 _TRIES = 3
 
 
 class Outcome(StrEnum):
-    """What a wish to stop met. A closed set."""
+    """What became of a request to cancel. A closed set."""
 
     CANCELLING = "cancelling"
     ALREADY_ASKED = "already-asked"
@@ -38,31 +34,29 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Cancelled:
-    """What came of a wish to stop a request.
+    """What came of cancelling a request.
 
     Attributes:
         nonce: The request.
-        outcome: What the wish met.
-        signed: Whether the wish carries a signature.
-        warnings: One sentence each, for people.
+        outcome: What happened.
+        signed: Whether the cancel request carries a signature.
         finished: Its result, where it had finished before.
     """
 
     nonce: str
     outcome: Outcome
     signed: bool = False
-    warnings: tuple[str, ...] = ()
     finished: tuple[Believed, FetchedResult] | None = None
 
 
-def cancel_request(
+def cancel(
     settings: Settings,
-    git: Git,
+    git: GitRepo,
     remote: Remote,
     handle: str,
     *,
     reason: str | None = None,
-    pen: Pen | None = None,
+    signer: RequestSigner,
 ) -> Cancelled:
     """Ask for a request to be stopped.
 
@@ -71,41 +65,38 @@ def cancel_request(
         git: Any checkout; nothing is left in it.
         remote: The bus.
         handle: Nonce, branch name or a unique prefix.
-        reason: Why, for whoever reads the result; at most 500 characters.
-        pen: Signs the wish; None: with the key that `bridge.client.keys` chooses.
+        reason: Why, for the result; at most 500 characters.
+        signer: Signs the cancel request.
 
     Raises:
         UnknownHandle: It names no request, or nothing of it is left that could be stopped.
         ManifestError: The reason is too long.
-        ResultError: What stands where a result belongs cannot be believed, and nothing else is left.
+        ResultError: What is where a result belongs cannot be believed, and nothing else is left.
         SignatureError: The key that the user named cannot sign.
-        PushRejected: The remote takes no wishes; deleting the request's branch stops it, too.
+        PushRejected: The remote takes no cancel requests; deleting the request's branch stops it, too.
         RemoteUnreachable: The remote did not answer.
     """
-    pen = pen or Pen(choose(settings, git))
-    named = handle
     for _ in range(_TRIES):
-        found = _look(git, remote, named, settings.state_dir)
-        named = found.nonce
-        finished = _finished(settings, found)
+        found = _look_up(settings, git, remote, handle)
+        handle = found.nonce
+        finished = _read_result(settings, found)
         if finished is not None:
             return Cancelled(found.nonce, Outcome.ALREADY_FINISHED, finished=finished)
-        standing = _standing(git, remote, found)
-        cancel = cancels.draft(
-            found.nonce, standing.commit, requested_by=settings.requested_by, reason=reason
-        )
-        signature = pen.sign(signing.CANCEL_NAMESPACE, cancel.to_bytes())
-        wished = cancels.wish(git, remote.address, cancel, standing, signature=signature)
-        if wished is not Wished.TOO_LATE:
-            outcome = Outcome.CANCELLING if wished is Wished.ASKED else Outcome.ALREADY_ASKED
-            return Cancelled(found.nonce, outcome, signature is not None, tuple(pen.warnings))
-    raise BusError(f"the request {named} keeps moving on the remote", "try again")
+        target = _find_target(git, remote, found)
+        request = new_cancel(found.nonce, target.commit, requested_by=settings.requested_by, reason=reason)
+        signature = signer.sign(signing.CANCEL_NAMESPACE, request.to_bytes())
+        cache = open_cache(settings.state_dir, remote, git)
+        outcome = request_cancel(cache, request, target, signature=signature)
+        if outcome is not CancelOutcome.TOO_LATE:
+            shown = Outcome.CANCELLING if outcome is CancelOutcome.ASKED else Outcome.ALREADY_ASKED
+            return Cancelled(found.nonce, shown, signature is not None)
+    raise BusError(f"the request {handle} keeps moving on the remote", "try again")
 
 
-def _look(git: Git, remote: Remote, handle: str, folder: Path) -> Lookup:
-    """The request and its answer; rubbish in the answer's place does not keep one that waits from a stop."""
+def _look_up(settings: Settings, git: GitRepo, remote: Remote, handle: str) -> Lookup:
+    """The request and its result; rubbish in the result's place does not keep one that waits from a stop."""
     try:
-        return look_up(git, remote.address, handle, folder)
+        return look_up(git, remote, handle, settings.state_dir)
     except ResultError:
         state = resolve_handle(git, remote.address, handle)
         if state.inbox is None:
@@ -113,49 +104,32 @@ def _look(git: Git, remote: Remote, handle: str, folder: Path) -> Lookup:
         return Lookup(state.nonce, state, None)
 
 
-def _finished(settings: Settings, found: Lookup) -> tuple[Believed, FetchedResult] | None:
+def _read_result(settings: Settings, found: Lookup) -> tuple[Believed, FetchedResult] | None:
     """Its result, if it has one. What cannot be believed does not keep a request from being stopped."""
     if found.answer is None:
         return None
     try:
-        believed = believe(
-            found.answer,
-            trusted=settings.trusted_runners,
-            allow_unsigned=settings.allow_unsigned,
-            bound=False,
-        )
+        return believe_answer(settings, found.answer), found.answer
     except ResultError:
-        if found.state is None or found.state.inbox is None:
+        if found.state.inbox is None:
             raise
         return None
-    return believed, found.answer
 
 
-def _standing(git: Git, remote: Remote, found: Lookup) -> Held:
+def _find_target(git: GitRepo, remote: Remote, found: Lookup) -> RefValue:
     """The ref that holds the request as it was asked: its branch, or its inbox entry."""
-    inbox, branch = (None, None) if found.state is None else (found.state.inbox, found.state.branch)
+    inbox, branch = found.state.inbox, found.state.branch
     if inbox is not None:
-        if branch is not None and branch.commit == inbox:
-            return branch
-        return Held(refs.inbox_ref(found.nonce), inbox)
-    if branch is not None:
-        return _alone(git, remote, found.nonce, branch)
-    raise UnknownHandle(
-        f"nothing of the request {found.nonce} is left that could be stopped",
-        "its branch is gone: a runner that sees that stops by itself",
-    )
-
-
-def _alone(git: Git, remote: Remote, nonce: str, branch: Held) -> Held:
-    """The branch, when it holds the request and nothing else."""
-    with git.scratch() as scratch:
-        if not scratch.exists(branch.commit):
-            scratch.fetch(remote.address, [branch.ref])
-        try:
-            bound_manifest(read_request(scratch, branch.commit), nonce)
-        except (ManifestError, BusError):
-            raise UnknownHandle(
-                f"the branch {branch.ref} no longer holds the request {nonce} alone",
-                "deleting that branch stops the request, too",
-            ) from None
+        is_on_branch = branch is not None and branch.commit == inbox
+        return branch if branch and is_on_branch else RefValue(refs.inbox_ref(found.nonce), inbox)
+    if branch is None:
+        raise UnknownHandle(
+            f"nothing of the request {found.nonce} is left that could be stopped",
+            "its branch is gone: a runner that sees that stops by itself",
+        )
+    if read_open_request(git, remote, found.state) is None:
+        raise UnknownHandle(
+            f"the branch {branch.ref} no longer holds the request {found.nonce} alone",
+            "deleting that branch stops the request, too",
+        )
     return branch

@@ -1,19 +1,21 @@
 """Which remote is the bus: a URL, a folder, a configured name, or the checkout's own.
 
 The address is used instead of the name, because git writes tracking refs into the checkout when it pushes
-to a name.
+to a name. What is kept of a remote on this machine is one bare repository (`open_cache`).
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bridge.bus.git import Git
 from bridge.errors import NoRemote
-from bridge.github.address import with_token
+from bridge.git.cache import GitCache
+from bridge.git.repo import GitRepo
+from bridge.github.repository import with_token
 from bridge.protocol import refs
 from bridge.protocol.sanitize import without_credentials
 
@@ -35,7 +37,7 @@ class Remote:
     audience: str
 
 
-def resolve_remote(git: Git, named: str | None = None) -> Remote:
+def resolve_remote(git: GitRepo, named: str | None = None) -> Remote:
     """The remote that a checkout means.
 
     Args:
@@ -71,6 +73,29 @@ def resolve_remote(git: Git, named: str | None = None) -> Remote:
     return Remote(address, shown, refs.audience_of(effective))
 
 
+def open_cache(state_dir: Path, remote: Remote, checkout: GitRepo, *, timeout_s: float = 300.0) -> GitCache:
+    """This machine's repository of a remote, for what other clients and runners have there.
+
+    What hangs on a workload that the checkout has is fetched into a scratch of the checkout instead, so that
+    the workload does not travel.
+
+    Args:
+        state_dir: Where caches live.
+        remote: The bus.
+        checkout: Its own credentials and proxies count.
+        timeout_s: Deadline of one command.
+
+    Raises:
+        MachineError: The folder cannot be written.
+    """
+    name = hashlib.sha256(remote.audience.encode()).hexdigest()[:16]
+    directory = state_dir / "caches" / f"{name}.git"
+    origin = None if refs.is_local(remote.address) else checkout
+    cache = GitCache(directory, remote.address, origin=origin, timeout_s=timeout_s)
+    cache.prepare()
+    return cache
+
+
 def _authorised(address: str) -> str:
     """Inside a workflow, whose checkouts keep no credentials: the address with the run's token."""
     return with_token(address, os.environ) if os.environ.get("GITHUB_ACTIONS") == "true" else address
@@ -94,4 +119,5 @@ def _is_address(named: str) -> bool:
 def _absolute(address: str, base: Callable[[], Path]) -> str:
     if refs.is_url(address):
         return address
-    return str(base() / Path(address).expanduser())
+    path = Path(address).expanduser()
+    return str(path if path.is_absolute() else base() / path)

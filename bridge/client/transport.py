@@ -7,92 +7,30 @@
 
 Two files may be there, the workload's and the default branch's. A push wants them to be the same, or the
 workload to have none: then the request brings the default branch's, and no other, for servers want a special
-permission of who pushes another, and a Mac refuses what it does not know.
+permission of who pushes another, and the default branch's is the reviewed one.
 """
 
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from bridge.bus import failures
-from bridge.bus.aside import aside
-from bridge.bus.carriage import PLAIN, WORKFLOW_NAME, WORKFLOW_PATH, Carriage
-from bridge.bus.git import Git
+from bridge.bus.requests import WORKFLOW_PATH, SubmitOptions
 from bridge.client.remotes import Remote
-from bridge.client.runs import dispatched, quick
-from bridge.errors import ApiError, ApiFault, RevisionError
-from bridge.github import GitHub, find_token, repository_of
-from bridge.github.repository import Repository
+from bridge.errors import ApiError, RevisionError
+from bridge.git.repo import GitRepo
+from bridge.github.api import GitHub
+from bridge.github.dispatch import Dispatch
+from bridge.github.repository import Repository, find_token, repository_of
 
 Transport = Literal["embedded", "actions"]
 
 _MAX_FILE = 256 * 1024
-_DEFAULT = "refs/heads/default"
-# Before each look for a run of which nobody knows whether it was started: a list lags behind.
-_LOOKS_S = (1.0, 2.0, 4.0, 8.0)
-_SILENT = Carriage(starts_run=False)
+_PLAIN = SubmitOptions()
+_WITHOUT_RUN = SubmitOptions(starts_run=False)
 _EMBEDDED = "--transport embedded leaves the request to a runner's daemon"
-
-
-@dataclass(frozen=True)
-class Dispatch:
-    """The call that starts a run.
-
-    Attributes:
-        github: The repository's API.
-        ref: The branch whose workflow file runs.
-    """
-
-    github: GitHub
-    ref: str
-
-    def start(self, branch: str, commit: str, *, sleep: Callable[[float], None] = time.sleep) -> int | None:
-        """Start a run for a request that is on the remote; its id, None: the server does not say.
-
-        Where the server did not answer, the run is looked for.
-
-        Args:
-            branch: The request's branch, with or without ``refs/heads/``.
-            commit: The request commit.
-            sleep: Waits that many seconds.
-
-        Raises:
-            ApiFault: Nobody answered, and nobody knows whether a run was started.
-            ApiError: None was started.
-        """
-        inputs = {"branch": branch.removeprefix("refs/heads/"), "commit": commit}
-        try:
-            return self.github.dispatch(WORKFLOW_NAME, self.ref, inputs)
-        except ApiFault as error:
-            run_id = self._found(branch, error, sleep)
-            if run_id is None:
-                raise ApiError(f"{error.message}; no run was started", error.remedy) from None
-            return run_id
-
-    def _found(self, branch: str, fault: ApiFault, sleep: Callable[[float], None]) -> int | None:
-        """The run that a dispatch without an answer started; None: none.
-
-        Raises:
-            ApiFault: `fault`, for the last look was not answered either.
-        """
-        unseen = False
-        for pause in _LOOKS_S:
-            sleep(pause)
-            try:
-                run = dispatched(quick(self.github), branch)
-            except ApiError:
-                unseen = True
-                continue
-            unseen = False
-            if run is not None:
-                return run.id
-        if unseen:
-            raise fault
-        return None
 
 
 @dataclass(frozen=True)
@@ -102,14 +40,14 @@ class Route:
     Attributes:
         transport: Who takes it.
         why: Of the choice, for people.
-        carriage: How it travels.
+        options: How it travels.
         dispatch: What starts its run; None: the push does, or no run is needed.
         warnings: One sentence each.
     """
 
     transport: Transport
     why: str
-    carriage: Carriage = PLAIN
+    options: SubmitOptions = _PLAIN
     dispatch: Dispatch | None = None
     warnings: tuple[str, ...] = ()
 
@@ -123,7 +61,7 @@ class Route:
 
 def choose_route(
     asked: str,
-    git: Git,
+    git: GitRepo,
     remote: Remote,
     workload: str,
     *,
@@ -150,13 +88,15 @@ def choose_route(
     if repository is None and asked == "auto":
         return Route("embedded", "the remote is on no GitHub server that is known here")
     if environ.get("GITHUB_ACTIONS") == "true" and repository is not None:
-        return _inside(asked, remote, repository, environ)
+        return _inside(asked, git, remote, repository, environ)
     token = None if repository is None else find_token(environ, address=remote.address)
     github = None if repository is None or token is None else GitHub(repository, token)
     return _outside(asked, _file(git, workload), default_file(git, remote), github, workload)
 
 
-def _inside(asked: str, remote: Remote, repository: Repository, environ: Mapping[str, str]) -> Route:
+def _inside(
+    asked: str, git: GitRepo, remote: Remote, repository: Repository, environ: Mapping[str, str]
+) -> Route:
     """In a workflow: by dispatch."""
     github = GitHub(repository, find_token(environ, address=remote.address))
     if github.token is None:
@@ -166,10 +106,10 @@ def _inside(asked: str, remote: Remote, repository: Repository, environ: Mapping
             f" `contents: write`; or {_EMBEDDED}",
         )
     ref = github.facts().default_branch
-    if asked == "auto" and github.file(WORKFLOW_PATH, ref) is None:
+    if asked == "auto" and default_file(git, remote) is None:
         return Route("embedded", f"{repository.slug} has no {WORKFLOW_PATH} on its branch {ref}")
     why = "this is a workflow, and what is pushed with its token starts no run"
-    return Route("actions", why, _SILENT, Dispatch(github, ref))
+    return Route("actions", why, _WITHOUT_RUN, Dispatch(github, ref))
 
 
 def _outside(
@@ -185,28 +125,24 @@ def _outside(
         )
     why = "it was asked for" if asked == "actions" else f"the repository has {WORKFLOW_PATH}"
     if own is None:
-        return Route("actions", why, Carriage(workflow=default))
+        return Route("actions", why, SubmitOptions(workflow=default))
     if default is None:
-        said = f"only the workload has {WORKFLOW_PATH}, not the default branch: a Mac may refuse its runs"
+        said = f"only the workload has {WORKFLOW_PATH}, not the default branch: its runs are unreviewed"
         return Route("actions", why, warnings=(said,))
     if own == default:
         return Route("actions", why)
     if github is not None:
         why = f"the workload's {WORKFLOW_PATH} is not the default branch's, which a dispatch runs"
-        return Route("actions", why, _SILENT, Dispatch(github, github.facts().default_branch))
+        return Route("actions", why, _WITHOUT_RUN, Dispatch(github, github.facts().default_branch))
     raise RevisionError(
         f"the workload {workload[:12]} has another {WORKFLOW_PATH} than the remote's default branch: a push"
-        " would run the workload's, and a Mac refuses a file that it does not know",
+        " would run the workload's, which is not the reviewed one",
         "rebase the workload; or set KAKEYA_GITHUB_TOKEN, with which the default branch's file is started;"
         f" or {_EMBEDDED}",
     )
 
 
-def _file(git: Git, commit: str) -> bytes | None:
-    return git.read_blob(commit, WORKFLOW_PATH, _MAX_FILE)
-
-
-def default_file(git: Git, remote: Remote) -> bytes | None:
+def default_file(git: GitRepo, remote: Remote) -> bytes | None:
     """The workflow file of the remote's default branch; None: it has none, or there is no such branch.
 
     Args:
@@ -216,23 +152,15 @@ def default_file(git: Git, remote: Remote) -> bytes | None:
     Raises:
         BusError: The remote did not answer.
     """
-    head = _head(git, remote)
+    head = git.list_refs(remote.address, "HEAD").get("HEAD")
     if head is None:
-        return None  # nothing was ever pushed there
+        return None
     if git.exists(head):
         return _file(git, head)
-    with aside(git, borrowing=True) as own:
-        own.fetch(remote.address, [f"+HEAD:{_DEFAULT}"], depth=1)
-        commit = own.oid(_DEFAULT)
-        return None if commit is None else _file(own, commit)
+    with git.scratch() as scratch:
+        scratch.fetch(remote.address, ["HEAD"])
+        return _file(scratch, head)
 
 
-def _head(git: Git, remote: Remote) -> str | None:
-    """The commit of the remote's default branch; None: there is no such branch."""
-    done = git.talk(remote.address, "ls-remote", "--quiet", specs=["HEAD"])
-    if done.timed_out:
-        raise failures.timed_out(remote.address, git.timeout_s)
-    if done.exit_code != 0:
-        raise failures.unreachable(remote.address, done.stderr)
-    sha, _, name = done.stdout.decode("utf-8", "replace").partition("\n")[0].partition("\t")
-    return sha if name == "HEAD" else None
+def _file(git: GitRepo, commit: str) -> bytes | None:
+    return git.read_file(commit, WORKFLOW_PATH, _MAX_FILE)

@@ -5,27 +5,28 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
-from bridge import interpreter
-from bridge.bus.git import Git
-from bridge.client import remotes
-from bridge.doctor import actions, basics, client, installed
-from bridge.doctor.finding import Check, Level
+from bridge import doctor, interpreter
+from bridge.client.remotes import resolve_remote
+from bridge.doctor import Check, Level, client, fail, failed, ok, warn
 from bridge.errors import BridgeError
-from bridge.mac import names
+from bridge.git.repo import GitRepo
+from bridge.mac import launchd, options
+from bridge.mac.options import FOLDERS, OPTIONS_FILE, SetupUsage, read_stored
 from bridge.proc import find_program
 from bridge.runner import models
-from bridge.runner.awake import PROGRAM
-from bridge.runner.check import places
+from bridge.runner.config import RunnerConfig, survey_config
+from bridge.runner.machine import CAFFEINATE
 from bridge.runner.policy import FILE_NAME, Policy
-from bridge.runner.policy.types import ActionsRule
-from bridge.runner.station import Station, survey_station
 from bridge.settings import Settings
-from bridge.workflow.access import using_key
 
 LEAST_FREE = 20 * 10**9
+_SERVER = "https://github.com"
+_SETUP = "kakeya_mac runner setup"
 
 
 def examine(
@@ -39,72 +40,136 @@ def examine(
         allow_public: A public repository is meant.
         prefix: Where setup put everything; None: around this environment, or in the home.
     """
-    prefix = prefix or installed.prefix()
-    settings = installed.as_set_up(settings, prefix)
-    yield basics.python()
-    git = Git(repository)
-    version = basics.git_version(git)
-    yield version
-    yield basics.ssh_keygen()
-    yield basics.engine()
-    yield _interpreter()
-    station = None
+    prefix = prefix or options.prefix_around(Path(sys.prefix)) or Path.home() / options.PREFIX
+    told: Mapping[str, Any] = {}
+    damaged = None
     try:
-        station = survey_station(
-            settings.remote or "none", state_dir=settings.state_dir, config_dir=settings.config_dir
-        )
-    except BridgeError as error:
-        yield Check("policy", Level.FAIL, str(settings.config_dir), error.message, error.remedy or "mend it")
-    if station is not None:
-        yield _policy(station.policy, station.rulebook.rules.summary())
-        yield _trust(station.policy, has_runner=installed.has_runner(prefix))
-        yield from _models(station)
-        yield _lfs(git, station.policy)
-    yield from installed.memory(prefix)
-    yield installed.hook(prefix)
-    yield from installed.access(settings, prefix)
-    yield from installed.services(prefix)
+        told = read_stored(prefix)
+    except SetupUsage as error:
+        damaged = failed("setup", str(prefix / OPTIONS_FILE), error, _SETUP)
+    has_runner = (prefix / options.ACTIONS_RUNNER).is_dir()
+    settings = _as_set_up(settings, told)
+    yield doctor.python()
+    git = GitRepo(repository)
+    version = doctor.git_version(git)
+    yield version
+    yield doctor.ssh_keygen()
+    yield _interpreter()
+    yield from _owner(settings, git, has_runner=has_runner)
+    if damaged is not None:
+        yield damaged
+    yield from services(prefix)
     yield _awake()
     yield _disk(settings.state_dir)
-    if basics.has_engine():
-        yield from basics.isolation()
-    policy = None if station is None else station.policy
-    yield from _bus(settings, git, prefix, policy, allow_public=allow_public)
+    yield from doctor.engine()
+    named = settings.remote or _address(told)
+    yield from _remote(settings, git, named, has_runner=has_runner, allow_public=allow_public)
 
 
-def _bus(
-    settings: Settings, git: Git, prefix: Path, policy: Policy | None, *, allow_public: bool
-) -> Iterator[Check]:
-    own = installed.address(prefix, policy) if settings.remote is None else None
-    rule = ActionsRule() if policy is None or own is None else policy.actions
-    # Of the repository that the hook judges it knows how to read it.
-    slug = (rule.repository or "").lower()
-    is_the_hooks = own is not None and slug != "" and own.lower().endswith(f"/{slug}")
-    if is_the_hooks and rule.key is not None and rule.key.is_file():
-        with using_key(rule):
-            yield from _remote(settings, git, prefix, rule.fetch or own, allow_public=allow_public)
+def _as_set_up(settings: Settings, told: Mapping[str, Any]) -> Settings:
+    """The settings with the owner's folders that setup was told, where this process is told none."""
+    folders = {
+        f"{name}_dir": Path(told[name])
+        for name, variable in FOLDERS.items()
+        if told.get(name) is not None and not os.environ.get(variable)
+    }
+    return settings.model_copy(update=folders)
+
+
+def _address(told: Mapping[str, Any]) -> str | None:
+    """The repository that this machine was set up for; None: setup was not told one."""
+    url, remote = told.get("url"), told.get("remote")
+    if "/" in urlsplit(url or _SERVER).path.strip("/"):
+        return str(url)
+    return None if remote is None else str(remote)
+
+
+def _owner(settings: Settings, git: GitRepo, *, has_runner: bool) -> Iterator[Check]:
+    """What the owner's files allow, and who can run code here."""
+    remote, folder = settings.remote or "none", settings.config_dir
+    try:
+        config = survey_config(remote, state_dir=settings.state_dir, config_dir=folder)
+    except BridgeError as error:
+        yield failed("policy", str(folder), error)
+        return
+    summary = config.rulebook.rules.summary()
+    if config.policy.require_signature:
+        yield ok("policy", FILE_NAME, f"{summary}; only signed requests")
     else:
-        yield from _remote(settings, git, prefix, settings.remote or own, allow_public=allow_public)
+        fix = f"kakeya_mac runner signers add NAME --key …, and require_signature = true in {FILE_NAME}"
+        yield warn(
+            "policy", FILE_NAME, f"{summary}; unsigned requests are taken: whoever can push may ask", fix
+        )
+    yield trust(has_runner=has_runner)
+    yield from _models(config)
+    yield _lfs(git, config.policy)
+
+
+def trust(*, has_runner: bool) -> Check:
+    """Who can run code as this account.
+
+    Args:
+        has_runner: GitHub's runner is installed here.
+    """
+    where = "this process's user"
+    if os.getuid() == 0:
+        finding = "jobs and workflow runs would belong to root"
+        return fail("trust", where, finding, "use an account without rights of its own")
+    if not has_runner:
+        finding = "no runner of GitHub Actions here: requests come to this account's daemon alone"
+        return ok("trust", where, finding)
+    finding = (
+        "a runner of GitHub Actions: whoever can push to its repository can run code as this user; the policy"
+        " prevents mistakes, not attacks"
+    )
+    fix = "`kakeya_mac runner serve` instead: a daemon runs nothing but what its policy admits"
+    return warn("trust", where, finding, fix)
+
+
+def services(prefix: Path) -> Iterator[Check]:
+    """Whether launchd runs what setup made, which outlives a restart without anybody who logs in.
+
+    Args:
+        prefix: Where setup put everything.
+    """
+    if find_program("launchctl") is None:
+        yield ok("service", "launchctl", "not macOS: who keeps a daemon running is not known here")
+        return
+    for label in launchd.SERVICE_LABELS:
+        if not launchd.staged(prefix, label).exists():
+            continue
+        name, where, known = f"service {label}", f"launchctl print system/{label}", launchd.query(label)
+        if known is None:
+            yield fail(name, where, "launchd does not know it", f"{_SETUP} --sudo")
+        elif not known.runs:
+            fix = f"see why: tail {launchd.log_file(prefix, label)}"
+            yield fail(name, where, f"it does not run: {known.said}", fix)
+        elif not launchd.is_current(prefix, label):
+            yield warn(name, where, "it has to be restarted with what setup wants now", f"{_SETUP} --sudo")
+        else:
+            yield ok(name, where, "runs, and starts again after a restart")
 
 
 def _remote(
-    settings: Settings, git: Git, prefix: Path, named: str | None, *, allow_public: bool
+    settings: Settings, git: GitRepo, named: str | None, *, has_runner: bool, allow_public: bool
 ) -> Iterator[Check]:
     try:
-        remote = remotes.resolve_remote(git, named)
+        remote = resolve_remote(git, named)
     except BridgeError as error:
-        where = f"--remote, KAKEYA_REMOTE, config.toml, {names.ASKED}, the policy, origin"
+        where = f"--remote, KAKEYA_REMOTE, config.toml, {OPTIONS_FILE}, the policy, origin"
         fix = "name it: --remote, or `remote` in config.toml"
         # Of a machine that runs workflows it must be known whether strangers can propose them.
-        level = Level.FAIL if installed.has_runner(prefix) else Level.WARN
+        level = Level.FAIL if has_runner else Level.WARN
         yield Check("remote", level, where, f"not looked at: {error.message}", fix)
         return
-    reachable = client.reachable(git, remote)
-    yield reachable
-    if reachable.level is Level.FAIL:
-        yield from actions.seen_by(remote, allow_public=allow_public)
-    else:
-        yield from actions.examine(settings, git, remote, allow_public=allow_public, dangerous=True)
+    answer = client.reachable(git, remote)
+    yield answer
+    is_reachable = answer.level is not Level.FAIL
+    if is_reachable:
+        yield from client.bus_load(settings, git, remote)
+    yield from client.github(
+        settings, git, remote, allow_public=allow_public, is_reachable=is_reachable, is_dangerous=True
+    )
 
 
 def _interpreter() -> Check:
@@ -112,120 +177,59 @@ def _interpreter() -> Check:
     try:
         recorded, seen = interpreter.read(path), interpreter.observe()
     except BridgeError as error:
-        return Check(
-            "interpreter", Level.FAIL, str(path), error.message, error.remedy or "kakeya_mac runner setup"
-        )
+        return failed("interpreter", str(path), error, _SETUP)
     if recorded is None:
-        return Check(
-            "interpreter",
-            Level.WARN,
-            str(path),
-            "not recorded: nobody would notice that it was replaced under a running machine",
-            "kakeya_mac runner setup (or scripts/setup_mac.sh)",
-        )
+        finding = "not recorded: a replacement under a running machine would go unnoticed"
+        return warn("interpreter", str(path), finding, f"{_SETUP} (or scripts/setup_mac.sh)")
     if found := interpreter.differences(recorded, seen):
-        fix = "kakeya_mac runner setup, if that is meant"
-        return Check("interpreter", Level.FAIL, str(path), f"{'; '.join(found)}: requests are refused", fix)
-    return Check("interpreter", Level.OK, str(path), f"as recorded: Python {seen.version}, {seen.realpath}")
+        finding = f"{'; '.join(found)}: requests are refused"
+        return fail("interpreter", str(path), finding, f"{_SETUP}, if that is meant")
+    return ok("interpreter", str(path), f"as recorded: Python {seen.version}, {seen.realpath}")
 
 
-def _policy(policy: Policy, summary: str) -> Check:
-    if policy.require_signature:
-        return Check("policy", Level.OK, str(policy.source), f"{summary}; only signed requests")
-    return Check(
-        "policy",
-        Level.WARN,
-        str(policy.source),
-        f"{summary}; unsigned requests are taken: whoever can push may ask",
-        f"kakeya_mac runner signers add NAME --key …, and require_signature = true in {FILE_NAME}",
-    )
-
-
-def _trust(policy: Policy, *, has_runner: bool = False) -> Check:
-    where = f"[actions] execute in {policy.source}"
-    if os.getuid() == 0:
-        fix = "let an account without rights of its own run it"
-        return Check("trust", Level.FAIL, "this process's user", "jobs and runs would belong to root", fix)
-    if policy.actions.repository is None and has_runner:
-        return Check(
-            "trust",
-            Level.FAIL,
-            f"[actions] repository in {policy.source}",
-            "a runner of GitHub Actions is installed, and the policy names no repository: no job may begin",
-            'repository = "OWNER/NAME" under [actions]',
-        )
-    if policy.actions.execute == "daemon":
-        return Check(
-            "trust",
-            Level.OK,
-            where,
-            "level 2, walled: workflow runs only wait, and the daemon of another account does the requests"
-            " with its own policy, engine, models and key",
-        )
-    if policy.actions.repository is None:
-        return Check(
-            "trust",
-            Level.OK,
-            where,
-            "no workflow run may begin here ([actions] names no repository); this account's daemon serves",
-        )
-    return Check(
-        "trust",
-        Level.WARN,
-        where,
-        "level 1, trusted contributors: whoever can push to the repository can run code as this user; the"
-        " allowlist prevents mistakes, the hook adds depth",
-        'execute = "daemon", and `runner serve --transport actions` under another account',
-    )
-
-
-def _models(station: Station) -> Iterator[Check]:
-    for name, value in sorted(station.environment.items()):
+def _models(config: RunnerConfig) -> Iterator[Check]:
+    for name, value in sorted(config.environment.items()):
         if name.startswith("KAKEYA_MODEL_") and value and not os.path.isdir(os.path.expanduser(value)):
-            fix = "correct it, or unset it"
-            yield Check(f"models: {name}", Level.FAIL, name, f"it is {value!r}, which is no folder", fix)
-    for preset in station.presets.values():
+            finding = f"it is {value!r}, which is no folder"
+            yield fail(f"models: {name}", name, finding, "correct it, or unset it")
+    for preset in config.presets.values():
         if not preset.models or preset.runs_repo_code:
             continue
-        where = ", ".join(need.name for need in preset.models)
+        name, where = f"models: {preset.name}", ", ".join(need.name for need in preset.models)
         try:
-            found = models.resolve(preset.models, places(station, workload=None))
+            found = models.resolve(preset.models, config.model_places(workload=None))
         except models.ModelMissing as error:
-            yield Check(f"models: {preset.name}", Level.WARN, where, error.message, error.remedy or "")
+            yield failed(name, where, error, "", Level.WARN)
         else:
-            said = ", ".join(str(each) for each in found.values())
-            yield Check(f"models: {preset.name}", Level.OK, where, f"whole: {said}")
+            yield ok(name, where, f"whole: {', '.join(map(str, found.values()))}")
 
 
-def _lfs(git: Git, policy: Policy) -> Check:
+def _lfs(git: GitRepo, policy: Policy) -> Check:
+    where, endpoint = "git lfs version", policy.lfs.endpoint
     done = git.attempt("lfs", "version")
-    endpoint = policy.lfs.endpoint
     if done.exit_code == 0:
-        said = (
-            f"objects come from {endpoint}"
-            if endpoint
-            else "commits with pointers are refused: [lfs] endpoint"
-        )
-        return Check("git-lfs", Level.OK, "git lfs version", f"{done.stdout.decode().split(' ')[0]}; {said}")
-    level = Level.OK if endpoint is None else Level.FAIL
-    fix = "" if endpoint is None else "install git-lfs (macOS: brew install git-lfs)"
-    return Check("git-lfs", level, "git lfs version", "not installed; commits with pointers are refused", fix)
+        source = f"objects come from {endpoint}" if endpoint else "commits with pointers are refused"
+        return ok("git-lfs", where, f"{done.stdout.decode().split(' ')[0]}; {source}")
+    finding = "not installed; commits with pointers are refused"
+    if endpoint is None:
+        return ok("git-lfs", where, finding)
+    return fail("git-lfs", where, finding, "install git-lfs (macOS: brew install git-lfs)")
 
 
 def _awake() -> Check:
     if sys.platform != "darwin":
-        return Check("awake", Level.OK, sys.platform, "nothing is needed here")
-    if find_program(PROGRAM) is None:
-        return Check(
-            "awake", Level.WARN, "PATH", f"no {PROGRAM}: the Mac may sleep under a job", "use macOS's own"
-        )
-    return Check("awake", Level.OK, PROGRAM, "keeps the machine awake while a job runs")
+        return ok("awake", sys.platform, "nothing is needed here")
+    if find_program(CAFFEINATE) is None:
+        return warn("awake", "PATH", f"no {CAFFEINATE}: the Mac may sleep under a job", "use macOS's own")
+    return ok("awake", CAFFEINATE, "keeps the machine awake while a job runs")
 
 
 def _disk(folder: Path) -> Check:
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free
-    level = Level.WARN if free < LEAST_FREE else Level.OK
-    fix = "" if level is Level.OK else f"make room: {LEAST_FREE / 1e9:.0f} GB are needed for models and jobs"
-    return Check("disk", level, str(folder), f"{free / 1e9:.0f} GB free", fix)
+    finding = f"{free / 1e9:.0f} GB free"
+    if free >= LEAST_FREE:
+        return ok("disk", str(folder), finding)
+    fix = f"make space: {LEAST_FREE / 1e9:.0f} GB are needed for models and jobs"
+    return warn("disk", str(folder), finding, fix)

@@ -1,21 +1,21 @@
-"""The figures of a report, computed from its rows alone. Pure arithmetic; what they may claim is elsewhere.
+"""The figures of a report, computed from its rows alone, and the `Case` that the rules judge.
 
 Definitions, for an arm's samples with n_i generated tokens: decoded_i = n_i - 1 (the prefill gives the
 first), decode rate = sum decoded_i / sum decode_s_i, end-to-end rate = sum n_i / sum (prefill_s_i +
 decode_s_i), acceptance length = mean of (accepted + 1) over the rounds of at least two tokens. A rate without
 seconds is null. A missing time counts as zero seconds here: MISSING_STAGE_TIMINGS rejects such a row.
 Stored bits per value = 8 sum bytes_i / sum values_i over the rows that carry `kv`; distortions are means over
-the rows that have them. A sample runs away by the definition of `bridge.evidence.runaway`. The seconds of a
-block are those of its draft and its verification; they are summarised where one graph holds both.
+the rows that have them. A block's seconds are those of its draft and its verification.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from statistics import median
 
-from bridge.evidence.report import (
+from bridge.evidence.model import (
     Arm,
     ArmSummary,
     BlockTimes,
@@ -23,12 +23,105 @@ from bridge.evidence.report import (
     Parity,
     ParitySummary,
     Report,
+    ReportClaim,
     Sample,
     Summary,
+    quotient,
 )
-from bridge.evidence.runaway import degeneration
+from bridge.evidence.text import degeneration, shown
 
 FIRST_BLOCKS = 8
+SPEED_CLAIMS = frozenset({"speedup", "no_slowdown"})
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What a report must belong to. A field that is None is not checked.
+
+    Attributes:
+        nonce: The request's nonce.
+        workload_sha: The workload commit the job ran for.
+        preset_digest: sha256 of the preset file that named the job.
+        engine_source: ``installed`` or ``workload``.
+        started_at: When the job's command started, by this machine's clock (aware).
+        finished_at: When it ended (aware).
+    """
+
+    nonce: str
+    workload_sha: str | None = None
+    preset_digest: str | None = None
+    engine_source: str | None = None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """One report before the rules. `figures` is recomputed from the rows, never read from the report."""
+
+    report: Report
+    binding: Binding | None
+    figures: Summary
+
+    @property
+    def tested(self) -> tuple[Arm, ...]:
+        """The arms under test."""
+        return self.report.with_role("sut")
+
+    @property
+    def baselines(self) -> tuple[Arm, ...]:
+        """The arms that others are compared with for speed and sameness."""
+        return self.report.with_role("baseline")
+
+    @property
+    def references(self) -> tuple[Arm, ...]:
+        """The arms that others are compared with."""
+        return self.baselines + self.report.with_role("oracle")
+
+    def rows(self) -> Iterator[tuple[Arm, Sample, str]]:
+        """Every row with its arm and a text that names both."""
+        for arm in self.report.arms:
+            for sample in arm.samples:
+                yield arm, sample, f"{arm.label}/{shown(sample.prompt_id)}"
+
+    def claims(self, *names: str) -> Iterator[ReportClaim]:
+        """The claims of these names."""
+        return (claim for claim in self.report.claims if claim.name in names)
+
+    def claims_of(self, arm: Arm) -> list[ReportClaim]:
+        """The claims about an arm."""
+        return [claim for claim in self.report.claims if self.arm_of(claim) is arm]
+
+    def arm_of(self, claim: ReportClaim) -> Arm | None:
+        """The arm a claim is about: the one it names, else the only system under test."""
+        return self._one(claim.arm, "sut")
+
+    def baseline_of(self, claim: ReportClaim) -> Arm | None:
+        """The arm a claim compares with: the one it names, else the only baseline."""
+        return self._one(claim.baseline, "baseline")
+
+    def oracle_of(self, claim: ReportClaim) -> Arm | None:
+        """The arm a claim of recall parity compares with: the one it names, else the only oracle."""
+        return self._one(claim.baseline, "oracle")
+
+    def speed_pairs(self) -> Iterator[tuple[Arm, Arm]]:
+        """Each (arm, baseline) whose speed is claimed, once, as far as both exist."""
+        pairs = {}
+        for claim in self.claims(*SPEED_CLAIMS):
+            arm, baseline = self.arm_of(claim), self.baseline_of(claim)
+            if arm is not None and baseline is not None:
+                pairs[arm.name, baseline.name] = (arm, baseline)
+        yield from pairs.values()
+
+    def speed_arms(self) -> Iterator[Arm]:
+        """Each arm that takes part in a speed claim, once."""
+        yield from {arm.name: arm for pair in self.speed_pairs() for arm in pair}.values()
+
+    def _one(self, name: str | None, role: str) -> Arm | None:
+        if name is not None:
+            return self.report.arm(name)
+        arms = self.report.with_role(role)
+        return arms[0] if len(arms) == 1 else None
 
 
 def summarise(report: Report) -> Summary:
@@ -37,21 +130,24 @@ def summarise(report: Report) -> Summary:
     The reference is the baseline, or where a report has none, the oracle.
     """
     one_graph = report.configuration.get("single_graph") is True
-    return Summary(
+    summary = Summary(
         arms={arm.name: summarise_arm(arm, one_graph=one_graph) for arm in report.arms},
         comparisons=tuple(
             compare(arm, reference)
             for arm in report.with_role("sut")
             for reference in report.with_role("baseline") or report.with_role("oracle")
         ),
-        parity=None if report.parity is None else summarise_parity(report.parity),
     )
+    if report.parity is None:
+        return summary
+    return summary.model_copy(update={"parity": summarise_parity(report.parity)})
 
 
 def summarise_arm(arm: Arm, *, one_graph: bool = False) -> ArmSummary:
     """The figures of one arm; with ``one_graph`` the times of its blocks, too."""
     samples = arm.samples
-    accepted = [turn.accepted for sample in samples for turn in sample.rounds if turn.block >= 2]
+    accepted = [turn.accepted for turn in arm.rounds if turn.block >= 2]
+    blocks = [turn.draft_s + turn.verify_s for turn in arm.rounds] if one_graph else []
     kept = [sample.kv for sample in samples if sample.kv is not None]
     return ArmSummary(
         samples=len(samples),
@@ -68,33 +164,25 @@ def summarise_arm(arm: Arm, *, one_graph: bool = False) -> ArmSummary:
         key_distortion=mean([kv.key_distortion for kv in kept]),
         value_distortion=mean([kv.value_distortion for kv in kept]),
         runaway_samples=sum(degeneration(sample.tokens) is not None for sample in samples),
-        block_s=block_times(samples) if one_graph else None,
+        block_s=_block_times(blocks) if blocks else None,
     )
 
 
-def block_times(samples: Sequence[Sample]) -> BlockTimes | None:
-    """Seconds of the blocks in the order of the rows, or None where there are none."""
-    seconds = [turn.draft_s + turn.verify_s for sample in samples for turn in sample.rounds]
-    if not seconds:
-        return None
+def _block_times(seconds: list[float]) -> BlockTimes:
     return BlockTimes(first=tuple(seconds[:FIRST_BLOCKS]), max=max(seconds), mean=sum(seconds) / len(seconds))
 
 
 def compare(arm: Arm, baseline: Arm) -> Comparison:
     """The figures of `arm` relative to `baseline` over the prompts both ran."""
     pairs = paired(arm, baseline)
-    ours = tuple(sample for sample, _ in pairs)
-    theirs = tuple(sample for _, sample in pairs)
-    per_prompt = [
-        ratio
-        for sample, plain in pairs
-        if (ratio := quotient(per_token(plain), per_token(sample))) is not None
-    ]
+    ours, theirs = [sample for sample, _ in pairs], [sample for _, sample in pairs]
+    ratios = [quotient(plain.step_s, sample.step_s) for sample, plain in pairs]
+    known = [ratio for ratio in ratios if ratio is not None]
     return Comparison(
         arm=arm.name,
         baseline=baseline.name,
         decode_ratio=quotient(decode_rate(ours), decode_rate(theirs)),
-        median_decode_ratio=median(per_prompt) if per_prompt else None,
+        median_decode_ratio=median(known) if known else None,
         end_to_end_ratio=quotient(end_to_end_rate(ours), end_to_end_rate(theirs)),
         identical_samples=sum(sample.tokens == plain.tokens for sample, plain in pairs),
         compared_samples=len(pairs),
@@ -108,20 +196,18 @@ def paired(arm: Arm, other: Arm) -> list[tuple[Sample, Sample]]:
 
 
 def hit(sample: Sample) -> bool:
-    """Whether the sample's answer stands in what it answered; an empty answer is never a hit.
+    """Whether the sample's answer occurs in what it answered; an empty answer is never a hit.
 
-    It must stand in the whole text, too: what reasoning was taken out between may not join to an answer.
+    It must occur in the whole text, too: what is left when reasoning is cut out may not join to an answer.
     """
-    needle = sample.needle
-    if needle is None or needle.answer == "":
-        return False
-    return needle.answer in sample.answer and needle.answer in sample.text
+    answer = sample.needle.answer if sample.needle is not None else ""
+    return answer != "" and answer in sample.answer and answer in sample.text
 
 
 def recall(arm: Arm) -> float | None:
     """Share of the samples with a needle whose answer came back, or None when there is none."""
     hits = [hit(sample) for sample in arm.samples if sample.needle is not None]
-    return sum(hits) / len(hits) if hits else None
+    return quotient(sum(hits), len(hits))
 
 
 def parity_difference(parity: Parity) -> float | None:
@@ -156,34 +242,21 @@ def largest(figures: Sequence[float | None]) -> float | None:
     return max(known) if known and len(known) == len(figures) else None
 
 
-def decode_rate(samples: tuple[Sample, ...]) -> float | None:
+def decode_rate(samples: Sequence[Sample]) -> float | None:
     """Tokens per second after the first token."""
     return quotient(sum(sample.decoded for sample in samples), sum(s.decode_s or 0.0 for s in samples))
 
 
-def end_to_end_rate(samples: tuple[Sample, ...]) -> float | None:
+def end_to_end_rate(samples: Sequence[Sample]) -> float | None:
     """Tokens per second, the prefill included."""
     seconds = sum((sample.prefill_s or 0.0) + (sample.decode_s or 0.0) for sample in samples)
     return quotient(sum(len(sample.tokens) for sample in samples), seconds)
 
 
-def per_token(sample: Sample) -> float | None:
-    """Seconds of one decoded token."""
-    return quotient(sample.decode_s, sample.decoded)
-
-
-def quotient(numerator: float | None, denominator: float | None) -> float | None:
-    """`numerator / denominator`, or None where one is missing or the result is no finite number."""
-    if numerator is None or not denominator:
-        return None
-    result = numerator / denominator
-    return result if math.isfinite(result) else None
-
-
 def mean(figures: Sequence[float | None]) -> float | None:
     """Mean of the figures that are there, or None when none is."""
     known = [figure for figure in figures if figure is not None]
-    return sum(known) / len(known) if known else None
+    return quotient(sum(known), len(known))
 
 
 def first_divergence(ours: tuple[int, ...], plain: tuple[int, ...]) -> int | None:
@@ -193,7 +266,5 @@ def first_divergence(ours: tuple[int, ...], plain: tuple[int, ...]) -> int | Non
     """
     if ours == plain:
         return None
-    for position, (a, b) in enumerate(zip(ours, plain, strict=False)):
-        if a != b:
-            return position
-    return min(len(ours), len(plain))
+    length = min(len(ours), len(plain))
+    return next((at for at in range(length) if ours[at] != plain[at]), length)

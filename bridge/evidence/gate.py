@@ -8,14 +8,13 @@ true ones: who ran the engine is in `request.engine_source` and in the signature
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bridge.errors import EvidenceError
-from bridge.evidence.case import Binding, Case
-from bridge.evidence.figures import summarise
+from bridge.evidence.figures import Binding, Case, summarise
+from bridge.evidence.model import Report, Summary
 from bridge.evidence.parse import MAX_BYTES, is_report, parse
-from bridge.evidence.report import Report, Summary
 from bridge.evidence.rules import RULES
 from bridge.evidence.rules.claims import ClaimFigure, claim_figures
 from bridge.protocol.result import Violation
@@ -51,20 +50,8 @@ class Judgement:
         return {
             "accepted": self.accepted,
             "kind": self.kind,
-            "violations": [
-                {"code": violation.code, "message": violation.message} for violation in self.violations
-            ],
-            "claims": [
-                {
-                    "name": claim.name,
-                    "arm": claim.arm,
-                    "against": claim.against,
-                    "bound": claim.bound,
-                    "figure": claim.figure,
-                    "met": claim.met,
-                }
-                for claim in self.claims
-            ],
+            "violations": [{"code": each.code, "message": each.message} for each in self.violations],
+            "claims": [asdict(claim) for claim in self.claims],
             "figures": None if self.figures is None else self.figures.model_dump(mode="json"),
         }
 
@@ -90,14 +77,7 @@ def judge(report: bytes, *, binding: Binding | None = None) -> Judgement:
                 broken.append(Violation(code=code, message="... and more of the same"))
                 break
             broken.append(Violation(code=code, message=message[:MESSAGE_CHARACTERS]))
-    return Judgement(
-        accepted=not broken,
-        kind=parsed.kind,
-        violations=tuple(broken),
-        claims=claim_figures(case),
-        figures=case.figures,
-        report=parsed,
-    )
+    return Judgement(not broken, parsed.kind, tuple(broken), claim_figures(case), case.figures, parsed)
 
 
 def find_reports(folder: Path) -> tuple[list[Path], list[Path]]:
@@ -106,11 +86,8 @@ def find_reports(folder: Path) -> tuple[list[Path], list[Path]]:
     Raises:
         EvidenceError: A file cannot be read.
     """
-    found: dict[bool, list[Path]] = {True: [], False: []}
-    for path in sorted(folder.rglob("*.json")):
-        if path.is_file():
-            found[is_report(_read(path))].append(path)
-    return found[True], found[False]
+    found = {path: is_report(_read(path)) for path in sorted(folder.rglob("*.json")) if path.is_file()}
+    return [path for path in found if found[path]], [path for path in found if not found[path]]
 
 
 def judge_file(path: Path, *, binding: Binding | None = None) -> Judgement:

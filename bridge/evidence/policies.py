@@ -12,27 +12,14 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 # Cache classes of a native arm: mlx-lm's own, the engine's ring, which holds the same entries as mlx-lm's
 # rotating cache but can be rolled back, and the engine's batch of either.
-NATIVE_CLASSES = frozenset(
-    {
-        "KVCache",
-        "RotatingKVCache",
-        "ChunkedKVCache",
-        "ArraysCache",
-        "CacheList",
-        "SlidingRing",
-        "RaggedKV",
-    }
-)
-FULL, SLIDING, BATCHED = (
-    frozenset({"KVCache"}),
-    frozenset({"RotatingKVCache", "SlidingRing"}),
-    frozenset({"RaggedKV"}),
-)
+FULL, BATCHED = frozenset({"KVCache"}), frozenset({"RaggedKV"})
+SLIDING = frozenset({"RotatingKVCache", "SlidingRing"})
+NATIVE_CLASSES = FULL | SLIDING | BATCHED | {"ChunkedKVCache", "ArraysCache", "CacheList"}
 CODED = "CodedKV"
 
 SOURCES = ("exact", "learned", "zeros", "noise")
@@ -61,11 +48,11 @@ _CODED_KINDS = frozenset({"affine", "rotated", "lattice", "lattice-packed"})
 
 
 @dataclass(frozen=True)
-class Policy:
+class KVPolicy:
     """A KV policy, every default written out.
 
     Attributes:
-        kind: ``native`` or what stands before the colon.
+        kind: ``native`` or the text before the colon.
         values: The two values of a kind, as texts; none for ``native``.
         layers: The layers it applies to, as written.
         source: What restores evicted positions, or None.
@@ -82,14 +69,19 @@ class Policy:
         return self.kind in _CODED_KINDS
 
     @property
-    def bound(self) -> int | None:
-        """The most positions that a query may see in a layer it applies to; None where nothing is bounded."""
-        return sum(map(int, self.values)) if self.kind in _BOUNDED else None
-
-    @property
     def bounds(self) -> bool:
         """Whether layers keep a sink and a window, restored positions left out."""
         return self.kind in _BOUNDED or self.source is not None
+
+    @property
+    def span(self) -> int:
+        """Positions of sink and window together; 0 where nothing is bounded."""
+        return sum(map(int, self.values)) if self.bounds else 0
+
+    @property
+    def bound(self) -> int | None:
+        """The most positions that a query may see in a layer it applies to; None where nothing is bounded."""
+        return self.span if self.kind in _BOUNDED else None
 
     def may_apply(self, index: int, kind: str) -> bool:
         """Whether it may apply to a layer, by its index and its kind: ``full``, ``sliding`` or ``other``."""
@@ -97,9 +89,8 @@ class Policy:
             return False
         if self.numbers is not None:
             return index in self.numbers
-        if self.layers.startswith("inner:"):
-            return True  # which are outer depends on the layers that attend
-        return self.layers in ("all", kind)
+        # Which layers are the inner ones depends on those that attend.
+        return self.layers.startswith("inner:") or self.layers in ("all", kind)
 
     @property
     def classes(self) -> frozenset[str]:
@@ -110,7 +101,7 @@ class Policy:
 
     @property
     def needed(self) -> frozenset[str]:
-        """The classes of which it must hold one, or the policy was not in use; empty for ``native``."""
+        """Classes; it must hold one of them, or the policy was not in use. Empty for ``native``."""
         if self.kind == "native":
             return frozenset()
         if self.coded:
@@ -154,16 +145,16 @@ class Policy:
             return math.log2(2 * int(self.values[1])) - 0.25, 16 + 32 / 8
         return 16.0, 32.0
 
-    def with_source(self, source: str) -> Policy:
+    def with_source(self, source: str) -> KVPolicy:
         """The same policy restoring from elsewhere."""
-        return Policy(self.kind, self.values, self.layers, source)
+        return replace(self, source=source)
 
 
-NATIVE = Policy("native")
+NATIVE = KVPolicy("native")
 
 
 @lru_cache(maxsize=256)
-def parse_policy(text: str) -> Policy | None:
+def parse_policy(text: str) -> KVPolicy | None:
     """What a declared ``kv`` says, or None where it is no policy."""
     if text == "native":
         return NATIVE
@@ -180,7 +171,7 @@ def parse_policy(text: str) -> Policy | None:
             return None
     values, everywhere = _DEFAULTS[kind]
     read = _values(kind, rest if colon else values)
-    return None if read is None else Policy(kind, read, layers if at else everywhere, source)
+    return None if read is None else KVPolicy(kind, read, layers if at else everywhere, source)
 
 
 def _names_layers(text: str) -> bool:
@@ -195,11 +186,11 @@ def _values(kind: str, text: str) -> tuple[str, str] | None:
         return None
     first, number = found[1], int(found[2])
     if kind == "lattice":
-        return (first, str(number)) if 1 <= number <= LARGEST_Q else None
-    if kind == "lattice-packed":
-        return (first, str(number)) if number in PACKED_BITS else None
-    if kind in ("affine", "rotated"):
+        possible = 1 <= number <= LARGEST_Q
+    elif kind == "lattice-packed":
+        possible = number in PACKED_BITS
+    elif kind in ("affine", "rotated"):
         possible = int(first) in AFFINE_BITS and number in GROUPS
     else:
         possible = int(first) <= LARGEST_WINDOW and 1 <= number <= LARGEST_WINDOW
-    return (str(int(first)), str(number)) if possible else None
+    return (first if kind.startswith("lattice") else str(int(first)), str(number)) if possible else None

@@ -1,8 +1,8 @@
 """Secrets kept out of what is published: which values are secret, cutting them from logs, finding them.
 
 A secret is the value of an environment variable whose name says so; what else a machine must not publish is
-gathered in `bridge.runner.private`. Logs are redacted before their digests are taken; evidence in which a
-secret is found is refused by the caller: redacted it would no longer be the report that the engine wrote.
+gathered in `bridge.runner.machine`. Logs are redacted before they are digested; evidence that holds a
+secret is refused by the caller: redacted it would no longer be the report that the engine wrote.
 
 A value is found as it is and in the usual encodings: JSON, Python, HTML, URL, hexadecimal, and base64 at any
 offset inside a longer text, as in a header of user name and password. Not covered: values shorter than eight
@@ -45,17 +45,17 @@ def secrets_of(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class Secrets:
-    """Values that must not be published, by the names that stand in their place.
+    """Values that must not be published, by the names that replace them.
 
     Args:
         values: Values under eight characters are ignored.
-        mild: Names of those that are cut, and may nevertheless stand in evidence.
+        mild: Names of those that are cut from logs, but allowed in evidence.
     """
 
     def __init__(self, values: Mapping[str, str], *, mild: Collection[str] = ()) -> None:
         self._mild = frozenset(mild)
         self._names = {form: name for name, value in values.items() for form in _forms(value)}
-        # Longest first, so that a secret inside another does not leave the rest of it standing.
+        # Longest first, so that a secret inside another does not leave the rest of it.
         self._forms = sorted(self._names, key=len, reverse=True)
 
     def cut(self, data: bytes, *, broken_off: bool = False) -> bytes:
@@ -74,11 +74,11 @@ class Secrets:
         return re.sub(pattern, lambda match: _marker(self._names[match[0]]), data)
 
     def cut_text(self, text: str, *, broken_off: bool = False) -> str:
-        """The same of a text."""
+        """Like `cut`, of a text."""
         return self.cut(text.encode("utf-8", "replace"), broken_off=broken_off).decode("utf-8", "replace")
 
     def found_in(self, data: bytes) -> tuple[str, ...]:
-        """The names of the secrets of which a form stands in `data`, sorted; none that is mild."""
+        """The names of the secrets that `data` holds in any form, sorted; none that is mild."""
         return tuple(sorted({self._names[form] for form in self._forms if form in data} - self._mild))
 
     def _start_of_one(self, data: bytes) -> tuple[bytes, bytes] | None:

@@ -6,14 +6,13 @@ was found, on which machine; whether its author may be believed is for the signa
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from bridge.errors import EvidenceError, ManifestError
-from bridge.protocol.manifest import Nonce, Sha, first_fault, load_strict
-from bridge.protocol.result import Digest
+from bridge.evidence.model import Amount, Frozen, Positive, ReportRequest, Word
+from bridge.protocol.manifest import Digest, Nonce, first_fault, load_strict
 from bridge.protocol.sanitize import unsafe_character
 
 SCHEMA_ID = "kakeya.verification/1"
@@ -22,17 +21,11 @@ SIGNATURE_NAME = "verification.json.sig"
 MAX_BYTES = 8 * 1024 * 1024
 
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
-Size = Annotated[float, Field(ge=0)]
 Moment = Annotated[str, Field(pattern=r"^[0-9]{4}(-[0-9]{2}){2}T([0-9]{2}:){2}[0-9]{2}(\.[0-9]{1,6})?Z$")]
-Word = Annotated[str, Field(min_length=1, max_length=400)]
 Text = Annotated[str, Field(max_length=4000)]
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class Subject(_Frozen):
+class Subject(Frozen):
     """The report that was replayed: sha256 of its bytes, kind, request, and the engine that wrote it."""
 
     sha256: Digest
@@ -41,16 +34,16 @@ class Subject(_Frozen):
     source_sha256: Digest
 
 
-class Draw(_Frozen):
+class Draw(Frozen):
     """How rows were drawn: the number that repeats it, where that came from, how many, of how many."""
 
     seed: Count
     source: Literal["os", "given"]
-    sample: Annotated[int, Field(ge=1)]
+    sample: Positive
     rows: Count
 
 
-class Tolerances(_Frozen):
+class Tolerances(Frozen):
     """What may differ without a finding.
 
     `rounds`: share of rounds that confirm another number of drafts, one of a row in any case. `rounding`: how
@@ -59,35 +52,24 @@ class Tolerances(_Frozen):
     claim more accepted drafts than were found, plus one block.
     """
 
-    rounds: Size
-    rounding: Size
-    resident: Size
-    distortion: Size
-    accepted: Size
+    rounds: Amount
+    rounding: Amount
+    resident: Amount
+    distortion: Amount
+    accepted: Amount
 
 
-class Request(_Frozen):
-    """The request that was answered with this record."""
-
-    nonce: Nonce
-    workload_sha: Sha
-    preset_digest: Digest
-    engine_source: Literal["installed", "workload"]
-
-
-class Tokens(_Frozen):
-    """A row's tokens against the target: how many, by one forward or along the rounds, the largest gap to the
-    best logit, where, and what was allowed.
-    """
+class Tokens(Frozen):
+    """A row's tokens against the target: how many, the largest gap to the best logit, where, the limit."""
 
     checked: Count
     forward: Literal["one", "rounds"]
     largest_gap: float
     at: Count
-    allowed: Size
+    allowed: Amount
 
 
-class Rounds(_Frozen):
+class Rounds(Frozen):
     """A row's rounds drafted again; a `reason` says why they were not."""
 
     replayed: Count
@@ -97,8 +79,8 @@ class Rounds(_Frozen):
     reason: Word | None
 
 
-class Row(_Frozen):
-    """A row that the models were run for; `drawn`, or looked at beside those."""
+class ReplayedRow(Frozen):
+    """A row that the models were run for; `drawn`, or checked in addition."""
 
     arm: Word
     prompt_id: Word
@@ -107,7 +89,7 @@ class Row(_Frozen):
     rounds: Rounds
 
 
-class Finding(_Frozen):
+class ReplayFinding(Frozen):
     """What the report says and the replay does not; `where` is ``arm/prompt_id`` or a model's role."""
 
     where: Annotated[str, Field(min_length=1, max_length=1000)]
@@ -115,7 +97,7 @@ class Finding(_Frozen):
     message: Text
 
 
-class Verification(_Frozen):
+class Verification(Frozen):
     """The whole record. `environment` is the block of an evidence report, of the machine that verified."""
 
     schema_id: Annotated[Literal["kakeya.verification/1"], Field(alias="schema")]
@@ -126,9 +108,9 @@ class Verification(_Frozen):
     draw: Draw
     tolerances: Tolerances
     environment: dict[str, Any]
-    request: Request | None
-    rows: Annotated[tuple[Row, ...], Field(max_length=20_000)]
-    findings: Annotated[tuple[Finding, ...], Field(max_length=20_000)]
+    request: ReportRequest | None
+    rows: Annotated[tuple[ReplayedRow, ...], Field(max_length=20_000)]
+    findings: Annotated[tuple[ReplayFinding, ...], Field(max_length=20_000)]
     notes: Annotated[tuple[Text, ...], Field(max_length=100)]
 
     @property
@@ -151,7 +133,7 @@ def parse_verification(data: bytes) -> Verification:
     try:
         document = load_strict(data, what=NAME, limit=MAX_BYTES)
         _refuse_unsafe(document)
-        record = Verification.model_validate_json(json.dumps(document), strict=True)
+        record = Verification.model_validate_json(data)
     except ManifestError as error:
         raise EvidenceError(error.message) from None
     except ValidationError as error:

@@ -1,17 +1,12 @@
-"""GitHub's REST API: workflow runs, their jobs and artifacts, and what a token may do. The only door to HTTP.
+"""GitHub: its REST API, and GitHub Actions as the second way to carry requests.
 
-    http.py        one request, one answer: time and size are bounded, redirects are the caller's
-    repository.py  which repository an address of a remote means, and where its API is
-    token.py       the token, which nothing ever prints
-    types.py       what the API answers, parsed once into frozen values
-    failures.py    an answer that is none, as an error that says what to do
-    client.py      the calls
+    repository.py     which repository a remote's address means; tokens
+    api.py            the REST API, the only module that sends HTTP
+    dispatch.py       start, find, watch and re-run the workflow run of a request
+    workflow.py       a workflow run as its jobs see it: its request, the remote, its outputs and its log
+    execute.py        the job on the Mac: run the request, write the signed result
+    artifact.py       the folder that passes between the jobs, and its digest
+    publish.py        the job on a hosted runner: compare, re-judge, commit
 
-Everything here is optional: over GitHub Actions, too, requests and results travel by git.
+The API is optional: over GitHub Actions, too, requests and results travel by git.
 """
-
-from bridge.github.client import GitHub
-from bridge.github.repository import Repository, repository_of
-from bridge.github.token import Token, find_token
-
-__all__ = ["GitHub", "Repository", "Token", "find_token", "repository_of"]

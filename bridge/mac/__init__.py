@@ -1,6 +1,5 @@
-"""Sets a Mac up as a runner, and takes it down again: ``scripts/setup_mac.sh``, ``kakeya_mac runner setup``.
+"""Set a Mac up as a runner, and take it down again: ``scripts/setup_mac.sh``, ``kakeya_mac runner setup``.
 
-It runs before anything is installed, so it needs the standard library, `bridge.errors`, `bridge.proc`,
-`bridge.settings`, `bridge.weights` and `bridge.interpreter` alone. Every step says what it would do as a list
-of actions; a dry run prints that very list.
+It runs before anything is installed, so it may import only the standard library and `bridge.errors`, `proc`,
+`folders`, `weights` and `interpreter`.
 """

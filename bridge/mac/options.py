@@ -1,245 +1,225 @@
-"""What the owner asks of setup: read from flags and the environment, checked once."""
+"""What the owner asks of setup: flags, environment variables and the options of the last run."""
 
 from __future__ import annotations
 
+import argparse
+import getpass
+import json
 import os
+import platform
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
-from bridge import settings
+from bridge import folders
 from bridge.errors import BridgeError
-from bridge.mac import names
 
+PREFIX = "kakeya-mac"  # in the home folder
+OPTIONS_FILE = "setup.json"  # in the prefix, as everything below
+ENVIRONMENT = "env"  # a link to one of ENVIRONMENTS
+ENVIRONMENTS = "envs"
+ACTIONS_RUNNER = "actions-runner"
 SERVICES = ("actions", "serve", "both", "none")
-# Kept from one run to the next.
-REMEMBERED = (
-    *("url", "remote", "name", "labels", "service", "runner_version", "runner_sha256", "tailnet"),
-    *("config", "state"),
-)
-# Variables that say where the owner's files and a runner's state lie, as `REMEMBERED` names them.
-FOLDERS = {"config": "KAKEYA_CONFIG", "state": "KAKEYA_STATE"}
 LABELS = ("self-hosted", "macOS", "ARM64", "kakeya-mac")
+# Variables that name the owner's files and a runner's state, as the options file names them.
+FOLDERS = {"config": "KAKEYA_CONFIG", "state": "KAKEYA_STATE"}
+TOKEN_VARIABLE = "KAKEYA_RUNNER_TOKEN"  # noqa: S105 - a variable's name
 RUNNER_VERSION = "2.338.0"
-# actions-runner-osx-arm64 of that version, as its release notes say.
+# actions-runner-osx-arm64 of that version, from its release notes.
 RUNNER_SHA256 = "df4cebda25c86a886ed204e49fee63f5c2e7cec5f447b5c98440a826bbdf9df2"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_VERSION = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-# macOS asks a person before a program may read these; a service has nobody to ask.
+
+_SYSTEM_PATH = "/opt/homebrew/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+_EXAMPLE = "https://github.com/OWNER/NAME"
+# What the options file keeps, and its types where they are not text or nothing.
+_STORED = {"url", "remote", "name", "labels", "service", "runner_version", "runner_sha256", "tailnet"}
+_TYPES = {"labels": list, "tailnet": bool}
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 _CREDENTIALS = re.compile(r"https?://[^/?#\s]*@|://[^/?#@:\s]*:(?![0-9]+(?:[/?#]|$))\S*@", re.IGNORECASE)
+_SSH = re.compile(r"(?:ssh://(?:[^@/]+@)?|[^@/:]+@)([^/:]+)(?::\d+/|[:/])(.+?)(?:\.git)?/?")
+# macOS asks a person before a program may read these; a service cannot ask.
 _GUARDED = ("Desktop", "Documents", "Downloads", "Library/Mobile Documents", "Pictures", "Movies", "Music")
+_EPILOG = f"""examples:
+  scripts/setup_mac.sh --dry-run --url https://github.com/me/workload      (on any machine)
+  scripts/setup_mac.sh --url https://github.com/me/workload --sudo
+  scripts/setup_mac.sh --service serve --remote git@example.org:me/workload.git --sudo
+  kakeya_mac runner uninstall --sudo
+
+Flags that are left out are those of the last run. KAKEYA_PYTHON names the Python that the environment is made
+with, {TOKEN_VARIABLE} holds a registration token, KAKEYA_CONFIG and KAKEYA_STATE are remembered.
+
+exit code: 0 ready, 1 something is missing (each with its fix), 2 wrong flags, 70 our own bug"""
 
 
 class SetupUsage(BridgeError):
-    """What was asked of setup cannot be meant."""
+    """The flags of setup are wrong."""
 
     exit_code = 2
 
 
-@dataclass(frozen=True)
-class Options:
-    """What setup is to make.
+class SetupOptions:
+    """What setup is to make, and where: the flags, else the options of the last run, else defaults.
 
-    Attributes:
-        home: Of the account that will run jobs.
-        user: Its name.
-        prefix: Folder for everything that setup makes.
-        url: Repository or organisation whose workflows run here; None: none.
-        remote: Bus of the daemon; None: the repository.
-        name: The runner's name.
-        labels: What workflows ask for.
-        service: Which services launchd keeps: one of `SERVICES`.
-        token_file: Holds a registration token; None: none.
-        runner_version: Of GitHub's runner.
-        runner_sha256: Of its archive.
-        sudo: Whether what needs an administrator may be done.
-        tailnet: Whether people reach this Mac by tailnet SSH.
-        source: The checkout that is installed.
-        environ: The variables of this process.
+    Raises:
+        SetupUsage: A value is wrong: it names the flag, the value, and what to write instead.
     """
 
-    home: Path
-    user: str
-    prefix: Path
-    url: str | None
-    remote: str | None
-    name: str
-    labels: tuple[str, ...]
-    service: str
-    source: Path
-    token_file: Path | None = None
-    runner_version: str = RUNNER_VERSION
-    runner_sha256: str = RUNNER_SHA256
-    sudo: bool = False
-    tailnet: bool = False
-    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    def __init__(self, flags: argparse.Namespace) -> None:
+        self.home, self.user = Path.home(), getpass.getuser()
+        if flags.prefix == "":
+            raise SetupUsage("--prefix is empty", f"leave it out for {self.home / PREFIX}")
+        around = prefix_around(Path(sys.prefix)) or self.home / PREFIX
+        self.prefix = (Path(flags.prefix).expanduser() if flags.prefix else around).resolve()
+        before = read_stored(self.prefix)
+        if flags.command == "setup" and flags.dry_run and not (before or flags.url or flags.remote):
+            before = {"url": _EXAMPLE, "service": "both"}
 
-    def __post_init__(self) -> None:
-        """Refuse what cannot be meant.
+        def value(name: str, default: Any = None) -> Any:
+            given = getattr(flags, name)
+            return given if given is not None else before.get(name) or default
 
-        Raises:
-            SetupUsage: It names the flag, its value, and what to write instead.
-        """
-        self._check_prefix()
-        self._check_names()
-        for flag, address in (("--url", self.url), ("--remote", self.remote)):
-            if address is not None and _CREDENTIALS.search(address):
-                raise SetupUsage(
-                    f"{flag} holds credentials, which would lie in files and stand in command lines",
-                    "give it without; git takes them from a credential helper, or use an SSH key",
-                )
-        if self.url is not None and self.slug is None:
-            raise SetupUsage(
-                f"--url {self.url!r} is no repository or organisation",
-                "write https://github.com/OWNER/NAME or https://github.com/ORGANISATION",
-            )
-        if self.is_actions and self.url is None:
-            raise SetupUsage(f"--service {self.service} needs --url", "https://github.com/OWNER/NAME")
-        if self.is_serving and self.bus is None:
-            raise SetupUsage(
-                f"--service {self.service} needs --remote", "the git remote that carries the bus"
-            )
-        if not _VERSION.fullmatch(self.runner_version) or not _SHA256.fullmatch(self.runner_sha256):
-            raise SetupUsage("--runner-version and --runner-sha256 are a version and its archive's SHA-256")
-        if self.runner_version != RUNNER_VERSION and self.runner_sha256 == RUNNER_SHA256:
-            raise SetupUsage(f"--runner-version {self.runner_version} needs its --runner-sha256")
+        self.url: str | None = value("url") and value("url").rstrip("/").removesuffix(".git")
+        self.slug = _slug(self.url or "")
+        self.remote: str | None = value("remote")
+        # The git remote of the daemon; its host and path if it is an SSH address.
+        self.bus = self.remote or (self.url if "/" in (self.slug or "") else None)
+        ssh = _SSH.fullmatch(self.bus or "")
+        self.ssh_remote = (ssh[1], ssh[2].strip("/")) if ssh else None
+        self.service: str = value("service", "actions" if self.url else "serve" if self.remote else "none")
+        self.is_actions = self.service in ("actions", "both")  # GitHub's runner is to run
+        self.is_serving = self.service in ("serve", "both")  # our daemon is to run
+        host = re.sub(r"[^A-Za-z0-9._-]+", "-", platform.node().partition(".")[0])
+        self.name: str = value("name", host or "mac")
+        labels = value("labels", LABELS)
+        self.labels = list(filter(None, labels.split(",") if isinstance(labels, str) else labels))
+        self.runner_version: str = value("runner_version", RUNNER_VERSION)
+        self.runner_sha256: str = value("runner_sha256", RUNNER_SHA256)
+        self.tailnet: bool = value("tailnet", False)
+        self.sudo: bool = flags.sudo
+        self.token_file: Path | None = flags.token_file
+        self.token: str | None = flags.runner_token or os.environ.get(TOKEN_VARIABLE)
+        # The owner's folders, for the programs that setup starts.
+        kept = {variable: os.environ.get(variable) or before.get(name) for name, variable in FOLDERS.items()}
+        self.folders = {name: str(Path(path).expanduser().absolute()) for name, path in kept.items() if path}
 
-    def _check_prefix(self) -> None:
-        prefix, instead = self.prefix, f"choose another place, such as {self.home / names.PREFIX}"
-        if not prefix.is_absolute() or any(c in str(prefix) for c in "\n\0"):
-            raise SetupUsage(f"--prefix {str(prefix)!r} is no absolute path")
-        for folder in _GUARDED:
-            if _lies_in(prefix, self.home.resolve() / folder):
-                raise SetupUsage(
-                    f"--prefix {prefix} lies in {folder}, which macOS keeps from services", instead
-                )
-        if _lies_in(prefix, Path("/Volumes")):
-            raise SetupUsage(
-                f"--prefix {prefix} lies on a volume that need not be there when a service starts", instead
-            )
-        if _lies_in(prefix, self.source):
-            raise SetupUsage(f"--prefix {prefix} is the checkout that is installed, or lies in it", instead)
-        if self.is_actions and not re.fullmatch(names.UNQUOTED, str(prefix)):
-            raise SetupUsage(
-                f"--prefix {str(prefix)!r}: of such a path GitHub's runner would never start the hook",
-                "letters, digits and . _ - /, because it goes unquoted through a shell",
-            )
+        self.source = Path(__file__).resolve().parents[2]  # the checkout that is installed
+        self.environment = self.prefix / ENVIRONMENT
+        self.program = self.environment / "bin" / "kakeya_mac"
+        self.services_path = f"{self.environment / 'bin'}:{_SYSTEM_PATH}"
+        self.actions_runner = self.prefix / ACTIONS_RUNNER
+        self.deploy_key = self.prefix / "ssh" / "deploy_key"  # the daemon's, where the account has no key
+        self.models = self.home / "kakeya-models"
+        self.config_dir = folders.config_dir({**os.environ, **self.folders})
+        self.state_dir = folders.state_dir({**os.environ, **self.folders})
+        for message, remedy in _objections(self):
+            raise SetupUsage(message, remedy)
 
-    def _check_names(self) -> None:
-        if not _NAME.fullmatch(self.name):
-            raise SetupUsage(
-                f"--name {self.name!r} is no runner name", "letters, digits and . _ -, at most 64"
-            )
-        if self.service not in SERVICES:
-            raise SetupUsage(f"--service {self.service!r} is none of {', '.join(SERVICES)}")
-        if not self.labels:
-            raise SetupUsage("--labels names no label", f"such as {','.join(LABELS)}")
-        for label in self.labels:
-            if not _NAME.fullmatch(label):
-                raise SetupUsage(f"--labels: {label!r} is no label", "letters, digits and . _ -")
+    def stored(self) -> str:
+        """The content of the options file."""
+        values = {name: getattr(self, name) for name in _STORED}
+        values |= {name: self.folders.get(variable) for name, variable in FOLDERS.items()}
+        return json.dumps(values, indent=2, sort_keys=True) + "\n"
 
-    @property
-    def is_actions(self) -> bool:
-        """Whether GitHub's runner is to be kept running."""
-        return self.service in ("actions", "both")
 
-    @property
-    def is_serving(self) -> bool:
-        """Whether our daemon is."""
-        return self.service in ("serve", "both")
+def _slug(url: str) -> str | None:
+    """``owner/name`` or the organisation of a page; None if it is neither."""
+    parts = urlsplit(url)
+    words = parts.path.strip("/").split("/")
+    is_plain = parts.scheme == "https" and bool(parts.hostname) and "@" not in parts.netloc
+    fits = is_plain and len(words) < 3 and all(re.fullmatch(_NAME, word) for word in words)
+    return "/".join(words) if fits else None
 
-    @property
-    def slug(self) -> str | None:
-        """``owner/name`` or the organisation of `url`; None: it is neither."""
-        parts = urlsplit(self.url or "")
-        words = parts.path.strip("/").removesuffix(".git").split("/")
-        is_plain = parts.scheme == "https" and bool(parts.hostname) and "@" not in parts.netloc
-        if not is_plain or len(words) > 2 or not all(_NAME.fullmatch(word) for word in words):
-            return None
-        return "/".join(words)
 
-    @property
-    def bus(self) -> str | None:
-        """Remote of the daemon."""
-        return self.remote or self.page
-
-    @property
-    def page(self) -> str | None:
-        """The repository's page; None: `url` is an organisation's, or there is none."""
-        return self.url if self.slug is not None and "/" in self.slug else None
-
-    @property
-    def config(self) -> str | None:
-        """Folder of the owner's files, where it is not the usual one."""
-        return self.environ.get(FOLDERS["config"]) or None
-
-    @property
-    def state(self) -> str | None:
-        """Folder of runners' state, likewise."""
-        return self.environ.get(FOLDERS["state"]) or None
-
-    @property
-    def folders(self) -> dict[str, str]:
-        """Variables that say so, for the programs that are started."""
-        given = {FOLDERS["config"]: self.config, FOLDERS["state"]: self.state}
-        return {name: value for name, value in given.items() if value is not None}
-
-    @property
-    def environment(self) -> Path:
-        """The pinned environment: a link to it."""
-        return self.prefix / names.ENVIRONMENT
-
-    @property
-    def python(self) -> Path:
-        """Its interpreter."""
-        return self.environment / "bin" / "python"
-
-    @property
-    def program(self) -> Path:
-        """Its ``kakeya_mac``."""
-        return self.environment / "bin" / "kakeya_mac"
-
-    @property
-    def actions_runner(self) -> Path:
-        """Folder of GitHub's runner."""
-        return self.prefix / names.ACTIONS_RUNNER
-
-    @property
-    def hook(self) -> Path:
-        """The file that it calls before each job."""
-        return self.prefix / names.HOOK / "job-started.sh"
-
-    @property
-    def deploy_key(self) -> Path:
-        """Private key with which the hook reads the repository."""
-        return self.prefix / names.HOOK / "deploy_key"
-
-    @property
-    def fetch(self) -> str | None:
-        """Address from which it does; None: `url` names no repository."""
-        return None if self.page is None else f"git@{urlsplit(self.page).hostname}:{self.slug}.git"
-
-    @property
-    def models(self) -> Path:
-        """Where models of this account lie."""
-        return self.home / names.MODELS
-
-    @property
-    def policy(self) -> Path:
-        """The owner's policy."""
-        return settings.config_dir(self.environ) / "policy.toml"
-
-    @property
-    def services_path(self) -> str:
-        """PATH of services: the pinned environment first."""
-        system = "/opt/homebrew/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
-        return f"{self.environment / 'bin'}:{system}"
+def _objections(options: SetupOptions) -> Iterator[tuple[str, str]]:
+    """What is wrong, and what to write instead."""
+    home, service, version = options.home, options.service, options.runner_version
+    places = {home.resolve() / name: "macOS keeps services out of it" for name in _GUARDED}
+    places[Path("/Volumes")] = "a volume may be missing at a restart"
+    places[options.source] = "that is the checkout which is installed"
+    for folder, why in places.items():
+        if _lies_in(options.prefix, folder):
+            yield f"--prefix {options.prefix} is in {folder}: {why}", f"such as {home / PREFIX}"
+    for flag, address in (("--url", options.url), ("--remote", options.remote)):
+        if _CREDENTIALS.search(address or ""):
+            message = f"{flag} holds credentials, which files and command lines would show"
+            yield message, "leave them out; use a credential helper or an SSH key"
+    if options.url is not None and options.slug is None:
+        yield f"--url {options.url!r} is no repository or organisation", f"write {_EXAMPLE}"
+    if options.is_actions and options.url is None:
+        yield f"--service {service} needs --url", _EXAMPLE
+    if options.is_serving and options.bus is None:
+        yield f"--service {service} needs --remote", "the git remote that the daemon serves"
+    if version != RUNNER_VERSION and options.runner_sha256 == RUNNER_SHA256:
+        yield f"--runner-version {version} needs its --runner-sha256", "of its osx-arm64 archive"
+    patterns = [("--prefix", str(options.prefix), r".+"), ("--name", options.name, _NAME)]
+    patterns += [("--labels", label, _NAME) for label in options.labels or [""]]
+    patterns += [("--service", service, "|".join(SERVICES)), ("--runner-version", version, r"\d+\.\d+\.\d+")]
+    for flag, text, pattern in [*patterns, ("--runner-sha256", options.runner_sha256, "[0-9a-f]{64}")]:
+        if not re.fullmatch(pattern, text):
+            yield f"{flag}: {text!r} is malformed", f"it must match {pattern}"
 
 
 def _lies_in(path: Path, folder: Path) -> bool:
-    """Whether a path is a folder or lies in it, on a file system to which case is no matter."""
+    """Compare without regard to case, as macOS's file system does."""
     parts, others = (tuple(part.casefold() for part in each.parts) for each in (path, folder))
     return parts[: len(others)] == others
+
+
+def prefix_around(environment: Path) -> Path | None:
+    """The prefix that an environment (link or folder) belongs to; None if setup did not make it."""
+    is_link = environment.name == ENVIRONMENT
+    prefix = environment.parent if is_link else environment.parent.parent
+    is_ours = is_link or environment.parent.name == ENVIRONMENTS
+    return prefix if is_ours and (prefix / OPTIONS_FILE).is_file() else None
+
+
+def read_stored(prefix: Path) -> dict[str, Any]:
+    """The options of the last run; empty if there was none.
+
+    Raises:
+        SetupUsage: The file is damaged. To ignore it would take services away.
+    """
+    path = prefix / OPTIONS_FILE
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")).items()
+        known = {name: value for name, value in found if name in _STORED | FOLDERS.keys()}
+        if all(isinstance(value, _TYPES.get(name, str | None)) for name, value in known.items()):
+            ",".join(known.get("labels", ()))
+            return known
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
+        pass
+    remedy = "remove it, and give --url, --remote, --service and the others again"
+    raise SetupUsage(f"{path} is damaged, so the options of the last run are unknown", remedy)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line. The earlier system's --repo-url, --with-tailscale and --runner-token are accepted."""
+    made = argparse.ArgumentParser(
+        prog="kakeya_mac runner",
+        description="Set a Mac up as a runner, check one, or take it down again.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = made.add_argument
+    add("command", nargs="?", choices=("setup", "check", "uninstall"), default="setup", help="default: setup")
+    add("--url", "--repo-url", metavar="URL", help="repository or organisation whose workflows run here")
+    add("--remote", metavar="URL", help="git remote that the daemon serves (default: --url)")
+    add("--service", choices=SERVICES, help="what launchd keeps running (default: actions with --url)")
+    add("--prefix", metavar="DIR", help=f"folder for everything (default: ~/{PREFIX})")
+    add("--name", metavar="NAME", help="the runner's name (default: the host's)")
+    add("--labels", metavar="A,B", help=f"labels that workflows ask for (default: {','.join(LABELS)})")
+    add("--token-file", type=Path, metavar="FILE", help="holds a registration token of GitHub")
+    add("--runner-token", metavar="TOKEN", help="such a token, but other accounts can read command lines")
+    add("--runner-version", metavar="V", help=f"GitHub's runner, first installed (default: {RUNNER_VERSION})")
+    add("--runner-sha256", metavar="HEX", help="digest of its osx-arm64 archive")
+    add("--sudo", action="store_true", help="do what needs an administrator, with sudo")
+    tailnet = "set up SSH over a tailnet (tailscale)"
+    add("--tailnet", "--with-tailscale", action="store_const", const=True, help=tailnet)
+    add("--dry-run", action="store_true", help="print everything that would be done, and do nothing")
+    add("--json", action="store_true", help="one JSON line at the end; everything else goes to stderr")
+    return made

@@ -1,189 +1,140 @@
-"""Setup, check and uninstall: the parts of a Mac, looked at one by one, brought there, or taken back."""
+"""``setup``, ``check`` and ``uninstall``: run the steps, say what became of each, exit with a code."""
 
 from __future__ import annotations
 
+import argparse
+import json
+import logging
+import signal
+import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bridge.errors import MachineError
-from bridge.mac.action import Action, Run, Say, Write
-from bridge.mac.options import Options
-from bridge.mac.step import Look, State, Step
-from bridge.mac.steps import last_taken, rest_taken, services_taken, steps
+from bridge.errors import BridgeError, MachineError
+from bridge.mac.actions import StepReport, missing
+from bridge.mac.options import SetupOptions, parser
+from bridge.mac.steps import Steps, removal_steps, self_test, setup_steps
 
-SELF_TEST = (
-    "the engine decodes and measures with the shipped pair, the gate takes its report, the policy is right"
-)
-_FOLDER = "kakeya-mac-test"
-_LOOKED_AT = "kakeya_engine generate, eval throughput; kakeya_mac gate, runner policy check"
+log = logging.getLogger("bridge.mac")
+
+# Nothing after these makes sense while they are missing.
+_STOPS = ("machine", "environment")
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What became of one part.
-
-    Attributes:
-        name: Of the part.
-        look: How it stands in the end.
-        done: What was done for it.
-        would: What would be, of a dry run.
-    """
-
-    name: str
-    look: Look
-    done: tuple[str, ...] = ()
-    would: tuple[str, ...] = ()
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the Mac can serve with it."""
-        return self.look.state in (State.DONE, State.ADVICE)
-
-    def as_json(self) -> dict[str, Any]:
-        """For a JSON line."""
-        return {"name": self.name, **asdict(self.look), "done": list(self.done), "would": list(self.would)}
+def main(argv: Sequence[str]) -> int:
+    """Run ``setup`` (the default), ``check`` or ``uninstall`` with flags, and return the exit code."""
+    flags = parser().parse_args(list(argv))
+    log.handlers[:] = [logging.StreamHandler(sys.stderr if flags.json else sys.stdout)]
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    if flags.dry_run:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader that went away (`| head`) ends it
+    try:
+        return _run(flags)
+    except BridgeError as error:
+        return _fail(flags, error.message, error.remedy, error.exit_code)
+    except KeyboardInterrupt:
+        return _fail(flags, "interrupted; a second run goes on from here", None, 1)
+    except Exception as error:
+        traceback.print_exc()
+        return _fail(flags, f"our own bug: {type(error).__name__}: {error}", "please report it", 70)
 
 
-def check(options: Options, say: Say) -> list[Outcome]:
-    """Look at every part; change nothing."""
-    found = []
-    for step in steps(options):
-        outcome = Outcome(step.name, step.look())
-        found.append(outcome)
-        _tell(outcome, say)
-    return found
+def _fail(flags: argparse.Namespace, message: str, remedy: str | None, code: int) -> int:
+    print(f"error: {message}", *([f"  {remedy}"] if remedy else []), sep="\n", file=sys.stderr)
+    if flags.json:
+        print(json.dumps({"error": message, "remedy": remedy, "exit_code": code}, sort_keys=True))
+    return code
 
 
-def plan(options: Options, say: Say) -> list[Outcome]:
-    """Say how this machine stands, and what setup would do for each part that is not there."""
-    found = [_would(step, say) for step in steps(options)]
-    test = tuple(action.said for action in self_test(options, Path(tempfile.gettempdir()) / _FOLDER))
-    look = Look(State.ADVICE, _LOOKED_AT, "done at the end of every setup")
-    found.append(Outcome("self-test", look, would=test))
-    _tell(found[-1], say)
-    for line in test:
-        say(f"      would: {line}")
-    return found
+def _run(flags: argparse.Namespace) -> int:
+    options, name = SetupOptions(flags), flags.command
+    is_plan, is_change = (flags.dry_run is wanted and name != "check" for wanted in (True, False))
+    walk = partial(_walk, sudo=options.sudo, name=name, plan=is_plan, change=is_change)
+    results = walk(removal_steps(options) if name == "uninstall" else setup_steps(options))
+    changed = any(result["done"] for result in results)
+    if name == "setup" and (is_plan or (options.program.exists() and results[-1]["name"] not in _STOPS)):
+        with tempfile.TemporaryDirectory(prefix="kakeya-mac-test-") as folder:
+            (test,) = walk([("self-test", partial(self_test, options, Path(folder)))])
+        results.append({**test, "done": []} | ({"state": "advice"} if is_plan else {}))
+    unready = [result["name"] for result in results if result["state"] not in ("done", "advice")]
+    if is_plan:
+        log.info("\nNothing was changed: this was a dry run.")
+    elif unready:
+        log.info("\nNot %s: %s.", "removed" if name == "uninstall" else "ready", ", ".join(unready))
+    elif name == "uninstall":
+        log.info("\nRemoved. %s", _left(options))
+    else:
+        log.info("\nReady." if changed else "\nReady; nothing had to be changed.")
+    code = 0 if is_plan or not unready else 1
+    if flags.json:
+        document = {"command": name, "dry_run": flags.dry_run, "ready": not unready, "changed": changed}
+        print(json.dumps({**document, "steps": results, "exit_code": code}, sort_keys=True), flush=True)
+    return code
 
 
-def plan_back(options: Options, say: Say) -> list[Outcome]:
-    """Say everything that uninstall would do."""
-    found = [_would(step, say) for step in (*services_taken(options), *rest_taken(options))]
-    return [*found, _would(last_taken(options), say)]
-
-
-def _would(step: Step, say: Say) -> Outcome:
-    look = step.look()
-    actions = () if look.state is State.DONE else step.actions()
-    outcome = Outcome(step.name, look, would=tuple(action.said for action in actions))
-    _tell(outcome, say)
-    for action in actions:
-        say(f"      would: {action.said}")
-        for line in action.text.splitlines() if isinstance(action, Write) else ():
-            say(f"             | {line}")
-    return outcome
-
-
-def set_up(options: Options, say: Say) -> list[Outcome]:
-    """Bring every part there, and see that it works. What is done already is left alone."""
-    found = []
-    for step in steps(options):
-        outcome = _brought(step, say)
-        found.append(outcome)
-        _tell(outcome, say)
-        if step.stops and not outcome.is_ready:
-            say("nothing after this makes sense before it is settled")
-            return found
-    if options.program.exists():
-        found.append(_tested(options, say))
-    return found
-
-
-def take_back(options: Options, say: Say) -> list[Outcome]:
-    """Take everything back, services first, the memory of what was asked last; what is the owner's stays."""
-    found = _taken(services_taken(options), say)
-    if not all(outcome.is_ready for outcome in found):
-        say("nothing else is removed while a service is there")
-        return found
-    for step in (*rest_taken(options), last_taken(options)):
-        found += _taken((step,), say)
-        if not found[-1].is_ready:
-            say("the rest stays until that is settled: it is what uninstall runs with")
-            break
-    return found
-
-
-def _taken(parts: Sequence[Step], say: Say) -> list[Outcome]:
-    found = []
-    for step in parts:
-        found.append(_brought(step, say))
-        _tell(found[-1], say)
-    return found
-
-
-def self_test(options: Options, folder: Path) -> tuple[Run, ...]:
-    """Programs that show that the machine works; what they write goes to a folder of their own.
-
-    Args:
-        options: What setup is to make.
-        folder: A temporary one.
-    """
-    engine, program = str(options.environment / "bin" / "kakeya_engine"), str(options.program)
-    report = str(folder / "report.json")
-    few = ("--prompts", "code", "--limit", "1", "--max-tokens", "16", "--claim", "none", "--report", report)
-    own = {"KAKEYA_STATE": str(folder)}
+def _left(options: SetupOptions) -> str:
+    """What stays, because it is the owner's."""
     return (
-        Run((engine, "generate", "--max-tokens", "8", "class BaseProject:"), env=own),
-        Run((engine, "eval", "throughput", *few), env=own),
-        Run((program, "gate", report), env=own),
-        Run((program, "runner", "policy", "check"), env=options.folders),
+        f"Left: models ({options.models}), the policy and its folder ({options.config_dir}), state with"
+        f" the key that signs results ({options.state_dir}), logs ({options.prefix / 'logs'}), git-lfs's"
+        " filter (~/.gitconfig), the power settings (pmset), tailscale, results on the remote, and a deploy"
+        " key that the server was given."
     )
 
 
-def _brought(step: Step, say: Say) -> Outcome:
-    look = step.look()
-    if look.state is not State.TODO:
-        return Outcome(step.name, look)
-    say(f"{step.name}: {look.finding}")
+def _walk(steps: Steps, *, sudo: bool, name: str, plan: bool, change: bool) -> list[dict[str, Any]]:
+    """Report every step: with `plan` what would be done, with `change` after doing it."""
+    results: list[dict[str, Any]] = []
+    for step, look in steps:
+        has_failed = any(result["state"] == "missing" for result in results)
+        if has_failed and change and name == "uninstall" and not step.startswith("service "):
+            log.info("the rest stays until that is settled")
+            break
+        report, lines = _look(look, sudo=sudo), list[str]()
+        if change and report.state == "to do":
+            report, lines = _apply(step, report, partial(_look, look, sudo=sudo))
+        log.info("%-8s %s: %s  [%s]", report.state, step, report.finding, report.looked_at)
+        if report.fix:
+            log.info("      fix: %s", report.fix)
+        would = report.actions if plan else ()
+        for action in would:
+            content = "".join(f"\n             | {line}" for line in action.content.splitlines())
+            log.info("      would: %s%s", action.line, content)
+        found = {name: getattr(report, name) for name in ("state", "looked_at", "finding", "fix")}
+        results.append({"name": step, **found, "done": lines, "would": [action.line for action in would]})
+        if change and name == "setup" and step in _STOPS and not report.is_ready:
+            log.info("nothing after this makes sense before it is settled")
+            break
+    return results
+
+
+def _look(look: Callable[[], StepReport], *, sudo: bool) -> StepReport:
+    """A step's report; what needs an administrator is missing where setup may not use sudo."""
+    report = look()
+    if sudo or not any(action.sudo for action in report.actions):
+        return report
+    typed = "; ".join(action.line for action in report.actions)
+    fix = f"setup with --sudo, or an administrator types: {typed}"
+    return replace(report, state="missing" if report.state == "to do" else report.state, fix=fix)
+
+
+def _apply(step: str, report: StepReport, look: Callable[[], StepReport]) -> tuple[StepReport, list[str]]:
+    """Do what a step asks for; its report afterwards, and the lines that a person would have typed."""
+    log.info("%s: %s", step, report.finding)
     try:
-        done = _all_done(step.actions(), say)
-    except MachineError as error:
-        failed = Look(
-            State.MISSING, look.looked_at, error.message, error.remedy or "mend that, and run it again"
-        )
-        return Outcome(step.name, failed)
-    after = step.look()
-    if after.state is State.TODO:
-        after = Look(State.MISSING, after.looked_at, f"still so: {after.finding}", "tell us: this is a bug")
-    return Outcome(step.name, after, done)
-
-
-def _all_done(actions: Sequence[Action], say: Say) -> tuple[str, ...]:
-    done = []
-    for action in actions:
-        say(f"      $ {action.said}")
-        action.do(say)
-        done.append(action.said)
-    return tuple(done)
-
-
-def _tested(options: Options, say: Say) -> Outcome:
-    look = Look(State.DONE, _LOOKED_AT, SELF_TEST)
-    try:
-        with tempfile.TemporaryDirectory(prefix=f"{_FOLDER}-") as folder:
-            _all_done(self_test(options, Path(folder)), say)
-    except MachineError as error:
-        look = Look(State.MISSING, look.looked_at, error.message, "mend that, and run it again")
-    outcome = Outcome("self-test", look)
-    _tell(outcome, say)
-    return outcome
-
-
-def _tell(outcome: Outcome, say: Say) -> None:
-    look = outcome.look
-    say(f"{look.state:<8} {outcome.name}: {look.finding}  [{look.looked_at}]")
-    if look.fix:
-        say(f"      fix: {look.fix}")
+        for action in report.actions:
+            log.info("      $ %s", action.line)
+            action.run()
+        after = look()
+    except (MachineError, OSError) as error:
+        fix = getattr(error, "remedy", None) or "mend that, and run it again"
+        return missing(report.looked_at, str(error), fix), []
+    if after.state == "to do":
+        after = replace(after, state="missing", fix="still so: please report this bug")
+    return after, [action.line for action in report.actions]

@@ -1,145 +1,195 @@
-"""The preset type, and how a preset file becomes one.
+"""Presets: the jobs that a machine may be asked for, one TOML file each.
 
 A preset says which argv runs, with which typed parameters, for how long, on what kind of machine, and which
-evidence must come out. Its file lies on the machine that runs it. Checking values is in `parameters`,
-filling the argv template in `template`.
+evidence must come out. Its file lies on the machine that runs it; a request only names it and gives values.
 """
 
 from __future__ import annotations
 
+import difflib
 import hashlib
-import json
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from bridge import toml
+import pydantic
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+
+from bridge.config_file import STRICT, parse_toml, read_file
 from bridge.errors import ParameterError, PresetError
-from bridge.protocol.manifest import ParamValue
+from bridge.presets.argv import Resolver, fill, parse_element
+from bridge.presets.values import Parameter, check_value, read_word
+from bridge.protocol.manifest import ParamName, ParamValue, PresetName
+from bridge.protocol.sanitize import quoted
 
-SCHEMA_FILE = Path(__file__).with_name("schema.json")
-MAX_BYTES = 64 * 1024
-DEFAULT_LENGTH = 1000  # most characters of a text parameter that says nothing of it
+BUNDLED = Path(__file__).parent
 
 EngineSource = Literal["installed", "workload"]
 WorkspaceKind = Literal["none", "paths", "full"]
+_KV = r"^(sliding-bounded|sink-window|affine|rotated|lattice|lattice-packed|restored)(:[a-z0-9:,]+)?$"
 
 
-@dataclass(frozen=True)
-class Parameter:
-    """One typed value a request may give; `default` None means it must be given."""
-
-    name: str
-    type: Literal["string", "integer", "number", "boolean"]
-    description: str
-    default: ParamValue | None = None
-    enum: tuple[ParamValue, ...] = ()
-    minimum: float | None = None
-    maximum: float | None = None
-    pattern: str | None = None
-    max_length: int = DEFAULT_LENGTH
-    format: Literal["repo-path", "request"] | None = None
-    prefix: str = ""
-    suffix: str = ""
-
-    def schema(self) -> dict[str, Any]:
-        """This parameter as a JSON Schema property (for catalogues and tool descriptions)."""
-        document: dict[str, Any] = {"type": self.type, "description": self.description}
-        optional = {
-            "default": self.default,
-            "enum": list(self.enum) or None,
-            "minimum": self.minimum,
-            "maximum": self.maximum,
-            "pattern": self.pattern,
-            "maxLength": self.max_length if self.max_length != DEFAULT_LENGTH else None,
-            "format": self.format,
-            "prefix": self.prefix or None,
-            "suffix": self.suffix or None,
-        }
-        return document | {key: value for key, value in optional.items() if value is not None}
-
-
-@dataclass(frozen=True)
-class Requires:
+class Requires(BaseModel):
     """What a machine must have before the job starts."""
 
+    model_config = STRICT
+
     metal: bool = False
-    memory_gb: float | None = None
-    modules: tuple[str, ...] = ()
+    memory_gb: Annotated[float, Field(gt=0)] | None = None
+    modules: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...] = ()
 
 
 @dataclass(frozen=True)
 class ModelNeed:
-    """A model the argv names.
-
-    Attributes:
-        name: As in the argv, and of its folder on the machine.
-        mac: What a real Mac holds under that name, in words.
-        stand_in: Name of the shipped model that is used instead where there is no Metal; None: nothing is.
-    """
+    """A model that the argv names; what a Mac holds under that name, and what is used without Metal."""
 
     name: str
     mac: str
     stand_in: str | None = None
 
 
-@dataclass(frozen=True)
+class ModelEntry(BaseModel):
+    """What one ``${model:NAME}`` of argv means."""
+
+    model_config = STRICT
+
+    mac: Annotated[str, Field(min_length=1, max_length=200, description="what is expected on a real Mac")]
+    stand_in: Literal["demo-target", "demo-drafter", "demo-projector", "demo-proposer"] | None = Field(
+        default=None,
+        description="the shipped model that is used where the machine has none of its own and no Metal",
+    )
+
+
+@pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
 class Promise:
     """What the report of a preset must be and show, whatever values the request gives.
 
     Attributes:
         kind: Its kind.
-        claims: Names of claims that it must make; the gate judges whether they hold.
-        drafter: Every arm under test drafts: ``any`` network, or of that kind (``masked-diffusion``).
-        baseline: An arm is mlx-lm's plain decoding.
-        restoration: What an arm under test restores evicted positions from (``learned``).
-        kv: KV policies, or kinds of them (``sliding-bounded``), each of which an arm under test must use.
-        configuration: Switches that the report must name with these values.
-        dtype: In which a parity report compared.
-        tolerance: The loosest that a parity report may have compared with.
-        hidden_states: A parity report compares hidden states, not logits alone.
+        claims: Names of claims that it must make (else CLAIM_MISSING); the gate judges whether they hold.
+        drafter: Every arm under test drafts: ``any`` network, or of that kind (else ENGINE_NEVER_RAN).
+        baseline: An arm is mlx-lm's plain decoding (else SPEEDUP_BASELINE_LOOP).
+        restoration: What an arm under test restores evicted positions from (else RESTORATION_CLAIM).
+        kv: KV policies, or kinds of them; for each, an arm under test must use it (else SILENT_FALLBACK).
+        configuration: Switches that the report must name with these values (else SILENT_FALLBACK).
+        dtype: In which a parity report compared (else PARITY_TOLERANCE).
+        tolerance: The loosest that a parity report may have compared with (else PARITY_TOLERANCE).
+        hidden_states: A parity report compares hidden states, not logits alone (else PARITY_TOLERANCE).
     """
 
-    kind: str
-    claims: tuple[str, ...] = ()
-    drafter: str | None = None
+    kind: Literal["throughput", "recall", "kv", "parity", "quality", "probe"]
+    claims: tuple[Annotated[str, Field(pattern=r"^[a-z]+(_[a-z]+)*$")], ...] = ()
+    drafter: Literal["any", "dflash", "dflash2", "autoregressive", "masked-diffusion"] | None = None
     baseline: bool = False
-    restoration: str | None = None
-    kv: tuple[str, ...] = ()
+    restoration: Literal["exact", "learned"] | None = None
+    kv: tuple[Annotated[str, Field(pattern=_KV)], ...] = ()
     configuration: Mapping[str, ParamValue] = field(default_factory=dict)
-    dtype: str | None = None
-    tolerance: float | None = None
+    dtype: Literal["float32", "float16", "bfloat16"] | None = None
+    tolerance: Annotated[float, Field(gt=0)] | None = None
     hidden_states: bool = False
 
 
-@dataclass(frozen=True)
-class Preset:
-    """One job of the allowlist. `digest` is the sha256 of the file's bytes and travels with every result.
+class Preset(BaseModel):
+    """One job that a machine may be asked for; a preset file holds one."""
 
-    With `network` it asks for the machine's network, which it gets only where the policy says so, too.
-    `renamed` says what parameters of the jobs that `aliases` name are called here, "" where there is none.
-    """
+    model_config = STRICT | ConfigDict(validate_by_name=True, title="kakeya-mac preset, version 1")
 
-    name: str
-    summary: str
-    argv: tuple[str, ...]
-    timeout_s: int
-    engine: EngineSource
-    workspace: WorkspaceKind
-    digest: str
-    aliases: tuple[str, ...] = ()
-    renamed: Mapping[str, str] = field(default_factory=dict)
-    description: str = ""
-    params: Mapping[str, Parameter] = field(default_factory=dict)
-    requires: Requires = field(default_factory=Requires)
-    models: tuple[ModelNeed, ...] = ()
+    name: PresetName
+    aliases: tuple[PresetName, ...] = ()
+    renamed: Annotated[
+        dict[ParamName, str],
+        Field(
+            description="Parameters of the jobs that the aliases name: what each is called here, or an empty"
+            " text where it has no counterpart and is left out."
+        ),
+    ] = {}
+    summary: Annotated[str, Field(min_length=1, max_length=120)]
+    description: Annotated[str, AfterValidator(str.strip), Field(max_length=4000)] = ""
+    argv: Annotated[
+        tuple[Annotated[str, Field(pattern=r"^[^\x00]+$", max_length=1000)], ...],
+        Field(
+            min_length=1,
+            max_length=64,
+            description="Each element is a literal, {param}, --flag={param}, {param?--flag} (the flag where"
+            " the boolean is true), ${kind}, ${kind:name} or --flag=${kind:name}. Never a shell line.",
+        ),
+    ]
+    timeout_s: Annotated[int, Field(ge=1, le=86_400)]
+    engine: Annotated[
+        EngineSource,
+        Field(
+            description="installed: code comes from the machine and the workload gives data only."
+            " workload: code of the requested commit runs."
+        ),
+    ]
+    workspace: Annotated[
+        WorkspaceKind,
+        Field(
+            description="How much of the workload commit is laid out for the job: nothing, the repo-path"
+            " parameters, or all of it."
+        ),
+    ]
+    requires: Requires = Requires()
+    model_table: Annotated[
+        dict[PresetName, ModelEntry],
+        Field(
+            alias="models",
+            description="What each ${model:NAME} of argv means. The runner looks in its policy,"
+            " KAKEYA_MODEL_<NAME> and ~/kakeya-models/NAME.",
+        ),
+    ] = {}
+    network: bool = Field(
+        default=False,
+        description="the job asks for the machine's network, which it gets only where the policy allows it",
+    )
+    rejected_exit_code: Annotated[int, Field(ge=1, le=125)] | None = Field(
+        default=None, description="exit code by which the job says that the evidence was rejected"
+    )
     evidence: Promise | None = None
-    rejected_exit_code: int | None = None
-    network: bool = False
+    params: Annotated[dict[ParamName, Parameter], Field(max_length=64)] = {}
+
+    _digest: str = PrivateAttr(default="")
+
+    def model_post_init(self, context: Any) -> None:
+        """Keep the digest of the file, which `read` gives as context."""
+        self._digest = context["digest"] if context else ""
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Preset:
+        elements = [parse_element(text) for text in self.argv]
+        for element in elements:
+            declared = self.params.get(element.param or "")
+            if element.is_switch and declared is not None and declared.type != "boolean":
+                raise ValueError(f"{element.text!r}: a switch is a boolean parameter")
+        replayed = {element.name for element in elements if element.kind == "replay"}
+        used = {element.param for element in elements if element.param} | replayed
+        _same("parameter", used, set(self.params))
+        _same("model", {each.name for each in elements if each.kind == "model"}, set(self.model_table))
+        if {name for name, each in self.params.items() if each.format == "request"} != replayed:
+            raise ValueError("${replay:PARAM} goes with a parameter of the format request")
+        if self.workspace == "none" and any(each.format == "repo-path" for each in self.params.values()):
+            raise ValueError("a repo-path parameter needs workspace = paths or full")
+        if self.evidence is not None and evidence_name(self) is None:
+            raise ValueError("it promises evidence, but its argv has no ${out:NAME}")
+        if self.runs_repo_code and self.workspace != "full":
+            raise ValueError('engine = "workload" needs workspace = "full"')
+        for old, new in self.renamed.items():
+            if old in self.params or (new and new not in self.params):
+                raise ValueError(f"renamed: {old} = {new!r} must lead from an old name to a parameter")
+        return self
+
+    @property
+    def digest(self) -> str:
+        """The sha256 of the file's bytes, which travels with every result."""
+        return self._digest
+
+    @property
+    def models(self) -> tuple[ModelNeed, ...]:
+        """The models that the argv names."""
+        table = self.model_table.items()
+        return tuple(ModelNeed(name, entry.mac, entry.stand_in) for name, entry in table)
 
     @property
     def evidence_kind(self) -> str | None:
@@ -161,106 +211,140 @@ class Preset:
         return {
             "type": "object",
             "additionalProperties": False,
-            "properties": {name: parameter.schema() for name, parameter in self.params.items()},
+            "properties": {name: parameter.keywords() for name, parameter in self.params.items()},
             "required": [name for name, parameter in self.params.items() if parameter.default is None],
         }
 
 
 def read(path: Path) -> Preset:
-    """Read one preset file.
-
-    Raises:
-        PresetError: The file is too big, not TOML, breaks the preset schema, or contradicts itself.
-    """
-    try:
-        data = toml.read(path, MAX_BYTES)
-        document = toml.parse(data, MAX_BYTES)
-    except OSError as error:
-        raise PresetError(f"cannot read preset {path}: {error.strerror or error}") from None
-    except toml.TomlError as error:
-        raise PresetError(f"preset {path}: {error}") from None
-    _check_schema(document, path)
-    return _build(document, hashlib.sha256(data).hexdigest(), path)
-
-
-def _build(document: dict[str, Any], digest: str, path: Path) -> Preset:
-    from bridge.presets import parameters, template
-
-    params = {name: _parameter(name, entry) for name, entry in document.get("params", {}).items()}
-    requires = document.get("requires", {})
-    preset = Preset(
-        name=document["name"],
-        aliases=tuple(document.get("aliases", ())),
-        renamed=MappingProxyType(document.get("renamed", {})),
-        summary=document["summary"],
-        description=document.get("description", "").strip(),
-        argv=tuple(document["argv"]),
-        timeout_s=document["timeout_s"],
-        engine=document["engine"],
-        workspace=document["workspace"],
-        digest=digest,
-        params=MappingProxyType(params),
-        requires=Requires(
-            metal=requires.get("metal", False),
-            memory_gb=requires.get("memory_gb"),
-            modules=tuple(requires.get("modules", ())),
-        ),
-        models=tuple(ModelNeed(name, **entry) for name, entry in document.get("models", {}).items()),
-        evidence=_promise(document["evidence"]) if "evidence" in document else None,
-        rejected_exit_code=document.get("rejected_exit_code"),
-        network=document.get("network", False),
-    )
+    """Read one preset file; a `PresetError` says what is wrong with it."""
+    data = read_file(path, PresetError)
+    if data is None:
+        raise PresetError(f"cannot read the preset {path}: there is no such file")
+    context = {"digest": hashlib.sha256(data).hexdigest()}
+    preset = parse_toml(Preset, data, where=f"preset {path}", error=PresetError, context=context)
     if path.stem != preset.name:
         raise PresetError(f"preset {path}: the file is named {path.stem!r} but says name = {preset.name!r}")
-    for old, new in preset.renamed.items():
-        if old in params or (new and new not in params):
-            raise PresetError(
-                f"preset {path}: renamed: {old} = {new!r} must lead from an old name to a parameter"
-            )
-    template.check(preset)
-    for parameter in params.values():
-        if parameter.default is not None:
-            try:
-                parameters.check_value(preset.name, parameter, parameter.default)
-            except ParameterError as error:
-                raise PresetError(f"{error.message} (the default in {path})") from None
     return preset
 
 
-def _parameter(name: str, entry: dict[str, Any]) -> Parameter:
-    known = dict(entry)
-    enum = tuple(known.pop("enum", ()))
-    max_length = known.pop("maxLength", DEFAULT_LENGTH)
-    return Parameter(name=name, enum=enum, max_length=max_length, **known)
+def load_all(extra: Path | None = None) -> dict[str, Preset]:
+    """Every preset by its own name, sorted; with the owner's from the folder `extra`."""
+    presets = dict(_bundled())
+    if extra is not None:
+        presets = _index([*presets.values(), *(read(path) for path in sorted(extra.glob("*.toml")))])
+    return presets
 
 
-def _promise(entry: dict[str, Any]) -> Promise:
-    lists = {name: tuple(entry.get(name, ())) for name in ("claims", "kv")}
-    return Promise(**{**entry, **lists})
+def get(name: str, extra: Path | None = None) -> Preset:
+    """The preset of that name or alias, as `find`."""
+    return find(name, load_all(extra))
 
 
-def _check_schema(document: dict[str, Any], path: Path) -> None:
-    errors = sorted(_validator().iter_errors(document), key=lambda error: len(error.absolute_path))
-    if errors:
-        where = ".".join(str(part) for part in errors[0].absolute_path) or "the file"
-        raise PresetError(f"preset {path}: {where}: {_shorten(errors[0].message)}")
-    for entry in document.get("params", {}).values():
-        try:
-            re.compile(entry.get("pattern", ""))
-        except (re.error, OverflowError, RecursionError) as error:
-            shown = _shorten(repr(entry["pattern"]))
-            raise PresetError(f"preset {path}: the pattern {shown} is broken: {error}") from None
+def find(name: str, presets: Mapping[str, Preset]) -> Preset:
+    """The preset of that name or alias; the remedy of a `PresetError` names the closest ones."""
+    if name in presets:
+        return presets[name]
+    names = {alias: preset.name for preset in presets.values() for alias in (preset.name, *preset.aliases)}
+    if name in names:
+        return presets[names[name]]
+    close = difflib.get_close_matches(name, names, n=2, cutoff=0.5)
+    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    raise PresetError(f"no preset is named {quoted(name)}", f"{hint}presets: {', '.join(presets)}")
+
+
+def validate(preset: Preset, params: Mapping[str, object]) -> dict[str, ParamValue]:
+    """The parameters of a request with defaults filled in, in the preset's order.
+
+    Raises:
+        ParameterError: One is unknown, missing, of the wrong type, out of its bounds or unsafe.
+    """
+    for name in params:
+        if name not in preset.params:
+            raise _unknown(preset, name)
+    values: dict[str, ParamValue] = {}
+    for name, parameter in preset.params.items():
+        if name in params:
+            values[name] = check_value(preset.name, name, parameter, params[name])
+        elif parameter.default is not None:
+            values[name] = parameter.default
+        else:
+            raise ParameterError(
+                f"preset {preset.name}: the parameter {name} must be given ({parameter.description})",
+                f"add: -p {name}=VALUE",
+            )
+    return values
+
+
+def parse_cli(preset: Preset, items: Sequence[str], asked: str | None = None) -> dict[str, ParamValue]:
+    """Typed values from ``key=value`` words, by the preset's types; no defaults are filled in.
+
+    Args:
+        preset: The preset.
+        items: The words.
+        asked: The name under which the preset was asked for. Under an alias the parameters of the job of that
+            name are known, too: values have the new names, and what has no counterpart is left out.
+    """
+    values: dict[str, ParamValue] = {}
+    for item in items:
+        name, equals, text = item.partition("=")
+        if not equals:
+            raise ParameterError(f"a parameter is written key=value, got {item!r}")
+        if asked in preset.aliases:
+            name = preset.renamed.get(name, name)
+            if not name:
+                continue
+        if name not in preset.params:
+            raise _unknown(preset, name)
+        if name in values:
+            raise ParameterError(f"preset {preset.name}: the parameter {name} is given twice")
+        values[name] = read_word(preset.name, name, preset.params[name], text)
+    return values
+
+
+def left_out(preset: Preset, items: Sequence[str], asked: str) -> list[str]:
+    """Names in ``key=value`` words that `parse_cli` leaves out, because they have no counterpart."""
+    names = [item.partition("=")[0] for item in items] if asked in preset.aliases else []
+    return [name for name in names if preset.renamed.get(name) == ""]
+
+
+def argv(preset: Preset, params: Mapping[str, ParamValue], resolver: Resolver) -> list[str]:
+    """The argv of `preset` with `params` (from `validate`) and the machine's own values."""
+    return fill(preset.argv, preset.params, params, resolver)
+
+
+def evidence_name(preset: Preset) -> str | None:
+    """File name of the report the preset writes into the result folder (``report.json``), if any."""
+    elements = map(parse_element, preset.argv)
+    return next((f"{element.name}.json" for element in elements if element.kind == "out"), None)
 
 
 @cache
-def _validator() -> Any:
-    from jsonschema import Draft202012Validator, validators
-
-    # To JSON Schema 10.0 is a whole number. To whoever counts with it, it is none.
-    whole = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)
-    strict = validators.extend(Draft202012Validator, type_checker=whole)  # type: ignore[no-untyped-call]
-    return strict(json.loads(SCHEMA_FILE.read_text(encoding="utf-8")))
+def _bundled() -> dict[str, Preset]:
+    return _index([read(path) for path in sorted(BUNDLED.glob("*.toml"))])
 
 
-def _shorten(text: str) -> str:
-    return text if len(text) <= 300 else text[:297] + "..."
+def _index(presets: list[Preset]) -> dict[str, Preset]:
+    owner: dict[str, str] = {}
+    for preset in presets:
+        for name in (preset.name, *preset.aliases):
+            if name in owner:
+                raise PresetError(f"the presets {owner[name]} and {preset.name} both answer to {name!r}")
+            owner[name] = preset.name
+    return {preset.name: preset for preset in sorted(presets, key=lambda preset: preset.name)}
+
+
+def _same(what: str, used: set[str], declared: set[str]) -> None:
+    for name in sorted(used - declared):
+        raise ValueError(f"argv names the {what} {name!r}, which is not declared")
+    for name in sorted(declared - used):
+        raise ValueError(f"the {what} {name!r} is declared but argv never uses it")
+
+
+def _unknown(preset: Preset, name: str) -> ParameterError:
+    message = f"preset {preset.name}: unknown parameter {quoted(name)}"
+    if new := preset.renamed.get(name):
+        return ParameterError(f"{message}: it is called {new} here", f"write: -p {new}=VALUE")
+    close = difflib.get_close_matches(name, preset.params, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]}? " if close else ""
+    return ParameterError(message, f"{hint}known parameters: {', '.join(preset.params) or 'none'}")

@@ -1,9 +1,8 @@
-"""What a client asks for: the manifest, parsed once at the border into a frozen value.
+"""What a client asks for: the manifest; and how every document of the bus is read and written.
 
-The bytes of a manifest come from anyone with push rights. `parse` caps their size before reading them,
-refuses duplicate keys, non-finite numbers, control and bidirectional characters, and every key it does not
-know. Nothing of theirs reaches a message unquoted. Whether the named preset exists and the machine allows it
-is decided elsewhere.
+Their bytes come from anyone with push rights. Reading caps their size first, refuses duplicate keys,
+non-finite numbers, control and bidirectional characters, and every unknown key. Nothing of theirs reaches a
+message unquoted. Whether the named preset exists and the machine allows it is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -11,10 +10,12 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -24,8 +25,9 @@ from pydantic import (
     model_validator,
 )
 
-from bridge.errors import ManifestError
+from bridge.errors import BridgeError, ManifestError
 from bridge.protocol.sanitize import quoted, unsafe_character
+from bridge.protocol.target import MAX_LENGTH, parse_target
 
 REQUEST_PATH = ".mac-bridge/request.json"
 SIGNATURE_PATH = ".mac-bridge/request.json.sig"
@@ -55,14 +57,41 @@ def parse_time(text: str) -> datetime:
 
 
 def _read_time(value: object) -> datetime:
-    """A moment from JSON, where it is a text, or from Python, where it is one already."""
     if isinstance(value, datetime):
+        if value.utcoffset() != timedelta(0):
+            raise ValueError("a time must be in UTC and end in Z")
         return value
     if not isinstance(value, str):
         raise ValueError("a time is a text like 2026-03-01T12:00:00Z")  # noqa: TRY004 - pydantic's protocol
     return parse_time(value)
 
 
+def _real_time(text: str) -> str:
+    parse_time(text)
+    return text
+
+
+def require_plain(value: str) -> str:
+    """The text itself; a ValueError where it is not one plain line."""
+    character = unsafe_character(value)
+    if character is not None:
+        raise ValueError(f"the character U+{ord(character):04X} is not allowed in a text")
+    return value
+
+
+def _require_target(value: str) -> str:
+    parse_target(value)
+    return value
+
+
+# How models of documents, and of their parts, are set up.
+RECORD = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+STRICT_RECORD = RECORD | ConfigDict(strict=True)
+
+AnyRecord = TypeVar("AnyRecord", bound=BaseModel)
+PlainText = Annotated[str, AfterValidator(require_plain)]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Moment = Annotated[str, Field(pattern=TIME_PATTERN), AfterValidator(_real_time)]
 Nonce = Annotated[str, Field(pattern=NONCE_PATTERN)]
 Sha = Annotated[str, Field(pattern=SHA_PATTERN)]
 ParamName = Annotated[str, Field(pattern=PARAM_PATTERN)]
@@ -77,13 +106,15 @@ Utc = Annotated[
     ),
 ]
 
+_ON = "which machines may run it: conditions such as chip=M4*,memory>=64,label=lab"
 _PLAIN_PART = re.compile(r"[A-Za-z0-9_\[\]]{1,64}")
+_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 
 
 class Manifest(BaseModel):
     """One request. Trust is never a field of it: it names a preset and typed values, nothing that runs."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = STRICT_RECORD
 
     # A Literal would take true for 1.
     schema_version: Annotated[int, Field(ge=1, le=1)] = SCHEMA_VERSION
@@ -93,30 +124,28 @@ class Manifest(BaseModel):
     workload_sha: Sha
     result_ref: Annotated[str, Field(pattern=r"^refs/heads/[A-Za-z0-9][A-Za-z0-9._/-]{0,240}$")]
     transport: Literal["embedded", "actions"] = "embedded"
-    requested_by: Annotated[str, Field(max_length=200, description="display only, never trusted")] = ""
+    requested_by: Annotated[PlainText, Field(max_length=200, description="display only, never trusted")] = ""
     created_at: Utc
     expires_at: Utc
-    audience: Annotated[str, Field(min_length=1, max_length=1000, description="the remote this is meant for")]
+    audience: Annotated[
+        PlainText, Field(min_length=1, max_length=1000, description="the remote this is meant for")
+    ]
     timeout_s: Annotated[int, Field(ge=1, le=86_400)] | None = None
-
-    @field_validator("preset", "requested_by", "audience", "result_ref")
-    @classmethod
-    def _plain_text(cls, value: str) -> str:
-        return _require_plain(value)
+    on: (
+        Annotated[
+            PlainText,
+            AfterValidator(_require_target),
+            Field(min_length=1, max_length=MAX_LENGTH, description=_ON),
+        ]
+        | None
+    ) = None
 
     @field_validator("params")
     @classmethod
     def _plain_params(cls, value: dict[str, ParamValue]) -> dict[str, ParamValue]:
         for item in value.values():
             if isinstance(item, str):
-                _require_plain(item)
-        return value
-
-    @field_validator("created_at", "expires_at")
-    @classmethod
-    def _utc(cls, value: datetime) -> datetime:
-        if value.tzinfo is None or value.utcoffset() != UTC.utcoffset(None):
-            raise ValueError("a time must be in UTC and end in Z")
+                require_plain(item)
         return value
 
     @model_validator(mode="after")
@@ -131,10 +160,7 @@ class Manifest(BaseModel):
 
     def to_bytes(self) -> bytes:
         """The exact bytes that are committed and signed: UTF-8 JSON, sorted keys, one trailing newline."""
-        document = self.model_dump(mode="json", exclude_none=True)
-        for key in ("created_at", "expires_at"):
-            document[key] = format_time(getattr(self, key))
-        return (json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+        return document_bytes(self)
 
 
 def format_time(moment: datetime) -> str:
@@ -146,24 +172,79 @@ def parse(data: bytes) -> Manifest:
     """Read a manifest from the bytes of a commit.
 
     Raises:
-        ManifestError: The bytes are too many, not strict JSON, or break a rule of the schema. The message
-            names the first offending field and its value.
+        ManifestError: They are too many, not strict JSON, or break a rule of the schema; it names the first
+            offending field and its value.
     """
-    document = load_strict(data, what="manifest", limit=MAX_BYTES)
+    return parse_document(Manifest, data, what="manifest", limit=MAX_BYTES, whole="the manifest")
+
+
+def parse_document(kind: type[AnyRecord], data: bytes, *, what: str, limit: int, whole: str) -> AnyRecord:
+    """Read a document that a client wrote; a `ManifestError` quotes the offending value."""
+    document = load_strict(data, what=what, limit=limit)
     try:
-        return Manifest.model_validate(document)
+        return kind.model_validate(document)
     except ValidationError as error:
         value = quoted(error.errors()[0]["input"])
-        raise ManifestError(f"manifest: {first_fault(error, 'the manifest')} (got {value})") from None
+        raise ManifestError(f"{what}: {first_fault(error, whole)} (got {value})") from None
+
+
+def document_bytes(document: BaseModel) -> bytes:
+    """The bytes of a document that a client writes: UTF-8 JSON, sorted keys, one trailing newline."""
+    texts = document.model_dump(mode="json", exclude_none=True)
+    times = {name: format_time(value) for name, value in document if isinstance(value, datetime)}
+    return (json.dumps({**texts, **times}, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+def parse_record(
+    kind: type[AnyRecord],
+    data: bytes,
+    *,
+    what: str,
+    limit: int,
+    error: type[BridgeError],
+    plain: Callable[[Any, Callable[[str], str]], object] | None = None,
+) -> AnyRecord:
+    """Read a document that a runner wrote.
+
+    Args:
+        kind: Its type.
+        data: Its bytes.
+        what: Begins every message.
+        limit: Most bytes that are read.
+        error: The class to raise.
+        plain: Applies a function to the texts that must be one plain line (`with_texts`); None: none must.
+    """
+    try:
+        document = load_strict(data, what=what, limit=limit)
+        if plain is not None:
+            plain(document, require_plain)
+        # Read again as JSON, where a list may become a tuple and nothing else is converted.
+        return kind.model_validate_json(json.dumps(document), strict=True)
+    except ManifestError as fault:
+        raise error(fault.message) from None
+    except ValidationError as fault:
+        raise error(f"{what}: {first_fault(fault, what)}") from None
+    except ValueError as fault:
+        raise error(f"{what}: {fault}") from None
+
+
+def with_texts(
+    value: Any, change: Callable[[str], str], keep: tuple[str, ...] = (), path: tuple[str, ...] = ()
+) -> Any:
+    """A JSON value with every key and text changed, but for what is at the path `keep`."""
+    if keep and path == keep:
+        return value
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list):
+        return [with_texts(item, change, keep, path) for item in value]
+    if isinstance(value, dict):
+        return {change(key): with_texts(item, change, keep, (*path, key)) for key, item in value.items()}
+    return value
 
 
 def first_fault(error: ValidationError, whole: str) -> str:
-    """Where the first fault of a document lies and what it is; keys that nobody of us named are quoted.
-
-    Args:
-        error: From pydantic.
-        whole: What to call the document itself.
-    """
+    """Where the first fault of a document lies (`whole`: in itself) and what; unknown keys are quoted."""
     first = error.errors()[0]
     parts = [str(part) for part in first["loc"]]
     where = ".".join(part if _PLAIN_PART.fullmatch(part) else quoted(part, 80) for part in parts[:8])
@@ -174,7 +255,7 @@ def load_strict(data: bytes, *, what: str, limit: int) -> dict[str, Any]:
     """Parse hostile JSON: capped, UTF-8, one object, no duplicate keys, finite numbers, no deep nesting.
 
     Raises:
-        ManifestError: The bytes break one of these rules; the message starts with `what`.
+        ManifestError: It breaks one of these rules; the message begins with `what`.
     """
     if len(data) > limit:
         raise ManifestError(f"{what}: {len(data)} bytes, but at most {limit} are read")
@@ -199,8 +280,7 @@ def load_strict(data: bytes, *, what: str, limit: int) -> dict[str, Any]:
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of a manifest, exported to ``docs/schema/manifest.json``."""
-    schema = Manifest.model_json_schema()
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Manifest.model_json_schema()}
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -231,29 +311,9 @@ def _nonce_time(nonce: str) -> datetime:
 
 
 def _depth(text: str) -> int:
-    """Deepest nesting of brackets outside strings, in one pass, before the parser recurses into them."""
+    """Deepest nesting of brackets outside strings, before the parser recurses into them."""
     deepest = level = 0
-    in_string = escaped = False
-    for character in text:
-        if in_string:
-            if escaped:
-                escaped = False
-            elif character == "\\":
-                escaped = True
-            elif character == '"':
-                in_string = False
-        elif character == '"':
-            in_string = True
-        elif character in "[{":
-            level += 1
-            deepest = max(deepest, level)
-        elif character in "]}":
-            level -= 1
+    for bracket in re.findall(r"[\[\]{}]", _STRING.sub("", text)):
+        level += 1 if bracket in "[{" else -1
+        deepest = max(deepest, level)
     return deepest
-
-
-def _require_plain(value: str) -> str:
-    character = unsafe_character(value)
-    if character is not None:
-        raise ValueError(f"the character U+{ord(character):04X} is not allowed in a text")
-    return value

@@ -4,10 +4,10 @@
     refs/heads/AgentMemory/mac-bridge-<preset>-<nonce>[-<suffix>]   the same, for clients kept to a namespace
     refs/mac-bridge/inbox/<nonce>                                   what is pending
     refs/mac-bridge/claims/<nonce>                                  who runs it, and its heartbeat
-    refs/mac-bridge/cancel/<nonce>                                  a wish to stop it
+    refs/mac-bridge/cancel/<nonce>                                  a request to stop it
     refs/mac-bridge/results/<nonce>                                 a result whose branch moved or vanished
     refs/mac-bridge/runners/<name>                                  which runner is alive, and what it offers
-    refs/heads/mac-bridge-{claims,cancel,results,runners}/…         the same where only branches are taken
+    refs/heads/mac-bridge-{claims,cancel,results,runners}/…         the same where only branches are accepted
     refs/heads/mac-bridge-archive                                   finished results of retired branches
 
 Names read from a remote are hostile until `parse_request_ref` or `nonce_of` has accepted them.
@@ -37,9 +37,6 @@ ARCHIVE = "refs/heads/mac-bridge-archive"
 BRANCHES = "refs/heads/mac-bridge/"
 AGENT_BRANCHES = "refs/heads/AgentMemory/mac-bridge-"
 
-# Fetch patterns of every branch that may be a request.
-BRANCH_PATTERNS = (f"{BRANCHES}*", f"{AGENT_BRANCHES}*")
-
 _NONCE = re.compile(r"[0-9]{8}t[0-9]{6}z[0-9a-f]{12}")
 _PRESET = re.compile(PRESET_PATTERN.removeprefix("^").removesuffix("$"))
 _NAME = re.compile(r"(?P<preset>.+?)-(?P<nonce>[0-9]{8}t[0-9]{6}z[0-9a-f]{12})(?:-(?P<suffix>[A-Za-z0-9]+))?")
@@ -58,15 +55,7 @@ class RequestName:
 
 
 def new_nonce(now: datetime, entropy: bytes) -> str:
-    """A name for one request, e.g. ``20260301t120000z0123456789ab``: sorts by time, cannot be guessed.
-
-    Args:
-        now: An aware moment.
-        entropy: At least 6 random bytes; the first 6 are used.
-
-    Raises:
-        ValueError: Fewer than 6 bytes of entropy.
-    """
+    """A name for one request, e.g. ``20260301t120000z0123456789ab``: sorts by time, cannot be guessed."""
     if len(entropy) < _ENTROPY_BYTES:
         raise ValueError(f"a nonce needs {_ENTROPY_BYTES} random bytes, got {len(entropy)}")
     return nonce_time(now) + entropy[:_ENTROPY_BYTES].hex()
@@ -88,7 +77,7 @@ def request_ref(preset: str, nonce: str, current_branch: str | None) -> str:
     Args:
         preset: The preset's name.
         nonce: From `new_nonce`.
-        current_branch: The branch the client stands on, with or without ``refs/heads/``; None: detached. On
+        current_branch: The branch that is checked out, with or without ``refs/heads/``; None: detached. On
             ``AgentMemory/<name>-<suffix>`` the request stays in that namespace and keeps the suffix, because
             such a client may be allowed to push nowhere else.
     """
@@ -131,7 +120,7 @@ def claim_ref(nonce: str) -> str:
 
 
 def claim_places(nonce: str) -> tuple[str, str]:
-    """Where a claim may stand: among the bridge's own refs, or on a branch where those are declined."""
+    """Where a claim may be: among the bridge's own refs, or on a branch where those are declined."""
     return claim_ref(nonce), BRANCH_CLAIMS + nonce
 
 
@@ -159,7 +148,7 @@ def is_local(remote: str) -> bool:
 
 
 def audience_of(remote: str) -> str:
-    """The one spelling of a remote, so that a request meant for one bus is not taken from another.
+    """The one spelling of a remote, so that a request meant for one bus is not accepted from another.
 
     Credentials, the scheme, a default port, ``.git`` and trailing slashes go; a host is lower-cased; a folder
     becomes its real absolute path. ``git@Example.org:team/repo.git``, ``ssh://git@example.org/team/repo`` and

@@ -3,7 +3,7 @@
 `Result` is the content of ``result.json``; `RunStatus` is the content of a claim's ``status.json``. Both are
 read back from a remote that anyone with push rights can write to, so parsing is as strict as a manifest's.
 Every text of a result is one line without control and bidirectional characters (written so, refused
-otherwise); only a command's argv stands as it ran, so it is never shown uncleaned.
+otherwise); only a command's argv is kept as it ran, so it is never shown uncleaned.
 """
 
 from __future__ import annotations
@@ -11,23 +11,24 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field
 
-from bridge.errors import ManifestError, ResultError
+from bridge.errors import ResultError
 from bridge.protocol.manifest import (
-    TIME_PATTERN,
+    RECORD,
+    Digest,
+    Moment,
     Nonce,
     ParamName,
     ParamValue,
     PresetName,
     Sha,
-    first_fault,
-    load_strict,
-    parse_time,
+    parse_record,
+    with_texts,
 )
-from bridge.protocol.sanitize import one_line, unsafe_character
+from bridge.protocol.sanitize import one_line
 
 RESULT_ROOT = ".mac-bridge/results"
 RESULT_NAME = "result.json"
@@ -41,17 +42,7 @@ MAX_BYTES = 4 * 1024 * 1024
 ENGINE_FACT = "engine_sha256"
 WEIGHTS_FACT = "weights:"
 
-Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Record = TypeVar("Record", bound=BaseModel)
 Text = Annotated[str, Field(max_length=4000)]
-
-
-def _real_time(text: str) -> str:
-    parse_time(text)
-    return text
-
-
-Moment = Annotated[str, Field(pattern=TIME_PATTERN), AfterValidator(_real_time)]
 
 
 class Status(StrEnum):
@@ -125,7 +116,7 @@ class Phase(StrEnum):
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = RECORD
 
 
 class Violation(_Record):
@@ -174,7 +165,7 @@ class Command(_Record):
 
 
 class File(_Record):
-    """A file beside ``result.json``, by its path relative to it."""
+    """A file next to ``result.json``, by its path relative to it."""
 
     path: Annotated[
         str, Field(max_length=200, pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*$")
@@ -207,7 +198,7 @@ class Result(_Record):
 
     def to_bytes(self) -> bytes:
         """The exact bytes that are committed and signed. Texts are brought onto one line without controls."""
-        return _json_bytes(_with_texts(self.model_dump(mode="json"), one_line))
+        return _json_bytes(_with_plain_texts(self.model_dump(mode="json"), one_line))
 
 
 class RunStatus(_Record):
@@ -241,7 +232,9 @@ def parse_result(data: bytes) -> Result:
     Raises:
         ResultError: The bytes are not a result of this schema, or a text in it is not one plain line.
     """
-    return _parse(Result, data, RESULT_NAME, check=lambda document: _with_texts(document, _refuse_unsafe))
+    return parse_record(
+        Result, data, what=RESULT_NAME, limit=MAX_BYTES, error=ResultError, plain=_with_plain_texts
+    )
 
 
 def parse_status(data: bytes) -> RunStatus:
@@ -250,43 +243,13 @@ def parse_status(data: bytes) -> RunStatus:
     Raises:
         ResultError: The bytes are not a status of this schema.
     """
-    return _parse(RunStatus, data, STATUS_NAME)
-
-
-def _parse(
-    kind: type[Record], data: bytes, what: str, check: Callable[[dict[str, Any]], object] | None = None
-) -> Record:
-    try:
-        document: dict[str, Any] = load_strict(data, what=what, limit=MAX_BYTES)
-        if check is not None:
-            check(document)
-        # Read again as JSON, where a list may become a tuple and nothing else is converted.
-        return kind.model_validate_json(json.dumps(document), strict=True)
-    except ManifestError as error:
-        raise ResultError(error.message) from None
-    except ValidationError as error:
-        raise ResultError(f"{what}: {first_fault(error, what)}") from None
+    return parse_record(RunStatus, data, what=STATUS_NAME, limit=MAX_BYTES, error=ResultError)
 
 
 def _json_bytes(document: Any) -> bytes:
     return (json.dumps(document, indent=2, sort_keys=True) + "\n").encode()
 
 
-def _with_texts(value: Any, change: Callable[[str], str], path: tuple[str, ...] = ()) -> Any:
-    """A result's JSON with every key and text changed, but for the argv of its commands."""
-    if path == ("commands", "argv"):
-        return value
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, list):
-        return [_with_texts(item, change, path) for item in value]
-    if isinstance(value, dict):
-        return {change(key): _with_texts(item, change, (*path, key)) for key, item in value.items()}
-    return value
-
-
-def _refuse_unsafe(text: str) -> str:
-    character = unsafe_character(text)
-    if character is not None:
-        raise ResultError(f"{RESULT_NAME}: the character U+{ord(character):04X} is not allowed in a text")
-    return text
+def _with_plain_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """A result's JSON with every text changed but the argv of its commands, which is kept as it ran."""
+    return with_texts(value, change, keep=("commands", "argv"))

@@ -1,33 +1,34 @@
-"""What a runner says of itself: the card, content of ``runner.json``.
+"""What a runner says of itself: its registration, content of ``runner.json``.
 
 A hint for people and for what a client tells them, never a reason to refuse: anyone with push rights can
 write one. Parsing is as strict as a result's (size, types, closed sets, no control or bidirectional character
-in any text), so what was parsed is safe to show; whether it is true is another matter. Where cards stand on
-the bus and how they get there is in `catalogue`.
+in any text), so what was parsed is safe to show; whether it is true is another matter. `bridge.bus.registry`
+puts registrations on the bus and reads them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field
 
-from bridge.errors import BusError, ManifestError
+from bridge.errors import BusError
 from bridge.protocol.manifest import (
-    TIME_PATTERN,
+    STRICT_RECORD,
+    Digest,
+    Moment,
     Nonce,
     ParamName,
     ParamValue,
     PresetName,
-    first_fault,
-    load_strict,
+    parse_record,
     parse_time,
+    with_texts,
 )
-from bridge.protocol.sanitize import one_line, unsafe_character
+from bridge.protocol.sanitize import one_line
 
 CARD_NAME = "runner.json"
 CARD_SIGNATURE_NAME = "runner.json.sig"
@@ -41,18 +42,9 @@ FURTHEST_AHEAD = timedelta(days=1)
 
 Bound = Annotated[int | float, Field(ge=-1e300, le=1e300)]
 Count = Annotated[int, Field(ge=0, le=10**9)]
-Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
 Text = Annotated[str, Field(max_length=1000)]
 Word = Annotated[str, Field(max_length=200)]
-
-
-def _real_time(text: str) -> str:
-    parse_time(text)
-    return text
-
-
-Moment = Annotated[str, Field(pattern=TIME_PATTERN), AfterValidator(_real_time)]
 
 
 class State(StrEnum):
@@ -64,7 +56,7 @@ class State(StrEnum):
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = STRICT_RECORD
 
 
 class Work(_Record):
@@ -75,7 +67,7 @@ class Work(_Record):
     elapsed_s: Seconds
 
 
-class Load(_Record):
+class RunnerLoad(_Record):
     """Requests that wait, requests answered since the start, and the machine's load average."""
 
     pending: Count = 0
@@ -140,7 +132,7 @@ class RunnerCard(_Record):
     interval_s: Annotated[float, Field(ge=1, le=3600, description="how often the card is renewed")]
     state: State
     job: Work | None = None
-    load: Load = Load()
+    load: RunnerLoad = RunnerLoad()
     presets: Annotated[tuple[Offer, ...], Field(max_length=MAX_PRESETS)] = ()
     models: Annotated[
         dict[Word, Text], Field(max_length=256, description="a folder, a stand-in, or missing")
@@ -155,7 +147,7 @@ class RunnerCard(_Record):
 
     def to_bytes(self) -> bytes:
         """The exact bytes that are committed and signed. Texts are brought onto one line without controls."""
-        document = _with_texts(self.model_dump(mode="json", exclude_none=True), one_line)
+        document = with_texts(self.model_dump(mode="json", exclude_none=True), one_line)
         return (json.dumps(document, indent=1, sort_keys=True) + "\n").encode()
 
     def offer(self, preset: str) -> Offer | None:
@@ -169,49 +161,17 @@ def parse_card(data: bytes) -> RunnerCard:
     Raises:
         BusError: The bytes are not a card of this schema, or a text in it is not one plain line.
     """
-    try:
-        document = load_strict(data, what=CARD_NAME, limit=MAX_BYTES)
-        _with_texts(document, _refuse_unsafe)
-        # Read again as JSON, where a list may become a tuple and nothing else is converted.
-        return RunnerCard.model_validate_json(json.dumps(document))
-    except ManifestError as error:
-        raise BusError(error.message) from None
-    except ValidationError as error:
-        raise BusError(f"{CARD_NAME}: {first_fault(error, CARD_NAME)}") from None
+    return parse_record(RunnerCard, data, what=CARD_NAME, limit=MAX_BYTES, error=BusError, plain=with_texts)
 
 
-def is_live(card: RunnerCard, now: datetime, skew: timedelta = SKEW) -> bool:
-    """Whether a runner is there, as far as its card tells.
-
-    Args:
-        card: What it published last.
-        now: The reader's time (aware).
-        skew: By how much clocks may differ.
-    """
+def is_live(card: RunnerCard, now: datetime) -> bool:
+    """Whether a runner is there, as far as its card tells; clocks may differ by `SKEW`."""
     if card.state is State.STOPPED:
         return False
     age = now - parse_time(card.seen_at)
-    return -FURTHEST_AHEAD <= age <= timedelta(seconds=MISSED_INTERVALS * card.interval_s) + skew
+    return -FURTHEST_AHEAD <= age <= timedelta(seconds=MISSED_INTERVALS * card.interval_s) + SKEW
 
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of a card, exported to ``docs/schema/runner.json``."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **RunnerCard.model_json_schema()}
-
-
-def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """A document with every key and text changed."""
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, list):
-        return [_with_texts(item, change) for item in value]
-    if isinstance(value, dict):
-        return {change(key): _with_texts(item, change) for key, item in value.items()}
-    return value
-
-
-def _refuse_unsafe(text: str) -> str:
-    character = unsafe_character(text)
-    if character is not None:
-        raise BusError(f"{CARD_NAME}: the character U+{ord(character):04X} is not allowed in a text")
-    return text

@@ -1,8 +1,8 @@
 """Text that came over the bus, made safe to show.
 
 Logs, heartbeats, results and a server's own messages can be written by anyone with push rights. `clean`
-removes what a terminal would obey (escape sequences, control and bidirectional characters) and what nobody
-would see (zero-width characters, tags, variation selectors: the ways to hide words from people that a program
+removes what a terminal would obey (escape sequences, control and bidirectional characters) and what is
+invisible (zero-width characters, tags, variation selectors: the ways to hide words from people that a program
 reads all the same). It does not judge what the text says: `bridge.render.marked` tells a reader that acts on
 words whose words they are.
 """
@@ -30,7 +30,7 @@ _HARMFUL = re.compile(
     r"\U000e0000-\U000e0fff]"  # tags and more variation selectors
 )
 _UNSAFE = re.compile(rf"[\n\t]|{_HARMFUL.pattern}")
-# What stands before the last @ of a URL's authority; and the same where a character that ends the authority
+# What is before the last @ of a URL's authority; and the same where a character that ends the authority
 # was left unencoded in the password (what follows the colon is then no port).
 _CREDENTIALS = re.compile(r"(?<=://)(?:[^/?#\n]*|[^/?#@:\s]*:(?![0-9]+[/?#\s'\"]|[0-9]+$)\S{0,200})@")
 
@@ -73,11 +73,6 @@ def quoted(value: object, limit: int = 120) -> str:
     """A hostile value for a message: as Python writes it, in ASCII, at most `limit` characters."""
     text = ascii(value)
     return text if len(text) <= limit else text[: limit - 3] + "..."
-
-
-def clean_bytes(data: bytes) -> str:
-    """Like `clean`, from bytes; what is not UTF-8 becomes U+FFFD."""
-    return clean(data.decode("utf-8", "replace"))
 
 
 def without_credentials(text: str) -> str:

@@ -10,30 +10,28 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from bridge.bus.results import FetchedResult
-from bridge.bus.standing import Signature, Standing
 from bridge.errors import EXIT_UNVERIFIED, ResultError
 from bridge.protocol.result import RESULT_NAME, Phase, RunStatus, Status, parse_result
 from bridge.protocol.sanitize import clean_line
+from bridge.signing.trust import Signature, TrustLevel
 
 if TYPE_CHECKING:
-    from bridge.client.judged import Judged
-    from bridge.client.runs import RunView
+    from bridge.client.fetch import Judged
     from bridge.evidence.verification import Verification
+    from bridge.github.dispatch import RunView
 
 # Keys of `outcome_json` below which the runner, or whoever wrote the result, has the word.
 FROM_BUS = (
-    "binding",
-    "files",
-    "message",
-    "params",
-    "phase_seconds",
-    "preset",
-    "result_ref",
-    "runner",
-    "verification",
-    "violations",
+    *("binding", "files", "message", "params", "phase_seconds", "preset", "result_ref", "runner"),
+    *("verification", "violations"),
 )
 
+_CLAIM_TEXTS = {
+    TrustLevel.UNCHECKED: "signed, but not checked: ssh-keygen is not installed",
+    TrustLevel.UNSIGNED: "unsigned: no trusted runner says so",
+    TrustLevel.REVOKED: "signed by a revoked key: no trusted runner says so",
+    TrustLevel.UNTRUSTED_KEY: "signed by another key: no trusted runner says so",
+}
 _MESSAGE_LIMIT = 4000  # what a result may hold
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
 _SOON_S = 3.0
@@ -109,7 +107,7 @@ def unverified_lines(judged: Judged) -> Iterator[str]:
     """Why a command ends with the code 7, and what to do; nothing where it does not."""
     if judged.exit_code == EXIT_UNVERIFIED:
         known = _line(judged.believed.sentence)
-        yield f"passed, but nobody vouches for it: {known} (exit code {EXIT_UNVERIFIED})"
+        yield f"passed, but no trusted key signed it: {known} (exit code {EXIT_UNVERIFIED})"
         yield "  pin the runner's key: kakeya_mac runners trust --first; or accept it: --allow-unsigned"
 
 
@@ -176,31 +174,21 @@ def run_text(run: RunView) -> str:
 
 def claim_text(claim: Signature) -> str:
     """Who says that a request runs."""
-    match claim.standing:
-        case Standing.TRUSTED:
-            return f"signed by {_line(claim.signer or '')}"
-        case Standing.UNCHECKED:
-            return "signed, but not checked: ssh-keygen is not installed"
-        case Standing.UNSIGNED:
-            return "unsigned: no trusted runner says so"
-        case Standing.REVOKED:
-            return "signed by a revoked key: no trusted runner says so"
-        case Standing.UNTRUSTED_KEY:
-            return "signed by another key: no trusted runner says so"
+    if claim.trust is TrustLevel.TRUSTED:
+        return f"signed by {_line(claim.signer or '')}"
+    return _CLAIM_TEXTS[claim.trust]
 
 
 def waiting_line(ahead: int | None, expected_s: float | None) -> str | None:
     """What a new request has before it; None: nothing is known.
 
     Args:
-        ahead: Older requests that wait, too; None: not known, so nothing is said to start at once.
+        ahead: Older requests that wait, too; None: not known.
         expected_s: Seconds until it is likely to start; None: not known.
     """
     said = [] if ahead is None else [older_text(ahead) + (_TURNS if ahead else "")]
     if expected_s:
         said.append(start_text(expected_s))
-    elif expected_s is not None and ahead is not None:
-        said.append("likely to start at once")
     return ", ".join(said) or None
 
 
@@ -210,15 +198,13 @@ def older_text(ahead: int) -> str:
 
 
 def start_text(expected_s: float) -> str:
-    """When a request that waits is likely to start."""
-    return f"about {rough_text(expected_s)} to wait" if expected_s >= _SOON_S else "likely to start soon"
-
-
-def rough_text(seconds: float) -> str:
-    """An expected length of time in one unit: ``40 s``, ``12 min``, ``2.5 h``."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    """When a request that waits is likely to start, in one unit."""
+    if expected_s < _SOON_S:
+        return "likely to start soon"
+    if expected_s < 90:
+        return f"about {expected_s:.0f} s to wait"
+    about = f"{expected_s / _MINUTE:.0f} min" if expected_s < 90 * _MINUTE else f"{expected_s / _HOUR:.1f} h"
+    return f"about {about} to wait"
 
 
 def age_text(seconds: float | None) -> str:

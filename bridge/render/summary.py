@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING
 
 from bridge.protocol.result import Status, Verdict
 from bridge.protocol.sanitize import clean_line
-from bridge.render.terminal import evidence_tables
+from bridge.render.evidence import evidence_tables
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from bridge.client.judged import Judged
+    from bridge.client.fetch import Judged
 
 # GitHub shows no more than 1 MiB of a step's summary, and then none of it.
 MOST_CHARACTERS = 500_000
@@ -74,7 +72,7 @@ def summary(
         for path, judgement in judged.judgements.items():
             lines += [f"### Evidence: {escaped(path)}", ""]
             for table in evidence_tables(judgement):
-                lines += table_lines(table)
+                lines += _markdown(table.headings, table.rows)
     text = "\n".join(lines)
     if len(text) <= MOST_CHARACTERS:
         return text
@@ -85,15 +83,6 @@ def escaped(text: str, *, limit: int = _LONGEST) -> str:
     """A text from the bus as one line of Markdown that shows it and does nothing else."""
     line = clean_line(text, limit=limit)
     return _OTHERS.sub(lambda match: f"&#{ord(match[0])};", line)
-
-
-def table_lines(table: Table) -> Iterator[str]:
-    """A table of the terminal's as one of Markdown, followed by an empty line."""
-    from rich.text import Text
-
-    headings = [Text.from_markup(str(column.header)).plain for column in table.columns]
-    columns = [[Text.from_markup(str(cell)).plain for cell in column.cells] for column in table.columns]
-    yield from _markdown(headings, list(zip(*columns, strict=True)))
 
 
 def _facts(
@@ -120,11 +109,11 @@ def _facts(
 
 def _markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     yield _row(headings)
-    yield _row(["---"] * len(headings), literal=True)
+    yield f"|{' --- |' * len(headings)}"
     for row in rows:
         yield _row(row)
     yield ""
 
 
-def _row(cells: Sequence[str], *, literal: bool = False) -> str:
-    return f"| {' | '.join(cell if literal else escaped(cell) for cell in cells)} |"
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(escaped(cell) for cell in cells)} |"

@@ -1,20 +1,18 @@
 """The runner's side of a supervised job: start it, follow its output, stop it, learn how it ended.
 
-A `Standby` is a supervisor that waits without the lock. Opening a `Supervised` takes the machine's lock;
-closing it kills whatever is left and frees the lock. The other side, and the wire between them, is
-`bridge.runner.supervisor`.
+Opening a `Supervisor` takes the machine's lock; closing it kills whatever is left of the job and releases the
+lock. The other side, and the wire between them, is `bridge.runner.supervisor`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
 import select
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -22,8 +20,8 @@ from typing import IO, Any
 
 from bridge.errors import MachineError
 from bridge.proc import helper_environment, spawn
-from bridge.runner.isolation.enforced import Enforced
-from bridge.runner.isolation.watchdog import Breach
+from bridge.runner.sandbox.base import Access, Sandbox
+from bridge.runner.sandbox.watchdog import Breach, end_orphans
 
 # How the supervisor is started: the installed package, apart from the environment and the working directory.
 SUPERVISOR = ("-m", "bridge.runner.supervisor")
@@ -39,31 +37,56 @@ class MachineBusy(MachineError):
 
 
 @dataclass(frozen=True)
-class Order:
-    """A child to start: complete environment, limits by RLIMIT name, seconds, bytes of output.
+class JobCommand:
+    """A job to start.
 
-    It may write in `room` and below it, and nowhere else. `allowed` is what all its processes together may
-    take, by `watchdog.Breach.what`.
+    Attributes:
+        limits: Kernel limits, by RLIMIT name.
+        allowed: What all its processes together may take, by `Breach.what`.
+        timeout_s: Seconds until it is stopped.
+        grace_s: Seconds between being asked to end and being killed.
+        max_output: Bytes of output, after which it is stopped.
     """
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
-    room: Path
-    cwd: Path
+    access: Access
+    sandbox: Sandbox
     limits: Mapping[str, int]
     timeout_s: float
     grace_s: float = 2.0
-    output_limit: int = 8 << 20
+    max_output: int = 8 << 20
     allowed: Mapping[str, int] = field(default_factory=dict)
+
+    def message(self) -> dict[str, object]:
+        """What the supervisor is told."""
+        dirs = self.access.dirs
+        kept_together = self.sandbox.enforcement(network=False).tree == "process namespace"
+        return {
+            "argv": self.sandbox.command(self.argv, self.access),
+            "env": dict(self.env),
+            "cwd": str(dirs.workspace),
+            "folder": str(dirs.root),
+            "home": None if kept_together else str(dirs.home),
+            "wrappers": self.sandbox.wrappers,
+            "limits": dict(self.limits),
+            "allowed": dict(self.allowed),
+            "timeout_s": self.timeout_s,
+            "grace_s": self.grace_s,
+        }
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How the child ended: exit code (None: it could not be collected; negative: killed by that signal).
+class JobExit:
+    """How a job ended.
 
     At most one of `timed_out`, `stopped` (the runner asked) and `flooded` (too much output) is true.
-    `breach` is a limit that it went beyond, `strays` counts processes that had left its tree and were hunted
-    down, `survivors` those that would not die.
+
+    Attributes:
+        exit_code: None: it could not be collected; negative: killed by that signal.
+        breach: A limit that it exceeded.
+        escaped: How many processes had left its tree and were killed.
+        survivors: How many would not die.
     """
 
     exit_code: int | None
@@ -73,52 +96,27 @@ class Ended:
     flooded: bool
     survivors: int
     breach: Breach | None = None
-    strays: int = 0
+    escaped: int = 0
 
 
-class Standby:
-    """A supervisor that has started, settled where it will run its job, and waits to be told of one.
-
-    What it hides is what is there now, so use it soon.
+class Supervisor:
+    """The supervisor of one job. As a context manager it leaves no process and no lock.
 
     Args:
-        lock: The machine's lock file, which it will take.
-        writable: Existing folders, one of which will hold the job's; they stay even inside hidden ones.
-        network: Leave the job the machine's network.
-        hide: Files and folders the job must not reach, where the machine can hide them.
-        keep: Files and folders that the job may read wherever they are, such as its interpreter.
+        lock: The machine's lock file.
 
     Raises:
-        MachineError: It cannot be started.
+        MachineBusy: Another job holds the lock.
+        MachineError: The supervisor did not start.
     """
 
-    def __init__(
-        self,
-        lock: Path,
-        *,
-        writable: Sequence[Path] = (),
-        network: bool = False,
-        hide: Sequence[Path] = (),
-        keep: Sequence[Path] = (),
-    ) -> None:
+    def __init__(self, lock: Path) -> None:
         lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.lock = lock
-        self.since = time.monotonic()
-        control, self.control = os.pipe()
-        self.status, status = os.pipe()
-        self.output, output = os.pipe()
-        self._ours: tuple[int, ...] = (self.control, self.status, self.output)
-        setup = {
-            "lock": str(lock),
-            "control": control,
-            "status": status,
-            "output": output,
-            "network": network,
-            "hide": [str(path) for path in hide],
-            "writable": [str(path) for path in writable],
-            "keep": [str(path) for path in keep],
-            "guards": [os.getpid(), os.getpgrp()],
-        }
+        control, self._control = os.pipe()
+        self._status, status = os.pipe()
+        self._output, output = os.pipe()
+        self._open: tuple[int, ...] = (self._control, self._status, self._output)
+        setup = {"lock": str(lock), "control": control, "status": status, "output": output}
         try:
             self._process = spawn(
                 [sys.executable, "-I", *SUPERVISOR, json.dumps(setup)],
@@ -126,113 +124,60 @@ class Standby:
                 pass_fds=(control, status, output),
             )
         except MachineError:
-            self._close_ours()
+            self.release()
             raise
         finally:
             for descriptor in (control, status, output):
                 os.close(descriptor)
+        event = self._event() if select.select([self._status], [], [], START_S)[0] else None
+        if event is None:
+            self.close()
+            raise MachineError("the job supervisor did not start", f"try: {sys.executable} -m bridge --help")
+        if event["event"] != "locked":
+            self.close()
+            raise MachineBusy(f"another job runs on this machine (lock {lock})")
 
     @property
-    def alive(self) -> bool:
-        """Whether it still runs."""
-        return self._process.wait(0) is None
-
-    def let_go(self) -> None:
-        """Have it kill whatever a job left and free the lock, without waiting for that."""
-        self._close_ours()
-
-    def close(self) -> None:
-        """Let go; nothing of a job is left and the lock is free when this returns."""
-        self._close_ours()
-        if self._process.wait(START_S) is None:
-            self._process.kill()
-
-    def _close_ours(self) -> None:
-        # Once only: a number that was closed may be somebody else's descriptor by now.
-        ours, self._ours = self._ours, ()
-        for descriptor in ours:
-            os.close(descriptor)
-
-
-class Supervised:
-    """One supervised job. Use as a context manager: leaving it leaves no process and no lock."""
-
-    def __init__(self, standby: Standby) -> None:
-        """Take the lock.
-
-        Args:
-            standby: Its supervisor; closed with this.
-
-        Raises:
-            MachineBusy: Another job holds the lock.
-            MachineError: The supervisor did not start.
-        """
-        self._standby = standby
-        self._control, self._status, self._output = standby.control, standby.status, standby.output
-        self._lines = b""
-        with contextlib.suppress(MachineError):
-            self._tell(take=True)
-        first = self._event(START_S)
-        if first is None or first["event"] != "locked":
-            self.close()
-            if first is None:
-                raise MachineError(
-                    "the job supervisor did not start", f"try: {sys.executable} -m bridge --help"
-                )
-            if first["event"] == "failed":
-                raise MachineError(f"the job supervisor cannot isolate a job here: {first['why']}")
-            raise MachineBusy(f"another job runs on this machine (lock {standby.lock})")
-        self.enforced = Enforced(**first["enforced"])
+    def pid(self) -> int:
+        """Process id of the supervisor."""
+        return self._process.pid
 
     def run(
-        self,
-        order: Order,
-        log: IO[bytes],
-        *,
-        on_line: Callable[[str], None],
-        stop: Callable[[], bool],
-    ) -> Ended:
-        """Run the child to its end, writing its output to `log` up to the limit.
+        self, job: JobCommand, log: IO[bytes], *, on_line: Callable[[str], None], stop: Callable[[], bool]
+    ) -> JobExit:
+        """Run the job to its end and write its output to `log`, up to the limit.
 
         Args:
-            order: What to start.
-            log: Open file that standard output and error are written to, as they come.
+            job: What to start.
+            log: Open file for standard output and error, as they come.
             on_line: Called with each line of output (cut at `MAX_LINE` characters).
             stop: Asked about ten times a second; True ends the job (TERM, then KILL after the grace).
 
         Raises:
-            MachineError: The supervisor died; the kernel has ended the job with it.
+            MachineError: The supervisor died.
         """
-        self._tell(
-            argv=list(order.argv),
-            env=dict(order.env),
-            cwd=str(order.cwd),
-            room=str(order.room),
-            limits=dict(order.limits),
-            allowed=dict(order.allowed),
-            timeout_s=order.timeout_s,
-            grace_s=order.grace_s,
-        )
-        pump = _Pump(order.output_limit, on_line)
+        self._tell(job.message())
+        pump = _Pump(job.max_output, on_line)
         stopped = False
         ended: dict[str, Any] | None = None
-        last = math.inf
-        while True:
+        last = math.inf  # a survivor may go on printing
+        while time.monotonic() < last:
             ready = select.select([self._status, self._output], [], [], _POLL_S)[0]
             if self._output in ready and (chunk := os.read(self._output, _CHUNK)):
                 log.write(pump.take(chunk))
             elif ended is not None:
                 break
-            if ended is None:
-                if (ended := self._ending(ready)) is not None:
-                    last = time.monotonic() + _REST_S
-            elif time.monotonic() >= last:  # a survivor may go on printing
-                break
+            if ended is None and self._status in ready:
+                ended, last = self._event(), time.monotonic() + _REST_S
+                if ended is None:
+                    end_orphans(str(job.access.dirs.home))
+                    raise MachineError("the job supervisor died, and the job with it")
             if ended is None and not stopped and (pump.flooded or stop()):
                 stopped = True
-                self._tell(stop=0.0 if pump.flooded else order.grace_s)
+                self._tell({"stop": 0.0 if pump.flooded else job.grace_s})
+        assert ended is not None  # noqa: S101 - the loop ends after it
         pump.flush()
-        return Ended(
+        return JobExit(
             exit_code=ended["exit_code"],
             seconds=ended["seconds"],
             timed_out=ended["timed_out"],
@@ -240,18 +185,22 @@ class Supervised:
             flooded=pump.flooded and not ended["timed_out"],
             survivors=ended["survivors"],
             breach=Breach(**ended["breach"]) if ended["breach"] else None,
-            strays=ended["strays"],
+            escaped=ended["escaped"],
         )
 
+    def release(self) -> None:
+        """Have the supervisor kill what is left and release the lock, without waiting for that."""
+        descriptors, self._open = self._open, ()
+        for descriptor in descriptors:
+            os.close(descriptor)
+
     def close(self) -> None:
-        """Let go; nothing of the job is left and the lock is free when this returns."""
-        self._standby.close()
+        """Release; nothing of the job is left and the lock is free when this returns."""
+        self.release()
+        if self._process.wait(START_S) is None:
+            self._process.kill()
 
-    def let_go(self) -> None:
-        """Have the supervisor end, without waiting: the job's tree is gone already. `close` it later."""
-        self._standby.let_go()
-
-    def __enter__(self) -> Supervised:
+    def __enter__(self) -> Supervisor:
         return self
 
     def __exit__(
@@ -259,7 +208,7 @@ class Supervised:
     ) -> None:
         self.close()
 
-    def _tell(self, **message: object) -> None:
+    def _tell(self, message: Mapping[str, object]) -> None:
         data = (json.dumps(message) + "\n").encode()
         try:
             while data:
@@ -267,29 +216,10 @@ class Supervised:
         except BrokenPipeError:
             raise MachineError("the job supervisor died before it could start the job") from None
 
-    def _ending(self, ready: list[int]) -> dict[str, Any] | None:
-        """The supervisor's last word, if it is there; its silent end is an error."""
-        while self._status in ready or b"\n" in self._lines:
-            event = self._event(START_S)
-            if event is None:
-                raise MachineError("the job supervisor died, and the job with it")
-            if event["event"] == "exited":
-                return event
-            ready = []
-        return None
-
-    def _event(self, timeout_s: float) -> dict[str, Any] | None:
-        deadline = time.monotonic() + timeout_s
-        while b"\n" not in self._lines:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([self._status], [], [], left)[0]:
-                return None
-            chunk = os.read(self._status, _CHUNK)
-            if not chunk:
-                return None
-            self._lines += chunk
-        line, _, self._lines = self._lines.partition(b"\n")
-        event: dict[str, Any] = json.loads(line)
+    def _event(self) -> dict[str, Any] | None:
+        """The supervisor's next line, which it writes at once; None: it died."""
+        line = os.read(self._status, _CHUNK)
+        event: dict[str, Any] | None = json.loads(line) if line else None
         return event
 
 

@@ -1,90 +1,39 @@
-"""What this machine would do with a request, without its commit: for the owner who writes a policy.
+"""What this machine would do with a request, and whether its configuration is right: for the owner.
 
-Every question is asked by the code of `bridge.runner.check` that a runner uses. What only the bus knows is
-not asked: see `NOT_ASKED`.
+`explain` asks the admission code of the runner itself. What only the bus knows is not asked: see `NOT_ASKED`.
 """
 
 from __future__ import annotations
 
-import sys
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from bridge import presets
-from bridge.bus.mirror import Pending
-from bridge.bus.requests import ReadRequest
-from bridge.errors import ManifestError
-from bridge.presets import Preset
-from bridge.presets.template import show
-from bridge.protocol.manifest import Manifest, ParamValue, parse
+from bridge.bus.requests import RequestCommit
+from bridge.errors import BridgeError, ManifestError
+from bridge.protocol.manifest import Manifest, parse
 from bridge.protocol.result import Reason
 from bridge.runner import models
-from bridge.runner.check import Checked, judge, places
-from bridge.runner.policy.hours import shown
-from bridge.runner.station import Station, survey_station
+from bridge.runner.admission import check_machine, decide, find_signer
+from bridge.runner.config import RunnerConfig, survey_config
+from bridge.runner.policy import FILE_NAME
+from bridge.runner.prepare import program_words
+from bridge.runner.request import Admitted, Refusal, Refused, Request
+from bridge.runner.rulebook import Rules
+from bridge.signing import Signer, read_keys
+from bridge.signing.keyfiles import UNSIGNED
 
 NOT_ASKED = (
     "whether the requester has too much waiting",
     "whether the request was answered before",
     "whether its commit has the files that it names",
     "whether its commit is on a branch of allow_workloads",
-    "whether it stands on the branch that it names, where allow_refs decides",
+    "whether it is on the branch that it names, where allow_refs decides",
 )
 _NO_COMMIT = "0" * 40
-
-
-@dataclass(frozen=True)
-class Work:
-    """What a job would get.
-
-    Attributes:
-        preset: Its name.
-        requester: Who signed the request; None: nobody.
-        waits_for: The hours that it waits for, in words; None: it may begin now.
-        params: Values with defaults.
-        argv: Its command line; ``${…}`` is what only a running job has.
-        timeout_s: Seconds.
-        limits: By name, in bytes or numbers; None: by the machine's memory.
-        network: Whether it gets the machine's network.
-        environment: Names of variables it gets beside the usual ones, of those that are set here.
-    """
-
-    preset: str
-    requester: str | None
-    waits_for: str | None
-    params: dict[str, ParamValue]
-    argv: tuple[str, ...]
-    timeout_s: int
-    limits: dict[str, int | None]
-    network: bool
-    environment: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """The answer to one manifest.
-
-    Attributes:
-        reason: Why it is refused; None: it is allowed.
-        message: The refusal in words, as it would be published.
-        remedy: What its owner or requester can do.
-        line: The line of the policy that refuses, or the default; None: none of it does.
-        work: What the job would get; None: it is refused.
-    """
-
-    reason: Reason | None
-    message: str = ""
-    remedy: str | None = None
-    line: str | None = None
-    work: Work | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        """For a JSON line."""
-        refused = {"reason": self.reason, "message": self.message, "remedy": self.remedy, "line": self.line}
-        job = None if self.work is None else asdict(self.work)
-        return {"allowed": self.reason is None, **refused, "job": job, "not_asked": list(NOT_ASKED)}
 
 
 def explain(
@@ -96,7 +45,7 @@ def explain(
     remote: str | None = None,
     signature: bytes | None = None,
     requester: str | None = None,
-) -> Explanation:
+) -> dict[str, Any]:
     """What would become of a manifest here.
 
     Args:
@@ -106,7 +55,11 @@ def explain(
         now: The time to judge by (aware).
         remote: The remote that would be served; None: the one it is meant for.
         signature: Its detached signature; None: unsigned.
-        requester: Who is to be taken for its signer, whatever `signature` says; None: who is.
+        requester: Who is assumed to have signed it, whatever `signature` says; None: no one.
+
+    Returns:
+        As ``policy explain --json`` prints it; ``line`` is the key of the policy that refuses, with its
+        value, and ``job`` what the job would get.
 
     Raises:
         PolicyError, PresetError: The owner's files are wrong.
@@ -114,45 +67,121 @@ def explain(
     try:
         manifest = parse(data)
     except ManifestError as error:
-        return Explanation(Reason.BAD_MANIFEST, error.message, error.remedy)
-    station = survey_station(
+        return _answer(Refused(Reason.BAD_MANIFEST, error.message, error.remedy))
+    config = survey_config(
         remote or manifest.audience,
         state_dir=state_dir,
         config_dir=config_dir,
         audience=manifest.audience if remote is None else None,
     )
-    request = ReadRequest(_NO_COMMIT, manifest.workload_sha, data, signature)
-    known = Checked(Pending(manifest.nonce, _NO_COMMIT, manifest.result_ref), request=request)
-    checked = judge(known, station, now=now, answered=(), lineage=lambda _: None, requester=requester)
-    if checked.refusal is not None:
-        refusal = checked.refusal
-        line = None if refusal.key is None else station.policy.decision(refusal.key)
-        return Explanation(refusal.reason, refusal.message, refusal.remedy, line)
-    assert checked.preset is not None  # noqa: S101 - a request that is not refused has one
-    return Explanation(None, work=_work(checked, checked.preset, manifest, station, now))
+    commit = RequestCommit(_NO_COMMIT, manifest.workload_sha, data, signature)
+    request = Request(manifest.nonce, _NO_COMMIT, manifest.result_ref, data=commit, manifest=manifest)
+    if requester is None:
+        find_signer(request, config, now)
+    else:
+        request.signer = Signer("", requester)
+    decision = request.refusal or decide(request, config, now, assumed=requester is not None)
+    if isinstance(decision, Admitted):
+        return _answer(job=_job(request, decision, manifest, config, now))
+    return _answer(decision, None if decision.key is None else config.policy.setting(decision.key))
 
 
-def _work(checked: Checked, preset: Preset, manifest: Manifest, station: Station, now: datetime) -> Work:
-    found = {} if preset.runs_repo_code else models.resolve(preset.models, places(station, workload=None))
+def _answer(
+    refused: Refused | None = None, setting: str | None = None, *, job: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    return {
+        "allowed": refused is None,
+        "reason": refused and refused.reason,
+        "message": refused.message if refused else "",
+        "remedy": refused and refused.remedy,
+        "line": setting,
+        "job": job,
+        "not_asked": list(NOT_ASKED),
+    }
+
+
+def _job(
+    request: Request, admitted: Admitted, manifest: Manifest, config: RunnerConfig, now: datetime
+) -> dict[str, Any]:
+    preset = admitted.preset
+    places = config.model_places(workload=None)
+    found = {} if preset.runs_repo_code else models.resolve(preset.models, places)
 
     def resolve(kind: str, name: str) -> list[str]:
-        if kind in ("engine", "bridge"):
-            return [sys.executable, "-I", "-m", kind]
-        if kind == "python":
-            return [sys.executable]
         if kind == "model" and name in found:
             return [str(found[name].folder)]
-        return show(kind, name)
+        return program_words(kind) or presets.show(kind, name)  # only a running job has the rest
 
-    policy = station.policy
-    return Work(
-        preset=preset.name,
-        requester=checked.requester,
-        waits_for=None if policy.is_open(now) else shown(policy.hours or ()),
-        params=dict(checked.params),
-        argv=tuple(presets.argv(preset, checked.params, resolve)),
-        timeout_s=policy.timeout_s(preset, manifest.timeout_s),
-        limits=asdict(policy.limits),
-        network=policy.opens_network(preset),
-        environment=tuple(name for name in policy.environment if name in station.environment),
-    )
+    policy = config.policy
+    return {
+        "preset": preset.name,
+        "requester": request.requester,
+        "waits_for": None if policy.is_open(now) else policy.hours_text,
+        "params": dict(admitted.params),
+        "argv": presets.argv(preset, admitted.params, resolve),
+        "timeout_s": policy.timeout_s(preset, manifest.timeout_s),
+        "limits": policy.limits.model_dump(),
+        "network": policy.opens_network(preset),
+        "environment": [name for name in policy.environment if name in config.environment],
+    }
+
+
+@dataclass(frozen=True)
+class PolicyFinding:
+    """What is wrong in a configuration folder, or worth a look; with a `fault` a runner would not serve."""
+
+    fault: bool
+    message: str
+    remedy: str | None = None
+
+
+def check_config(folder: Path, *, state_dir: Path) -> tuple[Rules | None, list[PolicyFinding]]:
+    """The rules of a configuration folder, and what its owner should know; no rules where there is a fault.
+
+    The folder need not exist: then the default policy holds.
+    """
+    try:
+        config = survey_config("", state_dir=state_dir, config_dir=folder)
+        signers = {entry.name for entry in read_keys(config.allowed_signers)}
+    except BridgeError as error:
+        return None, [PolicyFinding(True, error.message, error.remedy)]
+    rules = config.rulebook.rules
+    unused = [PolicyFinding(False, f"{FILE_NAME}: {note}") for note in _unused_names(rules, signers)]
+    return rules, [*unused, *_unable(config)]
+
+
+def _unused_names(rules: Rules, signers: set[str]) -> Iterator[str]:
+    """Names in the policy that change nothing."""
+    policy, installed = rules.policy, rules.installed
+    for name in policy.allow_presets or ():
+        if name not in installed:
+            yield f"allow_presets: {name} is not a preset of this machine"
+    for name, rule in policy.presets.items():
+        if rule.network and not installed[name].network:
+            yield f"presets.{name}.network: {name} does not ask for the network and gets none"
+    needed = {need.name for preset in installed.values() for need in preset.models}
+    for name, path in policy.models.items():
+        if not path.is_dir():
+            yield f"models.{name}: there is no folder {path}"
+        if name not in needed:
+            yield f"models.{name}: no preset needs a model of the name {name}"
+    if policy.require_signature and not signers:
+        yield "require_signature: allowed_signers lists no key, so every request is refused"
+    lists = {"allow_requesters": policy.allow_requesters, "quotas": tuple(policy.quotas)}
+    lists |= {f"presets.{name}.requesters": rule.requesters for name, rule in policy.presets.items()}
+    for key, listed in lists.items():
+        for name in listed or ():
+            if name not in {UNSIGNED, *signers} and not set(name) & set("*?["):
+                yield f"{key}: no key in allowed_signers belongs to {name}"
+
+
+def _unable(config: RunnerConfig) -> Iterator[PolicyFinding]:
+    """Presets that are allowed and cannot run here."""
+    rules = config.rulebook.rules
+    for preset in filter(rules.allows, rules.presets.values()):
+        try:
+            check_machine(preset, config)
+        except Refusal as refusal:
+            why = refusal.message.removeprefix(f"the preset {preset.name} cannot run here: ")
+            message = f"the preset {preset.name} is allowed and cannot run here: {why}"
+            yield PolicyFinding(False, message, refusal.remedy)

@@ -1,251 +1,283 @@
-"""One request from claim to result: prepared, run, gated, sealed. Every way out is a verdict.
+"""One request from claim to result: prepared, run, judged, signed. Every way out is a verdict.
 
-What may run was settled in `check` before the claim; what is read here of the request is typed values and
-git objects. Each phase is timed. A hold on the request that is lost stops the job, and then no result is
-given: it is the next holder's. A failure of our own becomes ``failed/runner_error``, its traceback goes to
-the log only. What a job gets is made in `prepare`, what it left is put together in `seal`.
+What may run was settled by admission before the claim. A lease that is lost stops the job, and then there is
+no result: another runner gives it. A failure of our own becomes ``failed/runner_error``, with its traceback
+in the log only. What a job gets is made in `prepare`, how it ended is put into words in `verdict`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import logging
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import UTC, datetime
 
-from bridge import presets
-from bridge.bus.git import Git
-from bridge.errors import BridgeError, BusError, LeaseLost, described
+from bridge import __version__, presets
+from bridge.bus.publish import ResultFiles
+from bridge.errors import BridgeError, BusError, LeaseLost, describe
+from bridge.evidence.gate import Binding
+from bridge.git.cache import GitCache
 from bridge.presets import Preset
-from bridge.protocol.manifest import Manifest
-from bridge.protocol.result import Command, Phase, Reason, RunStatus, Status, Verdict, Violation
-from bridge.runner import awake, collect, facts, private
-from bridge.runner.check import Checked, Refusal
-from bridge.runner.child import Ended, Order, Supervised
-from bridge.runner.folders import remove_tree
-from bridge.runner.heartbeat import Heartbeat
-from bridge.runner.hold import Hold
-from bridge.runner.isolation.room import Room, allowed, environment, resource_limits
+from bridge.protocol.manifest import Manifest, ParamValue, format_time
+from bridge.protocol.result import (
+    Command,
+    File,
+    Phase,
+    Reason,
+    Result,
+    RunnerFacts,
+    RunStatus,
+    Status,
+    Verdict,
+    Violation,
+)
+from bridge.runner.child import JobCommand, JobExit, Supervisor
+from bridge.runner.config import RunnerConfig
+from bridge.runner.lease import HeartbeatThread
+from bridge.runner.machine import (
+    Fact,
+    find_sandbox,
+    input_facts,
+    keep_awake,
+    memory_bytes,
+    model_facts,
+)
 from bridge.runner.prepare import Preparation
-from bridge.runner.seal import LOG_NAME, Record, seal, with_room
-from bridge.runner.spool import Entry
-from bridge.runner.station import Station
-from bridge.runner.verdict import cancelled, judge, of_ending
+from bridge.runner.request import Admitted, Decision, Refusal, Refused, Request
+from bridge.runner.sandbox.base import (
+    Enforcement,
+    JobDirs,
+    NoSandbox,
+    Sandbox,
+    allowed,
+    environment,
+    resource_limits,
+)
+from bridge.runner.verdict import cancelled, failed, judge, of_exit
+from bridge.runner.workspace import ReportUnusable, read_report, remove_tree
 
+log = logging.getLogger(__name__)
+
+LOG_NAME = "log.txt"
 SHUTDOWN = cancelled(Reason.SHUTDOWN, "the runner was told to stop")
+# How long a result waits for space on the disk before it is built without what the job brought.
+_SPACE_S, _POLL_S = 30.0, 0.5
 
 
-class Job:
-    """One request that is ours.
+@dataclass(frozen=True)
+class JobReport:
+    """What came of a request: the result to publish, how it ended, and how long it took.
 
-    Args:
-        station: The runner.
-        git: A repository that holds the request and its workload.
-        checked: What `check.examine` found.
-        hold: What keeps the request ours: a claim, or a workflow run.
-        supervised: The lock and the child's keeper; None for a request that is refused.
-        abort: True when the runner is to stop at once.
-        aborted: How a job ends that `abort` stopped.
-        look: Asks the remote whether this job shall stop; see `Heartbeat`.
-        repair: Makes `git` anew, holding this request, when it turned out to be broken.
-        say: Takes one line for the owner.
-        show: Takes each line of the job's output, without this machine's secrets.
-        clock: Monotonic seconds.
-        now: The time of day (aware).
+    `preset` is the name of what it asked for; None: unknown.
     """
 
-    def __init__(
-        self,
-        station: Station,
-        git: Git,
-        checked: Checked,
-        hold: Hold,
-        supervised: Supervised | None,
-        *,
-        abort: Callable[[], bool],
-        aborted: Verdict = SHUTDOWN,
-        look: Callable[[], str | None] = lambda: None,
-        repair: Callable[[], None] = lambda: None,
-        say: Callable[[str], None] = lambda _: None,
-        show: Callable[[str], None] = lambda _: None,
-        clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
-    ) -> None:
-        self._station = station
-        self._git = git
-        self._checked = checked
-        self._attempt = hold.attempt
-        self._supervised = supervised
-        self._abort = abort
-        self._aborted = aborted
-        self._repair = repair
-        self._say = say
-        self._clock = clock
-        self._now = now
-        self._secrets = private.secrets(station)
-        self._room = Room(station.jobs / checked.pending.nonce)
-        # Has no name, so nothing the job does to files can put another file in its place.
-        self._log = tempfile.TemporaryFile(dir=station.folder)  # noqa: SIM115 - closed by `clean_up`
-        self._heart = Heartbeat(
-            hold,
-            interval_s=station.beat_s,
-            secrets=self._secrets,
-            look=look,
-            look_s=station.look_s,
-            say=self._say_of_it,
-            show=show,
-            clock=clock,
-        )
-        self._record = Record(
-            hold.attempt, started=now(), enforced=None if supervised is None else supervised.enforced
-        )
-        self._tree_gone = False
-        self._began = False
+    result: ResultFiles
+    verdict: Verdict
+    preset: str | None
+    seconds: float
 
-    def run(self) -> tuple[Entry, Verdict] | None:
-        """Do the job; the signed result, ready to be published, or None when the hold was lost."""
-        self._began = True
-        self._heart.start()
+
+@dataclass
+class _Record:
+    """What the result says of a job, gathered while it goes on."""
+
+    started: datetime
+    enforced: Enforcement | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    commands: list[Command] = field(default_factory=list)
+    files: dict[str, tuple[bytes, str]] = field(default_factory=dict)
+    machine: dict[str, Fact] = field(default_factory=dict)
+
+
+@dataclass
+class Job:
+    """One request that is ours, whatever admission decided about it; `cache` holds it and its workload.
+
+    `attempt` counts from 1; `clock` gives monotonic seconds, `now` the time of day (aware).
+    """
+
+    config: RunnerConfig
+    cache: GitCache
+    request: Request
+    decision: Decision
+    attempt: int
+    _: KW_ONLY
+    clock: Callable[[], float] = time.monotonic
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    _ran: bool = field(default=False, init=False)
+    _survivors: int | None = field(default=None, init=False)  # None: no child ended
+
+    def __post_init__(self) -> None:
+        self._began_at = self.clock()
+        self._record = _Record(self.now())
+        self._dirs = JobDirs(self.config.jobs / self.request.nonce)
+        self.secrets = self.config.secrets()
+        # Has no name, so nothing the job does to files can put another file in its place.
+        self._log = tempfile.TemporaryFile(dir=self.config.folder)  # noqa: SIM115 - closed by `clean_up`
+
+    def run(
+        self,
+        heartbeat: HeartbeatThread,
+        supervisor: Supervisor | None,
+        *,
+        abort: Callable[[], bool] = lambda: False,
+        aborted: Verdict = SHUTDOWN,
+    ) -> JobReport | None:
+        """Do the job; its result, or None when the lease was lost.
+
+        Args:
+            heartbeat: Started and stopped here.
+            supervisor: The machine's lock and the process that runs the child; None for a refused request.
+            abort: True when the runner is to stop at once.
+            aborted: How a job ends that `abort` stopped.
+        """
+
+        def is_stopped() -> bool:
+            return heartbeat.lost or heartbeat.cancelled is not None or abort()
+
+        self._ran = supervisor is not None
+        heartbeat.start()
         try:
-            self._room.make()
-            with awake.kept(self._say_of_it) as self._record.kept_awake:
-                verdict = self._work()
+            verdict = self._verdict(heartbeat, supervisor, is_stopped) or aborted
         except LeaseLost:
             return None
         except Refusal as refusal:
             verdict = Verdict(status=Status.REFUSED, reason=refusal.reason, message=_sentence(refusal))
         except BridgeError as error:
-            verdict = Verdict(status=Status.FAILED, reason=Reason.RUNNER_ERROR, message=_sentence(error))
+            verdict = failed(Reason.RUNNER_ERROR, _sentence(error))
         except Exception:  # our own bug: the requester gets a result, the log gets the traceback
             self._note(traceback.format_exc())
-            message = "the runner itself failed; the log has the details"
-            verdict = Verdict(status=Status.FAILED, reason=Reason.RUNNER_ERROR, message=message)
+            verdict = failed(Reason.RUNNER_ERROR, "the runner itself failed; the log has the details")
         finally:
-            self._heart.stop()
-            self._end_tree()
-        if self._heart.lost:
-            return None
-        try:
-            return with_room(lambda: self._sealed(verdict), self._say_of_it), verdict
-        except Exception as error:  # every accepted request ends in a result, if only in the barest one
-            message = f"the runner could not put the result together: {described(error)}"[:4000]
-            verdict = Verdict(status=Status.FAILED, reason=Reason.RUNNER_ERROR, message=message)
-            return with_room(lambda: self._sealed(verdict, bare=True), self._say_of_it), verdict
+            heartbeat.stop()
+            if supervisor is not None:
+                supervisor.release() if self._survivors == 0 else supervisor.close()
+        return None if heartbeat.lost else self._report(verdict)
 
-    def _end_tree(self) -> None:
-        """See to it that nothing of the job runs any more."""
-        if self._supervised is None:
-            return
-        if self._tree_gone:
-            self._supervised.let_go()
-        else:
-            self._supervised.close()
-
-    def give_up(self, last: RunStatus | None) -> tuple[Entry, Verdict]:
-        """Answer a request whose earlier attempts were all lost, without another one.
-
-        Args:
-            last: The last sign of the last of them; what it says goes into the log.
-        """
+    def give_up(self, last: RunStatus | None) -> JobReport:
+        """Answer a request whose earlier attempts were all lost; its log shows the last heartbeat."""
         if last is not None:
             seen = f"attempt {last.attempt} on {last.runner} was last seen {last.phase} at {last.updated_at}"
             self._note("\n".join([f"runner: {seen}, after {last.elapsed_s:.0f} s", *last.log_tail, ""]))
-        message = f"{self._attempt - 1} attempts lost their runner; not tried again"
-        return self._unstarted(Verdict(status=Status.LOST, reason=Reason.ATTEMPTS, message=message))
+        message = f"{self.attempt - 1} attempts lost their runner; not tried again"
+        return self._report(Verdict(status=Status.LOST, reason=Reason.ATTEMPTS, message=message))
 
-    def cancel(self, wish: str) -> tuple[Entry, Verdict]:
-        """Answer a request that somebody wants stopped before it was started."""
-        return self._unstarted(cancelled(Reason.REQUESTED, f"{wish}; it had not been started"))
+    def cancel(self, reason: str) -> JobReport:
+        """Answer a request that was cancelled before it was started."""
+        return self._report(cancelled(Reason.REQUESTED, f"{reason}; it had not been started"))
 
-    def _unstarted(self, verdict: Verdict) -> tuple[Entry, Verdict]:
-        return self._sealed(verdict), verdict
-
-    def clean_up(self) -> bool:
-        """Remove the job's folders and whatever it put beside them; whether nothing remains.
-
-        One that was not begun has none: what lies there is of the job that runs.
-        """
+    def clean_up(self) -> None:
+        """Remove the job's folders and whatever it put next to them. One that did not run has none."""
         self._log.close()
-        if not self._began:
-            return True
-        removed = [remove_tree(left) for left in list(self._station.jobs.iterdir())]
-        return all(removed)
+        removed = [remove_tree(left) for left in list(self.config.jobs.iterdir())] if self._ran else []
+        if not all(removed):
+            log.warning("%s: what the job left cannot be removed", self.request.nonce)
 
-    def _work(self) -> Verdict:
-        if self._checked.refusal is not None:
-            raise self._checked.refusal
-        preset, manifest, supervised = self._checked.preset, self._checked.manifest, self._supervised
-        if preset is None or manifest is None or supervised is None:
-            raise ValueError("a request that is not refused has a manifest, a preset and a supervisor")
-        with self._phase(Phase.WORKSPACE):
-            argv = self._prepared(preset, manifest)
-        with self._phase(Phase.RUNNING):
-            began = self._now()
-            ended = self._run_child(preset, manifest, supervised, argv)
-            finished = self._now()
-        if ended.stopped:
-            if self._heart.lost:
-                raise LeaseLost("the request is no longer ours")
-            if self._heart.wish is not None:
-                return cancelled(Reason.REQUESTED, f"{self._heart.wish}; stopped after {ended.seconds:.1f} s")
-            return self._aborted
-        with self._phase(Phase.GATING):
-            return self._judged(preset, manifest, ended, began, finished)
+    # The job ----------------------------------------------------------------------------------------------
 
-    def _prepared(self, preset: Preset, manifest: Manifest) -> list[str]:
-        """Make what the job needs; its argv."""
+    def _verdict(
+        self, heartbeat: HeartbeatThread, supervisor: Supervisor | None, is_stopped: Callable[[], bool]
+    ) -> Verdict | None:
+        """How it ends; None: the runner was told to stop."""
+        decision, manifest = self.decision, self.request.manifest
+        if isinstance(decision, Refused):
+            raise Refusal(decision.reason, decision.message, decision.remedy)
+        if manifest is None or supervisor is None:
+            raise ValueError("an admitted request has a manifest and a supervisor")
+        with keep_awake() as kept_awake:
+            if kept_awake is not None:
+                self._record.machine["kept_awake"] = kept_awake
+            sandbox = self._sandbox(decision.preset)
+            with self._phase(Phase.WORKSPACE, heartbeat):
+                command = self._command(decision, manifest, sandbox, heartbeat, is_stopped)
+            with self._phase(Phase.RUNNING, heartbeat):
+                began = self.now()
+                ended = self._run_child(command, supervisor, heartbeat, is_stopped)
+                finished = self.now()
+        if not ended.stopped:
+            with self._phase(Phase.GATING, heartbeat):
+                return self._judge(decision.preset, manifest, ended, began, finished)
+        if heartbeat.lost:
+            raise LeaseLost("the request is another runner's now")
+        if heartbeat.cancelled is None:
+            return None
+        return cancelled(Reason.REQUESTED, f"{heartbeat.cancelled}; stopped after {ended.seconds:.1f} s")
+
+    def _sandbox(self, preset: Preset) -> Sandbox:
+        """The sandbox; what it enforces is recorded, and that the owner allows a job to run without one."""
+        sandbox, policy = find_sandbox(), self.config.policy
+        enforced = sandbox.enforcement(network=policy.opens_network(preset))
+        if isinstance(sandbox, NoSandbox) and preset.runs_repo_code:
+            if not policy.allow_unsandboxed:  # admission found a sandbox, and now there is none
+                lacking = f"it runs code of the requested commit, and there is no sandbox: {sandbox.why}"
+                raise Refusal(Reason.MACHINE_UNFIT, f"the preset {preset.name} cannot run here: {lacking}")
+            enforced = replace(enforced, sandbox="none (allow_unsandboxed)")
+        self._record.enforced = enforced
+        return sandbox
+
+    def _command(
+        self,
+        admitted: Admitted,
+        manifest: Manifest,
+        sandbox: Sandbox,
+        heartbeat: HeartbeatThread,
+        is_stopped: Callable[[], bool],
+    ) -> JobCommand:
+        """Make what the job needs; the command that runs it."""
+        policy, preset = self.config.policy, admitted.preset
         preparation = Preparation(
-            station=self._station,
-            git=self._git,
-            nonce=self._checked.pending.nonce,
-            workload=manifest.workload_sha,
-            preset=preset,
-            params=self._checked.params,
-            room=self._room,
+            self.config,
+            self.cache,
+            manifest,
+            admitted,
+            self._dirs,
             note=self._note,
-            tell=self._heart.line,
+            tell=heartbeat.line,
         )
+        self._dirs.make()
         try:
-            preparation.lay_out(self._is_to_stop)
+            preparation.lay_out(is_stopped)
         except BusError:  # objects that were fetched cannot be read: the copy here is at fault
-            self._repair()
-            self._room.make()
-            preparation.lay_out(self._is_to_stop)
-        self._record.models = preparation.find_models()
-        self._record.inputs = facts.of_inputs(preset, self._record.models)
-        argv = preparation.argv(self._record.models)
-        preparation.provide_kernels(self._is_to_stop)
-        return argv
+            self.cache.rebuild()
+            place = self.request.ref or manifest.result_ref
+            self.cache.bring({place: self.request.commit}, [place])
+            self._dirs.make()
+            preparation.lay_out(is_stopped)
+        preparation.find_models()
+        self._record.machine |= model_facts(preparation.models) | input_facts(preset, preparation.models)
+        return JobCommand(
+            argv=tuple(preparation.argv()),
+            env=environment(self._dirs, self.config.environment, policy.environment),
+            access=preparation.access(),
+            sandbox=sandbox,
+            limits=resource_limits(policy.limits),
+            timeout_s=policy.timeout_s(preset, manifest.timeout_s),
+            max_output=policy.limits.output_bytes,
+            allowed=allowed(policy.limits, memory_bytes()),
+        )
 
     def _run_child(
-        self, preset: Preset, manifest: Manifest, supervised: Supervised, argv: list[str]
-    ) -> Ended:
-        policy = self._station.policy
-        order = Order(
-            argv=tuple(argv),
-            env=environment(self._room, self._station.environment, policy.environment),
-            room=self._room.root,
-            cwd=self._room.workspace,
-            limits=resource_limits(policy.limits, supervised.enforced),
-            timeout_s=policy.timeout_s(preset, manifest.timeout_s),
-            output_limit=policy.limits.output_bytes,
-            allowed=allowed(policy.limits, facts.memory_bytes()),
-        )
-        ended = supervised.run(
-            order,
-            self._log,
-            on_line=self._heart.line,
-            stop=self._is_to_stop,
-        )
-        self._tree_gone = ended.survivors == 0
-        self._record.survivors = ended.survivors
-        if ended.strays:
-            self._note(f"runner: {ended.strays} processes had left the job's tree and were killed\n")
+        self,
+        command: JobCommand,
+        supervisor: Supervisor,
+        heartbeat: HeartbeatThread,
+        is_stopped: Callable[[], bool],
+    ) -> JobExit:
+        ended = supervisor.run(command, self._log, on_line=heartbeat.line, stop=is_stopped)
+        self._survivors = ended.survivors
+        if ended.exit_code != 0:
+            for cache in command.access.writable:  # a compiler that was killed leaves half a kernel
+                remove_tree(cache)
+        if ended.escaped:
+            self._note(f"runner: {ended.escaped} processes had left the job's tree and were killed\n")
         self._record.commands.append(
             Command(
-                argv=tuple(map(self._secrets.cut_text, argv)),
+                argv=tuple(map(self.secrets.cut_text, command.argv)),
                 exit_code=ended.exit_code,
                 seconds=ended.seconds,
                 log=LOG_NAME,
@@ -255,19 +287,16 @@ class Job:
         )
         return ended
 
-    def _is_to_stop(self) -> bool:
-        return self._heart.lost or self._heart.wish is not None or self._abort()
-
-    def _judged(
-        self, preset: Preset, manifest: Manifest, ended: Ended, began: datetime, finished: datetime
+    def _judge(
+        self, preset: Preset, manifest: Manifest, ended: JobExit, began: datetime, finished: datetime
     ) -> Verdict:
         """How the child ended, then what the gate says of its report."""
         name = presets.evidence_name(preset)
         try:
-            report = collect.evidence(self._room.out, name) if name else None
-        except collect.NotCollected as error:
-            return Verdict(status=Status.FAILED, reason=Reason.NO_EVIDENCE, message=str(error))
-        if report is not None and (leaked := self._secrets.found_in(report)):
+            report = read_report(self._dirs.out, name) if name else None
+        except ReportUnusable as error:
+            return failed(Reason.NO_EVIDENCE, str(error))
+        if report is not None and (leaked := self.secrets.found_in(report)):
             message = f"the report contains the runner's {', '.join(leaked)}"
             violation = Violation(code="SECRET_IN_EVIDENCE", message=message, file=name)
             return Verdict(
@@ -276,48 +305,95 @@ class Job:
         if report is not None and name is not None:
             # Of a preset that promises no report for the gate it is one about something else.
             self._record.files[name] = (report, "evidence" if preset.evidence else "report")
-        ending = of_ending(preset, ended)
-        if ending is not None:
-            return ending
-        return judge(
-            preset,
-            report,
-            name,
-            nonce=self._checked.pending.nonce,
-            workload_sha=manifest.workload_sha,
-            began=began,
-            finished=finished,
+        binding = Binding(
+            manifest.nonce, manifest.workload_sha, preset.digest, preset.engine, began, finished
+        )
+        return of_exit(preset, ended) or judge(preset, report, name, binding)
+
+    # The result -------------------------------------------------------------------------------------------
+
+    def _report(self, verdict: Verdict) -> JobReport:
+        """The result with what the job brought; if that fails, one without it."""
+        try:
+            result = self._when_there_is_space(verdict)
+        except Exception as error:
+            verdict = failed(Reason.RUNNER_ERROR, f"the runner could not build the result: {describe(error)}")
+            result = self._when_there_is_space(verdict, bare=True)
+        preset = self.decision.preset
+        seconds = self.clock() - self._began_at
+        return JobReport(result, verdict, None if preset is None else preset.name, seconds)
+
+    def _when_there_is_space(self, verdict: Verdict, *, bare: bool = False) -> ResultFiles:
+        """A disk that is full for a moment must not cost what the job brought."""
+        deadline, said = time.monotonic() + _SPACE_S, False
+        while True:
+            try:
+                return self._result(verdict, bare=bare)
+            except OSError as error:
+                if time.monotonic() >= deadline:
+                    raise
+                if not said:
+                    log.warning(
+                        "%s: its result waits for disk space: %s", self.request.nonce, describe(error)
+                    )
+                said = True
+                time.sleep(_POLL_S)
+
+    def _result(self, verdict: Verdict, *, bare: bool) -> ResultFiles:
+        """The signed result; with `bare`, without what came from the request or the job."""
+        request, preset, record = self.request, self.decision.preset, self._record
+        manifest = request.manifest
+        files: dict[str, tuple[bytes, str]] = {}
+        params: Mapping[str, ParamValue] = {}
+        if not bare:
+            files = {**record.files, LOG_NAME: (self._log_so_far(), "log")}
+            params = self.decision.params or (manifest.params if manifest else {})
+        data = Result(
+            nonce=request.nonce,
+            request_commit=request.commit,
+            workload_sha=manifest.workload_sha if manifest else None,
+            preset=manifest.preset if manifest else None,
+            preset_digest=preset.digest if preset else None,
+            params=dict(params),
+            engine_source=preset.engine if preset else None,
+            runner=self._runner_facts(),
+            attempt=self.attempt,
+            started_at=format_time(record.started),
+            finished_at=format_time(self.now()),
+            phase_seconds=record.seconds,
+            commands=() if bare else tuple(record.commands),
+            files=tuple(_described(path, *content) for path, content in sorted(files.items())),
+            verdict=verdict,
+            tools=dict(self.config.tools),
+        ).to_bytes()
+        return ResultFiles(
+            nonce=request.nonce,
+            request_commit=request.commit,
+            result_ref=manifest.result_ref if manifest else request.ref,
+            result=data,
+            signature=self.config.sign(data),
+            files={path: content for path, (content, _) in files.items()},
         )
 
-    def _sealed(self, verdict: Verdict, *, bare: bool = False) -> Entry:
-        """The result; with `bare`, without the log and whatever else the job brought."""
-        if not bare:
-            self._record.files[LOG_NAME] = (self._log_so_far(), "log")
-        return seal(
-            self._station,
-            self._checked,
-            self._record,
-            verdict,
-            finished=self._now(),
-            say=self._say_of_it,
-            bare=bare,
-        )
+    def _runner_facts(self) -> RunnerFacts:
+        identity, enforced = self.config.identity, self._record.enforced
+        facts = {} if enforced is None else {**enforced.facts(), "survivors": self._survivors or 0}
+        machine = {**self.config.machine, **facts, **self._record.machine}
+        return RunnerFacts(name=identity.name, id=identity.id, version=__version__, machine=machine)
 
     def _log_so_far(self) -> bytes:
         flooded = any(command.truncated for command in self._record.commands)
-        return collect.log(self._log, self._secrets, broken_off=flooded)
+        self._log.seek(0)
+        return self.secrets.cut(self._log.read(), broken_off=flooded)
 
     @contextlib.contextmanager
-    def _phase(self, phase: Phase) -> Iterator[None]:
-        self._heart.enter(phase)
-        began = self._clock()
+    def _phase(self, phase: Phase, heartbeat: HeartbeatThread) -> Iterator[None]:
+        heartbeat.enter(phase)
+        began = self.clock()
         try:
             yield
         finally:
-            self._record.seconds[phase.value] = round(self._clock() - began, 4)
-
-    def _say_of_it(self, line: str) -> None:
-        self._say(f"{self._checked.pending.nonce}: {line}")
+            self._record.seconds[phase.value] = round(self.clock() - began, 4)
 
     def _note(self, text: str) -> None:
         with contextlib.suppress(OSError):
@@ -326,3 +402,7 @@ class Job:
 
 def _sentence(error: BridgeError) -> str:
     return (error.message if error.remedy is None else f"{error.message}; {error.remedy}")[:4000]
+
+
+def _described(path: str, data: bytes, role: str) -> File:
+    return File(path=path, sha256=hashlib.sha256(data).hexdigest(), bytes=len(data), role=role)

@@ -1,8 +1,8 @@
-"""Fetches what Git LFS pointers of a workload stand for, or refuses the job: pointers never reach it.
+"""Replaces Git LFS pointers of a workload by the objects they name, or refuses the job.
 
-Only from the one server that the machine's owner named (``[lfs] endpoint``): a workload's own ``.lfsconfig``
-and attributes have no say, since git-lfs is given a repository that holds nothing but pointers written here
-anew from hash and size. What arrives is compared with both. Format of a pointer:
+Objects come only from the one server that the owner names (``[lfs] endpoint``): the workload's
+``.lfsconfig`` and attributes are ignored, because git-lfs runs in a repository that holds nothing but
+pointers written here from hash and size. Both are compared with what arrives. Format of a pointer:
 https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
 """
 
@@ -16,10 +16,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bridge.bus.git import Git
-from bridge.bus.objects import Entry
-from bridge.errors import BusError, MachineError, RequestRefused, described
-from bridge.runner.policy.types import LfsRule
+from bridge.errors import BusError, MachineError, RequestRefused, describe
+from bridge.git.repo import GitRepo
+from bridge.runner.policy import LfsRule
 from bridge.weights import LFS_MARK
 
 MOST_FILES = 10_000
@@ -34,7 +33,7 @@ _CHUNK = 1 << 20
 
 
 class PointersRefused(RequestRefused):
-    """The workload holds pointers that this machine does not, or cannot, replace by what they stand for."""
+    """The workload holds pointers that this machine may not or cannot replace."""
 
 
 @dataclass(frozen=True)
@@ -43,36 +42,37 @@ class _Object:
     size: int
 
 
-def materialise(
+def replace_pointers(
     folder: Path,
     pointers: Iterable[str],
     rule: LfsRule,
     *,
-    beside: Path,
+    scratch_dir: Path,
     stop: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Put what pointers stand for in their place.
+    """Replace the pointer files at these paths of a workspace by the objects they name.
 
     Args:
-        folder: A workspace, laid out.
-        pointers: Paths in it of files that are pointers.
-        rule: What the owner says.
-        beside: A folder on the same disk, for what is on its way.
-        stop: Whether to leave it; asked a few times a second. Then some or all stay pointers.
+        folder: The workspace.
+        pointers: Paths in it.
+        rule: The policy's rule.
+        scratch_dir: A folder on the same disk, for objects on their way.
+        stop: Whether to give up; asked a few times a second. Then some or all stay pointers.
 
     Returns:
         Bytes that were fetched.
 
     Raises:
-        PointersRefused: The owner names no server, a pointer is none, they stand for too much, or the server
-            does not give what they stand for.
+        PointersRefused: The policy names no server, a file is no valid pointer, the objects are too many or
+            too big, or the server does not deliver them.
     """
     paths = sorted(pointers)
     wanted = {path: _read(folder, path) for path in paths}
     objects = set(wanted.values())
     total = sum(each.size for each in objects)
-    placed = sum(each.size for each in wanted.values())  # an object lies in every place that a pointer has
-    shown = _shown(paths)
+    placed = sum(each.size for each in wanted.values())  # one object may have several pointers
+    more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
+    shown = ", ".join(map(repr, paths[:_NAMED])) + more
     if rule.endpoint is None:
         raise PointersRefused(
             f"the workload holds Git LFS pointers instead of files: {shown}",
@@ -81,11 +81,11 @@ def materialise(
         )
     if len(paths) > MOST_FILES or placed > rule.max_bytes:
         raise PointersRefused(
-            f"the workload's Git LFS pointers stand for {len(paths)} files with {placed} bytes; at most"
-            f" {MOST_FILES} files and {rule.max_bytes} bytes are taken: {shown}",
+            f"the workload's Git LFS pointers name {len(paths)} files with {placed} bytes; at most"
+            f" {MOST_FILES} files and {rule.max_bytes} bytes are accepted: {shown}",
             "its owner can raise [lfs] max in policy.toml",
         )
-    with tempfile.TemporaryDirectory(prefix="lfs-", dir=beside) as scratch:
+    with tempfile.TemporaryDirectory(prefix="lfs-", dir=scratch_dir) as scratch:
         store = Path(scratch) / "lfs"
         said = _fetch(Path(scratch), objects, rule.endpoint, stop)
         for path, wants in wanted.items():
@@ -102,44 +102,43 @@ def materialise(
 
 
 def _read(folder: Path, path: str) -> _Object:
-    """The object that a file of a workspace stands for."""
+    """The object that a pointer names."""
     with (folder / path).open("rb") as handle:
         data = handle.read(_MAX_POINTER)
     found = _POINTER.fullmatch(data)
     if found is None:
         raise PointersRefused(
             f"{path} begins like a Git LFS pointer and is none, or one with extensions",
-            "write it anew with git-lfs, or ask for a commit without it",
+            "write it again with git-lfs, or ask for a commit without it",
         )
     return _Object(found[1].decode("ascii"), int(found[2]))
 
 
 def _fetch(scratch: Path, objects: set[_Object], endpoint: str, stop: Callable[[], bool]) -> str:
-    """Let git-lfs fetch objects into a folder; what it said, one line, nothing if all went well."""
+    """Fetch objects into a folder; return what git-lfs said, one line, empty if all went well."""
     total = sum(each.size for each in objects)
-    own = Git(scratch, timeout_s=60.0)
+    own = GitRepo(scratch, timeout_s=60.0)
+    text = "v1\noid sha256:{}\nsize {}\n"
+    pointers = {each.oid: LFS_MARK + text.format(each.oid, each.size).encode("ascii") for each in objects}
     try:
         own.run("init", "--quiet", "--bare", str(scratch))
-        entries = [
-            Entry("100644", "blob", own.write_blob(_pointer(each)), each.oid)
-            for each in sorted(objects, key=lambda each: each.oid)
-        ]
-        commit = own.commit_tree(own.write_tree(entries), [], "what is wanted\n")
-        settings = {
-            "lfs.url": endpoint,
-            f"remote.{_REMOTE}.url": endpoint,
-            "lfs.concurrenttransfers": "4",
-            "lfs.fetchrecentalways": "false",
-            "lfs.activitytimeout": "30",
-        }
-        words = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
-        done = own.attempt(
-            *(*words, "lfs", "fetch", _REMOTE, commit),
-            timeout_s=TIMEOUT_S,
-            guard=lambda: "told to stop" if stop() else _too_much(scratch / "lfs", total),
-        )
+        with own.scratch() as wanted:
+            commit = wanted.commit_files(None, dict(pointers), "what is wanted\n")
+            settings = (
+                f"lfs.url={endpoint}",
+                f"remote.{_REMOTE}.url={endpoint}",
+                "lfs.concurrenttransfers=4",
+                "lfs.fetchrecentalways=false",
+                "lfs.activitytimeout=30",
+            )
+            words = [word for setting in settings for word in ("-c", setting)]
+            done = wanted.attempt(
+                *(*words, "lfs", "fetch", _REMOTE, commit),
+                timeout_s=TIMEOUT_S,
+                guard=lambda: "told to stop" if stop() else _too_much(scratch / "lfs", total),
+            )
     except (BusError, MachineError) as error:
-        raise PointersRefused(f"git-lfs cannot be used here: {described(error)}") from None
+        raise PointersRefused(f"git-lfs cannot be used here: {describe(error)}") from None
     if done.exit_code == 0:
         return ""
     if b"is not a git command" in done.stderr:
@@ -153,10 +152,6 @@ def _fetch(scratch: Path, objects: set[_Object], endpoint: str, stop: Callable[[
         return done.stopped
     lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
     return "" if not lines else lines[-1][:300]
-
-
-def _pointer(wants: _Object) -> bytes:
-    return LFS_MARK + f"v1\noid sha256:{wants.oid}\nsize {wants.size}\n".encode("ascii")
 
 
 def _too_much(store: Path, total: int) -> str | None:
@@ -173,11 +168,11 @@ def _too_much(store: Path, total: int) -> str | None:
 
 def _put(source: Path, target: Path, wants: _Object) -> bool:
     """Copy an object over its pointer; False: hash or size say that it is not the object."""
-    digest, size = hashlib.sha256(), 0
     try:
         reader = source.open("rb")
     except OSError:
         return False
+    digest, size = hashlib.sha256(), 0
     with reader, target.open("r+b") as writer:
         while chunk := reader.read(_CHUNK):
             digest.update(chunk)
@@ -187,8 +182,3 @@ def _put(source: Path, target: Path, wants: _Object) -> bool:
             writer.write(chunk)
         writer.truncate()
     return size == wants.size and digest.hexdigest() == wants.oid
-
-
-def _shown(paths: list[str]) -> str:
-    more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
-    return ", ".join(map(repr, paths[:_NAMED])) + more

@@ -1,14 +1,14 @@
-"""Where ``${model:NAME}`` lies on this machine, and what stands in for a model that is not there.
+"""Where ``${model:NAME}`` is on this machine, and which shipped model replaces one that is missing.
 
-Places, first hit wins: the policy file; ``KAKEYA_MODEL_<NAME>``, which must name a folder where it is set;
-``~/kakeya-models/<name>``; ``models/<name>`` of the workload (only for presets that run the workload's code:
-it is the requester's data); and, for a preset that names a shipped model itself, the folder beside the
-installed engine.
+The first of these places that exists is used: the policy; ``KAKEYA_MODEL_<NAME>``, which must name a folder
+if it is set; ``~/kakeya-models/<name>``; ``models/<name>`` of the workload (only for presets that run the
+workload's code: it is the requester's data); for a preset that names a shipped model, the installed
+engine's folder.
 
-A preset may also name a shipped model that *stands in* for one the machine has not. That is for machines
-without Metal, where the preset can then still be tried; a Mac's figures are those of the named model, or the
-request is refused. Stand-ins replace all models of a preset or none: half a pair is no pair. A folder that
-is not whole is refused, because a model loader would only say that a file is corrupt.
+A preset may name a shipped *stand-in* for a model. It is used only on machines without Metal, where the
+preset can then still be tried; on a Mac the request is refused instead. All models of a preset are
+replaced, or none. A folder with missing or broken files is refused, because a model loader would only say
+that a file is corrupt.
 """
 
 from __future__ import annotations
@@ -36,13 +36,8 @@ class ModelMissing(RequestRefused):
 
 
 @dataclass(frozen=True)
-class Found:
-    """A model of a preset on this machine.
-
-    Attributes:
-        folder: Where it lies.
-        stand_in: Name of the shipped model that was taken instead; None: it is the named one.
-    """
+class FoundModel:
+    """A model of a preset on this machine; `stand_in` names the shipped model that replaces it, if any."""
 
     folder: Path
     stand_in: str | None = None
@@ -58,9 +53,9 @@ class Places:
 
     Attributes:
         configured: Folders named in the policy.
-        environment: The runner's environment.
+        environment: The runner's.
         home: The user's home.
-        metal: Whether this is a machine whose figures count, so that nothing may stand in.
+        metal: Whether this machine has Metal, so that no stand-in is used.
         workload: The workspace, for presets that run the workload's code.
     """
 
@@ -101,52 +96,47 @@ class Places:
         return folder
 
 
-def resolve(needs: Sequence[ModelNeed], places: Places) -> dict[str, Found]:
+def resolve(needs: Sequence[ModelNeed], places: Places) -> dict[str, FoundModel]:
     """The folder of each model of a preset, by the name the preset gives it.
 
     Raises:
-        ModelMissing: A model is in no place, and nothing stands in for it here; the message lists the places.
+        ModelMissing: A model is in no place and has no stand-in here; the message lists the places.
             Or a folder is not whole, or a variable of the environment names none.
     """
-    own = {need.name: _own(need.name, places) for need in needs}
-    missing = [need for need in needs if own[need.name] is None]
-    present = [name for name, folder in own.items() if folder is not None]
-    found: dict[str, Found] = {}
-    for need in needs:
-        if (folder := own[need.name]) is not None:
-            found[need.name] = Found(folder, need.stand_in if _is_stand_in(folder, need) else None)
-    for need in missing:
-        found[need.name] = _stand_in(need, places, present)
-    for name, model in found.items():
+    found = {need.name: _find(need, places) for need in needs}
+    present = [name for name, model in found.items() if model is not None]
+    whole = {need.name: found[need.name] or _stand_in(need, places, present) for need in needs}
+    for name, model in whole.items():
         _refuse_incomplete(name, model.folder)
-    return {need.name: found[need.name] for need in needs}
+    return whole
 
 
-def shipped(name: str) -> Path | None:
-    """The folder of a shipped model beside the installed engine, found without importing it.
-
-    Args:
-        name: One of `SHIPPED`.
-    """
+def engine_folder() -> Path | None:
+    """The installed engine's package, found without importing it; None: there is none."""
     spec = importlib.util.find_spec("engine")
     if spec is None or not spec.submodule_search_locations:
         return None
-    return Path(spec.submodule_search_locations[0]) / "models" / "demo" / SHIPPED[name]
+    return Path(spec.submodule_search_locations[0])
 
 
-def _own(name: str, places: Places) -> Path | None:
-    folders = (folder for _, folder in places.of(name))
-    return next((folder.resolve() for folder in folders if folder is not None and folder.is_dir()), None)
+def shipped(name: str) -> Path | None:
+    """The folder of a shipped model (one of `SHIPPED`) in the installed engine."""
+    engine = engine_folder()
+    return None if engine is None else engine / "models" / "demo" / SHIPPED[name]
 
 
-def _is_stand_in(folder: Path, need: ModelNeed) -> bool:
-    """Whether the place of a model holds the small shipped one, as in the demo."""
+def _find(need: ModelNeed, places: Places) -> FoundModel | None:
+    """A model in the first of its places that is there; as in the demo it may be the shipped stand-in."""
+    folders = (folder for _, folder in places.of(need.name))
+    folder = next((folder.resolve() for folder in folders if folder is not None and folder.is_dir()), None)
+    if folder is None:
+        return None
     small = shipped(need.stand_in) if need.stand_in else None
-    return small is not None and small.resolve() == folder
+    return FoundModel(folder, need.stand_in if small is not None and small.resolve() == folder else None)
 
 
-def _stand_in(need: ModelNeed, places: Places, present: Sequence[str]) -> Found:
-    """What stands in for a model that is in no place, or the refusal."""
+def _stand_in(need: ModelNeed, places: Places, present: Sequence[str]) -> FoundModel:
+    """The stand-in of a model that is in no place, or the refusal."""
     looked = "; ".join(
         f"{place} ({'not set' if folder is None else 'no folder'})" for place, folder in places.of(need.name)
     )
@@ -155,13 +145,15 @@ def _stand_in(need: ModelNeed, places: Places, present: Sequence[str]) -> Found:
     if need.stand_in is None:
         raise ModelMissing(message, remedy)
     if places.metal:
-        raise ModelMissing(message, f"{remedy}; {need.stand_in} stands in only where there is no Metal")
+        remedy = f"{remedy}; {need.stand_in} replaces it only on machines without Metal"
+        raise ModelMissing(message, remedy)
     if present:
-        raise ModelMissing(message, f"{remedy}; {need.stand_in} does not stand in beside a real {present[0]}")
+        remedy = f"{remedy}; {need.stand_in} does not replace it next to a real {present[0]}"
+        raise ModelMissing(message, remedy)
     folder = shipped(need.stand_in)
     if folder is None or not folder.is_dir():
         raise ModelMissing(f"{message}; its stand-in {need.stand_in} is not installed either", remedy)
-    return Found(folder.resolve(), need.stand_in)
+    return FoundModel(folder.resolve(), need.stand_in)
 
 
 def _refuse_incomplete(name: str, folder: Path) -> None:

@@ -1,60 +1,64 @@
-"""What a job gets before it starts: workspace, models, kernels, argv.
+"""What a job gets before it starts: workspace, models, argv, and the list of what it may reach.
 
-Made in the order of `Preparation`'s methods. What the workload or this machine lacks is a `Refusal`; every
-question that needs no folders was asked in `check`.
+What the workload or this machine lacks is a `Refusal`; every question that needs no folders was asked by
+`admission`. A job that replays a report gets that of a finished request: the requester names a handle, and
+what is replayed is decided by the refs, the digests and the signature of that request's result.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
 
 from bridge import presets
-from bridge.bus.git import Git
-from bridge.errors import MachineError, ParameterError, described
-from bridge.presets import Preset
-from bridge.protocol.manifest import ParamValue
+from bridge.bus import results
+from bridge.bus.archive import find_archived
+from bridge.bus.state import ALL_REFS, find, state_of
+from bridge.errors import EvidenceError, ParameterError, ResultError, UnknownHandle
+from bridge.evidence.parse import parse
+from bridge.git.cache import GitCache
+from bridge.presets.argv import switches
+from bridge.protocol.manifest import Manifest
 from bridge.protocol.result import Reason
-from bridge.runner import lfs, models, replayed, workspace
-from bridge.runner.check import Refusal, places
-from bridge.runner.isolation.room import Room
-from bridge.runner.station import Station
+from bridge.runner import lfs, models, workspace
+from bridge.runner.config import RunnerConfig
+from bridge.runner.models import FoundModel
+from bridge.runner.request import Admitted, Refusal
+from bridge.runner.sandbox.base import Access, JobDirs, installation
 
 ENGINE = "${engine}"  # how the argv of a preset begins that runs the engine
-COMPILING = "compiling kernels, once on this machine"
+MLX_CACHE = "mlx"  # the folder below TMPDIR in which mlx's CPU backend keeps the kernels it compiles
 
 
-def decodes(preset: Preset) -> bool:
-    """Whether the engine runs a model in a preset's jobs, with mlx's compiled kernels."""
-    return preset.argv[0] == ENGINE and (bool(preset.models) or preset.replays)
-
-
-@dataclass(frozen=True)
+@dataclass
 class Preparation:
-    """The preparation of one job.
+    """The preparation of one job. Its methods are called in their order.
 
     Attributes:
-        station: The runner.
-        git: A repository that holds the workload.
-        nonce: Of the request.
-        workload: Commit hash of the workload.
-        preset: What is to run.
-        params: Checked values with defaults.
-        room: The job's folders, empty.
+        config: The runner.
+        cache: A repository that holds the workload.
+        manifest: The request's.
+        admitted: What is to run.
+        dirs: The job's folders, empty.
         note: Takes text for the job's log.
-        tell: Takes a line for whoever waits.
+        tell: Takes a line for the requester.
+        models: Where the preset's models lie, once they were found.
     """
 
-    station: Station
-    git: Git
-    nonce: str
-    workload: str
-    preset: Preset
-    params: Mapping[str, ParamValue]
-    room: Room
+    config: RunnerConfig
+    cache: GitCache
+    manifest: Manifest
+    admitted: Admitted
+    dirs: JobDirs
+    _: KW_ONLY
     note: Callable[[str], None]
     tell: Callable[[str], None]
+    models: Mapping[str, FoundModel] = field(default_factory=dict, init=False)
+    _replayed_models: list[Path] = field(default_factory=list, init=False)
 
     def lay_out(self, stop: Callable[[], bool] = lambda: False) -> None:
         """Put what the preset wants of the workload into the workspace, objects of Git LFS as well.
@@ -66,139 +70,199 @@ class Preparation:
             Refusal: The workload cannot be laid out, or it lacks a file that a parameter names, or an object.
             BusError: Objects of the workload cannot be read here.
         """
-        if self.preset.workspace == "none":
+        if self.admitted.preset.workspace == "none":
             return
-        asked = {
-            name: str(self.params[name])
-            for name, item in self.preset.params.items()
+        workload, folder = self.manifest.workload_sha, self.dirs.workspace
+        paths = {
+            name: str(self.admitted.params[name])
+            for name, item in self.admitted.preset.params.items()
             if item.format == "repo-path"
         }
-        whole = self.preset.workspace == "full"
+        wanted = None if self.admitted.preset.workspace == "full" else list(paths.values())
         try:
-            laid = workspace.lay_out(
-                self.git,
-                self.workload,
-                self.room.workspace,
-                None if whole else list(asked.values()),
-            )
-        except workspace.WorkloadRefused as error:
+            pointers = workspace.lay_out(self.cache, workload, folder, wanted)
+            for name, path in paths.items():
+                if not (folder / path).exists():
+                    message = f"parameter {name}: the commit {workload[:12]} has no {path!r}"
+                    raise Refusal(Reason.BAD_PARAMETER, message)
+            if pointers:
+                self._replace_pointers(pointers, stop)
+        except (workspace.WorkloadRefused, lfs.PointersRefused) as error:
             raise Refusal.of(Reason.BAD_WORKLOAD, error) from None
-        for name, path in asked.items():
-            if not (self.room.workspace / path).exists():
-                message = f"parameter {name}: the commit {self.workload[:12]} has no {path!r}"
-                raise Refusal(Reason.BAD_PARAMETER, message)
-        if laid.pointers:
-            self._materialise(laid.pointers, stop)
 
-    def _materialise(self, pointers: frozenset[str], stop: Callable[[], bool]) -> None:
-        rule = self.station.policy.lfs
+    def _replace_pointers(self, pointers: frozenset[str], stop: Callable[[], bool]) -> None:
+        what, rule = f"fetching {len(pointers)} files of Git LFS", self.config.policy.lfs
         if rule.endpoint is not None:
-            self.tell(f"progress 0/1 fetching {len(pointers)} files of Git LFS")
-        try:
-            size = lfs.materialise(self.room.workspace, pointers, rule, beside=self.station.jobs, stop=stop)
-        except lfs.PointersRefused as error:
-            raise Refusal.of(Reason.BAD_WORKLOAD, error) from None
+            self.tell(f"progress 0/1 {what}")
+        size = lfs.replace_pointers(
+            self.dirs.workspace, pointers, rule, scratch_dir=self.config.jobs, stop=stop
+        )
         self.note(f"runner: {len(pointers)} files of Git LFS, {size} bytes\n")
-        self.tell(f"progress 1/1 fetching {len(pointers)} files of Git LFS")
+        self.tell(f"progress 1/1 {what}")
 
-    def find_models(self) -> dict[str, models.Found]:
-        """Where the preset's models lie here, by name; said in the log and to whoever waits.
+    def find_models(self) -> None:
+        """Find the preset's models on this machine.
 
         Raises:
             Refusal: One is not here.
         """
-        own = places(self.station, workload=self.room.workspace if self.preset.runs_repo_code else None)
+        workload = self.dirs.workspace if self.admitted.preset.runs_repo_code else None
         try:
-            found = models.resolve(self.preset.models, own)
+            self.models = models.resolve(
+                self.admitted.preset.models, self.config.model_places(workload=workload)
+            )
         except models.ModelMissing as error:
             raise Refusal.of(Reason.MODEL_MISSING, error) from None
-        for name, model in found.items():
-            self.note(f"runner: model {name}: {model}\n")
-            self.tell(f"model {name}: {model}")
-        return found
+        for name, model in self.models.items():
+            self._say(f"model {name}: {model}")
 
-    def argv(self, found: Mapping[str, models.Found]) -> list[str]:
+    def argv(self) -> list[str]:
         """The job's command line.
-
-        Args:
-            found: What `find_models` found.
 
         Raises:
             Refusal: A parameter does not fit, or the runner's environment lacks a variable.
         """
-
-        def resolve(kind: str, name: str) -> list[str]:
-            return self._resolved(kind, name, found)
-
         try:
-            return presets.argv(self.preset, self.params, resolve)
+            return presets.argv(self.admitted.preset, self.admitted.params, self._words)
         except ParameterError as error:
             raise Refusal.of(Reason.BAD_PARAMETER, error) from None
 
-    def provide_kernels(self, stop: Callable[[], bool]) -> None:
-        """Give the job the machine's compiled kernels if it can use them. Never fails the job.
+    def access(self) -> Access:
+        """Everything that the job may reach. The kernel cache is put in place.
 
-        Args:
-            stop: Whether to leave it, asked while kernels are made that this machine never had.
+        The preset, the policy and this machine's models decide it, never a value of the request.
         """
-        if not decodes(self.preset):
-            return
-        kernels = self.station.kernels
-        try:
-            if kernels.wanted:
-                self.tell(f"progress 0/1 {COMPILING}")
-                kernels.make(stop)
-                self.tell(f"progress 1/1 {COMPILING}")
-            kernels.copy_to(self.room.temporary)
-        except (MachineError, OSError) as error:
-            self.note(f"runner: {described(error)}\n")
+        folders = [*(model.folder for model in self.models.values()), *self._replayed_models]
+        # A model may be a folder of links, as in the cache of Hugging Face.
+        linked = [path.resolve() for folder in folders for path in folder.rglob("*") if path.is_symlink()]
+        own = [Path(word) for word in self._own_words() if os.path.isabs(word)]
+        return Access(
+            self.dirs,
+            readable=(*installation(), *own, *folders, *linked),
+            writable=self._kernel_cache(),
+            hidden=self.config.private,
+            network=self.config.policy.opens_network(self.admitted.preset),
+        )
 
-    def _resolved(self, kind: str, name: str, found: Mapping[str, models.Found]) -> list[str]:
-        """What ``${kind:name}`` of a preset stands for on this machine, for this job."""
-        if kind in ("engine", "bridge"):
-            return [sys.executable, "-I", "-m", kind]
-        if kind == "python":
-            return [sys.executable]
+    def _own_words(self) -> Iterator[str]:
+        """What the preset's own argv names: programs and data of the owner."""
+        for element in self.admitted.preset.argv:
+            value = element.rpartition("=")[2] if element.startswith("--") else element
+            yield self.config.environment.get(value[6:-1], "") if value.startswith("${env:") else value
+
+    def _kernel_cache(self) -> tuple[Path, ...]:
+        """Let mlx keep compiled kernels between jobs of the installed engine, and of no other program.
+
+        Code of a requester could leave kernels there that a later job would run.
+        """
+        if self.admitted.preset.runs_repo_code or self.admitted.preset.argv[0] != ENGINE:
+            return ()
+        self.config.kernel_cache.mkdir(mode=0o700, exist_ok=True)
+        (self.dirs.temporary / MLX_CACHE).symlink_to(self.config.kernel_cache)
+        return (self.config.kernel_cache,)
+
+    def _words(self, kind: str, name: str) -> list[str]:
+        """The words for ``${kind:name}`` of a preset on this machine, for this job."""
+        if (program := program_words(kind)) is not None:
+            return program
         if kind == "out":
-            return [str(self.room.out / f"{name}.json")]
+            return [str(self.dirs.out / f"{name}.json")]
         if kind == "model":
-            return [str(found[name].folder)]
+            return [str(self.models[name].folder)]
         if kind == "replay":
-            return self._replay(str(self.params[name]))
+            return self._replay(str(self.admitted.params[name]))
         if kind == "env":
-            if name not in self.station.environment:
+            if name not in self.config.environment:
                 raise Refusal(Reason.MACHINE_UNFIT, f"the runner's environment has no {name}")
-            return [self.station.environment[name]]
-        return self._binding()
+            return [self.config.environment[name]]
+        return [
+            *("--request-nonce", self.manifest.nonce),
+            *("--workload-sha", self.manifest.workload_sha),
+            *("--preset-digest", self.admitted.preset.digest),
+            *("--engine-source", self.admitted.preset.engine),
+        ]
 
     def _replay(self, handle: str) -> list[str]:
-        """The report of a finished request, laid out, and where its models may lie here.
+        """Lay out the report of a finished request; the words that name it, and where its models may lie."""
+        believed, report = _find_report(self.cache, self.config, handle)
+        path, result = self.dirs.workspace / "report.json", believed.result
+        path.write_bytes(report)
+        same = result.runner.id == self.config.identity.id
+        self._say(
+            f"the report of {result.nonce} ({result.preset}), sha256 {hashlib.sha256(report).hexdigest()}"
+        )
+        self._say(f"its result: {believed.sentence}")
+        self._say(
+            f"made by {result.runner.name}, verified by {self.config.identity.name}: "
+            + ("the same runner" if same else "another runner")
+        )
+        self._replayed_models = _model_folders(self.config, result.preset)
+        return [str(path), *(f"--among={folder}" for folder in self._replayed_models)]
 
-        Raises:
-            Refusal: There is no such request, it has no result that can be believed, or no report.
-            RemoteUnreachable: The remote did not answer.
-        """
-        report = replayed.find(self.git, self.station, handle)
-        path = self.room.workspace / replayed.NAME
-        path.write_bytes(report.data)
-        for line in (
-            f"the report of {report.nonce} ({report.preset}), sha256 {report.sha256}",
-            f"its result: {report.authenticity}",
-            f"made by {report.runner.name}, verified by {self.station.identity.name}: "
-            + ("the same runner" if report.runner.id == self.station.identity.id else "another runner"),
-        ):
-            self.note(f"runner: {line}\n")
-            self.tell(line)
-        return [
-            str(path),
-            *(f"--among={folder}" for folder in replayed.folders(self.station, report.preset)),
-        ]
+    def _say(self, line: str) -> None:
+        self.note(f"runner: {line}\n")
+        self.tell(line)
 
-    def _binding(self) -> list[str]:
-        """The flags that bind what the engine writes to this request."""
-        return [
-            *("--request-nonce", self.nonce),
-            *("--workload-sha", self.workload),
-            *("--preset-digest", self.preset.digest),
-            *("--engine-source", self.preset.engine),
-        ]
+
+def program_words(kind: str) -> list[str] | None:
+    """The words for a placeholder that is a program of this installation; None: it is something else."""
+    if kind == "python":
+        return [sys.executable]
+    return [sys.executable, "-I", "-m", kind] if kind in ("engine", "bridge") else None
+
+
+def _find_report(cache: GitCache, config: RunnerConfig, handle: str) -> tuple[results.Believed, bytes]:
+    """The result of a finished request, and the report in it.
+
+    Raises:
+        Refusal: No request, or several, are called so; it has no result yet, or none that can be believed; or
+            that holds no report of this request.
+        RemoteUnreachable: The remote did not answer.
+    """
+    try:
+        fetched = _fetch(cache, handle)
+        believed = results.believe(fetched, trusted=config.allowed_signers.with_name("trusted_runners"))
+        data = results.evidence_report(believed)
+    except (UnknownHandle, ResultError, EvidenceError) as error:
+        raise _no_report(error.message) from None
+    report, faults = parse(data)
+    if report is None:
+        raise _no_report(f"the report of {fetched.nonce} cannot be read: {faults[0].message}")
+    if report.request is None or report.request.nonce != fetched.nonce:
+        raise _no_report(f"the report in the result of {fetched.nonce} is not of that request")
+    return believed, data
+
+
+def _fetch(cache: GitCache, handle: str) -> results.FetchedResult:
+    found = cache.list_remote(*ALL_REFS)
+    try:
+        state = state_of(found, find(found, handle), handle)
+    except UnknownHandle:
+        return find_archived(cache, handle, found=found)
+    held = {value.ref: value.commit for value in (*state.branches, state.result) if value is not None}
+    cache.bring(held, list(held), depth=3)
+    fetched = results.fetch(cache, cache.remote, state, depth=3)
+    if fetched is None:
+        raise _no_report(f"the request {state.nonce} is not finished, so it has no report to verify")
+    return fetched
+
+
+def _no_report(message: str) -> Refusal:
+    return Refusal(Reason.BAD_PARAMETER, f"parameter request: {message}", "see: kakeya_mac history")
+
+
+def _model_folders(config: RunnerConfig, name: str | None) -> list[Path]:
+    """Where the models of an installed preset lie on this machine.
+
+    None where it is not installed, or they are not here: then the shipped ones do, or the engine, which
+    compares their digests, says what is missing.
+    """
+    preset = config.installed.get(name or "")
+    if preset is None:
+        return []
+    wanted = {switch.model for switch in switches(preset.argv)}
+    try:
+        found = models.resolve(preset.models, config.model_places(workload=None))
+    except models.ModelMissing:
+        return []
+    return [model.folder for model_name, model in found.items() if model_name in wanted]

@@ -1,25 +1,34 @@
-"""Lays out a commit's files for a job, from git objects alone.
+"""A job's files: lays out a commit for it, reads the report it wrote, and removes everything it left.
 
-No checkout: no hook, filter, attribute, submodule or LFS smudge has a say. Every path is checked part by
-part. Folders come first, then plain files, created exclusively, then links, so nothing is ever made through a
-link; they are refused when any of them leads outside. LFS pointers stay pointers and are counted.
+A commit is laid out from git objects, not by a checkout: no hook, filter, attribute, submodule or LFS smudge
+runs. Every path is checked part by part. Folders come first, then plain files, created exclusively, then
+links, so nothing is ever written through a link; a link that leads outside is refused. LFS pointers stay
+pointers and are listed.
+
+A job may leave anything: links, devices, folders that cannot be entered, trees deeper than any path.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import shutil
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bridge.bus.git import Git
-from bridge.errors import BusError, RequestRefused
+from bridge.errors import BusError, MachineError, RequestRefused
+from bridge.git.repo import GitRepo
+from bridge.proc import run_program
 from bridge.weights import LFS_MARK
 
 MAX_FILES = 100_000
 MAX_BYTES = 2 << 30
 MAX_DEPTH = 100
+MAX_REPORT = 32 << 20
+_REMOVAL_S = 600.0
 _BATCH_BYTES = 32 << 20
 _LINK, _SUBMODULE, _EXECUTABLE = "120000", "160000", "100755"
 _MAX_LINK = 4096
@@ -29,16 +38,11 @@ _IGNORED = re.compile("[\u200c-\u200f\u202a-\u202e\u206a-\u206f\ufeff]")
 
 
 class WorkloadRefused(RequestRefused):
-    """The workload commit cannot be laid out safely, or lacks a file the request names."""
+    """The workload commit cannot be laid out safely, or lacks a file that the request names."""
 
 
-@dataclass(frozen=True)
-class Laid:
-    """What was laid out: files, bytes, and the paths that are LFS pointers."""
-
-    files: int
-    bytes: int
-    pointers: frozenset[str]
+class ReportUnusable(Exception):
+    """The report cannot be read; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -49,14 +53,17 @@ class _Blob:
     path: str
 
 
-def lay_out(git: Git, commit: str, folder: Path, paths: Sequence[str] | None = None) -> Laid:
-    """Write the files of a commit below an empty folder.
+def lay_out(git: GitRepo, commit: str, folder: Path, paths: Sequence[str] | None = None) -> frozenset[str]:
+    """Write the files of a commit below an existing, empty folder.
 
     Args:
         git: A repository that holds the commit.
         commit: Its sha.
-        folder: An existing, empty folder.
+        folder: The folder.
         paths: Only these files and folders; each must exist in the commit. None: everything.
+
+    Returns:
+        The paths that are LFS pointers.
 
     Raises:
         WorkloadRefused: A path is missing, a name or link is unsafe, or the caps are exceeded.
@@ -75,23 +82,31 @@ def lay_out(git: Git, commit: str, folder: Path, paths: Sequence[str] | None = N
             f" and {MAX_BYTES} bytes are laid out"
         )
     for path in _folders(commit, blobs):
-        _make(folder, path)
+        with _creating(path):
+            (folder / path).mkdir(mode=0o700, exist_ok=True)
     pointers = set()
     for batch in _batches(blob for blob in blobs if blob.mode != _LINK):
         for blob, data in zip(batch, _read(git, batch), strict=True):
-            _write(folder, blob, data)
+            with _creating(blob.path):
+                _write(folder / blob.path, data, executable=blob.mode == _EXECUTABLE)
             if data.startswith(LFS_MARK):
                 pointers.add(blob.path)
     links = [blob for blob in blobs if blob.mode == _LINK]
     for blob, data in zip(links, _read(git, links), strict=True):
-        _link(folder, blob, data)
+        target = os.fsdecode(data)
+        if not target or target.startswith("/") or "\0" in target:
+            raise WorkloadRefused(
+                f"the link {blob.path!r} leads to {target!r}, which is outside the workload"
+            )
+        with _creating(blob.path):
+            (folder / blob.path).symlink_to(target)
     for blob in links:
         if not Path(os.path.realpath(folder / blob.path)).is_relative_to(folder):
             raise WorkloadRefused(f"the link {blob.path!r} of the commit {commit[:12]} leads outside it")
-    return Laid(len(blobs), total, frozenset(pointers))
+    return frozenset(pointers)
 
 
-def _listing(git: Git, commit: str, paths: Sequence[str] | None) -> Iterator[_Blob]:
+def _listing(git: GitRepo, commit: str, paths: Sequence[str] | None) -> Iterator[_Blob]:
     wanted = [path.removesuffix("/") for path in paths or ()]
     output = git.run("ls-tree", "-r", "-l", "-z", "--full-tree", commit, "--", *wanted)
     for row in output.split(b"\0"):
@@ -111,7 +126,7 @@ def _listing(git: Git, commit: str, paths: Sequence[str] | None) -> Iterator[_Bl
 
 
 def _folders(commit: str, blobs: Iterable[_Blob]) -> list[str]:
-    """The folders that some files lie in, outer ones first. A tree of few objects can name any number."""
+    """The folders of some files, outer ones first; bounded, because few objects can name any number."""
     found = set[str]()
     for blob in blobs:
         path = blob.path
@@ -133,7 +148,7 @@ def _check_path(path: str) -> None:
 
 
 def _is_git_folder(part: str) -> bool:
-    """Whether some file system takes a name for ``.git``. Git itself checks out none of them."""
+    """Whether some file system reads a name as ``.git``. GitRepo itself checks out none of them."""
     plain = _IGNORED.sub("", part).partition(":")[0].rstrip(". ").lower()
     return plain in (".git", "git~1")
 
@@ -151,33 +166,66 @@ def _batches(blobs: Iterable[_Blob]) -> Iterator[list[_Blob]]:
         yield batch
 
 
-def _read(git: Git, blobs: Sequence[_Blob]) -> list[bytes]:
+def _read(git: GitRepo, blobs: Sequence[_Blob]) -> list[bytes]:
     return git.read_objects([blob.sha for blob in blobs], limit=sum(blob.size for blob in blobs))
 
 
-def _make(folder: Path, path: str) -> None:
+@contextlib.contextmanager
+def _creating(path: str) -> Iterator[None]:
+    """Refuse what fails: two names that are one on this file system, a file for a folder, a long name."""
     try:
-        (folder / path).mkdir(mode=0o700, exist_ok=True)
+        yield
     except OSError as error:
         raise WorkloadRefused(f"cannot lay out {path!r}: {error.strerror}") from None
 
 
-def _write(folder: Path, blob: _Blob, data: bytes) -> None:
+def _write(path: Path, data: bytes, *, executable: bool) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        handle = os.open(folder / blob.path, flags, 0o700 if blob.mode == _EXECUTABLE else 0o600)
-    except OSError as error:
-        # Two names that this file system takes for one, a file where a folder must be, a name too long.
-        raise WorkloadRefused(f"cannot lay out {blob.path!r}: {error.strerror}") from None
-    with os.fdopen(handle, "wb") as sink:
+    with os.fdopen(os.open(path, flags, 0o700 if executable else 0o600), "wb") as sink:
         sink.write(data)
 
 
-def _link(folder: Path, blob: _Blob, data: bytes) -> None:
-    target = os.fsdecode(data)
-    if not target or target.startswith("/") or "\0" in target:
-        raise WorkloadRefused(f"the link {blob.path!r} leads to {target!r}, which is outside the workload")
-    try:
-        (folder / blob.path).symlink_to(target)
-    except OSError as error:
-        raise WorkloadRefused(f"cannot lay out the link {blob.path!r}: {error.strerror}") from None
+def read_report(folder: Path, name: str) -> bytes | None:
+    """The bytes of the report that a job wrote into its result folder; None when it wrote none.
+
+    It must be a plain file with one name, within `MAX_REPORT`, and no part of its path may be a link: the job
+    may have replaced the folder and its parent.
+
+    Raises:
+        ReportUnusable: It is something else.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with contextlib.ExitStack() as stack:
+        try:
+            handle = os.open(folder.parents[1], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            stack.callback(os.close, handle)
+            parts = (folder.parent.name, folder.name, name)
+            for part, kind in zip(parts, (os.O_DIRECTORY, os.O_DIRECTORY, 0), strict=True):
+                handle = os.open(part, flags | kind, dir_fd=handle)
+                stack.callback(os.close, handle)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise ReportUnusable(f"the report {name} cannot be opened: {error.strerror}") from None
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+            raise ReportUnusable(f"the report {name} is not a plain file of its own")
+        with os.fdopen(os.dup(handle), "rb") as source:
+            data = source.read(MAX_REPORT + 1)
+    if len(data) > MAX_REPORT:
+        raise ReportUnusable(f"the report {name} has more than {MAX_REPORT} bytes")
+    return data
+
+
+def remove_tree(top: Path) -> bool:
+    """Remove a folder and everything in it, or a file, following no link; whether nothing is left."""
+    with contextlib.suppress(OSError, RecursionError):
+        if top.is_dir() and not top.is_symlink():
+            shutil.rmtree(top)
+        else:
+            top.unlink(missing_ok=True)
+    if os.path.lexists(top):  # folders without permissions, or deeper than Python recurses
+        with contextlib.suppress(MachineError):
+            run_program(["chmod", "-R", "u+rwx", str(top)], timeout_s=_REMOVAL_S)
+            run_program(["rm", "-rf", str(top)], timeout_s=_REMOVAL_S)
+    return not os.path.lexists(top)

@@ -1,16 +1,14 @@
-"""Detached SSH signatures of requests, cancels, results, claims, runner cards and verification records.
+"""Detached SSH signatures of requests, cancels, results, claims, registrations and verification records.
 
-A signature covers the exact bytes of a file under a namespace of its own, so that one for a request can never
-pass for a result. `keygen` is the door to ``ssh-keygen``, which does all cryptography; `listed` reads and
-edits lists of keys (allowed-signers files), `revoked` lists of revoked ones; `judged` says whose signature
-it is, at the verifier's *now*. Where ``ssh-keygen`` is missing everything works unsigned; callers ask
-`available` and say so.
+A signature covers the exact bytes of a file under a namespace, so that one for a request can never pass for a
+result. `ssh` calls ``ssh-keygen``, which does all cryptography; `keyfiles` reads and changes the lists of
+keys; `trust` says whose signature it is, at the verifier's time. Where ``ssh-keygen`` is missing everything
+works unsigned; callers ask `available` and say so.
 """
 
-from bridge.signing.judged import Signer, identify, verify
-from bridge.signing.keygen import (
+from bridge.signing.keyfiles import AllowedSigner, allowed_line, read_keys
+from bridge.signing.ssh import (
     MAX_SIGNATURE_BYTES,
-    allowed_line,
     available,
     ensure_key,
     fingerprint,
@@ -19,14 +17,16 @@ from bridge.signing.keygen import (
     sign,
     signer_fingerprint,
 )
-from bridge.signing.listed import Listed, read_keys
-
-REQUEST_NAMESPACE = "kakeya-mac-request"
-RESULT_NAMESPACE = "kakeya-mac-result"
-CANCEL_NAMESPACE = "kakeya-mac-cancel"
-CLAIM_NAMESPACE = "kakeya-mac-claim"
-RUNNER_NAMESPACE = "kakeya-mac-runner"
-VERIFICATION_NAMESPACE = "kakeya-mac-verification"
+from bridge.signing.trust import (
+    CANCEL_NAMESPACE,
+    CLAIM_NAMESPACE,
+    REQUEST_NAMESPACE,
+    RESULT_NAMESPACE,
+    RUNNER_NAMESPACE,
+    VERIFICATION_NAMESPACE,
+    Signer,
+    identify,
+)
 
 __all__ = [
     "CANCEL_NAMESPACE",
@@ -36,7 +36,7 @@ __all__ = [
     "RESULT_NAMESPACE",
     "RUNNER_NAMESPACE",
     "VERIFICATION_NAMESPACE",
-    "Listed",
+    "AllowedSigner",
     "Signer",
     "allowed_line",
     "available",
@@ -48,5 +48,4 @@ __all__ = [
     "read_keys",
     "sign",
     "signer_fingerprint",
-    "verify",
 ]

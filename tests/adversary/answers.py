@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from bridge import signing
-from bridge.bus.answers import Asked, FetchedResult
-from bridge.bus.changes import Change
-from bridge.bus.publish import TRAILER
+from bridge.bus.results import TRAILER, ExpectedRequest, FetchedResult
+from bridge.git.repo import FileChange
 from bridge.protocol.result import RESULT_NAME, RESULT_ROOT, RESULT_SIGNATURE_NAME
 from tests.adversary.attack import ABSENT
 
@@ -79,7 +78,7 @@ def document() -> dict[str, Any]:
     }
 
 
-ASKED = Asked(NONCE, REQUEST, WORKLOAD, "probe")
+EXPECTED = ExpectedRequest(NONCE, REQUEST, WORKLOAD, "probe")
 
 
 def fetched(answer: Answer, sign: Callable[[str, str, bytes], bytes]) -> FetchedResult:
@@ -101,8 +100,8 @@ def fetched(answer: Answer, sign: Callable[[str, str, bytes], bytes]) -> Fetched
     elif answer.signer is not None:
         files[RESULT_SIGNATURE_NAME] = sign(answer.signer, answer.namespace, answer.signed or data)
     files = {path: held for path, held in (files | dict(answer.files)).items() if held is not ABSENT}
-    changes = [Change("A", f"{FOLDER}/{path}", "100644", "d" * 40) for path in files]
-    changes += [Change(status, path, mode, "e" * 40) for status, path, mode in answer.changes]
+    changes = [FileChange("A", f"{FOLDER}/{path}", "100644", "d" * 40) for path in files]
+    changes += [FileChange(status, path, mode, "e" * 40) for status, path, mode in answer.changes]
     return FetchedResult(
         nonce=NONCE,
         ref=f"refs/heads/mac-bridge/probe-{NONCE}",
@@ -112,7 +111,7 @@ def fetched(answer: Answer, sign: Callable[[str, str, bytes], bytes]) -> Fetched
         changes=tuple(changes),
         message=answer.message.format(digest=hashlib.sha256(data).hexdigest()),
         files=files,
-        asked=ASKED,
+        expected=EXPECTED,
     )
 
 
@@ -134,7 +133,7 @@ FORGED: Mapping[str, Answer] = {
     "unsigned": Answer(signer=None),
     "signed-by-another-key": Answer(signer="mallory"),
     "signed-as-a-request": Answer(namespace=signing.REQUEST_NAMESPACE),
-    "signed-as-a-wish": Answer(namespace=signing.CANCEL_NAMESPACE),
+    "signed-as-a-cancel-request": Answer(namespace=signing.CANCEL_NAMESPACE),
     "signed-as-a-card": Answer(namespace=signing.RUNNER_NAMESPACE),
     "signed-as-a-claim": Answer(namespace=signing.CLAIM_NAMESPACE),
     "signed-as-a-file": Answer(namespace="file"),

@@ -10,12 +10,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-from bridge.bus.git import Git
-from bridge.bus.mirror import Pending
 from bridge.protocol import refs
 from bridge.protocol.manifest import format_time
 from bridge.protocol.result import Reason
 from tests.adversary.trees import FOLDER, PLAIN, Row, Rows, write
+from tests.objects import Objects
 
 # In a table: a file that nobody may make, and a server (host:port) that nobody may talk to.
 CANARY, SERVER = "@CANARY@", "@SERVER@"
@@ -70,24 +69,19 @@ class Forged:
     branch: str
     commit: str
 
-    @property
-    def pending(self) -> Pending:
-        """As a runner's mirror would give it."""
-        return Pending(self.nonce, self.commit, None)
-
 
 @dataclass
 class Forge:
     """Makes commits of hostile requests.
 
     Args:
-        git: The repository they are written into.
+        objects: Writes into the repository.
         audience: Of an honest request.
         canary: The file that must never be made.
         server: ``host:port`` that must never be talked to.
     """
 
-    git: Git
+    objects: Objects
     audience: str
     canary: Path
     server: str = "127.0.0.1:9"
@@ -98,7 +92,7 @@ class Forge:
         nonce = refs.new_nonce(now, os.urandom(6))
         readme = Row(PLAIN, b"README.md", b"a workload\n")
         rows = (readme, *self._meant(attack.workload))
-        workload = self.git.commit_tree(write(self.git, rows), [], "workload\n")
+        workload = self.objects.commit(write(self.objects, rows), [], "workload\n")
         document = {
             "schema_version": 1,
             "nonce": nonce,
@@ -129,9 +123,9 @@ class Forge:
         beside = self._meant(attack.beside)
         over = {row.name for row in beside}
         kept = tuple(row for row in rows if row.name not in over)
-        tree = write(self.git, (*kept, dotted, *beside))
-        parents = [workload, self.git.commit_tree(write(self.git, rows), [workload], "another\n")]
-        commit = self.git.commit_tree(tree, parents[: attack.parents], attack.message)
+        tree = write(self.objects, (*kept, dotted, *beside))
+        parents = [workload, self.objects.commit(write(self.objects, rows), [workload], "another\n")]
+        commit = self.objects.commit(tree, parents[: attack.parents], attack.message)
         return Forged(name, attack, nonce, f"{refs.BRANCHES}echo-{nonce}", commit)
 
     def _meant(self, value: Any) -> Any:

@@ -112,12 +112,16 @@ GIT_FOLDERS_IN_REQUESTS: Table = {
 
 # Laid out as the workload of an honest request.
 GIT_FOLDERS_IN_WORKLOADS: Table = {
-    f"{name}-{what}": Request(Reason.BAD_WORKLOAD, {"preset": "whole"}, workload=(row,))
+    f"{name}-{what}": Request(reason, {"preset": "whole"}, workload=(row,))
     for name, raw in _LOOKALIKES.items()
-    for what, row in (
-        ("as-a-folder", Row(FOLDER, raw, (file("config", "x"),))),
-        ("as-a-file", Row("100644", raw, b"gitdir: /tmp\n")),
-        ("as-a-link", Row(LINK, raw, b"README.md")),
-        ("in-a-folder", folder("deep", Row(FOLDER, raw, (file("hooks/post-checkout", "x", PROGRAM),)))),
+    for what, reason, row in (  # names at the top are read when the commit is compared with its parent
+        ("as-a-folder", Reason.BAD_COMMIT, Row(FOLDER, raw, (file("config", "x"),))),
+        ("as-a-file", Reason.BAD_COMMIT, Row("100644", raw, b"gitdir: /tmp\n")),
+        ("as-a-link", Reason.BAD_COMMIT, Row(LINK, raw, b"README.md")),
+        (
+            "in-a-folder",
+            Reason.BAD_WORKLOAD,
+            folder("deep", Row(FOLDER, raw, (file("hooks/post-checkout", "x", PROGRAM),))),
+        ),
     )
 }

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bridge.bus import cancels
 from bridge.errors import (
     BridgeError,
     BusError,
@@ -20,11 +19,11 @@ from bridge.errors import (
 from bridge.evidence.gate import judge
 from bridge.presets import load_all
 from bridge.presets import read as read_preset
+from bridge.protocol.cancel import parse_cancel
 from bridge.protocol.manifest import parse
 from bridge.protocol.result import parse_result, parse_status
 from bridge.protocol.runner_info import parse_card
-from bridge.runner.policy import narrowed
-from bridge.runner.policy import read as read_policy
+from bridge.runner.policy import load
 from tests.adversary import honest
 
 
@@ -59,9 +58,13 @@ def _preset(data: bytes) -> object:
 
 
 def _policy(data: bytes) -> object:
-    """As a runner reads it, which holds the presets to it."""
-    policy = read_policy(Path("policy.toml"), data)
-    narrowed(policy, load_all())
+    """As a runner reads it, which compares the presets with it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "policy.toml"
+        path.write_bytes(data)
+        path.chmod(0o600)
+        policy = load(path)
+    policy.narrowed(load_all())
     return policy
 
 
@@ -76,7 +79,7 @@ DOORS: dict[str, Door] = {
     "manifest": Door(honest.MANIFEST, parse, ManifestError),
     "claim": Door(honest.CLAIM, _claim, ResultError),
     "card": Door(honest.CARD, parse_card, BusError),
-    "wish": Door(honest.WISH, cancels.parse, ManifestError),
+    "cancel": Door(honest.CANCEL, parse_cancel, ManifestError),
     "preset": Door(honest.PRESET, _preset, PresetError),
     "policy": Door(honest.POLICY, _policy, PolicyError),
     "report": Door(honest.REPORT, _report, EvidenceError),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tests.adversary import answers, branches, commits, documents, jobs, records, standing, words, workloads
+from tests.adversary import answers, branches, commits, documents, jobs, records, words, workloads
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ REQUESTS: dict[str, Family] = {
     "names": Family("File names that lead elsewhere or come twice", workloads.NAMES),
     "git-obeys": Family("`.gitattributes`, filters, hooks and submodules", workloads.GIT_OBEYS),
     "lfs": Family("Git LFS pointers and settings", workloads.LFS),
-    "stale": Family("Stale, foreign and forbidden requests", standing.STALE),
-    "signatures": Family("What is no signature", standing.SIGNATURES),
+    "stale": Family("Stale, foreign and forbidden requests", documents.STALE),
+    "signatures": Family("What is no signature", documents.SIGNATURES),
 }
 
 OTHERS: dict[str, Family] = {
@@ -71,8 +71,8 @@ OTHERS: dict[str, Family] = {
 
 RECORDS: dict[str, Family] = {
     "claims": Family("Forged and broken claims", records.CLAIMS, "counts for nothing", "claim"),
-    "cards": Family("Runner cards", records.CARDS, "not shown", "card"),
-    "wishes": Family("Wishes to stop a request", records.WISHES, "not heeded", "wish"),
+    "cards": Family("Registrations of runners", records.CARDS, "not shown", "card"),
+    "cancels": Family("Cancel requests", records.CANCELS, "not honoured", "cancel"),
     "presets": Family("Preset files", records.PRESETS, "the runner does not start", "preset"),
     "policies": Family("Policy files", records.POLICIES, "the runner takes nothing", "policy"),
     "reports": Family("Evidence reports", records.REPORTS, "rejected", "report"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bridge.bus.cancels import draft
+from bridge.protocol.cancel import new_cancel
 from bridge.protocol.manifest import Manifest
 from bridge.protocol.result import Phase, RunStatus
 from tests.bridge.cards import card
@@ -42,9 +42,9 @@ CLAIM = RunStatus(
     elapsed_s=1.0,
 ).to_bytes()
 
-CARD = card().to_bytes().replace(b'"machine": {}', b'"machine": {}')
+CARD = card().to_bytes()
 
-WISH = draft(NONCE, "b" * 40, requested_by="somebody", reason="no longer needed", now=NOON).to_bytes()
+CANCEL = new_cancel(NONCE, "b" * 40, requested_by="somebody", reason="no longer needed", now=NOON).to_bytes()
 
 PRESET = b"""name = "guarded"
 summary = "A program with bounds."

@@ -112,7 +112,7 @@ def result(data: bytes) -> None:
     plain({key: value for key, value in document.items() if key != "commands"})
 
 
-def wish(data: bytes) -> None:
+def cancel(data: bytes) -> None:
     """Of a request, by a commit."""
     document = strict_json(data)
     plain(document)
@@ -170,7 +170,7 @@ ORACLES: dict[str, Callable[[bytes], None]] = {
     "claim": claim,
     "card": card,
     "result": result,
-    "wish": wish,
+    "cancel": cancel,
     "report": report,
     "preset": preset,
     "policy": policy,

@@ -1,4 +1,4 @@
-"""Hostile documents beside requests: claims, cards, wishes to stop, presets, policies and reports.
+"""Hostile documents beside requests: claims, cards, cancel requests, presets, policies and reports.
 
 Each is an honest document with something changed in it, as data; `honest` has the honest ones.
 """
@@ -128,7 +128,7 @@ CARDS: Records = {
     "seen-in-no-time": _of(seen_at="9999-99-99T00:00:00Z"),
 }
 
-WISHES: Records = {
+CANCELS: Records = {
     **_STRICT,
     "a-commit-that-is-an-option": _of(request_commit="--all"),
     "a-commit-in-capitals": _of(request_commit="A" * 40),

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bridge.bus.git import Git
+from bridge.git.repo import GitRepo
 from bridge.protocol import refs
 from bridge.protocol.result import RESULT_NAME, RESULT_ROOT, Result, parse_result
 from tests.adversary.attack import Forge, Forged
 from tests.adversary.stage import install
 from tests.bridge.runner.bench import Bench
 from tests.houses import House, wait_for
+from tests.objects import Objects
 
 
 @dataclass
@@ -87,15 +88,14 @@ class Siege:
 
     def result(self, nonce: str, branch: str) -> Result:
         """The answer, from the bare repository itself."""
-        ref = refs.result_ref(nonce)
-        ref = ref if ref in self.house.remote_refs() else branch
+        ref = refs.result_ref(nonce) if self.bench.tip(refs.result_ref(nonce)) else branch
         text = self.house.git("show", f"{ref}:{RESULT_ROOT}/{nonce}/{RESULT_NAME}", cwd=self.house.remote)
         return parse_result(text.encode())
 
     def file(self, nonce: str, branch: str, name: str) -> str:
         """A file beside an answer."""
-        git = Git(self.house.remote)
-        data = git.read_blob(branch, f"{RESULT_ROOT}/{nonce}/{name}", 64 << 20)
+        git = GitRepo(self.house.remote)
+        data = git.read_file(branch, f"{RESULT_ROOT}/{nonce}/{name}", 64 << 20)
         git.close()
         assert data is not None, f"{nonce} has no {name}"
         return data.decode("utf-8", "replace").strip()
@@ -111,9 +111,10 @@ def besieged(house: House, prepare: Callable[[Siege], None] = lambda _: None) ->
     """
     bench = Bench(house)
     install(bench)
-    attacker = Git(house.clone)
     with listening() as listener:
-        forge = Forge(attacker, refs.audience_of(str(house.remote)), house.root / "canary", listener.address)
+        forge = Forge(
+            Objects(house.clone), refs.audience_of(str(house.remote)), house.root / "canary", listener.address
+        )
         siege = Siege(bench, listener, forge)
         prepare(siege)
         main = house.git("rev-parse", "main", cwd=house.remote)
@@ -121,7 +122,6 @@ def besieged(house: House, prepare: Callable[[Siege], None] = lambda _: None) ->
         untouched = {folder: files_of(folder) for folder in folders}
         settings = (house.remote / "config").read_bytes()
         yield siege
-        attacker.close()
         assert not forge.canary.exists()
         assert not listener.calls
     assert house.git("rev-parse", "main", cwd=house.remote) == main

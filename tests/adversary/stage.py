@@ -1,20 +1,27 @@
-"""What a runner answers to a hostile request, asked without a runner: every question up to its start."""
+"""What a runner decides about a hostile request, up to the start of its job; nothing is run or published."""
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
-from bridge.bus.git import Git
+from bridge.git.cache import GitCache
+from bridge.protocol import refs
 from bridge.protocol.result import Reason
-from bridge.runner.check import Refusal, examine
-from bridge.runner.isolation.room import Room
+from bridge.runner.admission import Admission
+from bridge.runner.config import RunnerConfig
 from bridge.runner.prepare import Preparation
-from bridge.runner.station import Station
+from bridge.runner.queue import Queue
+from bridge.runner.request import Admitted, Refusal, Refused
+from bridge.runner.sandbox.base import JobDirs
+from bridge.runner.store import Store
 from tests.adversary.attack import Forge, Forged
 from tests.bridge.runner.bench import Bench
+from tests.houses import House
+from tests.objects import Objects
 
 # What the owner of the machine installed: it prints its argument, or the files it was given.
 PROGRAMS = {
@@ -47,40 +54,63 @@ class Answer:
 
 @dataclass
 class Stage:
-    """A station without a runner, and a repository that holds what is forged."""
+    """A runner's queue and admission; its cache is the remote itself, so torn objects get there, too."""
 
-    station: Station
-    git: Git
+    config: RunnerConfig
+    cache: GitCache
+    queue: Queue
+    admission: Admission
     forge: Forge
 
-    @property
-    def canary(self) -> Path:
-        return self.forge.canary
-
     def ask(self, forged: Forged) -> Answer:
-        """Everything that the runner asks before it starts a job, with its own code."""
-        checked = examine(self.git, forged.pending, self.station, now=datetime.now(UTC), answered=())
-        if checked.refusal is not None:
-            return Answer(checked.refusal.reason, checked.refusal.message)
-        assert checked.manifest is not None
-        assert checked.preset is not None
-        room = Room(self.station.jobs / forged.nonce)
-        room.make()
+        """Put one request into the inbox, and ask all that the runner asks before it starts a job."""
+        inbox = self.cache.directory / refs.inbox_ref(forged.nonce)
+        inbox.parent.mkdir(parents=True, exist_ok=True)
+        inbox.write_text(f"{forged.commit}\n")
+        try:
+            [request] = self.queue.poll()
+        finally:
+            inbox.unlink()
+        decision = self.admission.check(request, self.queue.found)
+        if isinstance(decision, Refused):
+            return Answer(decision.reason, decision.message)
+        assert isinstance(decision, Admitted), decision
+        assert request.manifest is not None
+        dirs = JobDirs(self.config.jobs / forged.nonce)
+        dirs.make()
         preparation = Preparation(
-            self.station,
-            self.git,
-            forged.nonce,
-            checked.manifest.workload_sha,
-            checked.preset,
-            checked.params,
-            room,
+            self.config,
+            self.cache,
+            request.manifest,
+            decision,
+            dirs,
             note=lambda _: None,
             tell=lambda _: None,
         )
         try:
             preparation.lay_out()
-            return Answer(Reason.OK, argv=tuple(preparation.argv({})))
+            return Answer(Reason.OK, argv=tuple(preparation.argv()))
         except Refusal as refusal:
             return Answer(refusal.reason, refusal.message)
         finally:
-            shutil.rmtree(self.station.jobs, ignore_errors=True)
+            shutil.rmtree(self.config.jobs, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def open_stage(house: House) -> Iterator[Stage]:
+    """A stage on a house of its own."""
+    bench = Bench(house)
+    install(bench)
+    config, cache = bench.config_of(), GitCache(house.remote, str(house.remote))
+    store = Store(config.folder / "store.sqlite")
+    asked_at = {"now": lambda: datetime.now(UTC)}
+    queue, admission = Queue(config, cache, store, **asked_at), Admission(config, cache, store, **asked_at)
+    yield Stage(
+        config,
+        cache,
+        queue,
+        admission,
+        Forge(Objects(house.remote), config.audience, house.root / "canary"),
+    )
+    store.close()
+    cache.close()

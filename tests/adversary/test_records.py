@@ -1,4 +1,4 @@
-"""Each hostile claim, card, wish, preset, policy and report is refused by its reader, in words, at once."""
+"""Each hostile document beside requests is refused by its reader, in words, at once."""
 
 from __future__ import annotations
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from bridge.protocol import refs
 from bridge.protocol.result import Reason, Status
-from tests.adversary.attack import Request
+from tests.adversary.attack import Forge, Request
 from tests.adversary.families import REQUESTS
 from tests.adversary.siege import besieged
 from tests.houses import House
+from tests.objects import Objects
 
 
 def share(part: slice) -> dict[str, Request]:
@@ -44,4 +46,18 @@ def test_each_is_answered_with_its_reason_and_the_runner_serves_on(house: House,
             assert expected is Status.PASSED or verdict.message, one.name
         assert siege.result(good.nonce, good.result_ref).verdict.status is Status.PASSED
         assert siege.file(good.nonce, good.result_ref, "log.txt") == "'test'"
+        assert "a bug of kakeya-mac" not in siege.said()
+
+
+def test_requests_whose_objects_are_missing_keep_no_other_from_its_answer(house: House):
+    with besieged(house) as siege:
+        forge = Forge(Objects(house.remote), siege.forge.audience, siege.forge.canary)
+        torn = [forge.make(name, attack) for name, attack in share(slice(None)).items() if not attack.whole]
+        assert torn
+        for one in torn:
+            siege.bench.point(refs.inbox_ref(one.nonce), one.commit)
+        good = siege.bench.ask()
+        with house.runner("--idle", "0.2", trusted=False):
+            siege.wait([good.nonce], 60)
+        assert siege.result(good.nonce, good.result_ref).verdict.status is Status.PASSED
         assert "a bug of kakeya-mac" not in siege.said()

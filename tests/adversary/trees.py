@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bridge.bus.git import Git
+from tests.objects import FOLDER, GITLINK, LINK, PLAIN, PROGRAM, Objects
 
-PLAIN, PROGRAM, LINK, GITLINK, FOLDER = "100644", "100755", "120000", "160000", "40000"
+__all__ = ["FOLDER", "GITLINK", "LINK", "PLAIN", "PROGRAM", "Row", "Rows", "file", "folder", "link", "write"]
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,8 @@ def folder(name: str | bytes, *rows: Row) -> Row:
     return Row(FOLDER, name.encode() if isinstance(name, str) else name, rows)
 
 
-def write(git: Git, rows: Rows) -> str:
-    """Store a tree of these rows: folders of one name are merged if all are `file`'s; sorted as git sorts.
-
-    Rows that come twice otherwise stay twice.
-    """
+def write(objects: Objects, rows: Rows) -> str:
+    """Store a tree of these rows: folders of one name are merged, other rows that come twice stay twice."""
     merged: dict[bytes, Row] = {}
     others = []
     for row in rows:
@@ -62,19 +59,12 @@ def write(git: Git, rows: Rows) -> str:
             merged[row.name] = Row(FOLDER, row.name, known.content + row.content)
         else:
             others.append(row)
-    written = sorted([*merged.values(), *others], key=_place)
-    return git.write_raw_tree(b"".join(_bytes(git, row) for row in written))
+    return objects.tree((row.mode, row.name, _sha(objects, row)) for row in [*merged.values(), *others])
 
 
-def _place(row: Row) -> bytes:
-    return row.name + b"/" if row.mode == FOLDER else row.name
-
-
-def _bytes(git: Git, row: Row) -> bytes:
+def _sha(objects: Objects, row: Row) -> str:
     if isinstance(row.content, str):
-        sha = row.content
-    elif isinstance(row.content, tuple):
-        sha = write(git, row.content)
-    else:
-        sha = git.write_blob(row.content)
-    return row.mode.encode() + b" " + row.name + b"\0" + bytes.fromhex(sha)
+        return row.content
+    if isinstance(row.content, tuple):
+        return write(objects, row.content)
+    return objects.blob(row.content)

@@ -15,7 +15,7 @@ def _refused(*rows: Row) -> Request:
 
 
 def _broken(*rows: Row) -> Request:
-    """No tree that git would write, seen when it is held against the request's."""
+    """No tree that git would write, seen when it is compared with the request's."""
     return Request(Reason.BAD_COMMIT, _WHOLE, workload=rows)
 
 
@@ -61,11 +61,11 @@ LINKS: Table = {
 }
 
 NAMES: Table = {
-    "up": _refused(Row(FOLDER, b"..", (file("secret", "x"),))),
-    "up-as-a-file": _refused(Row("100644", b"..", b"x")),
-    "here": _refused(Row("100644", b".", b"x")),
-    "absolute": _refused(Row("100644", b"/etc/canary", b"x")),
-    "with-a-slash": _refused(Row("100644", b"a/../../b", b"x")),
+    "up": _broken(Row(FOLDER, b"..", (file("secret", "x"),))),
+    "up-as-a-file": _broken(Row("100644", b"..", b"x")),
+    "here": _broken(Row("100644", b".", b"x")),
+    "absolute": _broken(Row("100644", b"/etc/canary", b"x")),
+    "with-a-slash": _broken(Row("100644", b"a/../../b", b"x")),
     "twice": _broken(file("x", "1"), file("x", "2")),
     "a-file-and-a-folder": _broken(file("x", "1"), folder("x", file("y", "2"))),
     "twice-in-a-folder": _refused(folder("d", file("x", "1"), file("x", "2"))),

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from bridge import signing
-from bridge.bus.git import Git
-from bridge.bus.objects import Entry
+from bridge.bus.registry import register
+from bridge.git.cache import GitCache
+from bridge.git.repo import GitRepo
 from bridge.protocol.manifest import format_time
 from bridge.protocol.runner_info import (
     CARD_NAME,
@@ -20,6 +21,7 @@ from bridge.protocol.runner_info import (
     RunnerCard,
     State,
 )
+from tests.objects import Objects
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 
@@ -73,9 +75,12 @@ def signed(key: Path, base: RunnerCard) -> tuple[RunnerCard, bytes]:
 
 
 def put(remote: str | Path, ref: str, data: bytes, signature: bytes | None = None) -> None:
-    """Write whatever bytes into a runner's ref of a bare remote, as anybody with push rights could."""
-    files = {CARD_NAME: data} if signature is None else {CARD_NAME: data, CARD_SIGNATURE_NAME: signature}
-    there = Git(Path(remote))
-    rows = [Entry("100644", "blob", there.write_blob(data), name) for name, data in files.items()]
-    commit = there.commit_tree(there.write_tree(rows), [], "by hand\n")
-    there.run("update-ref", ref, commit)
+    """Write any bytes into a runner's ref of a bare remote, as anyone with push rights could."""
+    files = {CARD_NAME: data, CARD_SIGNATURE_NAME: signature}
+    commit = Objects(Path(remote)).commit_files(None, files)
+    GitRepo(Path(remote)).run("update-ref", ref, commit)
+
+
+def publish_card(cache: GitCache, base: RunnerCard) -> None:
+    """Register a runner, as its first registration does."""
+    register(cache, base, None, now=NOW)

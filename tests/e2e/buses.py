@@ -17,6 +17,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from tests.bridge.runner.bench import Bench
+from tests.e2e.faults.procs import unpublished
 from tests.houses import BIN, Done, House, build_house, wait_for
 from tests.servers.http import http_server
 from tests.servers.proxy import Proxy, cut_proxy
@@ -43,13 +44,13 @@ PROGRAMS = {
 ASK = """
 import sys
 from pathlib import Path
-from bridge.bus.git import Git
 from bridge.bus.requests import submit
 from bridge.client.remotes import resolve_remote
+from bridge.git.repo import GitRepo
 from tests.bridge.runner.bench import Bench
 from tests.houses import House
 house = House(Path(sys.argv[1]))
-git = Git(house.clone)
+git = GitRepo(house.clone)
 bus = resolve_remote(git)
 for preset in sys.argv[2:]:
     manifest = Bench(house).manifest(preset, audience=bus.audience)
@@ -141,9 +142,9 @@ class Bus:
                 process.kill()
                 process.wait()
 
-    def spooled(self, nonce: str) -> bool:
-        """Whether a runner keeps the result of a request."""
-        return bool(list(self.house.root.glob(f"state-*/runner/*/spool-*/{nonce}/entry.json")))
+    def is_kept(self, nonce: str) -> bool:
+        """Whether a runner keeps the result of a request because it is not published yet."""
+        return any(nonce in unpublished(state) for state in self.house.root.glob("state-*"))
 
     def cut(self) -> None:
         """Nobody reaches the repository any more."""

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bridge.runner.lfs import PointersRefused, materialise
-from bridge.runner.policy.types import LfsRule
+from bridge.runner.lfs import PointersRefused, replace_pointers
+from bridge.runner.policy import LfsRule
 from tests.bridge.runner.bench import Bench
 from tests.houses import build_house
 from tests.servers.lfs import LfsServer, lfs_server, pointer
@@ -49,7 +49,8 @@ def test_a_job_gets_the_files_and_a_workloads_own_settings_have_no_say(
         program = "import hashlib; print(hashlib.sha256(open('big.bin', 'rb').read()).hexdigest())"
         bench.install({"echo": "print('hello')"})
         bench.preset("whole", ["${python}", "-c", program], engine="workload", workspace="full")
-        bench.policy(f'allow_repo_code = true\n[lfs]\nendpoint = "{server.endpoint}"\n')
+        rule = f'[lfs]\nendpoint = "{server.endpoint}"\n'
+        bench.policy(f"allow_repo_code = true\nallow_unsandboxed = true\n{rule}")
         asked = bench.ask("whole")
         bench.serve_once()
         assert other.calls == []
@@ -72,14 +73,14 @@ def test_a_server_that_lies_is_not_believed(server: LfsServer, tmp_path: Path, n
     paths = laid(tmp_path / "w", x=server.add(data))
     server.sent[hashlib.sha256(data).hexdigest()] = LIES[name](data)
     with pytest.raises(PointersRefused, match="does not give the object"):
-        materialise(tmp_path / "w", paths, LfsRule(server.endpoint), beside=tmp_path)
+        replace_pointers(tmp_path / "w", paths, LfsRule(endpoint=server.endpoint), scratch_dir=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["w"], "nothing is left behind"
 
 
 def test_an_object_that_is_not_there_is_named(server: LfsServer, tmp_path: Path) -> None:
     paths = laid(tmp_path / "w", here=server.add(b"here"), gone=pointer("ab" * 32, 7))
     with pytest.raises(PointersRefused, match=r"gone: .*abababababab of 7 bytes"):
-        materialise(tmp_path / "w", paths, LfsRule(server.endpoint), beside=tmp_path)
+        replace_pointers(tmp_path / "w", paths, LfsRule(endpoint=server.endpoint), scratch_dir=tmp_path)
 
 
 def test_a_server_that_wants_a_password_is_no_wait(server: LfsServer, tmp_path: Path, monkeypatch) -> None:
@@ -87,19 +88,21 @@ def test_a_server_that_wants_a_password_is_no_wait(server: LfsServer, tmp_path: 
     server.password = "secret"
     paths = laid(tmp_path / "w", x=server.add(b"x"))
     with pytest.raises(PointersRefused, match="does not give the object"):
-        materialise(tmp_path / "w", paths, LfsRule(server.endpoint), beside=tmp_path)
+        replace_pointers(tmp_path / "w", paths, LfsRule(endpoint=server.endpoint), scratch_dir=tmp_path)
     helper = tmp_path / "helper"
     helper.write_text("#!/bin/sh\necho username=me\necho password=secret\n")
     helper.chmod(0o755)
     (tmp_path / ".gitconfig").write_text(f"[credential]\n\thelper = {helper}\n")
-    assert materialise(tmp_path / "w", paths, LfsRule(server.endpoint), beside=tmp_path) == 1
+    assert (
+        replace_pointers(tmp_path / "w", paths, LfsRule(endpoint=server.endpoint), scratch_dir=tmp_path) == 1
+    )
     assert (tmp_path / "w" / "x").read_bytes() == b"x"
 
 
 def test_a_cancelled_job_does_not_wait_for_its_files(server: LfsServer, tmp_path: Path) -> None:
     paths = laid(tmp_path / "w", x=server.add(b"x"))
-    rule = LfsRule(server.endpoint)
-    assert materialise(tmp_path / "w", paths, rule, beside=tmp_path, stop=lambda: True) == 0
+    rule = LfsRule(endpoint=server.endpoint)
+    assert replace_pointers(tmp_path / "w", paths, rule, scratch_dir=tmp_path, stop=lambda: True) == 0
 
 
 def test_a_folder_serves_objects_as_well(tmp_path: Path) -> None:
@@ -111,5 +114,5 @@ def test_a_folder_serves_objects_as_well(tmp_path: Path) -> None:
     (store / oid).write_bytes(data)
     paths = laid(tmp_path / "w", x=pointer(oid, len(data)))
     rule = LfsRule(f"file://{tmp_path}/mirror.git")
-    assert materialise(tmp_path / "w", paths, rule, beside=tmp_path) == len(data)
+    assert replace_pointers(tmp_path / "w", paths, rule, scratch_dir=tmp_path) == len(data)
     assert (tmp_path / "w" / "x").read_bytes() == data

@@ -75,16 +75,16 @@ def test_two_runners_share_the_requests_and_each_is_answered_once(bus: Bus):
         assert done.code == 0, done.err + bus.logs()
         assert done.json["attempt"] == 1
         assert bus.results(nonce) == 1
-        assert bus.logs().count(f"{nonce}: claimed") == 1, bus.logs()
+        assert bus.logs().count(f"{nonce} (echo): claimed") == 1, bus.logs()
     assert not [ref for ref in bus.house.remote_refs() if "/claims/" in ref or "/inbox/" in ref]
 
 
 def test_a_result_outlives_its_runner_while_the_server_is_away(bus: Bus):
     runner = bus.serve("mac")
     [nonce] = bus.ask("pause")
-    wait_for_log(bus, f"{nonce}: claimed")
+    wait_for_log(bus, f"{nonce} (pause): claimed")
     bus.cut()
-    wait_for(lambda: bus.spooled(nonce), what="the spool to hold the result")
+    wait_for(lambda: bus.is_kept(nonce), what="the runner to keep the result")
     runner.kill()
     runner.wait()
     one_error(bus.kakeya("status", nonce))
@@ -94,7 +94,7 @@ def test_a_result_outlives_its_runner_while_the_server_is_away(bus: Bus):
     assert done.code == 0, done.err + bus.logs()
     assert done.json["attempt"] == 1
     assert bus.results(nonce) == 1
-    wait_for(lambda: not bus.spooled(nonce), what="the spool to be empty")
+    wait_for(lambda: not bus.is_kept(nonce), what="the kept result to be published")
 
 
 def test_where_only_branches_are_taken_a_request_is_answered_all_the_same(bus: Bus):
@@ -229,6 +229,6 @@ def test_sigterm_drains_a_runner_whose_server_is_away(served: Bus):
     runner = served.serve("mac")
     wait_for_log(served, "serving")
     served.cut()
-    wait_for_log(served, "trying again")
+    wait_for_log(served, "retrying")
     runner.send_signal(signal.SIGTERM)
     assert runner.wait(15) in (0, 143)

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.unsandboxed]
 
 
 @pytest.mark.exhaustive
-def test_the_environment_is_the_locked_one_and_its_interpreter_is_watched(mac: Mac) -> None:
+def test_environment_is_locked_and_its_interpreter_recorded(mac: Mac) -> None:
     del mac.env["KAKEYA_PYTHON"]
     done = mac.setup(*FULL)
     assert done.code == 0, done.out + done.err

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.workflow.naming import runner_name
+from bridge.github.execute import runner_name
 from tests.e2e.acts import ACT, WORKFLOWS, Workshop, runnable
 from tests.houses import build_house
 from tests.servers.github import TOKEN, github_server
@@ -30,7 +30,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     return made
 
 
-def test_only_the_line_of_the_queue_is_taken_out_of_the_file():
+def test_only_the_queue_line_differs():
     text = (WORKFLOWS / "mac-bridge.yaml").read_text()
     lines = text.splitlines()
     lines.remove("  queue: max")
@@ -40,7 +40,7 @@ def test_only_the_line_of_the_queue_is_taken_out_of_the_file():
 def test_a_request_comes_in_and_its_result_goes_out(workshop: Workshop):
     nonce, ref = workshop.ask("throughput", params={"prompts": "code", "limit": 1, "max_tokens": 16})
     name = runner_name()
-    trusted = f"{name} {workshop.bench.station(name).public_key}"
+    trusted = f"{name} {workshop.bench.config_of(name).public_key}"
     acted = workshop.push_event(ref, variables={"KAKEYA_TRUSTED_RUNNERS": trusted})
     assert acted.code == 0, acted.log
     assert acted.job("run")
@@ -54,7 +54,7 @@ def test_a_request_comes_in_and_its_result_goes_out(workshop: Workshop):
     assert "[skip ci]" in message
 
 
-def test_a_hostile_manifest_is_refused_and_the_refusal_is_published(workshop: Workshop):
+def test_hostile_manifest_is_refused_and_answered(workshop: Workshop):
     nonce, ref = workshop.ask("gate", params={"path": "../../etc/passwd"})
     acted = workshop.push_event(ref)
     assert acted.code != 0
@@ -64,7 +64,7 @@ def test_a_hostile_manifest_is_refused_and_the_refusal_is_published(workshop: Wo
     assert not workshop.has_inbox(nonce)
 
 
-def test_an_artifact_that_was_changed_between_the_jobs_is_rejected(workshop: Workshop):
+def test_artifact_changed_between_the_jobs_is_rejected(workshop: Workshop):
     nonce, ref = workshop.ask()
     change = "it = next(store.rglob('log.txt'))\nit.write_bytes(it.read_bytes() + b'and more')"
     acted = workshop.push_event(ref, STAND_IN_INTRUDER=workshop.intruder(change))
@@ -75,7 +75,7 @@ def test_an_artifact_that_was_changed_between_the_jobs_is_rejected(workshop: Wor
     assert "its digest is" in workshop.bench.answer(nonce).result.verdict.message
 
 
-def test_a_run_whose_mac_has_nothing_installed_is_answered_as_lost(workshop: Workshop, tmp_path: Path):
+def test_run_on_an_empty_mac_is_answered_as_lost(workshop: Workshop, tmp_path: Path):
     nonce, ref = workshop.ask()
     (tmp_path / "kakeya_mac").write_text("#!/bin/sh\nexit 41\n")
     (tmp_path / "kakeya_mac").chmod(0o755)
@@ -117,7 +117,6 @@ def test_another_workflow_asks_waits_and_gates_on_the_verdict(
 
     with github_server() as server:
         server.on_dispatch = start
-        server.files[".github/workflows/mac-bridge.yaml", "main"] = b"as it is on the remote"
         environ = {**server.environ, "GITHUB_TOKEN": TOKEN}
         del environ["KAKEYA_GITHUB_TOKEN"]  # the step has it of the job
         asked = {"params": "", "ref": "", "wait": "300", **inputs}

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from bridge.protocol.refs import audience_of
+from tests.bridge.github.runs import ask
 from tests.bridge.runner.bench import Bench
-from tests.bridge.workflow.runs import ask
 from tests.e2e.buses import Watch
 from tests.houses import build_house
 from tests.servers.http import http_server

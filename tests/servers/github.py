@@ -1,12 +1,11 @@
 """A GitHub server for tests: a real HTTP server on this machine that speaks the JSON GitHub documents.
 
-It keeps runs, jobs, artifacts and logs, starts runs on dispatch and re-run, stops them on cancel, checks the
-token, pages its lists, and misbehaves when it is told to (`Fault`).
+It keeps runs, jobs and logs, starts runs on dispatch and re-run, stops them on cancel, checks the
+token, and misbehaves when it is told to (`Fault`).
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import re
@@ -19,7 +18,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-DRIP_S = 0.05
 TOKEN = "ghs_0123456789abcdefghijklmnopqrstuvwxyz"
 SLUG = "octo/hello"
 
@@ -37,8 +35,6 @@ class Fault:
         cut: The body breaks off after so many bytes, its announced length does not.
         pause_s: Seconds before the answer.
         body: Sent in place of the answer's body.
-        drip: From which part on the answer comes byte by byte, one every `DRIP_S`: ``status``, ``headers`` or
-            ``body``.
         silent: The call takes effect, and the connection ends without an answer.
     """
 
@@ -50,7 +46,6 @@ class Fault:
     cut: int | None = None
     pause_s: float = 0.0
     body: bytes | None = None
-    drip: str | None = None
     silent: bool = False
 
 
@@ -73,13 +68,10 @@ class GitHubServer:
         api: Base address.
         runs: By id, as the API writes them.
         jobs: By run id.
-        artifacts: By run id.
         logs: By job id.
-        files: Contents by (path, ref).
         calls: Every request so far, in order.
         faults: What goes wrong next.
         token: The one that counts; None: none is asked for.
-        page: Rows on a page at most.
         on_dispatch: Is told of each dispatch: workflow, ref, inputs.
         gives_run_id: Whether a dispatch is answered with its run.
         writes_actions: Whether the token may write actions.
@@ -88,15 +80,11 @@ class GitHubServer:
     api: str
     runs: dict[int, dict[str, Any]] = field(default_factory=dict)
     jobs: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
-    artifacts: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
-    runners: list[dict[str, Any]] = field(default_factory=list)
     logs: dict[int, bytes] = field(default_factory=dict)
-    files: dict[tuple[str, str], bytes] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     headers: dict[str, str] = field(default_factory=dict)
     token: str | None = TOKEN
-    page: int = 100
     private: bool = True
     default_branch: str = "main"
     permissions: dict[str, bool] | None = field(default_factory=lambda: {"push": True, "pull": True})
@@ -242,26 +230,16 @@ class _Handler(BaseHTTPRequestHandler):
         if fault is not None and fault.silent:
             self.close_connection = True
             return
-        cut, drip = (None, None) if fault is None else (fault.cut, fault.drip)
+        cut = None if fault is None else fault.cut
         lines = {"content-type": "application/json; charset=utf-8", **headers}
         if status != 204:
             lines["content-length"] = str(len(body))
         head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
         phrase = self.responses.get(status, ("Said",))[0]
-        parts = {
-            "status": f"{self.protocol_version} {status} {phrase}\r\n".encode(),
-            "headers": f"{head}\r\n".encode("latin-1"),
-            "body": body if cut is None else body[:cut],
-        }
-        slow = False
+        start = f"{self.protocol_version} {status} {phrase}\r\n{head}\r\n".encode("latin-1")
         with contextlib.suppress(ConnectionError):
-            for name, data in parts.items():
-                slow = slow or name == drip
-                step = 1 if slow else len(data) or 1
-                for at in range(0, len(data), step):
-                    self.wfile.write(data[at : at + step])
-                    time.sleep(DRIP_S if slow else 0.0)
-        if cut is not None or slow:
+            self.wfile.write(start + (body if cut is None else body[:cut]))
+        if cut is not None:
             self.close_connection = True
 
     def _answer(
@@ -269,8 +247,6 @@ class _Handler(BaseHTTPRequestHandler):
     ) -> tuple[int, Any, dict[str, str]]:
         if self.state.token not in (None, self.state.calls[-1].token):
             raise _Refused(401, "Bad credentials")
-        if path == "/rate_limit":
-            return 200, {"resources": {}}, {}
         root = f"/repos/{SLUG}"
         if not path.startswith(root):
             raise _Refused(404, "Not Found")
@@ -292,38 +268,27 @@ class _Handler(BaseHTTPRequestHandler):
             return 200, {**document, **({"permissions": state.permissions} if state.permissions else {})}, {}
         if place == "/actions/runs" or re.fullmatch(r"/actions/workflows/[^/]+/runs", place):
             wanted = [run for run in sorted(state.runs.values(), key=lambda r: -r["id"]) if _fits(run, query)]
-            return self._page("workflow_runs", wanted, query)
-        if place == "/actions/runners":
-            return self._page("runners", state.runners, query)
-        if found := re.fullmatch(r"/actions/runs/(\d+)(/jobs|/artifacts)?", place):
+            rows = wanted[: int(query.get("per_page", 30))]
+            return 200, {"total_count": len(wanted), "workflow_runs": rows}, {}
+        if found := re.fullmatch(r"/actions/runs/(\d+)(/jobs)?", place):
             number = int(found[1])
             if number not in state.runs:
                 raise _Refused(404, "Not Found")
             if found[2] == "/jobs":
-                return self._page("jobs", state.jobs.get(number, []), query)
-            if found[2] == "/artifacts":
-                return self._page("artifacts", state.artifacts.get(number, []), query)
+                rows = state.jobs.get(number, [])
+                return 200, {"total_count": len(rows), "jobs": rows}, {}
             return 200, state.runs[number], {}
         if found := re.fullmatch(r"/actions/jobs/(\d+)/logs", place):
             if int(found[1]) not in state.logs:
                 raise _Refused(404, "Not Found")
             return 302, None, {"location": f"{state.log_host or state.api}/blob/{found[1]}"}
-        if place.startswith("/contents/"):
-            data = state.files.get((place.removeprefix("/contents/"), query.get("ref", state.default_branch)))
-            if data is None:
-                raise _Refused(404, "Not Found")
-            return (
-                200,
-                {"type": "file", "encoding": "base64", "content": base64.encodebytes(data).decode()},
-                {},
-            )
         raise _Refused(404, "Not Found")
 
     def _change(self, place: str, body: Any) -> tuple[int, Any, dict[str, str]]:
         state = self.state
         if not state.writes_actions:
             raise _Refused(403, "Resource not accessible by integration")
-        if found := re.fullmatch(r"/actions/runs/(\d+)/(rerun|cancel|force-cancel)", place):
+        if found := re.fullmatch(r"/actions/runs/(\d+)/(rerun|cancel)", place):
             run = state.runs.get(int(found[1]))
             if run is None:
                 raise _Refused(404, "Not Found")
@@ -349,25 +314,7 @@ class _Handler(BaseHTTPRequestHandler):
             if not body.get("return_run_details"):
                 return 204, None, {}
             return 200, {"workflow_run_id": number, "run_url": "…", "html_url": "…"}, {}
-        if re.fullmatch(r"/actions/runners/(registration|remove)-token", place):
-            return 201, {"token": "AABBCCDD", "expires_at": "2026-03-01T13:00:00Z"}, {}
         raise _Refused(404, "Not Found")
-
-    def _page(
-        self, key: str, rows: list[dict[str, Any]], query: dict[str, str]
-    ) -> tuple[int, Any, dict[str, str]]:
-        size = min(self.state.page, int(query.get("per_page", 30)))
-        number = int(query.get("page", 1))
-        begin = (number - 1) * size
-        headers = {}
-        if begin + size < len(rows):
-            parts = urlsplit(self.path)
-            rest = {name: value[0] for name, value in parse_qs(parts.query).items() if name != "page"}
-            asked = "&".join(f"{name}={value}" for name, value in rest.items())
-            last = -(-len(rows) // size)
-            base = f"{self.state.api}{parts.path}?{asked}"
-            headers["link"] = f'<{base}&page={number + 1}>; rel="next", <{base}&page={last}>; rel="last"'
-        return 200, {"total_count": len(rows), key: rows[begin : begin + size]}, headers
 
 
 def _fits(run: dict[str, Any], query: dict[str, str]) -> bool:

@@ -75,7 +75,7 @@ def test_a_queue_is_never_asked_for_together_with_cancelling(path: Path):
 
 
 @named_all
-def test_every_action_is_pinned_by_its_commit_and_says_which_version_that_is(path: Path):
+def test_every_action_is_pinned_by_commit_and_names_its_version(path: Path):
     for step in steps(path):
         used = step.get("uses", "")
         if used and not used.startswith("./"):
@@ -109,14 +109,14 @@ def test_every_job_has_a_time_limit(path: Path):
 
 
 @named_all
-def test_no_expression_stands_in_a_script(path: Path):
+def test_scripts_contain_no_expression(path: Path):
     scripts = [step["run"] for step in steps(path) if "run" in step]
     assert scripts or path == RUN, "it uses the action, whose scripts are looked at"
     assert not [script for script in scripts if "${{" in script]
 
 
 @named_all
-def test_no_interpreter_takes_modules_from_the_folder_that_it_is_started_in(path: Path):
+def test_interpreters_take_no_modules_from_their_folder(path: Path):
     """It may be a workload's; installing is done elsewhere, and isolated."""
     for step in steps(path):
         script = step.get("run", "")
@@ -153,7 +153,7 @@ def test_every_upload_takes_hidden_files_and_fails_without_any(path: Path):
             assert step["with"]["if-no-files-found"] == "error"
 
 
-def test_requests_come_by_their_branches_or_by_a_dispatch_and_by_nothing_else():
+def test_only_request_branches_and_dispatches_start_a_run():
     triggers = on(read(BRIDGE))
     assert set(triggers) == {"push", "workflow_dispatch"}
     assert triggers["push"] == {"branches": ["mac-bridge/**", "AgentMemory/mac-bridge-*"]}
@@ -172,14 +172,14 @@ def test_the_token_that_writes_is_given_to_one_step():
     assert holders == ["Compare, judge, commit"]
 
 
-def test_what_publishes_comes_from_the_default_branch_or_a_named_commit():
+def test_publish_job_uses_the_default_branch_or_a_commit():
     publish = jobs(BRIDGE)["publish"]
     assert publish["if"].startswith("${{ always()"), "a run that failed is answered, too"
     (checkout,) = [step for step in publish["steps"] if "actions/checkout" in step.get("uses", "")]
     assert checkout["with"]["ref"] == "${{ github.event.repository.default_branch }}"
 
 
-def test_a_run_is_asked_for_alike_by_hand_by_a_workflow_and_by_another_repository():
+def test_all_ways_to_start_a_run_have_the_same_inputs():
     triggers = on(read(RUN))
     called, by_hand = triggers["workflow_call"], triggers["workflow_dispatch"]
     assert called["inputs"] == by_hand["inputs"]
@@ -188,10 +188,6 @@ def test_a_run_is_asked_for_alike_by_hand_by_a_workflow_and_by_another_repositor
     action = read(ACTION)
     assert set(called["inputs"]) <= set(action["inputs"])
     assert set(called["outputs"]) <= set(action["outputs"])
-
-
-def test_the_package_carries_the_workflow_that_the_repository_runs():
-    assert (ROOT / "bridge" / "workflow" / "mac-bridge.yaml").read_bytes() == BRIDGE.read_bytes()
 
 
 # Where something is installed for a job that may write, or by `make setup`.

@@ -153,7 +153,7 @@ def ask(house: House, step: int, preset: str, **inputs: str) -> tuple[Done, dict
 
 
 @pytest.mark.slow
-def test_a_job_may_ask_more_than_once_and_each_answer_is_of_its_own_request(house: House) -> None:
+def test_each_step_gets_the_answer_of_its_own_request(house: House) -> None:
     with house.runner("--idle", "0.2"):
         steps = [ask(house, step, "probe") for step in (1, 2)]
         done, broken = ask(house, 3, "probe", PARAMS="no-such=1")

@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from bridge.evidence.case import SPEED_CLAIMS, Case
-from bridge.evidence.figures import compare, parity_difference, quotient
-from bridge.evidence.report import Arm, Claim
-from bridge.evidence.rules.paths import is_plain, references
-from bridge.evidence.rules.stops import natural_stops, stops_problem
-from bridge.evidence.shown import shown
+from bridge.evidence.figures import SPEED_CLAIMS, Case, compare, parity_difference
+from bridge.evidence.model import Arm, ReportClaim, Sample, quotient
+from bridge.evidence.rules.paths import is_plain
+from bridge.evidence.rules.recall import IGNORE_STOPS
+from bridge.evidence.text import shown
 
 Figure = Callable[[Case, Arm, Arm | None], float | None]
 
@@ -37,7 +36,7 @@ class ClaimKind:
 
 @dataclass(frozen=True)
 class ClaimFigure:
-    """A claim beside the figure the rows give; `figure` is None where they give none."""
+    """A claim with the figure the rows give; `figure` is None where they give none."""
 
     name: str
     arm: str | None
@@ -48,43 +47,34 @@ class ClaimFigure:
 
 
 def _identity(_case: Case, arm: Arm, baseline: Arm | None) -> float | None:
-    if baseline is None:
-        return None
-    pair = compare(arm, baseline)
-    return quotient(pair.identical_samples, pair.compared_samples)
+    pair = compare(arm, baseline) if baseline else None
+    return quotient(pair.identical_samples, pair.compared_samples) if pair else None
 
 
+def _speed(_case: Case, arm: Arm, baseline: Arm | None) -> float | None:
+    return compare(arm, baseline).decode_ratio if baseline else None
+
+
+def _of_arm(field: Literal["acceptance_length", "recall", "max_resident_bytes"]) -> Figure:
+    return lambda case, arm, _: getattr(case.figures.arms[arm.name], field)
+
+
+def _natural_stops(_case: Case, arm: Arm, _other: Arm | None) -> float | None:
+    return quotient(sum(sample.finish_reason == "stop" for sample in arm.samples), len(arm.samples))
+
+
+# Those without a bound are decided by RECALL_BELOW_ORACLE and the restoration rules.
 CLAIMS: dict[str, ClaimKind] = {
     "identical_output": ClaimKind(_identity, None, "baseline"),
     "exact_match": ClaimKind(_identity, "at_least", "baseline", lowest=0.5, highest=1.0),
-    "speedup": ClaimKind(
-        lambda _, arm, base: compare(arm, base).decode_ratio if base else None,
-        "at_least",
-        "baseline",
-        lowest=1.0,
-    ),
-    "no_slowdown": ClaimKind(
-        lambda _, arm, base: compare(arm, base).decode_ratio if base else None,
-        "at_least",
-        "baseline",
-        lowest=0.8,
-        highest=1.0,
-    ),
-    "acceptance_length": ClaimKind(
-        lambda case, arm, _: case.figures.arms[arm.name].acceptance_length,
-        "at_least",
-        lowest=1.0,
-        highest=1024,
-    ),
-    "recall": ClaimKind(
-        lambda case, arm, _: case.figures.arms[arm.name].recall, "at_least", lowest=0.01, highest=1.0
-    ),
-    "recall_parity": ClaimKind(lambda case, arm, _: case.figures.arms[arm.name].recall, None, "oracle"),
-    "resident_bytes": ClaimKind(
-        lambda case, arm, _: case.figures.arms[arm.name].max_resident_bytes, "at_most", lowest=1
-    ),
-    "restoration": ClaimKind(lambda case, arm, _: case.figures.arms[arm.name].recall, None),
-    "natural_stops": ClaimKind(lambda _, arm, __: natural_stops(arm), "at_least", lowest=0.5, highest=1.0),
+    "speedup": ClaimKind(_speed, "at_least", "baseline", lowest=1.0),
+    "no_slowdown": ClaimKind(_speed, "at_least", "baseline", lowest=0.8, highest=1.0),
+    "acceptance_length": ClaimKind(_of_arm("acceptance_length"), "at_least", lowest=1.0, highest=1024),
+    "recall": ClaimKind(_of_arm("recall"), "at_least", lowest=0.01, highest=1.0),
+    "recall_parity": ClaimKind(_of_arm("recall"), None, "oracle"),
+    "resident_bytes": ClaimKind(_of_arm("max_resident_bytes"), "at_most", lowest=1),
+    "restoration": ClaimKind(_of_arm("recall"), None),
+    "natural_stops": ClaimKind(_natural_stops, "at_least", lowest=0.5, highest=1.0),
 }
 # Claims of the same tokens, and of a figure over the arm's own prompts.
 SAMENESS = frozenset({"identical_output", "exact_match"})
@@ -95,14 +85,17 @@ MACHINE, PARITY = "machine", "parity"
 
 
 def claim_not_met(case: Case) -> Iterator[str]:
-    """A claim is malformed, speaks of an arm that is not there, or its figure is not reached."""
+    """A claim is malformed, names an arm that is not there, leaves out prompts that the arm it is held
+    against ran, calls another baseline than plain decoding its original, calls ends of texts natural that
+    other texts go on past, was not asked for by the configuration, or is not reached by the rows.
+    """
     for claim in case.report.claims:
         problem = _problem(case, claim) or _not_configured(claim, case.report.configuration)
         if problem:
             yield f"{claim.name}: {problem}"
 
 
-def _not_configured(claim: Claim, configuration: Mapping[str, object]) -> str | None:
+def _not_configured(claim: ReportClaim, configuration: Mapping[str, object]) -> str | None:
     """Why `eval throughput`, with the switches that the report states, would not have made a claim."""
     speed = claim.name in SPEED_CLAIMS
     if speed and (reason := configuration.get("speed_not_claimed")) is not None:
@@ -121,12 +114,12 @@ def claim_figures(case: Case) -> tuple[ClaimFigure, ...]:
     return tuple(_claim_figure(case, claim) for claim in case.report.claims)
 
 
-def _claim_figure(case: Case, claim: Claim) -> ClaimFigure:
+def _claim_figure(case: Case, claim: ReportClaim) -> ClaimFigure:
     met = _problem(case, claim) is None
     if claim.name == MACHINE:
         return ClaimFigure(claim.name, None, None, None, None, met)
     if claim.name == PARITY:
-        return ClaimFigure(claim.name, None, None, claim.at_most, _difference(case), met)
+        return ClaimFigure(claim.name, None, None, claim.at_most, _parity_difference(case), met)
     kind = CLAIMS[claim.name]
     arm, other = case.arm_of(claim), _against(case, claim, kind)
     return ClaimFigure(
@@ -139,41 +132,36 @@ def _claim_figure(case: Case, claim: Claim) -> ClaimFigure:
     )
 
 
-def _against(case: Case, claim: Claim, kind: ClaimKind) -> Arm | None:
+def _parity_difference(case: Case) -> float | None:
+    return None if case.report.parity is None else parity_difference(case.report.parity)
+
+
+def _against(case: Case, claim: ReportClaim, kind: ClaimKind) -> Arm | None:
     if kind.against == "oracle":
         return case.oracle_of(claim)
     return case.baseline_of(claim) if kind.against == "baseline" else None
 
 
-def _problem(case: Case, claim: Claim) -> str | None:
+def _problem(case: Case, claim: ReportClaim) -> str | None:
     """What is wrong with a claim, or None when it holds."""
-    if claim.name == MACHINE:
-        extra = [name for name, value in claim if name != "name" and value is not None]
-        return f"a claim about the machine takes no {extra[0]}" if extra else None
-    if claim.name == PARITY:
-        return _parity_problem(case, claim)
-    kind = CLAIMS.get(claim.name)
-    if kind is None:
-        return "the gate knows no such claim"
-    malformed = _malformed(claim, kind)
-    if malformed:
+    if claim.name in (MACHINE, PARITY):
+        return _problem_without_arm(case, claim)
+    kind = CLAIMS[claim.name]
+    if malformed := _malformed(claim, kind):
         return malformed
-    arm = case.arm_of(claim)
+    arm, other = case.arm_of(claim), _against(case, claim, kind)
     if arm is None:
         return f"there is no arm {shown(claim.arm)}" if claim.arm else "no single arm is under test"
-    other = _against(case, claim, kind)
-    if kind.against == "baseline" and (other is None or other.role != "baseline"):
-        return f"{shown(claim.baseline)} is no baseline" if claim.baseline else "there is no baseline"
     # A missing oracle is CONTROL_MISSING; one of another role cannot be compared with.
-    if kind.against == "oracle" and claim.baseline is not None and (other is None or other.role != "oracle"):
-        return f"{shown(claim.baseline)} is no oracle"
-    problem = _identity_problem(case, claim, arm, other) or _left_out(case, claim, arm)
-    if problem is None and claim.name == "natural_stops":
-        problem = stops_problem(case, arm)
-    if problem:
+    needed = kind.against == "baseline" or (kind.against == "oracle" and claim.baseline is not None)
+    if needed and (other is None or other.role != kind.against):
+        return f"{shown(claim.baseline)} is no {kind.against}" if claim.baseline else "there is no baseline"
+    if problem := _identity_problem(case, claim, arm, other) or _left_out(case, claim, arm):
+        return problem
+    if claim.name == "natural_stops" and (problem := _no_stop(case, arm)):
         return problem
     if kind.bound is None:
-        return None  # decided by RECALL_BELOW_ORACLE and the restoration rules
+        return None
     figure, bound = kind.figure(case, arm, other), getattr(claim, kind.bound)
     if figure is None:
         return "the rows give no such figure"
@@ -181,63 +169,71 @@ def _problem(case: Case, claim: Claim) -> str | None:
     return None if reached else f"claimed {kind.bound} {bound:g}, but the rows give {figure:.6g}"
 
 
-def _malformed(claim: Claim, kind: ClaimKind) -> str | None:
+def _problem_without_arm(case: Case, claim: ReportClaim) -> str | None:
+    allowed = ("name",) if claim.name == MACHINE else ("name", "at_most")
+    if extra := [name for name, value in claim if name not in allowed and value is not None]:
+        return f"takes no {extra[0]}"
+    if claim.name == MACHINE:
+        return None
+    if claim.at_most is None:
+        return "lacks at_most"
+    figure = _parity_difference(case)
+    if figure is None:
+        return "the rows give no such figure"
+    return None if figure <= claim.at_most else f"the rows give {figure:.6g}, not {claim.at_most:g}"
+
+
+def _malformed(claim: ReportClaim, kind: ClaimKind) -> str | None:
     for bound in ("at_least", "at_most"):
         value = getattr(claim, bound)
         if (value is not None) != (bound == kind.bound):
             return f"lacks {bound}" if bound == kind.bound else f"takes no {bound}"
         if value is not None and not kind.lowest <= value <= kind.highest:
             return f"{bound} {value:g} is outside {kind.lowest:g} to {kind.highest:g}"
-    if kind.against is None and claim.baseline is not None:
-        return "takes no baseline"
-    return None
+    return "takes no baseline" if kind.against is None and claim.baseline is not None else None
 
 
-def _identity_problem(case: Case, claim: Claim, arm: Arm, baseline: Arm | None) -> str | None:
+def _identity_problem(case: Case, claim: ReportClaim, arm: Arm, baseline: Arm | None) -> str | None:
     """Sameness needs plain decoding of the same prompts; identity but for ties, the rounding error too."""
     if claim.name not in SAMENESS:
         return None
     if claim.name == "identical_output" and case.report.rounding is None:
         return "the rounding error of this model was not measured"
-    if baseline is None or not arm.samples or _prompts(arm) != _prompts(baseline):
+    if baseline is None or not arm.samples or arm.prompts != baseline.prompts:
         return "the arm and the baseline did not run the same prompts"
     # The baseline of a kv report is the system itself with native caches; KIND_MISMATCH judges it.
     if case.report.kind != "kv" and not is_plain(baseline.system):
-        return f"the baseline {shown(baseline.name)} is no plain decoding"
+        return f"the baseline {baseline.label} is no plain decoding"
     return None
 
 
-def _left_out(case: Case, claim: Claim, arm: Arm) -> str | None:
-    """A share over fewer prompts than the arms beside it ran: the others may be those that failed."""
+def _left_out(case: Case, claim: ReportClaim, arm: Arm) -> str | None:
+    """A share over fewer prompts than its references ran: the others may be those that failed."""
     if claim.name not in SHARES:
         return None
-    for reference in references(case):
-        if claim.name in ("acceptance_length", "natural_stops"):
-            ours, theirs = _prompts(arm), _prompts(reference) if reference.role == "baseline" else frozenset()
-        else:
-            ours, theirs = _needle_prompts(arm), _needle_prompts(reference)
+    of_all = claim.name in ("acceptance_length", "natural_stops")
+    for reference in case.baselines if of_all else case.references:
+        ours, theirs = (
+            arm.prompts if of_all else frozenset(s.prompt_id for s in arm.samples if s.needle is not None)
+            for arm in (arm, reference)
+        )
         if theirs and ours != theirs:
-            return f"{shown(arm.name)} and {shown(reference.name)} did not run the same prompts"
+            return f"{arm.label} and {reference.label} did not run the same prompts"
     return None
 
 
-def _prompts(arm: Arm) -> frozenset[str]:
-    return frozenset(sample.prompt_id for sample in arm.samples)
+def _no_stop(case: Case, arm: Arm) -> str | None:
+    """A text that goes on past the token that ends another one by `stop`, or None: that is no stop token.
 
-
-def _needle_prompts(arm: Arm) -> frozenset[str]:
-    return frozenset(sample.prompt_id for sample in arm.samples if sample.needle is not None)
-
-
-def _difference(case: Case) -> float | None:
-    return None if case.report.parity is None else parity_difference(case.report.parity)
-
-
-def _parity_problem(case: Case, claim: Claim) -> str | None:
-    extra = [name for name in ("arm", "baseline", "at_least") if getattr(claim, name) is not None]
-    if extra or claim.at_most is None:
-        return f"takes no {extra[0]}" if extra else "lacks at_most"
-    figure = _difference(case)
-    if figure is None:
-        return "the rows give no such figure"
-    return None if figure <= claim.at_most else f"the rows give {figure:.6g}, not {claim.at_most:g}"
+    So a text that was cut at `max_tokens` cannot call that a stop.
+    """
+    ends: dict[int, Sample] = {}
+    for sample in arm.samples:
+        if sample.finish_reason == "stop" and sample.tokens:
+            ends.setdefault(sample.tokens[-1], sample)
+    for other, sample, where in case.rows():
+        inside = sample.tokens if sample.finish_reason == "length" else sample.tokens[:-1]
+        token = next((token for token in inside if token in ends), None)
+        if token is not None and other.control != IGNORE_STOPS:
+            return f"token {token} ends {shown(ends[token].prompt_id)}, but {where} continues after it"
+    return None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from bridge.evidence.case import Case
-from bridge.evidence.report import Environment, Model
-from bridge.evidence.shown import several, shown
+from bridge.evidence.figures import Case
+from bridge.evidence.model import Environment, Model
+from bridge.evidence.text import faults, several, shown
 
 WEIGHTLESS_DRAFTERS = frozenset({"prompt-lookup"})
 DTYPE_BITS = {"float32": 32, "float16": 16, "bfloat16": 16}
@@ -20,54 +20,47 @@ WIDTHS = frozenset({2, 3, 4, 5, 6, 8})  # bits that mlx packs to
 
 
 def environment_incomplete(case: Case) -> Iterator[str]:
-    """Machine, versions, source or weights are missing, impossible, or named by a placeholder."""
-    report = case.report
-    yield from _placeholders(report.environment)
-    if report.environment.metal and report.environment.system != "Darwin":
-        yield f"environment.metal is true on {shown(report.environment.system)}, which has no Metal"
-    if report.environment.system == "Darwin" and report.environment.thermal_state == "not_applicable":
-        yield "environment.thermal_state is not_applicable on Darwin, which has one"
-    git = report.environment.git
-    if git.sha is None and git.dirty is not None:
-        yield f"environment.git says dirty {git.dirty} of no commit"
-    if _is_blank(git.source_sha256):
-        yield "environment.git.source_sha256 is no digest of any source"
-    models = report.environment.models
-    for name, model in models.items():
-        if model.parameters == 0 or _is_blank(model.weights_sha256):
-            yield f"the {name} has no parameters or no weight digest"
-    if len({model.weights_sha256 for model in models.values()}) < len(models):
-        yield "environment.models gives two models one weight digest"
-    if report.arms and "target" not in models:
-        yield "environment.models names no target"
-    drafters = {arm.system.drafter for arm in report.arms if arm.system.drafter is not None}
-    if drafters - WEIGHTLESS_DRAFTERS and "drafter" not in models:
-        yield "environment.models names no drafter, but an arm declares one"
-    if "projector" not in models and any(arm.system.restoration == "learned" for arm in report.arms):
-        yield "environment.models names no projector, but an arm restores from one"
-    yield from _unstated(models)
-
-
-def _unstated(models: Mapping[str, Model]) -> Iterator[str]:
-    """What a target or drafter leaves out that other rules compute with."""
-    target, drafter = models.get("target"), models.get("drafter")
-    if target is not None and (target.vocab_size is None or not target.cache_layers):
-        yield "the target states no vocab_size or no cache_layers"
-    if drafter is not None and drafter.largest_block is None:
-        yield "the drafter states no largest_block"
-
-
-def _placeholders(environment: Environment) -> Iterator[str]:
-    named = {
-        field: getattr(environment, field)
-        for field in ("machine", "system", "os_release", "chip", "device", "blas")
-    }
-    named |= {f"versions.{name}": version for name, version in environment.versions}
-    for model in environment.models.items():
-        named |= {f"models.{model[0]}.id": model[1].id, f"models.{model[0]}.dtype": model[1].dtype}
-    for field, value in named.items():
+    """Machine, versions, source or weight digests are missing or placeholders, two models have one digest,
+    Metal is said of a system that has none, or a target or drafter leaves out its vocab_size, cache_layers or
+    largest_block.
+    """
+    report, environment = case.report, case.report.environment
+    for field, value in _named(environment):
         if not value.strip() or value.strip().lower() in PLACEHOLDERS:
             yield f"environment.{field} is {shown(value)}"
+    git, models, darwin = environment.git, environment.models, environment.system == "Darwin"
+    target, drafter = models.get("target"), models.get("drafter")
+    drafters = {arm.system.drafter for arm in report.arms} - WEIGHTLESS_DRAFTERS - {None}
+    learned = any(arm.system.restoration == "learned" for arm in report.arms)
+    digests = [model.weights_sha256 for model in models.values()]
+    yield from faults(
+        (environment.metal and not darwin, f"metal is true on {shown(environment.system)}, which has none"),
+        (darwin and environment.thermal_state == "not_applicable", "Darwin has a thermal state"),
+        (git.sha is None and git.dirty is not None, f"git says dirty {git.dirty} of no commit"),
+        (_is_blank(git.source_sha256), "git.source_sha256 is no digest of any source"),
+        (any(model.parameters == 0 for model in models.values()), "a model has no parameters"),
+        (any(map(_is_blank, digests)), "a model has no weight digest"),
+        (len(set(digests)) < len(digests), "two models have one weight digest"),
+        (report.arms and target is None, "no target is named"),
+        (drafters and drafter is None, "no drafter is named, but an arm declares one"),
+        (learned and "projector" not in models, "no projector is named, but an arm restores from one"),
+        (
+            target and (target.vocab_size is None or not target.cache_layers),
+            "the target states no vocab_size or no cache_layers",
+        ),
+        (drafter and drafter.largest_block is None, "the drafter states no largest_block"),
+    )
+
+
+def _named(environment: Environment) -> Iterator[tuple[str, str]]:
+    """Every field that names something."""
+    for field in ("machine", "system", "os_release", "chip", "device", "blas"):
+        yield field, getattr(environment, field)
+    for name, version in environment.versions:
+        yield f"versions.{name}", version
+    for role, model in environment.models.items():
+        yield f"models.{role}.id", model.id
+        yield f"models.{role}.dtype", model.dtype
 
 
 def _is_blank(digest: str) -> bool:
@@ -75,27 +68,25 @@ def _is_blank(digest: str) -> bool:
 
 
 def environment_impossible(case: Case) -> Iterator[str]:
-    """Chip, system and device contradict each other, or the models do not fit the memory."""
+    """Chip, system and device contradict each other, the models' parameters exceed the memory, or weights
+    have a width that no quantization has.
+    """
     environment = case.report.environment
-    apple = environment.chip.casefold().startswith("apple")
-    named_so = apple or re.search(r"\bM[0-9]\b", environment.chip)
-    if named_so and (environment.system != "Darwin" or environment.machine != "arm64"):
-        where = f"{shown(environment.system)} on {shown(environment.machine)}"
-        yield f"the chip is {shown(environment.chip)}, but the system is {where}"
-    if environment.metal and not apple:
-        yield f"environment.metal is true on {shown(environment.chip)}"
-    if environment.system == "Darwin" and not environment.chip.casefold().startswith(("apple", "intel")):
-        yield f"the system is Darwin, but the chip is {shown(environment.chip)}"
-    if environment.machine == "arm64" and "intel" in environment.chip.casefold():
-        yield f"the machine is arm64, but the chip is {shown(environment.chip)}"
-    if not environment.metal and environment.device in ("gpu", "metal"):
-        yield f"environment.device is {shown(environment.device)} without Metal"
-    for name, model in environment.models.items():
-        if odd := [width for width in _widths(model) if width not in WIDTHS]:
-            yield f"the {name} is packed to {odd[0]} bits, which no quantization does"
-    needed = sum(_least_bytes(model) for model in environment.models.values())
-    if needed > environment.memory_bytes:
-        yield f"the models' parameters take {needed} bytes, the machine has {environment.memory_bytes}"
+    system, arm64 = environment.system, environment.machine == "arm64"
+    chip, name = shown(environment.chip), environment.chip.casefold()
+    apple = name.startswith("apple")
+    silicon = apple or re.search(r"\bM[0-9]\b", environment.chip)
+    odd = [width for model in environment.models.values() for width in _widths(model) if width not in WIDTHS]
+    needed, memory = sum(map(_least_bytes, environment.models.values())), environment.memory_bytes
+    yield from faults(
+        (silicon and not (system == "Darwin" and arm64), f"the chip is {chip}, the system {shown(system)}"),
+        (environment.metal and not apple, f"metal is true on {chip}"),
+        (system == "Darwin" and not name.startswith(("apple", "intel")), f"Darwin does not run on {chip}"),
+        (arm64 and "intel" in name, f"the machine is arm64, but the chip is {chip}"),
+        (not environment.metal and environment.device in ("gpu", "metal"), "the device needs Metal"),
+        (odd, f"a model is packed to {odd[:1]} bits, which no quantization does"),
+        (needed > memory, f"the models' parameters take {needed} bytes, the machine has {memory}"),
+    )
 
 
 def _widths(model: Model) -> list[int]:
@@ -105,17 +96,19 @@ def _widths(model: Model) -> list[int]:
 
 def _least_bytes(model: Model) -> int:
     """The fewest bytes a model's parameters can take."""
-    bits = [width for width in _widths(model) if width in WIDTHS]
-    smallest = min(bits) if bits else DTYPE_BITS.get(model.dtype, min(DTYPE_BITS.values()))
-    return model.parameters * smallest // 8
+    packed = [width for width in _widths(model) if width in WIDTHS]
+    bits = min(packed, default=DTYPE_BITS.get(model.dtype, min(DTYPE_BITS.values())))
+    return model.parameters * bits // 8
 
 
 def machine_busy(case: Case) -> Iterator[str]:
-    """A speed is claimed of a machine that did other work, or of which that is not known."""
+    """A speed is claimed while other processes used more than 10 % of the CPU time, or Spotlight, Time
+    Machine or Photos more than 10 % of a core, or while that was not watched.
+    """
     if not any(case.speed_pairs()):
         return
     load = case.report.environment.load
-    timed = sum((s.prefill_s or 0) + (s.decode_s or 0) for arm in case.report.arms for s in arm.samples)
+    timed = sum((sample.prefill_s or 0) + (sample.decode_s or 0) for _, sample, _ in case.rows())
     if load.other_cpu_share is None or load.seconds < WATCHED * timed:
         yield f"the load was measured for {load.seconds:.3g} s of {timed:.3g} timed seconds"
     elif load.other_cpu_share > MOST_OTHER_CPU:
@@ -133,9 +126,9 @@ def thermal_or_power(case: Case) -> Iterator[str]:
     if not any(case.speed_pairs()):
         return
     environment = case.report.environment
-    if environment.power_source == "battery":
-        yield "the machine ran on battery"
-    if environment.thermal_state in ("serious", "critical"):
-        yield f"the machine's thermal state was {environment.thermal_state}"
-    if environment.swapping:
-        yield "the machine was swapping"
+    hot = environment.thermal_state in ("serious", "critical")
+    yield from faults(
+        (environment.power_source == "battery", "the machine ran on battery"),
+        (hot, f"the machine's thermal state was {environment.thermal_state}"),
+        (environment.swapping, "the machine was swapping"),
+    )

@@ -4,45 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bridge.evidence.case import Case
-from bridge.evidence.figures import paired
-from bridge.evidence.policies import CODED, NATIVE, Policy, parse_policy
-from bridge.evidence.report import Arm, KVUse, Sample
-from bridge.evidence.shown import several, shown
+from bridge.evidence.figures import Case, paired
+from bridge.evidence.model import Arm, KVUse, Sample
+from bridge.evidence.policies import CODED, NATIVE, SLIDING, KVPolicy, parse_policy
+from bridge.evidence.rules.claims import SAMENESS
+from bridge.evidence.text import several, shown
 
 WIDEST_BITS = 32  # of a value in native caches
-LEAST_SHARE = 0.9  # what native caches held beside the codes' layers may differ a little
+LEAST_SHARE = 0.9  # what native caches held outside the codes' layers may differ a little
 HALF = 0.5  # buffers may be up to twice as long as what they hold
 STEP = 256  # positions by which mlx-lm's buffers grow
 BATCHED = "RaggedKV"  # caches of a batch hold several sequences and count once
 UNWRITTEN = 2  # the last token is in no cache, and mlx-lm's loop may stop one earlier
 LEAST_DISTORTION = 0.25  # of the rate-distortion bound: real keys are easier to code than Gaussian noise
+RECURRENT = frozenset({"ArraysCache"})  # state, which no policy bounds
 
 
 def memory_analytic_as_measured(case: Case) -> Iterator[str]:
-    """Bytes from a formula stand where measured ones are meant."""
+    """Resident bytes are stated or claimed from a formula."""
     for arm in case.report.arms:
         formulas = sum(not sample.cache.measured for sample in arm.samples)
         stated = case.report.summary.arms.get(arm.name)
-        if formulas and stated is not None and stated.max_resident_bytes is not None:
-            yield f"arm {shown(arm.name)} states resident bytes, but {formulas} rows carry a formula's"
-    for claim in case.report.claims:
-        of = case.arm_of(claim) if claim.name == "resident_bytes" else None
-        if of is not None and any(not sample.cache.measured for sample in of.samples):
-            yield f"resident_bytes is claimed of {shown(of.name)} from a formula"
+        if not formulas:
+            continue
+        if stated is not None and stated.max_resident_bytes is not None:
+            yield f"arm {arm.label} states resident bytes, but {formulas} rows carry a formula's"
+        if any(claim.name == "resident_bytes" for claim in case.claims_of(arm)):
+            yield f"resident_bytes is claimed of {arm.label} from a formula"
 
 
 def memory_claim_mismatch(case: Case) -> Iterator[str]:
-    """The stated memory does not describe the caches that were used."""
-    claims = [claim for claim in case.report.claims if claim.name == "resident_bytes"]
-    claimed = {arm.name for claim in claims if (arm := case.arm_of(claim)) is not None}
+    """The caches held are not those of the declared KV policy, hold nothing, take bits a value that the
+    policy cannot give, or fewer bytes than its codes or positions need of what native caches hold; the
+    arms hold different numbers of caches; or fewer bytes than any cache of the policy needs for the
+    target's layers; or a distortion is less than codes of so many bits can have, or was measured at other
+    prompts than another arm's, or at none; or rows of a bounding policy do not say how many positions were
+    kept, or kept more than it allows.
+    """
     native = _native_window(case)
     for arm in case.report.arms:
         policy = parse_policy(arm.system.kv)
         if policy is None:
-            yield f"arm {shown(arm.name)} declares kv {shown(arm.system.kv)}, which is no policy"
+            yield f"arm {arm.label} declares kv {shown(arm.system.kv)}, which is no policy"
             continue
-        yield from (f"arm {shown(arm.name)}: {problem}" for problem in _class_problems(arm, policy))
+        yield from (f"arm {arm.label} {problem}" for problem in _class_problems(arm, policy))
         for sample in arm.samples:
             problem = (
                 _use_problem(sample, policy)
@@ -50,79 +55,61 @@ def memory_claim_mismatch(case: Case) -> Iterator[str]:
                 or _bytes_problem(sample, policy, case)
             )
             if problem:
-                yield f"{shown(arm.name)}/{shown(sample.prompt_id)}: {problem}"
+                yield f"{arm.label}/{shown(sample.prompt_id)}: {problem}"
         if policy.coded:
             yield from _less_than_its_bits(arm, policy, case)
-        elif policy != NATIVE or arm.name in claimed:
+        elif policy != NATIVE or any(claim.name == "resident_bytes" for claim in case.claims_of(arm)):
             yield from _less_than_it_keeps(arm, policy, case)
     yield from _layers_differ(case)
     yield from _distortions_differ(case)
 
 
-def _class_problems(arm: Arm, policy: Policy) -> Iterator[str]:
+def _class_problems(arm: Arm, policy: KVPolicy) -> Iterator[str]:
     """Caches that the policy does not explain, or lacks."""
     held = {name for sample in arm.samples for name in sample.cache.classes}
-    foreign = sorted(held - policy.classes)
-    if foreign:
-        yield f"declares kv {arm.system.kv}, but held {several(foreign)}"
+    declares = f"declares kv {arm.system.kv}, but"
+    if foreign := sorted(held - policy.classes):
+        yield f"{declares} held {several(foreign)}"
     idle = sum(policy.needed.isdisjoint(sample.cache.classes) for sample in arm.samples)
     if policy.needed and idle:
-        yield f"declares kv {arm.system.kv}, but {idle} rows held no {' or '.join(sorted(policy.needed))}"
-    left = sorted(held & policy.replaced)
-    if left:
-        yield f"declares kv {arm.system.kv}, but held {several(left)} in such layers"
-    empty = sum(sample.cache.measured and sample.cache.resident_bytes == 0 for sample in arm.samples)
-    if empty:
-        yield f"{empty} caches hold 0 bytes after a run"
+        yield f"{declares} {idle} rows held no {' or '.join(sorted(policy.needed))}"
+    if left := sorted(held & policy.replaced):
+        yield f"{declares} held {several(left)} in such layers"
+    if empty := sum(sample.cache.measured and not sample.cache.resident_bytes for sample in arm.samples):
+        yield f"has {empty} caches that hold 0 bytes after a run"
 
 
-def _use_problem(sample: Sample, policy: Policy) -> str | None:
+def _use_problem(sample: Sample, policy: KVPolicy) -> str | None:
     """What is wrong with a row's `kv`, or None: it must be there for a code, and fit the policy."""
     use = sample.kv
-    if policy.kind == "native":
+    if policy == NATIVE:
         return None if use is None else "native caches carry a kv block"
     if use is None:
-        return (
-            f"kv {policy.kind} keeps values in a code, but the row does not say how many"
-            if policy.coded
-            else None
-        )
+        return f"kv {policy.kind} codes values, but the row does not say how many" if policy.coded else None
     least = LEAST_DISTORTION * 2 ** (-2 * policy.stored_bits[0])
-    if policy.coded and any(found is not None and found < least for found in _distortions(use)):
-        found = min(found for found in _distortions(use) if found is not None)
+    found = min((each for each in _distortions(use) if each is not None), default=least)
+    if policy.coded and found < least:
         return f"a distortion of {found:.3g}, but codes of kv {policy.kind} cannot be under {least:.3g}"
-    return _layer_problem(sample, use, policy) or _bits_problem(sample, use, policy)
+    if policy.numbers is not None and set(use.layers) != policy.numbers:
+        return f"kv.layers names {len(use.layers)} layers, others than {policy.layers}"
+    coded = sample.cache.classes.get(CODED, 0)
+    if policy.coded and coded != len(use.layers):
+        return f"{coded} caches hold codes, but kv.layers names {len(use.layers)} layers"
+    fewest, most = policy.stored_bits
+    bits = 8 * use.bytes / use.values
+    # Each layer's bytes may have been rounded down.
+    if 8 * (use.bytes + len(use.layers)) < fewest * use.values or bits > most * (1 + 1e-9):
+        return f"{bits:.4g} bits a value, but kv {policy.kind} stores {fewest:.4g} to {most:.4g}"
+    if sample.cache.measured and use.bytes > sample.cache.resident_bytes:
+        return f"{use.bytes} bytes of codes in {sample.cache.resident_bytes} resident bytes"
+    return None
 
 
-def _bytes_problem(sample: Sample, policy: Policy, case: Case) -> str | None:
-    """Why no cache of the policy holds the row's positions in the row's bytes, or None.
-
-    By the target's own caches: a layer that the policy may apply to needs what the policy keeps at its fewest
-    bits; every other layer what the model keeps. Rows of a batch and unmeasured rows are left out.
-    """
-    target = case.report.environment.models.get("target")
-    if target is None or target.cache_layers is None or _unmeasured(sample):
-        return None
-    length = max(_length(sample) - UNWRITTEN, 0)
-    plain_bits = WIDEST_BITS if target.dtype == "float32" else WIDEST_BITS // 2
-    bound = sum(map(int, policy.values)) if policy.bounds else None
-    least = 0.0
-    for index, layer in enumerate(target.cache_layers):
-        positions = length if layer.window is None else min(length, layer.window - 1)
-        bits: float = plain_bits
-        if policy.may_apply(index, layer.kind):
-            bits = min(bits, policy.stored_bits[0])
-            positions = positions if bound is None else min(positions, max(bound - 1, 0))
-        least += positions * layer.values * bits / 8
-    if sample.cache.resident_bytes >= LEAST_SHARE * least:
-        return None
-    return (
-        f"{sample.cache.resident_bytes} resident bytes, but kv {policy.kind} needs {least:.0f} for "
-        f"{length} positions of this target"
-    )
+def _distortions(use: KVUse) -> tuple[float | None, float | None]:
+    return use.key_distortion, use.value_distortion
 
 
-def _bound_problem(sample: Sample, policy: Policy, native: int | None) -> str | None:
+def _bound_problem(sample: Sample, policy: KVPolicy, native: int | None) -> str | None:
     """What is wrong with the positions a bounding policy kept, or None.
 
     Where full layers alone are bounded, the model's own windows may be wider: `native`, what those kept,
@@ -145,43 +132,59 @@ def _native_window(case: Case) -> int | None:
     return max(kept, default=None)
 
 
-def _less_than_its_bits(arm: Arm, policy: Policy, case: Case) -> Iterator[str]:
+def _bytes_problem(sample: Sample, policy: KVPolicy, case: Case) -> str | None:
+    """Why no cache of the policy holds the row's positions in the row's bytes, or None.
+
+    By the target's own caches: a layer that the policy may apply to needs what the policy keeps at its fewest
+    bits; every other layer what the model keeps. Rows of a batch and unmeasured rows are left out.
+    """
+    target = case.report.environment.models.get("target")
+    if target is None or target.cache_layers is None or _unmeasured(sample):
+        return None
+    length = max(sample.positions - UNWRITTEN, 0)
+    plain_bits = WIDEST_BITS if target.dtype == "float32" else WIDEST_BITS // 2
+    least = 0.0
+    for index, layer in enumerate(target.cache_layers):
+        positions = length if layer.window is None else min(length, layer.window - 1)
+        bits: float = plain_bits
+        if policy.may_apply(index, layer.kind):
+            bits = min(bits, policy.stored_bits[0])
+            positions = min(positions, max(policy.span - 1, 0)) if policy.bounds else positions
+        least += positions * layer.values * bits / 8
+    resident = sample.cache.resident_bytes
+    if resident >= LEAST_SHARE * least:
+        return None
+    return f"{resident} resident bytes, but kv {policy.kind} needs {least:.0f} for {length} positions"
+
+
+def _less_than_its_bits(arm: Arm, policy: KVPolicy, case: Case) -> Iterator[str]:
     """Caches that hold less than the codes of what the same loop's native caches held of the same prompt."""
-    for native in case.report.with_role("baseline"):
+    for native in case.baselines:
         if parse_policy(native.system.kv) != NATIVE or native.system.loop != arm.system.loop:
             continue
-        share = policy.stored_bits[0] / WIDEST_BITS
+        share = LEAST_SHARE * policy.stored_bits[0] / WIDEST_BITS
         for coded, plain in paired(arm, native):
             least = share * _share_of_rows(coded, plain) * plain.cache.resident_bytes
-            bytes_ = coded.cache.resident_bytes
-            if coded.cache.measured and plain.cache.measured and bytes_ < LEAST_SHARE * least:
-                yield (
-                    f"{shown(arm.name)}/{shown(coded.prompt_id)}: {bytes_} resident bytes cannot hold what "
-                    f"{shown(native.name)} held in {plain.cache.resident_bytes}"
-                )
+            if coded.cache.measured and plain.cache.measured and coded.cache.resident_bytes < least:
+                yield _cannot_hold(arm, coded, native, plain)
 
 
-def _less_than_it_keeps(arm: Arm, policy: Policy, case: Case) -> Iterator[str]:
+def _less_than_it_keeps(arm: Arm, policy: KVPolicy, case: Case) -> Iterator[str]:
     """Caches that hold less than the positions they keep took in another arm's native caches."""
     for native in case.report.arms:
         if native is arm or parse_policy(native.system.kv) != NATIVE or native.control == "no_needle":
             continue
         for ours, plain in paired(arm, native):
-            if _unmeasured(ours) or _unmeasured(plain):
-                continue
-            length, seen = _length(ours), _length(plain)
-            kept = min(length, sum(map(int, policy.values)) or length)
-            least = HALF * plain.cache.resident_bytes * kept / (seen + STEP)
-            if ours.cache.resident_bytes < least:
-                yield (
-                    f"{shown(arm.name)}/{shown(ours.prompt_id)}: {ours.cache.resident_bytes} resident bytes "
-                    f"cannot hold {kept} positions, of {seen} that {shown(native.name)} held in "
-                    f"{plain.cache.resident_bytes}"
-                )
+            kept = min(ours.positions, policy.span or ours.positions)
+            least = HALF * plain.cache.resident_bytes * kept / (plain.positions + STEP)
+            if not _unmeasured(ours) and not _unmeasured(plain) and ours.cache.resident_bytes < least:
+                yield _cannot_hold(arm, ours, native, plain)
 
 
-def _length(sample: Sample) -> int:
-    return sample.prompt_tokens + len(sample.tokens)
+def _cannot_hold(arm: Arm, ours: Sample, native: Arm, plain: Sample) -> str:
+    held = f"{ours.cache.resident_bytes} resident bytes of {ours.positions} positions"
+    reference = f"{native.label} held {plain.positions} in {plain.cache.resident_bytes}"
+    return f"{arm.label}/{shown(ours.prompt_id)}: {held} are too few, where {reference}"
 
 
 def _share_of_rows(ours: Sample, plain: Sample) -> float:
@@ -189,7 +192,7 @@ def _share_of_rows(ours: Sample, plain: Sample) -> float:
 
     The last tokens may not have come in yet, and a buffer may be one step longer than it has to be.
     """
-    least, most = -(-(_length(ours) - 2) // STEP), -(-_length(plain) // STEP)
+    least, most = -(-(ours.positions - 2) // STEP), -(-plain.positions // STEP)
     return 1.0 if least >= most else max(least, 1) / (most + 1)
 
 
@@ -201,10 +204,9 @@ def _unmeasured(sample: Sample) -> bool:
 def _layers_differ(case: Case) -> Iterator[str]:
     """One target has as many caches in every arm."""
     counts: dict[int, str] = {}
-    for arm in case.report.arms:
-        for sample in arm.samples:
-            if BATCHED not in sample.cache.classes:
-                counts.setdefault(sum(sample.cache.classes.values()), arm.name)
+    for arm, sample, _ in case.rows():
+        if BATCHED not in sample.cache.classes:
+            counts.setdefault(sum(sample.cache.classes.values()), arm.name)
     if len(counts) > 1:
         held = [f"{count} in {name}" for count, name in sorted(counts.items())]
         yield f"the arms hold different numbers of caches: {several(held)}"
@@ -219,30 +221,45 @@ def _distortions_differ(case: Case) -> Iterator[str]:
             measured[arm.name] = found
         policy = parse_policy(arm.system.kv)
         if case.report.kind == "kv" and policy is not None and policy.coded and not found:
-            yield f"arm {shown(arm.name)} keeps values in a code, but no row says how exact it is"
+            yield f"arm {arm.label} keeps values in a code, but no row says how exact it is"
     if len({frozenset(found) for found in measured.values()}) > 1:
         yield f"the distortions of {several(sorted(measured))} were measured at different prompts"
 
 
-def _distortions(use: KVUse) -> tuple[float | None, float | None]:
-    return use.key_distortion, use.value_distortion
+def policy_no_effect(case: Case) -> Iterator[str]:
+    """The bounding KV policy of an arm under test dropped no position of any row: the model's own windows are
+    narrower, or every context fits (an arm that claims sameness alone may be such a one).
+    """
+    native: dict[
+        str, Sample
+    ] = {}  # of every prompt a row that says how far its windows reach, if there is one
+    for arm in case.references:
+        for sample in arm.samples if parse_policy(arm.system.kv) == NATIVE else ():
+            if sample.kept_positions is not None or sample.prompt_id not in native:
+                native[sample.prompt_id] = sample
+    for arm in case.tested:
+        policy = parse_policy(arm.system.kv)
+        claimed = {claim.name for claim in case.claims_of(arm)}
+        if policy is None or policy.bound is None or not arm.samples or (claimed and claimed <= SAMENESS):
+            continue
+        if not any(_drops(sample, policy, native.get(sample.prompt_id)) for sample in arm.samples):
+            longest = max(sample.positions - 1 for sample in arm.samples)
+            windows = [row.kept_positions for row in native.values() if row.kept_positions is not None]
+            reach = f"windows of {max(windows)}" if windows else "no sliding window"
+            drops = f"drops nothing from at most {longest} positions of a model that has {reach}"
+            yield f"arm {arm.label} declares kv {arm.system.kv}, which {drops}"
 
 
-def _layer_problem(sample: Sample, use: KVUse, policy: Policy) -> str | None:
-    if policy.numbers is not None and set(use.layers) != policy.numbers:
-        return f"kv.layers names {len(use.layers)} layers, others than {policy.layers}"
-    coded = sample.cache.classes.get(CODED, 0)
-    if policy.coded and coded != len(use.layers):
-        return f"{coded} caches hold codes, but kv.layers names {len(use.layers)} layers"
-    return None
+def _drops(sample: Sample, policy: KVPolicy, native: Sample | None) -> bool:
+    """Whether a query of this row misses what it would see in native caches.
 
-
-def _bits_problem(sample: Sample, use: KVUse, policy: Policy) -> str | None:
-    """Stored bits that the policy cannot give; each layer's bytes may have been rounded down."""
-    fewest, most = policy.stored_bits
-    bits = 8 * use.bytes / use.values
-    if 8 * (use.bytes + len(use.layers)) < fewest * use.values or bits > most * (1 + 1e-9):
-        return f"{bits:.4g} bits a value, but kv {policy.kind} stores {fewest:.4g} to {most:.4g}"
-    if sample.cache.measured and use.bytes > sample.cache.resident_bytes:
-        return f"{use.bytes} bytes of codes in {sample.cache.resident_bytes} resident bytes"
-    return None
+    A full layer misses something once the context outgrows sink and window. A layer with a window of its own
+    does so too, but only where that reaches further back than the policy's.
+    """
+    if sample.positions - 1 < policy.span:
+        return False
+    full = native is None or bool(native.cache.classes.keys() - SLIDING - RECURRENT)
+    if policy.layers == "full" or (policy.layers == "all" and full):
+        return True
+    own = None if native is None else native.kept_positions
+    return own is not None and own >= int(policy.values[1])

@@ -1,4 +1,4 @@
-"""Is the output what it should be: the plain decoder's tokens, free of loops, from clean prompts?"""
+"""Is the output what it should be: the plain decoder's tokens or a reference's values, from clean prompts?"""
 
 from __future__ import annotations
 
@@ -7,53 +7,62 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 
-from bridge.evidence.case import SPEED_CLAIMS, Case
-from bridge.evidence.figures import first_divergence, paired
+from bridge.evidence.figures import SPEED_CLAIMS, Case, first_divergence, paired
+from bridge.evidence.model import Arm, Divergence, Parity, ParityRound, Report, ReportClaim, Sample
 from bridge.evidence.policies import parse_policy
-from bridge.evidence.report import Arm, Claim, Divergence, Report, Sample
-from bridge.evidence.runaway import degeneration
-from bridge.evidence.shown import several, shown
+from bridge.evidence.rules.machine import PLACEHOLDERS
+from bridge.evidence.text import degeneration, several, shown
 
 NO_INSTRUCTION = hashlib.sha256(b"").hexdigest()
-
 # Of the prompts compared with plain decoding, at most this share may differ and be excused as ties: models in
 # 4 or 16 bits flip at a near tie now and then, but hardly at most prompts of a set; a broken path does.
 MOST_TIES = 0.5
-
 # Claims about how an arm decodes, and the recall that holds its answers to something.
 OF_DECODING = SPEED_CLAIMS | {"acceptance_length"}
 HELD_RECALL = 0.5
 # Claims that no generated token bears on.
 OF_NO_OUTPUT = frozenset({"machine", "resident_bytes", "parity"})
-
 # The largest believable difference between the logits of a block forward and of single forwards. Above it the
 # block forward is wrong, and a wrong forward must not excuse the divergences it causes.
 ROUNDING_LIMITS = {"float32": 0.05, "float16": 2.0, "bfloat16": 2.0}
+# The loosest tolerance that still says something, by dtype: outputs of one network differ by the order of its
+# additions, and half precision rounds every value on the way.
+PARITY_LIMITS = {"float32": 1e-3, "float16": 0.5, "bfloat16": 1.0}
+OF_LOGITS = "parity --target"  # the command whose comparisons have no hidden states
+# Half precision cannot tell near ties apart; single precision has to choose alike in every row.
+FEWEST_EQUAL = {"float32": 1.0, "float16": 0.9, "bfloat16": 0.9}
+FEWEST_ROWS = 16
 
 
 def output_diverged(case: Case) -> Iterator[str]:
-    """Greedy tokens differ from the plain ones where no rounding tie explains it, or too often for ties."""
+    """Greedy tokens differ from the plain ones where the plain logits' gap is not below the rounding error
+    measured in the same run, or at more than half of the prompts, or end for another reason.
+    """
     report = case.report
     recorded = {(item.arm, item.prompt_id): item for item in report.divergences}
     if len(recorded) != len(report.divergences):
         yield "a divergence is recorded twice"
     found: set[tuple[str, str]] = set()
-    for arm in report.with_role("sut"):
-        for baseline in report.with_role("baseline"):
-            different = _divergent(arm, baseline)
-            found.update((arm.name, ours.prompt_id) for ours, _, _ in different)
-            if any(claim.name == "identical_output" for claim in _claimed(arm, case)):
+    for arm in case.tested:
+        for baseline in case.baselines:
+            pairs = paired(arm, baseline)
+            different = [(ours, plain) for ours, plain in pairs if ours.tokens != plain.tokens]
+            found.update((arm.name, ours.prompt_id) for ours, _ in different)
+            if any(claim.name == "identical_output" for claim in case.claims_of(arm)):
                 yield from _other_endings(arm, baseline)
-            if _keeps_output(arm, baseline, case):
-                yield from _not_excused(arm, different, recorded, report)
-                yield from _too_many_ties(arm, baseline, len(different), case)
-    for key in recorded.keys() - found:
-        yield f"a divergence of {shown(key[0])}/{shown(key[1])} is recorded, but the rows show none"
-
-
-def _claimed(arm: Arm, case: Case) -> list[Claim]:
-    """The claims about an arm."""
-    return [claim for claim in case.report.claims if case.arm_of(claim) is arm]
+            if not _keeps_output(arm, baseline, case):
+                continue
+            for ours, plain in different:
+                entry = recorded.get((arm.name, ours.prompt_id))
+                if (problem := _excuse(entry, ours, plain, report)) is not None:
+                    yield f"{arm.label}/{shown(ours.prompt_id)} {problem}"
+            if _judges_output(case) and len(different) > MOST_TIES * len(pairs):
+                share = (
+                    f"{len(different)} of {len(pairs)} prompts; at most {MOST_TIES:.0%} may be rounding ties"
+                )
+                yield f"{arm.label} differs from {baseline.label} at {share}"
+    for name, prompt in recorded.keys() - found:
+        yield f"a divergence of {shown(name)}/{shown(prompt)} is recorded, but the rows show none"
 
 
 def _keeps_output(arm: Arm, baseline: Arm, case: Case) -> bool:
@@ -62,15 +71,14 @@ def _keeps_output(arm: Arm, baseline: Arm, case: Case) -> bool:
     It has to where that is claimed and where the two differ in nothing that may change the output. Where they
     do, its decoding still counts for nothing unless its output is held to something: recall, or the baseline.
     """
-    ours, plain = arm.system, baseline.system
-    claimed = {claim.name for claim in _claimed(arm, case)}
-    if "identical_output" in claimed or parse_policy(ours.kv) == parse_policy(plain.kv):
+    claims = case.claims_of(arm)
+    names = {claim.name for claim in claims}
+    if "identical_output" in names or parse_policy(arm.system.kv) == parse_policy(baseline.system.kv):
         return True
-    return not claimed.isdisjoint(OF_DECODING) and not any(_holds(claim) for claim in _claimed(arm, case))
+    return not names.isdisjoint(OF_DECODING) and not any(map(_holds_answers, claims))
 
 
-def _holds(claim: Claim) -> bool:
-    """Whether a claim holds an arm's output to its answers."""
+def _holds_answers(claim: ReportClaim) -> bool:
     return claim.name == "recall_parity" or (claim.name == "recall" and (claim.at_least or 0) >= HELD_RECALL)
 
 
@@ -78,84 +86,55 @@ def _other_endings(arm: Arm, baseline: Arm) -> Iterator[str]:
     """Equal tokens that one arm says ended for another reason."""
     for ours, plain in paired(arm, baseline):
         if ours.tokens == plain.tokens and ours.finish_reason != plain.finish_reason:
-            yield (
-                f"{shown(arm.name)}/{shown(ours.prompt_id)} ends by {ours.finish_reason}, "
-                f"but equal tokens of {shown(baseline.name)} by {plain.finish_reason}"
+            ends = (
+                f"ends by {ours.finish_reason}, but equal tokens of {baseline.label} by {plain.finish_reason}"
             )
+            yield f"{arm.label}/{shown(ours.prompt_id)} {ends}"
 
 
-def _divergent(arm: Arm, baseline: Arm) -> list[tuple[Sample, Sample, int]]:
-    """The rows of both arms whose tokens differ, and where they first do."""
-    return [
-        (ours, plain, at)
-        for ours, plain in paired(arm, baseline)
-        if (at := first_divergence(ours.tokens, plain.tokens)) is not None
-    ]
-
-
-def _not_excused(
-    arm: Arm,
-    different: list[tuple[Sample, Sample, int]],
-    recorded: dict[tuple[str, str], Divergence],
-    report: Report,
-) -> Iterator[str]:
-    """Divergences that are not recorded, or that no tie of the plain logits explains."""
-    for ours, plain, at in different:
-        if at >= len(ours.tokens) or at >= len(plain.tokens):
-            problem: str | None = "one output ends where the other goes on"
-        else:
-            entry = recorded.get((arm.name, ours.prompt_id))
-            problem = _excuse(entry, at, ours.tokens[at], plain.tokens[at], report)
-        if problem:
-            yield f"{shown(arm.name)}/{shown(ours.prompt_id)} differs at position {at}: {problem}"
-
-
-def _too_many_ties(arm: Arm, baseline: Arm, different: int, case: Case) -> Iterator[str]:
-    """More prompts differ than rounding ties explain, however close the logits are said to have been."""
-    compared = len(paired(arm, baseline))
-    if _judges_output(case) and different > MOST_TIES * compared:
-        yield (
-            f"{shown(arm.name)} differs from {shown(baseline.name)} at {different} of {compared} prompts; "
-            f"at most {MOST_TIES:.0%} may be rounding ties"
-        )
-
-
-def _excuse(entry: Divergence | None, at: int, ours: int, plain: int, report: Report) -> str | None:
-    """What is wrong with the excuse for a divergence, or None when it holds."""
-    if entry is None:
-        return "no divergence is recorded for it"
-    if (entry.position, entry.speculative_token, entry.plain_token) != (at, ours, plain):
-        return "the recorded divergence has another position or other tokens"
-    if report.rounding is None:
-        return "the rounding error of this model was not measured"
-    error = report.rounding.max_abs_logit_error
-    if not entry.plain_gap < error:
-        return f"the plain logits' gap {entry.plain_gap:.4g} is not below the rounding error {error:.4g}"
-    return None
+def _excuse(entry: Divergence | None, ours: Sample, plain: Sample, report: Report) -> str | None:
+    """Why a divergence is not excused by a tie of the plain logits, or None where it is."""
+    at = first_divergence(ours.tokens, plain.tokens) or 0
+    if at >= min(len(ours.tokens), len(plain.tokens)):
+        problem = "one output ends where the other goes on"
+    elif entry is None:
+        problem = "no divergence is recorded for it"
+    elif (entry.position, entry.speculative_token, entry.plain_token) != (
+        at,
+        ours.tokens[at],
+        plain.tokens[at],
+    ):
+        problem = "the recorded divergence has another position or other tokens"
+    elif report.rounding is None:
+        problem = "the rounding error of this model was not measured"
+    elif not entry.plain_gap < (error := report.rounding.max_abs_logit_error):
+        problem = f"the plain logits' gap {entry.plain_gap:.4g} is not below the rounding error {error:.4g}"
+    else:
+        return None
+    return f"differs at position {at}: {problem}"
 
 
 def rounding_implausible(case: Case) -> Iterator[str]:
-    """The measured rounding error is so large that the block forward must be wrong."""
+    """Block and single forwards differ by more than the dtype's rounding explains."""
     rounding, target = case.report.rounding, case.report.environment.models.get("target")
     if rounding is None or target is None:
         return
     limit = ROUNDING_LIMITS.get(target.dtype)
     if limit is None:
         yield f"the target's dtype {shown(target.dtype)} is none of {sorted(ROUNDING_LIMITS)}"
-    elif rounding.max_abs_logit_error > limit:
-        yield (
-            f"block and single logits differ by {rounding.max_abs_logit_error:.4g}, "
-            f"more than {target.dtype} explains ({limit})"
-        )
+    elif (error := rounding.max_abs_logit_error) > limit:
+        yield f"block and single logits differ by {error:.4g}, more than {target.dtype} explains ({limit})"
 
 
 def output_degenerate(case: Case) -> Iterator[str]:
-    """A text that a claim depends on runs away in repetition: its speed and its answers say nothing."""
-    for arm in _depended_on(case):
-        for sample in arm.samples:
-            loop = degeneration(sample.tokens)
-            if loop:
-                yield f"{shown(arm.name)}/{shown(sample.prompt_id)}: {loop}"
+    """An output that a claim depends on runs away in repetition (controls excepted)."""
+    claims = [claim for claim in case.report.claims if claim.name not in OF_NO_OUTPUT]
+    arms = [arm for claim in claims for arm in (case.arm_of(claim), case.baseline_of(claim))]
+    arms += [case.oracle_of(claim) for claim in claims if claim.name == "recall_parity"]
+    names = {arm.name for arm in arms if arm is not None and arm.role != "control"}
+    for arm, sample, where in case.rows():
+        if arm.name in names and (loop := degeneration(sample.tokens)) is not None:
+            yield f"{where}: {loop}"
 
 
 def _judges_output(case: Case) -> bool:
@@ -163,35 +142,28 @@ def _judges_output(case: Case) -> bool:
     return any(claim.name not in OF_NO_OUTPUT for claim in case.report.claims)
 
 
-def _depended_on(case: Case) -> Iterator[Arm]:
-    """The arms whose output a claim is about or compares with, once each; controls may break the model."""
-    claims = [claim for claim in case.report.claims if claim.name not in OF_NO_OUTPUT]
-    arms = [arm for claim in claims for arm in (case.arm_of(claim), case.baseline_of(claim))]
-    arms += [case.oracle_of(claim) for claim in claims if claim.name == "recall_parity"]
-    names = {arm.name for arm in arms if arm is not None and arm.role != "control"}
-    return (arm for arm in case.report.arms if arm.name in names)
-
-
 def prompt_contaminated(case: Case) -> Iterator[str]:
-    """Ids that do not name one prompt each, or a set that carries several instructions or a foreign one."""
+    """Arms ran different prompts or seek different needles under one id, one prompt has several ids, or a set
+    carries mixed or foreign instructions.
+    """
     prompts: dict[str, set[tuple[str, int]]] = defaultdict(set)
     needles: dict[str, set[tuple[str, str, float]]] = defaultdict(set)
     instructions: dict[str, set[str]] = defaultdict(set)
-    for arm in case.report.arms:
-        for sample in arm.samples:
-            instructions[prompt_set(sample.prompt_id)].add(sample.instruction_sha256)
-            if sample.needle is not None:
-                sought = sample.needle
-                needles[sample.prompt_id].add((sought.needle, sought.answer, sought.depth))
-            if arm.control != "no_needle":  # its prompts differ on purpose
-                prompts[sample.prompt_id].add((sample.prompt_sha256, sample.prompt_tokens))
-    for what, found in (("ran different prompts", prompts), ("seek different needles", needles)):
-        different = [prompt for prompt, variants in found.items() if len(variants) > 1]
-        if different:
-            yield f"arms {what} under one id: {several(different)}"
-    for arm in case.report.arms:
-        if arm.control != "no_needle":  # what is left of two prompts without their needles may be the same
-            yield from _prompts_repeated(arm)
+    ids: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for arm, sample, _ in case.rows():
+        instructions[prompt_set(sample.prompt_id)].add(sample.instruction_sha256)
+        if (sought := sample.needle) is not None:
+            needles[sample.prompt_id].add((sought.needle, sought.answer, sought.depth))
+        if arm.control != "no_needle":  # its prompts differ on purpose, and two may become the same
+            prompts[sample.prompt_id].add((sample.prompt_sha256, sample.prompt_tokens))
+            ids[arm.name, sample.prompt_sha256].add(sample.prompt_id)
+    if different := [prompt for prompt, variants in prompts.items() if len(variants) > 1]:
+        yield f"arms ran different prompts under one id: {several(different)}"
+    if different := [prompt for prompt, variants in needles.items() if len(variants) > 1]:
+        yield f"arms seek different needles under one id: {several(different)}"
+    for (name, _), same in ids.items():
+        if len(same) > 1:
+            yield f"arm {shown(name)} ran one prompt under several ids: {several(sorted(same))}"
     for name, digests in instructions.items():
         if len(digests) > 1:
             yield f"the prompts of set {shown(name)} carry {len(digests)} different instructions"
@@ -199,16 +171,85 @@ def prompt_contaminated(case: Case) -> Iterator[str]:
             yield f"the prompts of set {shown(name)} carry a foreign instruction"
 
 
-def _prompts_repeated(arm: Arm) -> Iterator[str]:
-    """One prompt under several ids."""
-    ids: dict[str, set[str]] = defaultdict(set)
-    for sample in arm.samples:
-        ids[sample.prompt_sha256].add(sample.prompt_id)
-    repeated = sorted(prompt for same in ids.values() if len(same) > 1 for prompt in same)
-    if repeated:
-        yield f"arm {shown(arm.name)} ran one prompt under several ids: {several(repeated)}"
-
-
 def prompt_set(prompt_id: str) -> str:
     """The set a prompt belongs to: its id without the number at the end."""
     return re.sub(r"[-_.:/]?[0-9]+\Z", "", prompt_id)
+
+
+def parity_tolerance(case: Case) -> Iterator[str]:
+    """Outputs differ from the reference's by more than the tolerance, are not finite or lead to other
+    choices; or the tolerance is looser than the dtype's rounding (1e-3 in float32, 0.5 in float16, 1 in
+    bfloat16); or hidden states are left out where not the target alone was compared; or a preset promises
+    another dtype, a closer tolerance or hidden states.
+    """
+    parity = case.report.parity
+    if parity is None:
+        return
+    limit = PARITY_LIMITS.get(parity.dtype)
+    if limit is None:
+        yield f"the dtype {shown(parity.dtype)} is none of {sorted(PARITY_LIMITS)}"
+        return
+    claimed = {claim.at_most for claim in case.claims("parity") if claim.at_most is not None}
+    for tolerance in claimed | {parity.tolerance}:
+        if tolerance > limit:
+            yield f"a tolerance of {tolerance:g} says nothing in {parity.dtype}, at most {limit:g} does"
+    logits_alone = case.report.configuration.get("command") == OF_LOGITS and not parity.compares_hidden
+    for turn in parity.rounds:
+        hidden = turn.tokens_equal is None and not logits_alone
+        if (problem := _round_problem(turn, parity, hidden=hidden)) is not None:
+            yield f"{shown(turn.case)} round {turn.round}: {problem}"
+
+
+def _round_problem(turn: ParityRound, parity: Parity, *, hidden: bool) -> str | None:
+    """What is wrong with a round, or None when it agrees."""
+    differences = {"logits": turn.logits_max_abs}
+    if hidden:
+        differences["hidden states"] = turn.hidden_max_abs
+    for what, figure in differences.items():
+        if figure is None:
+            return f"the {what} are not finite"
+        if figure > parity.tolerance:
+            return f"the {what} differ by {figure:.4g}, more than {parity.tolerance:g}"
+    if turn.path_equal is False:
+        return "the paths through the candidates differ"
+    if turn.tokens_equal is False:
+        return "the tokens differ"
+    fewest = FEWEST_EQUAL[parity.dtype]
+    if turn.argmax_agreement < fewest:
+        return f"{turn.argmax_agreement:.4g} of the rows choose alike, {fewest:g} is needed"
+    return None
+
+
+def parity_too_few(case: Case) -> Iterator[str]:
+    """Parity is claimed over fewer than 16 rows."""
+    parity = case.report.parity
+    rows = sum(turn.rows for turn in parity.rounds) if parity is not None else 0
+    if any(case.claims("parity")) and 0 < rows < FEWEST_ROWS:  # without any row it is PARITY_SELF
+        yield f"{rows} rows were compared, a claim of parity needs {FEWEST_ROWS}"
+
+
+def parity_self(case: Case) -> Iterator[str]:
+    """Reference and subject have one name or digest, the reference is named by a placeholder, no row was
+    compared, or nothing differs in any round (blocks of the target alone may equal single steps).
+    """
+    parity = case.report.parity
+    if parity is None:
+        return
+    reference, subject = parity.reference, parity.subject
+    name = _letters(reference.implementation)
+    if name == _letters(subject.implementation):
+        yield f"reference and subject are both {shown(subject.implementation)}"
+    if name in {"", *map(_letters, PLACEHOLDERS)}:
+        yield f"the reference is called {shown(reference.implementation)}, which names no implementation"
+    if reference.sha256 in (subject.sha256, case.report.environment.git.source_sha256):
+        yield "the reference's digest is the subject's"
+    differ = any(turn.hidden_max_abs or turn.logits_max_abs for turn in parity.rounds)
+    if not parity.rounds:
+        yield "no row was compared"
+    elif case.report.configuration.get("command") != OF_LOGITS and not differ:
+        yield f"nothing differs at all in {len(parity.rounds)} rounds, as only one's own output does"
+
+
+def _letters(implementation: str) -> str:
+    """An implementation's name without what only looks different."""
+    return "".join(character for character in implementation.casefold() if character.isalnum())

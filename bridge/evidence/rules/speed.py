@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from statistics import median
 
-from bridge.evidence.case import Case
-from bridge.evidence.figures import compare, paired, per_token, quotient
-from bridge.evidence.report import Arm
+from bridge.evidence.figures import Case, compare, paired
+from bridge.evidence.model import Arm, quotient
 from bridge.evidence.rules.paths import PLAIN_LOOP, is_plain
-from bridge.evidence.shown import several, shown
+from bridge.evidence.text import several, shown
 
 FEWEST_SAMPLES = 5
 FEWEST_TOKENS = 32
@@ -32,52 +31,48 @@ BLOCK_1 = "block_1"
 
 
 def speedup_samples(case: Case) -> Iterator[str]:
-    """Fewer than five samples in an arm, or than five different prompts."""
+    """A speed is claimed with fewer than 5 samples, or different prompts, in an arm."""
     for arm in case.speed_arms():
         prompts = len({sample.prompt_sha256 for sample in arm.samples})
-        if len(arm.samples) < FEWEST_SAMPLES:
-            yield f"arm {shown(arm.name)} has {len(arm.samples)} samples, a speed needs {FEWEST_SAMPLES}"
-        elif prompts < FEWEST_SAMPLES:
-            yield f"arm {shown(arm.name)} ran {prompts} different prompts, a speed needs {FEWEST_SAMPLES}"
+        if prompts < FEWEST_SAMPLES:
+            counts = f"{len(arm.samples)} samples of {prompts} different prompts"
+            yield f"arm {arm.label} has {counts}, a speed needs {FEWEST_SAMPLES}"
 
 
 def speedup_tokens(case: Case) -> Iterator[str]:
-    """The median output of an arm is too short to time."""
+    """A speed is claimed with a median of fewer than 32 decoded tokens."""
     for arm in case.speed_arms():
-        middle = median([sample.decoded for sample in arm.samples] or [0])
+        middle = case.figures.arms[arm.name].median_decoded_tokens
         if middle < FEWEST_TOKENS:
-            yield f"arm {shown(arm.name)} decoded {middle:g} tokens in the median, fewer than {FEWEST_TOKENS}"
+            yield f"arm {arm.label} decoded {middle:g} tokens in the median, fewer than {FEWEST_TOKENS}"
 
 
 def speedup_subset(case: Case) -> Iterator[str]:
-    """The compared arms did not keep the same prompts, so the headline leaves runs out."""
+    """The compared arms did not keep the same prompts."""
     for arm, baseline in case.speed_pairs():
-        ours = {sample.prompt_id for sample in arm.samples}
-        theirs = {sample.prompt_id for sample in baseline.samples}
-        if ours != theirs:
-            alone = several(sorted(ours ^ theirs))
-            yield f"only one of {shown(arm.name)} and {shown(baseline.name)} has: {alone}"
+        if alone := sorted(arm.prompts ^ baseline.prompts):
+            yield f"only one of {arm.label} and {baseline.label} has: {several(alone)}"
 
 
 def speedup_scope(case: Case) -> Iterator[str]:
-    """The arms are timed over different scopes, or without a decode-only figure."""
+    """The arms are timed over different scopes, or not decode-only."""
     for arm, baseline in case.speed_pairs():
         if arm.timing_scope != baseline.timing_scope:
-            yield f"{shown(arm.name)} is timed {arm.timing_scope}, the baseline {baseline.timing_scope}"
+            yield f"{arm.label} is timed {arm.timing_scope}, the baseline {baseline.timing_scope}"
         elif arm.timing_scope != "decode":
             yield f"both arms are timed {arm.timing_scope}, so the headline is no decode-only figure"
 
 
 def speedup_baseline_loop(case: Case) -> Iterator[str]:
-    """The plain arm is not mlx-lm's own asynchronous loop."""
+    """The plain arm is not mlx-lm's asynchronous generate_step, or a preset promises one and has none."""
     for _, baseline in case.speed_pairs():
         system = baseline.system
         if not is_plain(system) or system.block is not None:
-            yield f"baseline {shown(baseline.name)} is {shown(system.loop)}, not {PLAIN_LOOP} alone"
+            yield f"baseline {baseline.label} is {shown(system.loop)}, not {PLAIN_LOOP} alone"
 
 
 def speedup_not_interleaved(case: Case) -> Iterator[str]:
-    """The arms ran one after the other, or one always went first."""
+    """The arms ran one after the other, or one of them always went first."""
     for arm, baseline in case.speed_pairs():
         pair = (arm.name, baseline.name)
         runs = [(name, prompt) for name, prompt in case.report.order if name in pair]
@@ -91,97 +86,80 @@ def speedup_not_interleaved(case: Case) -> Iterator[str]:
         if apart:
             yield f"{apart} of {len(steps)} prompts did not run in {pair} back to back"
         elif len(steps) >= 2 and len(set(steps)) == 1:
-            yield f"{shown(arm.name if steps[0] < 0 else baseline.name)} went first at every prompt"
+            yield f"{arm.label if steps[0] < 0 else baseline.label} went first at every prompt"
 
 
 def speedup_prefill_spread(case: Case) -> Iterator[str]:
-    """One prompt's prefill differs more than threefold between the arms, or equal lengths' within one arm."""
+    """Identical prefills varied more than threefold (and by more than 25 ms)."""
     for arm, baseline in case.speed_pairs():
         for ours, theirs in paired(arm, baseline):
-            low, high = sorted((ours.prefill_s or 0.0, theirs.prefill_s or 0.0))
-            if _spreads(low, high):
-                yield f"the prefill of {shown(ours.prompt_id)} took {low:.4f} and {high:.4f} s"
+            times = (ours.prefill_s or 0.0, theirs.prefill_s or 0.0)
+            if _spreads(*times):
+                yield f"the prefill of {shown(ours.prompt_id)} took {min(times):.4f} and {max(times):.4f} s"
     for arm in case.speed_arms():
-        for times in _prefills_of_equal_length(arm):
-            if _spreads(min(times), max(times)):
-                yield (
-                    f"arm {shown(arm.name)}: prefills of about equal length took "
-                    f"{min(times):.4f} to {max(times):.4f} s"
-                )
+        groups: dict[int, list[float]] = defaultdict(list)
+        for sample in arm.samples:
+            length = round(math.log(sample.prompt_tokens) / math.log(SAME_LENGTH))
+            groups[length].append(sample.prefill_s or 0.0)
+        for group in groups.values():
+            if _spreads(*group):
+                took = f"{min(group):.4f} to {max(group):.4f} s"
+                yield f"arm {arm.label}: prefills of about equal length took {took}"
 
 
-def _prefills_of_equal_length(arm: Arm) -> Iterable[list[float]]:
-    """Prefill times grouped by prompt lengths that lie within a tenth of each other."""
-    groups: dict[int, list[float]] = defaultdict(list)
-    for sample in arm.samples:
-        groups[round(math.log(sample.prompt_tokens) / math.log(SAME_LENGTH))].append(sample.prefill_s or 0.0)
-    return groups.values()
-
-
-def _spreads(low: float, high: float) -> bool:
+def _spreads(*times: float) -> bool:
+    low, high = min(times), max(times)
     return high > LARGEST_SPREAD * low and high - low > SPREAD_S
 
 
 def speedup_decode_spread(case: Case) -> Iterator[str]:
-    """The plain arm's time per decoded token varies more than threefold between prompts."""
+    """The plain arm's time per token varied more than threefold between rows of 16 tokens or more."""
     for _, baseline in case.speed_pairs():
-        times = [
-            seconds
-            for sample in baseline.samples
-            if sample.decoded >= SPREAD_TOKENS and (seconds := per_token(sample)) is not None
-        ]
+        long = [sample for sample in baseline.samples if sample.decoded >= SPREAD_TOKENS]
+        times = [1e3 * sample.step_s for sample in long if sample.step_s is not None]
         if times and max(times) > LARGEST_SPREAD * min(times):
-            yield (
-                f"arm {shown(baseline.name)}: one token took {1e3 * min(times):.3f} ms "
-                f"in one row, {1e3 * max(times):.3f} ms in another"
-            )
+            yield f"arm {baseline.label}: one token took {min(times):.3f} to {max(times):.3f} ms, by the row"
 
 
 def speedup_impossible(case: Case) -> Iterator[str]:
-    """A ratio exceeds what the rounds allow: a forward costs a plain step at least, whatever its width.
-
-    Held against our own loop at block 1 where the report has that arm, else against plain decoding itself.
+    """The ratio exceeds the mean tokens per forward of the target, plain steps included, by more than a
+    tenth; held against the same loop at block 1 where the report has that arm, else against plain
+    decoding.
     """
     for arm, baseline in case.speed_pairs():
-        own = own_steps(case, arm)
-        plain = own or baseline
-        rounds = sum(len(sample.rounds) for sample in arm.samples)
-        most = quotient(sum(sample.decoded for sample in arm.samples), rounds)
+        plain = own_steps(case, arm) or baseline
+        most = quotient(sum(sample.decoded for sample in arm.samples), len(arm.rounds))
         if most is None:
             continue
         figures = compare(arm, plain)
         for what, ratio in (("", figures.decode_ratio), (" in the median", figures.median_decode_ratio)):
             if ratio is not None and ratio > most * RATIO_TOLERANCE:
-                yield (
-                    f"{shown(arm.name)} decodes {ratio:.3f} times as fast as {shown(plain.name)}{what}, but "
-                    f"its forwards gave {most:.3f} tokens each"
-                )
+                times = f"{ratio:.3f} times as fast as {plain.label}{what}"
+                yield f"{arm.label} decodes {times}, but its forwards gave {most:.3f} tokens each"
 
 
 def own_steps(case: Case, arm: Arm) -> Arm | None:
     """The same loop at block 1 over the same prompts: a control, or the arm itself where it never drafts."""
     if arm.system.drafter is None:
         return arm
-    prompts = {sample.prompt_id for sample in arm.samples}
     for other in case.report.arms:
         same = (other.system.loop, other.system.kv) == (arm.system.loop, arm.system.kv)
-        if other.control == BLOCK_1 and same and {sample.prompt_id for sample in other.samples} == prompts:
+        if other.control == BLOCK_1 and same and other.prompts == arm.prompts:
             return other
     return None
 
 
 def baseline_slow(case: Case) -> Iterator[str]:
-    """Plain decoding took longer than it can have: a step beside its own prefill, or beside other arms."""
+    """A plain step took more than 1.25 times its whole prefill, or more than twice (in total 2.25 times) as
+    long as the same loop at block 1.
+    """
     for arm, baseline in case.speed_pairs():
-        step = _step(baseline)
-        if step is None:
+        if not baseline.steps_s:
             continue
-        prefill = median([sample.prefill_s or 0.0 for sample in baseline.samples])
+        step = 1e3 * median(baseline.steps_s)
+        prefill = 1e3 * median([sample.prefill_s or 0.0 for sample in baseline.samples])
         if step > MOST_STEP_TO_PREFILL * prefill:
-            yield (
-                f"a plain step of {shown(baseline.name)} took {1e3 * step:.3f} ms, its whole prefill "
-                f"{1e3 * prefill:.3f} ms"
-            )
+            yield f"a plain step of {baseline.label} took {step:.3f} ms, its whole prefill {prefill:.3f} ms"
         own = own_steps(case, arm)
         if own is None:
             continue
@@ -191,13 +169,5 @@ def baseline_slow(case: Case) -> Iterator[str]:
             ("in the median row", gains.median_decode_ratio, MOST_LOOP_GAIN),
         ):
             if gain is not None and gain > limit:
-                yield (
-                    f"plain steps of {shown(baseline.name)} took {gain:.2f} times as long as those of "
-                    f"{shown(own.name)} {what} (limit {limit:g})"
-                )
-
-
-def _step(arm: Arm) -> float | None:
-    """Seconds of a token in the median row of an arm."""
-    times = [seconds for sample in arm.samples if (seconds := per_token(sample)) is not None]
-    return median(times) if times else None
+                times = f"{gain:.2f} times as long as those of {own.label} {what} (limit {limit:g})"
+                yield f"plain steps of {baseline.label} took {times}"

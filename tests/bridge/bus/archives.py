@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import secrets
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from bridge.bus import trees
-from bridge.bus.answers import Asked, FetchedResult
-from bridge.bus.archive import Pruned, prune
-from bridge.bus.archived import find_archived
-from bridge.bus.git import Git
-from bridge.bus.handles import resolve_handle
-from bridge.bus.objects import Entry
-from bridge.bus.publish import TRAILER, publish
-from bridge.bus.requests import FOLDER, Submitted, build
-from bridge.bus.results import fetch
+from bridge.bus.archive import Pruned, find_archived, prune
+from bridge.bus.requests import Submitted, build
+from bridge.bus.results import TRAILER, ExpectedRequest, FetchedResult, fetch
+from bridge.bus.state import resolve_handle
+from bridge.git.cache import GitCache
+from bridge.git.repo import GitRepo, Scratch
 from bridge.protocol import refs
-from bridge.protocol.result import RESULT_NAME
-from tests.worlds import FILES, World
+from bridge.protocol.result import RESULT_NAME, RESULT_ROOT
+from tests.objects import Objects
+from tests.worlds import World
 
 NOW = datetime(2026, 4, 1, 12, 0, 0, tzinfo=UTC)
 NOBODY = Path("/nonexistent")
@@ -40,26 +38,18 @@ def answered(
 ) -> Submitted:
     """A request of that age with its result on its branch."""
     submitted = world.submit(nonce=nonce_of_age(age))
-    listed = FILES if files is None else files
-    publish(
-        world.git,
-        world.remote,
-        request_commit=submitted.commit,
-        nonce=submitted.nonce,
-        result_ref=submitted.ref,
-        files=listed,
-        result=world.result(world.asked(submitted), listed, **changes),
-        signature=signature,
-        claim=None,
-    )
+    data = world.result(world.expected(submitted), files, **changes)
+    world.answer(submitted, result=data, signature=signature, files=files)
     return submitted
 
 
-def pruned(world: World, **changes: Any) -> Pruned:
-    """One prune as a command of `world`'s client makes it."""
-    options: dict[str, Any] = {"now": NOW, "origin": world.git, **changes}
-    folder = options.pop("folder", world.root / "state")
-    return prune(folder, world.remote, **options)
+def pruned(world: World, cache: GitCache | None = None, **options: Any) -> Pruned:
+    return prune(cache or world.cache, **{"now": NOW, **options})
+
+
+def new_cache(world: World) -> GitCache:
+    """The empty cache of another machine."""
+    return GitCache(world.root / f"cache-{secrets.token_hex(4)}.git", world.remote)
 
 
 def live(world: World, nonce: str) -> FetchedResult:
@@ -68,8 +58,9 @@ def live(world: World, nonce: str) -> FetchedResult:
     return found
 
 
-def archived(world: World, handle: str, folder: Path | None = None) -> FetchedResult:
-    return find_archived(folder or world.root / "state", world.remote, handle, origin=world.git)
+def archived(world: World, handle: str) -> FetchedResult:
+    """As a machine finds it that has nothing of it."""
+    return find_archived(new_cache(world), handle)
 
 
 def bridge_refs(world: World) -> set[str]:
@@ -77,30 +68,82 @@ def bridge_refs(world: World) -> set[str]:
     return world.house.remote_refs() - {"refs/heads/main", refs.ARCHIVE}
 
 
-def many_answered(world: World, count: int, age: timedelta = timedelta(days=31)) -> list[str]:
-    """Answered requests written straight into the remote, a second between them; the oldest first."""
-    git, workload, lines, nonces = Git(world.house.remote), world.house.git("rev-parse", "HEAD"), [], []
+def many_answered(
+    world: World, count: int, age: timedelta = timedelta(days=31), *, answers: bool = True
+) -> list[str]:
+    """Requests on their branches alone, a second between them, the oldest first; with their results."""
+    repo, objects = GitRepo(world.house.remote), Objects(world.house.remote)
+    scratch = Scratch(repo, objects.folder)
+    workload, lines, nonces = world.house.git("rev-parse", "HEAD"), [], []
     for number in range(count):
         nonce = nonce_of_age(age - timedelta(seconds=number))
         manifest = world.manifest(nonce=nonce, workload_sha=workload)
-        request = build(git, manifest, None)
-        data = world.result(Asked(nonce, request, workload), {})
-        rows = [Entry("100644", "blob", git.write_blob(data), RESULT_NAME)]
-        results = git.write_tree([Entry("040000", "tree", git.write_tree(rows), nonce)])
-        root = git.read_tree(request)
-        kept = git.entries(f"{request}:{FOLDER}")
-        folder = git.write_tree([*kept, Entry("040000", "tree", results, "results")])
-        message = f"result\n\n{TRAILER}: {hashlib.sha256(data).hexdigest()}\n"
-        tip = git.commit_tree(git.write_raw_tree(trees.with_folder(root, FOLDER, folder)), [request], message)
+        tip = build(repo, scratch, manifest, None)
+        if answers:
+            data = world.result(ExpectedRequest(nonce, tip, workload), {})
+            message = f"result\n\n{TRAILER}: {hashlib.sha256(data).hexdigest()}\n"
+            tip = scratch.commit_files(tip, {f"{RESULT_ROOT}/{nonce}/{RESULT_NAME}": data}, message)
         lines.append(f"create {manifest.result_ref} {tip}\n")
         nonces.append(nonce)
-    git.run("update-ref", "--stdin", input="".join(lines).encode())
-    git.close()
+    repo.run("update-ref", "--stdin", input="".join(lines).encode())
+    scratch.close()
+    repo.close()
     return nonces
 
 
-def archive_listing(world: World) -> list[str]:
-    """The files of the archive."""
-    if refs.ARCHIVE not in world.house.remote_refs():
+def copy_into_archive(world: World, nonce: str, changes: dict[str, bytes | None] | None = None) -> None:
+    """Retire an answered request as the first version did: copies in a folder, refs deleted.
+
+    Args:
+        world: The bus.
+        nonce: The request.
+        changes: Files of its folder that differ from what that version wrote.
+    """
+    found, git = live(world, nonce), world.house.git
+    expected = found.expected
+    result = json.loads(found.files[RESULT_NAME])
+    record = {
+        "schema_version": 1,
+        "nonce": nonce,
+        "preset": "probe",
+        "ref": found.ref,
+        "result_commit": found.commit,
+        "parents": list(found.parents),
+        "message": found.message,
+        "request": expected
+        and {"commit": expected.commit, "workload_sha": expected.workload_sha, "preset": expected.preset},
+        "summary": {
+            "preset": result["preset"],
+            **{key: result["verdict"][key] for key in ("status", "reason")},
+            "runner": result["runner"]["name"],
+            **{key: result[key] for key in ("attempt", "started_at", "finished_at")},
+        },
+    }
+    files: dict[str, bytes | None] = {f"result/{path}": data for path, data in found.files.items()}
+    files["archived.json"] = (json.dumps(record, indent=2) + "\n").encode()
+    if expected is not None:
+        text = git("show", f"{expected.commit}:.mac-bridge/request.json", cwd=world.house.remote)
+        files["request.json"] = f"{text}\n".encode()
+    tip = git("rev-parse", refs.ARCHIVE, cwd=world.house.remote) if _has_archive(world) else None
+    folder = f"{nonce[:4]}-{nonce[4:6]}/{nonce[6:8]}/{nonce}"
+    placed = {f"{folder}/{path}": data for path, data in {**files, **(changes or {})}.items()}
+    world.point(refs.ARCHIVE, Objects(world.house.remote).commit_files(tip, placed))
+    git("update-ref", "-d", found.ref, cwd=world.house.remote)
+
+
+def archive_files(world: World) -> list[str]:
+    """The files of the archive's own tree."""
+    if not _has_archive(world):
         return []
     return world.house.git("ls-tree", "-r", "--name-only", refs.ARCHIVE, cwd=world.house.remote).splitlines()
+
+
+def index_lines(world: World) -> list[dict[str, Any]]:
+    """Every line of the archive's index."""
+    names = [name for name in archive_files(world) if name.startswith("index/")]
+    texts = [world.house.git("show", f"{refs.ARCHIVE}:{name}", cwd=world.house.remote) for name in names]
+    return [json.loads(line) for text in texts for line in text.splitlines()]
+
+
+def _has_archive(world: World) -> bool:
+    return refs.ARCHIVE in world.house.remote_refs()

@@ -6,11 +6,11 @@ import hashlib
 from pathlib import Path
 
 from bridge import signing
-from bridge.bus.handles import resolve_handle
-from bridge.bus.publish import TRAILER
 from bridge.bus.requests import Submitted
-from bridge.bus.results import Believed, believe, fetch
+from bridge.bus.results import TRAILER, Believed, believe, fetch
+from bridge.bus.state import resolve_handle
 from bridge.protocol.result import RESULT_NAME, RESULT_ROOT
+from tests.objects import Objects
 from tests.worlds import FILES, World
 
 NOBODY = Path("/nonexistent")
@@ -24,12 +24,11 @@ def read(
     known: bool = True,
     allow_unsigned: bool = False,
 ) -> Believed:
-    asked = world.asked(submitted) if known else None
-    fetched = fetch(
-        world.git, world.remote, resolve_handle(world.git, world.remote, submitted.nonce), asked=asked
-    )
+    expected = world.expected(submitted) if known else None
+    state = resolve_handle(world.git, world.remote, submitted.nonce)
+    fetched = fetch(world.git, world.remote, state, expected=expected)
     assert fetched is not None
-    return believe(fetched, trusted=trusted, asked=asked, allow_unsigned=allow_unsigned)
+    return believe(fetched, trusted=trusted, expected=expected, allow_unsigned=allow_unsigned)
 
 
 def trusting(path: Path, key: Path) -> Path:
@@ -45,5 +44,5 @@ def by_hand(world: World, submitted: Submitted, files: dict[str, bytes | None], 
     tree = {f"{folder}/{path}": content for path, content in FILES.items()} | {
         f"{folder}/{RESULT_NAME}": data
     }
-    commit = world.commit(submitted.commit, {**tree, **files}, message)
+    commit = Objects(world.house.remote).commit_files(submitted.commit, {**tree, **files}, message)
     world.point(submitted.ref, commit)

@@ -3,126 +3,62 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from bridge.bus.claims import Beat, Claim, Identity, LeaseWatch, claim, read_status, take_over
-from bridge.bus.handles import state_of
+from bridge import signing
+from bridge.bus.claims import (
+    DEFAULT_LEASE_S,
+    MAX_ATTEMPT,
+    MAX_LEASE_S,
+    Claim,
+    Heartbeat,
+    RunnerIdentity,
+    claim,
+    has_expired,
+    read_claim,
+    read_status,
+)
 from bridge.bus.publish import Superseded
+from bridge.bus.requests import Submitted
+from bridge.bus.state import RefValue, state_of
 from bridge.errors import LeaseLost, PushRejected, RemoteUnreachable
 from bridge.protocol import refs
-from bridge.protocol.result import Phase, Progress
+from bridge.protocol.result import STATUS_NAME, STATUS_SIGNATURE_NAME, Phase, Progress, RunStatus
+from bridge.signing.trust import Trust, TrustLevel
+from tests.objects import Objects
 from tests.worlds import RUNNER, World
 
-OTHER = Identity("othermac", "fedcba9876543210", "00000000000000bb")
+OTHER = RunnerIdentity("othermac", "fedcba9876543210", "00000000000000bb")
+RUNNING = Heartbeat(Phase.RUNNING, 1.0)
+NOWHERE = Trust.by(Path("/nonexistent/known_runners"))
 
 
-def test_of_many_claimers_exactly_one_wins(world: World):
-    world.submit()
-    [pending] = world.mirror.refresh()
-    won: list[Claim] = []
-
-    def try_it(number: int) -> None:
-        held = claim(
-            world.git, world.remote, pending, Identity(f"mac{number}", f"{number:016x}", f"{number:016x}")
-        )
-        if held is not None:
-            won.append(held)
-
-    threads = [threading.Thread(target=try_it, args=(n,), daemon=True) for n in range(5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert len(won) == 1
-    found = world.git.ls_remote(world.remote)
-    assert state_of(found, pending.nonce).claim is not None
+def try_claim(
+    world: World, submitted: Submitted, identity: RunnerIdentity = RUNNER, **options: object
+) -> Claim | None:
+    world.bring(submitted)
+    return claim(
+        world.cache,
+        world.remote,
+        nonce=submitted.nonce,
+        request_commit=submitted.commit,
+        identity=identity,
+        **options,  # type: ignore[arg-type]
+    )
 
 
-def test_the_same_runner_cannot_claim_twice(world: World):
-    world.submit()
-    [pending] = world.mirror.refresh()
-    assert claim(world.git, world.remote, pending, RUNNER) is not None
-    assert claim(world.git, world.remote, pending, RUNNER) is None
+def claims_of(world: World) -> dict[str, str]:
+    return world.git.list_refs(world.remote, refs.CLAIMS, refs.BRANCH_CLAIMS)
 
 
-def test_a_heartbeat_is_read_back_and_a_stolen_claim_is_noticed(world: World):
-    submitted = world.submit()
-    [pending] = world.mirror.refresh()
-    held = world.claim(pending)
-    held.beat(Beat(Phase.RUNNING, 3.0, log_tail=("one", "two")))
-    world.mirror.refresh()
-    seen = world.mirror.claims()[submitted.nonce]
-    status = read_status(world.mirror.git, seen.commit)
+def status_of(world: World, held: Claim) -> RunStatus:
+    assert not world.cache.bring({held.ref: held.commit}, [held.ref], depth=1)
+    status = read_status(world.cache, held.commit)
     assert status is not None
-    assert (status.phase, status.log_tail, status.runner) == (Phase.RUNNING, ("one", "two"), "testmac")
-    world.point(seen.ref, world.commit(seen.commit, {"x": b"stolen"}))
-    with pytest.raises(LeaseLost):
-        held.beat(Beat(Phase.RUNNING, 4.0))
-
-
-def test_a_silent_claim_is_taken_over_once_its_lease_has_passed(world: World):
-    submitted = world.submit()
-    [pending] = world.mirror.refresh()
-    first = world.claim(pending)
-    world.mirror.refresh()
-    seen = world.mirror.claims()[submitted.nonce]
-    status = read_status(world.mirror.git, seen.commit)
-    now = [1000.0]
-    watch = LeaseWatch(lambda: now[0])
-    assert watch.observe(submitted.nonce, seen, status) is None
-    now[0] += 119
-    assert watch.observe(submitted.nonce, seen, status) is None
-    now[0] += 2
-    silent = watch.observe(submitted.nonce, seen, status)
-    assert silent is not None
-    second = take_over(world.mirror.git, world.remote, pending, OTHER, silent=silent)
-    assert second is not None
-    assert second.attempt == 2
-    with pytest.raises(LeaseLost):
-        first.beat(Beat(Phase.RUNNING, 1.0))
-    assert take_over(world.mirror.git, world.remote, pending, RUNNER, silent=silent) is None
-
-
-def test_a_released_claim_can_be_claimed_again(world: World):
-    world.submit()
-    [pending] = world.mirror.refresh()
-    world.claim(pending).release()
-    assert claim(world.git, world.remote, pending, OTHER) is not None
-
-
-def test_an_answered_request_is_not_open_to_a_late_claimer(world: World):
-    submitted = world.submit()
-    [pending] = world.mirror.refresh()
-    assert state_of(world.git.ls_remote(world.remote), pending.nonce).is_open(pending.commit)
-    world.answer(submitted, held=world.claim(pending))
-    assert not state_of(world.git.ls_remote(world.remote), pending.nonce).is_open(pending.commit)
-
-
-def test_a_claim_that_the_server_has_locked_for_a_moment_is_not_lost(world: World):
-    world.submit()
-    held = world.claim(world.mirror.refresh()[0])
-    lock = world.house.remote / f"{held.ref}.lock"
-    lock.touch()  # as a push that is under way has it, or one that was cut short
-    with pytest.raises(RemoteUnreachable, match="locked"):
-        held.beat(Beat(Phase.RUNNING, 1.0))
-    lock.unlink()
-    held.beat(Beat(Phase.RUNNING, 2.0))
-    assert world.house.git("rev-parse", held.ref, cwd=world.house.remote) == held.commit
-
-
-def test_a_held_claim_says_how_long_it_has_run_and_why_it_waits(world: World):
-    world.submit()
-    held = world.claim(world.mirror.refresh()[0])
-    held.beat(Beat(Phase.RUNNING, 100.0, Progress(done=1, total=2, step="a"), ("a line",)))
-    for _ in range(2):
-        held.hold("runner: the server is full")
-    world.mirror.refresh()
-    status = read_status(world.mirror.git, held.commit)
-    assert status is not None
-    assert (status.phase, status.progress) == (Phase.PUBLISHING, None)
-    assert 100.0 <= status.elapsed_s < 160.0
-    assert status.log_tail == ("a line", "runner: the server is full")
+    return status
 
 
 def decline_own_claims(world: World, times: int, *, but_take_them: bool = False) -> None:
@@ -137,99 +73,226 @@ def decline_own_claims(world: World, times: int, *, but_take_them: bool = False)
     )
 
 
-def claims_of(world: World) -> dict[str, str]:
-    found = world.git.ls_remote(world.remote)
-    return {ref: held for ref, held in found.items() if ref.startswith((refs.CLAIMS, refs.BRANCH_CLAIMS))}
+def test_of_many_claimers_exactly_one_wins(world: World):
+    submitted = world.submit()
+    won: list[Claim] = []
+
+    def try_it(number: int) -> None:
+        held = try_claim(world, submitted, RunnerIdentity(f"mac{number}", f"{number:016x}", f"{number:016x}"))
+        if held is not None:
+            won.append(held)
+
+    threads = [threading.Thread(target=try_it, args=(n,), daemon=True) for n in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    [held] = won
+    assert claims_of(world) == {held.ref: held.commit}
+    assert try_claim(world, submitted) is None, "nor a second time"
 
 
-def test_a_claim_that_the_server_declines_once_goes_where_all_others_go(world: World):
-    world.submit()
-    [pending] = world.mirror.refresh()
-    decline_own_claims(world, 1)
-    held = world.claim(pending)
-    assert held.ref == refs.claim_ref(pending.nonce)
-    assert claim(world.git, world.remote, pending, OTHER) is None
+def test_heartbeat_is_read_back_and_a_stolen_claim_is_noticed(world: World):
+    held = world.claim(world.submit())
+    held.renew(Heartbeat(Phase.RUNNING, 3.0, log_tail=("one", "two\x1b[2J")))
+    status = status_of(world, held)
+    assert (status.phase, status.log_tail, status.runner) == (Phase.RUNNING, ("one", "two"), "testmac")
+    assert (status.beat, status.attempt) == (1, 1)
+    world.point(held.ref, world.commit(held.commit, {"x": b"stolen"}))
+    with pytest.raises(LeaseLost, match="no longer ours"):
+        held.renew(RUNNING)
+
+
+def test_expired_claim_is_taken_over_once(world: World):
+    submitted = world.submit()
+    first = world.claim(submitted)
+    expired_claim = RefValue(first.ref, first.commit)
+    second = try_claim(world, submitted, OTHER, replaces=expired_claim, attempt=2)
+    assert second is not None
+    assert status_of(world, second).attempt == 2
+    with pytest.raises(LeaseLost):
+        first.renew(RUNNING)
+    assert try_claim(world, submitted, replaces=expired_claim, attempt=2) is None
+
+
+@pytest.mark.parametrize(("asked", "end"), [(10.0, 10.0), (None, DEFAULT_LEASE_S), (1e9, MAX_LEASE_S)])
+def test_lease_is_as_long_as_asked_up_to_the_longest(asked: float | None, end: float):
+    assert not has_expired(asked, end - 0.1)
+    assert has_expired(asked, end)
+
+
+def test_request_that_changed_since_it_was_seen_is_not_claimed(world: World):
+    submitted = world.submit()
+    same = {refs.inbox_ref(submitted.nonce): submitted.commit, submitted.ref: submitted.commit}
+    held = try_claim(world, submitted, unchanged=same)
+    assert held is not None
+    assert held.commit in claims_of(world).values()
+    world.answer(submitted, held=held)
+    assert not state_of(world.git.list_refs(world.remote), submitted.nonce).is_open(submitted.commit)
+    assert try_claim(world, submitted, OTHER, unchanged=same) is None
+    assert claims_of(world) == {}
+
+
+def test_released_claim_can_be_claimed_again(world: World):
+    submitted = world.submit()
+    first = world.claim(submitted)
+    first.release()
+    second = world.claim(submitted, OTHER)
+    first.release()  # another runner's stays
+    assert claims_of(world) == {second.ref: second.commit}
+
+
+def test_claim_that_the_server_has_locked_is_not_lost(world: World):
+    held = world.claim(world.submit())
+    lock = world.house.remote / f"{held.ref}.lock"
+    lock.touch()  # as a push that is under way has it, or one that was cut short
+    with pytest.raises(RemoteUnreachable, match="locked"):
+        held.renew(RUNNING)
+    lock.unlink()
+    held.renew(RUNNING)
     assert claims_of(world) == {held.ref: held.commit}
 
 
-def test_a_claim_that_the_server_takes_while_it_says_no_is_ours(world: World):
-    world.submit()
-    [pending] = world.mirror.refresh()
-    decline_own_claims(world, 1, but_take_them=True)
-    held = world.claim(pending)
+@pytest.mark.slow
+def test_heartbeat_whose_answer_was_lost_does_not_lose_the_lease(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    held = world.claim(world.submit())
+    world.hook("post-receive", "sleep 3")  # the client's deadline cuts the answer off
+    with monkeypatch.context() as patience:
+        patience.setattr("bridge.bus.claims.PUSH_TIMEOUT_S", 1.0)
+        with pytest.raises(RemoteUnreachable):
+            held.renew(RUNNING)
+    (world.house.remote / "hooks" / "post-receive").unlink()
+    held.renew(RUNNING)
+    assert claims_of(world) == {held.ref: held.commit}
+
+
+def test_claim_held_for_publishing_says_how_long_and_why(world: World):
+    held = world.claim(world.submit())
+    held.renew(Heartbeat(Phase.RUNNING, 100.0, Progress(done=1, total=2, step="a"), ("a line",)))
+    for _ in range(2):
+        held.hold_for_publishing("runner: the server is full")
+    status = status_of(world, held)
+    assert (status.phase, status.progress, status.lease_s) == (Phase.PUBLISHING, None, MAX_LEASE_S)
+    assert status.elapsed_s >= 100.0
+    assert status.log_tail == ("a line", "runner: the server is full")
+
+
+def test_number_of_attempts_is_bounded(world: World):
+    assert world.claim(world.submit(), attempt=1_000_001).attempt == MAX_ATTEMPT
+
+
+# Servers that decline --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("takes", [False, True], ids=["declined", "taken all the same"])
+def test_claim_that_the_server_declines_is_one_claim_in_one_place(world: World, takes: bool):
+    submitted = world.submit()
+    decline_own_claims(world, 1 if takes else 9, but_take_them=takes)
+    if not takes:
+        with pytest.raises(PushRejected, match="not now"):
+            try_claim(world, submitted)
+    held = try_claim(world, submitted, found_on=None if takes else submitted.ref)
+    assert held is not None
+    assert held.ref == (refs.claim_ref(submitted.nonce) if takes else refs.BRANCH_CLAIMS + submitted.nonce)
     assert held.attempt == 1
-    assert claims_of(world) == {refs.claim_ref(pending.nonce): held.commit}
-    held.beat(Beat(Phase.RUNNING, 1.0))
+    assert claims_of(world) == {held.ref: held.commit}
+    held.renew(RUNNING)
 
 
-def test_a_heartbeat_that_the_server_takes_while_it_says_no_is_ours(world: World):
-    world.submit()
-    held = world.claim(world.mirror.refresh()[0])
+def test_heartbeat_that_the_server_takes_while_it_says_no_is_ours(world: World):
+    held = world.claim(world.submit())
     decline_own_claims(world, 1, but_take_them=True)
     with pytest.raises(PushRejected):
-        held.beat(Beat(Phase.RUNNING, 1.0))
-    held.beat(Beat(Phase.RUNNING, 2.0))
+        held.renew(RUNNING)
+    held.renew(RUNNING)
     assert claims_of(world) == {held.ref: held.commit}
 
 
 @pytest.mark.parametrize("where", [refs.CLAIMS, refs.BRANCH_CLAIMS])
-def test_a_declined_claim_gives_way_to_one_that_stands_in_either_place(world: World, where: str):
-    world.submit()
-    [pending] = world.mirror.refresh()
-    theirs = world.claim(pending, OTHER)
-    world.house.git("update-ref", "-d", theirs.ref, cwd=world.house.remote)
-    world.point(where + pending.nonce, theirs.commit)
-    decline_own_claims(world, 9)
-    assert claim(world.git, world.remote, pending, RUNNER) is None
-    assert claims_of(world) == {where + pending.nonce: theirs.commit}
-
-
-def test_a_claim_on_a_branch_gives_way_to_one_that_came_meanwhile(world: World):
-    world.submit()
-    [pending] = world.mirror.refresh()
-    theirs = world.claim(pending, OTHER)
-    own = refs.claim_ref(pending.nonce)
-    world.house.git("update-ref", "-d", own, cwd=world.house.remote)
-    decline_own_claims(world, 9)
-
-    def come(_: float) -> None:
-        assert refs.BRANCH_CLAIMS + pending.nonce in claims_of(world)
-        world.point(own, theirs.commit)  # it had looked before ours stood
-
-    assert claim(world.git, world.remote, pending, RUNNER, sleep=come) is None
-    assert claims_of(world) == {own: theirs.commit}
-
-
-@pytest.mark.parametrize("what", ["beats", "publishes"])
-def test_of_two_holders_in_two_places_the_one_on_a_branch_stops(world: World, what: str):
+@pytest.mark.parametrize("found_on", [False, True])
+def test_declined_claim_gives_way_to_one_in_either_place(world: World, where: str, found_on: bool):
     submitted = world.submit()
-    [pending] = world.mirror.refresh()
-    decline_own_claims(world, 2)
-    ours = claim(world.git, world.remote, pending, RUNNER, sleep=lambda _: None)
-    assert ours is not None
-    assert ours.ref == refs.BRANCH_CLAIMS + pending.nonce
-    theirs = world.claim(pending, OTHER)  # it had looked before ours stood
-    assert not theirs.is_alone(claims_of(world))
-    if what == "publishes":
-        with pytest.raises(Superseded):
-            world.answer(submitted, held=ours)
-    else:
-        with pytest.raises(LeaseLost):
-            ours.beat(Beat(Phase.RUNNING, 1.0))
-    assert theirs.is_alone(claims_of(world))
-    theirs.beat(Beat(Phase.RUNNING, 1.0))
-    assert claims_of(world) == {theirs.ref: theirs.commit}
-    world.answer(submitted, held=theirs)
-    assert claims_of(world) == {}
+    theirs = world.claim(submitted, OTHER)
+    world.house.git("update-ref", "-d", theirs.ref, cwd=world.house.remote)
+    world.point(where + submitted.nonce, theirs.commit)
+    decline_own_claims(world, 9)
+    assert try_claim(world, submitted, found_on=submitted.ref if found_on else None) is None
+    assert claims_of(world) == {where + submitted.nonce: theirs.commit}
 
 
-def test_where_only_branches_are_taken_a_claim_on_one_is_renewed_and_answered(world: World):
+def test_claim_on_a_branch_is_renewed_and_answered(world: World):
     world.take_branches_only()
     submitted = world.submit()
-    [pending] = world.mirror.refresh()
-    held = world.claim(pending)
-    assert held.ref == refs.BRANCH_CLAIMS + pending.nonce
-    assert claim(world.git, world.remote, pending, OTHER) is None
-    held.beat(Beat(Phase.RUNNING, 1.0))
+    held = world.claim(submitted)
+    assert held.ref == refs.BRANCH_CLAIMS + submitted.nonce
+    assert try_claim(world, submitted, OTHER, found_on=submitted.ref) is None
+    held.renew(RUNNING)
     world.answer(submitted, held=held)
     assert claims_of(world) == {}
+
+
+def test_result_of_a_lost_claim_is_superseded(world: World):
+    submitted = world.submit()
+    held = world.claim(submitted)
+    theirs = try_claim(world, submitted, OTHER, replaces=RefValue(held.ref, held.commit))
+    assert theirs is not None
+    with pytest.raises(Superseded):
+        world.answer(submitted, held=held)
+    world.answer(submitted, held=theirs)
+
+
+# Signatures ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    return signing.ensure_key(tmp_path / "key", "runner")
+
+
+def signer(key: Path) -> Callable[[bytes], bytes]:
+    return lambda data: signing.sign(key, signing.CLAIM_NAMESPACE, data)
+
+
+def known(folder: Path, key: Path, name: str = "testmac") -> Trust:
+    path = folder / "known_runners"
+    path.write_text(signing.allowed_line(signing.public_key(key), name, signing.CLAIM_NAMESPACE))
+    return Trust.by(path)
+
+
+def level(
+    world: World, held: Claim, trusted: Trust, commit: str | None = None
+) -> tuple[TrustLevel, str | None]:
+    found = {held.ref: commit or held.commit}
+    assert not world.cache.bring(found, list(found), depth=1)
+    record = read_claim(world.cache, found[held.ref], held.status.nonce, trusted)
+    assert record is not None
+    return record.signature.trust, record.signature.signer
+
+
+def test_claim_and_every_heartbeat_are_signed(world: World, key: Path, tmp_path: Path):
+    held = world.claim(world.submit(), sign=signer(key))
+    trusted, fingerprint = known(tmp_path, key), signing.fingerprint(signing.public_key(key).read_text())
+    assert level(world, held, NOWHERE) == (TrustLevel.UNTRUSTED_KEY, fingerprint)
+    for renew in (lambda: None, lambda: held.renew(RUNNING), held.hold_for_publishing):
+        renew()
+        assert level(world, held, trusted) == (TrustLevel.TRUSTED, "testmac")
+    other = world.manifest().nonce
+    assert read_claim(world.cache, held.commit, other, trusted) is None, "put on another request it is none"
+
+
+@pytest.mark.parametrize("what", ["unsigned", "altered", "another namespace", "rubbish"])
+def test_claim_whose_signature_fails_counts_as_unsigned(world: World, key: Path, tmp_path: Path, what: str):
+    held = world.claim(world.submit(), sign=signer(key))
+    data = held.status.to_bytes()
+    signature = {
+        "unsigned": None,
+        "altered": signing.sign(key, signing.CLAIM_NAMESPACE, data + b" "),
+        "another namespace": signing.sign(key, signing.RESULT_NAMESPACE, data),
+        "rubbish": b"-----BEGIN SSH SIGNATURE-----\nAAAA\n-----END SSH SIGNATURE-----\n",
+    }[what]
+    files = {STATUS_NAME: data, STATUS_SIGNATURE_NAME: signature}
+    forged = Objects(world.house.remote).commit_files(None, files)
+    world.point(held.ref, forged)
+    assert level(world, held, known(tmp_path, key), forged) == (TrustLevel.UNSIGNED, None)

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 
 import click
 import pytest
 
-from bridge.bus.carriage import WORKFLOW_PATH
-from bridge.bus.git import Git
-from bridge.bus.requests import Submitted, read_request
-from bridge.cli import attending
+from bridge.bus.requests import WORKFLOW_PATH, read_request
 from bridge.cli.cancel import cancel
-from bridge.cli.handles import logs, status, wait
+from bridge.cli.logs import logs
 from bridge.cli.queue import queue
 from bridge.cli.run import run
-from bridge.client import attendant, transport
+from bridge.cli.status import status
+from bridge.cli.wait import wait
+from bridge.git.repo import GitRepo
+from bridge.github import dispatch
 from tests.bridge.cli.calls import call
 from tests.houses import Done, wait_for
 from tests.servers.github import TOKEN, Fault, GitHubServer, github_server
@@ -32,7 +31,6 @@ def server(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[GitHubServ
     with github_server() as started:
         for name, value in started.environ.items():
             monkeypatch.setenv(name, value)
-        started.files[WORKFLOW_PATH, "main"] = FILE
         yield started
 
 
@@ -59,7 +57,7 @@ def test_a_request_travels_by_push_where_the_repository_has_the_workflow(over: W
     done = kakeya(run, *ASK)
     assert done.code == 0, done.err
     assert (done.json["transport"], done.json["run_id"]) == ("actions", None)
-    request = read_request(Git(over.house.remote), done.json["request_commit"])
+    request = read_request(GitRepo(over.house.remote), done.json["request_commit"])
     assert not request.brings_workflow
     assert b'"actions"' in request.data
 
@@ -111,7 +109,7 @@ def test_a_request_whose_run_was_started_is_not_taken_back(
     over: World, server, kakeya, monkeypatch, name: str
 ) -> None:
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    monkeypatch.setattr(transport, "_LOOKS_S", (0.0, 0.1, 0.1))
+    monkeypatch.setattr(dispatch, "_LOOKUP_PAUSES_S", (0.0, 0.1, 0.1))
     dispatches = "/workflows/mac-bridge.yaml/dispatches"
     server.faults = {
         "silent": [Fault(dispatches, silent=True)],
@@ -127,14 +125,14 @@ def test_a_request_whose_run_was_started_is_not_taken_back(
     assert done.code == 0, done.err
     assert done.json["ref"] in over.house.remote_refs()
     [number] = server.runs
-    assert done.json["run_id"] == (number if name.startswith("silent") else None)
+    assert done.json["run_id"] == (None if name == "without an id" else number)
 
 
 def test_a_request_that_may_have_a_run_stays_and_one_that_has_none_does_not(
     over: World, server, kakeya, monkeypatch
 ) -> None:
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    monkeypatch.setattr(transport, "_LOOKS_S", (0.0, 0.0))
+    monkeypatch.setattr(dispatch, "_LOOKUP_PAUSES_S", (0.0, 0.0))
     before = over.house.remote_refs()
     server.faults = [Fault("/dispatches", 502)]
     done = kakeya(run, *ASK)
@@ -172,7 +170,7 @@ def test_status_and_queue_show_the_run(over: World, server, kakeya) -> None:
             Fault(
                 "/actions", 403, {"x-ratelimit-remaining": "0", "x-ratelimit-reset": "9999999999"}, times=9
             ),
-            "too many calls",
+            "rate limited",
         ),
     ],
     ids=["a token that has expired", "a rate limit"],
@@ -214,10 +212,10 @@ def test_the_jobs_log_is_shown_when_it_has_ended(over: World, server, kakeya) ->
     assert "\x1b" not in done.out
 
 
-def test_an_evicted_run_is_started_anew_while_somebody_waits(
+def test_an_evicted_run_is_rerun_while_a_client_waits(
     over: World, server, kakeya, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attendant, "INTERVAL_S", 0.2)
+    monkeypatch.setattr(dispatch, "INTERVAL_S", 0.2)
     submitted = over.submit(transport="actions")
     number = server.add_run(head_sha=submitted.commit, status="completed", conclusion="cancelled")
 
@@ -231,84 +229,6 @@ def test_an_evicted_run_is_started_anew_while_somebody_waits(
     thread.join()
     assert "evicted before a machine had it" in done.err
     assert done.json["run"]["id"] == number
-
-
-def waited(over: World, kakeya, submitted: Submitted, *args: str) -> tuple[Done, bool]:
-    """What `wait` said, and whether the request was pushed again meanwhile: then it is answered."""
-    log, ended = over.root / "pushes", threading.Event()
-    over.hook("update", f'echo "$1 $3" >> {log}')
-
-    def is_pushed() -> bool:
-        return log.exists() and submitted.commit in log.read_text()
-
-    def answer() -> None:
-        wait_for(lambda: ended.is_set() or is_pushed(), 60)
-        if is_pushed():
-            time.sleep(0.5)
-            over.answer(submitted)
-
-    thread = threading.Thread(target=answer)
-    thread.start()
-    done = kakeya(wait, submitted.nonce, "--json", "--allow-unsigned", *args)
-    ended.set()
-    thread.join()
-    return done, is_pushed()
-
-
-@pytest.mark.slow
-def test_without_a_token_the_same_commit_is_pushed_again(
-    over: World, server, kakeya, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("KAKEYA_GITHUB_TOKEN")
-    submitted = over.submit(transport="actions")
-    done, pushed = waited(over, kakeya, submitted, "--seconds", "40", "--resend-after", "1")
-    assert pushed
-    assert done.json["nonce"] == submitted.nonce
-    assert "cannot be seen without a token" in done.err
-    assert server.calls == []
-
-
-REFUSED = {
-    "a token that has expired": Fault("/actions", 401, message="Bad credentials", times=99),
-    "a token that may not read": Fault("/actions", 403, message="Resource not accessible", times=99),
-    "a token that sees nothing": Fault("/actions", 404, message="Not Found", times=99),
-    "a token that may not start runs": Fault("/rerun", 403, message="Resource not accessible", times=99),
-}
-
-
-@pytest.mark.sampled(4, 1)
-@pytest.mark.parametrize("name", REFUSED)
-def test_with_a_token_that_does_not_do_the_same_commit_is_pushed_again(
-    over: World, server, kakeya, name: str
-) -> None:
-    submitted = over.submit(transport="actions")
-    server.add_run(head_sha=submitted.commit, status="completed", conclusion="cancelled")
-    server.faults = [REFUSED[name]]
-    done, pushed = waited(over, kakeya, submitted, "--seconds", "40", "--resend-after", "1")
-    assert pushed
-    assert done.json["nonce"] == submitted.nonce
-    assert "the same commit was pushed again" in done.err
-
-
-@pytest.mark.slow
-def test_with_a_token_that_does_it_is_not_pushed_again(over: World, server, kakeya) -> None:
-    submitted = over.submit(transport="actions")
-    server.add_run(head_sha=submitted.commit)
-    done, pushed = waited(over, kakeya, submitted, "--seconds", "4", "--resend-after", "1")
-    assert not pushed
-    assert done.code == 4
-
-
-@pytest.mark.parametrize("timeout_s", [1, 600])
-@pytest.mark.sampled(0, 2)
-def test_by_default_it_is_pushed_again_when_it_is_older_than_its_job_may_take(
-    over: World, kakeya, monkeypatch: pytest.MonkeyPatch, timeout_s: int
-) -> None:
-    monkeypatch.delenv("KAKEYA_GITHUB_TOKEN")
-    monkeypatch.setattr(attending, "_QUIET_S", 1.0)
-    submitted = over.submit(transport="actions", timeout_s=timeout_s)
-    done, pushed = waited(over, kakeya, submitted, "--seconds", "40" if timeout_s == 1 else "4")
-    assert pushed is (timeout_s == 1), done.err
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from bridge import presets, signing
 from bridge.bus.requests import Submitted
 from bridge.protocol import refs
 from bridge.protocol.result import Reason, Status, Verdict
-from tests.bridge.bus.test_results import BAD_MANIFESTS, refusal
+from tests.bridge.bus.refusals import BAD_MANIFESTS, refusal
 from tests.bridge.evidence import reports
 from tests.bridge.evidence.reports import Document
 from tests.houses import BIN, Done, House, wait_for
@@ -41,7 +41,7 @@ def answer(
     """Answer a request with `passed`, a log and perhaps a report, signed with `key`."""
     files = {LOG: b"said by the job\n"} | ({} if report is None else {REPORT: report})
     fields: dict[str, object] = {"preset": "throughput", "preset_digest": "56" * 32, **TIMES, **changes}
-    data = world.result(world.asked(submitted), files, {LOG: "log", REPORT: "evidence"}, **fields)
+    data = world.result(world.expected(submitted), files, {LOG: "log", REPORT: "evidence"}, **fields)
     signature = None if key is None else signing.sign(key, signing.RESULT_NAMESPACE, data)
     world.answer(submitted, result=data, signature=signature, files=files)
 
@@ -102,7 +102,7 @@ def test_the_result_of_a_deleted_branch_is_shown_with_the_truth_about_it(
     passed = 0 if command in ("logs", "fetch", "cancel") else 7
     assert done.code == passed, done.err
     expected = {"logs": "said by the job", "cancel": "had finished already: passed"}
-    assert expected.get(command, "nobody can tell that this answers it") in done.out
+    assert expected.get(command, "so what it answers cannot be checked") in done.out
     if command == "result":
         known = "anyone with push rights" if signed == "unsigned" else "a key that is not trusted here"
         assert known in done.out
@@ -118,7 +118,7 @@ def test_where_runners_are_trusted_the_result_of_a_deleted_branch_is_theirs_or_a
     assert (done.code, "not listed here" in done.err) == (3, True), done.err
     shown = world.house.kakeya("result", nonce, "--allow-unsigned", "--json")
     assert shown.code == 0, shown.err
-    assert "nobody can tell that this answers it" in shown.json["authenticity"]
+    assert "so what it answers cannot be checked" in shown.json["authenticity"]
     theirs = world.house.kakeya("result", of_a_deleted_branch(world, tmp_path / "trusted"), "--json")
     assert theirs.json["authenticity"] == "signed by studio"
 
@@ -137,10 +137,11 @@ def test_run_believes_no_stranger_either(world: World, key: Path):
     client = subprocess.Popen(
         command, cwd=world.house.clone, env=world.house.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
-    wait_for(world.mirror.refresh, what="the request")
-    [pending] = world.mirror.refresh()
-    branch = refs.request_ref("probe", pending.nonce, None)
-    world.answer(Submitted(pending.nonce, pending.commit, branch, world.remote, "", in_inbox=True))
+    wait_for(lambda: world.git.list_refs(world.remote, refs.INBOX), what="the request")
+    [(ref, commit)] = world.git.list_refs(world.remote, refs.INBOX).items()
+    nonce = ref.removeprefix(refs.INBOX)
+    branch = refs.request_ref("probe", nonce, None)
+    world.answer(Submitted(nonce, commit, branch, world.remote, "", in_inbox=True))
     out, err = client.communicate(timeout=60)
     assert client.returncode == 3, err.decode()
     assert "no signature" in json.loads(out.decode().splitlines()[-1])["message"]
@@ -243,7 +244,7 @@ def test_a_pass_that_nobody_vouches_for_ends_in_7_unless_it_is_allowed(world: Wo
     done = kakeya("result", nonce, "--json")
     assert (done.code, done.json["exit_code"], done.json["status"]) == (7, 7, "passed")
     assert (done.json["signature"], done.json["verified"]) == ("untrusted-key", False)
-    assert "nobody vouches for it" in done.err
+    assert "no trusted key signed it" in done.err
     assert "runners trust --first" in done.err
     assert kakeya("result", nonce, "--allow-unsigned").code == 0
     assert kakeya("status", nonce, KAKEYA_ALLOW_UNSIGNED="1").code == 0

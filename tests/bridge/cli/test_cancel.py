@@ -10,15 +10,14 @@ import pytest
 
 from bridge import signing
 from bridge.bus.cancels import read_cancel
-from bridge.bus.catalogue import publish_card
-from bridge.bus.git import Git
 from bridge.bus.requests import Submitted
 from bridge.cli.cancel import cancel
+from bridge.git.repo import GitRepo
 from bridge.protocol import refs
 from bridge.protocol.result import Reason, Status, Verdict
 from bridge.protocol.runner_info import Limits
 from tests.bridge.bus.archives import answered, pruned
-from tests.bridge.cards import card
+from tests.bridge.cards import card, publish_card
 from tests.bridge.cli.calls import call
 from tests.houses import Done, wait_for
 from tests.worlds import World, snapshot
@@ -32,13 +31,13 @@ def kakeya(capsys: pytest.CaptureFixture[str]):
     return run
 
 
-def standing(world: World, submitted: Submitted) -> str | None:
-    return world.git.ls_remote(world.remote).get(refs.cancel_ref(submitted.nonce))
+def cancel_commit(world: World, submitted: Submitted) -> str | None:
+    return world.git.list_refs(world.remote).get(refs.cancel_ref(submitted.nonce))
 
 
 def end_as(world: World, submitted: Submitted, status: Status, reason: Reason) -> None:
     verdict = Verdict(status=status, reason=reason)
-    world.answer(submitted, result=world.result(world.asked(submitted), verdict=verdict))
+    world.answer(submitted, result=world.result(world.expected(submitted), verdict=verdict))
 
 
 def test_a_wish_is_on_the_remote_with_its_reason(here: World, kakeya) -> None:
@@ -54,7 +53,7 @@ def test_a_wish_is_on_the_remote_with_its_reason(here: World, kakeya) -> None:
         "untrusted": [],
         "exit_code": 0,
     }
-    wish = read_cancel(Git(here.house.remote), standing(here, submitted) or "")
+    wish = read_cancel(GitRepo(here.house.remote), cancel_commit(here, submitted) or "")
     assert wish is not None
     assert wish.reason == "wrong model"
     assert wish.requested_by
@@ -63,12 +62,12 @@ def test_a_wish_is_on_the_remote_with_its_reason(here: World, kakeya) -> None:
 def test_asking_again_says_so(here: World, kakeya) -> None:
     submitted = here.submit()
     kakeya(submitted.nonce)
-    before = standing(here, submitted)
+    before = cancel_commit(here, submitted)
     done = kakeya(submitted.nonce)
     assert done.code == 0
     assert "already" in done.out
     assert kakeya(submitted.nonce, "--json").json["status"] == "already-asked"
-    assert standing(here, submitted) == before
+    assert cancel_commit(here, submitted) == before
 
 
 def test_a_finished_request_is_said_to_be_with_its_status(here: World, kakeya) -> None:
@@ -79,7 +78,7 @@ def test_a_finished_request_is_said_to_be_with_its_status(here: World, kakeya) -
     assert "finished already: failed (exit_code)" in done.out
     document = kakeya(submitted.nonce, "--json").json
     assert (document["status"], document["result_status"]) == ("already-finished", "failed")
-    assert standing(here, submitted) is None
+    assert cancel_commit(here, submitted) is None
     followed = kakeya(submitted.nonce, "--wait", "20", "--json")
     assert (followed.code, followed.json["status"]) == (1, "failed")
 
@@ -101,7 +100,7 @@ def test_an_unsigned_wish_that_a_live_runner_will_ignore_is_warned_of(
     here: World, kakeya, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     strict = Limits(max_timeout_s=60, require_signature=True)
-    publish_card(here.git, here.remote, card("strict", now=datetime.now(UTC), limits=strict), None)
+    publish_card(here.cache, card("strict", now=datetime.now(UTC), limits=strict))
     submitted = here.submit()
     done = kakeya(submitted.nonce, "--json")
     assert done.code == 0
@@ -120,14 +119,14 @@ def test_a_handle_behind_wait_is_not_taken_for_seconds(here: World, kakeya) -> N
         assert "HANDLE goes first" in done.err
     assert "is not in the range" in kakeya(submitted.nonce, "--wait", "9999999").err
     assert "--wait takes seconds" in kakeya(submitted.nonce, "--wait", "nan").err
-    assert standing(here, submitted) is None
+    assert cancel_commit(here, submitted) is None
 
 
 def test_with_wait_its_end_is_the_exit_code(here: World, kakeya) -> None:
     submitted = here.submit()
 
     def stop_it() -> None:
-        wait_for(lambda: standing(here, submitted))
+        wait_for(lambda: cancel_commit(here, submitted))
         end_as(here, submitted, Status.CANCELLED, Reason.REQUESTED)
 
     runner = threading.Thread(target=stop_it, daemon=True)
@@ -158,7 +157,7 @@ def test_it_works_from_a_clone_that_never_saw_the_request_and_leaves_nothing_the
     before = snapshot(other)
     done = kakeya(submitted.ref.removeprefix("refs/heads/"))
     assert done.code == 0, done.err
-    assert standing(here, submitted)
+    assert cancel_commit(here, submitted)
     assert snapshot(other) == before
 
 
@@ -169,7 +168,9 @@ def test_a_wish_is_signed_with_the_configured_key(
     monkeypatch.setenv("KAKEYA_SIGNING_KEY", str(key))
     submitted = here.submit()
     assert kakeya(submitted.nonce, "--json").json["signed"] is True
-    files = here.house.git("ls-tree", "--name-only", standing(here, submitted) or "", cwd=here.house.remote)
+    files = here.house.git(
+        "ls-tree", "--name-only", cancel_commit(here, submitted) or "", cwd=here.house.remote
+    )
     assert files.split() == ["cancel.json", "cancel.json.sig"]
 
 
@@ -212,4 +213,4 @@ def test_what_cannot_be_done_is_said(
     submitted = here.submit()
     done = kakeya(*(arg.format(nonce=submitted.nonce) for arg in args))
     assert (done.code, message in done.err) == (code, True), done.err
-    assert standing(here, submitted) is None
+    assert cancel_commit(here, submitted) is None

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from bridge import signing
-from bridge.bus.standing import Trust
 from bridge.cli.peers import key, peers
 from bridge.cli.runners import runners
-from bridge.client.trust import trusted
-from bridge.runner.keys import key_path
+from bridge.runner.config import key_path
+from bridge.signing.trust import Trust, pinned_keys
 from tests.bridge.cli.calls import call
 from tests.bridge.signing.keyring import public
 from tests.houses import Done
@@ -63,7 +62,7 @@ def test_the_printed_commands_make_others_believe_this_runner(
     assert call(runners, capsys, *words(shown["clients"])).code == 0
     trust = Trust.by(folder / "config" / "known_runners")
     assert trust.names(signing.CLAIM_NAMESPACE) == {shown["fingerprint"]: "studio"}
-    [entry] = trusted(folder / "config" / "trusted_runners")
+    [entry] = pinned_keys(folder / "config" / "trusted_runners")
     assert (entry.listed.name, entry.listed.key.fingerprint) == ("studio", shown["fingerprint"])
     assert call(key, capsys, "--name", "no name").code == 6
 
@@ -86,7 +85,7 @@ def test_a_renewed_key_takes_the_old_ones_place_and_the_old_one_is_revoked(
     assert "has 2 keys" in call(runners, capsys, "revoke", "studio").err
     assert call(runners, capsys, "revoke", "studio", "--key", old["fingerprint"]).code == 0
     states = {
-        each.listed.key.fingerprint: each.state for each in trusted(folder / "config" / "trusted_runners")
+        each.listed.key.fingerprint: each.state for each in pinned_keys(folder / "config" / "trusted_runners")
     }
     assert states == {old["fingerprint"]: "revoked", fresh["fingerprint"]: "counts"}
     again = call(runners, capsys, *words(old["clients"]))

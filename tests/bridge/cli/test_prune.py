@@ -12,11 +12,15 @@ import click
 import pytest
 
 from bridge import signing
-from bridge.cli import handles, run_edge
+from bridge.cli import run_edge
 from bridge.cli.fetch import fetch
 from bridge.cli.history import history
+from bridge.cli.logs import logs
 from bridge.cli.prune import prune
 from bridge.cli.queue import queue
+from bridge.cli.result import result
+from bridge.cli.status import status
+from bridge.cli.wait import wait
 from bridge.protocol import refs
 from tests.bridge.bus.archives import answered, bridge_refs
 from tests.worlds import FILES, World
@@ -45,16 +49,16 @@ def run(world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
 def test_a_pruned_request_is_shown_saved_and_listed_as_before(world: World, run: Run, tmp_path: Path):
     passed, failed = answered(world), answered(world, timedelta(days=32), **FAILED)
     waiting = world.submit()
-    before = {nonce: run(handles.result, nonce, "--json") for nonce in (passed.nonce, failed.nonce)}
+    before = {nonce: run(result, nonce, "--json") for nonce in (passed.nonce, failed.nonce)}
     code, done, _ = run(prune, "--older-than", "30m", "--json")
     assert (code, sorted(done["archived"])) == (0, sorted([passed.nonce, failed.nonce]))
     assert done["unfinished"] == 0
     assert bridge_refs(world) == {waiting.ref, refs.inbox_ref(waiting.nonce)}
     for nonce, (code, document, _) in before.items():
-        for command in (handles.result, handles.status, handles.wait):
+        for command in (result, status, wait):
             now, shown, _ = run(command, nonce, "--json")
             assert (now, shown) == (code, {**document, "result_ref": refs.ARCHIVE})
-    assert run(handles.logs, failed.nonce[:20], "--json")[0] == 0
+    assert run(logs, failed.nonce[:20], "--json")[0] == 0
     code, listed, _ = run(history, "--json")
     assert [row["nonce"] for row in listed["requests"]] == [passed.nonce, failed.nonce]
     assert [row["status"] for row in listed["requests"]] == ["passed", "failed"]

@@ -229,3 +229,35 @@ def test_the_runner_stops_on_sigterm_with_nothing_left(house: House):
     with house.runner() as process:
         wait_for(lambda: "serving" in house.runner_log(), what="the runner's first line")
     assert process.returncode in (0, 143)
+
+
+@pytest.mark.timeout(300)  # two runners and four commands on a busy machine
+def test_of_two_runners_the_one_that_matches_answers(house: House, tmp_path: Path):
+    config = tmp_path / "config"
+    config.mkdir(mode=0o700)
+    (config / "policy.toml").write_text('labels = ["lab"]\n')
+    (config / "policy.toml").chmod(0o600)
+    own = {"KAKEYA_CONFIG": str(config), "KAKEYA_STATE": str(tmp_path / "state")}
+    on = "label=lab,cores>=1"
+    with house.runner(name="plain"):
+        wait_for(lambda: "refs/mac-bridge/runners/plain" in house.remote_refs(), 60, "a registration")
+        alone = house.kakeya("run", "--preset", "probe", "--on", on, "--json")
+        assert "no live runner can take this request now: plain: " in alone.err
+        status = house.kakeya("status", alone.json["nonce"])
+        assert f"  for machines with {on}: no live runner can take this request now: plain: " in status.out
+        with house.runner(name="labelled", **own):
+            wait_for(lambda: "refs/mac-bridge/runners/labelled" in house.remote_refs(), 60, "another one")
+            done = house.kakeya("wait", alone.json["nonce"], "--json")
+    assert (done.code, done.json["runner"]) == (0, "labelled"), done.err + house.runner_log("plain")
+
+
+def test_bad_condition_pushes_nothing(house: House):
+    before = house.remote_refs()
+    done = house.kakeya("run", "--preset", "probe", "--on", "chip=M4*,color=red", "--json")
+    assert done.code == 2
+    assert (
+        "Invalid value for '--on': 'color=red' is no condition; write NAME=VALUE with NAME one of" in done.err
+    )
+    assert house.remote_refs() == before
+    shown = house.kakeya("run", "--preset", "probe", "--on", "chip=M4*", "--dry-run", "--json")
+    assert shown.json["manifest"]["on"] == "chip=M4*"

@@ -18,7 +18,7 @@ ONCE = ("runner", "serve", "--name", "mac", "--once", "--idle-timeout", "0.1")
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--lease", "9", "--beat", "3.5"), "--beat 3.5 is too slow for --lease 9"),
+        (("--lease", "9", "--beat", "3.5"), "--beat 3.5 is too slow for a lease of 9 s"),
         (("--beat", "41"), "give at most --beat 40"),
         (("--lease", "1"), "not in the range"),
         (("--lease", "901"), "not in the range"),

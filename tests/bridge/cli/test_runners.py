@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 from bridge import presets, signing
 from bridge.protocol import refs
-from bridge.protocol.runner_info import Limits, Property, RunnerCard, State, Work
+from bridge.protocol.runner_info import Limits, Property, RunnerCard, State
 from tests.bridge.cards import card, offer, public_line, put, signed
 from tests.houses import House
 
@@ -25,7 +24,7 @@ def here(house: House, name: str = "mac", **changes: Any) -> RunnerCard:
         "now": datetime.now(UTC),
         "audience": refs.audience_of(str(house.remote)),
         "presets": (real("probe"),),
-        "machine": {"chip": "Apple M4", "memory_bytes": 64_000_000_000},
+        "machine": {"chip": "Apple M4", "memory_bytes": 64 * 2**30, "labels": "lab,quiet"},
     }
     return card(name, **{**fields, **changes})
 
@@ -68,6 +67,8 @@ def test_runners_are_listed_with_what_they_do_and_whether_their_key_counts(house
     assert mac["fingerprint"] == signing.fingerprint(mac["key"])
     assert mac["presets"] == ["probe"]
     assert mac["machine"]["chip"] == "Apple M4"
+    named = {name: value for name, value in mac["properties"].items() if value is not None}
+    assert named == {"chip": "Apple M4", "memory": 64, "label": ["lab", "quiet"], "runner": "mac"}
     assert (entries["old"]["trusted"], entries["old"]["live"], entries["old"]["key"]) == (False, False, None)
     assert (entries["absent"]["key"], entries["absent"]["seen_at"]) == (public_line(other), None)
     assert set(mac) == set(entries["absent"])
@@ -77,7 +78,8 @@ def test_runners_are_listed_with_what_they_do_and_whether_their_key_counts(house
     assert "(trusted as studio)" in text
     assert "old  stopped at " in text
     assert "offers   probe" in text
-    assert "Apple M4, 64 GB" in text
+    assert "machine  Apple M4, 64 GB; kakeya-mac" in text
+    assert "labels   lab, quiet" in text
     assert "absent  not seen on this remote" in text
 
 
@@ -239,31 +241,41 @@ def test_run_says_at_once_when_nobody_can_take_it_and_pushes_it_all_the_same(hou
     assert f"refs/mac-bridge/inbox/{answer['nonce']}" in house.remote_refs()
 
 
+def test_run_says_at_once_which_conditions_no_live_runner_meets(house: House):
+    publish(house, here(house))
+    publish(house, here(house, "mini", id="e" * 16, machine={}))
+    done = house.kakeya(*RUN, "--on", "chip=M4*,memory>=128,label=studio")
+    assert done.code == 0, done.err
+    assert done.json["runners"]["able"] == []
+    assert done.json["runners"]["unable"] == {
+        "mac": "the request is for machines with memory>=128, label=studio;"
+        " its memory is 64.0, its label is lab, quiet",
+        "mini": "the request is for machines with chip=M4*, memory>=128, label=studio;"
+        " no chip of it is known, no memory of it is known, no label of it is known",
+    }
+    assert "no live runner can take this request now: mac: the request is for machines with" in done.err
+    able = house.kakeya(*RUN, "--on", "chip=M4*,memory>=64,label=lab").json["runners"]
+    assert (able["able"], list(able["unable"])) == (["mac"], ["mini"])
+
+
 @pytest.mark.slow
-def test_run_is_quiet_when_somebody_can_take_it(house: House):
+def test_run_names_the_runners_that_can_take_it(house: House):
     publish(house, here(house))
     done = house.kakeya(*RUN)
     assert done.err == ""
-    assert done.json["runners"] == {"live": 1, "able": ["mac"], "unable": {}, "expected_s": 0.0}
+    assert done.json["runners"] == {"live": 1, "able": ["mac"], "unable": {}, "expected_s": None}
     assert (done.json["warnings"], done.json["ahead"]) == ([], 0)
-
-
-@pytest.mark.slow
-def test_run_says_that_it_is_likely_to_start_at_once(house: House):
-    publish(house, here(house))
-    assert "  no older one waits, likely to start at once\n" in house.kakeya(*RUN[:-1]).out
-
-
-@pytest.mark.slow
-def test_run_says_how_many_are_ahead_and_when_it_is_likely_to_start(house: House):
-    house.kakeya(*RUN)
-    work = Work(nonce="20260301t120000z0123456789ab", preset="probe", elapsed_s=60.0)
-    offers = (real("probe", typical_s=300.0),)
-    publish(house, here(house, presets=offers, state=State.BUSY, job=work))
     time.sleep(1.1)  # older is by the second
-    assert re.search(
-        r"  1 older one waits \(requesters take turns\), about 9 min to wait\n", house.kakeya(*RUN[:-1]).out
-    )
+    assert "  1 runner is live; mac can take it\n" in house.kakeya(*RUN[:-1]).out
+
+
+@pytest.mark.slow
+def test_run_says_how_many_are_ahead_and_how_long_they_take(house: House):
+    house.kakeya(*RUN)
+    publish(house, here(house, presets=(real("probe", typical_s=300.0),)))
+    time.sleep(1.1)  # older is by the second
+    said = house.kakeya(*RUN[:-1]).out
+    assert "  1 older one waits (requesters take turns), about 5 min to wait\n" in said
 
 
 @pytest.mark.slow

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from bridge import signing
+from bridge.cli.keys import parse_until
 from bridge.cli.signers import signers
-from bridge.signing.keyring import parse_until
-from bridge.signing.revoked import is_revoked
+from bridge.signing.keyfiles import is_revoked
 from tests.bridge.cli.calls import call
 from tests.bridge.signing.keyring import private, public
 from tests.houses import Done
@@ -50,7 +50,7 @@ class Owner:
     def who(self, key: str, namespace: str = SPACE) -> str | None:
         """By which name the lists know a signature of a key, now."""
         signature = signing.sign(private(key), namespace, b"x")
-        return signing.verify(b"x", signature, namespace, self.allowed, revoked=self.revoked)
+        return signing.identify(b"x", signature, namespace, self.allowed, revoked=self.revoked).name
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_a_key_is_given_as_a_line_a_file_or_on_standard_input(
         (("add", "ann", "--key", "{ann}", "--valid-until", "2001-01-01"), "is over"),
         (("add", "ann", "--key", "{ann}", "--valid-until", "soon"), "--valid-until takes"),
         (("add", "ann", "--key", "{ann}", "--valid-until", "9999-12-31"), "--valid-until takes"),
-        (("add", "eve", "--key", "{bob}"), "speaks for bob already"),
+        (("add", "eve", "--key", "{bob}"), "this key belongs to bob"),
         (("remove", "ann"), "no key of 'ann'"),
         (("revoke", "ann"), "no key of 'ann'"),
         (("revoke", "bob", "--key", "SHA256:nothing"), "no key of bob"),
@@ -191,7 +191,7 @@ def test_a_list_that_others_may_write_is_neither_shown_nor_added_to(owner: Owner
 
 
 def test_a_list_by_hand_shows_what_each_line_is_good_for(owner: Owner) -> None:
-    assert "nobody is listed yet" in owner.type("list").out
+    assert "no key is listed yet" in owner.type("list").out
     owner.folder.mkdir(mode=0o700)
     lines = [
         f"any {public('ann').line} her laptop",

@@ -7,16 +7,15 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from bridge.bus.catalogue import publish_card
-from bridge.bus.claims import Beat, claim
-from bridge.cli.handles import status
+from bridge.bus.claims import Heartbeat
 from bridge.cli.run import run
+from bridge.cli.status import status
 from bridge.protocol import refs
 from bridge.protocol.result import Phase
-from tests.bridge.cards import card
+from tests.bridge.cards import card, offer, publish_card
 from tests.bridge.cli.calls import call
 from tests.houses import Done
-from tests.worlds import RUNNER, World
+from tests.worlds import World
 
 
 @pytest.fixture
@@ -32,9 +31,8 @@ def said(capsys: pytest.CaptureFixture[str]):
 def running(world: World, lease_s: float) -> str:
     """A request that runs, claimed by a runner that says nothing after its first heartbeats."""
     submitted = world.submit()
-    held = claim(world.mirror.git, world.remote, *world.mirror.refresh(), RUNNER, lease_s=lease_s)
-    assert held is not None
-    held.beat(Beat(Phase.RUNNING, 12.0))
+    held = world.claim(submitted, lease_s=lease_s)
+    held.renew(Heartbeat(Phase.RUNNING, 12.0))
     return submitted.nonce
 
 
@@ -59,10 +57,10 @@ def test_who_waits_is_told_how_many_older_ones_wait_and_that_turns_are_taken(her
     nonces = [refs.new_nonce(now + timedelta(seconds=number), b"abcdef") for number in range(3)]
     for nonce in nonces:
         here.submit(nonce=nonce)
-    publish_card(here.git, here.remote, card(now=now), None)
+    publish_card(here.cache, card(now=now, presets=(offer(typical_s=10.0),)))
     first, last = (said(nonce, "--json").json for nonce in (nonces[0], nonces[2]))
     assert (first["ahead"], first["expected_s"], first["beat_age_s"]) == (0, 0.0, None)
-    assert (last["ahead"], last["expected_s"]) == (2, None)
+    assert (last["ahead"], last["expected_s"]) == (2, 20.0)
     assert said(nonces[2]).out == f"{nonces[2]}  queued, 2 older ones wait (requesters take turns)\n"
 
 
@@ -74,7 +72,7 @@ def test_where_only_branches_are_taken_no_place_in_the_queue_is_made_up(
     first = call(run, capsys, "--preset", "probe", "--json").json
     second = call(run, capsys, "--preset", "probe", "--json").json
     assert second["ahead"] is None
-    publish_card(here.git, here.remote, card(now=datetime.now(UTC)), None)
+    publish_card(here.cache, card(now=datetime.now(UTC)))
     lines = call(run, capsys, "--preset", "probe").out.splitlines()
     assert [line.split()[0] for line in lines] == ["queued", lines[1].split()[0], "follow"]
     for nonce in (first["nonce"], second["nonce"]):

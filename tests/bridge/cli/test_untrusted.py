@@ -13,13 +13,16 @@ from typing import Any
 import click
 import pytest
 
-from bridge.bus.claims import Beat
+from bridge.bus.claims import Heartbeat
 from bridge.cli.fetch import fetch
-from bridge.cli.handles import logs, result, status, wait
 from bridge.cli.history import history
+from bridge.cli.logs import logs
 from bridge.cli.presets import presets
 from bridge.cli.queue import queue
+from bridge.cli.result import result
 from bridge.cli.runners import runners
+from bridge.cli.status import status
+from bridge.cli.wait import wait
 from bridge.protocol import refs
 from bridge.protocol.result import Phase, Progress
 from bridge.protocol.sanitize import unsafe_character
@@ -46,14 +49,14 @@ class Scene:
 @pytest.fixture
 def scene(here: World, monkeypatch: pytest.MonkeyPatch) -> Scene:
     running = here.submit()
-    held = here.claim(here.mirror.refresh()[0])
-    held.beat(Beat(Phase.RUNNING, 1.0, Progress(done=1, total=2, step=HOSTILE[:200]), (HOSTILE,)))
+    held = here.claim(running)
+    held.renew(Heartbeat(Phase.RUNNING, 1.0, Progress(done=1, total=2, step=HOSTILE[:200]), (HOSTILE,)))
     answered = here.submit(preset="tests")
     files = {"log.txt": HOSTILE.encode(), "report.json": HOSTILE.encode()}
     verdict = {"status": "rejected", "reason": "evidence", "message": ORDER}
     violation = {"code": "SPEEDUP_SAMPLES", "message": ORDER, "file": ORDER}
     data = here.result(
-        here.asked(answered),
+        here.expected(answered),
         files,
         {"log.txt": "log"},
         preset="tests",

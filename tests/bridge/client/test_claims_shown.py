@@ -8,40 +8,32 @@ from pathlib import Path
 import pytest
 
 from bridge import signing
-from bridge.bus.claims import claim
-from bridge.bus.standing import Standing
-from bridge.client import trust
 from bridge.client.history import queue
 from bridge.client.watch import watch
+from bridge.render.lists import request_table, row_json
 from bridge.render.outcome import claim_text, status_line
-from bridge.render.queue import queue_table, row_json
-from bridge.render.tables import console
-from tests.worlds import RUNNER, World
+from bridge.render.terminal import console
+from bridge.signing import trust
+from bridge.signing.trust import TrustLevel
+from tests.worlds import World
 
 SAID = {
-    "a trusted runner": (Standing.TRUSTED, "signed by studio"),
-    "another runner": (Standing.UNTRUSTED_KEY, "no trusted runner says so"),
-    "a runner whose key was revoked": (Standing.REVOKED, "a revoked key"),
-    "somebody unsigned": (Standing.UNSIGNED, "unsigned"),
+    "a trusted runner": (TrustLevel.TRUSTED, "signed by studio"),
+    "another runner": (TrustLevel.UNTRUSTED_KEY, "no trusted runner says so"),
+    "a runner whose key was revoked": (TrustLevel.REVOKED, "a revoked key"),
+    "somebody unsigned": (TrustLevel.UNSIGNED, "unsigned"),
 }
 
 
 def claimed_by(world: World, who: str, trusted: Path) -> str:
     """A request that is claimed; its nonce."""
     key, other = (signing.ensure_key(world.root / name, "runner") for name in ("key", "other"))
-    trust.add(trusted, "studio", str(signing.public_key(key)))
+    trust.pin(trusted, "studio", str(signing.public_key(key)))
     if who == "a runner whose key was revoked":
-        trust.ring(trusted).revoke("studio")
+        trust.runner_keys(trusted).revoke("studio")
     signer = {"somebody unsigned": None, "another runner": other}.get(who, key)
     submitted = world.submit()
-    held = claim(
-        world.git,
-        world.remote,
-        world.mirror.refresh()[0],
-        RUNNER,
-        sign=lambda data: signer and signing.sign(signer, signing.CLAIM_NAMESPACE, data),
-    )
-    assert held is not None
+    world.claim(submitted, sign=lambda data: signer and signing.sign(signer, signing.CLAIM_NAMESPACE, data))
     return submitted.nonce
 
 
@@ -50,19 +42,19 @@ def claimed_by(world: World, who: str, trusted: Path) -> str:
 def test_where_keys_are_trusted_it_is_said_who_says_that_a_request_runs(world: World, who: str):
     trusted = world.root / "trusted_runners"
     nonce = claimed_by(world, who, trusted)
-    standing, words = SAID[who]
+    level, words = SAID[who]
     seen = next(watch(world.git, world.remote, nonce, deadline=60, trusted=trusted))
     assert seen.claim is not None
-    assert seen.claim.standing is standing
+    assert seen.claim.trust is level
     line = status_line(seen.status, seen.phase, None, claim=seen.claim)
     assert line.endswith(claim_text(seen.claim))
     assert words in line
-    [row] = queue(None, world.remote, origin=world.git, now=datetime.now(UTC), trusted=trusted)
+    [row] = queue(world.cache, now=datetime.now(UTC), trusted=trusted)
     assert row.claim == seen.claim
-    assert row_json(row, 0.0)["claim"] == {"standing": standing.value, "signer": seen.claim.signer}
+    assert row_json(row, 0.0)["claim"] == {"standing": level.value, "signer": seen.claim.signer}
     out = console()
     with out.capture() as captured:
-        out.print(queue_table([row], 0.0, 200))
+        out.print(request_table([row], 0.0, 200))
     assert words.split()[0] in captured.get()
 
 
@@ -72,6 +64,6 @@ def test_a_client_that_trusts_no_key_is_not_told_of_signatures(world: World):
     seen = next(watch(world.git, world.remote, nonce, deadline=60, trusted=nobody))
     assert seen.status is not None
     assert seen.claim is None
-    [row] = queue(None, world.remote, origin=world.git, now=datetime.now(UTC), trusted=nobody)
+    [row] = queue(world.cache, now=datetime.now(UTC), trusted=nobody)
     assert row.claim is None
     assert row_json(row, 0.0)["claim"] is None

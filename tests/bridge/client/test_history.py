@@ -6,31 +6,35 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from bridge.bus.claims import Beat, claim
+from bridge.bus.claims import Heartbeat
 from bridge.bus.requests import Submitted
+from bridge.client.fetch import look_up
 from bridge.client.history import History, Row, history, queue
-from bridge.client.lookup import look_up
+from bridge.client.remotes import Remote
 from bridge.errors import UnknownHandle
 from bridge.protocol import refs
 from bridge.protocol.result import RESULT_ROOT, Phase, Progress, Status
 from tests.bridge.bus.archives import NOW, answered, bridge_refs, many_answered, pruned
-from tests.worlds import RUNNER, World
+from tests.worlds import World
 
 FAILED = {"verdict": {"status": "failed", "reason": "exit_code"}}
 
 
+def bus(world: World) -> Remote:
+    return Remote(world.remote, world.remote, refs.audience_of(world.remote))
+
+
 def rows(world: World, now: datetime | None = None) -> list[Row]:
-    return queue(world.root / "state", world.remote, origin=world.git, now=now or datetime.now(UTC))
+    return queue(world.cache, now=now or datetime.now(UTC))
 
 
 def past(world: World, limit: int = 20, **wanted: object) -> History:
-    return history(world.root / "state", world.remote, origin=world.git, limit=limit, **wanted)  # type: ignore[arg-type]
+    return history(world.cache, limit=limit, **wanted)  # type: ignore[arg-type]
 
 
 def test_the_queue_shows_what_waits_and_runs_and_nothing_else(world: World):
     running = world.submit()
-    [pending] = world.mirror.refresh()
-    world.claim(pending).beat(Beat(Phase.RUNNING, 12.0, Progress(done=1, total=4, step="s\x1b[31mtep")))
+    world.claim(running).renew(Heartbeat(Phase.RUNNING, 12.0, Progress(done=1, total=4, step="s\x1b[31mtep")))
     first, second = (
         world.submit(nonce=refs.new_nonce(datetime.now(UTC) + timedelta(seconds=s), b"abcdef"))
         for s in (2, 4)
@@ -62,14 +66,13 @@ def test_a_request_without_an_inbox_entry_waits_too(world: World):
     waiting, done = world.submit(), world.submit()
     world.answer(done)
     assert [row.nonce for row in rows(world)] == [waiting.nonce]
-    world.claim(world.mirror.refresh()[0])
+    world.claim(waiting)
     assert [row.phase for row in rows(world)] == [Phase.CLAIMED]
 
 
 def test_a_result_whose_claim_or_inbox_entry_was_left_behind_is_not_in_the_queue(world: World):
     done = world.submit()
-    [pending] = world.mirror.refresh()
-    held = world.claim(pending)
+    held = world.claim(done)
     world.answer(done)
     world.point(refs.claim_ref(done.nonce), held.commit)
     world.point(refs.inbox_ref(done.nonce), done.commit)
@@ -77,11 +80,8 @@ def test_a_result_whose_claim_or_inbox_entry_was_left_behind_is_not_in_the_queue
 
 
 def test_a_claim_that_is_not_renewed_is_silent_once_its_lease_is_over(world: World):
-    world.submit()
-    [pending] = world.mirror.refresh()
-    held = claim(world.mirror.git, world.remote, pending, RUNNER, lease_s=30.0)
-    assert held is not None
-    held.beat(Beat(Phase.RUNNING, 12.0))
+    held = world.claim(world.submit(), lease_s=30.0)
+    held.renew(Heartbeat(Phase.RUNNING, 12.0))
     now = datetime.now(UTC)
     [row] = rows(world, now + timedelta(seconds=20))
     assert row.silent_s is None
@@ -158,21 +158,21 @@ def test_every_handle_of_a_pruned_bus_is_found(world: World, server: str):
     assert bridge_refs(world) == set()
     assert [row.nonce for row in past(world).rows] == sorted(nonces, reverse=True)
     for handle in (nonces[0], f"probe-{nonces[1]}", f"mac-bridge/probe-{nonces[2]}", nonces[3][:18]):
-        found = look_up(world.git, world.remote, handle, world.root / "state")
-        assert found.state is None
+        found = look_up(world.git, bus(world), handle, world.root / "state")
+        assert found.state.gone
         assert found.answer is not None
         assert found.nonce in nonces
     for handle in ("20260301", "probe-20260301", "2026", "", "20270101", "tests-" + nonces[0][:18]):
         with pytest.raises(UnknownHandle):
-            look_up(world.git, world.remote, handle, None)
+            look_up(world.git, bus(world), handle, world.root / "state")
 
 
-def test_an_archived_result_is_found_beside_a_branch_that_somebody_moved(world: World):
+def test_a_result_is_found_although_its_branch_was_moved(world: World):
     submitted = world.submit(nonce=refs.new_nonce(NOW - timedelta(days=31), b"abcdef"))
     world.point(submitted.ref, world.commit(submitted.commit, {"README.md": b"mine now"}))
     world.answer(submitted)
-    assert pruned(world).archived == (submitted.nonce,)
-    found = look_up(world.git, world.remote, submitted.nonce, world.root / "state")
-    assert found.state is not None
+    assert [left.nonce for left in pruned(world).left] == [submitted.nonce]
+    found = look_up(world.git, bus(world), submitted.nonce, world.root / "state")
+    assert found.state.branch is not None
     assert found.answer is not None
-    assert found.answer.ref == refs.ARCHIVE
+    assert found.answer.ref == refs.result_ref(submitted.nonce)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bridge.bus.carriage import WORKFLOW_PATH
+from bridge.bus.requests import WORKFLOW_PATH
 from bridge.client.remotes import Remote
 from bridge.client.transport import Route, choose_route
 from bridge.errors import ApiError, RevisionError
@@ -54,7 +54,7 @@ def test_a_remote_of_no_github_server_is_a_daemons(world: World) -> None:
 
 def test_asked_for_it_is_a_workflows_wherever_the_remote_is(world: World) -> None:
     chosen = route(world, on_main(world, FILE), {}, "actions")
-    assert (chosen.transport, chosen.start, chosen.carriage.workflow) == ("actions", "push", None)
+    assert (chosen.transport, chosen.start, chosen.options.workflow) == ("actions", "push", None)
     assert route(world, on_main(world, FILE), {}, "embedded").transport == "embedded"
 
 
@@ -71,7 +71,7 @@ def test_a_workload_without_the_file_brings_the_default_branchs(world: World, se
     on_main(world, FILE)
     chosen = route(world, old, tokenless(server))
     assert (chosen.transport, chosen.start) == ("actions", "push")
-    assert chosen.carriage.workflow == FILE[WORKFLOW_PATH]
+    assert chosen.options.workflow == FILE[WORKFLOW_PATH]
     assert server.calls == [], "without a token nobody is asked"
 
 
@@ -86,7 +86,7 @@ def test_another_file_than_the_default_branchs_is_refused_or_dispatched(
         route(world, other, tokenless(server))
     assert "KAKEYA_GITHUB_TOKEN" in (error.value.remedy or "")
     chosen = route(world, other, server.environ)
-    assert (chosen.transport, chosen.start, chosen.carriage.starts_run) == ("actions", "dispatch", False)
+    assert (chosen.transport, chosen.start, chosen.options.starts_run) == ("actions", "dispatch", False)
     assert chosen.dispatch is not None
     assert chosen.dispatch.ref == "main"
 
@@ -97,16 +97,16 @@ def test_a_file_only_in_the_workload_is_a_warning(world: World, server: GitHubSe
     world.point("refs/heads/feature", own)
     chosen = route(world, own, tokenless(server))
     assert chosen.transport == "actions"
-    assert "a Mac may refuse" in chosen.warnings[0]
+    assert "its runs are unreviewed" in chosen.warnings[0]
 
 
 def test_inside_a_workflow_it_is_dispatched(world: World, server: GitHubServer) -> None:
     head = world.house.git("rev-parse", "HEAD")
     inside = {**server.environ, "GITHUB_ACTIONS": "true"}
     assert route(world, head, inside).transport == "embedded"
-    server.files[WORKFLOW_PATH, "main"] = FILE[WORKFLOW_PATH]
+    on_main(world, FILE)
     chosen = route(world, head, inside)
-    assert (chosen.transport, chosen.start, chosen.carriage.starts_run) == ("actions", "dispatch", False)
+    assert (chosen.transport, chosen.start, chosen.options.starts_run) == ("actions", "dispatch", False)
     with pytest.raises(ApiError, match="no token") as error:
         route(world, head, {**tokenless(server), "GITHUB_ACTIONS": "true"})
     assert "actions: write" in (error.value.remedy or "")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.bus.claims import Beat
+from bridge.bus.claims import Heartbeat
 from bridge.client.watch import watch
 from bridge.errors import RemoteUnreachable, UnknownHandle, WaitTimeout
 from bridge.protocol.result import Phase
@@ -38,19 +38,18 @@ class Time:
 @pytest.mark.parametrize("fresh", [True, False])
 def test_a_claim_and_a_gating_too_short_to_be_seen_are_shown_to_who_was_there(world: World, fresh: bool):
     submitted = world.submit()
-    [pending] = world.mirror.refresh()
-    held = world.claim(pending)
-    held.beat(Beat(Phase.RUNNING, 2.0))
-    result = world.result(world.asked(submitted), phase_seconds={"running": 2.0, "gating": 0.01})
+    held = world.claim(submitted)
+    held.renew(Heartbeat(Phase.RUNNING, 2.0))
+    result = world.result(world.expected(submitted), phase_seconds={"running": 2.0, "gating": 0.01})
     time = Time(lambda: world.answer(submitted, held=held, result=result))
-    asked = world.asked(submitted) if fresh else None
+    expected = world.expected(submitted) if fresh else None
     updates = list(
         watch(
             world.git,
             world.remote,
             submitted.nonce,
             deadline=100,
-            asked=asked,
+            expected=expected,
             clock=time.clock,
             sleep=time.sleep,
         )
@@ -63,11 +62,11 @@ def test_a_claim_and_a_gating_too_short_to_be_seen_are_shown_to_who_was_there(wo
 
 def test_phases_come_in_order_and_end_with_the_result(world: World):
     submitted = world.submit()
-    [pending] = world.mirror.refresh()
     held = []
     time = Time(
-        lambda: held.append(world.claim(pending)),
-        lambda: held[0].beat(Beat(Phase.RUNNING, 2.0, log_tail=("\x1b[31mred",))),
+        lambda: held.append(world.claim(submitted)),
+        lambda: held[0].renew(Heartbeat(Phase.RUNNING, 2.0, log_tail=("\x1b[31mred",))),
+        *[lambda: None] * 5,  # a claim is not fetched at every look
         lambda: world.answer(submitted, held=held[0]),
     )
     updates = list(
@@ -76,7 +75,7 @@ def test_phases_come_in_order_and_end_with_the_result(world: World):
             world.remote,
             submitted.nonce,
             deadline=100,
-            asked=world.asked(submitted),
+            expected=world.expected(submitted),
             clock=time.clock,
             sleep=time.sleep,
         )

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from bridge import signing
-from bridge.bus.carriage import WORKFLOW_PATH
+from bridge.bus.requests import WORKFLOW_PATH
 from bridge.cli.doctor import doctor
-from bridge.doctor.actions import SHIPPED
 from tests.bridge.cli.calls import call
 from tests.houses import Done
 from tests.servers.github import github_server
 from tests.worlds import World
 
+SHIPPED = Path(__file__).resolve().parents[3] / WORKFLOW_PATH
 READY = "This job can ask for runs."
 
 

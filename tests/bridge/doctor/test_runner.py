@@ -1,20 +1,19 @@
-"""What ``doctor --role runner`` says of a machine: its policy, its trust, its hook, its interpreter."""
+"""What ``doctor --role runner`` says of a machine: its policy, its trust, its services, its interpreter."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 
 import pytest
 
 from bridge import interpreter, settings
-from bridge.doctor import installed, runner
-from bridge.doctor.finding import Check, Level
-from bridge.doctor.roles import detect
-from bridge.mac import names
-from bridge.mac.launchd import Known
+from bridge.cli.doctor import detect
+from bridge.doctor import Check, Level, runner
+from bridge.mac import launchd
+from bridge.mac.launchd import LaunchdService
+from bridge.mac.options import ACTIONS_RUNNER, OPTIONS_FILE
 from tests.bridge.runner.bench import Bench
 from tests.servers.github import SLUG, github_server
 from tests.worlds import World
@@ -39,9 +38,7 @@ def checks(prefix: Path) -> dict[str, Check]:
 
 def test_every_check_of_a_plain_machine(bench: Bench, tmp_path: Path) -> None:
     found = checks(tmp_path)
-    assert {"git", "policy", "interpreter", "hook", "service", "awake", "disk", "remote", "git-lfs"} <= set(
-        found
-    )
+    assert {"git", "policy", "interpreter", "service", "awake", "disk", "remote", "git-lfs"} <= set(found)
     assert found["interpreter"].level is Level.WARN
     assert "unsigned requests are taken" in found["policy"].finding
     assert any(name.startswith("jobs: ") for name in found)
@@ -65,94 +62,33 @@ def test_a_policy_that_is_wrong_is_a_failure(bench: Bench, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("policy", "said", "level"),
+    ("uid", "has_runner", "said", "level"),
     [
-        ('[actions]\nrepository = "a/b"\n', "level 1", Level.WARN),
-        ('[actions]\nrepository = "a/b"\nexecute = "daemon"\n', "level 2", Level.OK),
-        ("", "no workflow run may begin", Level.OK),
+        (501, True, "whoever can push", Level.WARN),
+        (501, False, "daemon alone", Level.OK),
+        (0, False, "root", Level.FAIL),
     ],
-    ids=["trusted contributors", "walled", "no runs"],
 )
-def test_it_says_which_level_of_trust_a_machine_has(
-    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str, said: str, level: Level
+def test_it_says_who_can_run_code_as_this_account(
+    monkeypatch: pytest.MonkeyPatch, uid: int, has_runner: bool, said: str, level: Level
 ) -> None:
-    monkeypatch.setattr("os.getuid", lambda: 501)
-    bench.policy(policy)
-    found = runner._trust(settings_policy(bench))
+    monkeypatch.setattr("os.getuid", lambda: uid)
+    found = runner.trust(has_runner=has_runner)
     assert (found.level, said in found.finding) == (level, True)
 
 
-def test_a_runner_whose_policy_names_no_repository_is_a_failure(
+def asked(prefix: Path, **values: object) -> None:
+    (prefix / ACTIONS_RUNNER).mkdir(exist_ok=True)
+    (prefix / OPTIONS_FILE).write_text(json.dumps(values))
+
+
+def test_outside_of_a_clone_a_public_repository_is_still_a_failure(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("os.getuid", lambda: 501)
-    found = runner._trust(settings_policy(bench), has_runner=True)
-    assert (found.level, "no job may begin" in found.finding) == (Level.FAIL, True)
-
-
-def settings_policy(bench: Bench):
-    from bridge.runner.policy.reading import load
-
-    return load(bench.config / "policy.toml")
-
-
-def test_root_is_a_failure(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.getuid", lambda: 0)
-    assert runner._trust(settings_policy(bench)).level is Level.FAIL
-
-
-@pytest.mark.slow
-def test_a_runner_without_its_hook_is_a_failure(bench: Bench, tmp_path: Path) -> None:
-    folder = tmp_path / names.ACTIONS_RUNNER
-    folder.mkdir()
-    assert checks(tmp_path)["hook"].level is Level.FAIL
-    (folder / ".env").write_text(f"LANG=C\n{names.HOOK_VARIABLE}={tmp_path}/hook.sh\n")
-    assert "is not there" in checks(tmp_path)["hook"].finding
-    (tmp_path / "hook.sh").write_text("#!/bin/sh\n")
-    (tmp_path / "hook.sh").chmod(0o755)
-    assert checks(tmp_path)["hook"].level is Level.OK
-
-
-def test_a_hook_whose_path_a_shell_would_cut_is_a_failure(bench: Bench, tmp_path: Path) -> None:
-    prefix = tmp_path / "a b"
-    (prefix / names.ACTIONS_RUNNER).mkdir(parents=True)
-    (prefix / "hook.sh").write_text("#!/bin/sh\n")
-    (prefix / "hook.sh").chmod(0o755)
-    (prefix / names.ACTIONS_RUNNER / ".env").write_text(f"{names.HOOK_VARIABLE}={prefix}/hook.sh\n")
-    found = checks(prefix)["hook"]
-    assert (found.level, "unquoted" in found.finding) == (Level.FAIL, True)
-
-
-def asked(prefix: Path, **values: object) -> None:
-    (prefix / names.ACTIONS_RUNNER).mkdir(exist_ok=True)
-    (prefix / names.ASKED).write_text(json.dumps(values))
-
-
-@pytest.mark.slow
-def test_the_hooks_access_is_looked_at_where_there_is_a_runner(bench: Bench, tmp_path: Path) -> None:
-    assert "hook access" not in checks(tmp_path)
-    asked(tmp_path, url="https://github.com/team/workload")
-    assert "names no repository" in checks(tmp_path)["hook access"].finding
-    rule = '[actions]\nrepository = "team/workload"\nfetch = "{}"\n'
-    bench.policy(rule.format(bench.house.remote))
-    assert checks(tmp_path)["hook access"].level is Level.OK
-    bench.policy(rule.format("/no/such/repository.git"))
-    found = checks(tmp_path)["hook access"]
-    assert found.level is Level.FAIL
-    assert "https://github.com/team/workload/settings/keys" in found.fix
-    asked(tmp_path, url="https://github.com/team/other")
-    assert "registered for https://github.com/team/other" in checks(tmp_path)["hook access"].finding
-
-
-@pytest.mark.sampled(2, 1)
-@pytest.mark.parametrize("source", ["setup", "policy", "organisation"])
-def test_outside_of_a_clone_a_public_repository_is_still_a_failure(
-    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
-) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / names.ACTIONS_RUNNER).mkdir()
+    (tmp_path / ACTIONS_RUNNER).mkdir()
     remote = checks(tmp_path)["remote"]
-    assert (remote.level, "policy" in remote.looked_at) == (Level.FAIL, True)
+    assert remote.level is Level.FAIL
     with github_server() as server:
         monkeypatch.setenv("KAKEYA_GITHUB_API", server.api)
         monkeypatch.setenv("KAKEYA_GITHUB_TOKEN", server.environ["KAKEYA_GITHUB_TOKEN"])
@@ -160,35 +96,9 @@ def test_outside_of_a_clone_a_public_repository_is_still_a_failure(
         monkeypatch.setenv("GIT_CONFIG_KEY_0", "url./no/such/folder/.insteadOf")
         monkeypatch.setenv("GIT_CONFIG_VALUE_0", "https://github.com/")
         server.private = False
-        if source == "setup":
-            asked(tmp_path, url=f"https://github.com/{SLUG}")
-        else:
-            bench.policy(f'[actions]\nrepository = "{SLUG}"\n')
-            if source == "organisation":
-                asked(tmp_path, url="https://github.com/octo")
+        asked(tmp_path, url=f"https://github.com/{SLUG}")
         found = checks(tmp_path)["repository visibility"]
     assert (found.level, "public" in found.finding) == (Level.FAIL, True)
-
-
-def test_a_private_repository_is_read_as_the_hook_reads_it(
-    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    asked(tmp_path, url="https://github.com/Team/workload")
-    (tmp_path / "key").touch()
-    (tmp_path / "ssh").write_text(
-        f'#!/bin/sh\n[ "$4" = {tmp_path}/key ] && git upload-pack {bench.house.remote}\n'
-    )
-    (tmp_path / "ssh").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    names_it = 'repository = "team/workload"\nfetch = "git@github.com:team/workload.git"\n'
-    bench.policy(f'[actions]\n{names_it}key = "{tmp_path}/key"\n')
-    found = checks(tmp_path)
-    assert found["hook access"].level is Level.OK, found
-    assert (found["remote"].level, found["remote"].looked_at) == (
-        Level.OK,
-        "git@github.com:team/workload.git",
-    )
 
 
 def test_the_folders_that_setup_was_told_are_looked_at(
@@ -205,24 +115,26 @@ def test_the_folders_that_setup_was_told_are_looked_at(
 def test_a_service_that_does_not_run_is_a_failure(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    staged = names.staged(tmp_path, names.SERVE_LABEL)
+    staged = launchd.staged(tmp_path, launchd.SERVE_LABEL)
     staged.parent.mkdir()
-    staged.touch()
-    monkeypatch.setattr(installed, "find_program", lambda _: "/bin/launchctl")
+    staged_text = "<plist/>"
+    staged.write_text(staged_text)
+    monkeypatch.setattr(runner, "find_program", lambda _: "/bin/launchctl")
+    monkeypatch.setattr("bridge.mac.launchd.read_installed", lambda _: staged_text)
     states = {
         None: Level.FAIL,
-        Known("spawn scheduled", "78: EX_CONFIG"): Level.FAIL,
-        Known("running", None): Level.OK,
+        LaunchdService("spawn scheduled", "78: EX_CONFIG"): Level.FAIL,
+        LaunchdService("running", None): Level.OK,
     }
     for known, level in states.items():
-        monkeypatch.setattr("bridge.mac.launchd.known", lambda _, known=known: known)
-        (found,) = installed.services(tmp_path)
+        monkeypatch.setattr("bridge.mac.launchd.query", lambda _, known=known: known)
+        (found,) = runner.services(tmp_path)
         assert found.level is level, found
         if known is not None and not known.runs:
             assert "78: EX_CONFIG" in found.finding
             assert str(tmp_path / "logs") in found.fix
-    names.due(tmp_path, names.SERVE_LABEL).touch()
-    (found,) = installed.services(tmp_path)
+    staged.write_text("<plist>another</plist>")
+    (found,) = runner.services(tmp_path)
     assert found.level is Level.WARN
 
 

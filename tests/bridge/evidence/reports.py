@@ -6,8 +6,8 @@ import copy
 import hashlib
 import json
 
-from bridge.client.binding import MACHINE
-from bridge.evidence.rules.prompt_sets import known_sets
+from bridge.client.compare import MACHINE
+from bridge.evidence.rules.identity import known_sets
 from bridge.protocol.result import ENGINE_FACT, WEIGHTS_FACT
 from tests.bridge.evidence.derived import Document, digest, settle, summary
 

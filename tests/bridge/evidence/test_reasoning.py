@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge.evidence.reasoning import MARKS, opened_variants, without_reasoning
+from bridge.evidence.text import MARKS, opened_variants, without_reasoning
 from engine.evaluation.templates import REASONING, answer_of
 
 PIECES = [mark for pair in MARKS for mark in pair] + ["a", " ", "\n", "48", "21", "<", "think>"]

@@ -89,10 +89,10 @@ UNREADABLE: dict[str, Breaker] = {
 }
 # Where the codes that others than the gate raise are shown to be raised.
 OUTSIDE = {
-    "WRONG_KIND": "tests.bridge.evidence.test_promised",
-    "CLAIM_MISSING": "tests.bridge.evidence.test_promised",
-    "NO_EVIDENCE": "tests.bridge.client.test_judged",
-    "SECRET_IN_EVIDENCE": "tests.bridge.runner.test_collect",
+    "WRONG_KIND": "tests.bridge.evidence.test_required",
+    "CLAIM_MISSING": "tests.bridge.evidence.test_required",
+    "NO_EVIDENCE": "tests.bridge.client.test_fetch",
+    "SECRET_IN_EVIDENCE": "tests.bridge.runner.test_reports",
     "EVIDENCE_DIGEST": "tests.bridge.bus.test_results",
 }
 

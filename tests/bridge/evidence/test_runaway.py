@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge.evidence.runaway import degeneration
+from bridge.evidence.text import degeneration
 from engine.evaluation.runaway import runs_away
 from tests.bridge.evidence.reports import filler
 

@@ -1,18 +1,16 @@
-"""The API of a fake server, asked without real pauses."""
+"""The API of a fake server, retried without pauses."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from typing import Any
 
-from bridge.github import GitHub, Token, repository_of
+from bridge.github.api import GitHub
+from bridge.github.repository import Token, repository_of
 from tests.servers.github import SLUG, TOKEN, GitHubServer
 
-NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 
-
-def made(server: GitHubServer, slept: list[float], *, token: str | None = TOKEN, **changes) -> GitHub:
+def api(server: GitHubServer, *, token: str | None = TOKEN, **options: Any) -> GitHub:
     repository = repository_of(f"https://github.com/{SLUG}", {"KAKEYA_GITHUB_API": server.api})
     assert repository is not None
     given = None if token is None else Token(token, "KAKEYA_GITHUB_TOKEN")
-    options = {"sleep": slept.append, "now": lambda: NOW, **changes}
-    return GitHub(repository, given, **options)
+    return GitHub(repository, given, **{"backoff_s": 0.0, **options})

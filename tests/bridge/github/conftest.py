@@ -1,14 +1,20 @@
-"""A fake server and its API."""
+"""A fake GitHub server with its API, and both jobs of a workflow run."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import pytest
 
-from bridge.github import GitHub
-from tests.bridge.github.apis import made
+from bridge.github.api import GitHub
+from tests.bridge.github.apis import api
+from tests.bridge.github.jobs import Jobs
+from tests.bridge.runner.bench import Bench
+from tests.bridge.runner.conftest import bench
 from tests.servers.github import GitHubServer, github_server
+
+__all__ = ["bench", "github", "jobs", "server"]
 
 
 @pytest.fixture
@@ -18,10 +24,17 @@ def server() -> Iterator[GitHubServer]:
 
 
 @pytest.fixture
-def slept() -> list[float]:
-    return []
+def github(server: GitHubServer) -> GitHub:
+    return api(server)
 
 
 @pytest.fixture
-def github(server: GitHubServer, slept: list[float]) -> GitHub:
-    return made(server, slept)
+def jobs(bench: Bench) -> Iterator[Jobs]:
+    """Both jobs in this process."""
+    made, logger = Jobs(bench), logging.getLogger("bridge")
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(made)
+    yield made
+    logger.removeHandler(made)
+    logger.setLevel(level)

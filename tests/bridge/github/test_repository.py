@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bridge.errors import ApiError
-from bridge.github import Repository, find_token, repository_of
+from bridge.github.repository import Repository, find_token, repository_of
 
 HELLO = Repository("octo", "hello")
 OURS = {"GITHUB_SERVER_URL": "https://git.corp.example", "GITHUB_API_URL": "https://git.corp.example/api/v3"}
@@ -63,7 +63,7 @@ def test_a_named_api_is_that_of_the_remotes_host():
     assert (found.api, found.url) == ("https://api.corp.example", "https://git.corp.example/octo/hello")
 
 
-def test_a_folder_can_stand_for_a_repository_that_is_named():
+def test_folder_remote_uses_the_named_repository():
     environ = {"KAKEYA_GITHUB_API": "http://127.0.0.1:8000", "KAKEYA_GITHUB_REPOSITORY": "octo/hello"}
     found = repository_of("/srv/git/hello.git", environ)
     assert found is not None
@@ -109,7 +109,7 @@ def test_the_nearest_token_is_used():
         ("https://github.com/o/r", None),
     ],
 )
-def test_a_token_in_the_remotes_address_is_used_and_a_password_is_not(address: str, value: str | None):
+def test_token_in_the_address_is_used_and_a_password_is_not(address: str, value: str | None):
     token = find_token({}, address=address)
     assert (None if token is None else token.value) == value
 

@@ -1,23 +1,18 @@
-"""Environments are made beside each other, and by nothing that lies where setup happens to be called."""
+"""Environments lie side by side, and nothing in the current folder is executed."""
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 
-from bridge.errors import MachineError
-from bridge.mac import names
-from bridge.mac.action import Link
-from bridge.mac.options import SetupUsage
-from bridge.mac.steps.remembered import recalled
+from bridge.mac.options import SetupUsage, prefix_around, read_stored
 from tests.bridge.mac.tools import FULL, SCRIPT, TOKEN, Mac
 
 
 @pytest.mark.slow
-def test_an_installation_that_fails_leaves_the_other_one_as_it_was(mac: Mac) -> None:
+def test_failed_installation_leaves_the_old_one_working(mac: Mac) -> None:
     assert mac.setup(*FULL).code == 0
     env = mac.prefix / "env"
     first = env.resolve()
@@ -40,20 +35,8 @@ def test_an_installation_that_fails_leaves_the_other_one_as_it_was(mac: Mac) -> 
     assert second.exists()
 
 
-def test_a_link_takes_the_place_of_another_and_of_no_folder(tmp_path: Path) -> None:
-    for name in ("a", "b", "folder"):
-        (tmp_path / "envs" / name).mkdir(parents=True)
-    for name in ("a", "b"):
-        Link(tmp_path / "env", tmp_path / "envs" / name).do()
-        assert os.readlink(tmp_path / "env") == f"envs/{name}"
-    with pytest.raises(MachineError) as failed:
-        Link(tmp_path / "envs" / "folder", tmp_path / "envs" / "a").do()
-    assert "is a folder: remove it" in str(failed.value.remedy)
-    assert {path.name for path in (tmp_path / "envs").iterdir()} == {"a", "b", "folder"}
-
-
 @pytest.mark.exhaustive
-def test_an_environment_whose_interpreter_was_not_recorded_is_made_anew(mac: Mac) -> None:
+def test_an_unrecorded_interpreter_leads_to_a_new_environment(mac: Mac) -> None:
     assert mac.setup(*FULL).code == 0
     (mac.prefix / "env" / "interpreter.json").unlink()
     step = mac.step(mac.run("check", "--json"), "environment")
@@ -96,7 +79,7 @@ def test_a_python_that_is_named_and_will_not_do_is_an_error(mac: Mac, tmp_path: 
     assert f"KAKEYA_PYTHON={named} is no Python 3.11" in done.err
 
 
-def test_a_python_whose_path_has_blanks_is_taken(mac: Mac, tmp_path: Path) -> None:
+def test_a_python_whose_path_has_blanks_is_used(mac: Mac, tmp_path: Path) -> None:
     folder = tmp_path / "a b"
     folder.mkdir()
     (folder / "python").symlink_to(mac.env["KAKEYA_PYTHON"])
@@ -129,7 +112,7 @@ def test_the_owners_folders_are_remembered(mac: Mac, tmp_path: Path) -> None:
     assert (again.code, again.json["changed"]) == (0, False), again.err
     assert mac.tree() == before
     assert mac.step(again, "policy")["looked_at"] == str(config / "policy.toml")
-    assert f"KAKEYA_STATE={state}" in (mac.prefix / "hook" / "job-started.sh").read_text()
+    assert f"<string>{state}<" in (mac.prefix / "services" / "org.kakeya-mac.serve.plist").read_text()
     assert str(state) in mac.run("uninstall", "--sudo").out
 
 
@@ -147,26 +130,26 @@ def test_the_owners_folders_are_remembered(mac: Mac, tmp_path: Path) -> None:
         "[" * 9999,
     ],
 )
-def test_a_memory_that_is_damaged_is_not_taken_for_nothing(mac: Mac, text: str) -> None:
-    """Else every service would be one that nobody asked for."""
+def test_damaged_stored_options_are_an_error(mac: Mac, text: str) -> None:
+    """If they were ignored, setup would remove every service."""
     mac.prefix.mkdir()
     (mac.prefix / "setup.json").write_text(text)
     with pytest.raises(SetupUsage, match="is damaged"):
-        recalled(mac.prefix)
+        read_stored(mac.prefix)
     for command in ("check", "setup", "uninstall"):
         done = mac.run(command, "--sudo")
         assert (done.code, "give --url, --remote, --service" in done.err) == (2, True)
     assert not [call for call in mac.calls() if call.startswith("sudo")]
 
 
-def test_the_prefix_is_found_from_both_names_of_its_environment(mac: Mac, tmp_path: Path) -> None:
+def test_prefix_is_found_from_both_names_of_its_environment(mac: Mac, tmp_path: Path) -> None:
     inside = mac.prefix / "envs" / "0123-1"
     inside.mkdir(parents=True)
-    assert names.prefix_around(inside) is None, "somebody else's"
+    assert prefix_around(inside) is None, "not made by setup"
     (mac.prefix / "setup.json").write_text(json.dumps({}))
-    assert names.prefix_around(inside) == mac.prefix
-    assert names.prefix_around(mac.prefix / "env") == mac.prefix
-    assert names.prefix_around(tmp_path / ".venv") is None
+    assert prefix_around(inside) == mac.prefix
+    assert prefix_around(mac.prefix / "env") == mac.prefix
+    assert prefix_around(tmp_path / ".venv") is None
 
 
 def test_root_and_places_that_others_can_write_are_refused(mac: Mac, tmp_path: Path) -> None:

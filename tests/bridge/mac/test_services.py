@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+import plistlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bridge.errors import MachineError
-from bridge.mac import launchd
-from bridge.mac.launchd import Gone, Idle, Known, Running
+from bridge.mac.launchd import LaunchdService, parse_print, wait_until
 from tests.bridge.mac.tools import FULL, Mac
 
 ACTIONS, SERVE = "org.kakeya-mac.actions-runner", "org.kakeya-mac.serve"
@@ -43,7 +44,7 @@ def ups(mac: Mac) -> list[str]:
 
 
 @pytest.mark.exhaustive
-def test_a_service_that_runs_an_older_environment_is_started_again(mac: Mac) -> None:
+def test_service_with_an_older_environment_is_restarted(mac: Mac) -> None:
     assert mac.setup(*FULL).code == 0
     assert ups(mac) == [ACTIONS, SERVE]
     (mac.prefix / "env" / "changed").touch()
@@ -54,32 +55,46 @@ def test_a_service_that_runs_an_older_environment_is_started_again(mac: Mac) -> 
 
 
 @pytest.mark.exhaustive
-def test_githubs_runner_is_started_again_when_its_variables_have_changed(mac: Mac) -> None:
-    assert mac.setup(*FULL).code == 0
-    mac.calls()
-    (mac.prefix / "actions-runner" / ".env").write_text("LANG=C\n")
-    assert mac.setup(*FULL).code == 0
-    assert ups(mac) == [ACTIONS]
-
-
-@pytest.mark.exhaustive
-def test_without_sudo_the_commands_wait_for_the_job_and_forget_that_it_was_due(mac: Mac) -> None:
+def test_commands_are_printed_without_sudo(mac: Mac) -> None:
     assert mac.setup(*FULL).code == 0
     (mac.prefix / "env" / "changed").touch()
     done = mac.setup("--service", "both", "--tailnet", "--json")
     step = mac.step(done, f"service {SERVE}")
-    assert (done.code, step["state"], step["finding"]) == (1, "missing", "it is to be started again")
+    assert (done.code, step["state"]) == (1, "missing")
+    assert "has to be restarted" in step["finding"]
     commands = (
-        f"sudo install -o root -g wheel -m 644 {mac.prefix}/services/{SERVE}.plist",
         f"sudo launchctl bootout system/{SERVE}; while launchctl print system/{SERVE} >/dev/null 2>&1; do",
-        f"done; sudo launchctl bootstrap system /Library/LaunchDaemons/{SERVE}.plist;",
-        f"sudo rm -f {mac.prefix}/services/{SERVE}.due",
+        f"done; sudo install -o root -g wheel -m 644 {mac.prefix}/services/{SERVE}.plist",
+        f"sudo launchctl bootstrap system /Library/LaunchDaemons/{SERVE}.plist;",
     )
     for command in commands:
         assert command in step["fix"], command
     assert mac.step(done, f"service {ACTIONS}")["state"] == "done"
-    assert mac.run("check").code == 1, "it is still due"
+    assert mac.run("check").code == 1
     assert mac.run("setup", "--sudo").code == 0
+
+
+def test_former_hook_is_removed_after_the_restart(mac: Mac) -> None:
+    assert mac.setup(*FULL).code == 0
+    mac.calls()
+    hook = mac.prefix / "hook" / "job-started.sh"
+    hook.parent.mkdir()
+    hook.touch()
+    settings = mac.prefix / "actions-runner" / ".env"
+    settings.write_text(f"LANG=en_US.UTF-8\nACTIONS_RUNNER_HOOK_JOB_STARTED={hook}\n")
+    daemons = mac.fake / "root" / "Library" / "LaunchDaemons"
+    old = plistlib.loads((daemons / f"{ACTIONS}.plist").read_bytes())
+    del old["EnvironmentVariables"]["KAKEYA_SETUP"]
+    (daemons / f"{ACTIONS}.plist").write_bytes(plistlib.dumps(old))
+
+    done = mac.setup("--service", "both", "--tailnet", "--json")
+    assert mac.step(done, f"service {ACTIONS}")["state"] == "missing"
+    assert hook.exists(), "the running runner would fail every job without it"
+    done = mac.setup(*FULL)
+    assert done.code == 0, done.err
+    assert ups(mac) == [ACTIONS]
+    assert "HOOK" not in settings.read_text()
+    assert not hook.parent.exists()
 
 
 @pytest.mark.slow
@@ -95,7 +110,7 @@ def test_a_sudo_that_says_no_is_an_error_at_once(mac: Mac) -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_service_of_another_setup_is_neither_replaced_nor_taken_away(mac: Mac) -> None:
+def test_service_of_another_setup_is_left_alone(mac: Mac) -> None:
     """A label is the whole machine's; there may be another account, or another --prefix."""
     assert mac.setup(*FULL).code == 0
     other = ("--prefix", str(mac.home / "second"), "--remote", "git@example.org:a/b.git", "--sudo", "--json")
@@ -108,14 +123,12 @@ def test_a_service_of_another_setup_is_neither_replaced_nor_taken_away(mac: Mac)
     assert mac.run("check").code == 0
 
 
-def test_githubs_runner_is_stopped_only_when_it_has_no_job() -> None:
-    busy, said, clock = iter([True, True, False]), list[str](), ticks(40.0)
-    idle = Idle(Path("/p/actions-runner"), 7260.0, lambda _: next(busy), lambda: next(clock), lambda _: None)
-    idle.do(said.append)
-    assert "GitHub's runner has a job; waiting since 40 s" in said[0]
-    assert (
-        idle.said == "while pgrep -f '/p/actions-runner/bin[^/]*/Runner.Worker' >/dev/null; do sleep 5; done"
-    )
+@pytest.mark.exhaustive
+def test_githubs_runner_is_stopped_only_when_it_has_no_job(mac: Mac) -> None:
+    assert mac.setup(*FULL).code == 0
+    calls = mac.calls()
+    pgrep = f"pgrep -f {mac.prefix}/actions-runner/bin[^/]*/Runner.Worker"
+    assert calls.index(pgrep) < calls.index(f"sudo launchctl bootout system/{ACTIONS}")
 
 
 @pytest.mark.exhaustive
@@ -123,11 +136,11 @@ def test_launchd_that_still_refuses_for_a_moment_is_asked_again(mac: Mac) -> Non
     (mac.fake / "refuses-once").touch()
     done = mac.setup(*FULL)
     assert done.code == 0, done.err
-    assert "is tried again in" in done.err
+    assert "trying again in" in done.err
 
 
 @pytest.mark.exhaustive
-def test_a_service_that_does_not_run_is_said_with_its_exit_code_and_its_log(mac: Mac) -> None:
+def test_stopped_service_is_reported_with_exit_code_and_log(mac: Mac) -> None:
     assert mac.setup(*FULL).code == 0
     (mac.fake / "stops").touch()
     done = mac.run("check", "--json")
@@ -138,9 +151,9 @@ def test_a_service_that_does_not_run_is_said_with_its_exit_code_and_its_log(mac:
 
 
 def test_what_launchd_says_is_the_services_own_state() -> None:
-    assert launchd.parsed(PRINTED) == Known("spawn scheduled", "78: EX_CONFIG")
-    assert launchd.parsed(PRINTED.replace("spawn scheduled", "running")).runs
-    assert not launchd.parsed("").runs
+    assert parse_print(PRINTED) == LaunchdService("spawn scheduled", "78: EX_CONFIG")
+    assert parse_print(PRINTED.replace("spawn scheduled", "running")).runs
+    assert not parse_print("").runs
 
 
 def ticks(step: float) -> Iterator[float]:
@@ -150,22 +163,30 @@ def ticks(step: float) -> Iterator[float]:
         now += step
 
 
-def test_a_long_job_is_waited_for_with_a_line_every_half_minute() -> None:
-    looks = iter([Known("running", None)] * 10 + [None])
-    clock, said = ticks(10.0), list[str]()
-    Gone("a", 7260.0, lambda _: next(looks), lambda: next(clock), lambda _: None).do(said.append)
-    assert len(said) == 3
-    assert "finishes its job; waiting since 30 s" in said[0]
+def test_long_job_is_waited_for_with_a_line_every_half_minute(caplog: pytest.LogCaptureFixture) -> None:
+    ended, clock = iter([False] * 10 + [True]), ticks(10.0)
+    with caplog.at_level(logging.INFO, logger="bridge.mac"):
+        wait_until(lambda: next(ended), "a job", clock=lambda: next(clock), sleep=lambda _: None)
+    assert [record.getMessage().strip() for record in caplog.records] == [
+        f"a job; waiting since {seconds} s" for seconds in (30, 60, 90)
+    ]
     clock = ticks(100.0)
-    with pytest.raises(MachineError, match="finishes its job, after 5 minutes still"):
-        Gone("a", 300.0, lambda _: Known("running", None), lambda: next(clock), lambda _: None).do()
+    with pytest.raises(MachineError, match="a job, still after 300 s"):
+        wait_until(lambda: False, "a job", limit_s=300, clock=lambda: next(clock), sleep=lambda _: None)
 
 
-def test_a_service_that_runs_for_a_moment_only_does_not_run(tmp_path: Path) -> None:
-    flapping = [Known("running", None), Known("running", None), Known("spawn scheduled", "1")]
-    looks, clock = iter(flapping * 20), ticks(1.0)
-    with pytest.raises(MachineError, match="last exit code") as failed:
-        Running("a", tmp_path / "log", 20.0, lambda _: next(looks), lambda: next(clock), lambda _: None).do()
-    assert str(tmp_path / "log") in str(failed.value.remedy)
-    looks, clock = iter([None, *[Known("running", None)] * 6]), ticks(1.0)
-    Running("a", tmp_path / "log", 20.0, lambda _: next(looks), lambda: next(clock), lambda _: None).do()
+def test_service_that_runs_for_a_moment_only_does_not_run() -> None:
+    def wait(looks: Iterator[bool]) -> None:
+        clock = ticks(1.0)
+        wait_until(
+            lambda: next(looks),
+            "it stopped",
+            limit_s=20,
+            in_a_row=6,
+            clock=lambda: next(clock),
+            sleep=lambda _: None,
+        )
+
+    with pytest.raises(MachineError, match="it stopped"):
+        wait(iter([True, True, False] * 30))
+    wait(iter([False, *[True] * 6]))

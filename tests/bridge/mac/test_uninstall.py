@@ -1,4 +1,4 @@
-"""What setup made is taken back, the services first and the memory of it last; what is the owner's stays."""
+"""Uninstall removes what setup made, services first and the options last; what is the owner's stays."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_it_takes_all_back_and_leaves_what_is_the_owners(mac: Mac) -> None:
 
 
 @pytest.mark.exhaustive
-def test_nothing_is_removed_under_a_service_that_only_an_administrator_can_stop(mac: Mac) -> None:
+def test_uninstall_without_sudo_removes_nothing(mac: Mac) -> None:
     assert mac.setup(*FULL).code == 0
     before = mac.tree()
     done = mac.run("uninstall", "--json")
@@ -55,7 +55,7 @@ def test_nothing_is_removed_under_a_service_that_only_an_administrator_can_stop(
 
 
 @pytest.mark.exhaustive
-def test_a_property_list_that_launchd_does_not_know_yet_counts_too(mac: Mac) -> None:
+def test_installed_property_list_keeps_the_environment(mac: Mac) -> None:
     assert mac.setup(*FULL).code == 0
     for path in (mac.fake / "launchd").iterdir():
         path.unlink()
@@ -64,7 +64,7 @@ def test_a_property_list_that_launchd_does_not_know_yet_counts_too(mac: Mac) -> 
 
 
 @pytest.mark.exhaustive
-def test_a_registration_that_github_keeps_keeps_its_folder_and_the_memory(mac: Mac) -> None:
+def test_runner_that_stays_registered_keeps_its_folder(mac: Mac) -> None:
     assert mac.setup(*FULL).code == 0
     done = mac.run("uninstall", "--sudo", "--json", KAKEYA_RUNNER_TOKEN="")
     step = mac.step(done, "actions runner")
@@ -84,7 +84,7 @@ def test_a_registration_that_github_keeps_keeps_its_folder_and_the_memory(mac: M
 
 
 @pytest.mark.exhaustive
-def test_a_service_that_is_not_asked_for_any_more_is_taken_away(mac: Mac) -> None:
+def test_service_that_is_no_longer_asked_for_is_removed(mac: Mac) -> None:
     assert mac.setup(*FULL).code == 0
     done = mac.setup("--service", "actions", "--tailnet", "--json")
     step = mac.step(done, f"service {SERVE}")
@@ -97,7 +97,7 @@ def test_a_service_that_is_not_asked_for_any_more_is_taken_away(mac: Mac) -> Non
 
 
 @pytest.mark.exhaustive
-def test_a_runner_that_is_not_asked_for_any_more_is_taken_away_after_its_service(mac: Mac) -> None:
+def test_unwanted_runner_is_removed_after_its_service(mac: Mac) -> None:
     assert mac.setup(*FULL).code == 0
     done = mac.setup("--service", "serve", "--json")
     assert (done.code, mac.step(done, "actions runner")["state"]) == (1, "missing")
@@ -106,7 +106,6 @@ def test_a_runner_that_is_not_asked_for_any_more_is_taken_away_after_its_service
     assert done.code == 0, done.err
     assert launchds(mac) == {SERVE}
     assert not (mac.prefix / "actions-runner").exists()
-    assert not (mac.prefix / "hook").exists()
 
 
 @pytest.mark.slow

@@ -38,15 +38,13 @@ esac""",
     "brew": '[ -e "$FAKE/brew" ] || exit 1; [ "$1" = install ] && /bin/rm "$FAKE/no-lfs"; exit 0',
     "sudo": """[ -e "$FAKE/no-sudo" ] && { echo "me is not in the sudoers file." >&2; exit 1; }
 [ "$1" = -v ] || exec "$@" """,
-    "plutil": """[ -e "$FAKE/root$4" ] || exit 1
-sed -n '/<key>'"$2"'</{n;s/.*<string>\\(.*\\)<.string>.*/\\1/p;}' "$FAKE/root$4" """,
+    "cat": 'case "$1" in /Library/*) exec /bin/cat "$FAKE/root$1";; *) exec /bin/cat "$@";; esac',
     "pgrep": '[ -e "$FAKE/busy" ]',
     "install": """shift 6
 mkdir -p "$FAKE/root/Library/LaunchDaemons"
 cp "$1" "$FAKE/root$2"
 """,
-    "cmp": 'exec /usr/bin/cmp -s "$2" "$FAKE/root$3"',
-    "rm": 'case "$2" in /Library/*) exec /bin/rm -f "$FAKE/root$2";; *) exec /bin/rm -f "$2";; esac',
+    "rm": 'case "$2" in /Library/*) exec /bin/rm -f "$FAKE/root$2";; *) exec /bin/rm "$@";; esac',
     "launchctl": """label=${2#system/}
 known="$FAKE/launchd/$label" leaving="$FAKE/leaving/$label"
 case "$1" in
@@ -61,8 +59,8 @@ case "$1" in
     fi
     printf 'system/%s = {\\n\\tactive count = 1\\n' "$label"
     printf '\\tpath = /Library/LaunchDaemons/%s.plist\\n' "$label"
-    log=$(plutil -extract StandardOutPath raw "/Library/LaunchDaemons/$label.plist") &&
-      printf '\\tstdout path = %s\\n' "$log"
+    sed -n '/<key>StandardOutPath</{n;s/.*<string>\\(.*\\)<.string>.*/\\tstdout path = \\1/p;}' \\
+      "$FAKE/root/Library/LaunchDaemons/$label.plist"
     printf '\\ttype = LaunchDaemon\\n\\tstate = %s\\n\\n\\tdomain = system\\n\\truns = 1\\n' "$state"
     printf '\\tlast exit code = %s\\n\\n' "$code"
     printf '\\tresource coalition = {\\n\\t\\tstate = active\\n\\t}\\n}\\n';;
@@ -79,17 +77,18 @@ case "$1" in
     mkdir -p "$FAKE/launchd"; : > "$known";;
 esac""",
     "id": 'if [ "$1" = -u ]; then cat "$FAKE/user"; else exec /usr/bin/id "$@"; fi',
-    "test": '[ "$1" "$FAKE/root$2" ]',
     "pmset": """if [ "$1" = -g ]; then cat "$FAKE/power"; exit; fi
 [ "$1" = -c ] || exit 1
 printf 'Battery Power:\\n sleep 1\\nAC Power:\\n sleep %s\\n autorestart %s\\n' "$3" "$5" > "$FAKE/power"
 """,
     "ssh": """for word; do [ "$previous" = -i ] && key=$word; previous=$word; done
-if [ ! -e "$FAKE/any-key" ] && ! grep -qsF "$(cut -d' ' -f2 "$key.pub")" "$FAKE/deploy-keys"; then
-  echo "git@github.com: Permission denied (publickey)." >&2; exit 255
+if [ ! -e "$FAKE/any-key" ]; then
+  [ -n "$key" ] && grep -qsF "$(cut -d' ' -f2 "$key.pub")" "$FAKE/deploy-keys" || {
+    echo "git@github.com: Permission denied (publickey)." >&2; exit 255; }
 fi
 [ -e "$FAKE/repository" ] || git init -q --bare "$FAKE/repository"
-exec git upload-pack "$FAKE/repository" """,
+set -- $word
+exec git "${1#git-}" "$FAKE/repository" """,
     "tailscale": """if [ "$1" = up ]; then : > "$FAKE/tailnet"; exit; fi
 if [ -e "$FAKE/tailnet" ]; then
   echo '{"BackendState": "Running", "Self": {"DNSName": "studio.ts.net.", "sshHostKeys": ["ssh-ed25519 A"]}}'
@@ -97,7 +96,6 @@ else echo '{"BackendState": "NeedsLogin", "Self": {}}'; fi""",
     "gh": """[ -e "$FAKE/gh" ] || exit 1
 case "$1 $2 $3" in
   "auth status"*) ;;
-  "repo deploy-key list") cat "$FAKE/deploy-keys" 2>/dev/null || :;;
   "repo deploy-key add") cat "$4" >> "$FAKE/deploy-keys";;
   *) cat "$FAKE/gh";;
 esac""",
@@ -126,7 +124,7 @@ if [ "$1 $2 $3" = "-I -m venv" ]; then
   chmod 755 "$folder"/bin/*
   exit 0
 fi
-case "$1 $2 $3" in *bridge.mac.edge*)
+case "$1 $2 $3" in *bridge.mac.setup*)
   code="import time; time.sleep = lambda seconds, sleep=time.sleep: sleep(seconds / 20)
 $3"
   shift 3
@@ -149,7 +147,7 @@ KAKEYA = """#!/bin/sh
 [ "$1" != gate ] || exec grep -q passes "$2"
 exec "$REAL_KAKEYA" "$@"
 """
-# It keeps a report among the state of whoever runs it, as the real one does.
+# It keeps a report among the state of the account that runs it, as the real one does.
 ENGINE = """#!/bin/sh
 state=${KAKEYA_STATE:-$HOME/.local/state/kakeya-mac}
 mkdir -p "$state/reports"; date > "$state/reports/$$"
@@ -159,12 +157,12 @@ if [ -e "$FAKE/bad-report" ]; then echo rejected; else echo passes; fi > "$repor
 """
 URL = "https://github.com/team/workload"
 SCRIPT = Path(__file__).parents[3] / "scripts" / "setup_mac.sh"
-FULL = ("--service", "both", "--sudo", "--tailnet", "--json")
+REMOTE = "git@github.com:team/workload.git"
+FULL = ("--service", "both", "--remote", REMOTE, "--sudo", "--tailnet", "--json")
 # Calls that look and change nothing.
 LOOKS = re.compile(
-    r"uname -|sw_vers |sysctl |xcode-select |git-lfs version|brew --version|launchctl print|cmp -s"
-    r"|pmset -g custom$|tailscale status|gh auth status|gh repo deploy-key list|id -u|test -e"
-    r"|ssh -F|plutil |pgrep "
+    r"uname -|sw_vers |sysctl |xcode-select |git-lfs version|brew --version|launchctl print"
+    r"|pmset -g custom$|tailscale status|gh auth status|id -u|cat |ssh -|pgrep "
 )
 
 

@@ -1,13 +1,17 @@
 """The argv template: whole elements only, machine values from the resolver, no value becomes an option."""
 
-from dataclasses import replace
-from types import MappingProxyType
-
 import pytest
 
 from bridge import presets
 from bridge.errors import ParameterError
-from bridge.presets import Parameter
+from bridge.presets import Parameter, Preset
+
+TEXT = Parameter(type="string", description="any", pattern=".*")
+SWITCH = Parameter(type="boolean", description="a switch")
+
+
+def changed(argv: tuple[str, ...], params: dict[str, Parameter]) -> Preset:
+    return presets.get("gate").model_copy(update={"argv": argv, "params": params})
 
 
 def resolver(kind: str, name: str) -> list[str]:
@@ -46,48 +50,28 @@ def test_a_dry_run_shows_machine_values_as_written() -> None:
 
 
 def test_a_value_with_spaces_and_quotes_stays_one_element() -> None:
-    preset = replace(
-        presets.get("gate"),
-        argv=("echo", "--text={text}"),
-        params=MappingProxyType({"text": Parameter("text", "string", "any", pattern=".*")}),
-    )
+    preset = changed(("echo", "--text={text}"), {"text": TEXT})
     text = "a b; $(touch x) '\" --flag"
     assert presets.argv(preset, {"text": text}, resolver) == ["echo", f"--text={text}"]
 
 
 def test_a_bare_value_is_never_read_as_an_option() -> None:
-    preset = replace(
-        presets.get("gate"),
-        argv=("echo", "{text}"),
-        params=MappingProxyType({"text": Parameter("text", "string", "any", pattern=".*")}),
-    )
+    preset = changed(("echo", "{text}"), {"text": TEXT})
     with pytest.raises(ParameterError, match="read as an option"):
         presets.argv(preset, {"text": "--upload-pack=x"}, resolver)
 
 
 def test_a_value_that_looks_like_a_placeholder_is_not_expanded() -> None:
-    preset = replace(
-        presets.get("gate"),
-        argv=("echo", "--text={text}"),
-        params=MappingProxyType({"text": Parameter("text", "string", "any", pattern=".*")}),
-    )
+    preset = changed(("echo", "--text={text}"), {"text": TEXT})
     assert presets.argv(preset, {"text": "${env:HOME}"}, resolver) == ["echo", "--text=${env:HOME}"]
 
 
 def test_booleans_are_written_in_lower_case() -> None:
-    preset = replace(
-        presets.get("gate"),
-        argv=("echo", "--on={on}"),
-        params=MappingProxyType({"on": Parameter("on", "boolean", "a switch")}),
-    )
+    preset = changed(("echo", "--on={on}"), {"on": SWITCH})
     assert presets.argv(preset, {"on": True}, resolver) == ["echo", "--on=true"]
 
 
 @pytest.mark.parametrize(("on", "expected"), [(True, ["echo", "--chat", "x"]), (False, ["echo", "x"])])
 def test_a_switch_is_its_flag_or_nothing(on: bool, expected: list[str]) -> None:
-    preset = replace(
-        presets.get("gate"),
-        argv=("echo", "{on?--chat}", "x"),
-        params=MappingProxyType({"on": Parameter("on", "boolean", "a switch")}),
-    )
+    preset = changed(("echo", "{on?--chat}", "x"), {"on": SWITCH})
     assert presets.argv(preset, {"on": on}, resolver) == expected

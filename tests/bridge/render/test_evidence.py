@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from bridge.bus.results import Believed, FetchedResult, Standing
-from bridge.client.judged import Judged
+from bridge.bus.results import Believed, FetchedResult
+from bridge.client.fetch import Judged
 from bridge.evidence.gate import judge
 from bridge.evidence.rules.claims import ClaimFigure
 from bridge.protocol.result import (
@@ -24,22 +24,28 @@ from bridge.protocol.result import (
     Verdict,
     Violation,
 )
-from bridge.render.figures import bytes_text, claim_text, number_text, ratio_text
+from bridge.render.evidence import (
+    EvidenceTable,
+    as_rich,
+    bytes_text,
+    claim_figure_text,
+    evidence_tables,
+    number_text,
+    ratio_text,
+)
 from bridge.render.outcome import done_line, outcome_json, outcome_lines, status_line
-from bridge.render.terminal import evidence_tables
+from bridge.signing.trust import TrustLevel
 from tests.bridge.evidence import reports
 from tests.bridge.evidence.reports import Document, dump
 
 HOSTILE = "[bold]\x1b[2J\u202e<img src=x>|**pwn**\nnext @everyone"
 
 
-def drawn(*renderables: object, terminal: bool = False) -> str:
+def drawn(*tables: EvidenceTable) -> str:
     out = io.StringIO()
-    console = Console(
-        file=out, force_terminal=terminal, width=140, color_system="standard" if terminal else None
-    )
-    for renderable in renderables:
-        console.print(renderable)
+    console = Console(file=out, width=140)
+    for table in tables:
+        console.print(as_rich(table))
     return out.getvalue()
 
 
@@ -59,7 +65,7 @@ def judged(
         finished_at="2026-03-01T12:01:05Z",
         verdict=Verdict(status=status, reason=Reason.OK, message=message, violations=violations),
     )
-    believed = Believed(result, {}, "cd" * 20, "refs/heads/x", Standing.UNSIGNED, None)
+    believed = Believed(result, {}, "cd" * 20, "refs/heads/x", TrustLevel.UNSIGNED, None)
     return Judged(believed, {}, result.verdict)
 
 
@@ -187,7 +193,7 @@ def test_no_field_of_a_result_can_look_like_a_line_of_ours() -> None:
         update={"path": FAKED, "role": "log"}
     )
     result = honest.believed.result.model_copy(update={"preset": FAKED, "runner": facts, "files": (file,)})
-    believed = Believed(result, {}, "cd" * 20, FAKED, Standing.TRUSTED, FAKED)
+    believed = Believed(result, {}, "cd" * 20, FAKED, TrustLevel.TRUSTED, FAKED)
     lines = list(outcome_lines(Judged(believed, {}, honest.verdict)))
     assert len(lines) == 7
     assert all(line.isprintable() for line in lines)
@@ -249,8 +255,10 @@ def test_bytes(value: float | None, text: str) -> None:
 
 def test_ratios_and_claims() -> None:
     assert ratio_text(None) == "-"
-    assert claim_text(ClaimFigure("speedup", "a", "b", 1.0, 2.125, True)) == "2.12x (claimed: 1.00x) met"
-    assert claim_text(ClaimFigure("resident_bytes", "a", None, 1024, 2048, False)) == (
+    assert (
+        claim_figure_text(ClaimFigure("speedup", "a", "b", 1.0, 2.125, True)) == "2.12x (claimed: 1.00x) met"
+    )
+    assert claim_figure_text(ClaimFigure("resident_bytes", "a", None, 1024, 2048, False)) == (
         "2.0 KiB (claimed: 1.0 KiB) NOT MET"
     )
-    assert claim_text(ClaimFigure("machine", None, None, None, None, True)) == "met"
+    assert claim_figure_text(ClaimFigure("machine", None, None, None, None, True)) == "met"

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from bridge.client.history import Row
 from bridge.protocol.result import Phase, Progress, Reason, Status
-from bridge.render.queue import age_text, history_table, queue_table, row_json
+from bridge.render.lists import age_text, request_table, row_json
 
 NONCE = "20260301t120000z0123456789ab"
 NOON = 1772366400.0  # 2026-03-01T12:00:00Z
@@ -26,7 +26,7 @@ def text_of(table: Table, width: int = 200) -> str:
 def test_hostile_texts_are_shown_plainly():
     progress = Progress(done=1, total=4, step=HOSTILE)
     row = Row(NONCE, HOSTILE, Phase.RUNNING, "2026-03-01T12:00:00Z", runner=HOSTILE, progress=progress)
-    for table in (queue_table([row], NOON), history_table([row], NOON)):
+    for table in (request_table([row], NOON), request_table([row], NOON)):
         text = text_of(table)
         assert "\x1b" not in text
         assert "\u202e" not in text
@@ -36,26 +36,26 @@ def test_hostile_texts_are_shown_plainly():
 
 def test_a_queue_says_what_is_ahead_and_what_is_to_be_cancelled():
     waiting = Row(NONCE, None, Phase.QUEUED, None, ahead=3, cancelling=True)
-    text = text_of(queue_table([waiting], NOON))
+    text = text_of(request_table([waiting], NOON))
     assert "queued, 3 older ones wait, to be cancelled" in text
     soon = Row(NONCE, None, Phase.QUEUED, None, ahead=3, expected_s=150.0)
-    assert "queued, 3 older ones wait, about 2 min to wait" in text_of(queue_table([soon], NOON))
+    assert "queued, 3 older ones wait, about 2 min to wait" in text_of(request_table([soon], NOON))
     assert row_json(soon, NOON)["expected_s"] == 150.0
     assert row_json(waiting, NOON)["age_s"] is None
     first = Row(NONCE, None, Phase.QUEUED, None, ahead=0, expected_s=0.0)
-    assert "queued, likely to start soon" in text_of(queue_table([first], NOON))
+    assert "to wait" not in text_of(request_table([first], NOON))
 
 
 def test_a_runner_that_gives_no_sign_any_more_is_said_to_give_none():
     row = Row(NONCE, None, Phase.RUNNING, None, runner="mac", elapsed_s=12.0, beat_age_s=34.0, silent_s=34.0)
-    assert "running for 12s, no sign for 34s" in text_of(queue_table([row], NOON))
+    assert "running for 12s, no sign for 34s" in text_of(request_table([row], NOON))
 
 
 def test_a_history_says_why_a_request_did_not_pass():
     failed = Row(
         NONCE, "probe", Phase.DONE, "2026-03-01T12:00:00Z", status=Status.FAILED, reason=Reason.TIMEOUT
     )
-    text = text_of(history_table([failed], NOON + 90))
+    text = text_of(request_table([failed], NOON + 90))
     assert "failed (timeout)" in text
     assert "1m 30s" in text
     document = row_json(failed, NOON + 90)
@@ -84,8 +84,8 @@ def test_at_80_columns_handles_stay_whole_and_no_word_of_a_state_is_broken():
         **names,
     )
     for table, words in (
-        (queue_table([running], NOON, 80), ["publishing for 23h 53m,", "attempt", "2,", "3/10", "decode"]),
-        (history_table([ended], NOON, 80), ["refused", "(wrong_audience),", "took", "1s,", "archived"]),
+        (request_table([running], NOON, 80), ["publishing for 23h 53m,", "attempt", "2,", "3/10", "decode"]),
+        (request_table([ended], NOON, 80), ["refused", "(wrong_audience),", "took", "1s,", "archived"]),
     ):
         lines = text_of(table, 80).splitlines()
         assert max(map(len, lines)) <= 80

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from bridge.render.tables import WIDE, Column, console, plain, table, wrapped
+from bridge.render.terminal import WIDE, Column, console, plain, table, wrapped
 
 LINE = "    offers   " + ", ".join(f"preset-number-{number}" for number in range(12))
 

@@ -1,126 +1,176 @@
-"""What somebody with push rights, or a job, leaves behind stops neither the runner nor the next request."""
+"""What anyone with push rights, or a job, leaves behind stops neither the runner nor the next request."""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
-from bridge.bus.git import Git
-from bridge.bus.objects import Entry
-from bridge.errors import BusError
+from bridge.bus.claims import MAX_LEASE_S
 from bridge.protocol import refs
-from bridge.runner.isolation import namespaces
-from bridge.runner.serve import Runner
+from bridge.runner.daemon import Daemon
 from tests.bridge.runner.bench import Bench
+from tests.bridge.runner.jobs import needs_sandbox
 
-LEVEL = namespaces.best_level(network=False)
-needs_namespaces = pytest.mark.skipif(LEVEL != "full", reason="this machine permits no process namespace")
 FIRST = "00010101t000000z000000000000"  # sorts before every honest request
 
 
-def program(bench: Bench, name: str, script: str) -> None:
-    bench.install({name: script, "echo": "print('hello from', arg)"})
+def store(bench: Bench, kind: str, data: str) -> str:
+    """Write any object into the remote."""
+    words = ("hash-object", "-t", kind, "--literally", "-w", "--stdin")
+    return bench.house.git(*words, cwd=bench.house.remote, input=data)
 
 
-def served(bench: Bench) -> str:
-    """The log of one more honest request, in its turn, served by a runner that just started."""
-    asked = bench.ask()
-    runner = bench.runner()
-    while not any(f"{asked.nonce}: passed" in line for line in bench.said):
-        assert runner.serve(once=True, idle_timeout_s=20), bench.said
-    assert bench.answer(asked.nonce).result.verdict.status == "passed"
-    return bench.log(asked.nonce)
+def tree(bench: Bench, **files: str) -> str:
+    """A tree of the remote: mode, kind and sha by name."""
+    rows = "".join(f"{entry}\t{name}\n" for name, entry in files.items())
+    return bench.house.git("mktree", "--missing", cwd=bench.house.remote, input=rows)
 
 
-def squat_with_a_huge_status(bench: Bench) -> None:
-    git = Git(bench.house.remote)
-    asked = bench.ask()
-    blob = git.write_blob(b"{" + b" " * 5_000_000 + b"}")
-    commit = git.commit_tree(git.write_tree([Entry("100644", "blob", blob, "status.json")]), [], "squat\n")
-    bench.house.git("update-ref", refs.claim_ref(asked.nonce), commit, cwd=bench.house.remote)
+def commit(bench: Bench, root: str, *parents: str) -> str:
+    who = "Mallory <m@example.org> 1700000000 +0000"
+    lines = [f"tree {root}", *(f"parent {each}" for each in parents), f"author {who}", f"committer {who}"]
+    return store(bench, "commit", "\n".join(lines) + "\n\nhello\n")
 
 
-def name_a_ref_in_no_encoding(bench: Bench) -> None:
-    main = bench.house.git("rev-parse", "main")
+def main(bench: Bench) -> str:
+    return bench.tip("refs/heads/main") or ""
+
+
+def put(bench: Bench, sha: str) -> None:
+    """As a request in the inbox and on its branch."""
+    asked = bench.manifest()
+    for ref in (refs.inbox_ref(asked.nonce), asked.result_ref):
+        bench.point(ref, sha)
+
+
+def huge_status(bench: Bench) -> None:
+    blob = store(bench, "blob", "{" + " " * 5_000_000 + "}")
+    claim = commit(bench, tree(bench, **{"status.json": f"100644 blob {blob}"}))
+    bench.point(refs.claim_ref(bench.ask().nonce), claim)
+
+
+def name_in_no_encoding(bench: Bench) -> None:
     for folder in (refs.INBOX, refs.CLAIMS, "refs/heads/mac-bridge/"):
         ref = bench.house.remote / os.fsdecode(folder.encode() + b"\xff\xfe\xe2\x80\xa8x")
         ref.parent.mkdir(parents=True, exist_ok=True)
-        ref.write_text(main + "\n")
+        ref.write_text(main(bench) + "\n")
 
 
-def put_anything_into_the_inbox(bench: Bench) -> None:
-    git = Git(bench.house.remote)
-    things = {
-        "blob": git.write_blob(b"x"),
-        "tree": git.write_tree([]),
-        "orphan": git.commit_tree(git.write_tree([]), [], "nothing\n"),
-    }
-    for number, thing in enumerate(things.values()):
-        ref = f"{refs.INBOX}{FIRST[:-1]}{number}"
-        bench.house.git("update-ref", ref, thing, cwd=bench.house.remote)
+def objects_that_are_no_requests(bench: Bench) -> None:
+    empty = tree(bench)
+    for number, sha in enumerate((store(bench, "blob", "x"), empty, commit(bench, empty))):
+        bench.point(f"{refs.INBOX}{FIRST[:-1]}{number}", sha)
 
 
-def claim_below_a_claim(bench: Bench) -> None:
-    """A ref below the claim's name: the server can never make the claim itself."""
+def refs_below_a_claim(bench: Bench) -> None:
+    """The server can never make the claim itself."""
     asked = bench.ask()
-    main = bench.house.git("rev-parse", "main")
-    bench.house.git("update-ref", f"{refs.claim_ref(asked.nonce)}/x", main, cwd=bench.house.remote)
-    bench.house.git("update-ref", f"{refs.BRANCH_CLAIMS}{asked.nonce}/x", main, cwd=bench.house.remote)
+    bench.point(f"{refs.claim_ref(asked.nonce)}/x", main(bench))
+    bench.point(f"{refs.BRANCH_CLAIMS}{asked.nonce}/x", main(bench))
 
 
-def name_more_files_than_any_memory_holds(bench: Bench) -> None:
+def more_files_than_any_memory_holds(bench: Bench) -> None:
     """Twelve objects that name ten thousand million files."""
-    git = Git(bench.house.remote)
-    tree = git.write_tree([Entry("100644", "blob", git.write_blob(b"x"), str(n)) for n in range(10)])
+    names = [f"n{number}" for number in range(10)]
+    root = tree(bench, **dict.fromkeys(names, f"100644 blob {store(bench, 'blob', 'x')}"))
     for _ in range(9):
-        tree = git.write_tree([Entry("040000", "tree", tree, str(n)) for n in range(10)])
-    main = bench.house.git("rev-parse", "main")
-    commit = git.commit_tree(tree, [main], "bomb\n")
-    asked = bench.manifest()
-    for ref in (refs.inbox_ref(asked.nonce), asked.result_ref):
-        bench.house.git("update-ref", ref, commit, cwd=bench.house.remote)
+        root = tree(bench, **dict.fromkeys(names, f"040000 tree {root}"))
+    put(bench, commit(bench, root, main(bench)))
 
 
-@pytest.mark.sampled(4, 1)
-@pytest.mark.parametrize(
-    "attack",
-    [
-        name_more_files_than_any_memory_holds,
-        squat_with_a_huge_status,
-        name_a_ref_in_no_encoding,
-        put_anything_into_the_inbox,
-        claim_below_a_claim,
-    ],
+def parent_in_the_wrong_place(bench: Bench) -> None:
+    """A commit that git takes for a root, with an abbreviated parent where no parent belongs."""
+    who = "Mallory <m@example.org> 1700000000 +0000"
+    head = f"tree {tree(bench)}\nauthor {who}\ncommitter {who}\n"
+    put(bench, store(bench, "commit", f"{head}parent 0123456789ab\n\nhello\n"))
+
+
+def missing_tree(bench: Bench) -> None:
+    put(bench, commit(bench, "12" * 20, main(bench)))
+
+
+ATTACKS = (
+    more_files_than_any_memory_holds,
+    huge_status,
+    name_in_no_encoding,
+    objects_that_are_no_requests,
+    refs_below_a_claim,
+    parent_in_the_wrong_place,
+    missing_tree,
 )
-def test_what_anyone_can_push_does_not_keep_others_from_being_served(
-    bench: Bench, attack: Callable[[Bench], None]
-) -> None:
+
+
+@pytest.mark.sampled(3, 1)
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_what_anyone_can_push_does_not_stop_others(bench: Bench, attack: Callable[[Bench], None]) -> None:
     attack(bench)
-    asked = bench.ask()
-    runner = bench.runner()
+    asked, runner = bench.ask(), bench.runner()
     for _ in range(20):
         runner.serve(once=True, idle_timeout_s=0)
-        if any(f"{asked.nonce}: passed" in line for line in bench.said):
+        if bench.has_said(asked.nonce, "published as"):
             break
     assert bench.log(asked.nonce) == "hello from test\n", bench.said
+    assert not bench.has_said("a bug of kakeya-mac")
 
 
-class Waiting:
-    """A runner of the bench that need not wait: its clock is turned by hand."""
+@pytest.mark.sampled(3, 1)
+@pytest.mark.parametrize("attempt", [10**4000, 1, 10**6])
+def test_made_up_claim_holds_a_request_no_longer_than_a_lease(bench: Bench, attempt: int) -> None:
+    asked, clock = bench.ask(), [0.0]
+    status = {
+        "schema_version": 1,
+        "nonce": asked.nonce,
+        "request_commit": bench.tip(asked.result_ref),
+        "runner": "mallory",
+        "runner_id": "f" * 16,
+        "pid": 1,
+        "unique": "0" * 16,
+        "attempt": attempt,
+        "beat": 0,
+        "lease_s": 1e9,
+        "session": "e" * 16,
+        "updated_at": "2026-03-01T12:00:00Z",
+        "phase": "running",
+        "elapsed_s": 1.0,
+    }
+    digits = json.dumps({**status, "attempt": 0}).replace(
+        '"attempt": 0', f'"attempt": 1{"0" * (len_of(attempt) - 1)}'
+    )
+    blob = store(bench, "blob", digits)
+    claim = commit(bench, tree(bench, **{"status.json": f"100644 blob {blob}"}))
+    bench.point(refs.claim_ref(asked.nonce), claim)
+    runner = bench.runner(clock=lambda: clock[0])
+    assert runner.serve(once=True, idle_timeout_s=0) == 0
+    clock[0] += MAX_LEASE_S + 1
+    assert runner.serve(once=True, idle_timeout_s=0) == 1
+    assert bench.verdict(asked.nonce) in (("passed", "ok"), ("lost", "attempts"))
 
-    def __init__(self, bench: Bench) -> None:
-        self.now = 0.0
-        self._runner = Runner(bench.station(), say=bench.said.append, clock=lambda: self.now)
 
-    def serve(self) -> int:
-        """Serve what is there now; returns how many requests that were."""
-        return self._runner.serve(once=True, idle_timeout_s=0)
+def len_of(number: int) -> int:
+    """Decimal digits of a power of ten, which Python refuses to print beyond 4,300."""
+    return 1 if number == 1 else 7 if number == 10**6 else 4001
+
+
+def again(runner: Daemon) -> None:
+    """End all pauses after failures."""
+    with runner._store._transaction() as database:
+        database.execute("UPDATE request SET not_before = NULL")
+
+
+@pytest.mark.slow
+def test_server_that_says_no_for_a_while_is_asked_again(bench: Bench) -> None:
+    asked, runner = bench.ask(), bench.runner()
+    hook = bench.hook("pre-receive", "echo read-only for maintenance; exit 1")
+    for _ in range(6):
+        assert runner.serve(once=True, idle_timeout_s=0) == 0
+        again(runner)
+    hook.unlink()
+    assert runner.serve(once=True, idle_timeout_s=0) == 1
+    assert bench.log(asked.nonce) == "hello from test\n"
 
 
 @contextmanager
@@ -135,93 +185,14 @@ def raising(monkeypatch: pytest.MonkeyPatch, name: str, error: Exception) -> Ite
         yield
 
 
-@pytest.mark.slow
-def test_a_server_that_says_no_for_a_while_is_asked_again(bench: Bench) -> None:
-    asked = bench.ask()
-    hook = bench.house.remote / "hooks" / "pre-receive"
-    hook.parent.mkdir(exist_ok=True)
-    hook.write_text("#!/bin/sh\necho read-only for maintenance; exit 1\n")
-    hook.chmod(0o755)
-    runner = Waiting(bench)
-    for _ in range(6):
-        assert runner.serve() == 0
-        runner.now += 100.0
-    hook.unlink()
-    assert runner.serve() == 1
-    assert bench.log(asked.nonce) == "hello from test\n"
-
-
-@pytest.mark.slow
-def test_a_result_that_a_full_disk_kept_back_is_published_afterwards(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = bench.ask()
-    runner = Waiting(bench)
-    full = BusError("git hash-object failed: No space left on device")
-    with raising(monkeypatch, "bridge.bus.publish._write_folder", full):
-        for _ in range(5):
-            runner.serve()
-            runner.now += 100.0
-    runner.serve()
-    answer = bench.answer(asked.nonce)
-    assert answer.result.attempt == 1
-    assert answer.files["log.txt"] == b"hello from test\n"
-    assert not list(bench.station().folder.glob("spool-*/*"))
-
-
-def test_a_bug_while_serving_is_named_with_its_place_and_the_runner_goes_on(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = bench.ask()
-    runner = Waiting(bench)
-    with raising(monkeypatch, "bridge.runner.taking.examine", ZeroDivisionError("seven")):
-        assert runner.serve() == 0
-    [said] = [line for line in bench.said if first.nonce in line]
-    assert "ZeroDivisionError: seven at " in said
-    assert "test_hostile.py:" in said
-    assert "please report it" in said
-    runner.now += 10.0
-    assert runner.serve() == 1
+def test_bug_of_the_runner_is_logged_with_its_place(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, runner = bench.ask(), bench.runner()
+    with raising(monkeypatch, "bridge.runner.admission.decide", ZeroDivisionError("seven")):
+        assert runner.serve(once=True, idle_timeout_s=0) == 0
+    assert bench.has_said(first.nonce, "ZeroDivisionError: seven at ", "test_hostile.py:")
+    again(runner)
+    assert runner.serve(once=True, idle_timeout_s=0) == 1
     assert bench.log(first.nonce) == "hello from test\n"
-
-
-def half_removed(entry: Path) -> None:
-    (entry / "entry.json").unlink()
-
-
-def for_main(entry: Path) -> None:
-    meta = json.loads((entry / "entry.json").read_text())
-    (entry / "entry.json").write_text(json.dumps({**meta, "result_ref": "refs/heads/main"}))
-
-
-def of_no_commit(entry: Path) -> None:
-    meta = json.loads((entry / "entry.json").read_text())
-    (entry / "entry.json").write_text(json.dumps({**meta, "request_commit": "12" * 20}))
-
-
-def not_a_result(entry: Path) -> None:
-    (entry / "result.json").write_text('{"nonce": 1e999}')
-
-
-@pytest.mark.sampled(0, 2)
-@pytest.mark.parametrize("damage", [half_removed, for_main, of_no_commit, not_a_result])
-def test_a_damaged_result_in_the_spool_is_set_aside(bench: Bench, damage: Callable[[Path], None]) -> None:
-    bench.ask()
-    (bench.house.remote / "hooks").mkdir(exist_ok=True)
-    hook = bench.house.remote / "hooks" / "update"
-    hook.write_text('#!/bin/sh\ncase "$1" in *claims*) exit 0;; *) exit 1;; esac\n')
-    hook.chmod(0o755)
-    bench.serve_once()
-    [spool] = bench.station().folder.glob("spool-*")
-    [entry] = spool.glob("[0-9]*")
-    damage(entry)
-    hook.unlink()
-    main = bench.house.git("rev-parse", "main", cwd=bench.house.remote)
-    assert served(bench) == "hello from test\n"
-    assert bench.house.git("rev-parse", "main", cwd=bench.house.remote) == main
-    assert not list(spool.glob("[0-9]*"))
-    if damage is not of_no_commit:  # that one was published, as a result that fits no request
-        assert list(spool.glob("unusable-*"))
 
 
 DEEP = """
@@ -231,51 +202,46 @@ for _ in range(1000):  # a job ends at 400, or soon after
     os.mkdir('d' * 50)
     os.chdir('d' * 50)
 """
-
-
-@pytest.mark.slow
-def test_a_tree_too_deep_for_any_path_is_cleaned_up(bench: Bench) -> None:
-    program(bench, "deep", DEEP)
-    asked = bench.ask("deep")
-    assert bench.serve_once() == 1
-    assert bench.verdict(asked.nonce) == ("failed", "resource_limit")
-    assert list(bench.station().jobs.iterdir()) == []
-    assert served(bench) == "hello from test\n"
-
-
-def test_what_a_job_puts_beside_its_room_is_removed_too(bench: Bench) -> None:
-    script = """
-        import os
-        room = os.path.dirname(os.getcwd())
-        try:
-            os.mkdir('../../planted')
-            os.rename(room, os.path.join(os.path.dirname(room), 'moved'))
-        except OSError:  # where the machine lets it write nowhere else
-            pass
-        print('tried')
-    """
-    program(bench, "plant", script)
-    asked = bench.ask("plant")
-    assert bench.serve_once() == 1
-    assert bench.log(asked.nonce) == "tried\n"
-    assert list(bench.station().jobs.iterdir()) == []
+PLANT = """
+import os
+folder = os.path.dirname(os.getcwd())
+try:
+    os.mkdir('../../planted')
+    os.rename(folder, os.path.join(os.path.dirname(folder), 'moved'))
+except OSError:  # where the machine lets it write nowhere else
+    pass
+print('tried')
+"""
 
 
 @pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize(
-    "trick",
-    ["os.symlink('/etc/passwd', '../log')", "os.mkfifo('../log')", "os.mkdir('../log')", "pass"],
+    ("script", "verdict"),
+    [
+        pytest.param(PLANT, ("passed", "ok"), id="files elsewhere"),
+        pytest.param(DEEP, ("failed", "resource_limit"), id="a deep tree"),
+    ],
 )
-def test_the_log_is_what_was_printed_whatever_the_job_puts_in_its_place(bench: Bench, trick: str) -> None:
-    program(bench, "trick", f"import os\nprint('printed', flush=True)\n{trick}")
+def test_what_a_job_leaves_is_removed(bench: Bench, script: str, verdict: tuple[str, str]) -> None:
+    bench.install({"job": script})
+    asked = bench.ask("job")
+    assert bench.serve_once() == 1
+    assert bench.verdict(asked.nonce) == verdict
+    assert list(bench.config_of().jobs.iterdir()) == []
+
+
+@pytest.mark.sampled(2, 1)
+@pytest.mark.parametrize("trick", ["os.symlink('/etc/passwd', '../log')", "os.mkfifo('../log')", "pass"])
+def test_log_is_what_was_printed(bench: Bench, trick: str) -> None:
+    bench.install({"trick": f"import os\nprint('printed', flush=True)\n{trick}"})
     asked = bench.ask("trick")
     assert bench.serve_once() == 1
     assert bench.log(asked.nonce) == "printed\n"
 
 
-@needs_namespaces
-def test_a_job_reaches_nothing_of_any_runner_but_its_own_folders(bench: Bench) -> None:
-    other = bench.station("other")
+@needs_sandbox
+def test_job_reaches_nothing_of_any_runner_but_its_own_folders(bench: Bench) -> None:
+    other = bench.config_of("other")
     script = f"""
         import os, pathlib
         for folder in ({str(bench.state)!r}, {str(bench.config)!r}):
@@ -289,29 +255,13 @@ def test_a_job_reaches_nothing_of_any_runner_but_its_own_folders(bench: Bench) -
         (pathlib.Path.cwd() / 'here').write_text('x')
         print('own folder', (pathlib.Path.cwd() / 'here').read_text())
     """
-    program(bench, "look", script)
+    bench.install({"look": script})
     asked = bench.ask("look")
     assert bench.serve_once() == 1
     assert other.key is not None
     log = bench.log(asked.nonce)
     assert "id_ed25519" not in log
     assert "look.toml" not in log
-    assert log.count("refused 30") == 2
     assert log.endswith("own folder x\n")
-
-
-@pytest.mark.slow
-def test_a_mirror_whose_configuration_was_changed_is_made_again(bench: Bench, tmp_path: Path) -> None:
-    served(bench)
-    [mirror] = bench.station().folder.glob("mirror-*.git")
-    canary = tmp_path / "canary"
-    script = tmp_path / "evil"
-    script.write_text(f"#!/bin/sh\ntouch {canary}\n")
-    script.chmod(0o755)
-    subprocess.run(
-        ["git", "-C", str(mirror), "config", f"url.ext::{script} .insteadOf", str(bench.house.remote)],
-        check=True,
-    )
-    subprocess.run(["git", "-C", str(mirror), "config", "protocol.ext.allow", "always"], check=True)
-    assert served(bench) == "hello from test\n"
-    assert not canary.exists()
+    assert not (bench.state / "mine").exists()
+    assert not (bench.config / "mine").exists()

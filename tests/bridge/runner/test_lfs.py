@@ -11,15 +11,14 @@ import pytest
 
 from bridge.errors import PolicyError
 from bridge.protocol.result import Reason, Status
-from bridge.runner.lfs import PointersRefused, materialise
-from bridge.runner.policy.reading import load, read
-from bridge.runner.policy.types import LfsRule
+from bridge.runner.lfs import PointersRefused, replace_pointers
+from bridge.runner.policy import LfsRule, load, parse
 from tests.bridge.runner.bench import Bench
 from tests.houses import build_house
 from tests.servers.lfs import pointer
 
 OID = "ab" * 32
-ELSEWHERE = LfsRule("http://127.0.0.1:9/lfs", max_bytes=1000)
+ELSEWHERE = LfsRule(endpoint="http://127.0.0.1:9/lfs", max_bytes=1000)
 
 
 def laid(folder: Path, **files: str) -> list[str]:
@@ -34,7 +33,7 @@ def test_where_no_server_is_named_pointers_refuse_the_job(tmp_path: Path) -> Non
     bench = Bench(house)
     bench.install({"echo": "print('hello')"})
     bench.preset("whole", ["${python}", "-c", "print(1)"], engine="workload", workspace="full")
-    bench.policy("allow_repo_code = true\n")
+    bench.policy("allow_repo_code = true\nallow_unsandboxed = true\n")
     asked = bench.ask("whole")
     bench.serve_once()
     verdict = bench.answer(asked.nonce).result.verdict
@@ -61,27 +60,27 @@ def test_hostile_pointers_are_refused_before_anything_is_asked(tmp_path: Path, n
     text, said = HOSTILE[name]
     paths = laid(tmp_path / "w", x=text)
     with pytest.raises(PointersRefused, match=said):
-        materialise(tmp_path / "w", paths, ELSEWHERE, beside=tmp_path)
+        replace_pointers(tmp_path / "w", paths, ELSEWHERE, scratch_dir=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["w"]
 
 
 def test_thousands_of_pointers_are_refused(tmp_path: Path) -> None:
     paths = laid(tmp_path / "w", **{f"p{i}": pointer(OID, 0) for i in range(10_001)})
     with pytest.raises(PointersRefused, match="10001 files"):
-        materialise(tmp_path / "w", paths, ELSEWHERE, beside=tmp_path)
+        replace_pointers(tmp_path / "w", paths, ELSEWHERE, scratch_dir=tmp_path)
 
 
 def test_one_object_in_many_places_counts_in_each(tmp_path: Path) -> None:
     """It is fetched once, and lies in every one of them."""
     paths = laid(tmp_path / "w", a=pointer(OID, 900), b=pointer(OID, 900))
     with pytest.raises(PointersRefused, match="2 files with 1800 bytes; at most"):
-        materialise(tmp_path / "w", paths, ELSEWHERE, beside=tmp_path)
+        replace_pointers(tmp_path / "w", paths, ELSEWHERE, scratch_dir=tmp_path)
 
 
 def test_a_policy_names_the_server_and_the_limit(tmp_path: Path) -> None:
     text = b'[lfs]\nendpoint = "https://lfs.example.org/a.git/info/lfs"\nmax = "1 GiB"\n'
-    rule = read(tmp_path / "policy.toml", text).lfs
-    assert rule == LfsRule("https://lfs.example.org/a.git/info/lfs", 1 << 30)
+    rule = parse(tmp_path / "policy.toml", text).lfs
+    assert rule == LfsRule(endpoint="https://lfs.example.org/a.git/info/lfs", max_bytes=1 << 30)
     assert load(tmp_path / "none").lfs == LfsRule()
 
 
@@ -99,5 +98,5 @@ def test_a_server_that_cannot_be_meant_is_an_error_that_names_the_line(
     tmp_path: Path, endpoint: str, said: str
 ) -> None:
     with pytest.raises(PolicyError, match=said) as error:
-        read(tmp_path / "policy.toml", f'[lfs]\nendpoint = "{endpoint}"\n'.encode())
-    assert "policy.toml:2" in error.value.message
+        parse(tmp_path / "policy.toml", f'[lfs]\nendpoint = "{endpoint}"\n'.encode())
+    assert "policy.toml: lfs.endpoint: must" in error.value.message

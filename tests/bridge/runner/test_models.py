@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from bridge.presets import ModelNeed
-from bridge.runner import facts, models
-from bridge.runner.models import Found, ModelMissing, Places
+from bridge.runner import models
+from bridge.runner.machine import model_facts
+from bridge.runner.models import FoundModel, ModelMissing, Places
 from tests.bridge.runner.folders import model_folder
 
 TARGET = ModelNeed("big", "a big model", "demo-target")
@@ -72,10 +73,10 @@ def test_a_variable_that_names_no_folder_is_an_error_whatever_lies_elsewhere(
 def test_without_metal_the_shipped_models_stand_in_and_say_so(tmp_path: Path) -> None:
     found = models.resolve([TARGET, DRAFTER], places(tmp_path))
     assert found == {
-        "big": Found(models.shipped("demo-target") or Path(), "demo-target"),
-        "big-drafter": Found(models.shipped("demo-drafter") or Path(), "demo-drafter"),
+        "big": FoundModel(models.shipped("demo-target") or Path(), "demo-target"),
+        "big-drafter": FoundModel(models.shipped("demo-drafter") or Path(), "demo-drafter"),
     }
-    assert facts.of_models(found) == {
+    assert model_facts(found) == {
         "model:big": f"stand-in demo-target: {found['big'].folder}",
         "model:big-drafter": f"stand-in demo-drafter: {found['big-drafter'].folder}",
     }
@@ -86,7 +87,7 @@ def test_with_metal_nothing_stands_in_and_the_refusal_says_where_the_model_belon
         models.resolve([TARGET, DRAFTER], places(tmp_path, metal=True))
     assert caught.value.remedy == (
         "put a big model in ~/kakeya-models/big on the runner, or name its folder in the policy;"
-        " demo-target stands in only where there is no Metal"
+        " demo-target replaces it only on machines without Metal"
     )
 
 
@@ -95,7 +96,7 @@ def test_what_the_owner_named_is_used_also_where_it_is_the_shipped_model(tmp_pat
     folder = models.shipped("demo-target")
     assert folder is not None
     found = models.resolve([TARGET], places(tmp_path, metal=metal, configured={"big": folder}))
-    assert found == {"big": Found(folder, "demo-target")}
+    assert found == {"big": FoundModel(folder, "demo-target")}
     assert str(found["big"]) == f"stand-in demo-target: {folder}"
 
 
@@ -103,9 +104,9 @@ def test_half_a_pair_is_completed_by_no_stand_in(tmp_path: Path) -> None:
     at_home(tmp_path, "big")
     with pytest.raises(ModelMissing, match="the model big-drafter") as caught:
         models.resolve([TARGET, DRAFTER], places(tmp_path))
-    assert "demo-drafter does not stand in beside a real big" in (caught.value.remedy or "")
+    assert "demo-drafter does not replace it next to a real big" in (caught.value.remedy or "")
     own = at_home(tmp_path, "big-drafter")
-    assert models.resolve([TARGET, DRAFTER], places(tmp_path))["big-drafter"] == Found(own)
+    assert models.resolve([TARGET, DRAFTER], places(tmp_path))["big-drafter"] == FoundModel(own)
 
 
 @pytest.mark.parametrize("metal", [True, False])

@@ -1,83 +1,111 @@
-"""A request's way over a real remote: taken once, done, published whole, and nothing left behind."""
+"""A request over a real remote: claimed once, done, published whole, and nothing left behind."""
 
-import threading
+from __future__ import annotations
+
+import os
 from pathlib import Path
 
 import pytest
 
 from bridge import signing
-from bridge.bus.results import Standing
+from bridge.errors import MachineError
 from bridge.protocol.result import Status
+from bridge.signing.trust import TrustLevel
 from tests.bridge.runner.bench import Bench
 from tests.houses import wait_for
 
 
-def test_a_request_comes_home_signed_with_its_log_and_facts(bench: Bench, tmp_path: Path) -> None:
+def test_result_comes_back_signed_with_log_and_facts(bench: Bench, tmp_path: Path) -> None:
     asked = bench.ask(params={"word": "across the wire"})
     assert bench.serve_once() == 1
-    station = bench.station()
-    trusted = tmp_path / "trusted"
-    assert station.key is not None
-    trusted.write_text(signing.allowed_line(signing.public_key(station.key), "mac", signing.RESULT_NAMESPACE))
+    config, trusted = bench.config_of(), tmp_path / "trusted"
+    assert config.key is not None
+    trusted.write_text(signing.allowed_line(signing.public_key(config.key), "mac", signing.RESULT_NAMESPACE))
     answer = bench.answer(asked.nonce, trusted)
     result = answer.result
     assert result.verdict.status is Status.PASSED
-    assert answer.signature is Standing.TRUSTED
+    assert answer.signature is TrustLevel.TRUSTED
     assert answer.files["log.txt"] == b"hello from across the wire\n"
     assert result.params == {"word": "across the wire"}
     assert result.workload_sha == asked.workload_sha
-    assert result.preset_digest == station.presets["echo"].digest
+    assert result.preset_digest == config.presets["echo"].digest
     assert result.attempt == 1
     assert set(result.phase_seconds) == {"workspace", "running", "gating"}
-    assert result.commands[0].exit_code == 0
-    assert result.commands[0].argv[-1] == "across the wire"
+    assert (result.commands[0].exit_code, result.commands[0].argv[-1]) == (0, "across the wire")
     assert result.runner.machine["memory_bytes"]
     assert "isolation_network" in result.runner.machine
     assert {"python", "git"} <= set(result.tools)
-
-
-def test_afterwards_only_the_result_is_left(bench: Bench) -> None:
-    asked = bench.ask()
-    bench.serve_once()
     assert bench.house.remote_refs() == {"refs/heads/main", asked.result_ref}
-    folder = bench.station().folder
-    assert not list((folder / "jobs").glob("*"))
-    assert not list(folder.glob("spool-*/*"))
+    assert not list(config.jobs.iterdir())
 
 
-def test_without_ssh_keygen_results_go_out_unsigned(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_are_unsigned_without_ssh_keygen(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bridge.signing.available", lambda: False)
     asked = bench.ask()
     bench.serve_once()
-    assert bench.answer(asked.nonce).signature is Standing.UNSIGNED
+    assert bench.answer(asked.nonce).signature is TrustLevel.UNSIGNED
 
 
-@pytest.mark.slow
-def test_a_request_for_a_workflow_is_left_alone(bench: Bench) -> None:
+def test_request_for_a_workflow_is_left_alone(bench: Bench) -> None:
     bench.ask(transport="actions")
     before = bench.house.remote_refs()
-    assert bench.runner().serve(once=True, idle_timeout_s=1) == 0
+    assert bench.runner().serve(once=True, idle_timeout_s=0.3) == 0
     assert bench.house.remote_refs() == before | {"refs/mac-bridge/runners/mac"}
 
 
 @pytest.mark.slow
 def test_many_runners_answer_each_request_once(bench: Bench) -> None:
     nonces = [bench.ask(params={"word": f"number {index}"}).nonce for index in range(6)]
-    stop = threading.Event()
     # Each its own state folder: each its own machine.
     runners = [bench.runner(f"mac{index}", state_dir=bench.state / str(index)) for index in range(3)]
-    threads = [
-        threading.Thread(target=runner.serve, kwargs={"stop": stop}, daemon=True) for runner in runners
-    ]
-    for thread in threads:
-        thread.start()
-
-    def done() -> bool:
-        return sum("published as" in line for line in bench.said) == len(nonces)
-
-    wait_for(done, 60, "all results")
-    stop.set()
-    for thread in threads:
-        thread.join(20)
+    with bench.serving(*runners):
+        wait_for(lambda: sum("published as" in line for line in bench.said) == 6, 60, "all results")
     assert [bench.log(nonce) for nonce in nonces] == [f"hello from number {index}\n" for index in range(6)]
-    assert sum("claimed" in line for line in bench.said) == len(nonces)
+    assert sorted(bench.claimed()) == sorted(nonces)
+
+
+def test_request_on_a_server_of_branches_alone_is_answered(bench: Bench) -> None:
+    bench.hook("update", 'case "$1" in refs/heads/*) exit 0;; *) echo "only branches"; exit 1;; esac')
+    asked, second = bench.ask(), bench.ask()
+    runner = bench.runner()
+    while len(bench.claimed()) < 2:
+        assert runner.serve(once=True, idle_timeout_s=20) == 1, bench.said
+    assert bench.verdict(asked.nonce) == bench.verdict(second.nonce) == ("passed", "ok")
+    assert runner.serve(once=True, idle_timeout_s=1) == 0, bench.said
+    assert bench.house.remote_refs() >= {"refs/heads/main", asked.result_ref, second.result_ref}
+    assert bench.left(asked.nonce) == {asked.result_ref}
+
+
+@pytest.mark.slow
+def test_server_that_deletes_nothing_gets_one_result_of_each_request(bench: Bench) -> None:
+    bench.house.git("config", "receive.denyDeletes", "true", cwd=bench.house.remote)
+    asked = [bench.ask() for _ in range(2)]
+    runner = bench.runner()
+    while sum("published as" in line for line in bench.said) < 2:
+        assert runner.serve(once=True, idle_timeout_s=20) == 1, bench.said
+    tips = [bench.tip(each.result_ref) for each in asked]
+    for again in (runner, bench.runner()):  # the claim and the inbox entry are still there
+        assert again.serve(once=True, idle_timeout_s=0.5) == 0, bench.said
+    assert [bench.tip(each.result_ref) for each in asked] == tips
+    assert [bench.verdict(each.nonce) for each in asked] == [("passed", "ok")] * 2
+
+
+def test_second_runner_of_one_name_is_a_clear_error(bench: Bench) -> None:
+    lock = bench.config_of().folder / "lock"
+    with bench.serving(bench.runner()):
+        wait_for(lambda: lock.exists() and lock.read_text() != "", what="the runner to have its name")
+        with pytest.raises(MachineError, match=rf"already runs .*\(process {os.getpid()}\)"):
+            bench.runner().serve(once=True, idle_timeout_s=0)
+        [held] = [number for number in range(3, 1024) if _is_open_on(number, lock)]
+        inherited = os.dup(held)  # as a program that is being started has it until it runs
+    try:
+        assert bench.runner().serve(once=True, idle_timeout_s=0) == 0
+    finally:
+        os.close(inherited)
+
+
+def _is_open_on(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except OSError:
+        return False

@@ -12,20 +12,22 @@ import pytest
 
 from bridge import signing
 from bridge.bus.requests import Submitted, submit
-from bridge.bus.results import Asked
-from bridge.client.binding import Agreement
-from bridge.client.judged import judge
-from bridge.client.keys import Choice, Pen
-from bridge.client.verified import verify
+from bridge.bus.results import ExpectedRequest
+from bridge.client.compare import Agreement
+from bridge.client.fetch import judge
+from bridge.client.signing_key import RequestSigner
+from bridge.client.verify import verify
 from bridge.errors import EvidenceError, MachineError
 from bridge.evidence.verification import parse_verification
 from bridge.proc import run_program
 from bridge.protocol.manifest import format_time
+from bridge.protocol.result import RunnerFacts
+from tests.bridge.evidence import reports
 from tests.bridge.evidence.derived import Document
 from tests.bridge.runner.bench import Bench
 from tests.engine.verification import forgeries
 from tests.houses import House
-from tests.worlds import World
+from tests.worlds import RUNNER, World
 
 SHORT = ("quality", "--prompts", "code", "--limit", "1", "--max-tokens", "8", "--block", "4")
 
@@ -41,14 +43,16 @@ class Bus:
         """Answer a request with a real report, changed perhaps; its nonce."""
         manifest = self.world.manifest(preset="quality")
         submitted = self._submit(manifest)
-        asked = Asked(submitted.nonce, submitted.commit, manifest.workload_sha)
+        asked = ExpectedRequest(submitted.nonce, submitted.commit, manifest.workload_sha)
         began = datetime.now(UTC)
         report = files or {"report.json": self._report(asked, change)}
+        facts = {} if files else reports.runner_facts(json.loads(report["report.json"]))
         result = self.world.result(
             asked,
             report,
             dict.fromkeys(report, "other" if files else "evidence"),
             preset="quality",
+            runner=RunnerFacts(name=RUNNER.name, id=RUNNER.id, version="0.1.0", machine=facts),
             started_at=format_time(began - timedelta(seconds=2)),
             finished_at=format_time(datetime.now(UTC) + timedelta(seconds=2)),
         )
@@ -58,7 +62,7 @@ class Bus:
     def _submit(self, manifest) -> Submitted:
         return submit(self.world.git, self.world.remote, manifest, None)
 
-    def _report(self, asked: Asked, change) -> bytes:
+    def _report(self, asked: ExpectedRequest, change) -> bytes:
         path = self.world.root / "made" / "report.json"
         binding = (
             *("--request-nonce", asked.nonce, "--workload-sha", str(asked.workload_sha)),
@@ -154,24 +158,24 @@ def test_client_replays_a_result_and_signs_the_record(
         signing.allowed_line(signing.public_key(key), "client", signing.VERIFICATION_NAMESPACE)
     )
     signature = (out / "verification.json.sig").read_bytes()
-    assert signing.verify(data, signature, signing.VERIFICATION_NAMESPACE, allowed) == "client"
+    assert signing.identify(data, signature, signing.VERIFICATION_NAMESPACE, allowed).name == "client"
 
 
 def test_client_without_the_engine_says_who_can_replay(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = bus.world.manifest(preset="quality")
     submitted = bus._submit(manifest)
-    asked = Asked(submitted.nonce, submitted.commit, manifest.workload_sha)
+    asked = ExpectedRequest(submitted.nonce, submitted.commit, manifest.workload_sha)
     files = {"report.json": b"{}\n"}
     result = bus.world.result(asked, files, {"report.json": "evidence"}, preset="quality")
     bus.world.answer(submitted, result=result, files=files)
     believed = bus.bench.answer(submitted.nonce)
     monkeypatch.setitem(sys.modules, "mlx", None)  # as on a client-only installation
     with pytest.raises(MachineError, match="engine is not installed") as caught:
-        verify(believed, 1, Pen(Choice(None)), output=2)
+        verify(believed, 1, RequestSigner(None), output=2)
     assert f"--preset verify -p request={submitted.nonce}" in str(caught.value.remedy)
 
 
 def test_result_without_a_report_cannot_be_replayed_by_the_client(bus: Bus) -> None:
     believed = bus.bench.answer(bus.publish(**{"notes.txt": b"nothing\n"}))
     with pytest.raises(EvidenceError, match="nothing to verify"):
-        verify(believed, 1, Pen(Choice(None)), output=2)
+        verify(believed, 1, RequestSigner(None), output=2)

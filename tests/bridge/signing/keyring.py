@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from bridge import signing
-from bridge.signing.keys import PublicKey, read_key
+from bridge.signing.ssh import PublicKey, read_key
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,8 +15,7 @@ from hypothesis import strategies as st
 from bridge import signing
 from bridge.errors import KeyListError, SignatureError
 from bridge.proc import helper_environment, run_program
-from bridge.signing import listed
-from bridge.signing.listed import Listed, parse_line, read_keys
+from bridge.signing.keyfiles import NAME_PATTERN, AllowedSigner, KeyList, parse_line, read_keys
 from tests.bridge.signing.keyring import private, public
 
 ANN = public("ann").line
@@ -84,17 +84,20 @@ def test_a_line_means_what_ssh_keygen_takes_it_for(
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        (f"* {ANN}", "no name"),
-        (f"*@example.org {ANN}", "no name"),
-        (f"ann,bob {ANN}", "no name"),
-        (f"!ann {ANN}", "no name"),
-        (f'"ann" {ANN}', "no name"),
-        (f"unsigned {ANN}", "no name"),
-        (f"\u0430nn {ANN}", "no name"),
+        (f"* {ANN}", "is no name"),
+        (f"*@example.org {ANN}", "is no name"),
+        (f"ann,bob {ANN}", "is no name"),
+        (f"!ann {ANN}", "is no name"),
+        (f'"ann" {ANN}', "is no name"),
+        (f"unsigned {ANN}", "is no name"),
+        (f"\u0430nn {ANN}", "is no name"),
         (f"ann cert-authority {ANN}", "cert-authority is not supported"),
         (f"ann CERT-AUTHORITY {ANN}", "cert-authority is not supported"),
         (f"ann no-touch-required {ANN}", "unknown option"),
-        (f'ann namespaces="a" namespaces="b" {ANN}', "neither an option nor|not a public key|no kind"),
+        (
+            f'ann namespaces="a" namespaces="b" {ANN}',
+            "neither an option nor|not a supported kind",
+        ),
         (f'ann namespaces="a",namespaces="b" {ANN}', "twice"),
         (f"ann namespaces {ANN}", "no value"),
         (f"ann namespaces=a {ANN}", "neither an option"),
@@ -133,7 +136,7 @@ def test_a_line_that_is_not_understood_spoils_the_list_and_is_named(
         read_keys(path)
     assert caught.value.message.startswith(f"{path}:4: ")
     with pytest.raises(KeyListError):
-        signing.verify(b"x", signing.sign(private("bob"), SPACE, b"x"), SPACE, path)
+        signing.identify(b"x", signing.sign(private("bob"), SPACE, b"x"), SPACE, path)
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
@@ -186,7 +189,7 @@ def test_a_link_into_a_folder_that_others_may_write_says_nothing(tmp_path: Path)
 
 def test_a_pipe_in_place_of_a_list_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "allowed_signers")
-    with pytest.raises(KeyListError, match="is no file"):
+    with pytest.raises(KeyListError, match="not a plain file"):
         read_keys(tmp_path / "allowed_signers")
 
 
@@ -209,63 +212,93 @@ def test_any_line_is_an_entry_of_one_name_and_key_or_refused_in_words(line: str)
         found = parse_line(line)
     except SignatureError:
         return
-    assert listed.NAME.fullmatch(found.name)
+    assert re.fullmatch(NAME_PATTERN, found.name)
     assert found.name != "unsigned"
     assert found.key.line == ANN
-    assert found.text.endswith("\n")
-    assert parse_line(found.text[:-1]) == found, "what is written is what was read"
+    assert found.text().endswith("\n")
+    assert isinstance(found, AllowedSigner)
+    assert parse_line(found.text()[:-1]) == found, "what is written is what was read"
 
 
-def entry(name: str, **changes: object) -> Listed:
-    return Listed(name, public(name), **{"namespaces": (SPACE,), **changes})  # type: ignore[arg-type]
+def lists(folder: Path, *namespaces: str) -> KeyList:
+    return KeyList(folder / "allowed_signers", folder / "revoked_keys", namespaces or (SPACE,))
 
 
 def test_what_is_added_is_read_back_and_only_its_owner_reads_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "config" / "allowed_signers"
-    until = datetime.now(UTC).replace(microsecond=0) + timedelta(days=7)
-    assert listed.add(path, entry("ann", valid_before=until))
-    assert not listed.add(path, entry("ann", valid_before=until))
-    assert listed.add(path, entry("bob"))
-    ann, bob = read_keys(path)
+    keys = lists(tmp_path / "config")
+    until = NOW + timedelta(days=7)
+    assert keys.add("ann", public("ann"), valid_before=until, now=NOW)
+    assert not keys.add("ann", public("ann"), valid_before=until, now=NOW)
+    assert keys.add("bob", public("bob"), valid_before=None, now=NOW)
+    ann, bob = read_keys(keys.allowed)
     assert (ann.name, ann.valid_before, ann.line, ann.key.comment) == ("ann", until, 1, "ann")
     assert (bob.name, bob.valid_before, bob.line) == ("bob", None, 2)
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert path.parent.stat().st_mode & 0o777 == 0o700
-    assert [file.name for file in path.parent.iterdir()] == ["allowed_signers"]
+    assert keys.allowed.stat().st_mode & 0o777 == 0o600
+    assert keys.allowed.parent.stat().st_mode & 0o777 == 0o700
+    assert [file.name for file in keys.allowed.parent.iterdir()] == ["allowed_signers"]
 
 
 def test_a_name_may_have_two_keys_and_a_key_only_one_name(tmp_path: Path) -> None:
-    path = write(tmp_path)
-    listed.add(path, entry("ann"))
-    listed.add(path, Listed("ann", public("bob")))
-    with pytest.raises(SignatureError, match="speaks for ann already"):
-        listed.add(path, Listed("bob", public("bob")))
-    assert [line.name for line in read_keys(path)] == ["ann", "ann"]
+    keys = lists(tmp_path)
+    keys.add("ann", public("ann"), valid_before=None, now=NOW)
+    keys.add("ann", public("bob"), valid_before=None, now=NOW)
+    with pytest.raises(SignatureError, match="this key belongs to ann"):
+        keys.add("bob", public("bob"), valid_before=None, now=NOW)
+    assert [line.name for line in read_keys(keys.allowed)] == ["ann", "ann"]
 
 
 @pytest.mark.parametrize("name", ["", "unsigned", "-n", "a b", "a,b", "*", "a\n", "é", "x" * 129])
 def test_a_name_that_could_be_read_otherwise_is_not_taken(tmp_path: Path, name: str) -> None:
     with pytest.raises(SignatureError, match="cannot be a signer's name"):
-        listed.add(tmp_path / "list", Listed(name, public("ann")))
-    assert not (tmp_path / "list").exists()
+        lists(tmp_path).add(name, public("ann"), valid_before=None, now=NOW)
+    assert not (tmp_path / "allowed_signers").exists()
 
 
-def test_dropping_keeps_comments_and_other_lines(tmp_path: Path) -> None:
+def test_removing_keeps_comments_and_other_lines(tmp_path: Path) -> None:
     path = write(tmp_path, "# people", f"ann {ANN}", "", f"bob {public('bob').line} desk")
-    ann, _ = read_keys(path)
-    listed.drop(path, (ann,))
+    lists(tmp_path).remove("ann")
     assert path.read_text() == f"# people\n\nbob {public('bob').line} desk\n"
-    with pytest.raises(KeyListError, match="changed meanwhile"):
-        listed.drop(path, (ann,))
+    with pytest.raises(SignatureError, match="has no key of 'ann'"):
+        lists(tmp_path).remove("ann")
 
 
 def test_of_many_additions_at_once_none_is_lost(tmp_path: Path) -> None:
-    path = tmp_path / "allowed_signers"
     names = [f"name{number}" for number in range(8)]
-    entries = [Listed("ann", public("ann"), namespaces=(name,)) for name in names]
-    threads = [threading.Thread(target=listed.add, args=(path, each)) for each in entries]
+    added = {"valid_before": None, "now": NOW}
+    threads = [
+        threading.Thread(target=lists(tmp_path, name).add, args=("ann", public("ann")), kwargs=added)
+        for name in names
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert {line.namespaces for line in read_keys(path)} == {(name,) for name in names}
+    assert {line.namespaces for line in read_keys(tmp_path / "allowed_signers")} == {(n,) for n in names}
+
+
+@pytest.mark.parametrize(
+    ("options", "revoked", "words"),
+    [
+        ('valid-before="20260301115959Z"', False, "of ann, which expired at 2026-03-01 11:59:59 UTC"),
+        ('valid-after="20260301120001Z"', False, "of ann, which counts only from 2026-03-01 12:00:01 UTC on"),
+        ('namespaces="git"', False, "of ann, which is not listed for kakeya-mac-request"),
+        ("", True, "of ann, which was revoked"),
+    ],
+    ids=["expired", "not-yet", "other-use", "revoked"],
+)
+def test_a_key_that_does_not_count_is_named_with_the_reason(
+    tmp_path: Path, options: str, revoked: bool, words: str
+) -> None:
+    path, gone = write(tmp_path, f"ann {options} {ANN}".replace("  ", " ")), tmp_path / "revoked_keys"
+    if revoked:
+        gone.write_text(f"# stolen\n{ANN}\n")
+    signature = signing.sign(private("ann"), SPACE, b"data")
+    found = signing.identify(b"data", signature, SPACE, path, revoked=gone, now=NOW)
+    assert (found.name, found.revoked) == (None, revoked)
+    assert found.objection == f"the key {public('ann').fingerprint} {words}"
+
+
+def test_one_of_two_lines_of_a_key_is_enough(tmp_path: Path) -> None:
+    path = write(tmp_path, f'ann valid-before="20200101Z" {ANN}', f'ann namespaces="git" {ANN}', f"ann {ANN}")
+    signature = signing.sign(private("ann"), SPACE, b"data")
+    assert signing.identify(b"data", signature, SPACE, path, now=NOW).name == "ann"

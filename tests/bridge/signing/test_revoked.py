@@ -9,8 +9,8 @@ import pytest
 from bridge import signing
 from bridge.errors import KeyListError
 from bridge.proc import run_program
-from bridge.signing.keys import parse_key
-from bridge.signing.revoked import check_revoked, is_revoked, revoke
+from bridge.signing.keyfiles import check_revoked, is_revoked, revoke
+from bridge.signing.ssh import parse_key
 from tests.bridge.signing.keyring import blob, private, public
 
 
@@ -39,9 +39,9 @@ def test_a_revoked_key_counts_no_longer_and_the_others_do(tmp_path: Path, form: 
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"serial: 3\n", ":1: .*not a public key"),
+        (b"serial: 3\n", ":1: .*not a supported kind of key"),
         (b"ssh-ed25519 AAAA\n", ":1: .*not a public key"),
-        (b"\xff\xfe", "neither text"),
+        (b"\xff\xfe", "not UTF-8 text"),
         (b"SSHKRL\n\0 and then rubbish", "no key revocation list"),
     ],
     ids=["specification", "cut-off", "bytes", "broken-krl"],
@@ -52,7 +52,7 @@ def test_a_damaged_list_is_an_error_and_no_pass(tmp_path: Path, data: bytes, wor
     allowed.write_text(f"ann {public('ann').line}\n")
     signature = signing.sign(private("ann"), signing.REQUEST_NAMESPACE, b"x")
     with pytest.raises(KeyListError, match=words):
-        signing.verify(b"x", signature, signing.REQUEST_NAMESPACE, allowed, revoked=path)
+        signing.identify(b"x", signature, signing.REQUEST_NAMESPACE, allowed, revoked=path)
     with pytest.raises(KeyListError, match=words):
         check_revoked(path)
 
@@ -77,7 +77,7 @@ def test_a_list_that_others_may_write_says_nothing(tmp_path: Path) -> None:
 
 def test_a_list_that_is_a_link_to_nothing_lets_nobody_through(tmp_path: Path) -> None:
     (tmp_path / "revoked_keys").symlink_to(tmp_path / "unmounted")
-    with pytest.raises(KeyListError, match="leads to no file"):
+    with pytest.raises(KeyListError, match="a link to a file that does not exist"):
         is_revoked(tmp_path / "revoked_keys", public("ann"))
 
 

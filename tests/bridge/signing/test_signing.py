@@ -25,7 +25,9 @@ def allowed(folder: Path, key: Path, namespace: str = signing.RESULT_NAMESPACE) 
 
 def test_a_listed_key_verifies_as_its_principal(tmp_path: Path, key: Path):
     signature = signing.sign(key, signing.RESULT_NAMESPACE, DATA)
-    assert signing.verify(DATA, signature, signing.RESULT_NAMESPACE, allowed(tmp_path, key)) == "studio"
+    assert (
+        signing.identify(DATA, signature, signing.RESULT_NAMESPACE, allowed(tmp_path, key)).name == "studio"
+    )
     fingerprint = signing.signer_fingerprint(DATA, signature, signing.RESULT_NAMESPACE)
     assert fingerprint.startswith("SHA256:")
 
@@ -33,8 +35,8 @@ def test_a_listed_key_verifies_as_its_principal(tmp_path: Path, key: Path):
 def test_an_unlisted_key_is_nobody(tmp_path: Path, key: Path):
     other = signing.ensure_key(tmp_path / "other", "another")
     signature = signing.sign(other, signing.RESULT_NAMESPACE, DATA)
-    assert signing.verify(DATA, signature, signing.RESULT_NAMESPACE, allowed(tmp_path, key)) is None
-    assert signing.verify(DATA, signature, signing.RESULT_NAMESPACE, tmp_path / "nothing") is None
+    assert signing.identify(DATA, signature, signing.RESULT_NAMESPACE, allowed(tmp_path, key)).name is None
+    assert signing.identify(DATA, signature, signing.RESULT_NAMESPACE, tmp_path / "nothing").name is None
 
 
 def test_other_bytes_another_namespace_and_a_mangled_signature_do_not_verify(tmp_path: Path, key: Path):
@@ -50,12 +52,12 @@ def test_other_bytes_another_namespace_and_a_mangled_signature_do_not_verify(tmp
     ]
     for data, given, namespace in cases:
         with pytest.raises(SignatureError):
-            signing.verify(data, given, namespace, allowed(tmp_path, key))
+            signing.identify(data, given, namespace, allowed(tmp_path, key))
 
 
 def test_a_key_pinned_for_results_cannot_speak_for_requests(tmp_path: Path, key: Path):
     signature = signing.sign(key, signing.REQUEST_NAMESPACE, DATA)
-    assert signing.verify(DATA, signature, signing.REQUEST_NAMESPACE, allowed(tmp_path, key)) is None
+    assert signing.identify(DATA, signature, signing.REQUEST_NAMESPACE, allowed(tmp_path, key)).name is None
 
 
 def test_the_key_is_made_once_and_is_its_owners_alone(tmp_path: Path, key: Path):

@@ -139,10 +139,10 @@ def _figures(
         "attempts": {str(attempt): count for attempt, count in sorted(report.attempts.items())},
         "job_starts": {str(starts): count for starts, count in sorted(report.runs.items()) if count},
         "said": {
-            "kept for later": said.count("kept for later"),
-            "claim was lost": said.count("the claim was lost"),
-            "failures of a look": len(re.findall(r"^failure \d+ in a row", said, re.MULTILINE)),
-            "requests put off": said.count("; trying again in "),
+            "results kept": said.count("its result is kept"),
+            "leases lost": said.count("the lease was lost"),
+            "failures in a row": len(re.findall(r"failure \d+ in a row", said)),
+            "requests deferred": said.count("; retrying in "),
         },
         "latency_s": {
             name: round(_quantile(latencies, share), 2)

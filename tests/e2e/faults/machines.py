@@ -83,7 +83,7 @@ class Machine:
 
     def has_settled(self) -> bool:
         """Whether it serves since its last start, and nothing of its earlier lives is left to see to."""
-        left = [*self._state.glob("runner/*/spool-*/*"), *self._state.glob("runner/*/jobs/*")]
+        left = [*procs.unpublished(self._state), *self._state.glob("runner/*/jobs/*")]
         return "serving " in self.text()[self._said :] and not left
 
     def lose_state(self) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import sqlite3
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -102,3 +103,14 @@ def _read(pid: int, name: str) -> bytes:
         return Path(f"/proc/{pid}/{name}").read_bytes()
     except OSError:  # it ended meanwhile
         return b""
+
+
+def unpublished(state: Path) -> list[str]:
+    """Nonces of the results that runners of a state folder keep and have not published."""
+    found = []
+    for path in state.glob("runner/*/store-*.sqlite"):
+        database = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10)
+        with contextlib.suppress(sqlite3.OperationalError):  # it is just being made
+            found += [row[0] for row in database.execute("SELECT nonce FROM result")]
+        database.close()
+    return found

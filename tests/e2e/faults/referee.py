@@ -6,6 +6,7 @@ Each result is judged as a client that trusts the runners' keys judges it.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import re
 from collections import Counter
@@ -14,16 +15,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bridge.bus.git import Git
-from bridge.bus.handles import state_of
 from bridge.bus.requests import bound_manifest, read_request
-from bridge.bus.results import Asked, Believed, Standing, believe, fetch
-from bridge.client import trust
+from bridge.bus.results import Believed, ExpectedRequest, believe, fetch
+from bridge.bus.state import state_of
 from bridge.errors import BridgeError
+from bridge.git.repo import GitRepo
 from bridge.protocol import refs
 from bridge.protocol.result import Reason, Status
-from bridge.runner.clerk import MAX_ATTEMPTS
-from tests.e2e.faults import jobs
+from bridge.runner.daemon import MAX_ATTEMPTS
+from bridge.signing import trust
+from bridge.signing.trust import TrustLevel
+from tests.e2e.faults import jobs, procs
 from tests.e2e.faults.machines import Machine
 from tests.e2e.faults.plan import Wish
 from tests.e2e.faults.requesters import CLIENT_PRESET, Desk, Visitor
@@ -73,7 +75,7 @@ def judge(
     """Look at everything a run left; where it did not finish, what is still open is no fault of its own."""
     report = Report()
     remote = house.remote
-    found = Git(remote).ls_remote(str(remote))
+    found = GitRepo(remote).list_refs(str(remote))
     still_open = set() if finished else {refs.nonce_of(ref, refs.INBOX) for ref in found}
     if finished:
         report.problems += [f"left on the remote: {ref}" for ref in found if ref.startswith(_LEFT_OVER)]
@@ -147,15 +149,18 @@ def _believed(
     asked = None
     if accepted is not None:
         submitted = accepted.submitted
-        asked = Asked(nonce, submitted.commit, accepted.workload_sha, None)
+        asked = ExpectedRequest(nonce, submitted.commit, accepted.workload_sha, None)
+    git = GitRepo(house.remote)
     try:
-        fetched = fetch(Git(house.remote), str(house.remote), state_of(found, nonce), asked=asked)
+        fetched = fetch(git, str(house.remote), state_of(found, nonce), expected=asked)
         if fetched is None:
             return nonce, None, [f"{nonce}: there is no result"]
-        believed = believe(fetched, trusted=trusted, asked=asked)
+        believed = believe(fetched, trusted=trusted, expected=asked)
     except BridgeError as error:
         return nonce, None, [f"{nonce}: the result is not believed: {error.message}"]
-    if believed.signature is not Standing.TRUSTED:
+    finally:
+        git.close()
+    if believed.signature is not TrustLevel.TRUSTED:
         return nonce, believed, [f"{nonce}: {believed.sentence}"]
     if believed.signer != believed.result.runner.name:
         return nonce, believed, [f"{nonce}: of {believed.result.runner.name}, signed by {believed.signer}"]
@@ -172,15 +177,16 @@ def _nonces(found: Mapping[str, str]) -> set[str]:
 
 def _requested_by(house: House, found: Mapping[str, str], nonce: str) -> str:
     """Who asked, as the manifest on the branch says; `unreadable` where it is not a whole request."""
-    git, state = Git(house.remote), state_of(found, nonce)
+    state = state_of(found, nonce)
     if state.branch is None:
         return "unreadable: it has no branch"
-    parents = git.commit(state.branch.commit).parents
-    for commit in (*parents[:1], state.branch.commit):
-        try:
-            return bound_manifest(read_request(git, commit), nonce).requested_by or "nobody"
-        except BridgeError as error:
-            problem = error.message
+    with contextlib.closing(GitRepo(house.remote)) as git:
+        parents = git.commit(state.branch.commit).parents
+        for commit in (*parents[:1], state.branch.commit):
+            try:
+                return bound_manifest(read_request(git, commit), nonce).requested_by or "nobody"
+            except BridgeError as error:
+                problem = error.message
     return f"unreadable: {problem}"
 
 
@@ -223,7 +229,7 @@ def _result_commits(house: House) -> dict[str, list[str]]:
 
 
 def _broken_objects(house: House) -> list[str]:
-    done = Git(house.remote).attempt("fsck", "--no-dangling", "--no-progress", timeout_s=300.0)
+    done = GitRepo(house.remote).attempt("fsck", "--no-dangling", "--no-progress", timeout_s=300.0)
     return [f"git fsck of the remote: {line}" for line in done.stderr.decode().splitlines()]
 
 
@@ -233,7 +239,7 @@ def _pin(house: House, machines: list[Machine]) -> Path:
     trusted.unlink(missing_ok=True)
     for machine in machines:
         for name, key in dict.fromkeys(_KEY.findall(machine.text())):
-            trust.add(trusted, name, key)
+            trust.pin(trusted, name, key)
     return trusted
 
 
@@ -243,7 +249,7 @@ def _left_by(machine: Machine) -> Iterator[str]:
         for lock in (state / "machine.lock", *state.glob("runner/*/lock")):
             if lock.exists() and not _is_free(lock):
                 yield f"{lock} is still held"
-        for kept in state.glob("runner/*/spool-*/*"):
+        for kept in procs.unpublished(state):
             yield f"a result was kept and not published: {kept}"
         for left in state.glob("runner/*/jobs/*"):
             yield f"a job's folder was left: {left}"

@@ -11,9 +11,9 @@ import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from bridge.bus.git import Git
 from bridge.bus.requests import Submitted, submit
 from bridge.errors import BusError
+from bridge.git.repo import GitRepo
 from bridge.protocol import refs
 from bridge.protocol.manifest import Manifest
 from tests.e2e.faults import procs
@@ -67,7 +67,7 @@ class Desk:
             audience=refs.audience_of(self.address),
         )
         try:
-            submitted = submit(Git(self.house.clone), self.address, manifest, None)
+            submitted = submit(GitRepo(self.house.clone), self.address, manifest, None)
         except BusError as error:
             self.errors.append(f"{nonce}: {error.message}")
             return None

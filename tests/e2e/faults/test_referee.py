@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -68,8 +71,15 @@ def unknown_key(scene: Scene, _one: str, _other: str) -> None:
 
 
 def kept(scene: Scene, one: str, _: str) -> None:
+    database = sqlite3.connect(folder_of(scene) / "store-0123456789ab.sqlite")
+    with contextlib.closing(database), database:
+        database.execute("CREATE TABLE result(nonce TEXT)")
+        database.execute("INSERT INTO result VALUES (?)", (one,))
+
+
+def folder_of(scene: Scene) -> Path:
     [folder] = scene.machines[0].states[0].glob("runner/mac1")
-    (folder / "spool-0123456789ab" / one).mkdir(parents=True)
+    return folder
 
 
 BROKEN: dict[Callable[[Scene, str, str], None], str] = {
@@ -103,8 +113,7 @@ def test_each_broken_promise_is_named(scene: Scene):
         assert any(named in problem for problem in report.problems), (breaks.__name__, report.problems)
         for path, text in texts.items():
             path.write_text(text)
-        for kept_result in scene.machines[0].states[0].glob("runner/mac1/spool-*/*"):
-            kept_result.rmdir()
+        (folder_of(scene) / "store-0123456789ab.sqlite").unlink(missing_ok=True)
         for ref in scene.house.remote_refs() - {line.split()[0] for line in before}:
             point(scene, ref)
         for line in before:

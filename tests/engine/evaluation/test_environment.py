@@ -30,7 +30,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def described() -> dict[str, object]:
+def describe() -> dict[str, object]:
     block = environment.describe(prepare(), StrainWatch(), {})["git"]
     assert block["source_sha256"] == environment.source_digest()
     return {name: block[name] for name in ("sha", "dirty")}
@@ -38,17 +38,17 @@ def described() -> dict[str, object]:
 
 def test_what_was_committed_is_clean(package: Path) -> None:
     (package.parent / "report.json").write_text("{}")  # not of the package
-    assert described() == {"sha": git(package, "rev-parse", "HEAD"), "dirty": False}
+    assert describe() == {"sha": git(package, "rev-parse", "HEAD"), "dirty": False}
 
 
 def test_a_changed_or_new_file_is_dirty(package: Path) -> None:
     changed = package / "decode.py"
     changed.write_text("ONE = 2\n")
-    assert described()["dirty"] is True
+    assert describe()["dirty"] is True
     git(package, "checkout", "-q", "--", ".")
-    assert described()["dirty"] is False
+    assert describe()["dirty"] is False
     (package / "extra.py").write_text("TWO = 2\n")
-    assert described()["dirty"] is True
+    assert describe()["dirty"] is True
 
 
 @pytest.mark.parametrize("way", ["not-shown", "excluded", "unwatched"])
@@ -63,7 +63,7 @@ def test_no_configuration_hides_a_difference(package: Path, way: str) -> None:
     if way == "excluded":
         (package.parent / ".git" / "info" / "exclude").write_text("extra.py\n")
     assert git(package, "status", "--porcelain") == ""
-    assert described()["dirty"] is True
+    assert describe()["dirty"] is True
 
 
 def test_a_replaced_commit_hides_no_difference(package: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_replaced_commit_hides_no_difference(package: Path) -> None:
     git(package, "commit", "-q", "-a", "-m", "two")
     git(package, "replace", committed, "HEAD")
     git(package, "reset", "-q", "--soft", committed)
-    assert described() == {"sha": committed, "dirty": True}
+    assert describe() == {"sha": committed, "dirty": True}
 
 
 def test_links_and_longer_digests_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,10 +84,10 @@ def test_links_and_longer_digests_are_compared(tmp_path: Path, monkeypatch: pyte
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-q", "-m", "one")
     monkeypatch.setattr(environment, "PACKAGE", folder)
-    assert described()["dirty"] is False
+    assert describe()["dirty"] is False
     (folder / "link").unlink()
     (folder / "link").symlink_to("elsewhere")
-    assert described()["dirty"] is True
+    assert describe()["dirty"] is True
 
 
 @pytest.mark.parametrize("started_by", ["fsmonitor", "filter"])
@@ -99,7 +99,7 @@ def test_what_the_configuration_of_a_checkout_starts_is_not_started(package: Pat
         (package.parent / ".git" / "info" / "attributes").write_text("*.py filter=x\n")
         git(package, "config", "filter.x.clean", f"touch {mark}; cat")
     (package / "decode.py").write_text("TWO = 1\n")  # as long as the committed one
-    assert described()["dirty"] is True
+    assert describe()["dirty"] is True
     assert not mark.exists()
 
 
@@ -112,13 +112,13 @@ def test_an_object_that_is_missing_is_fetched_from_nowhere(package: Path) -> Non
     git(package, "config", "remote.origin.uploadpack", f"touch {mark}; false")
     tree = git(package, "rev-parse", "HEAD:engine")
     (package.parent / ".git" / "objects" / tree[:2] / tree[2:]).unlink()
-    assert described() == {"sha": None, "dirty": None}
+    assert describe() == {"sha": None, "dirty": None}
     assert not mark.exists()
 
 
 def test_without_a_checkout_nothing_is_said(package: Path) -> None:
     (package.parent / ".git").rename(package.parent / "elsewhere")
-    assert described() == {"sha": None, "dirty": None}
+    assert describe() == {"sha": None, "dirty": None}
 
 
 def test_a_run_that_began_on_battery_was_on_battery(monkeypatch: pytest.MonkeyPatch) -> None:

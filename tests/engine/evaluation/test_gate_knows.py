@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from bridge.evidence.rules.prompt_sets import known_sets
-from bridge.evidence.rules.switches import SWITCHES
+from bridge.evidence.rules.identity import SWITCHES, known_sets
 from engine.config import Options, open_engine
 from engine.evaluation.environment import target_card
 from engine.evaluation.kv import KVSwitches

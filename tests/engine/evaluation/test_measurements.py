@@ -37,7 +37,7 @@ from tests.engine import tiny
 from tests.engine.evaluation.test_prompts import FACT, needle_row, write
 
 ROOT = Path(__file__).resolve().parents[3]
-SCHEMA = json.loads((ROOT / "bridge" / "evidence" / "schema.json").read_text())
+SCHEMA = json.loads((ROOT / "docs" / "schema" / "evidence.json").read_text())
 REQUEST = Request("20260102t030405z0123456789ab", "a" * 40, "b" * 64, "installed")
 
 

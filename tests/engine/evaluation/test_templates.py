@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge.evidence.reasoning import opened_variants, without_reasoning
+from bridge.evidence.text import opened_variants, without_reasoning
 from engine.errors import ConfigurationError, PromptError
 from engine.evaluation.prompts import Prompt, chat_prompt, raw_prompt, tokens_of
 from engine.evaluation.templates import REASONING, ChatSwitches, answer_of, chat_tokens

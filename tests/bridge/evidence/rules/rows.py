@@ -6,7 +6,7 @@ import copy
 from collections.abc import Sequence
 from random import Random
 
-from bridge.evidence.rules.prompt_sets import known_sets
+from bridge.evidence.rules.identity import known_sets
 from tests.bridge.evidence import reports
 from tests.bridge.evidence.breakers import (
     Breaker,

@@ -1,7 +1,6 @@
 """A real runner holds requests to its owner's policy, and publishes why it refuses."""
 
 import shutil
-import threading
 import time
 from datetime import datetime
 from pathlib import Path
@@ -9,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from bridge import signing
-from bridge.bus.cancels import Wished, draft, wish
-from bridge.bus.git import Git
-from bridge.bus.handles import Held
-from bridge.bus.requests import build
+from bridge.bus.cancels import CancelOutcome, request_cancel
+from bridge.bus.state import RefValue
+from bridge.git.cache import GitCache
 from bridge.protocol import refs
-from bridge.runner.policy.hours import DAYS
+from bridge.protocol.cancel import new_cancel
+from bridge.runner.hours import DAYS
 from tests.bridge.runner.bench import Bench
 from tests.houses import wait_for
 
@@ -32,9 +31,9 @@ requesters = ["ann@example.org"]
 
 
 @pytest.mark.slow
-def test_an_inbox_entry_alone_comes_on_no_branch(bench: Bench) -> None:
-    """On a server that protects branches, whoever may not push to one may still put requests in the inbox."""
-    bench.policy('allow_refs = ["AgentMemory/*"]\n')
+def test_inbox_entry_alone_is_on_no_branch(bench: Bench) -> None:
+    """Where branches are protected, people who may not push to one can still push to the inbox."""
+    bench.policy('allow_refs = ["AgentMemory/*"]\nrequire_signature = false\n')
     nonce = bench.manifest("echo").nonce
     branch = refs.request_ref("echo", nonce, "AgentMemory/agent-1a2b")
     bench.ask("echo", nonce=nonce, result_ref=branch, params={"word": "honest"})
@@ -59,11 +58,10 @@ def test_requests_outside_the_policy_are_refused_and_the_others_served(bench: Be
     (bench.config / "allowed_signers").write_text("".join(lines))
 
     def ask(preset: str, signer: str | None = None, **params: str) -> str:
-        manifest = bench.manifest(preset, params=params)
-        signature = None
-        if signer is not None:
-            signature = signing.sign(keys[signer], signing.REQUEST_NAMESPACE, manifest.to_bytes())
-        bench.push_commit(manifest, build(Git(bench.house.clone), manifest, signature))
+        if signer is None:
+            manifest = bench.ask(preset, params=params)
+        else:
+            manifest = bench.ask_signed(keys[signer], preset, params=params)
         assert bench.serve_once() == 1
         return manifest.nonce
 
@@ -73,52 +71,46 @@ def test_requests_outside_the_policy_are_refused_and_the_others_served(bench: Be
 
     refused = {
         "allows less than the preset does": ask("echo", word="123456"),
-        "takes no requests of bob@example.org": ask("echo", "bob"),
-        "runs fail not for unsigned requests": ask("fail"),
+        "bob@example.org may not ask this machine": ask("echo", "bob"),
+        "unsigned requests may not run the preset fail": ask("fail"),
     }
     for words, nonce in refused.items():
         verdict = bench.answer(nonce).result.verdict
         assert (verdict.status.value, verdict.reason.value) == ("refused", "policy")
         assert words in verdict.message
         assert "ann@" not in verdict.message
-    assert any(f"{nonce}: by policy.toml:10: requesters = " in line for line in bench.said)
+    assert any(f"{nonce}: by policy.toml: presets.fail.requesters = " in line for line in bench.said)
 
     bench.policy('allow_refs = ["elsewhere/*"]\n')
     nonce = ask("echo")
     assert bench.verdict(nonce) == ("refused", "policy")
-    assert "takes no requests on the branch mac-bridge/" in bench.answer(nonce).result.verdict.message
+    assert "policy: requests on the branch mac-bridge/" in bench.answer(nonce).result.verdict.message
 
 
 @pytest.mark.slow
 def test_a_policy_that_changes_between_two_jobs_holds_for_the_second(bench: Bench) -> None:
     """Also one that became wrong: then nothing is taken, never by the default, and it says so."""
     bench.policy("")
-    runner, stop = bench.runner(), threading.Event()
-    serving = threading.Thread(target=lambda: runner.serve(stop=stop))
-    serving.start()
-    try:
+    with bench.serving(bench.runner()):
         first = bench.ask()
-        wait_for(lambda: any(f"{first.nonce}: passed/ok" in line for line in bench.said))
+        wait_for(lambda: bench.has_said(f"{first.nonce}: passed/ok"))
         bench.policy('allow_presets = ["fail"]')
         second = bench.ask()
-        wait_for(lambda: any(f"{second.nonce}: refused/policy" in line for line in bench.said))
-        assert any("the policy was read again; presets: fail; not allowed: " in line for line in bench.said)
+        wait_for(lambda: bench.has_said(f"{second.nonce}: refused/policy"))
+        assert bench.has_said("the policy was read again; presets: fail; not allowed: ")
 
         bench.policy("allow_everything = true")
-        wait_for(lambda: any("nothing is taken until this is put right" in line for line in bench.said))
-        assert any(f"{bench.config / 'policy.toml'}:1: unknown key" in line for line in bench.said)
+        wait_for(lambda: bench.has_said("no request is handled until the policy is corrected"))
+        assert bench.has_said(f"{bench.config / 'policy.toml'}: unknown key allow_everything")
         third = bench.ask()
         (bench.config / "policy.toml").unlink()
-        wait_for(lambda: any("policy.toml is gone" in line for line in bench.said))
+        wait_for(lambda: bench.has_said("policy.toml is gone"))
         time.sleep(1)
         assert refs.inbox_ref(third.nonce) in bench.house.remote_refs()
         assert not any(third.nonce in line for line in bench.said)
 
         bench.policy("")
-        wait_for(lambda: any(f"{third.nonce}: passed/ok" in line for line in bench.said))
-    finally:
-        stop.set()
-        serving.join(20)
+        wait_for(lambda: bench.has_said(f"{third.nonce}: passed/ok"))
 
 
 def test_an_owners_preset_serves_a_repository_that_knows_nothing_of_us(bench: Bench) -> None:
@@ -126,9 +118,7 @@ def test_an_owners_preset_serves_a_repository_that_knows_nothing_of_us(bench: Be
     page = (Path(__file__).parents[4] / "docs/operations.md").read_text()
     block = next(block for block in page.split("```\n") if "presets/count.toml" in block)
     (bench.config / "presets/count.toml").write_text(block)
-    (bench.house.clone / "notes.txt").write_text("one\ntwo\nthree\n")
-    bench.house.git("add", "--all")
-    bench.house.git("-c", "user.name=T", "-c", "user.email=t@example.org", "commit", "-qm", "notes")
+    bench.commit({"notes.txt": "one\ntwo\nthree\n"})
     asked = bench.ask("count", params={"file": "notes.txt"})
     bench.serve_once()
     assert bench.verdict(asked.nonce) == ("passed", "ok")
@@ -136,36 +126,31 @@ def test_an_owners_preset_serves_a_repository_that_knows_nothing_of_us(bench: Be
 
 
 def other_days() -> str:
-    """Hours that do not come while a test runs, be it at midnight."""
+    """Hours that do not come while a test runs, even at midnight."""
     return f'hours = ["{DAYS[(datetime.now().astimezone().weekday() + 3) % 7]}"]\n'
 
 
 @pytest.mark.slow
 def test_outside_the_hours_requests_wait_and_run_when_they_begin(bench: Bench) -> None:
-    """Refusals are answered all the same, and so is a wish to stop."""
+    """Refusals are answered all the same, and so is a cancel request."""
     bench.policy(other_days() + "[presets.echo.params.word]\nmaxLength = 5\n")
-    runner, stop = bench.runner(), threading.Event()
     waits, refused = bench.ask(), bench.ask(params={"word": "123456"})
-    serving = threading.Thread(target=lambda: runner.serve(stop=stop))
-    serving.start()
-    try:
-        wait_for(lambda: any(f"{refused.nonce}: refused/policy" in line for line in bench.said))
-        wait_for(lambda: any(f"{waits.nonce}: waits for the hours" in line for line in bench.said))
+    with bench.serving(bench.runner()):
+        wait_for(lambda: bench.has_said(f"{refused.nonce}: refused/policy"))
+        wait_for(lambda: bench.has_said(waits.nonce, "waits for the hours"))
         cancelled = bench.ask()
-        wait_for(lambda: any(f"{cancelled.nonce}: waits for" in line for line in bench.said))
-        git, remote = Git(bench.house.clone), str(bench.house.remote)
-        inbox = refs.inbox_ref(cancelled.nonce)
-        commit = bench.house.git("rev-parse", inbox, cwd=bench.house.remote)
-        cancel = draft(cancelled.nonce, commit, requested_by="me")
-        assert wish(git, remote, cancel, Held(inbox, commit)) is Wished.ASKED
-        wait_for(lambda: any(f"{cancelled.nonce}: cancelled/requested" in line for line in bench.said))
+        wait_for(lambda: bench.has_said(cancelled.nonce, "waits for"))
+        cache = GitCache(bench.house.root / "client.git", str(bench.house.remote))
+        commit = bench.tip(cancelled.result_ref)
+        assert commit is not None
+        cancel = new_cancel(cancelled.nonce, commit, requested_by="me")
+        target = RefValue(cancelled.result_ref, commit)
+        assert request_cancel(cache, cancel, target) is CancelOutcome.ASKED
+        wait_for(lambda: bench.has_said(f"{cancelled.nonce}: cancelled/requested"))
         assert refs.claim_ref(waits.nonce) not in bench.house.remote_refs()
         bench.policy('hours = ["mon-sun"]\n')
-        wait_for(lambda: any(f"{waits.nonce}: passed/ok" in line for line in bench.said))
-        assert sum(f"{waits.nonce}: waits" in line for line in bench.said) == 1
-    finally:
-        stop.set()
-        serving.join(20)
+        wait_for(lambda: bench.has_said(f"{waits.nonce}: passed/ok"))
+        assert sum(waits.nonce in line and "waits for" in line for line in bench.said) == 1
 
 
 def test_outside_the_hours_requests_are_refused_where_the_owner_wants_that(bench: Bench) -> None:
@@ -194,10 +179,10 @@ def test_only_commits_of_trusted_branches_are_run_where_the_owner_wants_that(ben
         return bench.verdict(asked.nonce)
 
     assert verdict(second) == ("passed", "ok")
-    assert not list(bench.state.glob("runner/mac/workloads-*"))  # a tip is seen from outside
+    assert not list(bench.state.rglob("histories-*.git"))  # a tip is seen from outside
     assert verdict(first) == ("passed", "ok")
     assert verdict(third) == ("refused", "policy")
-    assert any("by policy.toml:1: allow_workloads = " in line for line in bench.said)
+    assert bench.has_said("by policy.toml: allow_workloads = ")
     house.git("push", "-q", "origin", "HEAD:refs/heads/mine")
     assert verdict(third) == ("refused", "policy")
     house.git("push", "-q", "origin", "HEAD:refs/heads/release/1")
@@ -206,6 +191,6 @@ def test_only_commits_of_trusted_branches_are_run_where_the_owner_wants_that(ben
     house.git("push", "-q", "origin", ":refs/heads/release/1")
     house.git("push", "-q", "origin", f"{second}:refs/heads/release/1/below")
     assert verdict(third) == ("refused", "policy")
-    (kept,) = bench.state.glob("runner/mac/workloads-*")
+    (kept,) = bench.state.rglob("histories-*.git")
     shutil.rmtree(kept / "objects")
     assert verdict(first) == ("passed", "ok")  # a damaged history is fetched again

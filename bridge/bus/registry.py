@@ -1,0 +1,234 @@
+"""Where runners' registrations are on the bus: published by compare-and-swap, read in one fetch.
+
+A registration is a parentless commit with ``runner.json`` and, from a runner that signs, its signature. It is
+a hint: what cannot be read is left out and counted, and no request is refused because of one. Two runners of
+one name do not overwrite each other while both are alive: the later one is listed under its name and id.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import partial
+
+from bridge import signing
+from bridge.bus.state import RefValue
+from bridge.errors import BusError, LeaseLost, PushRejected, SignatureError
+from bridge.git.cache import GitCache
+from bridge.git.repo import RefUpdate
+from bridge.protocol import refs
+from bridge.protocol.manifest import parse_time
+from bridge.protocol.runner_info import (
+    CARD_NAME,
+    CARD_SIGNATURE_NAME,
+    MAX_BYTES,
+    RunnerCard,
+    is_live,
+    parse_card,
+)
+from bridge.signing.trust import TrustLevel
+
+TIMEOUT_S = 15.0
+MAX_REGISTRATIONS = 200
+# Prefixes of the refs that hold registrations.
+PLACES = (refs.RUNNERS, refs.BRANCH_RUNNERS)
+
+_CONTENTION_TRIES = 4
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
+_NOT_IN_REF = re.compile(r"\.(?=\.|$|lock$)")
+
+
+@dataclass(frozen=True)
+class Registration:
+    """A registration that could be read."""
+
+    name: str  # the name that the runner is listed under
+    ref: str  # where it is
+    commit: str  # the commit that ref holds
+    card: RunnerCard  # what it says
+    trust: TrustLevel  # what its signature is worth here
+    signer: str | None  # the trusted name, or the fingerprint of another key; None: unsigned or unchecked
+
+    @property
+    def trusted(self) -> bool:
+        """Whether a key that counts here signed it."""
+        return self.trust is TrustLevel.TRUSTED
+
+
+@dataclass(frozen=True)
+class Registry:
+    """The registrations on a remote."""
+
+    seen: tuple[Registration, ...]  # what could be read, by name
+    left_out: int  # how many refs hold something that is no registration, or not one of that name
+    held: Mapping[str, str]  # every ref looked at and the commit it holds
+
+    def live(self, now: datetime) -> list[Registration]:
+        """Runners that are alive, as far as they say."""
+        return [seen for seen in self.seen if is_live(seen.card, now)]
+
+
+def register(
+    cache: GitCache,
+    card: RunnerCard,
+    signature: bytes | None,
+    *,
+    place: RefValue | None = None,
+    now: datetime,
+) -> RefValue:
+    """Put a runner's registration on the bus, in place of its last one; returns where it is.
+
+    It is listed under the runner's own name, or ``<name>-<id[:6]>`` while another live runner has that.
+
+    Args:
+        cache: Of the remote.
+        card: What to publish.
+        signature: Of the card's bytes, in the namespace of registrations.
+        place: What the last call returned; None: the first registration of this process.
+        now: By which another runner's registration of the same name is judged alive (aware).
+
+    Raises:
+        PushRejected: The remote takes registrations neither as its own refs nor as branches.
+        LeaseLost: The ref changed hands again and again.
+    """
+    put = partial(_put, cache, card, signature, now=now)
+    if place is not None:
+        return put(place.ref, place.commit)
+    try:
+        return put(refs.RUNNERS + ref_name(card), "")
+    except PushRejected:
+        return put(refs.BRANCH_RUNNERS + ref_name(card), "")
+
+
+def read_registry(
+    cache: GitCache,
+    *,
+    found: Mapping[str, str] | None = None,
+    trusted: Mapping[str, str] | None = None,
+    timeout_s: float = TIMEOUT_S,
+) -> Registry:
+    """Every runner's registration on a remote.
+
+    Args:
+        cache: Of the remote.
+        found: The remote's refs, where those of runners were listed just now; None: they are listed.
+        trusted: Names of the runner keys that count here, by fingerprint.
+        timeout_s: Deadline of the listing.
+    """
+    if found is None:
+        found = cache.list_remote(*PLACES, timeout_s=timeout_s)
+    held = {ref: commit for ref, commit in found.items() if ref.startswith(PLACES)}
+    named = [ref for ref in sorted(held) if _NAME.fullmatch(_listed_name(ref))]
+    failures = cache.bring(held, named[:MAX_REGISTRATIONS], depth=1)
+    read = [
+        _read(cache, ref, held[ref], trusted or {})
+        for ref in named[:MAX_REGISTRATIONS]
+        if ref not in failures
+    ]
+    seen = _latest([registration for registration in read if registration is not None])
+    return Registry(
+        tuple(sorted(seen, key=lambda s: s.name)), len(held) - sum(r is not None for r in read), held
+    )
+
+
+def remove_old_registrations(cache: GitCache, *, older_than: timedelta, now: datetime) -> list[str]:
+    """Delete the registrations of runners not seen for so long; returns their names. Unreadable ones stay."""
+    gone = []
+    for seen in read_registry(cache).seen:
+        if is_live(seen.card, now) or now - parse_time(seen.card.seen_at) <= older_than:
+            continue
+        try:
+            cache.push(cache.remote, [RefUpdate(seen.ref, None, seen.commit)], timeout_s=TIMEOUT_S)
+        except LeaseLost:  # it came back just now
+            continue
+        gone.append(seen.name)
+    return gone
+
+
+def ref_name(card: RunnerCard) -> str:
+    """A runner's name as the last part of a ref; git takes no ``..`` and no ``.`` or ``.lock`` at the end."""
+    return _NOT_IN_REF.sub("-", card.name)
+
+
+def _put(
+    cache: GitCache,
+    card: RunnerCard,
+    signature: bytes | None,
+    ref: str,
+    expected: str,
+    *,
+    now: datetime,
+) -> RefValue:
+    """Push until the ref holds the registration; next to a live runner of the name ours gets another one."""
+    data = card.to_bytes()
+    if len(data) > MAX_BYTES:
+        raise BusError(f"the registration of {card.name} has {len(data)} bytes; at most {MAX_BYTES} are read")
+    with cache.scratch() as scratch:
+        files = {CARD_NAME: data, CARD_SIGNATURE_NAME: signature}
+        commit = scratch.commit_files(None, files, f"kakeya-mac runner: {card.name} [skip ci]\n")
+        for _ in range(_CONTENTION_TRIES):
+            try:
+                scratch.push(cache.remote, [RefUpdate(ref, commit, expected)], timeout_s=TIMEOUT_S)
+            except LeaseLost:
+                found = read_registry(cache)
+            else:
+                return RefValue(ref, commit)
+            other = next((seen for seen in found.seen if seen.ref == ref), None)
+            own = f"{ref.rpartition('/')[0]}/{ref_name(card)}-{card.id[:6]}"
+            in_use = other is not None and other.card.id != card.id and is_live(other.card, now)
+            if in_use and ref != own:
+                ref = own
+            expected = found.held.get(ref, "")
+    raise LeaseLost(f"{ref} changed hands {_CONTENTION_TRIES} times", "the runner registers again later")
+
+
+def _read(cache: GitCache, ref: str, commit: str, trusted: Mapping[str, str]) -> Registration | None:
+    """A registration; None when it is none, is not that runner's, or its signature does not verify."""
+    name = _listed_name(ref)
+    try:
+        data = cache.read_file(commit, CARD_NAME, MAX_BYTES)
+        signature = cache.read_file(commit, CARD_SIGNATURE_NAME, signing.MAX_SIGNATURE_BYTES)
+        if data is None:
+            return None
+        card = parse_card(data)
+        if name not in (ref_name(card), f"{ref_name(card)}-{card.id[:6]}"):
+            return None
+        trust, signer = _check_signature(card, data, signature, trusted)
+    except (BusError, SignatureError):
+        return None
+    return Registration(name, ref, commit, card, trust, signer)
+
+
+def _check_signature(
+    card: RunnerCard, data: bytes, signature: bytes | None, trusted: Mapping[str, str]
+) -> tuple[TrustLevel, str | None]:
+    """What a registration's signature is worth; a `SignatureError` where the card names another key."""
+    if signature is None:
+        if card.public_key is not None:
+            raise SignatureError("the registration names a key and is not signed")
+        return TrustLevel.UNSIGNED, None
+    named = None if card.public_key is None else signing.fingerprint(card.public_key)
+    if not signing.available():
+        return TrustLevel.UNCHECKED, None
+    signer = signing.signer_fingerprint(data, signature, signing.RUNNER_NAMESPACE)
+    if named != signer:
+        raise SignatureError("the registration names another key than the one that signed it")
+    return (TrustLevel.TRUSTED, trusted[signer]) if signer in trusted else (TrustLevel.UNTRUSTED_KEY, signer)
+
+
+def _latest(found: list[Registration]) -> list[Registration]:
+    """The last registration of each runner (it may have been listed under two names), no two of one name."""
+    newest: dict[tuple[str, TrustLevel, str | None], Registration] = {}
+    for seen in sorted(found, key=lambda seen: (seen.card.seen_at, seen.ref)):
+        newest[seen.card.id, seen.trust, seen.signer] = seen
+    named: dict[str, Registration] = {}
+    for seen in sorted(newest.values(), key=lambda seen: seen.ref, reverse=True):  # own refs before branches
+        name = seen.name if seen.name not in named else f"{seen.name}-{seen.card.id[:6]}"
+        named[name] = replace(seen, name=name)
+    return list(named.values())
+
+
+def _listed_name(ref: str) -> str:
+    return ref.removeprefix(refs.RUNNERS).removeprefix(refs.BRANCH_RUNNERS)

@@ -1,0 +1,172 @@
+"""Which key signs the requests of this client.
+
+In order: what the user names (``--signing-key``, ``KAKEYA_SIGNING_KEY``, ``signing_key`` in ``config.toml``);
+the key that ``kakeya_mac key --make`` made; git's own ``user.signingkey``, where ``gpg.format`` is ``ssh``;
+the first plain key in the SSH agent. Nothing asks for a passphrase, and no program of git's configuration is
+run.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bridge import signing
+from bridge.errors import SignatureError
+from bridge.git.repo import GitRepo
+from bridge.proc import find_program, helper_environment, run_program
+from bridge.protocol.sanitize import clean_line
+from bridge.settings import Settings
+from bridge.signing.ssh import PublicKey, parse_key
+
+# In place of a key: nothing is signed.
+NO_KEY = "none"
+
+_GIT_KEYS = ("gpg.format", "gpg.ssh.program", "gpg.ssh.defaultkeycommand", "user.signingkey")
+_LITERAL = "key::"
+_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class SigningKey:
+    """A key that is to sign.
+
+    Attributes:
+        material: Its file, or a public key whose private half the SSH agent holds.
+        source: Where it was found.
+        named: The user named it, so it is an error when it cannot sign.
+    """
+
+    material: Path | str
+    source: str
+    named: bool
+
+    @property
+    def shown(self) -> str:
+        """The key for people: its file, or its kind and fingerprint."""
+        if isinstance(self.material, Path):
+            return str(self.material)
+        key = parse_key(self.material)
+        return f"{key.kind} {key.fingerprint}"
+
+    def public(self) -> PublicKey:
+        """Its public half.
+
+        Raises:
+            SignatureError: It is no key, or its public half cannot be read without a passphrase.
+            MachineError: There is no ``ssh-keygen``.
+        """
+        if isinstance(self.material, str):
+            return parse_key(self.material)
+        return signing.public_half(self.material)
+
+
+@dataclass
+class RequestSigner:
+    """Signs with the chosen key.
+
+    A key that was found rather than named may need a passphrase. Then nothing is signed, and `warnings` says
+    so: most machines take unsigned requests, too.
+
+    Attributes:
+        key: None: nothing is signed.
+        notes: One sentence for each key that was found and is not used.
+        warnings: Why nothing was signed although there is a key.
+    """
+
+    key: SigningKey | None
+    notes: tuple[str, ...] = ()
+    warnings: list[str] = field(default_factory=list)
+
+    def sign(self, namespace: str, data: bytes) -> bytes | None:
+        """A detached signature; None: there is no key, or the one that was found cannot sign.
+
+        Raises:
+            SignatureError: The key that the user named cannot sign.
+        """
+        if self.key is None:
+            return None
+        if not signing.available():
+            self.key = None
+            self.warnings.append("nothing is signed: ssh-keygen is not installed")
+            return None
+        try:
+            return signing.sign(self.key.material, namespace, data)
+        except SignatureError as error:
+            if self.key.named:
+                raise
+            source, self.key = self.key.source, None
+            self.warnings.append(f"nothing is signed: the key of {source} cannot be used ({error.message})")
+            return None
+
+
+def choose(settings: Settings, git: GitRepo) -> RequestSigner:
+    """The key that signs what is sent from a checkout. Starts at most two short programs.
+
+    Raises:
+        SignatureError: The user named a key that is not one.
+    """
+    if settings.signing_key == NO_KEY:
+        return RequestSigner(None, ("signing is switched off: the key is named 'none'",))
+    if settings.signing_key is not None:
+        source = "--signing-key, KAKEYA_SIGNING_KEY or config.toml"
+        return RequestSigner(SigningKey(_material(settings.signing_key, Path()), source, named=True))
+    if settings.own_key.is_file():
+        return RequestSigner(SigningKey(settings.own_key, "kakeya_mac key --make", named=True))
+    key, notes = _of_git(git)
+    if key is not None:
+        return RequestSigner(key, notes)
+    key, more = _of_agent()
+    return RequestSigner(key, (*notes, *more))
+
+
+def _material(given: str, folder: Path) -> Path | str:
+    """A key as git names it: a public key in place of a file's name, or a file."""
+    if given.startswith(_LITERAL) or (given.startswith("ssh-") and " " in given):
+        return parse_key(given.removeprefix(_LITERAL)).line
+    return folder / Path(given).expanduser()
+
+
+def _of_git(git: GitRepo) -> tuple[SigningKey | None, tuple[str, ...]]:
+    names = "|".join(name.replace(".", r"\.") for name in _GIT_KEYS)
+    said = dict(git.settings(f"^({names})$"))
+    given, source = said.get("user.signingkey"), "git's user.signingkey"
+    if said.get("gpg.format") != "ssh":
+        return None, () if given is None else (f"{source} is left alone: gpg.format is not ssh",)
+    notes = tuple(
+        f"git's {shown} is not run: a key is used from a file or the SSH agent"
+        for shown in ("gpg.ssh.program", "gpg.ssh.defaultKeyCommand")
+        if shown.lower() in said
+    )
+    if not given:
+        return None, notes
+    try:
+        return SigningKey(_material(given, git.directory), source, named=False), notes
+    except SignatureError as error:
+        return None, (*notes, f"{source} is not used: {error.message}")
+
+
+def _of_agent() -> tuple[SigningKey | None, tuple[str, ...]]:
+    if not os.environ.get("SSH_AUTH_SOCK") or find_program("ssh-add") is None:
+        return None, ()
+    done = run_program(["ssh-add", "-L"], timeout_s=_TIMEOUT_S, env=helper_environment())
+    if not done.ok:
+        return None, ()
+    usable, notes = list[PublicKey](), []
+    for line in done.stdout.decode("utf-8", "replace").splitlines():
+        try:
+            key = parse_key(line)
+        except SignatureError as error:
+            notes.append(f"skipped in the SSH agent: {error.message}")
+            continue
+        if key.in_hardware:
+            shown = f"{key.fingerprint} {clean_line(key.comment, limit=60)}".strip()
+            notes.append(f"skipped in the SSH agent: {shown} waits for a touch; name it to use it")
+        else:
+            usable.append(key)
+    if not usable:
+        return None, tuple(notes)
+    if len(usable) > 1:
+        notes.append(f"the SSH agent holds {len(usable)} usable keys; the first signs unless one is named")
+    return SigningKey(usable[0].line, "the SSH agent", named=False), tuple(notes)

@@ -1,0 +1,559 @@
+"""The evidence report, ``kakeya.evidence/1``: its types, their bounds, and the JSON Schema made from both.
+
+These types say what one value may be; what values mean together is for the rules. Times are seconds, sizes
+bytes, digests sha256.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import datetime
+from types import NoneType
+from typing import Annotated, Any, Literal, TypeVar, get_args
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    WithJsonSchema,
+)
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from bridge.evidence.text import shown
+from bridge.protocol.manifest import Digest, Nonce, Sha
+
+SCHEMA_ID: Literal["kakeya.evidence/1"] = "kakeya.evidence/1"
+TIME_PATTERN = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?Z$"
+
+T = TypeVar("T")
+
+
+class _NotNull:
+    """Marks a field that may be left out, but not be null."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return handler.generate_schema(next(kind for kind in get_args(source) if kind is not NoneType))
+
+
+def _check_time(value: object) -> object:
+    if not isinstance(value, str) or not re.fullmatch(TIME_PATTERN.rstrip("$"), value):
+        raise PydanticCustomError("string_pattern_mismatch", "no time", {"pattern": TIME_PATTERN})
+    return value
+
+
+def _check_switch(value: object) -> object:
+    if isinstance(value, dict | list):
+        raise PydanticCustomError("switch", "must be of type string or number, boolean or null")
+    return value
+
+
+def _check_unique(values: tuple[int, ...]) -> tuple[int, ...]:
+    if len(set(values)) != len(values):
+        raise PydanticCustomError("unique", "holds a number twice")
+    return values
+
+
+Omissible = Annotated[T | None, _NotNull()]
+# Of each array one fault is reported: a hostile report could hold millions.
+Many = Annotated[tuple[T, ...], Field(fail_fast=True)]
+Word = Annotated[str, Field(min_length=1, max_length=400)]
+ShortText = Annotated[str, Field(max_length=100)]
+ModelText = Annotated[str, Field(max_length=400_000)]
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+Amount = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Time = Annotated[
+    datetime,
+    Field(strict=False),
+    BeforeValidator(_check_time),
+    WithJsonSchema({"type": "string", "pattern": TIME_PATTERN}),
+]
+Switch = Annotated[
+    Any,
+    AfterValidator(_check_switch),
+    WithJsonSchema({"type": ["string", "number", "integer", "boolean", "null"]}),
+]
+Layers = Annotated[
+    Many[Annotated[int, Field(ge=0, le=4095)]],
+    Field(min_length=1, max_length=4096, json_schema_extra={"uniqueItems": True}),
+    AfterValidator(_check_unique),
+]
+Role = Literal["target", "drafter", "projector"]
+Kind = Literal["throughput", "recall", "kv", "parity", "probe", "quality"]
+
+
+def quotient(numerator: float | None, denominator: float | None) -> float | None:
+    """`numerator / denominator`, or None where one is missing or the result is no finite number."""
+    if numerator is None or not denominator:
+        return None
+    result = numerator / denominator
+    return result if math.isfinite(result) else None
+
+
+class Frozen(BaseModel):
+    """A part of a record: strict, immutable, without unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class ReportRequest(Frozen):
+    """The request that a record answers; absent from a run by hand."""
+
+    nonce: Nonce
+    workload_sha: Sha
+    preset_digest: Digest
+    engine_source: Literal["installed", "workload"]
+
+
+class ReportClaim(Frozen):
+    """One thing the report wants to be believed for.
+
+    identical_output: greedy speculative tokens equal the baseline's (rounding ties counted). exact_match:
+    share of samples whose tokens equal the baseline's, without any excuse. speedup / no_slowdown: decode-only
+    ratio to the baseline is at least `at_least` (a speedup needs at_least >= 1). acceptance_length: tokens
+    emitted per verify. recall: share of answered needles. recall_parity: not more than 5 points under the
+    oracle arm. resident_bytes: the largest resident KV cache is at most `at_most`. restoration: evicted
+    positions were supplied from another source. natural_stops: share of rows that end at a stop token.
+    parity: no output differs from the reference's by more than `at_most`, and every choice is the same.
+    machine: the environment block describes this machine.
+    """
+
+    name: Literal[
+        "identical_output",
+        "exact_match",
+        "speedup",
+        "no_slowdown",
+        "acceptance_length",
+        "recall",
+        "recall_parity",
+        "resident_bytes",
+        "restoration",
+        "natural_stops",
+        "parity",
+        "machine",
+    ]
+    arm: Omissible[Word] = None
+    baseline: Omissible[Word] = None
+    at_least: Omissible[float] = None
+    at_most: Omissible[float] = None
+
+
+class Versions(Frozen):
+    """Versions of what ran."""
+
+    python: Word
+    mlx: Word
+    mlx_lm: Word
+    kakeya: Word
+
+
+class Source(Frozen):
+    """Which source ran: the checkout's commit, if any, and a digest over the engine's own source files."""
+
+    sha: Sha | None
+    dirty: bool | None
+    source_sha256: Digest
+
+
+class CacheLayer(Frozen):
+    """A cache as the model makes it.
+
+    values: numbers per position, keys and values of all KV heads; 0 for `other`. window: positions a sliding
+    layer sees; null for other kinds.
+    """
+
+    kind: Literal["full", "sliding", "other"]
+    values: Count
+    window: Positive | None
+
+
+class Model(Frozen):
+    """A model by its weights.
+
+    vocab_size and cache_layers (in the order of the layers) are those of a target, largest_block (the bonus
+    token included) that of a drafter; null for other models.
+    """
+
+    id: Word
+    weights_sha256: Digest
+    dtype: Word
+    quantization: ShortText | None
+    parameters: Count
+    vocab_size: Positive | None
+    largest_block: Annotated[int, Field(ge=1, le=1024)] | None
+    cache_layers: Annotated[Many[CacheLayer], Field(max_length=1024)] | None
+
+
+class OtherLoad(Frozen):
+    """What else the machine did while rows were timed.
+
+    seconds: duration of the timed runs. other_cpu_share: CPU time of other processes (and of other machines
+    on the same host, where the system counts it), as a share of what all cores had; null where nothing was
+    timed. services: CPU seconds of macOS services that come and go by themselves.
+    """
+
+    seconds: Amount
+    other_cpu_share: Share | None
+    services: dict[Literal["spotlight", "time_machine", "photos"], Amount]
+
+
+class Environment(Frozen):
+    """Where it ran. blas: library of the CPU products, e.g. libopenblas.so.0, reference, accelerate."""
+
+    machine: Word
+    system: Word
+    os_release: Word
+    chip: Word
+    cpu_count: Positive
+    memory_bytes: Positive
+    metal: bool
+    device: Word
+    blas: Word
+    power_source: Literal["ac", "battery", "not_applicable", "unknown"]
+    thermal_state: Literal["nominal", "fair", "serious", "critical", "not_applicable", "unknown"]
+    swapping: bool | None
+    load: OtherLoad
+    versions: Versions
+    git: Source
+    models: dict[Role, Model]
+
+
+class Round(Frozen):
+    """One verify forward.
+
+    block counts the bonus token, so accepted is 0..block-1 and accepted+1 tokens were confirmed. block 1 is a
+    plain step.
+    """
+
+    block: Annotated[int, Field(ge=1, le=1024)]
+    accepted: Annotated[int, Field(ge=0, le=1023)]
+    draft_s: Amount
+    verify_s: Amount
+
+
+class Cache(Frozen):
+    """Caches after the run. measured: true for the sum of their nbytes, false for a formula."""
+
+    classes: Annotated[dict[str, Positive], Field(min_length=1)]
+    resident_bytes: Count
+    measured: bool
+
+
+class Needle(Frozen):
+    """The fact a retrieval prompt hides, and whether the answer came back."""
+
+    needle: Word
+    answer: Annotated[str, Field(max_length=400)]
+    depth: Share
+    prompt_contains_answer_outside_needle: bool
+    prompt_contains_needle: bool
+    hit: bool
+
+
+class KVUse(Frozen):
+    """What a KV policy held after the run.
+
+    The layers it held otherwise than natively, the key and value numbers held there, and the bytes of their
+    codes (free rows excluded). Distortion: relative squared error of the keys / values that the next query
+    sees after the prompt, against native caches; evicted positions count as lost.
+    """
+
+    layers: Layers
+    values: Positive
+    bytes: Positive
+    key_distortion: Amount | None
+    value_distortion: Amount | None
+
+
+class Sample(Frozen):
+    """One prompt run through one arm.
+
+    source_sha256: the prompt before templates and tokens: JSON of its text or of its [role, content] pairs.
+    instruction_sha256: the instruction beyond the prompt's content (the empty string's where there is none).
+    tokens: every generated token, the first from the prefill. decode_s: from the first token to the last, so
+    len(tokens)-1 tokens were decoded in it. tokens_sha256: of the tokens as ASCII decimals joined by spaces.
+    answer_text: the text without its reasoning, only where it differs from `text`; a needle is then sought in
+    it. path: what really ran, e.g. plain:mlx_lm.generate_step or speculative:dflash. kept_positions: the most
+    positions that the next query sees in a layer with a window, the model's own or a KV policy's.
+    restored_positions: positions x layers whose keys and values were injected.
+    """
+
+    prompt_id: Word
+    prompt_sha256: Digest
+    source_sha256: Digest
+    instruction_sha256: Digest
+    prompt_tokens: Positive
+    prefill_s: Omissible[Amount] = None
+    decode_s: Omissible[Amount] = None
+    tokens: Many[Count] = Field(max_length=65_536)
+    tokens_sha256: Digest
+    text: ModelText
+    answer_text: Omissible[ModelText] = None
+    finish_reason: Literal["stop", "length"]
+    path: Word
+    rounds: Many[Round] = Field(max_length=65_536)
+    cache: Cache
+    kv: Omissible[KVUse] = None
+    kept_positions: Omissible[Count] = None
+    restored_positions: Omissible[Count] = None
+    needle: Omissible[Needle] = None
+
+    @property
+    def decoded(self) -> int:
+        """Tokens generated after the first, which the prefill gives."""
+        return max(len(self.tokens) - 1, 0)
+
+    @property
+    def positions(self) -> int:
+        """Tokens of the prompt and of the output."""
+        return self.prompt_tokens + len(self.tokens)
+
+    @property
+    def step_s(self) -> float | None:
+        """Seconds per decoded token, where both are there and the quotient is finite."""
+        return quotient(self.decode_s, self.decoded)
+
+    @property
+    def answer(self) -> str:
+        """The text in which an answer counts: without its reasoning, where that was stripped."""
+        return self.text if self.answer_text is None else self.answer_text
+
+
+class System(Frozen):
+    """What an arm declares. loop: kakeya.decode, or mlx_lm.generate.generate_step for the plain baseline."""
+
+    loop: Word
+    drafter: Annotated[str, Field(max_length=400)] | None
+    block: Annotated[str, Field(pattern="^(auto|[1-9][0-9]{0,3})$")] | None
+    kv: Word
+    restoration: ShortText | None
+
+
+class Arm(Frozen):
+    """One system over a set of prompts."""
+
+    name: Word
+    role: Literal["sut", "baseline", "oracle", "control"]
+    control: Literal["exact", "noise", "zeros", "no_needle", "block_1", "ignore_stops"] | None = None
+    system: System
+    timing_scope: Literal["decode", "end_to_end"]
+    samples: Many[Sample] = Field(max_length=10_000)
+
+    @property
+    def label(self) -> str:
+        """The name, quoted for a message."""
+        return shown(self.name)
+
+    @property
+    def prompts(self) -> frozenset[str]:
+        """The ids of the prompts it ran."""
+        return frozenset(sample.prompt_id for sample in self.samples)
+
+    @property
+    def rounds(self) -> list[Round]:
+        """The rounds of all rows."""
+        return [turn for sample in self.samples for turn in sample.rounds]
+
+    @property
+    def steps_s(self) -> list[float]:
+        """Seconds per decoded token, of each row that has both."""
+        return [sample.step_s for sample in self.samples if sample.step_s is not None]
+
+
+class Fallback(Frozen):
+    """A component that was replaced by another during the run, and why."""
+
+    component: Word
+    reason: Word
+    count: Positive
+
+
+class Liveness(Frozen):
+    """Counters of what really ran."""
+
+    rounds: Count
+    drafter_forwards: Count
+    restored_positions: Count
+    fallbacks: Many[Fallback] = Field(max_length=64)
+
+
+class Rounding(Frozen):
+    """Largest difference between the logits of a block forward and of single-token forwards in this run."""
+
+    max_abs_logit_error: Amount
+    positions: Positive
+
+
+class Divergence(Frozen):
+    """First generated position where an arm's tokens differ from the baseline's.
+
+    plain_gap: the difference of the baseline's two best logits there.
+    """
+
+    arm: Word
+    prompt_id: Word
+    position: Count
+    plain_token: Count
+    speculative_token: Count
+    plain_gap: Amount
+
+
+class Restart(Frozen):
+    """A measurement that was abandoned and repeated because identical work took very different times."""
+
+    after_samples: Positive
+    reason: Word
+
+
+class Implementation(Frozen):
+    """A side of a parity comparison: its name, and a digest over its source or over what it wrote."""
+
+    implementation: Word
+    sha256: Digest
+
+
+class ParityRound(Frozen):
+    """One block of a case.
+
+    A difference that is not finite is null; hidden_max_abs is null in every round where logits alone were
+    compared. argmax_agreement: share of `rows` whose likeliest token is the same; of a pair, of equal drafts.
+    path_equal: null where there is no path to compare. tokens_equal: of a round of a whole pair, whether it
+    emitted the reference's tokens; such a round has no hidden states. Null or absent elsewhere.
+    """
+
+    case: Word
+    round: Positive
+    hidden_max_abs: Amount | None
+    logits_max_abs: Amount | None
+    argmax_agreement: Share
+    path_equal: bool | None
+    rows: Positive
+    tokens_equal: bool | None = None
+
+
+class Parity(Frozen):
+    """Outputs of the subject against stored outputs of the reference, both computed in dtype."""
+
+    tolerance: Amount
+    dtype: Word
+    rounds: Many[ParityRound] = Field(max_length=10_000)
+    reference: Implementation
+    subject: Implementation
+
+    @property
+    def compares_hidden(self) -> bool:
+        """Whether hidden states were compared, or logits alone."""
+        return any(turn.hidden_max_abs is not None for turn in self.rounds)
+
+
+class BlockTimes(Frozen):
+    """Seconds of draft and verification: of the first blocks, of the longest, and the mean of all."""
+
+    first: Many[Amount] = Field(min_length=1, max_length=8)
+    max: Amount
+    mean: Amount
+
+
+class ArmSummary(Frozen):
+    """Figures of one arm. block_s: only where configuration.single_graph is true, null without rounds."""
+
+    samples: Count
+    generated_tokens: Count
+    decoded_tokens: Count
+    median_decoded_tokens: Amount
+    decode_tokens_per_s: Amount | None
+    end_to_end_tokens_per_s: Amount | None
+    verify_rounds: Count
+    acceptance_length: Amount | None
+    recall: Share | None
+    max_resident_bytes: Count | None
+    stored_bits_per_value: Amount | None
+    key_distortion: Amount | None
+    value_distortion: Amount | None
+    runaway_samples: Count
+    block_s: BlockTimes | None = None
+
+
+class Comparison(Frozen):
+    """Figures of an arm relative to the baseline, or to the oracle, over the prompts both ran."""
+
+    arm: Word
+    baseline: Word
+    decode_ratio: float | None
+    median_decode_ratio: float | None
+    end_to_end_ratio: float | None
+    identical_samples: Count
+    compared_samples: Count
+
+
+class ParitySummary(Frozen):
+    """Figures of a comparison with a reference: counts, largest differences, share of equal choices."""
+
+    cases: Count
+    rounds: Count
+    rows: Count
+    hidden_max_abs: Amount | None
+    logits_max_abs: Amount | None
+    argmax_agreement: Share | None
+    paths_equal: Count
+    paths_compared: Count
+
+
+class Summary(Frozen):
+    """Everything derived from the rows."""
+
+    arms: dict[str, ArmSummary]
+    comparisons: Many[Comparison] = Field(max_length=64)
+    parity: Omissible[ParitySummary] = None
+
+
+class Report(Frozen):
+    """kakeya evidence report, version 1: written by the engine, judged by the gate.
+
+    configuration: every switch of the run. order: [arm, prompt id] in the order run.
+    """
+
+    schema_id: Literal["kakeya.evidence/1"] = Field(alias="schema")
+    kind: Kind
+    request: Omissible[ReportRequest] = None
+    started_at: Time
+    finished_at: Time
+    claims: Many[ReportClaim] = Field(max_length=32)
+    environment: Environment
+    configuration: dict[str, Switch] = Field(max_length=64)
+    arms: Many[Arm] = Field(max_length=32)
+    order: Many[tuple[Word, Word]] = Field(max_length=200_000)
+    liveness: Liveness
+    rounding: Rounding | None
+    divergences: Many[Divergence] = Field(max_length=10_000)
+    restarts: Many[Restart] = Field(max_length=16)
+    parity: Omissible[Parity] = None
+    summary: Summary
+
+    def arm(self, name: str) -> Arm | None:
+        """The arm of that name."""
+        return next((arm for arm in self.arms if arm.name == name), None)
+
+    def with_role(self, role: str) -> tuple[Arm, ...]:
+        """The arms of a role, in the report's order."""
+        return tuple(arm for arm in self.arms if arm.role == role)
+
+
+class _ReportSchema(GenerateJsonSchema):
+    def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
+        return self.generate_inner(schema["schema"])  # no field's default may be written out
+
+    def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ARG002
+        return False
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of a report, exported to ``docs/schema/evidence.json``."""
+    schema = Report.model_json_schema(schema_generator=_ReportSchema)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

@@ -1,0 +1,94 @@
+"""Texts of a report: quoted for messages, searched for repetition, freed from reasoning."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+LIMIT = 80
+LOOP_TOKENS, SHORT_CYCLE, LONG_CYCLE = 48, 16, 64
+WINDOWED_TOKENS, WINDOW, DISTINCT_SHARE = 96, 16, 0.3
+
+# (begin, end) of reasoning. The chat template may write the first into the prompt; a cut text lacks the last.
+MARKS = (
+    ("<think>", "</think>"),
+    ("<thinking>", "</thinking>"),
+    ("<longcat_think>", "</longcat_think>"),
+    ("<|think:start|>", "<|think:end|>"),
+    ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+    ("[THINK]", "[/THINK]"),
+    ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),
+    ("<|channel>thought", "<channel|>"),
+)
+
+
+def shown(value: object) -> str:
+    """Quote a value from a report in at most 80 ASCII characters; containers by their type and size only."""
+    if isinstance(value, dict):
+        return f"an object of {len(value)} fields"
+    if isinstance(value, list | tuple):
+        return f"an array of {len(value)} entries"
+    text = ascii(value[: LIMIT + 1] if isinstance(value, str) else value)
+    return text if len(text) <= LIMIT else text[: LIMIT - 3] + "..."
+
+
+def several(values: list[str], limit: int = 5) -> str:
+    """Quote the first few values, and say how many more there are."""
+    text = ", ".join(shown(value) for value in values[:limit])
+    more = len(values) - limit
+    return f"{text} and {more} more" if more > 0 else text
+
+
+def faults(*found: tuple[object, str]) -> Iterator[str]:
+    """The messages whose condition holds."""
+    return (message for condition, message in found if condition)
+
+
+def degeneration(tokens: tuple[int, ...]) -> str | None:
+    """How an output degenerates into repetition, or None when it does not.
+
+    A tail of at least 48 tokens that repeats a cycle of up to 16 tokens three times, or one of up to 64
+    tokens four times, is a loop. So is an output of at least 96 tokens in which fewer than 0.3 of the
+    16-token windows differ: code repeats lines, but hardly ever sixteen tokens in a row.
+    """
+    for cycle in range(1, LONG_CYCLE + 1):
+        tail = _periodic_tail(tokens, cycle)
+        repeats = 3 if cycle <= SHORT_CYCLE else 4
+        if tail >= max(LOOP_TOKENS, repeats * cycle):
+            return f"the last {tail} of {len(tokens)} tokens repeat a cycle of {cycle}"
+    if len(tokens) >= WINDOWED_TOKENS:
+        windows = [tokens[i : i + WINDOW] for i in range(len(tokens) - WINDOW + 1)]
+        share = len(set(windows)) / len(windows)
+        if share < DISTINCT_SHARE:
+            return f"only {share:.0%} of the {WINDOW}-token windows in {len(tokens)} tokens differ"
+    return None
+
+
+def _periodic_tail(tokens: tuple[int, ...], cycle: int) -> int:
+    """Length of the longest tail that repeats its first `cycle` tokens, those included; 0 without repeat."""
+    start = len(tokens) - 1
+    while start >= cycle and tokens[start] == tokens[start - cycle]:
+        start -= 1
+    matched = len(tokens) - 1 - start
+    return matched + cycle if matched else 0
+
+
+def without_reasoning(text: str, opened: int | None = None) -> str:
+    """The text without reasoning, and then without white space around it.
+
+    Args:
+        text: What a model wrote.
+        opened: Which of `MARKS` the prompt ended with, if any.
+    """
+    rest = text
+    for number, (begin, end) in enumerate(MARKS):
+        head, mark, tail = rest.partition(end)
+        if number == opened or (mark and begin not in head):
+            rest = tail
+        rest = re.sub(rf"{re.escape(begin)}.*?(?:{re.escape(end)}|\Z)", "", rest, flags=re.DOTALL)
+    return text if rest == text else rest.strip()
+
+
+def opened_variants(text: str) -> frozenset[str]:
+    """What may be left of a text whose reasoning the prompt opened."""
+    return frozenset(without_reasoning(text, number) for number in range(len(MARKS)))

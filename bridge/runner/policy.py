@@ -1,0 +1,400 @@
+"""What this machine allows, decided by its owner in ``policy.toml``.
+
+Without the file the defaults hold: every installed preset, no code of a repository, no network, two hours at
+most. An unknown key or a wrong value is an error that names file, key and value. ``docs/operations.md``
+explains every key, and ``default_policy.toml`` is the file that an owner starts with.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from bridge.config_file import STRICT, fault_text, parse_toml, read_owned_file
+from bridge.errors import MachineError, PolicyError
+from bridge.evidence.redact import is_secret_name
+from bridge.presets import Preset
+from bridge.presets.values import ParameterBounds
+from bridge.proc import write_atomic
+from bridge.protocol.sanitize import unsafe_character
+from bridge.runner.hours import check_span, is_within
+from bridge.signing.keyfiles import NAME_PATTERN, UNSIGNED
+
+FILE_NAME = "policy.toml"
+LABEL_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+DEFAULT_FILE = Path(__file__).with_name("default_policy.toml")
+BRANCHES = "refs/heads/"
+
+# A key of the policy file: ``("presets", "probe", "timeout_s")``.
+Key = tuple[str, ...]
+
+_MIB = 1 << 20
+_TIB = 1 << 40
+_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": _MIB, "GiB": 1 << 30, "TiB": _TIB}
+_UNITS |= {"kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,3})?) ?([A-Za-z]{1,3})")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+# Variables that each job gets of its own, and beginnings of those that make a program load or run something
+# else, or lead to credentials.
+_OWN_VARIABLES = {
+    "HOME",
+    "PATH",
+    "PWD",
+    "TMPDIR",
+    "TMP",
+    "TEMP",
+    "LANG",
+    "LC_ALL",
+    "HF_HUB_OFFLINE",
+    "NO_COLOR",
+}
+_STEERING = (
+    *("PYTHON", "LD_", "DYLD_", "GLIBC_TUNABLES", "GCONV_PATH", "LOCPATH", "OPENSSL_", "MALLOC_"),
+    *("GIT_", "SSH_", "GPG_", "GNUPG", "KRB5", "KAKEYA_", "XDG_", "DBUS_", "DOCKER_", "BASH_"),
+    *("PERL", "RUBY", "NODE_", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS", "JDK_JAVA_OPTIONS"),
+)
+_SHELL = {"ENV", "IFS", "SHELL"}
+
+
+def _check_text(text: str) -> str:
+    if not text.strip() or unsafe_character(text) is not None:
+        raise ValueError("must be text on one line without control characters")
+    return text
+
+
+def _check_variable(name: str) -> str:
+    if not _VARIABLE.fullmatch(name):
+        raise ValueError(f"{name!r} is no name of a variable (letters, digits and _)")
+    if is_secret_name(name):
+        raise ValueError(f"{name!r} names a secret, and whatever a job prints is published")
+    if name.upper() in _OWN_VARIABLES:
+        raise ValueError(f"{name!r}: every job gets its own")
+    if name.upper() in _SHELL or name.upper().startswith(_STEERING):
+        raise ValueError(f"{name!r} changes what programs load or run, or leads to keys")
+    return name
+
+
+def _read_size(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    match = _SIZE.fullmatch(value)
+    if match is None or match[2] not in _UNITS:
+        raise ValueError(f'must be bytes or a text like "8 GiB", got {value!r}; units: {", ".join(_UNITS)}')
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def _check_path(path: Path) -> Path:
+    try:
+        path = path.expanduser()
+    except RuntimeError:
+        raise ValueError(f"{str(path)!r} names a user who is not known here") from None
+    if not path.is_absolute():
+        raise ValueError(f"must be an absolute path, got {str(path)!r}")
+    if "\0" in str(path):
+        raise ValueError(f"no path holds a NUL character, got {str(path)!r}")
+    return path
+
+
+def _check_branch(pattern: str) -> str:
+    if pattern.startswith("refs/") and not pattern.startswith(BRANCHES):
+        raise ValueError(f"{pattern!r} is no branch, {BRANCHES}…")
+    return pattern.removeprefix(BRANCHES)
+
+
+def _check_endpoint(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in ("https", "http", "ssh", "file") or not parts.path:
+        raise ValueError("must begin with https://, http://, ssh:// or file:// and name a path")
+    if parts.password is not None or (parts.username is not None and parts.scheme != "ssh"):
+        raise ValueError("must not hold credentials: git's credential helper gives them")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_check_text)]
+Names = tuple[Text, ...]
+Branches = tuple[Annotated[Text, AfterValidator(_check_branch)], ...]
+AbsolutePath = Annotated[Path, AfterValidator(_check_path)]
+Seconds = Annotated[int, Field(ge=1, le=86_400)]
+Requests = Annotated[int, Field(ge=0, le=100_000)]
+Bytes = Annotated[int, BeforeValidator(_read_size)]
+Requester = Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")]
+
+
+def _check_actions(actions: dict[str, Any]) -> dict[str, Any]:
+    """Keys of earlier versions have no effect, but a request is refused rather than run without a wall."""
+    if (value := actions.get("execute", "here")) != "here":
+        raise ValueError(f"{value!r} asks for the walled mode, which no longer exists: see docs/actions.md")
+    return actions
+
+
+class PolicySection(BaseModel):
+    """A table of the file. In the file a field goes by its alias, if it has one."""
+
+    model_config = STRICT | ConfigDict(validate_by_name=True, validate_by_alias=True)
+
+
+class JobLimits(PolicySection):
+    """What a job may have at most, all its processes together unless said otherwise.
+
+    Attributes:
+        memory_bytes: Resident memory; None: four fifths of what the machine has.
+        disk_bytes: What lies in the job's own folders.
+        files: How many files and folders lie there.
+        processes: Processes and threads.
+        output_bytes: What it prints.
+        file_bytes: One file.
+        open_files: Open descriptors of one process.
+    """
+
+    memory_bytes: Bytes | None = Field(default=None, alias="memory", ge=64 * _MIB, le=64 * _TIB)
+    disk_bytes: Bytes = Field(default=16 << 30, alias="disk", ge=_MIB, le=1024 * _TIB)
+    files: int = Field(default=200_000, ge=16, le=100_000_000)
+    processes: int = Field(default=1024, ge=4, le=1_000_000)
+    output_bytes: Bytes = Field(default=8 * _MIB, alias="output", ge=1024, le=64 * _MIB)
+    file_bytes: Bytes = Field(default=4 << 30, alias="file_size", ge=64 * 1024, le=1024 * _TIB)
+    open_files: int = Field(default=4096, ge=64, le=1_000_000)
+
+
+class PresetRule(PolicySection):
+    """What ``[presets.NAME]`` says of one preset: it can only become narrower.
+
+    Attributes:
+        timeout_s: Another upper bound of its time; None: the preset's.
+        network: Its jobs get the network if they ask for it.
+        requesters: Who may ask for it, names or patterns; None: all who may ask for anything.
+        params: Tighter bounds by parameter.
+    """
+
+    timeout_s: Seconds | None = None
+    network: bool = False
+    requesters: Names | None = None
+    params: dict[str, ParameterBounds] = {}
+
+
+class LfsRule(PolicySection):
+    """What ``[lfs]`` says of workloads that hold Git LFS pointers.
+
+    Attributes:
+        endpoint: The only server that objects come from, as git-lfs takes it; None: pointers refuse a job.
+        max_bytes: Upper bound of what one job is given of them, in bytes, every copy counted.
+    """
+
+    endpoint: Annotated[Text, AfterValidator(_check_endpoint)] | None = None
+    max_bytes: Bytes = Field(default=2 << 30, alias="max", ge=1, le=_TIB)
+
+
+class PolicyRefusal(PolicyError):
+    """The policy refuses a request by a key of the file or of the defaults; no other requester is named."""
+
+    def __init__(self, key: Key, message: str, remedy: str | None = None) -> None:
+        super().__init__(message, remedy)
+        self.key = key
+
+
+class Policy(PolicySection):
+    """The owner's decisions, one field a key of the file."""
+
+    allow_presets: Names | None = None
+    allow_repo_code: bool = False
+    allow_unsandboxed: bool = False
+    allow_requesters: Names | None = None
+    allow_refs: Branches | None = None
+    allow_workloads: Branches | None = None
+    require_signature: bool = False
+    labels: tuple[Annotated[str, Field(pattern=LABEL_PATTERN)], ...] = ()
+    max_timeout_s: Seconds = 7200
+    max_queued_per_requester: Annotated[Requests, Field(ge=1)] = 1000
+    max_running_per_requester: Requests = 0
+    quotas: dict[Requester, Requests] = {}
+    hours: tuple[Annotated[str, AfterValidator(check_span)], ...] | None = None
+    outside_hours: Literal["wait", "refuse"] = "wait"
+    models: dict[str, AbsolutePath] = {}
+    environment: tuple[Annotated[str, AfterValidator(_check_variable)], ...] = ()
+    limits: JobLimits = JobLimits()
+    presets: dict[str, PresetRule] = {}
+    actions: Annotated[dict[str, Any], AfterValidator(_check_actions)] = {}
+    lfs: LfsRule = LfsRule()
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Policy:
+        if "outside_hours" in self.model_fields_set and self.hours is None:
+            raise ValueError("outside_hours says nothing without hours")
+        return self
+
+    def setting(self, key: Key) -> str:
+        """The setting that decides: ``policy.toml: max_timeout_s = 60``, or ``default: …``."""
+        written: Any = self.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        default: Any = self.model_dump(mode="json", by_alias=True)
+        for part in key:
+            written = written.get(part) if isinstance(written, dict) else None
+            default = default.get(part) if isinstance(default, dict) else None
+        where, value = ("default", default) if written is None else (FILE_NAME, written)
+        return f"{where}: {'.'.join(key)} = {json.dumps(value)}"
+
+    def opens_network(self, preset: Preset) -> bool:
+        """Whether a preset's jobs get the machine's network: it asks for it, and the owner allows it."""
+        return preset.network and self._rule(preset).network
+
+    def check(self, preset: Preset) -> None:
+        """Raise a `PolicyRefusal` for a preset that the owner did not allow."""
+        if self.allow_presets is not None and preset.name not in self.allow_presets:
+            raise PolicyRefusal(
+                ("allow_presets",),
+                f"policy: the preset {preset.name} is not allowed on this machine",
+                f"its owner can add {preset.name!r} to allow_presets in {FILE_NAME}",
+            )
+        if preset.runs_repo_code and not self.allow_repo_code:
+            raise PolicyRefusal(
+                ("allow_repo_code",),
+                f"policy: the preset {preset.name} runs code of the requested commit, which is not allowed on"
+                " this machine",
+                f"its owner can set allow_repo_code = true in {FILE_NAME}",
+            )
+
+    def check_ref(self, ref: str) -> None:
+        """Raise a `PolicyRefusal` for a result branch (``refs/heads/…``) that matches no pattern."""
+        branch = ref.removeprefix(BRANCHES)
+        if self.allow_refs is not None and not any(fnmatchcase(branch, each) for each in self.allow_refs):
+            raise PolicyRefusal(
+                ("allow_refs",),
+                f"policy: requests on the branch {branch} are not allowed on this machine",
+                f"ask on a branch like {', '.join(self.allow_refs) or 'none'}; its owner can add a pattern to"
+                f" allow_refs in {FILE_NAME}",
+            )
+
+    def check_requester(self, preset: Preset, requester: str | None) -> None:
+        """Raise a `PolicyRefusal` where a requester (None: unsigned) may not ask, or not for this preset."""
+        own_key = ("presets", preset.name, "requesters")
+        lists = (("allow_requesters",), self.allow_requesters), (own_key, self._rule(preset).requesters)
+        for key, listed in lists:
+            if listed is not None and not is_listed(requester, listed):
+                who = "unsigned requests" if requester is None else requester
+                what = "ask this machine" if key != own_key else f"run the preset {preset.name}"
+                raise PolicyRefusal(
+                    key,
+                    f"policy: {who} may not {what}",
+                    f"its owner can add the requester to {'.'.join(key)} in {FILE_NAME}",
+                )
+
+    def is_open(self, now: datetime) -> bool:
+        """Whether jobs may begin at a moment (aware), by this machine's time zone."""
+        return self.hours is None or is_within(self.hours, now.astimezone())
+
+    @property
+    def hours_text(self) -> str:
+        """The hours for people: ``mon-fri 22:00-06:00, sat,sun``."""
+        return "always" if self.hours is None else ", ".join(self.hours) or "never"
+
+    def check_hours(self, now: datetime) -> None:
+        """Raise a `PolicyRefusal` outside the hours, where the owner wants that rather than waiting."""
+        if self.outside_hours == "refuse" and not self.is_open(now):
+            raise PolicyRefusal(
+                ("hours",),
+                f"policy: this machine runs jobs only within {self.hours_text} of its local time",
+                f'ask then; its owner can set outside_hours = "wait" in {FILE_NAME}',
+            )
+
+    def timeout_s(self, preset: Preset, requested: int | None) -> int:
+        """Seconds a job gets: the least of what preset, policy and request say."""
+        own = self._rule(preset).timeout_s or preset.timeout_s
+        return min(preset.timeout_s, own, self.max_timeout_s, requested or preset.timeout_s)
+
+    def max_queued(self, requester: str | None) -> int:
+        """How many requests of one requester may wait; None: of all unsigned ones together."""
+        return self.quotas.get(UNSIGNED if requester is None else requester, self.max_queued_per_requester)
+
+    def narrowed(self, presets: Mapping[str, Preset]) -> dict[str, Preset]:
+        """The presets of a machine, each within what ``[presets.NAME]`` says of it.
+
+        Raises:
+            PolicyError: There is no such preset or parameter, a bound is wider than the preset's or does not
+                fit, or nothing is left between the bounds.
+        """
+        for name in self.presets:
+            if name not in presets:
+                own = next((each.name for each in presets.values() if name in each.aliases), None)
+                hint = f"write [presets.{own}]" if own else f"presets: {', '.join(presets)}"
+                raise PolicyError(f"policy: presets.{name} is not a preset of this machine", hint)
+        return {name: _narrowed(preset, self._rule(preset)) for name, preset in presets.items()}
+
+    def _rule(self, preset: Preset) -> PresetRule:
+        return self.presets.get(preset.name, PresetRule())
+
+
+def _narrowed(preset: Preset, rule: PresetRule) -> Preset:
+    key = f"policy: presets.{preset.name}"
+    if rule.timeout_s is not None and rule.timeout_s > preset.timeout_s:
+        raise PolicyError(
+            f"{key}.timeout_s is {rule.timeout_s}, but the preset takes {preset.timeout_s} s at most"
+        )
+    params = dict(preset.params)
+    for name, bounds in rule.params.items():
+        if name not in params:
+            raise PolicyError(
+                f"{key}.params.{name} is no parameter of {preset.name}",
+                f"its parameters: {', '.join(params) or 'none'}",
+            )
+        try:
+            params[name] = params[name].narrowed(bounds)
+        except ValueError as error:
+            raise PolicyError(f"{key}.params.{name}: {fault_text(error)}") from None
+    return preset.model_copy(update={"params": params, "timeout_s": rule.timeout_s or preset.timeout_s})
+
+
+def is_listed(requester: str | None, listed: Sequence[str]) -> bool:
+    """Whether a list of names and patterns holds a signer; None: only the word `UNSIGNED` lists it.
+
+    A pattern never lets unsigned requests in, so ``*`` is everybody whose key this machine knows.
+    """
+    if requester is None:
+        return UNSIGNED in listed
+    return any(fnmatchcase(requester, each) for each in listed if each != UNSIGNED)
+
+
+def parse(path: Path, data: bytes) -> Policy:
+    """The policy in a file's bytes; a `PolicyError` names file, key and value."""
+    return parse_toml(Policy, data, where=f"policy {path}", error=PolicyError)
+
+
+def load(path: Path) -> Policy:
+    """The policy in a file, or the default where there is none.
+
+    Raises:
+        PolicyError: Others may read or write the file, or write its folder, or it is wrong.
+    """
+    data = read_owned_file(path, PolicyError, private=True)
+    return Policy() if data is None else parse(path, data)
+
+
+def default_text(*, require_signature: bool = False) -> str:
+    """The policy file to start with: every default, explained."""
+    text = DEFAULT_FILE.read_text(encoding="utf-8")
+    if require_signature:
+        text = text.replace("\nrequire_signature = false\n", "\nrequire_signature = true\n")
+    return text
+
+
+def write_default(path: Path, text: str, *, force: bool = False) -> None:
+    """Write a policy for the owner alone, whole or not at all; its folder is made if needed.
+
+    Raises:
+        PolicyError: There is a policy already, and `force` does not replace it.
+        MachineError: It cannot be written.
+    """
+    if path.exists() and not force:
+        raise PolicyError(
+            f"there is a policy already: {path}", "read it with `policy check`; --force replaces it"
+        )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_atomic(path, text.encode())
+    except OSError as error:
+        raise MachineError(f"cannot write {path}: {error.strerror}") from None

@@ -1,0 +1,265 @@
+"""``ssh-keygen``: keys made, bytes signed, signatures verified; and public keys as text.
+
+Whose keys count is decided by the lists of `bridge.signing.keyfiles`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import struct
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bridge.errors import MachineError, SignatureError
+from bridge.proc import ProgramResult, helper_environment, run_program
+from bridge.protocol.sanitize import quoted
+
+MAX_SIGNATURE_BYTES = 16 * 1024
+MAX_LINE = 8192
+MIN_RSA_BITS = 2048
+# DSA is left out: ssh-keygen no longer verifies it everywhere. `sk-` keys live in hardware.
+KINDS = (
+    "ssh-ed25519",
+    "ecdsa-sha2-nistp256",
+    "ecdsa-sha2-nistp384",
+    "ecdsa-sha2-nistp521",
+    "ssh-rsa",
+    "sk-ssh-ed25519@openssh.com",
+    "sk-ecdsa-sha2-nistp256@openssh.com",
+)
+
+_PROGRAM = "ssh-keygen"
+_TIMEOUT_S = 20.0
+_GOOD = re.compile(r'Good "(?P<namespace>[^"]+)" signature .*with (?P<kind>\S+) key (?P<print>SHA256:\S{43})')
+_HEADER = b"-----BEGIN SSH SIGNATURE-----"
+_WRITTEN = "a public key is written: ssh-ed25519 AAAA…"
+
+
+@dataclass(frozen=True)
+class PublicKey:
+    """One public key: its kind, its base64 text, and its owner's comment."""
+
+    kind: str
+    text: str
+    comment: str = ""
+
+    @property
+    def line(self) -> str:
+        """The key without its comment: ``kind base64``."""
+        return f"{self.kind} {self.text}"
+
+    @property
+    def fingerprint(self) -> str:
+        """``SHA256:…``, as ``ssh-keygen -l`` shows it."""
+        digest = hashlib.sha256(base64.b64decode(self.text)).digest()
+        return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
+
+    @property
+    def in_hardware(self) -> bool:
+        """Whether the private half is in a device that waits for a touch."""
+        return self.kind.startswith("sk-")
+
+
+def parse_key(line: str) -> PublicKey:
+    """Read ``kind base64 [comment]``; a `SignatureError` says what is wrong with it."""
+    words = line.strip().split(None, 2)
+    no_key = SignatureError(f"{quoted(line, 60)} is not a public key", _WRITTEN)
+    if len(line) > MAX_LINE or len(words) < 2 or "\n" in line.strip():
+        raise no_key
+    kind, text = words[:2]
+    if "-cert-v01@" in kind:
+        raise SignatureError(
+            f"{quoted(kind)} is a certificate, and certificates are not supported",
+            "list the plain key: its line begins with ssh-ed25519, without -cert-v01",
+        )
+    if kind not in KINDS:
+        raise SignatureError(f"{quoted(kind)} is not a supported kind of key", f"kinds: {', '.join(KINDS)}")
+    try:
+        blob = base64.b64decode(text, validate=True)
+        fields = _fields(blob)
+    except (binascii.Error, struct.error, ValueError):
+        raise no_key from None
+    if fields[0] != kind.encode():
+        raise SignatureError(f"{quoted(line, 60)} is not a public key: it says it is another kind", _WRITTEN)
+    if kind == "ssh-rsa" and (bits := int.from_bytes(fields[-1]).bit_length()) < MIN_RSA_BITS:
+        raise SignatureError(
+            f"an RSA key of {bits} bits is too short", f"at least {MIN_RSA_BITS}, or ed25519"
+        )
+    # Base64 has spare bits at its end: the same key in another spelling must be revoked with it.
+    return PublicKey(kind, base64.b64encode(blob).decode(), words[2].strip() if len(words) > 2 else "")
+
+
+def read_key(given: str) -> PublicKey:
+    """A public key as people give it: the line itself, or the path of a file that holds it."""
+    if given.startswith(("ssh-", "ecdsa-", "sk-")):
+        return parse_key(given)
+    try:
+        text = Path(given).expanduser().read_bytes()[: MAX_LINE + 1].decode("utf-8", "replace")
+    except (OSError, ValueError):
+        raise SignatureError(f"{quoted(given, 60)} is neither a public key nor a file", _WRITTEN) from None
+    if "PRIVATE KEY" in text:
+        raise SignatureError(f"{given} is a private key, which stays with its owner", f"give {given}.pub")
+    return parse_key(text)
+
+
+def fingerprint(key: str) -> str:
+    """The fingerprint (``SHA256:…``) of a public key line, as ``ssh-keygen -l`` shows it."""
+    return parse_key(key).fingerprint
+
+
+def public_key(path: Path) -> Path:
+    """Where the public half of a private key lies."""
+    return path.with_name(path.name + ".pub")
+
+
+def public_half(path: Path) -> PublicKey:
+    """The public key in a file, or of the private key in it.
+
+    Raises:
+        SignatureError: There is no file, it holds no key, or one under a passphrase without a ``.pub`` file.
+        MachineError: There is no ``ssh-keygen``.
+    """
+    if not path.is_file():
+        raise SignatureError(f"the signing key {path} does not exist", "correct the path, or unset it")
+    for file in (path, public_key(path)):
+        with contextlib.suppress(SignatureError):
+            return read_key(str(file))
+    done = run("-y", "-P", "", "-f", str(path))
+    if not done.ok:
+        raise SignatureError(f"{path} holds no key that can be used without a prompt: {output_of(done)}")
+    return parse_key(done.stdout.decode("utf-8", "replace"))
+
+
+def available() -> bool:
+    """Whether this machine can sign and verify."""
+    return shutil.which(_PROGRAM) is not None
+
+
+def ensure_key(path: Path, comment: str) -> Path:
+    """The private key at this path, made on first use (ed25519, no passphrase, readable by its owner only).
+
+    Two processes may ask at once: a key appears whole or not at all, and the first one stays.
+    """
+    if path.is_file():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".key-") as folder:
+        fresh = Path(folder) / "key"
+        done = run("-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(fresh))
+        if not done.ok:
+            raise MachineError(f"cannot make the key {path}: {output_of(done)}")
+        fresh.chmod(0o600)
+        with contextlib.suppress(FileExistsError):
+            os.link(fresh, path)
+            fresh.with_name("key.pub").replace(public_key(path))
+    return path
+
+
+def sign(key: Path | str, namespace: str, data: bytes) -> bytes:
+    """Sign bytes. Never asks for a passphrase.
+
+    Args:
+        key: The file of a private key, or of a public key whose private half the SSH agent holds; or such a
+            public key itself, ``ssh-ed25519 AAAA…``.
+        namespace: What kind of document they are.
+        data: The bytes.
+
+    Raises:
+        SignatureError: The key is missing, needs a passphrase, is not in the agent, or cannot sign.
+    """
+    with contextlib.ExitStack() as stack:
+        if isinstance(key, str):
+            shown = parse_key(key).line
+            file = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kakeya-mac-"))) / "key.pub"
+            file.write_text(shown + "\n")
+        elif key.is_file():
+            file, shown = key, str(key)
+        else:
+            raise SignatureError(
+                f"the signing key {key} does not exist", "unset it, or make one with ssh-keygen"
+            )
+        # An empty passphrase is given, so that there is nothing to ask for.
+        done = run("-Y", "sign", "-q", "-P", "", "-n", namespace, "-f", str(file), input_bytes=data)
+    if not done.ok or not done.stdout.startswith(_HEADER):
+        raise SignatureError(
+            f"cannot sign with {shown}: {output_of(done)}",
+            "the key must be usable without a prompt: without a passphrase, or loaded into the SSH agent",
+        )
+    return done.stdout
+
+
+def signer_fingerprint(data: bytes, signature: bytes, namespace: str) -> str:
+    """The fingerprint (``SHA256:…``) of the key that made a signature, whether or not the key is known.
+
+    Raises:
+        SignatureError: It does not fit these bytes and this namespace, or was made with a certificate.
+    """
+    with signature_file(signature) as path:
+        done = run("-Y", "check-novalidate", "-n", namespace, "-s", str(path), input_bytes=data)
+    found = good_fingerprint(done, namespace)
+    if found is None:
+        raise SignatureError(f"the signature does not verify: {output_of(done)}")
+    return found
+
+
+def good_fingerprint(done: ProgramResult, namespace: str) -> str | None:
+    """The fingerprint in the answer of ``ssh-keygen`` to a good signature; None: it is not good."""
+    match = _GOOD.match(done.stdout.decode("utf-8", "replace"))
+    if not done.ok or match is None or match["namespace"] != namespace:
+        return None
+    if match["kind"].endswith("-CERT"):
+        raise SignatureError(
+            f"the signature was made with a certificate of the key {match['print']}, and certificates do not"
+            " count",
+            "sign with the plain key",
+        )
+    return match["print"]
+
+
+@contextlib.contextmanager
+def signature_file(signature: bytes) -> Iterator[Path]:
+    """A file that holds a signature, in a folder of its own."""
+    if len(signature) > MAX_SIGNATURE_BYTES or not signature.startswith(_HEADER):
+        raise SignatureError(
+            f"the signature does not verify: {len(signature)} bytes that are no SSH signature"
+        )
+    with tempfile.TemporaryDirectory(prefix="kakeya-mac-") as folder:
+        path = Path(folder) / "signature"
+        path.write_bytes(signature)
+        yield path
+
+
+def run(*args: str, input_bytes: bytes = b"") -> ProgramResult:
+    """Run ``ssh-keygen`` in UTC, without a terminal, a display or another way to ask."""
+    quiet = helper_environment({"SSH_ASKPASS_REQUIRE": "never", "TZ": "UTC0"})
+    return run_program([_PROGRAM, *args], input=input_bytes, timeout_s=_TIMEOUT_S, env=quiet)
+
+
+def output_of(done: ProgramResult) -> str:
+    """What ``ssh-keygen`` said, on one line."""
+    if done.timed_out:
+        return "ssh-keygen did not answer in time"
+    words = (done.stderr or done.stdout).decode("utf-8", "replace").split("\n")
+    return "; ".join(word.strip() for word in words if word.strip())[:300] or f"exit code {done.exit_code}"
+
+
+def _fields(blob: bytes) -> list[bytes]:
+    """The length-prefixed fields of a key (RFC 4253, section 6.6), which must fill it exactly."""
+    fields, at = [], 0
+    while at < len(blob):
+        (length,) = struct.unpack_from(">I", blob, at)
+        at += 4 + length
+        if at > len(blob):
+            raise ValueError("a field reaches beyond the key")
+        fields.append(blob[at - length : at])
+    if len(fields) < 2:
+        raise ValueError("too few fields")
+    return fields

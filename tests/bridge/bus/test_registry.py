@@ -1,0 +1,261 @@
+"""Registrations of runners on real remotes: published, read back, and what is left out."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from bridge import signing
+from bridge.bus.registry import MAX_REGISTRATIONS, Registry, read_registry, register, remove_old_registrations
+from bridge.errors import BusError, RemoteUnreachable
+from bridge.git.cache import GitCache
+from bridge.protocol import refs
+from bridge.protocol.runner_info import MAX_BYTES, RunnerLoad, State, Work, is_live, parse_card
+from bridge.signing.trust import TrustLevel
+from tests.bridge.cards import NOW, altered, card, offer, put, signed
+from tests.worlds import World, snapshot
+
+REF = refs.RUNNERS + "mac"
+
+
+def read(world: World, **trusted: str) -> Registry:
+    return read_registry(world.cache, trusted={value: name for name, value in trusted.items()})
+
+
+def test_registration_comes_back_as_it_was_published(world: World):
+    job = Work(nonce="20260301t120000z0123456789ab", preset="probe", elapsed_s=3.5)
+    busy = card(
+        state=State.BUSY, job=job, load=RunnerLoad(pending=2, done=7, load_1m=1.5), models={"m": "missing"}
+    )
+    before = snapshot(world.house.clone)
+    place = register(world.cache, busy, None, now=NOW)
+    assert (place.ref, place.name) == (REF, "mac")
+    found = read(world)
+    assert [seen.card for seen in found.seen] == [busy]
+    assert found.seen[0].trust is TrustLevel.UNSIGNED
+    assert found.left_out == 0
+    assert found.held == {REF: place.commit}
+    assert snapshot(world.house.clone) == before
+    shown = world.house.git("show", "--no-patch", "--format=%P|%s", place.ref, cwd=world.house.remote)
+    assert shown == "|kakeya-mac runner: mac [skip ci]"
+
+
+def test_next_registration_replaces_the_last_one(world: World):
+    place = register(world.cache, card(), None, now=NOW)
+    later = card(now=NOW + timedelta(minutes=1))
+    again = register(world.cache, later, None, place=place, now=NOW)
+    assert again.ref == place.ref
+    assert again.commit != place.commit
+    assert [seen.card for seen in read(world).seen] == [later]
+
+
+def test_restarted_runner_takes_its_own_name_back(world: World):
+    register(world.cache, card(), None, now=NOW)
+    place = register(world.cache, card(session="00000000000000bb"), None, now=NOW)
+    assert place.name == "mac"
+
+
+def test_second_live_runner_of_a_name_gets_another_one(world: World):
+    first, second = card(), card(id="fedcba9876543210")
+    one = register(world.cache, first, None, now=NOW)
+    two = register(world.cache, second, None, now=NOW)
+    assert (one.name, two.name) == ("mac", "mac-fedcba")
+    assert {seen.name: seen.card for seen in read(world).seen} == {"mac": first, "mac-fedcba": second}
+    again = register(world.cache, first, None, place=one, now=NOW)
+    assert again.name == "mac"
+
+
+def test_name_of_a_dead_runner_is_free(world: World):
+    register(world.cache, card(age_s=3600), None, now=NOW)
+    assert register(world.cache, card(id="f" * 16), None, now=NOW).name == "mac"
+    register(world.cache, card("b", state=State.STOPPED), None, now=NOW)
+    assert register(world.cache, card("b", id="e" * 16), None, now=NOW).name == "b"
+
+
+def test_runner_that_lost_its_ref_takes_another(world: World):
+    place = register(world.cache, card(), None, now=NOW)
+    put(world.remote, REF, card(id="f" * 16).to_bytes())
+    again = register(world.cache, card(), None, place=place, now=NOW)
+    assert again.name == "mac-012345"
+    world.house.git("update-ref", "-d", again.ref, cwd=world.house.remote)
+    third = register(world.cache, card(session="c" * 16), None, place=again, now=NOW)
+    assert third.name == "mac-012345"
+
+
+def test_rubbish_in_a_runners_ref_is_overwritten(world: World):
+    put(world.remote, REF, b"rubbish")
+    assert register(world.cache, card(), None, now=NOW).name == "mac"
+    assert [seen.name for seen in read(world).seen] == ["mac"]
+
+
+def test_server_that_takes_only_branches_gets_a_branch(world: World):
+    world.take_branches_only()
+    place = register(world.cache, card(), None, now=NOW)
+    assert place.ref == refs.BRANCH_RUNNERS + "mac"
+    again = register(world.cache, card(), None, place=place, now=NOW)
+    assert again.ref == place.ref
+    assert [seen.name for seen in read(world).seen] == ["mac"]
+
+
+@pytest.mark.parametrize("name", ["a..b", "a.lock", "a.", "x.y"])
+def test_every_runner_name_gets_a_ref_that_git_takes(world: World, name: str):
+    register(world.cache, card(name), None, now=NOW)
+    assert [seen.card.name for seen in read(world).seen] == [name]
+
+
+def test_signature_is_worth_what_its_key_is_worth_here(world: World, tmp_path: Path):
+    key = signing.ensure_key(tmp_path / "key", "a runner")
+    whole, signature = signed(key, card())
+    register(world.cache, whole, signature, now=NOW)
+    number = signing.fingerprint(whole.public_key or "")
+    listed = subprocess.run(["ssh-keygen", "-lf", signing.public_key(key)], capture_output=True, text=True)
+    assert listed.stdout.split()[1] == number
+    [unknown] = read(world).seen
+    assert (unknown.trust, unknown.signer) == (TrustLevel.UNTRUSTED_KEY, number)
+    [known] = read(world, studio=number).seen
+    assert (known.trust, known.signer) == (TrustLevel.TRUSTED, "studio")
+
+
+def test_registration_of_a_key_that_did_not_sign_it_is_left_out(world: World, tmp_path: Path):
+    key = signing.ensure_key(tmp_path / "key", "a runner")
+    other = signing.ensure_key(tmp_path / "other", "somebody")
+    whole, signature = signed(key, card())
+    _, others = signed(other, card())
+    as_result = signing.sign(key, signing.RESULT_NAMESPACE, whole.to_bytes())
+    bad_key = altered(whole, public_key="ssh-ed25519 " + "A" * 33)
+    for data, wrong in (
+        (whole.to_bytes(), others),  # another key's signature of other bytes
+        (whole.to_bytes(), signing.sign(other, signing.RUNNER_NAMESPACE, whole.to_bytes())),
+        (whole.to_bytes(), as_result),
+        (whole.to_bytes(), b"no signature"),
+        (whole.to_bytes(), None),
+        (altered(whole, version="9"), signature),
+        (card().to_bytes(), signing.sign(key, signing.RUNNER_NAMESPACE, card().to_bytes())),
+        (bad_key, signing.sign(key, signing.RUNNER_NAMESPACE, bad_key)),
+    ):
+        put(world.remote, REF, data, wrong)
+        found = read(world)
+        assert (found.seen, found.left_out) == ((), 1)
+
+
+GOOD = card()
+HOSTILE = {
+    "huge": altered(GOOD, version="x" * MAX_BYTES),
+    "not JSON": b"{",
+    "not UTF-8": b"\xff\xfe",
+    "a list": b"[]",
+    "duplicate keys": GOOD.to_bytes().replace(b'"name"', b'"version": "1", "name"', 1),
+    "an unknown key": altered(GOOD, trusted=True),
+    "a text where a number belongs": altered(GOOD, interval_s="60"),
+    "a number where a text belongs": altered(GOOD, version=1),
+    "true as a number": altered(GOOD, interval_s=True),
+    "infinite": GOOD.to_bytes().replace(b"60.0", b"1e999"),
+    "not a number": GOOD.to_bytes().replace(b"60.0", b"NaN"),
+    "an escape": altered(GOOD, version="\x1b]0;owned\x07"),
+    "a right-to-left override": altered(GOOD, machine={"chip": "\u202egnp.exe"}),
+    "an escape in a key": altered(GOOD, models={"\x1b[2J": "missing"}),
+    "half a surrogate": altered(GOOD).replace(b'"0.1.0"', b'"\\ud800"'),
+    "an unknown state": altered(GOOD, state="dead"),
+    "no such day": altered(GOOD, seen_at="2026-02-31T00:00:00Z"),
+    "a slash in the name": altered(GOOD, name="a/b"),
+    "a line break in the key": altered(GOOD, public_key="ssh-ed25519 " + "A" * 40 + "\n* x"),
+    "another version of the schema": altered(GOOD, schema_version=2),
+    "never renewed": altered(GOOD, interval_s=1e8),
+    "too many presets": altered(GOOD, presets=[json.loads(offer().model_dump_json())] * 257),
+    "nested": altered(GOOD, machine=json.loads("[" * 50 + "]" * 50)),
+    "a bound beyond all floats": altered(GOOD).replace(
+        b'"minimum": 1,', b'"minimum": -1' + b"0" * 400 + b","
+    ),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_hostile_card_is_refused(what: str):
+    with pytest.raises(BusError):
+        parse_card(HOSTILE[what])
+    assert parse_card(GOOD.to_bytes()) == GOOD
+
+
+def test_hostile_registrations_are_left_out_and_counted(world: World):
+    for index, data in enumerate(HOSTILE.values()):
+        put(world.remote, f"{refs.RUNNERS}bad{index}", data)
+    put(world.remote, f"{refs.RUNNERS}elsewhere", GOOD.to_bytes())  # a card under another name
+    put(world.remote, f"{refs.RUNNERS}deep/mac", GOOD.to_bytes())
+    register(world.cache, GOOD, None, now=NOW)
+    head = world.house.git("rev-parse", "HEAD")
+    world.point(f"{refs.RUNNERS}commit", head)  # no card in it
+    world.point(f"{refs.RUNNERS}blob", world.house.git("rev-parse", "HEAD:README.md"))
+    found = read(world)
+    assert [seen.name for seen in found.seen] == ["mac"]
+    assert found.left_out == len(HOSTILE) + 4
+
+
+@pytest.mark.slow
+def test_flood_of_registrations_has_a_bounded_cost(world: World):
+    text = card("b").to_bytes().decode()
+    flood = [
+        f"commit {refs.RUNNERS}b{index:04d}\ncommitter A <a@b.org> {index} +0000\ndata 5\nflood\n"
+        f"M 100644 inline runner.json\ndata {len(text)}\n{text}\n"
+        for index in range(2 * MAX_REGISTRATIONS + 10)
+    ]
+    world.house.git("fast-import", "--quiet", cwd=world.house.remote, input="".join(flood))
+    register(world.cache, card("a"), None, now=NOW)
+    register(world.cache, card("zebra"), None, now=NOW)
+    # Anyone with push rights can hide a registration; nothing is decided by its absence.
+    found = read(world)
+    assert ([seen.name for seen in found.seen], found.left_out) == (["a"], 2 * MAX_REGISTRATIONS + 11)
+
+
+def test_runner_is_listed_once_and_no_two_under_one_name(world: World):
+    put(world.remote, f"{refs.RUNNERS}mac-012345", card(age_s=30).to_bytes())
+    put(world.remote, REF, card().to_bytes())
+    put(world.remote, f"{refs.BRANCH_RUNNERS}mac", card(id="f" * 16).to_bytes())
+    assert [(seen.name, seen.ref) for seen in read(world).seen] == [
+        ("mac", REF),
+        ("mac-ffffff", f"{refs.BRANCH_RUNNERS}mac"),
+    ]
+
+
+def test_runner_is_live_for_three_intervals_and_a_minute():
+    def live(age_s: float, **changes: object) -> bool:
+        return is_live(card(age_s=age_s, **changes), NOW)
+
+    assert live(0)
+    assert live(3 * 60 + 60)
+    assert not live(3 * 60 + 61)
+    assert live(3 * 5 + 60, interval_s=5.0)
+    assert not live(3 * 5 + 61, interval_s=5.0)
+    assert live(-86_400)
+    assert not live(-86_401)
+    assert not live(0, state=State.STOPPED)
+
+
+def test_texts_are_written_on_one_plain_line():
+    odd = card(machine={"chip": "M4\x1b[31m\nMax\u202e"}, tools={"git": "2.39\t"})
+    assert parse_card(odd.to_bytes()).machine == {"chip": "M4 Max"}
+
+
+def test_remote_that_is_away_is_one_clear_error(world: World, tmp_path: Path):
+    cache = GitCache(tmp_path / "cache.git", str(tmp_path / "nothing.git"))
+    for reach in (read_registry, lambda cache: register(cache, card(), None, now=NOW)):
+        with pytest.raises(RemoteUnreachable):
+            reach(cache)
+
+
+def test_registration_too_large_to_be_read_is_not_published(world: World):
+    presets = tuple(offer(f"p{n}", summary="x" * 1000, aliases=("y" * 64,) * 32) for n in range(256))
+    with pytest.raises(BusError, match="at most"):
+        register(world.cache, card(presets=presets), None, now=NOW)
+
+
+@pytest.mark.slow
+def test_old_registrations_are_removed_and_no_others(world: World):
+    register(world.cache, card("old", age_s=20 * 86_400), None, now=NOW)
+    register(world.cache, card("away", age_s=3600, id="a" * 16), None, now=NOW)
+    register(world.cache, card("here", id="b" * 16), None, now=NOW)
+    assert remove_old_registrations(world.cache, older_than=timedelta(days=14), now=NOW) == ["old"]
+    assert [seen.name for seen in read(world).seen] == ["away", "here"]

@@ -1,0 +1,328 @@
+"""The Mac's job: what may run runs closed, the rest is refused, and every way out is a sealed result."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import threading
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.bus.cancels import CancelOutcome, request_cancel
+from bridge.bus.state import RefValue
+from bridge.errors import BusError, MachineError
+from bridge.git.cache import GitCache
+from bridge.github.artifact import Artifact, digest_of, read_artifact
+from bridge.github.dispatch import RequestRef
+from bridge.protocol import refs
+from bridge.protocol.cancel import new_cancel
+from bridge.protocol.result import parse_result
+from bridge.runner.child import Supervisor
+from bridge.runner.daemon import hold_name
+from tests.bridge.github.jobs import Jobs
+from tests.bridge.github.runs import Run, ask
+from tests.bridge.runner.bench import Bench
+from tests.houses import BIN, wait_for
+
+
+def test_execute_writes_a_signed_result_into_its_folder(jobs: Jobs) -> None:
+    manifest = jobs.request()
+    done = jobs.execute(manifest, attempt=3)
+    assert done is not None
+    found = read_artifact(jobs.bench.house.root / "out-1")
+    assert found is not None
+    assert found.digest == done.digest
+    result = parse_result(found.files["result.json"])
+    assert result.attempt == 3
+    assert result.workload_sha == manifest.workload_sha
+    assert {file.path for file in result.files} == {"log.txt"}
+    assert found.files["result.json.sig"] == done.signature
+    root = f".mac-bridge/results/{manifest.nonce}/"
+    assert digest_of({root + path: data for path, data in found.files.items()}) == found.digest
+
+
+def test_phases_and_output_are_lines_of_the_log(jobs: Jobs) -> None:
+    jobs.execute(jobs.request(params={"word": "::error::x"}))
+    assert "| hello from ::error::x" in jobs.lines
+    assert any(line.startswith("passed/ok") for line in jobs.lines)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"preset": "no-such"}, "unknown_preset"),
+        ({"params": {"word": "-x"}}, "bad_parameter"),
+        ({"preset": "tests"}, "policy"),
+        ({"audience": "github.com/somebody/else"}, "wrong_audience"),
+        (
+            {
+                "created_at": datetime.now(UTC).replace(microsecond=0) - timedelta(hours=3),
+                "expires_at": datetime.now(UTC).replace(microsecond=0) - timedelta(hours=1),
+            },
+            "expired",
+        ),
+    ],
+)
+@pytest.mark.sampled(5, 1)
+def test_the_machines_own_policy_decides(jobs: Jobs, changes: dict[str, Any], reason: str) -> None:
+    assert jobs.verdict(jobs.request(**changes)) == ("refused", reason)
+    assert not any("hello" in line for line in jobs.lines)
+
+
+@pytest.mark.slow
+def test_unsigned_request_is_refused_if_signatures_are_required(jobs: Jobs) -> None:
+    jobs.bench.policy("require_signature = true\n")
+    assert jobs.verdict(jobs.request()) == ("refused", "bad_signature")
+
+
+@pytest.mark.slow
+def test_a_commit_that_changes_anything_else_is_refused(jobs: Jobs) -> None:
+    house, manifest = jobs.bench.house, jobs.bench.manifest(transport="actions")
+    (house.clone / ".mac-bridge").mkdir()
+    (house.clone / ".mac-bridge" / "request.json").write_bytes(manifest.to_bytes())
+    (house.clone / "sitecustomize.py").write_text("print('mine')\n")
+    house.git("add", "--all")
+    house.git("-c", "user.name=x", "-c", "user.email=x@example.org", "commit", "--quiet", "-m", "x")
+    jobs.bench.push_commit(manifest, house.git("rev-parse", "HEAD"))
+    assert jobs.verdict(manifest) == ("refused", "bad_commit")
+
+
+def test_pushed_commit_counts_even_if_its_branch_moved(jobs: Jobs) -> None:
+    house, manifest = jobs.bench.house, jobs.request()
+    asked = jobs.ref(manifest)
+    named = ("-c", "user.name=x", "-c", "user.email=x@example.org")
+    commit = ("commit-tree", f"{asked.commit}^{{tree}}", "-p", asked.commit, "-m", "mine")
+    other = house.git(*named, *commit, cwd=house.remote)
+    house.git("update-ref", manifest.result_ref, other, cwd=house.remote)
+    assert jobs.result(asked).request_commit == asked.commit
+
+
+def test_a_deleted_branch_cancels_the_request_before_it_starts(jobs: Jobs) -> None:
+    request = jobs.ref(jobs.request())
+    jobs.bench.house.git("update-ref", "-d", request.branch, cwd=jobs.bench.house.remote)
+    assert jobs.verdict(request) == ("cancelled", "requested")
+    assert not any("hello" in line for line in jobs.lines)
+
+
+def test_a_cancel_request_ends_a_request_before_it_starts(jobs: Jobs) -> None:
+    manifest = jobs.request()
+    asked = jobs.ref(manifest)
+    cache = GitCache(jobs.bench.house.root / "cache.git", str(jobs.bench.house.remote))
+    cache.prepare()
+    cancel = new_cancel(asked.nonce, asked.commit, requested_by="me")
+    outcome = request_cancel(cache, cancel, RefValue(asked.branch, asked.commit))
+    assert outcome is CancelOutcome.ASKED
+    assert jobs.verdict(asked) == ("cancelled", "requested")
+
+
+@pytest.mark.slow
+def test_a_commit_that_is_nowhere_is_an_error_and_no_result(jobs: Jobs) -> None:
+    manifest = jobs.request()
+    with pytest.raises(BusError, match="is no longer on the remote"):
+        jobs.execute(RequestRef(manifest.nonce, manifest.result_ref, "1" * 40))
+
+
+def test_both_jobs_leave_an_embedded_request_alone(jobs: Jobs) -> None:
+    asked = jobs.ref(jobs.request(transport="embedded"))
+    assert jobs.execute(asked) is None
+    folder = jobs.bench.house.root / "out-1"
+    assert not list(folder.iterdir())
+    outcome = jobs.publish(asked, folder, "", run_result="success")
+    assert (outcome.exit_code, outcome.verdict, outcome.commit) == (0, None, None)
+    assert refs.inbox_ref(asked.nonce) in jobs.bench.house.remote_refs()
+
+
+def test_repeated_run_writes_the_same_result_and_runs_nothing(jobs: Jobs) -> None:
+    manifest = jobs.request()
+    first = jobs.execute(manifest)
+    said = len([line for line in jobs.lines if "hello" in line])
+    again = jobs.execute(manifest, attempt=2)
+    assert first is not None
+    assert again is not None
+    assert again.digest == first.digest
+    assert len([line for line in jobs.lines if "hello" in line]) == said == 1
+
+
+def test_another_commit_under_an_answered_name_is_a_replay(jobs: Jobs) -> None:
+    manifest = jobs.request()
+    jobs.execute(manifest)
+    jobs.bench.house.git("update-ref", "-d", manifest.result_ref, cwd=jobs.bench.house.remote)
+    jobs.bench.house.git("update-ref", "-d", refs.inbox_ref(manifest.nonce), cwd=jobs.bench.house.remote)
+    other = jobs.bench.ask(**{**manifest.model_dump(), "requested_by": "somebody else"})
+    assert jobs.verdict(other) == ("refused", "replayed")
+
+
+@pytest.mark.slow
+def test_request_with_a_result_on_its_branch_is_not_run(jobs: Jobs) -> None:
+    manifest, run = ask(jobs.bench)
+    assert run.publish("--run-result", "failure").code == 5
+    assert jobs.verdict(RequestRef(manifest.nonce, run.branch, run.commit)) == ("refused", "replayed")
+
+
+@pytest.mark.slow
+def test_it_waits_for_the_machine_and_says_so(jobs: Jobs) -> None:
+    config = jobs.bench.config_of()
+    asked = jobs.ref(jobs.request())
+    done: list[Artifact | None] = []
+    config.jobs.mkdir(exist_ok=True)
+    with Supervisor(config.lock):
+        thread = threading.Thread(target=lambda: done.append(jobs.execute(asked)))
+        thread.start()
+        wait_for(lambda: any("waiting: another job" in line for line in jobs.lines))
+    thread.join(30)
+    assert done[0] is not None
+    assert done[0].verdict.status == "passed"
+    assert sum("waiting" in line for line in jobs.lines) == 1
+
+
+@pytest.mark.slow
+def test_a_request_that_expires_while_it_waits_is_refused(jobs: Jobs) -> None:
+    config = jobs.bench.config_of()
+    soon = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=5)
+    asked = jobs.ref(jobs.request(expires_at=soon))
+    with Supervisor(config.lock):
+        assert jobs.verdict(asked) == ("refused", "expired")
+    assert any("waiting: another job" in line for line in jobs.lines)
+
+
+@pytest.mark.slow
+def test_a_broken_repository_of_the_remote_is_replaced(jobs: Jobs) -> None:
+    config = jobs.bench.config_of()
+    assert jobs.verdict(jobs.request()) == ("passed", "ok")
+    (cache,) = config.folder.glob("remote-*.git")
+    for pack in (cache / "objects").rglob("*"):
+        if pack.is_file():
+            pack.chmod(0o600)
+            pack.write_bytes(b"broken")
+    assert jobs.verdict(jobs.request()) == ("passed", "ok")
+
+
+@pytest.mark.slow
+def test_a_request_for_other_machines_is_refused(jobs: Jobs) -> None:
+    assert jobs.verdict(jobs.request(on="chip=no-such-chip")) == ("refused", "machine_unfit")
+
+
+@pytest.mark.slow
+def test_it_waits_for_another_run_of_its_name(jobs: Jobs) -> None:
+    asked = jobs.ref(jobs.request())
+    done: list[Artifact | None] = []
+    with hold_name(jobs.bench.config_of()):
+        thread = threading.Thread(target=lambda: done.append(jobs.execute(asked)))
+        thread.start()
+        wait_for(lambda: any("already runs on this machine" in line for line in jobs.lines))
+    thread.join(30)
+    assert done[0] is not None
+
+
+@pytest.mark.slow
+def test_a_run_that_is_cancelled_while_it_waits_seals_that(jobs: Jobs) -> None:
+    config = jobs.bench.config_of()
+    asked = jobs.ref(jobs.request())
+    done: list[Artifact | None] = []
+    config.jobs.mkdir(exist_ok=True)
+    with Supervisor(config.lock):
+        thread = threading.Thread(target=lambda: done.append(jobs.execute(asked)))
+        thread.start()
+        wait_for(lambda: any("waiting" in line for line in jobs.lines))
+        jobs.stop.set()
+        thread.join(30)
+    assert done[0] is not None
+    verdict = done[0].verdict
+    assert (verdict.status, verdict.reason) == ("cancelled", "requested")
+    assert "had not been started" in verdict.message
+
+
+@pytest.mark.slow
+def test_outside_the_owners_hours_a_request_waits(jobs: Jobs) -> None:
+    now = datetime.now().astimezone()
+    begin, end = now + timedelta(hours=2), now + timedelta(hours=3)
+    jobs.bench.policy(f'hours = ["{begin:%H:%M}-{end:%H:%M}"]\n')
+    asked = jobs.ref(jobs.request())
+    done: list[Artifact | None] = []
+    thread = threading.Thread(target=lambda: done.append(jobs.execute(asked)))
+    thread.start()
+    wait_for(lambda: any("not now: waits for the hours" in line for line in jobs.lines))
+    jobs.stop.set()
+    thread.join(30)
+    assert done[0] is not None
+    assert done[0].verdict.status == "cancelled"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.sampled(0, 1)
+def test_a_cancelled_run_ends_its_job_and_seals_that(bench: Bench, number: int) -> None:
+    _, run = ask(bench, "sleep")
+    argv = [str(BIN / "kakeya_mac"), "runner", "execute", "--out", str(run.out), "--name", "mac"]
+    process = subprocess.Popen(
+        argv,
+        env={**bench.house.env, **run.environment("run")},
+        cwd=bench.house.root,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    lines = iter(process.stdout.readline, "")
+    assert any("sleeping soundly" in line for line in lines)
+    process.send_signal(number)
+    process.communicate(timeout=20)
+    assert process.returncode == 0
+    outputs = run.outputs("run")
+    assert (outputs["status"], outputs["reason"]) == ("cancelled", "requested")
+    assert not bench.running("sleep.py")
+    assert run.publish("--run-result", "cancelled").code == 5
+
+
+def test_nothing_of_the_runs_environment_reaches_a_job(bench: Bench) -> None:
+    _, run = ask(bench, "environment")
+    secrets = {
+        "KAKEYA_GITHUB_TOKEN": "ghs_secret_of_the_run",
+        "GITHUB_TOKEN": "ghs_another_secret",
+        "ACTIONS_RUNTIME_TOKEN": "a_runtime_token",
+        "ACTIONS_ID_TOKEN_REQUEST_URL": "https://token.example",
+        "RUNNER_TEMP": "/private/runner",
+    }
+    done = run.execute(**secrets)
+    assert done.code == 0, done.err
+    line = next(line for line in done.out.splitlines() if line.startswith("| {"))
+    seen = json.loads(line.removeprefix("| "))
+    assert not [name for name in seen if name.startswith(("GITHUB_", "ACTIONS_", "RUNNER_", "INPUT_"))]
+    assert "KAKEYA_GITHUB_TOKEN" not in seen
+    everything = done.out + done.err + "".join(path.read_text("utf-8", "replace") for path in files(run))
+    assert not [value for name, value in secrets.items() if "TOKEN" in name and value in everything]
+
+
+def test_secret_of_the_run_is_redacted_in_the_log(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAKEYA_GITHUB_TOKEN", "ghs_secret_of_the_run")
+    jobs.bench.install({"leak": "print('the token is', arg)"})
+    done = jobs.execute(jobs.request("leak", params={"word": "ghs_secret_of_the_run"}))
+    assert "| the token is [redacted:KAKEYA_GITHUB_TOKEN]" in jobs.lines
+    assert done is not None
+    assert b"ghs_secret" not in done.files["log.txt"]
+
+
+def files(run: Run) -> list[Path]:
+    return [path for path in run.folder.rglob("*") if path.is_file()]
+
+
+@pytest.mark.slow
+def test_a_folder_that_holds_something_stops_it_before_the_job(jobs: Jobs) -> None:
+    manifest = jobs.request()
+    (jobs.bench.house.root / "out-1").mkdir()
+    (jobs.bench.house.root / "out-1" / "old").touch()
+    with pytest.raises(MachineError, match="is not empty"):
+        jobs.execute(manifest)
+    assert not any("hello" in line for line in jobs.lines)
+
+
+@pytest.mark.slow
+def test_a_policy_that_is_wrong_runs_nothing(bench: Bench) -> None:
+    bench.policy("allow_everything = true\n")
+    _, run = ask(bench)
+    done = run.execute()
+    assert done.code == 2
+    assert "allow_everything" in done.err
+    assert not run.out.exists()

@@ -1,0 +1,83 @@
+"""A request over GitHub Actions: executed on one machine, published from another, believed by a client."""
+
+import pytest
+
+from bridge.protocol import refs
+from bridge.signing.trust import TrustLevel
+from tests.bridge.github.runs import ask
+from tests.bridge.runner.bench import Bench
+
+
+def test_request_is_executed_published_and_believed(bench: Bench) -> None:
+    manifest, run = ask(bench, params={"word": "workflow"})
+    executed = run.execute("--json")
+    assert executed.code == 0, executed.err
+    assert "| hello from workflow" in executed.out
+    given = run.outputs("run")
+    assert given["nonce"] == manifest.nonce
+    assert (given["status"], given["reason"]) == ("passed", "ok")
+    assert executed.json["digest"] == given["digest"]
+    published = run.publish("--json")
+    assert published.code == 0, published.out + published.err
+    believed = bench.answer(manifest.nonce)
+    assert believed.result.verdict.status == "passed"
+    assert believed.signature is TrustLevel.UNTRUSTED_KEY
+    assert believed.files["log.txt"] == b"hello from workflow\n"
+    outputs = run.outputs("publish")
+    assert outputs["verdict"] == "passed/ok"
+    assert outputs["result_commit"] == believed.commit == published.json["result_commit"]
+    assert outputs["result_ref"] == manifest.result_ref
+    assert refs.inbox_ref(manifest.nonce) not in bench.house.remote_refs()
+    summary = run.summary()
+    assert summary.startswith("## ✅ PASSED echo\n")
+    assert manifest.nonce in summary
+    assert believed.commit in summary
+
+
+@pytest.mark.slow
+def test_refusal_is_published_too(bench: Bench) -> None:
+    manifest, run = ask(bench, "no-such-preset")
+    executed = run.execute()
+    assert executed.code == 0, executed.err
+    assert run.outputs("run")["status"] == "refused"
+    published = run.publish()
+    assert published.code == 2, published.err
+    assert bench.verdict(manifest.nonce) == ("refused", "unknown_preset")
+
+
+@pytest.mark.slow
+def test_a_request_for_an_embedded_runner_is_left_to_it(bench: Bench) -> None:
+    manifest, run = ask(bench, transport="embedded")
+    executed = run.execute()
+    assert executed.code == 0, executed.err
+    assert run.outputs("run") == {
+        **dict.fromkeys(("status", "reason", "digest", "signature"), ""),
+        "nonce": manifest.nonce,
+    }
+    assert not list(run.out.rglob("*"))
+    published = run.publish("--run-result", "success")
+    assert published.code == 0, published.err
+    bench.serve_once()
+    assert bench.verdict(manifest.nonce) == ("passed", "ok")
+
+
+@pytest.mark.slow
+def test_file_changed_between_the_jobs_is_rejected(bench: Bench) -> None:
+    manifest, run = ask(bench)
+    run.execute()
+    log = next(run.out.rglob("log.txt"))
+    log.write_bytes(b"hello from somebody else\n")
+    published = run.publish()
+    assert published.code == 3, published.out + published.err
+    assert bench.verdict(manifest.nonce) == ("rejected", "tampered")
+    assert "was changed after the run wrote it" in bench.answer(manifest.nonce).result.verdict.message
+
+
+@pytest.mark.slow
+def test_run_without_a_result_is_lost_and_names_its_page(bench: Bench) -> None:
+    manifest, run = ask(bench)
+    published = run.publish("--run-result", "failure")
+    assert published.code == 5, published.out + published.err
+    assert bench.verdict(manifest.nonce) == ("lost", "run_lost")
+    message = bench.answer(manifest.nonce).result.verdict.message
+    assert "https://git.example/team/workload/actions/runs/4711" in message

@@ -1,0 +1,60 @@
+"""Nothing that a workflow run holds reaches its job: no variable of the platform, and no token."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.bridge.github.runs import ask
+from tests.bridge.runner.bench import Bench
+
+TOKEN = "ghs_0123456789abcdefghijklmnopqrstuvwxyz"
+# All that a job can look at: its own variables, and those of every process that the system lets it read.
+SPY = """
+    import json, os, pathlib
+    seen = {str(os.getpid()): dict(os.environ)}
+    for file in pathlib.Path("/proc").glob("[0-9]*/environ"):
+        try:
+            seen[file.parent.name] = file.read_bytes().decode("utf-8", "replace")
+        except OSError:
+            pass
+    text = json.dumps(seen)
+    words = ("GITHUB_", "ACTIONS_", "RUNNER_", "KAKEYA_GITHUB_TOKEN")
+    names = sorted(word for word in words if word in text)
+    print("seen", json.dumps([names, "ghs_" + "0123456789" in text, len(seen)]))
+"""
+VARIABLES = {
+    "KAKEYA_GITHUB_TOKEN": TOKEN,
+    "GITHUB_TOKEN": TOKEN,
+    "GH_TOKEN": TOKEN,
+    "ACTIONS_RUNTIME_TOKEN": TOKEN,
+    "ACTIONS_RUNTIME_URL": "https://example.org/",
+    "RUNNER_NAME": "mac",
+}
+
+
+def seen(bench: Bench, nonce: str) -> tuple[list[str], bool]:
+    line = next(row for row in bench.log(nonce).splitlines() if row.startswith("seen "))
+    names, token, processes = json.loads(line.removeprefix("seen "))
+    assert processes >= 1
+    return names, token
+
+
+def test_a_job_of_a_workflow_run_sees_nothing_of_the_run(bench: Bench) -> None:
+    bench.install({"spy": SPY})
+    manifest, run = ask(bench, "spy")
+    done = run.execute(**VARIABLES)
+    assert done.code == 0, done.err
+    assert run.publish().code == 0
+    assert seen(bench, manifest.nonce) == ([], False)
+    assert TOKEN not in done.out + done.err
+
+
+@pytest.mark.slow
+def test_a_job_of_a_daemon_sees_none_of_its_variables(bench: Bench) -> None:
+    bench.install({"spy": SPY})
+    manifest = bench.ask("spy")
+    with bench.house.runner("--once", **VARIABLES) as process:
+        assert process.wait(60) == 0, bench.house.runner_log()
+    assert seen(bench, manifest.nonce) == ([], False)

@@ -1,0 +1,99 @@
+"""What a machine's owner decides reaches the job: limits, variables, network; its result says what held."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from bridge.runner.sandbox.base import Enforcement, JobDirs, NoSandbox, environment
+from tests.bridge.runner.bench import Bench
+from tests.bridge.runner.jobs import SANDBOX, needs_sandbox
+
+
+@pytest.mark.slow
+def test_the_policys_limits_are_the_jobs(bench: Bench) -> None:
+    bench.policy('[limits]\nmemory = "200 MiB"\nopen_files = 70\nfile_size = "100 KiB"\noutput = "1 KiB"\n')
+    hog = "import time; print('up', flush=True); mine = bytearray(b'x') * (300 << 20); time.sleep(30)"
+    limits = """
+        import resource
+        print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], resource.getrlimit(resource.RLIMIT_FSIZE)[0])
+    """
+    bench.install({"hog": hog, "limits": limits, "chatter": "print('x' * 2000)"})
+    asked = {name: bench.ask(name) for name in ("limits", "hog", "chatter")}
+    runner = bench.runner()
+    assert sum(runner.serve(once=True, idle_timeout_s=20) for _ in asked) == 3
+    assert bench.log(asked["limits"].nonce) == f"70 {100 << 10}\n"
+    assert bench.verdict(asked["hog"].nonce) == ("failed", "resource_limit")
+    message = bench.answer(asked["hog"].nonce).result.verdict.message
+    assert "more memory than it may" in message
+    assert "at most 0.195" in message
+    assert bench.verdict(asked["chatter"].nonce) == ("failed", "output_limit")
+
+
+def test_a_named_variable_passes_and_no_other(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.policy('environment = ["LOCAL_DATA"]\n')
+    monkeypatch.setenv("LOCAL_DATA", "/data")
+    monkeypatch.setenv("OTHER_DATA", "/other")
+    asked = bench.ask("environment")
+    assert bench.serve_once() == 1
+    seen = json.loads(bench.log(asked.nonce))
+    assert seen["LOCAL_DATA"] == "/data"
+    assert "OTHER_DATA" not in seen
+
+
+def test_no_named_variable_overrides_what_a_job_is_given(tmp_path: Path) -> None:
+    dirs = JobDirs(tmp_path)
+    ours = {"HOME": "/root", "PATH": "/evil", "TMPDIR": "/var", "PYTHONDONTWRITEBYTECODE": ""}
+    given = environment(dirs, ours, tuple(ours))
+    assert given["HOME"] == str(tmp_path / "home")
+    assert "/evil" not in given["PATH"]
+    assert given["TMPDIR"] == str(tmp_path / "tmp")
+
+
+@pytest.mark.slow
+@needs_sandbox
+def test_only_preset_and_policy_together_open_the_network(bench: Bench) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        script = f"""
+            import socket
+            try:
+                socket.create_connection({listener.getsockname()!r}, 2)
+                print('reached')
+            except OSError:
+                print('not reached')
+        """
+        bench.install({"asks": script, "does-not": script})
+        asks = bench.config / "presets" / "asks.toml"
+        asks.write_text("network = true\n" + asks.read_text())
+        said = {}
+        for policy in ("", "[presets.asks]\nnetwork = true\n"):
+            bench.policy(policy)
+            for preset in ("asks", "does-not"):
+                asked = bench.ask(preset)
+                assert bench.serve_once() == 1
+                result = bench.answer(asked.nonce)
+                said[policy[:8], preset] = (
+                    result.files["log.txt"].decode().strip(),
+                    result.result.runner.machine["isolation_network"] == "open",
+                )
+    assert said == {
+        ("", "asks"): ("not reached", False),
+        ("", "does-not"): ("not reached", False),
+        ("[presets", "asks"): ("reached", True),
+        ("[presets", "does-not"): ("not reached", False),
+    }
+
+
+def test_a_result_says_of_each_item_what_held(bench: Bench) -> None:
+    asked = bench.ask()
+    assert bench.serve_once() == 1
+    machine = bench.answer(asked.nonce).result.runner.machine
+    items = {name.removeprefix("isolation_"): how for name, how in machine.items() if "isolation" in name}
+    assert set(items) == {field.name for field in dataclasses.fields(Enforcement)} - {"sandbox"}
+    assert items["memory"] == "watched"
+    assert machine["sandbox"] == SANDBOX.enforcement(network=False).sandbox
+    assert (items["writes"] == "not enforced") == isinstance(SANDBOX, NoSandbox)

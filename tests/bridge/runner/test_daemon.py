@@ -1,0 +1,295 @@
+"""The loop as a whole: one job a machine, quotas, an honest registration, and pruning between two jobs."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from bridge.bus.registry import read_registry, register
+from bridge.git.cache import GitCache
+from bridge.protocol import refs
+from bridge.protocol.manifest import Manifest
+from bridge.protocol.result import Reason, Status
+from bridge.protocol.runner_info import RunnerCard, State
+from bridge.runner import daemon
+from bridge.runner.child import Supervisor
+from bridge.runner.config import LOCAL, OWN_SERVER, PUBLIC_HOST, Timing, timing_of
+from bridge.runner.daemon import PRUNE_EVERY_S, PRUNE_FIRST_S, Daemon
+from tests.bridge.runner.bench import Bench, Clock
+from tests.houses import wait_for
+
+
+def cache_of(bench: Bench) -> GitCache:
+    cache = GitCache(bench.house.root / "reader.git", str(bench.house.remote))
+    cache.prepare()
+    return cache
+
+
+def card_of(bench: Bench) -> RunnerCard | None:
+    return next((one.card for one in read_registry(cache_of(bench)).seen if one.name == "mac"), None)
+
+
+@pytest.mark.slow
+def test_two_runners_on_one_machine_run_one_job_at_a_time(bench: Bench) -> None:
+    bench.install({"busy": "import time; print(time.monotonic()); time.sleep(0.7); print(time.monotonic())"})
+    nonces = [bench.ask("busy").nonce for _ in range(4)]
+    with bench.serving(bench.runner("first"), bench.runner("second")):
+        wait_for(lambda: sum("published as" in line for line in bench.said) == 4, 60, "all the results")
+    times = sorted([float(word) for word in bench.log(nonce).split()] for nonce in nonces)
+    for (_, ended), (began, _) in pairwise(times):
+        assert ended <= began
+
+
+def test_waiting_for_the_machine_costs_one_process_a_look(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = [bench.ask() for _ in range(3)]
+    started, runner = list[Path](), bench.runner()
+
+    def counted(lock: Path) -> Supervisor:
+        started.append(lock)
+        return Supervisor(lock)
+
+    monkeypatch.setattr(daemon, "Supervisor", counted)
+    with Supervisor(bench.config_of().lock):
+        assert runner.serve(once=True, idle_timeout_s=0) == 0
+    assert len(started) == 1
+    assert bench.claimed() == []
+    assert runner.serve(once=True, idle_timeout_s=20) == 1
+    assert bench.claimed()[0] in [each.nonce for each in asked]
+
+
+@pytest.mark.slow
+def test_requester_has_no_more_running_than_the_policy_says(bench: Bench) -> None:
+    bench.policy("max_running_per_requester = 1\n")
+    long = bench.ask("sleep")
+    here = bench.runner("here", state_dir=bench.state / "here")
+    there = bench.runner("there", state_dir=bench.state / "there")
+    with bench.serving(here, abort=True):
+        wait_for(lambda: long.nonce in bench.claimed(), what="the first job")
+        waiting = bench.ask()
+        assert there.serve(once=True, idle_timeout_s=1) == 0, bench.said
+        hers = bench.ask_signed(bench.list_signer("ann"))
+        assert there.serve(once=True, idle_timeout_s=20) == 1
+        assert bench.verdict(hers.nonce) == ("passed", "ok")
+        assert there.serve(once=True, idle_timeout_s=1) == 0
+    assert there.serve(once=True, idle_timeout_s=20) == 1
+    assert bench.answer(waiting.nonce).result.runner.name == "there"
+
+
+def ask_in_order(bench: Bench, count: int) -> list[Manifest]:
+    """Unsigned requests, oldest first."""
+    return sorted((bench.ask() for _ in range(count)), key=lambda manifest: manifest.nonce)
+
+
+@pytest.mark.slow
+def test_newest_beyond_the_quota_are_refused_and_the_others_run(bench: Bench) -> None:
+    bench.policy("max_queued_per_requester = 2\n")
+    asked, runner = ask_in_order(bench, 4), bench.runner()
+    for _ in asked:
+        assert runner.serve(once=True, idle_timeout_s=20) == 1
+    verdicts = [bench.answer(manifest.nonce).result.verdict for manifest in asked]
+    assert [each.reason for each in verdicts] == [Reason.OK, Reason.OK, Reason.QUOTA, Reason.QUOTA]
+    assert verdicts[-1].status is Status.REFUSED
+
+
+@pytest.mark.slow
+def test_signer_waits_for_one_turn_of_the_others(bench: Bench) -> None:
+    """However many they queue, also with cancel requests that do not count."""
+    crowd = ask_in_order(bench, 3)
+    for each in crowd[1:]:
+        bench.point(refs.cancel_ref(each.nonce), bench.tip("refs/heads/main") or "")
+    hers, runner = bench.ask_signed(bench.list_signer("ann")), bench.runner()
+    for _ in range(3):
+        assert runner.serve(once=True, idle_timeout_s=20) == 1
+    assert hers.nonce in bench.claimed()[:2]  # requests of one second have no order
+    assert [nonce for nonce in bench.claimed() if nonce != hers.nonce] == [each.nonce for each in crowd[:2]]
+
+
+@pytest.mark.slow
+def test_registration_says_busy_during_a_job_and_stopped_afterwards(bench: Bench) -> None:
+    asked = bench.ask("sleep")
+
+    def is_busy() -> bool:
+        seen = card_of(bench)
+        return seen is not None and seen.state is State.BUSY
+
+    with bench.serving(bench.runner(), abort=True):
+        wait_for(is_busy, what="a registration that says so")
+        seen = card_of(bench)
+        assert seen is not None
+        assert seen.job is not None
+        assert (seen.job.nonce, seen.job.preset) == (asked.nonce, "sleep")
+    seen = card_of(bench)
+    assert seen is not None
+    assert (seen.state, seen.job, seen.load.done) == (State.STOPPED, None, 1)
+
+
+@pytest.mark.sampled(0, 2)
+@pytest.mark.parametrize("preset", ["echo", "fail"])
+def test_what_another_live_runner_offers_is_left_to_it_for_a_while(bench: Bench, preset: str) -> None:
+    """A machine without the preset, and one whose policy forbids it, next to one that has it."""
+    able = bench.runner("able", state_dir=bench.state / "able")
+    able.serve(once=True, idle_timeout_s=0.3)
+    now = datetime.now(UTC)
+    other = bench.house.root / "other-config"
+    other.mkdir()
+    if preset == "fail":
+        (other / "presets").symlink_to(bench.config / "presets")
+        (other / "policy.toml").write_text('allow_presets = ["probe"]\n')
+        (other / "policy.toml").chmod(0o600)
+    times = [now]
+    unable = bench.runner("unable", state_dir=bench.state / "unable", config_dir=other, now=lambda: times[0])
+    asked = bench.ask(preset)
+    assert unable.serve(once=True, idle_timeout_s=0) == 1, "the other one says that it stopped"
+    assert bench.answer(asked.nonce).result.verdict.reason in (Reason.POLICY, Reason.UNKNOWN_PRESET)
+    cache = cache_of(bench)
+    [seen] = [one for one in read_registry(cache).seen if one.name == "able"]
+    live = seen.card.model_copy(update={"state": State.IDLE, "public_key": None})
+    register(cache, live, None, now=now)
+    asked = bench.ask(preset)
+    assert unable.serve(once=True, idle_timeout_s=0) == 0
+    times[0] = now + timedelta(minutes=10)
+    assert unable.serve(once=True, idle_timeout_s=0) == 1, "it waits for others only so long"
+    assert bench.answer(asked.nonce).result.verdict.status is Status.REFUSED
+
+
+# Pruning ----------------------------------------------------------------------------------------------------
+
+
+class PruneClock(Clock):
+    """Starts when what is made now is old."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0, datetime.now(UTC) + timedelta(days=40))
+
+    def after(self, seconds: float, runner: Daemon) -> None:
+        self.seconds += seconds
+        runner._between_jobs(idle=False)
+
+
+def finished(bench: Bench, count: int = 1) -> list[str]:
+    """Branches of answered requests, as old as the clock says."""
+    asked, runner = [bench.ask().result_ref for _ in range(count)], bench.runner()
+    for _ in asked:
+        assert runner.serve(once=True, idle_timeout_s=20) == 1
+    return asked
+
+
+def pruner(bench: Bench, clock: PruneClock) -> Daemon:
+    return bench.runner("pruner", clock=clock, now=clock.now)
+
+
+def test_pruning_begins_minutes_after_the_start_and_rests_for_hours(bench: Bench) -> None:
+    [first] = finished(bench)
+    clock = PruneClock()
+    runner = pruner(bench, clock)
+    clock.after(PRUNE_FIRST_S / 2 - 1, runner)
+    assert bench.tip(first)
+    clock.after(PRUNE_FIRST_S / 2 + 1, runner)
+    assert bench.tip(first) is None
+    assert bench.tip(refs.ARCHIVE)
+    [second] = finished(bench)
+    waiting = bench.ask()
+    clock.after(0.75 * PRUNE_EVERY_S - 1, runner)
+    assert bench.tip(second)
+    clock.after(0.5 * PRUNE_EVERY_S + 1, runner)
+    assert bench.left(waiting.nonce) == {waiting.result_ref, refs.inbox_ref(waiting.nonce)}
+    assert bench.tip(second) is None
+
+
+@pytest.mark.slow
+def test_much_is_pruned_in_batches_and_registrations_after_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon, "PRUNE_BATCH", 2)
+    asked, clock = finished(bench, 3), PruneClock()
+    runner = pruner(bench, clock)
+    long_ago = {"name": "long-gone", "seen_at": "2026-01-01T00:00:00Z", "public_key": None}
+    gone = runner._registrar.card(State.IDLE).model_copy(update=long_ago)
+    register(cache_of(bench), gone, None, now=clock.now())
+    for pause, left, cards in ((PRUNE_FIRST_S, 1, True), (daemon.PRUNE_AGAIN_S, 0, False)):
+        clock.after(pause, runner)
+        assert len(bench.house.remote_refs() & set(asked)) == left
+        assert (f"{refs.RUNNERS}long-gone" in bench.house.remote_refs()) is cards
+
+
+@pytest.mark.sampled(1, 1)
+@pytest.mark.parametrize("trouble", ["the remote is away", "no deletion"])
+def test_pruning_that_fails_is_tried_again_hours_later(bench: Bench, trouble: str) -> None:
+    [asked] = finished(bench)
+    clock = PruneClock()
+    runner, away = pruner(bench, clock), bench.house.remote.with_name("away.git")
+    if trouble == "no deletion":
+        bench.house.git("config", "receive.denyDeletes", "true", cwd=bench.house.remote)
+        clock.after(PRUNE_FIRST_S, runner)
+        bench.house.git("config", "receive.denyDeletes", "false", cwd=bench.house.remote)
+    else:
+        bench.house.remote.rename(away)
+        clock.after(PRUNE_FIRST_S, runner)
+        away.rename(bench.house.remote)
+    clock.after(0.75 * PRUNE_EVERY_S - 1, runner)
+    assert bench.tip(asked)
+    clock.after(0.5 * PRUNE_EVERY_S + 1, runner)
+    assert bench.tip(asked) is None
+
+
+@pytest.mark.slow
+def test_runner_prunes_while_requests_wait_but_not_next_to_a_job(bench: Bench) -> None:
+    """That job may be measuring."""
+    [old] = finished(bench)
+    start = datetime.now(UTC) + timedelta(days=40)
+
+    def serve() -> None:
+        moments = itertools.count(0.0, 60.0)
+        runner = bench.runner("pruner", clock=lambda: next(moments), now=lambda: start)
+        runner.serve(once=True, idle_timeout_s=2 * PRUNE_FIRST_S)
+
+    nonce = refs.new_nonce(start, b"123456")
+    created = start.replace(microsecond=0)
+    waiting = bench.ask(
+        nonce=nonce,
+        result_ref=refs.request_ref("echo", nonce, None),
+        created_at=created,
+        expires_at=created + timedelta(hours=1),
+    )
+    with Supervisor(bench.config_of().lock):
+        serve()
+    assert bench.tip(old)
+    bench.delete(*bench.left(waiting.nonce))
+    bench.ask(transport="actions")
+    serve()
+    assert bench.tip(old) is None
+
+
+@pytest.mark.parametrize(
+    ("remote", "timing"),
+    [
+        ("/srv/bus.git", LOCAL),
+        ("file:///srv/bus.git", LOCAL),
+        ("git@git.example.org:team/bus.git", OWN_SERVER),
+        ("ssh://git@studio.local/bus", OWN_SERVER),
+        ("https://github.com/me/bus", PUBLIC_HOST),
+        ("git@github.com:me/bus.git", PUBLIC_HOST),
+        ("https://team.ghe.com/me/bus", PUBLIC_HOST),
+        ("https://notgithub.com/me/bus", OWN_SERVER),
+    ],
+)
+def test_timing_follows_the_kind_of_remote(remote: str, timing: Timing) -> None:
+    assert timing_of(remote) == timing
+
+
+@pytest.mark.parametrize("timing", [LOCAL, OWN_SERVER, PUBLIC_HOST])
+def test_lease_outlives_several_lost_heartbeats(timing: Timing) -> None:
+    assert timing.lease_s >= 4 * timing.heartbeat_s
+
+
+def test_public_host_gets_few_pushes_and_reads() -> None:
+    """GitHub's advice for a repository: at most 6 pushes a minute and 15 reads a second, of all runners."""
+    pushes = 60 / PUBLIC_HOST.heartbeat_s + 60 / PUBLIC_HOST.registration_s
+    assert pushes <= 2
+    assert PUBLIC_HOST.fast_s is None

@@ -1,0 +1,302 @@
+"""A runner's registration: what it says of this machine, when it is pushed, and what if it cannot be."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from bridge import signing
+from bridge.bus.registry import Registration, read_registry, register
+from bridge.git.cache import GitCache
+from bridge.protocol import refs
+from bridge.protocol.runner_info import RunnerCard, State, Work
+from bridge.runner.config import RunnerConfig
+from bridge.runner.hours import DAYS
+from bridge.runner.registration import Registrar
+from bridge.runner.store import Store
+from bridge.signing.trust import TrustLevel
+from tests.bridge.runner.bench import Bench, Clock
+from tests.bridge.runner.folders import model_folder
+from tests.houses import House
+
+REF = refs.RUNNERS + "mac"
+JOB = Work(nonce="20260301t120000z0123456789ab", preset="echo", elapsed_s=1.0)
+
+
+@pytest.fixture
+def bench(house: House, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    for name, value in house.env.items():
+        monkeypatch.setenv(name, value)
+    bench = Bench(house)
+    bench.install({"echo": "print(arg)", "quiet": "pass"})
+    return bench
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def registrar(
+    bench: Bench, clock: Clock, *, config: RunnerConfig | None = None, **changes: float
+) -> Registrar:
+    config = config or bench.config_of()
+    store = Store(config.folder / "store.sqlite")
+    return Registrar(config, cache_of(bench), store, clock=clock, now=clock.now, **changes)
+
+
+def cache_of(bench: Bench) -> GitCache:
+    cache = GitCache(bench.house.root / "cache.git", str(bench.house.remote))
+    cache.prepare()
+    return cache
+
+
+def seen(bench: Bench, trusted: dict[str, str] | None = None) -> list[Registration]:
+    return list(read_registry(cache_of(bench), trusted=trusted).seen)
+
+
+def published(bench: Bench) -> RunnerCard:
+    [only] = seen(bench)
+    return only.card
+
+
+def test_registration_says_what_the_machine_is_and_offers(bench: Bench, clock: Clock) -> None:
+    bench.policy(
+        'allow_presets = ["echo", "gate", "tests", "throughput"]\nmax_timeout_s = 77\n'
+        '[quotas]\nunsigned = 20\n"ci@example.org" = 500\n'
+    )
+    found = registrar(bench, clock).card(State.BUSY, JOB, pending=3, done=4)
+    assert found.name == "mac"
+    assert found.audience == refs.audience_of(str(bench.house.remote))
+    assert found.limits.max_timeout_s == 77
+    assert found.limits.quotas["max_queued_unsigned"] == 20
+    assert b"ci@example.org" not in found.to_bytes()
+    assert (found.load.pending, found.load.done) == (3, 4)
+    assert found.machine["python"]
+    assert found.tools["git"]
+    echo = found.offer("echo")
+    assert echo is not None
+    assert (echo.available, echo.why) == (True, None)
+    assert echo.parameters["word"].default == "test"
+    assert echo.parameters["word"].pattern == "[^-].*"
+    quiet = found.offer("quiet")
+    assert quiet is not None
+    assert not quiet.available
+    assert quiet.why == "its policy does not allow quiet"
+    tests = found.offer("tests")
+    assert tests is not None
+    assert not tests.available  # it runs code of the commit, which the policy does not allow
+    available = [offer.available for offer in found.presets]
+    assert available == sorted(available, reverse=True)
+
+
+def test_registration_says_which_model_is_missing(bench: Bench, clock: Clock) -> None:
+    need = '[models.big]\nmac = "a big one"\n'
+    bench.preset("big", ["${python}", "-c", "pass", "${model:big}"], tail=need)
+    stand_in = '[models.small]\nmac = "a small one"\nstand_in = "demo-target"\n'
+    bench.preset("small", ["${python}", "-c", "pass", "${model:small}"], tail=stand_in)
+    found = registrar(bench, clock).card(State.IDLE)
+    big = found.offer("big")
+    assert big is not None
+    assert big.why == "it lacks models of big: big"
+    assert found.models["big"] == "missing"
+    if not found.machine["metal"]:
+        assert found.models["small"].startswith("stand-in demo-target: ")
+    folder = model_folder(bench.house.root / "weights")
+    bench.policy(f'[models]\nbig = "{folder}"\n')
+    found = registrar(bench, clock).card(State.IDLE)
+    again = found.offer("big")
+    assert again is not None
+    assert again.available
+    assert found.models["big"] == str(folder)
+
+
+def test_registration_shows_the_bounds_of_the_policy(bench: Bench, clock: Clock) -> None:
+    bench.policy(
+        '[presets.echo]\ntimeout_s = 10\n[presets.echo.params.word]\nmaxLength = 4\nenum = ["test", "x"]\n'
+    )
+    echo = registrar(bench, clock).card(State.IDLE).offer("echo")
+    assert echo is not None
+    assert echo.timeout_s == 10
+    assert (echo.parameters["word"].maxLength, echo.parameters["word"].enum) == (4, ("test", "x"))
+
+
+def test_registration_tells_of_hours(bench: Bench, clock: Clock) -> None:
+    never = f'hours = ["{DAYS[(clock.now().astimezone().weekday() + 3) % 7]}"]\n'
+    for text, available in ((never, True), (never + 'outside_hours = "refuse"\n', False)):
+        bench.policy(text)
+        echo = registrar(bench, clock).card(State.IDLE).offer("echo")
+        assert echo is not None
+        assert echo.available is available
+        assert echo.why is not None
+        assert echo.why.startswith("it begins jobs only within ")
+
+
+def test_registration_offers_nothing_while_the_policy_is_wrong(bench: Bench, clock: Clock) -> None:
+    config = bench.config_of()
+    shown = registrar(bench, clock, config=config)
+    assert shown.card(State.IDLE).presets[0].available
+    bench.policy("allow = 1")
+    assert config.rulebook.refresh()
+    shown.refresh()
+    offers = shown.card(State.IDLE).presets
+    assert not any(offer.available for offer in offers)
+    assert len({offer.why for offer in offers}) == 1
+
+
+def test_preset_for_another_machine_is_not_available(bench: Bench, clock: Clock) -> None:
+    bench.preset("giant", ["${python}", "-c", "pass"], tail="[requires]\nmemory_gb = 100000\n")
+    giant = registrar(bench, clock).card(State.IDLE).offer("giant")
+    assert giant is not None
+    assert giant.why is not None
+    assert giant.why.startswith("it cannot run giant: it needs 100000 GB")
+
+
+def test_secrets_of_the_environment_are_not_published(
+    bench: Bench, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KAKEYA_MODEL_BIG", str(bench.house.root / "hunter2-hunter2"))
+    monkeypatch.setenv("API_TOKEN", "hunter2-hunter2")
+    model_folder(bench.house.root / "hunter2-hunter2")
+    bench.preset("big", ["${python}", "-c", "pass", "${model:big}"], tail='[models.big]\nmac = "a big one"\n')
+    data = registrar(bench, clock).card(State.IDLE).to_bytes()
+    assert b"hunter2" not in data
+    assert b"[redacted:API_TOKEN]" in data
+
+
+def test_registration_is_renewed_at_each_interval(bench: Bench, clock: Clock) -> None:
+    here = registrar(bench, clock)
+    here.tell(State.IDLE)
+    first = bench.tip(REF)
+    assert first is not None
+    for _ in range(5):
+        clock.seconds += 11
+        here.tell(State.IDLE, pending=3)
+    assert bench.tip(REF) == first
+    clock.seconds += 6
+    here.tell(State.IDLE, done=2)
+    assert bench.tip(REF) != first
+    assert published(bench).load.done == 2
+
+
+def test_change_is_told_after_it_settled(bench: Bench, clock: Clock) -> None:
+    here = registrar(bench, clock)
+    here.tell(State.IDLE)
+    first = bench.tip(REF)
+    clock.seconds += 9
+    here.tell(State.BUSY, JOB)
+    assert bench.tip(REF) == first
+    clock.seconds += 1
+    here.tell(State.BUSY, JOB)
+    assert published(bench).state is State.BUSY
+    assert published(bench).job == JOB
+    assert len(bench.house.remote_refs() - {"refs/heads/main"}) == 1
+
+
+def test_offers_are_looked_at_once_a_minute(bench: Bench, clock: Clock) -> None:
+    need = '[models.big]\nmac = "a big one"\n'
+    bench.preset("big", ["${python}", "-c", "pass", "${model:big}"], tail=need)
+    here = registrar(bench, clock, interval_s=300)
+    here.tell(State.IDLE)
+    model_folder(Path(bench.house.env["HOME"]) / "kakeya-models" / "big")
+    clock.seconds += 59
+    here.tell(State.IDLE)
+    big = published(bench).offer("big")
+    assert big is not None
+    assert not big.available
+    clock.seconds += 1
+    here.tell(State.IDLE)
+    big = published(bench).offer("big")
+    assert big is not None
+    assert big.available
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_registration_is_signed_where_the_key_can_sign(bench: Bench, clock: Clock, damaged: bool) -> None:
+    here, key = registrar(bench, clock), bench.config_of().public_key
+    assert key is not None
+    if damaged:
+        (bench.state / "runner" / "mac" / "id_ed25519").write_text("damaged")
+    here.tell(State.IDLE)
+    [only] = seen(bench, {signing.fingerprint(key): "studio"})
+    expected = (TrustLevel.UNSIGNED, None) if damaged else (TrustLevel.TRUSTED, "studio")
+    assert (only.trust, only.signer) == expected
+
+
+def test_remote_that_is_away_costs_longer_pauses(bench: Bench, clock: Clock) -> None:
+    here = registrar(bench, clock)
+    away = bench.house.remote.with_name("away.git")
+    bench.house.remote.rename(away)
+    here.tell(State.IDLE)
+    clock.seconds += 10
+    here.tell(State.IDLE)
+    away.rename(bench.house.remote)
+    clock.seconds += 15
+    here.tell(State.IDLE)
+    assert bench.tip(REF) is None, "the pause has doubled"
+    clock.seconds += 5
+    here.tell(State.IDLE)
+    assert bench.tip(REF) is not None
+
+
+def test_second_runner_of_one_name_is_listed_under_another(bench: Bench, clock: Clock) -> None:
+    here = registrar(bench, clock)
+    other = here.card(State.IDLE).model_copy(update={"id": "f" * 16, "public_key": None})
+    register(cache_of(bench), other, None, now=clock.now())
+    here.tell(State.IDLE)
+    clock.seconds += 60
+    here.tell(State.IDLE)
+    listed = f"mac-{bench.config_of().identity.id[:6]}"
+    assert sorted(one.name for one in seen(bench)) == ["mac", listed]
+
+
+def test_end_is_told_only_by_a_runner_that_was_registered(bench: Bench, clock: Clock) -> None:
+    here = registrar(bench, clock)
+    here.stopped()
+    assert bench.tip(REF) is None
+    here.tell(State.IDLE)
+    here.stopped(done=5)
+    assert (published(bench).state, published(bench).load.done) == (State.STOPPED, 5)
+
+
+@pytest.mark.slow
+def test_deleted_registration_comes_back(bench: Bench, clock: Clock) -> None:
+    here = registrar(bench, clock)
+    here.tell(State.IDLE)
+    bench.delete(REF)
+    clock.seconds += 60
+    here.tell(State.IDLE)
+    assert published(bench).state is State.IDLE
+
+
+@pytest.mark.slow
+def test_server_that_stops_taking_own_refs_gets_a_branch(bench: Bench, clock: Clock) -> None:
+    here = registrar(bench, clock)
+    here.tell(State.IDLE)
+    bench.hook("update", 'case "$1" in refs/heads/*) exit 0;; *) exit 1;; esac')
+    for _ in range(2):
+        clock.seconds += 60
+        here.tell(State.IDLE)
+    assert bench.tip(refs.BRANCH_RUNNERS + "mac") is not None
+
+
+def test_two_threads_do_not_push_at_once(bench: Bench, clock: Clock) -> None:
+    here = registrar(bench, clock)
+    threads = [threading.Thread(target=here.tell, args=(State.IDLE,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert len(seen(bench)) == 1
+
+
+def test_typical_time_is_the_median_and_outlives_the_process(bench: Bench, clock: Clock) -> None:
+    store = Store(bench.config_of().folder / "store.sqlite")
+    for number, seconds in enumerate((1.0, 100.0, 3.0)):
+        store.note_duration(f"20260301t120000z{number:012}", "echo", seconds)
+    store.close()
+    found = registrar(bench, clock).card(State.IDLE).offer("echo")
+    assert found is not None
+    assert found.typical_s == 3.0

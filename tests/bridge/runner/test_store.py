@@ -1,0 +1,253 @@
+"""What a runner knows survives its end; a damaged file is set aside; a full disk is one clear error."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from bridge.bus.publish import ResultFiles
+from bridge.errors import MachineError
+from bridge.protocol import refs
+from bridge.runner.store import FIRST_PAUSE_S, LONGEST_PAUSE_S, MAX_SESSIONS, RequestRecord, Store
+from tests.bridge.runner.bench import Clock
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+NONCE = refs.new_nonce(NOW, b"\1" * 6)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    folder = tmp_path / "runner"
+    folder.mkdir()
+    return folder / "store.sqlite"
+
+
+@pytest.fixture
+def store(path: Path, clock: Clock) -> Store:
+    return Store(path, clock=clock)
+
+
+def reopened(store: Store, path: Path, clock: Clock) -> Store:
+    store.close()
+    return Store(path, clock=clock)
+
+
+def result(nonce: str = NONCE, size: int = 10) -> ResultFiles:
+    return ResultFiles(nonce, "a" * 40, "refs/heads/x", b"{}", b"signature", {"log.txt": b"x" * size})
+
+
+def test_all_that_is_known_survives_a_restart(store: Store, path: Path, clock: Clock):
+    store.begin(NONCE, 2)
+    store.defer(NONCE, 1500.0, "closed")
+    store.keep(result())
+    store.note_rejection(NONCE, rejected=True)
+    sessions = store.add_session("a" * 16)
+    store = reopened(store, path, clock)
+    assert store.get(NONCE) == RequestRecord(NONCE, attempts=2, not_before=1500.0, reason="closed")
+    assert store.unpublished() == [NONCE]
+    assert store.result(NONCE) == result()
+    assert store.note_rejection(NONCE, rejected=True)[0] == 2
+    assert store.add_session("b" * 16) == sessions | {"b" * 16}
+    store.answer(NONCE)
+    store = reopened(store, path, clock)
+    assert (store.unpublished(), store.result(NONCE)) == ([], None)
+    record = store.get(NONCE)
+    assert (record.answered_at, record.attempts) == (1000.0, 2)
+    assert (record.not_before, record.reason) == (None, None)
+    assert store.get("another") == RequestRecord("another")
+
+
+def test_attempt_is_durable_when_the_process_is_killed(path: Path):
+    script = (
+        "import os, sys; from pathlib import Path; from bridge.runner.store import Store;"
+        "store = Store(Path(sys.argv[1])); store.begin('n', 3); os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(path)])
+    assert done.returncode == -9
+    assert Store(path).get("n").attempts == 3
+
+
+def test_result_replaces_one_of_the_same_nonce_with_its_files(store: Store):
+    store.keep(result())
+    other = ResultFiles(NONCE, "b" * 40, None, b"[]", None, {"report.json": b"y"})
+    store.keep(other)
+    assert store.result(NONCE) == other
+    store.drop_result(NONCE)
+    assert store.result(NONCE) is None
+    store.keep(result())  # no file of the dropped one is in the way
+    assert store.result(NONCE) == result()
+
+
+def test_pause_doubles_with_each_failure_up_to_the_longest(store: Store, clock: Clock):
+    pauses = [store.back_off(NONCE, "away") for _ in range(12)]
+    assert pauses[:3] == [FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S]
+    assert pauses[-1] == LONGEST_PAUSE_S
+    record = store.get(NONCE)
+    assert (record.failures, record.reason) == (12, "away")
+    assert not record.is_due(clock() + LONGEST_PAUSE_S - 1)
+    assert record.is_due(clock() + LONGEST_PAUSE_S)
+    store.release_deferred()
+    assert not store.get(NONCE).is_due(clock()), "a failure is no deferral"
+    store.answer(NONCE)
+    assert store.back_off(NONCE, "away") == FIRST_PAUSE_S
+
+
+def test_deferral_says_whether_its_reason_is_new(store: Store, clock: Clock):
+    assert store.defer(NONCE, clock() + 60, "closed")
+    assert not store.defer(NONCE, clock() + 90, "closed")
+    assert store.defer(NONCE, clock() + 90, "another")
+    assert not store.get(NONCE).is_due(clock() + 89)
+    store.release_deferred()
+    assert store.get(NONCE).is_due(clock())
+    store.defer(NONCE, clock() + 90, "closed")
+    store.begin(NONCE, 1)
+    assert store.get(NONCE).is_due(clock())
+
+
+def test_rejections_are_counted_from_the_first_of_a_row(store: Store, clock: Clock):
+    store.keep(result())
+    for expected in (1, 2):
+        clock.seconds += 10
+        assert store.note_rejection(NONCE, rejected=True) == (expected, 1010.0)
+    assert store.note_rejection(NONCE, rejected=False)[0] == 0
+    assert store.note_rejection("none", rejected=True)[0] == 0
+
+
+def test_typical_duration_is_the_median_of_the_last_jobs(store: Store):
+    assert store.typical_seconds("probe") is None
+    for number, seconds in enumerate([500.0] * 20 + [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 900.0]):
+        store.note_duration(refs.new_nonce(NOW + timedelta(seconds=number), b"\1" * 6), "probe", seconds)
+    assert store.typical_seconds("probe") == 5.0
+
+
+def test_old_requests_are_forgotten_unless_their_result_waits(store: Store):
+    old, kept, new = (refs.new_nonce(NOW - timedelta(days=days), b"\1" * 6) for days in (90, 91, 0))
+    for nonce in (old, kept, new):
+        store.begin(nonce, 1)
+    store.keep(result(kept))
+    store.forget_old(NOW)
+    assert [store.get(nonce).attempts for nonce in (old, kept, new)] == [0, 1, 1]
+
+
+def test_last_sessions_are_remembered(store: Store, clock: Clock):
+    for number in range(MAX_SESSIONS + 5):
+        clock.seconds += 1
+        kept = store.add_session(f"{number:016x}")
+    assert len(kept) == MAX_SESSIONS
+    assert f"{MAX_SESSIONS + 4:016x}" in kept
+
+
+def test_copy_of_the_folder_takes_no_claims_over(store: Store, path: Path, clock: Clock):
+    first = store.add_session("a" * 16)
+    store.close()
+    copied = path.parent.with_name("copied")
+    shutil.copytree(path.parent, copied)
+    assert Store(copied / path.name, clock=clock).add_session("b" * 16) == {"b" * 16}
+    assert Store(path, clock=clock).add_session("c" * 16) == first | {"c" * 16}
+
+
+def corrupt(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[100:] = b"x" * (len(data) - 100)
+    path.write_bytes(data)
+
+
+def of_another_version(path: Path) -> None:
+    database = sqlite3.connect(path)
+    database.execute("PRAGMA user_version = 99")
+    database.close()
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "no database": lambda path: path.write_bytes(b"rubbish" * 1000),
+    "broken pages": corrupt,
+    "cut short": lambda path: path.write_bytes(path.read_bytes()[:5000]),
+    "another version": of_another_version,
+}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_damaged_file_is_set_aside(
+    store: Store, path: Path, clock: Clock, caplog: pytest.LogCaptureFixture, how: str
+):
+    store.keep(result(size=50_000))
+    store.begin(NONCE, 2)
+    store.close()
+    DAMAGE[how](path)
+    store = Store(path, clock=clock)
+    assert store.get(NONCE).attempts == 0
+    store.begin(NONCE, 1)
+    assert reopened(store, path, clock).get(NONCE).attempts == 1
+    assert len(list(path.parent.glob("store.sqlite.damaged-*"))) >= 1
+    assert "cannot be used" in caplog.text
+
+
+def test_damage_while_it_is_open_is_one_clear_error_and_mended(
+    store: Store, path: Path, caplog: pytest.LogCaptureFixture
+):
+    for number in range(200):
+        store.keep(result(f"{number}", size=4000))
+    store._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    corrupt(path)
+    store._database.execute("PRAGMA cache_size = 0")
+    with pytest.raises(MachineError, match="damaged"):
+        [store.result(f"{number}") for number in range(200)]
+    assert store.unpublished() == []
+    store.keep(result())
+    assert store.result(NONCE) == result()
+    assert "set aside" in caplog.text
+
+
+def test_full_disk_is_one_clear_error_and_changes_nothing(store: Store):
+    store.keep(result())
+    pages = store._database.execute("PRAGMA page_count").fetchone()[0]
+    store._database.execute(f"PRAGMA max_page_count = {pages + 2}")
+    with pytest.raises(MachineError, match="full") as refused:
+        store.keep(result("20260301t120001z0123456789ab", size=1 << 20))
+    assert refused.value.remedy == "free disk space"
+    assert store.unpublished() == [NONCE]
+    assert store.result(NONCE) == result()
+    store._database.execute("PRAGMA max_page_count = 100000")
+    store.keep(result("20260301t120001z0123456789ab", size=1 << 20))
+    assert len(store.unpublished()) == 2
+
+
+def test_folder_that_cannot_be_written_is_one_clear_error(tmp_path: Path):
+    with pytest.raises(MachineError, match="cannot open"):
+        Store(tmp_path / "none" / "store.sqlite")
+
+
+def test_two_threads_lose_no_update(store: Store):
+    errors: list[BaseException] = []
+
+    def work(name: str) -> None:
+        try:
+            for number in range(60):
+                store.back_off(name, "x")
+                store.back_off("both", "x")
+                store.keep(result(f"{name}{number % 5}"))
+                assert store.result(f"{name}{number % 5}") is not None
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in ("a", "b")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert errors == []
+    assert [store.get(name).failures for name in ("a", "b", "both")] == [60, 60, 120]
+    assert len(store.unpublished()) == 10
