@@ -34,63 +34,44 @@ _README = b"# A workload\n\nAny repository can be one. The preset `throughput` r
 
 @dataclass(frozen=True)
 class DemoSite:
-    """The folders of one demo, all below `folder`."""
+    """One demo: its folder; in it the bus, a clone of that, the runner's log; and a client's settings."""
 
     folder: Path
-
-    @property
-    def remote(self) -> Path:
-        """The bare repository that carries the bus."""
-        return self.folder / "remote.git"
-
-    @property
-    def workload(self) -> Path:
-        """A clone of it, as a requester would have."""
-        return self.folder / "workload"
-
-    @property
-    def log(self) -> Path:
-        """What the runner says."""
-        return self.folder / "runner.log"
-
-    @property
-    def settings(self) -> Settings:
-        """The client's settings, with state and trusted keys of this demo only."""
-        changes = {
-            "remote": str(self.remote),
-            "signing_key": "none",  # the developer's own key is not asked for a demonstration
-            "state_dir": self.folder / "state",
-            "config_dir": self.folder / "config",
-        }
-        return settings.load().model_copy(update=changes)
+    remote: Path
+    workload: Path
+    log: Path
+    settings: Settings
 
 
 def build(parent: Path | None = None) -> DemoSite:
     """Make the remote with one commit on ``main``, clone it, and trust the runner's key.
 
-    Args:
-        parent: Where to make the demo's folder; None: the system's temporary folder.
-
-    Raises:
-        BusError: git failed.
-        MachineError: The folder cannot be made.
+    All of it is in a new folder in `parent`; None: in the system's temporary folder.
     """
     try:
         if parent is not None:
             parent.mkdir(parents=True, exist_ok=True)
-        site = DemoSite(Path(tempfile.mkdtemp(prefix="kakeya-demo-", dir=parent)).resolve())
+        folder = Path(tempfile.mkdtemp(prefix="kakeya-demo-", dir=parent)).resolve()
     except OSError as error:
         raise MachineError(f"cannot make a folder for the demo: {error.strerror or error}") from None
-    outside = GitRepo(site.folder)
-    outside.run("init", "--quiet", "--bare", "--initial-branch=main", str(site.remote))
-    with GitRepo(site.remote).scratch() as scratch:
+    remote, workload = folder / "remote.git", folder / "workload"
+    own = {
+        "remote": str(remote),
+        "signing_key": "none",  # the developer's own key is not asked for a demonstration
+        "state_dir": folder / "state",
+        "config_dir": folder / "config",
+    }
+    site = DemoSite(folder, remote, workload, folder / "runner.log", settings.load().model_copy(update=own))
+    outside = GitRepo(folder)
+    outside.run("init", "--quiet", "--bare", "--initial-branch=main", str(remote))
+    with GitRepo(remote).scratch() as scratch:
         first = scratch.commit_files(None, {"README.md": _README}, "a workload\n")
-        scratch.push(str(site.remote), [RefUpdate("refs/heads/main", first, "")])
-    outside.run("clone", "--quiet", str(site.remote), str(site.workload))
+        scratch.push(str(remote), [RefUpdate("refs/heads/main", first, "")])
+    outside.run("clone", "--quiet", str(remote), str(workload))
     write_policy(site.settings.config_dir)
     config = open_config(
         RUNNER_NAME,
-        str(site.remote),
+        str(remote),
         state_dir=site.settings.state_dir,
         config_dir=site.settings.config_dir,
     )
@@ -103,9 +84,6 @@ def write_policy(config_dir: Path) -> None:
     """Name the shipped models, in the owner's policy, for every model that a preset lets them replace.
 
     A demo shows the way of a request, also on a Mac, where nothing is replaced unless its owner says so.
-
-    Args:
-        config_dir: Where ``policy.toml`` is written; made for the owner alone if it is not there.
     """
     lines = {}
     for preset in presets.load_all().values():

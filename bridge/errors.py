@@ -1,36 +1,8 @@
-"""Every error the bridge raises, and the exit code each one ends in.
-
-    BridgeError
-    ├── RequestRefused            2   the request cannot be accepted as it is
-    │   ├── ManifestError             a field is missing, unknown, of the wrong type or out of range
-    │   ├── PresetError               no such preset, or its file is broken
-    │   ├── ParameterError            a preset parameter is unknown, mistyped, out of range or unsafe
-    │   ├── RevisionError             a ref or commit of the workload that does not exist
-    │   ├── PolicyError               this machine's policy says no
-    │   ├── SignatureError            a signature is missing where one is required, or does not verify
-    │   └── KeyListError              a list of keys that others could have written, or that is not understood
-    ├── EvidenceError             3   numbers that cannot be believed
-    │   └── ResultError               a published result that does not belong to its request, or was altered
-    ├── WaitTimeout               4   the wait ended; the job goes on
-    ├── BusError                  6   git or the network failed
-    │   ├── NoRemote                  there is no remote to talk to
-    │   ├── RemoteUnreachable         the remote did not answer, or refused the credentials
-    │   │   └── AccessDenied              it answered, and refused the credentials or the key
-    │   ├── PushRejected              the remote answered and said no
-    │   ├── BrokenObject              an object that is there and is not what git would write
-    │   ├── FetchTooLarge             a remote sends too much
-    │   ├── LeaseLost                 another program moved the ref we were to move
-    │   ├── UnknownHandle             no request of that name on this remote
-    │   └── ApiError                  GitHub's REST API did not answer, or said no
-    │       ├── TokenRejected             the token is wrong, was revoked or has expired
-    │       ├── ScopeMissing              the token may not do this
-    │       ├── RateLimited               too many calls; it says when it goes on
-    │       ├── ApiNotFound               it is not there, or the token may not see it
-    │       └── ApiConflict               it cannot be done now
-    └── MachineError              6   this machine lacks something the runner needs (git, disk, a lock)
+"""Every error the bridge raises. `exit_code` is what a command ends in that fails with it.
 
 Statuses of a finished request map to exit codes in `bridge.protocol.result.EXIT_CODES`; a result that passed
-and is signed by no trusted key ends in 7. Anything that is not a `BridgeError` is our own bug and ends in 70.
+and is signed by no trusted key ends in `EXIT_UNVERIFIED`. Anything that is not a `BridgeError` is our own bug
+and ends in `EXIT_BUG`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -23,9 +23,8 @@ from bridge.weights import file_sha256
 
 NAME = "interpreter.json"
 SCHEMA_VERSION = 1
-REMEDY = "its owner checks it with `kakeya_mac runner check` and mends it with `kakeya_mac runner setup`"
 PACKAGES = ("kakeya-mac", "mlx", "mlx-lm", "numpy", "transformers")
-_MAX_BYTES = 64 * 1024
+REMEDY = "its owner checks it with `kakeya_mac runner check` and mends it with `kakeya_mac runner setup`"
 
 
 @dataclass(frozen=True)
@@ -51,33 +50,32 @@ def observe() -> Interpreter:
         digest = file_sha256(real)
     except OSError as error:
         raise MachineError(f"cannot read the interpreter {real}: {describe(error)}") from None
-    versions = {}
-    for name in PACKAGES:
+    return Interpreter(sys.executable, real, digest, platform.python_version(), versions(PACKAGES))
+
+
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    """Versions by distribution name; what is not installed is left out."""
+    found = {}
+    for name in packages:
         with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
-    return Interpreter(sys.executable, real, digest, platform.python_version(), versions)
+            found[name] = metadata.version(name)
+    return found
 
 
 def read(path: Path) -> Interpreter | None:
     """The record in a file; None: there is none."""
+    remedy = "write it again: kakeya_mac runner setup"
     try:
-        with path.open("rb") as handle:
-            return _parsed(handle.read(_MAX_BYTES))
+        document = json.loads(path.read_bytes())
+        version = document.pop("schema_version")
+        found = Interpreter(**document)
+        texts = (found.executable, found.realpath, found.sha256, found.version, *found.packages.values())
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        remedy = "write it again: kakeya_mac runner setup"
         raise MachineError(f"cannot read the record {path}: {describe(error)}", remedy) from None
-
-
-def _parsed(data: bytes) -> Interpreter:
-    document = json.loads(data)
-    if document.pop("schema_version") != SCHEMA_VERSION:
-        raise ValueError("another schema_version")
-    found = Interpreter(**document)
-    texts = (found.executable, found.realpath, found.sha256, found.version, *found.packages.values())
-    if not isinstance(found.packages, dict) or not all(isinstance(text, str) for text in texts):
-        raise ValueError("a value is no text")
+    if version != SCHEMA_VERSION or not all(isinstance(text, str) for text in texts):
+        raise MachineError(f"cannot read the record {path}: another version, or a value is no text", remedy)
     return found
 
 
@@ -92,17 +90,16 @@ def write(path: Path, interpreter: Interpreter) -> None:
 
 def differences(recorded: Interpreter, seen: Interpreter) -> list[str]:
     """What differs between a record and what is there now, one part each; nothing: they are the same."""
-    found = [
-        f"{what} was {getattr(recorded, name)}, is {getattr(seen, name)}"
-        for name, what in (("realpath", "the interpreter"), ("version", "Python"))
-        if getattr(recorded, name) != getattr(seen, name)
+    names = sorted(recorded.packages.keys() | seen.packages.keys())
+    pairs = [
+        ("the interpreter", recorded.realpath, seen.realpath),
+        ("Python", recorded.version, seen.version),
+        *((name, *(each.packages.get(name, "not there") for each in (recorded, seen))) for name in names),
     ]
-    if recorded.sha256 != seen.sha256 and not found:
-        found.append(f"the program {seen.realpath} was replaced by another one")
-    for name in sorted(recorded.packages.keys() | seen.packages.keys()):
-        old, new = (each.packages.get(name, "not there") for each in (recorded, seen))
-        if old != new:
-            found.append(f"{name} was {old}, is {new}")
+    found = [f"{what} was {old}, is {new}" for what, old, new in pairs if old != new]
+    same_name = (recorded.realpath, recorded.version) == (seen.realpath, seen.version)
+    if recorded.sha256 != seen.sha256 and same_name:
+        found.insert(0, f"the program {seen.realpath} was replaced by another one")
     return found
 
 
@@ -113,6 +110,6 @@ def objection() -> str | None:
         found = [] if recorded is None else differences(recorded, observe())
     except MachineError as error:
         return error.message
-    return (
-        f"this machine's environment has changed since it was set up: {'; '.join(found)}" if found else None
-    )
+    if not found:
+        return None
+    return f"this machine's environment has changed since it was set up: {'; '.join(found)}"

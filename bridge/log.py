@@ -22,19 +22,11 @@ class LineFormatter(logging.Formatter):
         return "\n".join(one_line(line) for line in super().format(record).split("\n"))
 
 
-def configure(
-    *, verbose: bool = False, stream: TextIO | None = None, formatter: logging.Formatter | None = None
-) -> None:
-    """Send the bridge's log to a stream (stderr by default); a second call replaces the first.
-
-    Args:
-        verbose: Include debug messages.
-        stream: Where lines go.
-        formatter: Makes the lines; None: `LineFormatter`.
-    """
+def configure(*, stream: TextIO | None = None, formatter: logging.Formatter | None = None) -> None:
+    """Send the bridge's log to a stream, by default stderr; a second call replaces the first."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(formatter or LineFormatter())
     logger = logging.getLogger("bridge")
     logger.handlers[:] = [handler]
-    logger.setLevel(logging.DEBUG if verbose else logging.INFO)
+    logger.setLevel(logging.INFO)
     logger.propagate = False

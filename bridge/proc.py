@@ -19,21 +19,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from bridge.errors import MachineError
 
 # What helper programs may see of our environment. Nothing secret-named is in it.
 PASSED_NAMES = (
-    "HOME",
-    "LANG",
-    "LOGNAME",
-    "PATH",
-    "SSH_AGENT_PID",
-    "SSH_AUTH_SOCK",
-    "TMPDIR",
-    "TZ",
-    "USER",
+    *("HOME", "LANG", "LOGNAME", "PATH", "SSH_AGENT_PID", "SSH_AUTH_SOCK", "TMPDIR", "TZ", "USER"),
     "XDG_RUNTIME_DIR",
 )
 _CHUNK = 1 << 16
@@ -50,7 +42,6 @@ class ProgramResult:
     stderr: bytes
     timed_out: bool
     truncated: bool
-    seconds: float
     stopped: str | None = None  # what a guard objected to
 
     @property
@@ -74,7 +65,7 @@ def run_program(
     Args:
         argv: The program and its arguments. Never a shell line.
         input: Bytes for its standard input, which is closed afterwards. Of several parts each is written when
-            the program has answered the one before.
+            the program has answered.
         timeout_s: Seconds after which its whole process group is ended; then `timed_out` is true.
         env: The complete environment; None passes the few names of `PASSED_NAMES` and a C locale.
         cwd: Working directory.
@@ -84,20 +75,18 @@ def run_program(
     Raises:
         MachineError: The program cannot be started. One that fails is a value, not an exception.
     """
-    started = time.monotonic()
-    process = _popen(
-        argv, env=helper_environment() if env is None else env, cwd=cwd, stdin=subprocess.PIPE, piped=True
-    )
+    deadline = time.monotonic() + timeout_s
+    pipe = subprocess.PIPE
+    process = _start(argv, env=env, cwd=cwd, stdin=pipe, stdout=pipe, stderr=pipe)
     outputs = [_Reader(cast("IO[bytes]", stream), limit_bytes) for stream in (process.stdout, process.stderr)]
     parts = [input] if isinstance(input, bytes) else input
     writer = threading.Thread(
-        target=_feed, args=(cast("IO[bytes]", process.stdin), parts, outputs[0]), daemon=True
+        target=_feed, args=(cast("IO[bytes]", process.stdin), parts, outputs[0].answered), daemon=True
     )
     for thread in (writer, *outputs):
         thread.start()
-    timed_out, stopped = False, None
     try:
-        timed_out, stopped = _supervise(process, started + timeout_s, guard)
+        timed_out, stopped = _supervise(process, deadline, guard or (lambda: None))
     finally:
         # The group is ours (new session), so helpers that the program left behind end with it.
         kill_group(process.pid)
@@ -106,33 +95,61 @@ def run_program(
             thread.join(_GRACE_S)
     return ProgramResult(
         exit_code=process.returncode,
-        stdout=outputs[0].data(),
-        stderr=outputs[1].data(),
+        stdout=bytes(outputs[0].kept),
+        stderr=bytes(outputs[1].kept),
         timed_out=timed_out,
         truncated=any(output.truncated for output in outputs),
-        seconds=time.monotonic() - started,
         stopped=stopped,
     )
 
 
 def _supervise(
-    process: subprocess.Popen[bytes], deadline: float, guard: Callable[[], str | None] | None
+    process: subprocess.Popen[bytes], deadline: float, guard: Callable[[], str | None]
 ) -> tuple[bool, str | None]:
     """Wait for the end of a program; whether its time ran out, and what the guard objected to."""
     while True:
-        left = deadline - time.monotonic()
         try:
-            process.wait(max(0.0, left if guard is None else min(left, _GUARD_S)))
-            return False, guard() if guard is not None else None
+            process.wait(max(0.0, min(deadline - time.monotonic(), _GUARD_S)))
+            return False, guard()
         except subprocess.TimeoutExpired:
-            objection = guard() if guard is not None else None
-            if objection is None and time.monotonic() < deadline:
-                continue
-        # Asked first: git then removes its lock files.
-        kill_group(process.pid, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_GRACE_S)
-        return objection is None, objection
+            objection = guard()
+        if objection is not None or time.monotonic() >= deadline:
+            break
+    # Asked first: git then removes its lock files.
+    kill_group(process.pid, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_GRACE_S)
+    return objection is None, objection
+
+
+class _Reader(threading.Thread):
+    """Keeps the first `limit` bytes of a stream; `answered`: something came, or the stream ended."""
+
+    def __init__(self, stream: IO[bytes], limit: int) -> None:
+        super().__init__(daemon=True)
+        self._stream, self._limit = stream, limit
+        self.kept = bytearray()
+        self.truncated = False
+        self.answered = threading.Event()
+
+    def run(self) -> None:
+        with contextlib.suppress(OSError, ValueError), self._stream:
+            while chunk := self._stream.read1(_CHUNK):  # type: ignore[attr-defined]
+                left = self._limit - len(self.kept)
+                self.truncated = self.truncated or len(chunk) > left
+                self.kept += chunk[:left]
+                self.answered.set()
+        self.answered.set()
+
+
+def _feed(stream: IO[bytes], parts: Sequence[bytes], answered: threading.Event) -> None:
+    # A program that does not read its input closes the pipe early: not our error.
+    with contextlib.suppress(OSError, ValueError), stream:
+        for index, part in enumerate(parts):
+            if index:
+                answered.wait()
+            stream.write(part)
+            stream.flush()
 
 
 class ChildProcess:
@@ -161,7 +178,7 @@ def spawn(
     *,
     env: Mapping[str, str],
     cwd: Path | None = None,
-    output: int | None = None,
+    output: int = subprocess.DEVNULL,
     pass_fds: Iterable[int] = (),
 ) -> ChildProcess:
     """Start a child in a session of its own, with no standard input and only the descriptors named.
@@ -170,28 +187,28 @@ def spawn(
         argv: The program and its arguments.
         env: Its complete environment.
         cwd: Its working directory.
-        output: Descriptor for standard output and error; None discards both.
+        output: Descriptor for standard output and error.
         pass_fds: Further descriptors to keep open in the child, under the same numbers.
     """
-    process = _popen(
-        argv,
-        env=env,
-        cwd=cwd,
-        stdin=subprocess.DEVNULL,
-        output=subprocess.DEVNULL if output is None else output,
-        pass_fds=tuple(pass_fds),
-    )
-    return ChildProcess(process)
+    streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+    return ChildProcess(_start(argv, env=env, cwd=cwd, pass_fds=tuple(pass_fds), **streams))
 
 
 def run_in_terminal(
     argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> int:
     """Run a program that may ask its user something (a password of sudo) to its end; its exit code."""
+    return _start(argv, env=env, cwd=cwd, start_new_session=False).wait()
+
+
+def _start(argv: Sequence[str], *, env: Mapping[str, str] | None, **how: Any) -> subprocess.Popen[bytes]:
+    if not argv or any("\0" in element for element in argv):
+        raise MachineError(f"cannot start {list(argv)!r}: an argument vector without NUL is needed")
+    own = helper_environment() if env is None else dict(env)
     try:
-        return subprocess.run(  # noqa: S603 - argv comes from our own files, never from a shell line
-            list(argv), env=helper_environment() if env is None else dict(env), cwd=cwd, check=False
-        ).returncode
+        return subprocess.Popen(  # noqa: S603 - argv comes from our own files, never from a shell line
+            list(argv), env=own, **{"start_new_session": True, **how}
+        )
     except OSError as error:
         raise MachineError(f"cannot start {argv[0]!r}: {error.strerror or error}") from None
 
@@ -200,6 +217,18 @@ def helper_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]
     """The environment of helper programs: a few names of ours, a C locale, and `extra`."""
     passed = {name: os.environ[name] for name in PASSED_NAMES if name in os.environ}
     return {**passed, "LC_ALL": "C", **(extra or {})}
+
+
+def find_program(name: str) -> str | None:
+    """Absolute path of a program on PATH, or None."""
+    return shutil.which(name)
+
+
+def kill_group(pid: int, number: int = signal.SIGKILL) -> None:
+    """Send a signal to a process group; one that is gone already is fine."""
+    # macOS answers EPERM for a group with only zombies left.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
 
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:
@@ -216,86 +245,3 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:
         with contextlib.suppress(OSError):
             os.unlink(name)
         raise
-
-
-def find_program(name: str) -> str | None:
-    """Absolute path of a program on PATH, or None."""
-    return shutil.which(name)
-
-
-def kill_group(pid: int, number: int = signal.SIGKILL) -> None:
-    """Send a signal to a process group; one that is gone already is fine."""
-    # macOS answers EPERM for a group with only zombies left.
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, number)
-
-
-def _popen(
-    argv: Sequence[str],
-    *,
-    env: Mapping[str, str],
-    cwd: Path | None,
-    stdin: int,
-    piped: bool = False,
-    output: int = subprocess.PIPE,
-    pass_fds: tuple[int, ...] = (),
-) -> subprocess.Popen[bytes]:
-    if not argv or any("\0" in element for element in argv):
-        raise MachineError(f"cannot start {list(argv)!r}: an argument vector without NUL is needed")
-    try:
-        return subprocess.Popen(  # noqa: S603 - argv comes from our own files, never from a shell line
-            list(argv),
-            stdin=stdin,
-            stdout=output,
-            stderr=subprocess.PIPE if piped else output,
-            env=dict(env),
-            cwd=cwd,
-            close_fds=True,
-            pass_fds=pass_fds,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise MachineError(f"cannot start {argv[0]!r}: {error.strerror or error}") from None
-
-
-class _Reader(threading.Thread):
-    """Reads one stream to its end and keeps the first `limit` bytes."""
-
-    def __init__(self, stream: IO[bytes], limit: int) -> None:
-        super().__init__(daemon=True)
-        self._stream = stream
-        self._limit = limit
-        self._kept = bytearray()
-        self._changed = threading.Condition()
-        self._ended = False
-        self.truncated = False
-
-    def run(self) -> None:
-        with contextlib.suppress(OSError, ValueError), self._stream:
-            while chunk := self._stream.read1(_CHUNK):  # type: ignore[attr-defined]
-                left = self._limit - len(self._kept)
-                self.truncated = self.truncated or len(chunk) > left
-                self._kept += chunk[:left]
-                with self._changed:
-                    self._changed.notify_all()
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
-
-    def wait_for_answer(self) -> None:
-        """Wait until something was read, or the stream has ended."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._ended or len(self._kept) > 0)
-
-    def data(self) -> bytes:
-        return bytes(self._kept)
-
-
-def _feed(stream: IO[bytes], parts: Sequence[bytes], answers: _Reader) -> None:
-    # A program that does not read its input closes the pipe early: not our error.
-    with contextlib.suppress(OSError, ValueError), stream:
-        for index, part in enumerate(parts):
-            if index:
-                answers.wait_for_answer()
-            stream.write(part)
-            stream.flush()

@@ -30,15 +30,21 @@ def faults(folder: Path) -> list[str]:
         found.append(f"{CONFIG} is missing or not readable")
     files = {path.name for path in folder.glob("*.safetensors")}
     if (folder / INDEX).exists():
-        named = _shards(_document(folder / INDEX))
-        if named is None:
-            found.append(f"{INDEX} is not readable")
+        index = _document(folder / INDEX)
+        named = index.get("weight_map") if isinstance(index, dict) else None
+        if isinstance(named, dict) and all(isinstance(name, str) for name in named.values()):
+            found += [f"{name} is missing" for name in sorted(set(named.values()) - files)]
         else:
-            found += [f"{name} is missing" for name in sorted(named - files)]
+            found.append(f"{INDEX} is not readable")
     elif not files:
         found.append("it holds no *.safetensors file")
     for name in sorted(files):
-        if (fault := _fault(folder / name)) is not None:
+        try:
+            status = (folder / name).stat()
+            fault = _fault(str(folder / name), status.st_mtime_ns, status.st_size)
+        except OSError as error:
+            fault = f"cannot be read: {describe(error)}"
+        if fault is not None:
             found.append(f"{name} {fault}")
     return found
 
@@ -67,14 +73,6 @@ def _sha256(path: str, _mtime_ns: int, _size: int) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
-def _shards(index: Any) -> set[str] | None:
-    """The files that an index names; None: it is none."""
-    names = index.get("weight_map") if isinstance(index, dict) else None
-    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-        return None
-    return set(names.values())
-
-
 def _document(path: Path) -> Any:
     try:
         with path.open("rb") as handle:
@@ -83,17 +81,8 @@ def _document(path: Path) -> Any:
         return None
 
 
-def _fault(path: Path) -> str | None:
-    try:
-        status = path.stat()
-        return _looked_at(str(path), status.st_mtime_ns, status.st_size)
-    except OSError as error:
-        return f"cannot be read: {describe(error)}"
-
-
 @functools.lru_cache(maxsize=4096)
-def _looked_at(path: str, _mtime_ns: int, size: int) -> str | None:
-    """What is wrong with one file of weights."""
+def _fault(path: str, _mtime_ns: int, size: int) -> str | None:
     with open(path, "rb") as handle:
         head = handle.read(len(LFS_MARK))
         if head == LFS_MARK:
@@ -101,7 +90,7 @@ def _looked_at(path: str, _mtime_ns: int, size: int) -> str | None:
         length = int.from_bytes(head[:_LENGTH], "little")
         if len(head) < _LENGTH or length > _MAX_HEADER:
             return "is no safetensors file"
-        handle.seek(_LENGTH, os.SEEK_SET)
+        handle.seek(_LENGTH)
         header = handle.read(length)
     if len(header) < length:
         return f"breaks off in its header: it has {size} bytes"

@@ -41,7 +41,7 @@ def schema_text(schema: dict[str, object]) -> str:
 
 def presets_page() -> str:
     from bridge import presets
-    from bridge.render.presets import bounds, default, model_line, renamed_line
+    from bridge.cli.presets import bounds, default, model_line, renamed_line
 
     parts = [
         f"{NOTE}# Presets\n\nWhat a runner may be asked for. The files are in `bridge/presets/`, the format"

@@ -12,6 +12,18 @@ import pytest
 from tests.houses import House, build_house
 from tests.worlds import World, make_world
 
+# Of the records in tests/frozen, whose files stay as they are, `make test` compares what lies on the remote.
+FAST_RECORDS = {
+    "test_refs_and_documents",
+    "test_signatures_hold_in_their_namespaces",
+    "test_documents_keep_the_schema",
+    "test_commands_while_requests_run",
+    "test_result",
+    "test_unknown_handle",
+    "test_unreachable_remote",
+    "test_run_is_refused",
+}
+
 
 def pytest_configure() -> None:
     """Let signals end programs again where the tests run in a shell's background or under nohup.
@@ -33,6 +45,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     Of the others one in m (without m: every second one) is slow, and the rest are exhaustive.
     """
+    for item in items:
+        folder = item.nodeid.split("/")[1]
+        if folder == "e2e":
+            item.add_marker(pytest.mark.e2e)
+        elif folder == "frozen" and item.nodeid.partition("::")[2].partition("[")[0] not in FAST_RECORDS:
+            item.add_marker(pytest.mark.slow)
     seen: Counter[str] = Counter()
     rest: Counter[str] = Counter()
     for item in items:

@@ -24,23 +24,36 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Annotated
 
 from pydantic import BaseModel, Field, ValidationError
 
 from bridge.bus import results
 from bridge.bus.claims import read_status
-from bridge.bus.requests import MAX_SIGNATURE_BYTES, SKIP_CI, RequestCommit, bound_manifest, read_request
+from bridge.bus.requests import (
+    ALL_REFS,
+    CANCELS,
+    CLAIMS,
+    MAX_SIGNATURE_BYTES,
+    RESULTS,
+    SKIP_CI,
+    RefValue,
+    RequestCommit,
+    bound_manifest,
+    names_of,
+    read_request,
+    state_of,
+)
 from bridge.bus.results import ExpectedRequest, FetchedResult
-from bridge.bus.state import ALL_REFS, CANCELS, CLAIMS, RESULTS, RefValue, names_of, state_of
 from bridge.errors import BusError, LeaseLost, ManifestError, PushRejected, ResultError, UnknownHandle
 from bridge.git.cache import GitCache
 from bridge.git.repo import FILE_MODE, TREE_MODE, FileChange, RefUpdate, Scratch
 from bridge.protocol import refs
 from bridge.protocol.manifest import MAX_BYTES, RECORD, Moment, Nonce, PresetName, Sha, parse_time
-from bridge.protocol.result import RESULT_ROOT, Reason, Status
+from bridge.protocol.result import RESULT_ROOT, Reason, Result, Status
 from bridge.protocol.sanitize import quoted
 
 DEFAULT_OLDER_THAN = timedelta(days=14)
@@ -58,7 +71,10 @@ MAX_COPIED_RECORD_BYTES = 256 * 1024
 _INDEX = "index"
 _TRIES = 10
 _FIRST_PAUSE_S = 0.05
+# What a finished request needs no longer.
+_SIGNALS = (*CLAIMS, *CANCELS)
 _NONCE_START = re.compile(r"(?:(?P<preset>[a-z0-9-]{1,64}?)-)?(?P<nonce>[0-9]{8}(?:t[0-9a-z]{0,19})?)")
+_INDEX_LINE = re.compile(rb'\{"nonce":"([0-9]{8}t[0-9]{6}z[0-9a-f]{12})",.*')
 _REF = Annotated[str, Field(pattern=r"^refs/[A-Za-z0-9._/-]{1,250}$")]
 
 
@@ -77,21 +93,14 @@ class ResultSummary(BaseModel):
 
 
 class ArchivedRequest(BaseModel):
-    """One line of the index.
-
-    Attributes:
-        nonce: The request.
-        preset: From the name of its branch; None: the branch was gone.
-        places: The commit that each of its refs held.
-        summary: From ``result.json``; None: that could not be read.
-    """
+    """One line of the index."""
 
     model_config = RECORD
 
     nonce: Nonce
-    preset: PresetName | None
-    places: Annotated[dict[_REF, Sha], Field(min_length=1, max_length=4)]
-    summary: ResultSummary | None
+    preset: PresetName | None  # from the name of its branch; None: the branch was gone
+    places: Annotated[dict[_REF, Sha], Field(min_length=1, max_length=4)]  # what each of its refs held
+    summary: ResultSummary | None  # from ``result.json``; None: that could not be read
 
 
 class _CopiedRequest(BaseModel):
@@ -131,8 +140,7 @@ class Left:
 class Pruned:
     """What a prune did."""
 
-    # Nonces that are in the archive now, their refs deleted (with `dry_run`: would be)
-    archived: tuple[str, ...]
+    archived: tuple[str, ...]  # nonces in the archive now, their refs deleted (with `dry_run`: would be)
     deleted: tuple[str, ...]  # refs that were deleted, stale claims and cancel requests included
     left: tuple[Left, ...]  # finished requests that stay, and why
     unfinished: int  # how many requests that old stay because they have no result yet, or a fresh one
@@ -147,57 +155,43 @@ class Archive:
     def __init__(self, cache: GitCache, commit: str) -> None:
         self._cache = cache
         self.commit = commit
-        self._root = cache.tree_entries(commit)
-        self._months: dict[str, dict[str, ArchivedRequest]] = {}
-        self._copies: dict[str, _CopiedRecord] = {}
-        self._indexed: dict[str, dict[str, ArchivedRequest]] = {}
+        self._months: dict[str, dict[str, list[bytes]]] = {}
 
     def find(self, handle: str) -> str | None:
-        """The nonce that a handle names here: a nonce, a branch, or the beginning of one with its day.
-
-        Raises:
-            UnknownHandle: It begins more than one.
-        """
+        """The nonce that a handle names here, with at least its day; an `UnknownHandle`: several fit."""
         match = _NONCE_START.fullmatch(_spelled(handle))
         if match is None:
             return None
         start, preset = match["nonce"], match["preset"]
-        month = self._month(_month_of(start))
-        present = [
-            nonce
-            for nonce in sorted(month)
-            if nonce.startswith(start) and preset in (None, month[nonce].preset)
-        ]
-        if len(present) > 1:
-            some = ", ".join(present[:5])
-            message = f"{handle!r} names {len(present)} archived requests: {some}"
+        nonces = sorted(nonce for nonce in self._nonces(_month_of(start)) if nonce.startswith(start))
+        entries = [entry for entry in map(self.get, nonces) if entry and preset in (None, entry.preset)]
+        if len(entries) > 1:
+            some = ", ".join(entry.nonce for entry in entries[:5])
+            message = f"{handle!r} names {len(entries)} archived requests: {some}"
             raise UnknownHandle(message, "give more of it")
-        return present[0] if present else None
+        return entries[0].nonce if entries else None
 
     def get(self, nonce: str) -> ArchivedRequest | None:
-        """What the index says of a request; None: it is not archived."""
-        return self._month(_month_of(nonce)).get(nonce)
+        """What the archive says of a request; None: it is not archived."""
+        if (entry := self._indexed(nonce)) is not None or (copy := self._copied(nonce)) is None:
+            return entry
+        places = {copy.ref: copy.result_commit}
+        return ArchivedRequest(nonce=nonce, preset=copy.preset, places=places, summary=copy.summary)
 
     def newest(self) -> Iterator[ArchivedRequest]:
-        """Every request that the index can tell of, the newest nonce first."""
+        """Every request that the archive can tell of, the newest nonce first."""
         months = {name.removesuffix(".jsonl") for name in self._entries(_INDEX, FILE_MODE)}
-        months |= {name for name, (mode, _) in self._root.items() if mode == TREE_MODE and name != _INDEX}
+        months |= self._entries("", TREE_MODE) - {_INDEX}
         for month in sorted(months, reverse=True):
-            found = self._month(month)
-            yield from (found[nonce] for nonce in sorted(found, reverse=True))
+            found = map(self.get, sorted(self._nonces(month), reverse=True))
+            yield from (entry for entry in found if entry is not None)
 
     def read(self, nonce: str) -> FetchedResult | None:
-        """One archived result, as `results.fetch` gave it before; None: it is not archived.
-
-        Raises:
-            ResultError: What is there cannot be one.
-            RemoteUnreachable: The remote does not give one of its commits.
-        """
-        entry = self.get(nonce)
+        """One archived result, as `results.fetch` gave it before; a `ResultError`: it cannot be one."""
+        entry = self._indexed(nonce)
         if entry is None:
-            return None
-        if (copy := self._copies.get(nonce)) is not None:
-            return self._read_copy(copy)
+            copy = self._copied(nonce)
+            return None if copy is None else self._read_copy(copy)
         for sha in entry.places.values():
             self._cache.bring_object(sha, depth=DEPTH)
         state = replace(state_of(entry.places, nonce), inbox=None, claim=None, cancel=None)
@@ -207,66 +201,53 @@ class Archive:
 
     def request(self, nonce: str) -> RequestCommit | None:
         """The request that an archived result answers; None: the archive does not have it."""
-        if self.get(nonce) is not None and (copy := self._copies.get(nonce)) is not None:
-            return self._copied_request(copy)
+        if self._indexed(nonce) is None:
+            copy = self._copied(nonce)
+            return None if copy is None else self._copied_request(copy)
         fetched = self.read(nonce)
-        if fetched is None or fetched.expected is None:
-            return None
         with contextlib.suppress(ManifestError, BusError):
-            return read_request(self._cache, fetched.expected.commit)
+            if fetched is not None and fetched.expected is not None:
+                return read_request(self._cache, fetched.expected.commit)
         return None
 
-    def indexed(self, month: str) -> dict[str, ArchivedRequest]:
-        """The requests of one file of the index, by nonce."""
-        if month in self._indexed:
-            return self._indexed[month]
-        found = self._indexed[month] = {}
-        data = self._cache.read_file(self.commit, f"{_INDEX}/{month}.jsonl", MAX_INDEX_BYTES) or b""
-        for line in data.splitlines():
-            with contextlib.suppress(ValidationError):  # anyone with push rights can write one; others go on
-                entry = ArchivedRequest.model_validate_json(line)
-                if _month_of(entry.nonce) == month:
-                    found[entry.nonce] = entry
-        return found
-
-    def _month(self, month: str) -> dict[str, ArchivedRequest]:
-        """Requests of a month by nonce, from the index and from folders of copies."""
+    def lines(self, month: str) -> dict[str, list[bytes]]:
+        """The lines of one file of the index by nonce, unread: a month has thousands, anyone may add some."""
         if month not in self._months:
-            indexed, copies = self.indexed(month), {}
-            for day in self._entries(month, TREE_MODE):
-                for nonce in self._entries(f"{month}/{day}", TREE_MODE):
-                    is_placed = refs.is_nonce(nonce) and _copies_folder(nonce) == f"{month}/{day}/{nonce}"
-                    if is_placed and nonce not in indexed:
-                        copies[nonce] = self._copied_record(nonce)
-            self._copies |= {nonce: record for nonce, record in copies.items() if record is not None}
-            old = {
-                copy.nonce: ArchivedRequest(
-                    nonce=copy.nonce,
-                    preset=copy.preset,
-                    places={copy.ref: copy.result_commit},
-                    summary=copy.summary,
-                )
-                for copy in copies.values()
-                if copy is not None
-            }
-            self._months[month] = old | indexed
+            found = self._months[month] = defaultdict(list)
+            data = self._cache.read_file(self.commit, f"{_INDEX}/{month}.jsonl", MAX_INDEX_BYTES) or b""
+            for match in map(_INDEX_LINE.fullmatch, data.splitlines()):
+                if match is not None and _month_of(match[1].decode()) == month:
+                    found[match[1].decode()].append(match[0])
         return self._months[month]
 
-    def _entries(self, path: str, mode: str) -> dict[str, str]:
-        """Shas of the entries of a folder of the archive that have a mode, by name."""
+    def _indexed(self, nonce: str) -> ArchivedRequest | None:
+        for line in reversed(self.lines(_month_of(nonce)).get(nonce, [])):
+            with contextlib.suppress(ValidationError):
+                entry = ArchivedRequest.model_validate_json(line)
+                return entry if entry.nonce == nonce else None
+        return None
+
+    def _nonces(self, month: str) -> set[str]:
+        """Requests of a month, in the index and in folders of copies."""
+        days = self._entries(month, TREE_MODE)
+        copied = {nonce for day in days for nonce in self._entries(f"{month}/{day}", TREE_MODE)}
+        return self.lines(month).keys() | {nonce for nonce in copied if refs.is_nonce(nonce)}
+
+    def _entries(self, path: str, mode: str) -> set[str]:
+        """Names in a folder of the archive that have a mode."""
         try:
             found = self._cache.tree_entries(f"{self.commit}:{path}")
         except BusError:
-            return {}
-        return {name: sha for name, (kind, sha) in found.items() if kind == mode}
+            return set()
+        return {name for name, (kind, _) in found.items() if kind == mode}
 
     # Archives of the first version ------------------------------------------------------------------------
 
     def _copied_file(self, nonce: str, name: str, limit: int) -> bytes | None:
         return self._cache.try_read_file(self.commit, f"{_copies_folder(nonce)}/{name}", limit)
 
-    def _copied_record(self, nonce: str) -> _CopiedRecord | None:
-        """What the archive says of a copied result; None: it cannot be read, or is about another request."""
+    def _copied(self, nonce: str) -> _CopiedRecord | None:
+        """What the archive says of a copied result; None: it has none, or one of another request."""
         data = self._copied_file(nonce, "archived.json", MAX_COPIED_RECORD_BYTES)
         try:
             record = _CopiedRecord.model_validate_json(data or b"")
@@ -322,16 +303,9 @@ def open_archive(cache: GitCache, found: Mapping[str, str]) -> Archive | None:
 
 
 def find_archived(cache: GitCache, handle: str, *, found: Mapping[str, str] | None = None) -> FetchedResult:
-    """The result of a retired request.
+    """The result of a retired request, by a nonce, a branch name, or the beginning of either with its day.
 
-    Args:
-        cache: Of the remote.
-        handle: A nonce, a branch name, or the beginning of either with at least the day.
-        found: The remote's refs where they are known.
-
-    Raises:
-        UnknownHandle: The archive knows no such request, or several.
-        ResultError: What is archived cannot be a result.
+    `found` are the remote's refs where they are known. A `ResultError`: what is archived cannot be a result.
     """
     listed = cache.list_remote(refs.ARCHIVE) if found is None else found
 
@@ -373,60 +347,11 @@ def prune(
 ) -> Pruned:
     """Archive finished requests older than a retention or beyond the newest `keep`, and delete their refs.
 
-    Never an unfinished one: with an inbox entry, a live claim, or without a result. Idempotent.
-
-    Args:
-        cache: Of the remote.
-        older_than: Age of a request, by its nonce, from which it is retired.
-        keep: So many of the newest finished ones stay; older ones are retired whatever their age.
-        now: The time of day, aware.
-        limit: At most so many are retired by this call; None: all.
-        dry_run: Change nothing on the remote.
-        progress: Told how many of how many have been looked at.
-
-    Raises:
-        PushRejected: The server takes no archive.
-        RemoteUnreachable: It did not answer. What was done until then stays done.
-        LeaseLost: The archive moved on every try.
-        BusError: What is at the archive's ref is no archive.
+    Never an unfinished one: with an inbox entry, a live claim, or without a result. Idempotent; what was done
+    before an error stays done. At most `limit` are retired by this call; `progress` is told how many of how
+    many have been looked at. Errors are those of a push: a server may take no archive.
     """
     return _Pruner(cache, older_than=older_than, now=now, dry_run=dry_run).run(keep, limit, progress)
-
-
-@dataclass(frozen=True)
-class _RequestRefs:
-    """The refs of one request and the commits they hold, by what they are for."""
-
-    nonce: str
-    held: dict[str, str] = field(default_factory=dict)
-
-    def below(self, *prefixes: str) -> list[RefValue]:
-        return [RefValue(ref, commit) for ref, commit in self.held.items() if ref.startswith(prefixes)]
-
-    @property
-    def branches(self) -> list[RefValue]:
-        return self.below(refs.BRANCHES, refs.AGENT_BRANCHES)
-
-    @property
-    def places(self) -> list[RefValue]:
-        return [*self.branches, *self.below(*RESULTS)]
-
-    @property
-    def claims(self) -> list[RefValue]:
-        return self.below(*CLAIMS)
-
-    @property
-    def signals(self) -> list[RefValue]:
-        """What a finished request needs no longer: claims and cancel requests."""
-        return [*self.claims, *self.below(*CANCELS)]
-
-    @property
-    def waits(self) -> bool:
-        return refs.inbox_ref(self.nonce) in self.held
-
-
-class _DeletionRefused(Exception):
-    """The server archived, and would not delete refs."""
 
 
 class _Pruner:
@@ -440,25 +365,25 @@ class _Pruner:
         self._left: dict[str, Left] = {}
         self._unfinished: set[str] = set()
         self._one_by_one = False
+        self._refused: str | None = None
         self._look()
 
     def run(self, keep: int, limit: int | None, progress: Callable[[int, int], object] | None) -> Pruned:
         due = self._due(keep)
         others = [
             nonce
-            for nonce, one in sorted(self._by_nonce.items())
-            if nonce not in due and not one.waits and one.signals
+            for nonce, held in sorted(self._held.items())
+            if nonce not in due and not _waits(nonce, held) and _below(held, _SIGNALS)
         ]
-        nonces, at, refused = [*due, *others], 0, None
-        try:
-            while at < len(nonces) and (limit is None or len(self._archived) < limit):
-                size = BATCH if limit is None else min(BATCH, limit - len(self._archived))
-                self._batch(nonces[at : at + size], set(due))
-                at += size
-                if progress is not None:
-                    progress(min(at, len(nonces)), len(nonces))
-        except _DeletionRefused as error:
-            refused = str(error)
+        nonces, at = [*due, *others], 0
+        while at < len(nonces) and (limit is None or len(self._archived) < limit):
+            size = BATCH if limit is None else min(BATCH, limit - len(self._archived))
+            self._batch(nonces[at : at + size], set(due))
+            if self._refused is not None:
+                break
+            at += size
+            if progress is not None:
+                progress(min(at, len(nonces)), len(nonces))
         return Pruned(
             archived=tuple(self._archived),
             deleted=tuple(self._deleted),
@@ -466,26 +391,25 @@ class _Pruner:
             unfinished=len(self._unfinished & set(due)),
             remaining=len(set(due) & set(nonces[at:])),
             archive=self._found.get(refs.ARCHIVE),
-            refused=refused,
+            refused=self._refused,
         )
 
     def _look(self) -> None:
         self._found = self._cache.list_remote(*ALL_REFS)
-        self._by_nonce: dict[str, _RequestRefs] = {}
+        self._held: dict[str, dict[str, str]] = defaultdict(dict)  # the refs of each request
         for ref, commit in self._found.items():
             nonce, _ = names_of(ref)
             if nonce is not None:
-                self._by_nonce.setdefault(nonce, _RequestRefs(nonce)).held[ref] = commit
+                self._held[nonce][ref] = commit
 
     def _due(self, keep: int) -> list[str]:
-        """Nonces that retention no longer covers, the oldest first: too old, or beyond the newest `keep`.
-
-        Decided by the time in the nonce; one of the future is not touched.
-        """
+        """Nonces that retention no longer covers, the oldest first; one of the future is not touched."""
         future = refs.nonce_time(self._now + timedelta(days=1))
         settled = refs.nonce_time(self._now - SETTLED)
         candidates = sorted(
-            nonce for nonce, one in self._by_nonce.items() if one.places and not one.waits and nonce < future
+            nonce
+            for nonce, held in self._held.items()
+            if nonce < future and _places(held) and not _waits(nonce, held)
         )
         beyond = set(candidates[: max(0, len(candidates) - keep)])
         return [
@@ -494,111 +418,100 @@ class _Pruner:
 
     def _batch(self, nonces: Sequence[str], due: set[str]) -> None:
         for attempt in range(_TRIES):
-            chosen = [self._by_nonce[nonce] for nonce in nonces if nonce in self._by_nonce]
+            chosen = [nonce for nonce in nonces if nonce in self._held]
             if not chosen:
                 return
             try:
-                self._cache.recover(lambda chosen=chosen: self._retire(chosen, due))  # type: ignore[misc]
-            except LeaseLost:
+                self._cache.recover(partial(self._retire, chosen, due))
+            except LeaseLost:  # something moved meanwhile
                 if attempt == _TRIES - 1:
                     raise
                 time.sleep(_FIRST_PAUSE_S * 2**attempt * random.random())  # noqa: S311 - a pause, no secret
                 self._look()
-                continue
-            return
+            else:
+                return
 
-    def _retire(self, chosen: Sequence[_RequestRefs], due: set[str]) -> None:
-        """Put results into the archive and delete their refs, all at once where the server can.
-
-        Raises:
-            LeaseLost: Something moved meanwhile: look again.
-            _DeletionRefused: They are archived, and the server does not delete.
-        """
-        found = {value.ref: value.commit for one in chosen for value in (*one.places, *one.claims)}
-        failures = self._cache.bring(found, list(found), depth=DEPTH)
+    def _retire(self, chosen: Sequence[str], due: set[str]) -> None:
+        """Put results into the archive and delete their refs, all at once where the server can."""
+        wanted: dict[str, str] = {}
+        for nonce in chosen:
+            wanted |= _places(self._held[nonce]) | _below(self._held[nonce], CLAIMS)
+        failures = self._cache.bring(wanted, list(wanted), depth=DEPTH)
         archive = open_archive(self._cache, self._found)
         entries: list[ArchivedRequest] = []
-        ended: list[RefValue] = []
-        for one in chosen:
-            if not one.places:
-                if one.nonce < self._cutoff and self._is_forgotten(one):
-                    ended += one.signals
+        ended: dict[str, str] = {}
+        for nonce in chosen:
+            held = self._held[nonce]
+            places, signals = _places(held), _below(held, _SIGNALS)
+            if not places:
+                ended |= signals if nonce < self._cutoff and self._is_forgotten(held) else {}
                 continue
-            entry = self._judge(one, failures, None if archive is None else archive.get(one.nonce))
-            if isinstance(entry, Left):
-                self._left[one.nonce] = entry
+            entry = self._judge(nonce, places, failures, None if archive is None else archive.get(nonce))
+            if isinstance(entry, str):
+                self._left[nonce] = Left(nonce, next(iter(places)), entry)
             elif entry is None:
-                self._unfinished.add(one.nonce)
+                self._unfinished.add(nonce)
             else:
-                ended += one.signals
-                if one.nonce in due:
+                ended |= signals
+                if nonce in due:
                     entries.append(entry)
-                    ended += one.places
+                    ended |= places
         if self._dry_run:
             self._archived += [entry.nonce for entry in entries]
         elif entries or ended:
             self._push_archive(archive, entries, ended)
 
     def _judge(
-        self, one: _RequestRefs, failures: Mapping[str, BusError], known: ArchivedRequest | None
-    ) -> ArchivedRequest | Left | None:
-        """What the index says of a finished request; None: it is not finished, or too fresh."""
-        places = {value.ref: value.commit for value in one.places}
-        first = one.places[0].ref
+        self,
+        nonce: str,
+        places: dict[str, str],
+        failures: Mapping[str, BusError],
+        known: ArchivedRequest | None,
+    ) -> ArchivedRequest | str | None:
+        """What the index says of a finished request, or why it stays; None: not finished, or too fresh."""
         for ref in places.keys() & failures.keys():
-            return Left(one.nonce, first, failures[ref].message)
+            return failures[ref].message
         if known is not None and not set(places.values()) & set(known.places.values()):
-            return Left(one.nonce, first, "another result is archived under its name")
-        if len(one.branches) > 1 or len({value.commit for value in one.below(*RESULTS)}) > 1:
-            return Left(one.nonce, first, "several branches or several results carry its name")
-        state = state_of(places, one.nonce)
+            return "another result is archived under its name"
+        apart = _below(places, RESULTS)
+        if len(places) - len(apart) > 1 or len(set(apart.values())) > 1:
+            return "several branches or several results carry its name"
+        state = state_of(places, nonce)
         try:
-            located = [results.locate(self._cache, state, place, None) for place in one.places]
+            values = [RefValue(ref, commit) for ref, commit in places.items()]
+            located = [results.locate(self._cache, state, value, None) for value in values]
         except (ResultError, BusError) as error:
-            return Left(one.nonce, first, error.message)
-        answered = {each.commit: each for each in located if each is not None}
-        if not answered or not self._is_forgotten(one):
+            return error.message
+        answers = {each.commit: each for each in located if each is not None}
+        if not answers or not self._is_forgotten(self._held[nonce]):
             return None
-        if len(answered) > 1:
-            return Left(one.nonce, first, "it has a result on its branch and another one elsewhere")
-        [result] = answered.values()
-        branch = state.branch
-        if branch is not None and branch.commit not in (result.commit, result.request):
-            return Left(one.nonce, branch.ref, "the branch holds other commits: delete it by hand")
-        if result.parents and result.above != 1:
-            return Left(one.nonce, first, "more than one commit is on top of the request")
-        summary = self._summary(result)
-        if summary is not None and abs(self._now - parse_time(summary.finished_at)) < SETTLED:
+        if len(answers) > 1:
+            return "it has a result on its branch and another one elsewhere"
+        [answer] = answers.values()
+        if state.branch is not None and state.branch.commit not in (answer.commit, answer.request):
+            return "the branch holds other commits: delete it by hand"
+        if answer.parents and answer.above != 1:
+            return "more than one commit is on top of the request"
+        result = results.read_record(self._cache, answer)
+        if result is not None and abs(self._now - parse_time(result.finished_at)) < SETTLED:
             return None
-        return ArchivedRequest(nonce=one.nonce, preset=state.preset, places=places, summary=summary)
+        # One that cannot be read is archived as it is: it is as little believed there.
+        summary = None if result is None else _summary(result)
+        return ArchivedRequest(nonce=nonce, preset=state.preset, places=places, summary=summary)
 
-    def _summary(self, located: FetchedResult) -> ResultSummary | None:
-        result = results.read_record(self._cache, located)
-        if result is None:  # archived as it is: it is as little believed there
-            return None
-        return ResultSummary(
-            preset=result.preset,
-            status=result.verdict.status,
-            reason=result.verdict.reason,
-            runner=result.runner.name,
-            attempt=result.attempt,
-            started_at=result.started_at,
-            finished_at=result.finished_at,
-        )
-
-    def _is_forgotten(self, one: _RequestRefs) -> bool:
+    def _is_forgotten(self, held: Mapping[str, str]) -> bool:
         """Whether no claim of a finished request is alive."""
-        for claim in one.claims:
-            status = read_status(self._cache, claim.commit) if self._cache.exists(claim.commit) else None
+        for commit in _below(held, CLAIMS).values():
+            status = read_status(self._cache, commit)
             if status is None or parse_time(status.updated_at) >= self._now - STALE_CLAIM:
                 return False
         return True
 
     def _push_archive(
-        self, archive: Archive | None, entries: Sequence[ArchivedRequest], ended: Sequence[RefValue]
+        self, archive: Archive | None, entries: Sequence[ArchivedRequest], ended: Mapping[str, str]
     ) -> None:
         new = [entry for entry in entries if archive is None or archive.get(entry.nonce) is None]
-        deletions = [RefUpdate(value.ref, None, value.commit) for value in dict.fromkeys(ended)]
+        deletions = [RefUpdate(ref, None, commit) for ref, commit in ended.items()]
         with self._cache.scratch() as scratch:
             adding = []
             if new:
@@ -623,7 +536,8 @@ class _Pruner:
                 self._push(scratch, adding)
             if deletions:
                 self._delete(scratch, deletions)
-        self._archived += [entry.nonce for entry in entries]
+        if self._refused is None:
+            self._archived += [entry.nonce for entry in entries]
 
     def _push(self, scratch: Scratch, updates: Sequence[RefUpdate], *, atomic: bool = True) -> None:
         scratch.push(self._cache.remote, updates, atomic=atomic)
@@ -641,21 +555,46 @@ class _Pruner:
             self._look()
             self._deleted += [update.ref for update in deletions if update.ref not in self._found]
             held = any(self._found.get(update.ref) == update.expected for update in deletions)
-            if isinstance(error, PushRejected) and held:
-                raise _DeletionRefused(error.message) from None
-            raise
+            if not isinstance(error, PushRejected) or not held:
+                raise
+            self._refused = error.message
+
+
+def _summary(result: Result) -> ResultSummary:
+    return ResultSummary(
+        preset=result.preset,
+        status=result.verdict.status,
+        reason=result.verdict.reason,
+        runner=result.runner.name,
+        attempt=result.attempt,
+        started_at=result.started_at,
+        finished_at=result.finished_at,
+    )
+
+
+def _below(held: Mapping[str, str], prefixes: tuple[str, ...]) -> dict[str, str]:
+    return {ref: commit for ref, commit in held.items() if ref.startswith(prefixes)}
+
+
+def _places(held: Mapping[str, str]) -> dict[str, str]:
+    """Where a request's result may be: branches first."""
+    return _below(held, (refs.BRANCHES, refs.AGENT_BRANCHES)) | _below(held, RESULTS)
+
+
+def _waits(nonce: str, held: Mapping[str, str]) -> bool:
+    return refs.inbox_ref(nonce) in held
 
 
 def _index_files(archive: Archive | None, new: Sequence[ArchivedRequest]) -> dict[str, bytes | None]:
     """The files of the index that get more requests, by path."""
-    months: dict[str, dict[str, ArchivedRequest]] = defaultdict(dict)
-    for entry in new:
-        months[_month_of(entry.nonce)][entry.nonce] = entry
     files: dict[str, bytes | None] = {}
-    for month, entries in months.items():
-        merged = entries if archive is None else archive.indexed(month) | entries
-        lines = [merged[nonce].model_dump_json() + "\n" for nonce in sorted(merged)]
-        files[f"{_INDEX}/{month}.jsonl"] = "".join(lines).encode()
+    for month in {_month_of(entry.nonce) for entry in new}:
+        lines = {} if archive is None else dict(archive.lines(month))
+        for entry in new:
+            if _month_of(entry.nonce) == month:
+                lines[entry.nonce] = [entry.model_dump_json().encode()]
+        whole = [line + b"\n" for nonce in sorted(lines) for line in lines[nonce]]
+        files[f"{_INDEX}/{month}.jsonl"] = b"".join(whole)
     return files
 
 

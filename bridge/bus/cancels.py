@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from bridge import signing
-from bridge.bus.state import RefValue
+from bridge.bus.requests import RefValue
 from bridge.errors import (
     KeyListError,
     LeaseLost,
@@ -27,10 +27,10 @@ from bridge.errors import (
 from bridge.git.cache import GitCache
 from bridge.git.repo import GitRepo, RefUpdate
 from bridge.protocol import refs
-from bridge.protocol.cancel import (
+from bridge.protocol.manifest import (
     CANCEL_NAME,
     CANCEL_SIGNATURE_NAME,
-    MAX_BYTES,
+    MAX_CANCEL_BYTES,
     CancelRequest,
     parse_cancel,
 )
@@ -51,21 +51,10 @@ class CancelOutcome(StrEnum):
 def request_cancel(
     cache: GitCache, cancel: CancelRequest, target: RefValue, *, signature: bytes | None = None
 ) -> CancelOutcome:
-    """Push a cancel request, if its request still waits or runs. Repeating it is harmless.
+    """Push a cancel request, if `target` (the request's branch or inbox ref) still holds it. Idempotent.
 
-    The same push asks that `target` still holds the request, so an answered request keeps no cancel request.
-    A cancel request that is there already is replaced unless it does as well as this one: it is about the
-    same commit, and signed by the same key if this one is signed.
-
-    Args:
-        cache: Of the remote.
-        cancel: From `bridge.protocol.cancel.new_cancel`.
-        target: The branch or inbox ref that holds the request commit. When it moved or went, the request was
-            answered, or its branch changed: `CancelOutcome.TOO_LATE`.
-        signature: A detached one of the cancel request; None: it goes unsigned.
-
-    Raises:
-        PushRejected: The remote takes it neither as a ref of its own nor as a branch.
+    One that is there already is replaced unless it does as well: it is about the same commit, and signed by
+    the same key if this one is signed.
     """
     # Git pushes no ref, not even unchanged, without its object.
     if cache.bring({target.ref: target.commit}, [target.ref]):
@@ -78,9 +67,8 @@ def request_cancel(
 
 def read_cancel(git: GitRepo, commit: str) -> CancelRequest | None:
     """A cancel request from a commit that is in this repository; None when it is not one."""
-    data = git.try_read_file(commit, CANCEL_NAME, MAX_BYTES)
     try:
-        return None if data is None else parse_cancel(data)
+        return parse_cancel(git.try_read_file(commit, CANCEL_NAME, MAX_CANCEL_BYTES) or b"")
     except ManifestError:
         return None
 
@@ -99,28 +87,19 @@ def objection(
 ) -> str | None:
     """Why a cancel request is not honoured, in one sentence; None: it is.
 
-    Args:
-        git: A repository that holds it.
-        commit: The cancel request.
-        nonce: The request it was found for.
-        request_commit: The commit of that request.
-        require_signature: The machine takes only signed requests; then only their signer may stop them.
-        requester: Who signed the request, by `allowed_signers`.
-        allowed_signers: The keys this machine knows. Each must be good for the cancel namespace, too.
-        revoked_keys: Those of them that count no longer.
-        now: The time by which keys are judged (aware); None: the clock's.
+    Where the machine takes only signed requests (`require_signature`), only their signer may stop them:
+    `requester`, by the same `allowed_signers`, each of whose keys must be good for the cancel namespace, too.
     """
     cancel = read_cancel(git, commit)
     if cancel is None:
         return f"the cancel request {commit[:12]} cannot be read"
-    if cancel.nonce != nonce or cancel.request_commit != request_commit:
+    if (cancel.nonce, cancel.request_commit) != (nonce, request_commit):
         return f"the cancel request {commit[:12]} is about another request, {cancel.nonce}"
     if not require_signature:
         return None
-    signature = git.try_read_file(commit, CANCEL_SIGNATURE_NAME, signing.MAX_SIGNATURE_BYTES)
+    data, signature = _signed(git, commit)
     if signature is None:
         return "the cancel request is unsigned, and this machine lets only the requester stop a request"
-    data = git.read_file(commit, CANCEL_NAME, MAX_BYTES) or b""
     try:
         signer = signing.identify(
             data, signature, signing.CANCEL_NAMESPACE, allowed_signers, revoked=revoked_keys, now=now
@@ -132,6 +111,12 @@ def objection(
     if signer.name != requester:
         return f"the cancel request is signed by {signer.name}, who did not ask for this request"
     return None
+
+
+def _signed(git: GitRepo, commit: str) -> tuple[bytes, bytes | None]:
+    """A cancel request's bytes and their signature."""
+    signature = git.try_read_file(commit, CANCEL_SIGNATURE_NAME, signing.MAX_SIGNATURE_BYTES)
+    return git.try_read_file(commit, CANCEL_NAME, MAX_CANCEL_BYTES) or b"", signature
 
 
 def _push(
@@ -174,12 +159,9 @@ def _does_as_well(
         return False
     if signature is None:
         return True
-    theirs = cache.try_read_file(commit, CANCEL_SIGNATURE_NAME, signing.MAX_SIGNATURE_BYTES)
-    if theirs is None:
-        return False
+    data, theirs = _signed(cache, commit)
     ours = signing.signer_fingerprint(cancel.to_bytes(), signature, signing.CANCEL_NAMESPACE)
-    data = cache.read_file(commit, CANCEL_NAME, MAX_BYTES) or b""
     try:
-        return signing.signer_fingerprint(data, theirs, signing.CANCEL_NAMESPACE) == ours
+        return signing.signer_fingerprint(data, theirs or b"", signing.CANCEL_NAMESPACE) == ours
     except (SignatureError, MachineError):
         return False

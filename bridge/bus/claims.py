@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from bridge.bus.state import RefValue
+from bridge.bus.requests import RefValue
 from bridge.errors import (
     LeaseLost,
     MachineError,
@@ -24,7 +24,7 @@ from bridge.errors import (
     ResultError,
     SignatureError,
 )
-from bridge.git.repo import GitRepo, RefUpdate
+from bridge.git.repo import GitRepo, RefUpdate, Scratch
 from bridge.protocol import refs
 from bridge.protocol.manifest import format_time, parse_time
 from bridge.protocol.result import (
@@ -48,7 +48,7 @@ MAX_ATTEMPT = 1001
 PUSH_TIMEOUT_S = 30.0
 _CONTENTION_TRIES = 5
 
-# Signs the bytes of a claim; None: it goes unsigned.
+# Signs the bytes of a claim; where it gives None, the claim goes unsigned.
 Sign = Callable[[bytes], bytes | None]
 
 
@@ -79,32 +79,24 @@ class ClaimRecord:
     signature: Signature
 
 
-def unsigned(_: bytes) -> None:
-    """Let a claim go unsigned."""
-
-
 def read_status(git: GitRepo, commit: str) -> RunStatus | None:
-    """A claim's heartbeat, from a commit that is in this repository; None when it is not one of ours.
-
-    Anyone with push rights can write one, so its texts come back cleaned.
-    """
-    data = git.try_read_file(commit, STATUS_NAME, MAX_BYTES)
-    return None if data is None else _cleaned(data)
+    """A claim's heartbeat, its texts cleaned, from a commit that is here; None when it is not one of ours."""
+    return _parse(git.try_read_file(commit, STATUS_NAME, MAX_BYTES))
 
 
 def read_claim(git: GitRepo, commit: str, nonce: str, trust: Trust) -> ClaimRecord | None:
-    """A claim from a commit that is in this repository; None when it is none, or another request's.
+    """A claim from a commit that is here; None when it is none, or another request's.
 
-    The signature covers the exact bytes of ``status.json``.
+    The signature covers the exact bytes of ``status.json``; one that does not verify counts as none.
     """
     data = git.try_read_file(commit, STATUS_NAME, MAX_BYTES)
-    status = None if data is None else _cleaned(data)
+    status = _parse(data)
     if data is None or status is None or status.nonce != nonce:
         return None
     signature = git.try_read_file(commit, STATUS_SIGNATURE_NAME, MAX_SIGNATURE_BYTES)
     try:
         return ClaimRecord(status, weigh(data, signature, CLAIM_NAMESPACE, trust))
-    except (SignatureError, MachineError):  # a signature that does not verify counts as none
+    except (SignatureError, MachineError):
         return ClaimRecord(status, Signature(TrustLevel.UNSIGNED))
 
 
@@ -120,7 +112,7 @@ def claim(
     lease_s: float = DEFAULT_LEASE_S,
     replaces: RefValue | None = None,
     unchanged: Mapping[str, str] | None = None,
-    sign: Sign = unsigned,
+    sign: Sign | None = None,
 ) -> Claim | None:
     """Try to become the one runner of a request; None: another runner has it, or it has changed.
 
@@ -134,12 +126,8 @@ def claim(
         attempt: How often the request will have been claimed.
         lease_s: Seconds without a heartbeat after which others may take over.
         replaces: The claim of another runner whose lease has expired; None: there must be none.
-        unchanged: Refs and the commits they must still hold for the claim to succeed, so that a request that
-            was answered since it was seen is not claimed again.
+        unchanged: Refs and the commits they must still hold: an answered request is not claimed again.
         sign: Signs this claim and its heartbeats.
-
-    Raises:
-        PushRejected: The remote takes claims neither as its own refs nor as branches.
     """
     status = RunStatus(
         nonce=nonce,
@@ -172,7 +160,7 @@ class Claim:
     """A request that this process holds. Not safe for use by two threads."""
 
     def __init__(
-        self, git: GitRepo, remote: str, *, ref: str, commit: str, status: RunStatus, sign: Sign = unsigned
+        self, git: GitRepo, remote: str, *, ref: str, commit: str, status: RunStatus, sign: Sign | None = None
     ) -> None:
         self.ref = ref
         self.commit = commit
@@ -197,24 +185,20 @@ class Claim:
     ) -> bool:
         """Put the claim where `expected` is now (empty: nothing); whether it is ours.
 
-        Args:
-            ref: The place.
-            expected: The commit it must hold.
-            unchanged: Refs and the commits they must still hold.
-            other: The other place for such a claim: where the push fails, it must be empty.
+        The refs of `unchanged` must still hold what they held. Where the push fails, `other`, the other place
+        for such a claim, must be empty.
         """
+        # "Pushing" what a ref holds already sends nothing, and fails when that has changed.
+        same = [RefUpdate(name, held, held) for name, held in unchanged.items()]
+        places = [ref, *unchanged, *([other] if other else [])]
         with self._git.scratch() as scratch:
-            commit = scratch.commit_files(None, self._files(self.status), _message(self.status))
-            # "Pushing" what a ref holds already sends nothing, and fails when that has changed.
-            same = [RefUpdate(name, held, held) for name, held in unchanged.items()]
+            commit = self._write(scratch, self.status)
             for _ in range(_CONTENTION_TRIES):
                 try:
-                    scratch.push(
-                        self._remote, [RefUpdate(ref, commit, expected), *same], timeout_s=PUSH_TIMEOUT_S
-                    )
+                    update = RefUpdate(ref, commit, expected)
+                    scratch.push(self._remote, [update, *same], timeout_s=PUSH_TIMEOUT_S)
                 except (LeaseLost, RemoteUnreachable, PushRejected) as error:
                     # Lost to another claim, or only to the server's lock on the ref? Or only the answer?
-                    places = [ref, *unchanged, *([other] if other else [])]
                     found = self._git.list_refs(self._remote, *places, timeout_s=PUSH_TIMEOUT_S)
                     if found.get(ref) != commit:
                         if isinstance(error, RemoteUnreachable):
@@ -232,9 +216,8 @@ class Claim:
     def renew(self, beat: Heartbeat, *, lease_s: float | None = None) -> None:
         """Renew the lease, from now on of `lease_s` seconds if given, and say how far the job is.
 
-        Raises:
-            LeaseLost: Another runner holds the claim, or it was deleted: the job must stop.
-            RemoteUnreachable, PushRejected: The lease runs on, try again.
+        A `LeaseLost`: another runner holds the claim, or it was deleted, and the job must stop. After any
+        other error the lease runs on.
         """
         status = _next_status(self.status, beat, lease_s)
         try:
@@ -246,13 +229,10 @@ class Claim:
             if held not in self._unanswered:
                 raise LeaseLost(f"the claim {self.ref} is no longer ours", "the job was stopped") from None
             self.commit = held
-            self._swap(_next_status(self.status, beat, lease_s))
+            self._swap(status)
 
     def hold_for_publishing(self, line: str | None = None) -> None:
-        """Renew for as long as a lease may be, because the push that follows may take its time.
-
-        `line` is put at the end of the log lines shown, unless it is there. Errors are those of `renew`.
-        """
+        """Renew for as long as a lease may be, for the push that follows; `line` joins the log lines."""
         tail = self.status.log_tail
         if line is not None and line not in tail:
             tail = (*tail, line)
@@ -270,9 +250,8 @@ class Claim:
             return
 
     def _swap(self, status: RunStatus) -> None:
-        files = self._files(status)
         with self._git.scratch() as scratch:
-            commit = scratch.commit_files(None, files, _message(status))
+            commit = self._write(scratch, status)
             try:
                 update = RefUpdate(self.ref, commit, self.commit)
                 scratch.push(self._remote, [update], timeout_s=PUSH_TIMEOUT_S)
@@ -282,9 +261,11 @@ class Claim:
         self.commit, self.status = commit, status
         self._unanswered.clear()
 
-    def _files(self, status: RunStatus) -> dict[str, bytes | None]:
+    def _write(self, scratch: Scratch, status: RunStatus) -> str:
         data = status.to_bytes()
-        return {STATUS_NAME: data, STATUS_SIGNATURE_NAME: self._sign(data)}
+        signature = None if self._sign is None else self._sign(data)
+        files = {STATUS_NAME: data, STATUS_SIGNATURE_NAME: signature}
+        return scratch.commit_files(None, files, f"kakeya-mac claim: {status.nonce} [skip ci]\n")
 
 
 def has_expired(lease_s: float | None, silent_s: float) -> bool:
@@ -292,13 +273,9 @@ def has_expired(lease_s: float | None, silent_s: float) -> bool:
     return silent_s >= (DEFAULT_LEASE_S if lease_s is None else min(lease_s, MAX_LEASE_S))
 
 
-def _message(status: RunStatus) -> str:
-    return f"kakeya-mac claim: {status.nonce} [skip ci]\n"
-
-
-def _cleaned(data: bytes) -> RunStatus | None:
+def _parse(data: bytes | None) -> RunStatus | None:
     try:
-        status = parse_status(data)
+        status = parse_status(data or b"")
     except ResultError:
         return None
     shown = status.progress and status.progress.model_copy(update={"step": clean_line(status.progress.step)})

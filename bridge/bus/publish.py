@@ -72,17 +72,10 @@ def publish(
     tries: int = TRIES,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Published:
-    """Push one result, with backoff while the network fails.
+    """Push one result from a repository that holds its request, with backoff while the network fails.
 
-    Args:
-        git: A repository that holds the request commit.
-        remote: Address of the bus.
-        result: What to publish.
-        claim: What this runner holds; deleted with the same push.
-        untouched: The request was seen in the inbox and on its branch, without a cancel request; where that
-            is still so, one push does it without a look first.
-        tries: Pushes before giving up.
-        sleep: Waits that many seconds.
+    The same push deletes `claim`. A request that is `untouched` was seen in the inbox and on its branch,
+    without a cancel request; where that is still so, one push does it without a look first.
 
     Raises:
         ResultError: `result` is not a result, or its ref not a branch of the request.
@@ -165,9 +158,8 @@ class _Publication:
     def attempt(self, *, last: bool) -> Published:
         """Look what is where, and push what fits.
 
-        Args:
-            last: Of several tries. Then refs that stay locked, as a server leaves them that died, are worked
-                around: the result is pushed with the inbox entry alone, and to a ref of its own if need be.
+        In the `last` of several tries refs that stay locked, as a server leaves them that died, are worked
+        around: the result is pushed with the inbox entry alone, and to a ref of its own if need be.
         """
         result, nonce = self._result, self._result.nonce
         own_refs = (refs.result_ref(nonce), refs.BRANCH_RESULTS + nonce)
@@ -178,12 +170,12 @@ class _Publication:
             with contextlib.suppress(BusError):
                 self._delete_each(self._cleanup(found))
             return before
-        for ref in own_refs:
-            if ref in found:
-                raise AlreadyAnswered(f"the request {nonce} already has a result at {ref}")
         tip = found.get(result.result_ref) if result.result_ref else None
-        if tip is not None and tip != result.request_commit and self._is_answered(tip):
-            raise AlreadyAnswered(f"the request {nonce} already has a result on {result.result_ref}")
+        answers = [ref for ref in own_refs if ref in found]
+        if not answers and tip not in (None, result.request_commit) and self._is_answered(str(tip)):
+            answers.append(str(result.result_ref))
+        if answers:
+            raise AlreadyAnswered(f"the request {nonce} already has a result on {answers[0]}")
         cleanup = self._cleanup(found)
         places = [RefUpdate(ref, self._commit(on_branch=False), "") for ref in own_refs]
         commit = self._commit(on_branch=True) if tip == result.request_commit else None
@@ -193,11 +185,9 @@ class _Publication:
         for place in places:
             try:
                 return self._push(place, cleanup, alone=last)
-            except PushRejected as error:
-                refusals.append(error)
-            except LeaseLost as error:
+            except (PushRejected, LeaseLost) as error:
                 # Elsewhere only together with what every result deletes: else there might be two.
-                if not last or self._inbox not in found:
+                if isinstance(error, LeaseLost) and (not last or self._inbox not in found):
                     raise
                 refusals.append(error)
         raise refusals[0]

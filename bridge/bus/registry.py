@@ -11,10 +11,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from functools import partial
 
 from bridge import signing
-from bridge.bus.state import RefValue
+from bridge.bus.requests import RefValue
 from bridge.errors import BusError, LeaseLost, PushRejected, SignatureError
 from bridge.git.cache import GitCache
 from bridge.git.repo import RefUpdate
@@ -78,28 +77,40 @@ def register(
     place: RefValue | None = None,
     now: datetime,
 ) -> RefValue:
-    """Put a runner's registration on the bus, in place of its last one; returns where it is.
+    """Put a runner's registration on the bus, in place of its last one (`place`); returns where it is.
 
-    It is listed under the runner's own name, or ``<name>-<id[:6]>`` while another live runner has that.
-
-    Args:
-        cache: Of the remote.
-        card: What to publish.
-        signature: Of the card's bytes, in the namespace of registrations.
-        place: What the last call returned; None: the first registration of this process.
-        now: By which another runner's registration of the same name is judged alive (aware).
-
-    Raises:
-        PushRejected: The remote takes registrations neither as its own refs nor as branches.
-        LeaseLost: The ref changed hands again and again.
+    It is listed under the runner's own name, or ``<name>-<id[:6]>`` while another runner of that name is
+    alive.
     """
-    put = partial(_put, cache, card, signature, now=now)
-    if place is not None:
-        return put(place.ref, place.commit)
-    try:
-        return put(refs.RUNNERS + ref_name(card), "")
-    except PushRejected:
-        return put(refs.BRANCH_RUNNERS + ref_name(card), "")
+    data = card.to_bytes()
+    if len(data) > MAX_BYTES:
+        raise BusError(f"the registration of {card.name} has {len(data)} bytes; at most {MAX_BYTES} are read")
+    files = {CARD_NAME: data, CARD_SIGNATURE_NAME: signature}
+    with cache.scratch() as scratch:
+        commit = scratch.commit_files(None, files, f"kakeya-mac runner: {card.name} [skip ci]\n")
+
+        def put(ref: str, expected: str) -> RefValue:
+            for _ in range(_CONTENTION_TRIES):
+                try:
+                    scratch.push(cache.remote, [RefUpdate(ref, commit, expected)], timeout_s=TIMEOUT_S)
+                except LeaseLost:
+                    found = read_registry(cache)
+                else:
+                    return RefValue(ref, commit)
+                other = next((seen for seen in found.seen if seen.ref == ref), None)
+                if other is not None and other.card.id != card.id and is_live(other.card, now):
+                    ref = f"{ref.rpartition('/')[0]}/{ref_name(card)}-{card.id[:6]}"
+                expected = found.held.get(ref, "")
+            raise LeaseLost(
+                f"{ref} changed hands {_CONTENTION_TRIES} times", "the runner registers again later"
+            )
+
+        if place is not None:
+            return put(place.ref, place.commit)
+        try:
+            return put(refs.RUNNERS + ref_name(card), "")
+        except PushRejected:
+            return put(refs.BRANCH_RUNNERS + ref_name(card), "")
 
 
 def read_registry(
@@ -111,26 +122,18 @@ def read_registry(
 ) -> Registry:
     """Every runner's registration on a remote.
 
-    Args:
-        cache: Of the remote.
-        found: The remote's refs, where those of runners were listed just now; None: they are listed.
-        trusted: Names of the runner keys that count here, by fingerprint.
-        timeout_s: Deadline of the listing.
+    `found` are its refs, where they were listed just now; `trusted` names the keys that count, by
+    fingerprint.
     """
     if found is None:
         found = cache.list_remote(*PLACES, timeout_s=timeout_s)
     held = {ref: commit for ref, commit in found.items() if ref.startswith(PLACES)}
-    named = [ref for ref in sorted(held) if _NAME.fullmatch(_listed_name(ref))]
-    failures = cache.bring(held, named[:MAX_REGISTRATIONS], depth=1)
-    read = [
-        _read(cache, ref, held[ref], trusted or {})
-        for ref in named[:MAX_REGISTRATIONS]
-        if ref not in failures
-    ]
-    seen = _latest([registration for registration in read if registration is not None])
-    return Registry(
-        tuple(sorted(seen, key=lambda s: s.name)), len(held) - sum(r is not None for r in read), held
-    )
+    named = [ref for ref in sorted(held) if _NAME.fullmatch(_listed_name(ref))][:MAX_REGISTRATIONS]
+    failures = cache.bring(held, named, depth=1)
+    read = [_read(cache, ref, held[ref], trusted or {}) for ref in named if ref not in failures]
+    readable = [registration for registration in read if registration is not None]
+    seen = sorted(_latest(readable), key=lambda registration: registration.name)
+    return Registry(tuple(seen), len(held) - len(readable), held)
 
 
 def remove_old_registrations(cache: GitCache, *, older_than: timedelta, now: datetime) -> list[str]:
@@ -150,38 +153,6 @@ def remove_old_registrations(cache: GitCache, *, older_than: timedelta, now: dat
 def ref_name(card: RunnerCard) -> str:
     """A runner's name as the last part of a ref; git takes no ``..`` and no ``.`` or ``.lock`` at the end."""
     return _NOT_IN_REF.sub("-", card.name)
-
-
-def _put(
-    cache: GitCache,
-    card: RunnerCard,
-    signature: bytes | None,
-    ref: str,
-    expected: str,
-    *,
-    now: datetime,
-) -> RefValue:
-    """Push until the ref holds the registration; next to a live runner of the name ours gets another one."""
-    data = card.to_bytes()
-    if len(data) > MAX_BYTES:
-        raise BusError(f"the registration of {card.name} has {len(data)} bytes; at most {MAX_BYTES} are read")
-    with cache.scratch() as scratch:
-        files = {CARD_NAME: data, CARD_SIGNATURE_NAME: signature}
-        commit = scratch.commit_files(None, files, f"kakeya-mac runner: {card.name} [skip ci]\n")
-        for _ in range(_CONTENTION_TRIES):
-            try:
-                scratch.push(cache.remote, [RefUpdate(ref, commit, expected)], timeout_s=TIMEOUT_S)
-            except LeaseLost:
-                found = read_registry(cache)
-            else:
-                return RefValue(ref, commit)
-            other = next((seen for seen in found.seen if seen.ref == ref), None)
-            own = f"{ref.rpartition('/')[0]}/{ref_name(card)}-{card.id[:6]}"
-            in_use = other is not None and other.card.id != card.id and is_live(other.card, now)
-            if in_use and ref != own:
-                ref = own
-            expected = found.held.get(ref, "")
-    raise LeaseLost(f"{ref} changed hands {_CONTENTION_TRIES} times", "the runner registers again later")
 
 
 def _read(cache: GitCache, ref: str, commit: str, trusted: Mapping[str, str]) -> Registration | None:

@@ -1,16 +1,28 @@
-"""A request as a commit: built, pushed, and read back.
+"""A request: the commit that asks, built, pushed and read back; and its state, from a remote's refs alone.
 
 The commit's single parent is the workload; its difference to it is exactly ``.mac-bridge/request.json``, the
 detached signature and, over GitHub Actions, the workflow file where the workload has none, because a push
 runs the workflows of the pushed commit. Nothing here touches a work tree, an index, HEAD or a local ref.
 Whether a preset exists, a signature counts or a machine is willing is decided elsewhere.
+
+A handle is a nonce, a branch name or a unique prefix of either. It works from any clone, days later, because
+nothing is looked up locally.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bridge.errors import BusError, ManifestError, PushRejected, RemoteUnreachable, RevisionError
+from bridge.errors import (
+    BusError,
+    ManifestError,
+    PushRejected,
+    RemoteUnreachable,
+    RevisionError,
+    UnknownHandle,
+)
 from bridge.git.repo import FILE_MODE, GitRepo, RefUpdate, Scratch
 from bridge.protocol import refs
 from bridge.protocol.manifest import MAX_BYTES, REQUEST_PATH, SIGNATURE_PATH, Manifest, parse
@@ -22,13 +34,20 @@ WORKFLOW_PATH = f".github/workflows/{WORKFLOW_NAME}"
 # In a commit's message: its push starts no workflow run.
 SKIP_CI = "[skip ci]"
 
+CLAIMS = (refs.CLAIMS, refs.BRANCH_CLAIMS)
+CANCELS = (refs.CANCELS, refs.BRANCH_CANCELS)
+RESULTS = (refs.RESULTS, refs.BRANCH_RESULTS)
+_CUSTOM = "refs/mac-bridge/"
+OWN_REFS = (refs.INBOX, *CLAIMS, *CANCELS, *RESULTS)
+# Prefixes of everything that the bridge has on a remote.
+ALL_REFS = (_CUSTOM, "refs/heads/mac-bridge", refs.AGENT_BRANCHES)
+
 
 @dataclass(frozen=True)
 class SubmitOptions:
     """How a request travels."""
 
-    # Bytes of the workflow file that it brings, because the workload has none; None: none
-    workflow: bytes | None = None
+    workflow: bytes | None = None  # a workflow file that it brings, because the workload has none
     starts_run: bool = True  # whether its push may start workflow runs
 
 
@@ -54,30 +73,6 @@ class RequestCommit:
     brings_workflow: bool = False
 
 
-def build(
-    git: GitRepo,
-    scratch: Scratch,
-    manifest: Manifest,
-    signature: bytes | None,
-    options: SubmitOptions | None = None,
-) -> str:
-    """Write the request commit into a scratch store; returns its sha.
-
-    Raises:
-        RevisionError: The workload has a file where a folder belongs, or has the workflow file already.
-    """
-    options, workload = options or SubmitOptions(), manifest.workload_sha
-    files: dict[str, bytes | None] = {REQUEST_PATH: manifest.to_bytes(), SIGNATURE_PATH: signature}
-    if options.workflow is not None:
-        if git.kind_and_size(f"{workload}:{WORKFLOW_PATH}")[0] != "missing":
-            raise RevisionError(f"the workload {workload[:12]} has a {WORKFLOW_PATH} of its own")
-        files[WORKFLOW_PATH] = options.workflow
-    message = f"kakeya-mac request: {manifest.preset} {manifest.nonce}\n"
-    if not options.starts_run:
-        message += f"\n{SKIP_CI}\n"
-    return scratch.commit_files(workload, files, message)
-
-
 def submit(
     git: GitRepo,
     remote: str,
@@ -89,16 +84,8 @@ def submit(
 ) -> Submitted:
     """Push a request: its branch and its inbox ref together, or the branch alone where the server wants that.
 
-    Args:
-        git: The checkout that has the workload commit.
-        remote: Address of the bus (not a configured name: git would then also write a tracking ref).
-        manifest: What is asked.
-        signature: Detached signature of ``manifest.to_bytes()``.
-        options: How it travels.
-        timeout_s: Deadline of each push.
-
-    Raises:
-        RevisionError: See `build`.
+    `remote` is an address: for a configured name git would also write a tracking ref. A `RevisionError`: the
+    workload has a file where a folder belongs, or has the workflow file already.
     """
     branch = manifest.result_ref
     with git.scratch() as scratch:
@@ -113,19 +100,36 @@ def submit(
                 scratch.push(remote, both[:1], timeout_s=timeout_s)
         except RemoteUnreachable:
             # The answer may have been lost, not the push.
-            if not _arrived(git, remote, branch, commit):
-                raise
+            with contextlib.suppress(RemoteUnreachable):
+                if git.list_refs(remote, branch, timeout_s=10.0).get(branch) == commit:
+                    return Submitted(manifest.nonce, commit, branch, in_inbox)
+            raise
     return Submitted(manifest.nonce, commit, branch, in_inbox)
 
 
-def read_request(git: GitRepo, commit: str) -> RequestCommit:
-    """Read a request commit and check its shape.
+def build(
+    git: GitRepo,
+    scratch: Scratch,
+    manifest: Manifest,
+    signature: bytes | None,
+    options: SubmitOptions | None = None,
+) -> str:
+    """Write the request commit into a scratch store; returns its sha. Errors are those of `submit`."""
+    options = options or SubmitOptions()
+    files: dict[str, bytes | None] = {REQUEST_PATH: manifest.to_bytes(), SIGNATURE_PATH: signature}
+    if options.workflow is not None:
+        workload = manifest.workload_sha
+        if git.exists(f"{workload}:{WORKFLOW_PATH}"):
+            raise RevisionError(f"the workload {workload[:12]} has a {WORKFLOW_PATH} of its own")
+        files[WORKFLOW_PATH] = options.workflow
+    message = f"kakeya-mac request: {manifest.preset} {manifest.nonce}\n"
+    if not options.starts_run:
+        message += f"\n{SKIP_CI}\n"
+    return scratch.commit_files(manifest.workload_sha, files, message)
 
-    Raises:
-        ManifestError: It has not exactly one parent, changes other files, or carries no plain
-            ``request.json``.
-        BusError: The commit or its parent is not in this repository.
-    """
+
+def read_request(git: GitRepo, commit: str) -> RequestCommit:
+    """Read a request commit; a `ManifestError`: its parents, another change, or no plain manifest."""
     kind, _ = git.kind_and_size(commit)
     if kind not in ("commit", "missing"):
         raise ManifestError(f"a request is a commit, {commit[:12]} is a {kind}")
@@ -153,11 +157,7 @@ def read_request(git: GitRepo, commit: str) -> RequestCommit:
 
 
 def bound_manifest(request: RequestCommit, nonce: str) -> Manifest:
-    """Parse a request's manifest and compare it with the commit and the name it came under.
-
-    Raises:
-        ManifestError: It does not parse, or names another nonce, workload or result branch.
-    """
+    """Parse a request's manifest and compare it with the commit and the name it came under."""
     manifest = parse(request.data)
     if manifest.nonce != nonce:
         raise ManifestError(f"manifest: nonce is {manifest.nonce}, but the request is named {nonce}")
@@ -186,8 +186,134 @@ def has_result(git: GitRepo, commit: str, nonce: str) -> bool:
     return git.kind_and_size(f"{commit}:{RESULT_ROOT}/{nonce}/{RESULT_NAME}")[0] == "blob"
 
 
-def _arrived(git: GitRepo, remote: str, branch: str, commit: str) -> bool:
-    try:
-        return git.list_refs(remote, branch, timeout_s=10.0).get(branch) == commit
-    except RemoteUnreachable:
-        return False
+# State ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RefValue:
+    """A ref and the commit it holds."""
+
+    ref: str
+    commit: str
+
+    @property
+    def name(self) -> str:
+        """The last part of the ref."""
+        return self.ref.rpartition("/")[2]
+
+
+@dataclass(frozen=True)
+class RequestState:
+    """The state of one request, by the refs that exist for it."""
+
+    nonce: str  # the request
+    preset: str | None  # from the branch name; None when the branch is gone
+    branch: RefValue | None  # the request branch: the request commit, later the result on top of it
+    inbox: str | None  # the request commit, while it is pending
+    claim: RefValue | None  # who runs it, and its heartbeat
+    cancel: RefValue | None  # a request to stop it
+    result: RefValue | None  # a result that could not go on the branch
+    # Older requests that wait, too. None: not known, because requests wait on their branches alone, and
+    # branches do not tell which ones wait.
+    ahead: int | None
+    # More branches of its nonce; a request needs one, and anyone may push another
+    others: tuple[RefValue, ...] = ()
+
+    @property
+    def branches(self) -> tuple[RefValue, ...]:
+        """Every branch that may be the request's."""
+        return self.others if self.branch is None else (self.branch, *self.others)
+
+    def is_open(self, commit: str) -> bool:
+        """Whether the request `commit` still waits for its one answer."""
+        waits = self.inbox == commit or (self.branch is not None and self.branch.commit == commit)
+        return waits and self.result is None
+
+    @property
+    def gone(self) -> bool:
+        """Whether nothing of it is left on the remote."""
+        return self.branch is None and self.inbox is None and self.claim is None and self.result is None
+
+
+def resolve_handle(git: GitRepo, remote: str, handle: str) -> RequestState:
+    """Find the request that a handle names on this remote; `UnknownHandle`: none, or several."""
+    found = git.list_refs(remote, *ALL_REFS)
+    return state_of(found, find(found, handle), handle)
+
+
+def find(found: Mapping[str, str], handle: str) -> str:
+    """The nonce that a handle names among a remote's refs; `UnknownHandle`: it names none, or several."""
+    asked = _spelled(handle)
+    matches: set[str] = set()
+    for ref in found:
+        nonce, names = names_of(ref)
+        if nonce is None or not asked:
+            continue
+        if asked in names:
+            return nonce
+        if any(name.startswith(asked) for name in names):
+            matches.add(nonce)
+    if len(matches) == 1:
+        return matches.pop()
+    if not matches:
+        raise UnknownHandle(
+            f"no request on this remote is called {handle!r}",
+            "check the handle, and name its remote with --remote",
+        )
+    some = ", ".join(sorted(matches)[:5])
+    raise UnknownHandle(f"{handle!r} names {len(matches)} requests: {some}", "give more of the name")
+
+
+def state_of(found: Mapping[str, str], nonce: str, handle: str = "") -> RequestState:
+    """The state of a request, from a remote's refs; of several branches it is the one that `handle` names."""
+    asked = _spelled(handle)
+    names = {ref: named for ref in found if (named := refs.parse_request_ref(ref)) and named.nonce == nonce}
+    order = sorted(names, key=lambda ref: (asked not in names_of(ref)[1][1:], ref))
+    branches = tuple(RefValue(ref, found[ref]) for ref in order)
+    branch = branches[0] if branches else None
+    return RequestState(
+        nonce=nonce,
+        preset=None if branch is None else names[branch.ref].preset,
+        branch=branch,
+        inbox=found.get(refs.inbox_ref(nonce)),
+        claim=_held(found, CLAIMS, nonce),
+        cancel=_held(found, CANCELS, nonce),
+        result=_held(found, RESULTS, nonce),
+        ahead=_ahead(found, nonce, branch),
+        others=branches[1:],
+    )
+
+
+def _ahead(found: Mapping[str, str], nonce: str, branch: RefValue | None) -> int | None:
+    """Older unclaimed requests of the inbox; None: the inbox does not tell."""
+    ours = [ref for ref in found if ref.startswith(ALL_REFS)]
+    branches_only = bool(ours) and not any(ref.startswith(_CUSTOM) for ref in ours)
+    if refs.inbox_ref(nonce) not in found and (branch is not None or branches_only):
+        return None
+    waiting = _nonces(found, refs.INBOX) - _nonces(found, *CLAIMS)
+    return sum(other < nonce for other in waiting)
+
+
+def _nonces(found: Mapping[str, str], *prefixes: str) -> set[str]:
+    return {nonce for ref in found for prefix in prefixes if (nonce := refs.nonce_of(ref, prefix))}
+
+
+def _held(found: Mapping[str, str], prefixes: tuple[str, ...], nonce: str) -> RefValue | None:
+    places = (prefix + nonce for prefix in prefixes)
+    return next((RefValue(ref, found[ref]) for ref in places if ref in found), None)
+
+
+def _spelled(handle: str) -> str:
+    return handle.strip().removeprefix("refs/heads/").removeprefix("origin/")
+
+
+def names_of(ref: str) -> tuple[str | None, tuple[str, ...]]:
+    """The nonce a ref belongs to and the names a person may call it by."""
+    named = refs.parse_request_ref(ref)
+    if named is not None:
+        branch = ref.removeprefix("refs/heads/")
+        return named.nonce, (named.nonce, branch, branch.rpartition("/")[2].removeprefix("mac-bridge-"))
+    for prefix in OWN_REFS:
+        if nonce := refs.nonce_of(ref, prefix):
+            return nonce, (nonce,)
+    return None, ()

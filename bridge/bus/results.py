@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bridge import signing
-from bridge.bus.requests import has_result
-from bridge.bus.state import RefValue, RequestState
+from bridge.bus.requests import RefValue, RequestState, has_result
 from bridge.errors import BusError, EvidenceError, MachineError, ManifestError, ResultError, SignatureError
 from bridge.git.repo import FileChange, GitRepo
 from bridge.protocol.manifest import MAX_BYTES, REQUEST_PATH, Manifest, ParamValue, parse
@@ -41,8 +40,36 @@ MAX_RESULT_FILES = 1002  # what a result can list, itself and its signature
 # How deep below a branch's tip its request is looked for.
 MAX_WALK = 32
 
-_PLAIN_FILES = ("100644", "100755")
 _TRAILER = re.compile(rf"^{TRAILER}: ([0-9a-f]{{64}})$", re.MULTILINE)
+
+# What a signature says of who wrote a result.
+_SAID = {
+    TrustLevel.TRUSTED: "signed by {signer}",
+    TrustLevel.REVOKED: "worthless: signed by {objection}; the thief could have written this",
+    TrustLevel.UNTRUSTED_KEY: "signed by a key that is not trusted here: {signer}",
+    TrustLevel.UNCHECKED: "signed, but not checked: ssh-keygen is not installed",
+    TrustLevel.UNSIGNED: "unsigned: anyone with push rights could have written this",
+}
+# Why a client that trusts runner keys does not believe a result, and what may be done about it.
+_TRUST = "kakeya_mac runners trust NAME --key 'KEY' (the runner prints that line when it starts)"
+_NOT_BELIEVED = {
+    TrustLevel.REVOKED: (
+        "the result is signed by {objection}: the thief could have written this",
+        f"ask again; a runner with a new key is trusted with: {_TRUST}",
+    ),
+    TrustLevel.UNTRUSTED_KEY: (
+        "the result is signed by {objection}",
+        f"if that is your runner's key: {_TRUST}",
+    ),
+    TrustLevel.UNCHECKED: (
+        "the result is signed, but ssh-keygen is not installed to check by whom",
+        "install OpenSSH's client (openssh-client)",
+    ),
+    TrustLevel.UNSIGNED: (
+        "the result carries no signature: anyone with push rights could have written it",
+        f"a runner that signs is trusted with: {_TRUST}",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -64,11 +91,8 @@ class FetchedResult:
     ref: str  # where it was found
     commit: str  # the commit that ref holds
     parents: tuple[str, ...]  # its parents; none where the branch had moved
-    # Commits between the request and `commit`, that one included; 1 on an untouched branch; None: the request
-    # is not below
-    above: int | None
-    # Every path in which it differs from its parent (from nothing, without one)
-    changes: tuple[FileChange, ...]
+    above: int | None  # commits on top of the request, `commit` included; None: the request is not below
+    changes: tuple[FileChange, ...]  # every path in which it differs from its parent, or from nothing
     message: str  # the commit message
     files: Mapping[str, bytes]  # contents of the result's folder by path relative to it; empty from `locate`
     # The request as it is on the remote; None: no longer there, or not the one that is answered
@@ -84,7 +108,7 @@ class FetchedResult:
         return {
             change.path.removeprefix(folder): change.sha
             for change in self.changes
-            if change.path.startswith(folder) and change.mode in _PLAIN_FILES
+            if change.path.startswith(folder) and change.mode in ("100644", "100755")
         }
 
 
@@ -107,7 +131,7 @@ class Believed:
     @property
     def sentence(self) -> str:
         """What a reader must know about who wrote this, and whether it can be compared with its request."""
-        known = _describe(Signature(self.signature, self.signer, self.objection))
+        known = _SAID[self.signature].format(signer=self.signer, objection=self.objection)
         if self.request_gone:
             return f"its request is gone from the remote, so what it answers cannot be checked; {known}"
         return known
@@ -124,16 +148,8 @@ def fetch(
 ) -> FetchedResult | None:
     """Fetch the result of a request, leaving nothing in the checkout; None: there is none yet.
 
-    Args:
-        git: Any checkout.
-        remote: Address of the bus.
-        state: The request's refs.
-        expected: The request as this client submitted it; None: as it is on the remote.
-        depth: Commits to fetch of each history; None: all that the checkout lacks.
-        timeout_s: Deadline of the fetch.
-
-    Raises:
-        ResultError: The branch holds neither this request nor a result of it, or the result is too large.
+    `expected` is the request as this client submitted it; None: as it is on the remote. A `ResultError`: the
+    branch holds neither this request nor a result of it, or the result is too large.
     """
     request_commit = expected.commit if expected else state.inbox
     held = [value for value in (*state.branches, state.result) if value is not None]
@@ -177,14 +193,7 @@ def locate(
 ) -> FetchedResult | None:
     """What a ref, whose commits are in this repository, says in answer to a request; None: no result.
 
-    Args:
-        git: A repository with the commit, the request below it and that one's parent.
-        state: The request's refs.
-        place: Its branch, or the ref of a result of its own.
-        request_commit: The request, where it is known; None: it is looked for below the tip.
-
-    Raises:
-        ResultError: The branch holds neither this request nor a result of it.
+    Without a `request_commit` the request is looked for below. A `ResultError`: it is not there.
     """
     nonce, tip = state.nonce, git.commit(place.commit)
     request, above = _find_request(git, place.commit, nonce, request_commit)
@@ -222,39 +231,32 @@ def believe(
     allow_unsigned: bool = False,
     bound: bool = True,
 ) -> Believed:
-    """Judge a fetched result.
+    """Judge a fetched result; a `ResultError` names the reason for which it is not believed.
 
     One whose request is gone, as a deleted branch leaves it, is shown as such where no key is trusted, or
     with `allow_unsigned`; where something else is in the request's place, only a trusted key helps.
 
     Args:
         fetched: From `fetch`.
-        trusted: Allowed-signers file of the runner keys that count here, with ``revoked_keys`` next to it;
-            neither need exist.
+        trusted: Allowed-signers file of the runner keys that count here, with ``revoked_keys`` next to it.
         expected: The request as this client knows it; None: as `fetch` found it on the remote.
-        allow_unsigned: Also believe what none of the trusted keys signed. A signature that does not verify
-            is refused all the same.
-        bound: Also refuse one of another preset or workload than was asked; False: the caller shows such
-            differences as a verdict.
-
-    Raises:
-        ResultError: It does not answer this request, was altered, its signature does not verify, or keys are
-            trusted here and none of them signed it.
+        allow_unsigned: Also believe what none of the trusted keys signed, unless its signature is wrong.
+        bound: Also refuse one of another preset or workload than was asked.
     """
     expected = expected or fetched.expected
-    _check_place(fetched, expected)
-    data = fetched.files.get(RESULT_NAME)
-    if data is None:
-        raise ResultError(f"the commit {fetched.commit[:12]} holds no {RESULT_NAME} for {fetched.nonce}")
-    digest = _TRAILER.findall(fetched.message)
-    if digest != [hashlib.sha256(data).hexdigest()]:
-        raise ResultError(f"{RESULT_NAME} is not the one that the commit message names ({TRAILER})")
+    for objection in _place_objections(fetched, expected):
+        raise ResultError(objection)
     result, files, signature = check_files(
         fetched.files, nonce=fetched.nonce, expected=expected, trusted=trusted, bound=bound
     )
     is_trusted = signature.trust is TrustLevel.TRUSTED
     if not is_trusted and not allow_unsigned and pins_keys(trusted):
-        raise _not_trusted(signature)
+        found, remedy = _NOT_BELIEVED[signature.trust]
+        raise ResultError(
+            f"{found.format(objection=signature.objection)}; this client believes only results of the runners"
+            " it trusts",
+            f"{remedy}; --allow-unsigned shows this result all the same",
+        )
     unknown = expected is None and not is_trusted
     if unknown and not fetched.alone:
         raise ResultError(
@@ -294,33 +296,22 @@ def check_files(
     trusted: Path,
     bound: bool = True,
 ) -> tuple[Result, dict[str, bytes], Signature]:
-    """Compare the files of a result with each other and with the request, wherever they were found.
-
-    Args:
-        present: Contents by path relative to ``result.json``, that file and its signature among them.
-        nonce: The request.
-        expected: The same as it was found; None: it is gone.
-        trusted: As in `believe`.
-        bound: As in `believe`.
-
-    Returns:
-        The result, the files it lists by path, and what its signature is worth.
-    """
+    """Compare a result's files, by path, with each other and the request; see `believe`."""
     data = present.get(RESULT_NAME)
     if data is None:
         raise ResultError(f"there is no {RESULT_NAME}")
     result = parse_result(data)
-    _check_identity(result, nonce, expected)
-    if bound and expected is not None:
-        _check_bound(result, expected)
-    files = _check_digests(result, present)
+    for objection in _objections(result, nonce, expected, bound=bound):
+        raise ResultError(objection)
+    for objection in _file_objections(result, present):
+        raise ResultError(objection)
     try:
         signature = weigh(
             data, present.get(RESULT_SIGNATURE_NAME), signing.RESULT_NAMESPACE, Trust.by(trusted)
         )
     except SignatureError as error:
         raise ResultError(f"{RESULT_SIGNATURE_NAME}: {clean_line(error.message)}") from None
-    return result, files, signature
+    return result, {file.path: present[file.path] for file in result.files}, signature
 
 
 def pins_keys(trusted: Path) -> bool:
@@ -334,7 +325,7 @@ def pins_keys(trusted: Path) -> bool:
     return any(line.strip() and not line.lstrip().startswith(b"#") for line in lines)
 
 
-def _requested(git: GitRepo, commit: str) -> Manifest | None:
+def _manifest(git: GitRepo, commit: str) -> Manifest | None:
     try:
         return parse(git.try_read_file(commit, REQUEST_PATH, MAX_BYTES) or b"")
     except ManifestError:
@@ -344,18 +335,16 @@ def _requested(git: GitRepo, commit: str) -> Manifest | None:
 def _read_expected(git: GitRepo, located: FetchedResult) -> ExpectedRequest | None:
     if located.request is None:
         return None
-    parents, manifest = git.commit(located.request).parents, _requested(git, located.request)
-    workload = parents[0] if len(parents) == 1 else None
-    if manifest is None:
-        return ExpectedRequest(located.nonce, located.request, workload)
-    return ExpectedRequest(located.nonce, located.request, workload, manifest.preset, manifest.params)
+    parents, manifest = git.commit(located.request).parents, _manifest(git, located.request)
+    expected = ExpectedRequest(located.nonce, located.request, parents[0] if len(parents) == 1 else None)
+    return expected if manifest is None else replace(expected, preset=manifest.preset, params=manifest.params)
 
 
 def _is_named_place(git: GitRepo, located: FetchedResult) -> bool:
     """Whether a result is where its request said that it would be, or on no branch at all."""
     if located.request is None or not located.parents:
         return True
-    manifest = _requested(git, located.request)
+    manifest = _manifest(git, located.request)
     return manifest is not None and manifest.result_ref == located.ref
 
 
@@ -385,8 +374,7 @@ def _find_request(
 def _answered_on_branch(git: GitRepo, state: RequestState, located: FetchedResult) -> str | None:
     """The request commit that a result elsewhere names, when the request's branch holds it.
 
-    It must be the branch's request; where no commit of the branch has the shape of one, a refusal may answer
-    any of them.
+    Where no commit of the branch has the shape of a request, a refusal may answer any of them.
     """
     branch = state.branch
     if branch is None or not git.exists(branch.commit):
@@ -420,108 +408,71 @@ def _is_request(git: GitRepo, commit: str, nonce: str) -> bool:
     changes = git.changes(parents[0], commit)
     if not any(change.path == REQUEST_PATH and change.status != "D" for change in changes):
         return False
-    manifest = _requested(git, commit)
+    manifest = _manifest(git, commit)
     return manifest is None or manifest.nonce == nonce
 
 
-def _describe(signature: Signature) -> str:
-    """What a signature says of who wrote a result."""
-    match signature.trust:
-        case TrustLevel.TRUSTED:
-            return f"signed by {signature.signer}"
-        case TrustLevel.REVOKED:
-            return f"worthless: signed by {signature.objection}; the thief could have written this"
-        case TrustLevel.UNTRUSTED_KEY:
-            return f"signed by a key that is not trusted here: {signature.signer}"
-        case TrustLevel.UNCHECKED:
-            return "signed, but not checked: ssh-keygen is not installed"
-        case TrustLevel.UNSIGNED:
-            return "unsigned: anyone with push rights could have written this"
-
-
-def _check_place(fetched: FetchedResult, expected: ExpectedRequest | None) -> None:
-    """The commit is the request's only successor and adds one folder, nothing else."""
+def _place_objections(fetched: FetchedResult, expected: ExpectedRequest | None) -> Iterator[str]:
+    """Why a commit is not the request's only successor, which adds one folder and nothing else."""
     where = f"{fetched.commit[:12]} on {fetched.ref}"
     if fetched.above is not None and fetched.above > 1:
-        raise ResultError(
+        yield (
             f"{fetched.above} commits are on top of the request at {fetched.ref}, a result is exactly one: "
             "another commit was pushed there"
         )
     if fetched.parents and expected is not None and fetched.parents != (expected.commit,):
         names = ", ".join(parent[:12] for parent in fetched.parents)
-        raise ResultError(f"the parent of {where} is {names}, not the request {expected.commit[:12]}")
+        yield f"the parent of {where} is {names}, not the request {expected.commit[:12]}"
     if len(fetched.parents) > 1:
-        raise ResultError(f"the commit {where} is a merge, a result is not")
+        yield f"the commit {where} is a merge, a result is not"
     folder = f"{RESULT_ROOT}/{fetched.nonce}/"
     for change in fetched.changes:
         if not change.path.startswith(folder):
-            raise ResultError(f"the commit {where} changes {change.path!r}, outside {folder}")
+            yield f"the commit {where} changes {change.path!r}, outside {folder}"
         if change.status != "A" or change.mode != "100644":
-            raise ResultError(
-                f"the commit {where} has {change.path!r} as something else than a new plain file"
-            )
+            yield f"the commit {where} has {change.path!r} as something else than a new plain file"
+    if RESULT_NAME not in fetched.files:
+        yield f"the commit {fetched.commit[:12]} holds no {RESULT_NAME} for {fetched.nonce}"
+    elif _TRAILER.findall(fetched.message) != [hashlib.sha256(fetched.files[RESULT_NAME]).hexdigest()]:
+        yield f"{RESULT_NAME} is not the one that the commit message names ({TRAILER})"
 
 
-def _check_identity(result: Result, nonce: str, expected: ExpectedRequest | None) -> None:
+def _objections(
+    result: Result, nonce: str, expected: ExpectedRequest | None, *, bound: bool
+) -> Iterator[str]:
+    """Why a result does not answer the request."""
     if result.nonce != nonce:
-        raise ResultError(f"the result answers the request {result.nonce}, not {nonce}: it was copied here")
+        yield f"the result answers the request {result.nonce}, not {nonce}: it was copied here"
     if expected is None:
         return
     if result.request_commit != expected.commit:
         answered, asked = result.request_commit[:12], expected.commit[:12]
-        raise ResultError(f"the result answers the request commit {answered}, not {asked}")
-    if result.verdict.status in (Status.PASSED, Status.REJECTED) and result.preset is None:
-        raise ResultError("the result names no preset, so nothing can have run for it")
-
-
-def _check_bound(result: Result, expected: ExpectedRequest) -> None:
-    if expected.preset is not None and result.preset not in (expected.preset, None):
-        raise ResultError(
-            f"the result is of the preset {result.preset}, not {expected.preset}: it was copied"
-        )
+        yield f"the result answers the request commit {answered}, not {asked}"
     ran = result.verdict.status in (Status.PASSED, Status.REJECTED)
-    if result.workload_sha is None and not ran:
-        return  # a request that cannot be read names no workload, and nothing was run for it
-    if expected.workload_sha is not None and result.workload_sha != expected.workload_sha:
-        ran_on, asked = (result.workload_sha or "none")[:12], expected.workload_sha[:12]
-        raise ResultError(f"the result is of workload {ran_on}, not {asked}")
+    if ran and result.preset is None:
+        yield "the result names no preset, so nothing can have run for it"
+    if bound and expected.preset is not None and result.preset not in (expected.preset, None):
+        yield f"the result is of the preset {result.preset}, not {expected.preset}: it was copied"
+    # A request that cannot be read names no workload, and nothing was run for it.
+    names_workload = ran or result.workload_sha is not None
+    if bound and names_workload and expected.workload_sha not in (None, result.workload_sha):
+        ran_on, asked = (result.workload_sha or "none")[:12], str(expected.workload_sha)[:12]
+        yield f"the result is of workload {ran_on}, not {asked}"
 
 
-def _check_digests(result: Result, present: Mapping[str, bytes]) -> dict[str, bytes]:
-    listed = {file.path: file for file in result.files}
+def _file_objections(result: Result, present: Mapping[str, bytes]) -> Iterator[str]:
+    """Why files are not the ones that a result lists."""
+    listed = {file.path for file in result.files}
     if len(listed) != len(result.files):
-        raise ResultError(f"{RESULT_NAME} lists a file twice")
-    for path in present:
-        if path not in listed and path not in (RESULT_NAME, RESULT_SIGNATURE_NAME):
-            raise ResultError(f"the file {path!r} is not one that {RESULT_NAME} lists")
-    for path, file in listed.items():
-        data = present.get(path)
+        yield f"{RESULT_NAME} lists a file twice"
+    for path in present.keys() - listed - {RESULT_NAME, RESULT_SIGNATURE_NAME}:
+        yield f"the file {path!r} is not one that {RESULT_NAME} lists"
+    for file in result.files:
+        data = present.get(file.path)
         if data is None:
-            raise ResultError(f"the file {path} is listed in {RESULT_NAME} but missing")
-        if len(data) != file.bytes or hashlib.sha256(data).hexdigest() != file.sha256:
-            raise ResultError(
-                f"EVIDENCE_DIGEST: the file {path} is not the one that {RESULT_NAME} lists: it was altered"
+            yield f"the file {file.path} is listed in {RESULT_NAME} but missing"
+        elif len(data) != file.bytes or hashlib.sha256(data).hexdigest() != file.sha256:
+            yield (
+                f"EVIDENCE_DIGEST: the file {file.path} is not the one that {RESULT_NAME} lists: "
+                "it was altered"
             )
-    return {path: present[path] for path in listed}
-
-
-def _not_trusted(signature: Signature) -> ResultError:
-    """Why a client that trusts runner keys does not believe this result, and what may be done about it."""
-    trust = "kakeya_mac runners trust NAME --key 'KEY' (the runner prints that line when it starts)"
-    match signature.trust:
-        case TrustLevel.REVOKED:
-            found = f"the result is signed by {signature.objection}: the thief could have written this"
-            remedy = f"ask again; a runner with a new key is trusted with: {trust}"
-        case TrustLevel.UNTRUSTED_KEY:
-            found = f"the result is signed by {signature.objection}"
-            remedy = f"if that is your runner's key: {trust}"
-        case TrustLevel.UNCHECKED:
-            found = "the result is signed, but ssh-keygen is not installed to check by whom"
-            remedy = "install OpenSSH's client (openssh-client)"
-        case _:
-            found = "the result carries no signature: anyone with push rights could have written it"
-            remedy = f"a runner that signs is trusted with: {trust}"
-    return ResultError(
-        f"{found}; this client believes only results of the runners it trusts",
-        f"{remedy}; --allow-unsigned shows this result all the same",
-    )

@@ -14,38 +14,42 @@ import json
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from datetime import UTC, datetime
 from threading import Timer
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from bridge import __version__
+from bridge import __version__, state_dir
 from bridge.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_TERMINATED, BridgeError
+from bridge.protocol.sanitize import clean, without_credentials
+from bridge.render import terminal
 
-# command -> (module, one line of help), in the order a newcomer needs them
-COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": ("bridge.cli.demo", "Run the main job end to end on this machine, over a git remote of its own."),
-    "doctor": ("bridge.cli.doctor", "Can this checkout use the bridge? What is missing, and how to fix it."),
-    "presets": (
-        "bridge.cli.presets",
-        "The allowlist: each preset, its parameters, types, bounds and defaults.",
-    ),
-    "run": ("bridge.cli.run", "Submit a request; with --wait, follow it to its result."),
-    "status": ("bridge.cli.status", "Where a request is."),
-    "wait": ("bridge.cli.wait", "Follow a request to its result."),
-    "logs": ("bridge.cli.logs", "What the job printed: live while it runs, complete afterwards."),
-    "result": ("bridge.cli.result", "Fetch a result, check it, and show or save it."),
-    "fetch": ("bridge.cli.fetch", "Save every published file of one or more requests."),
-    "cancel": ("bridge.cli.cancel", "Ask for a request to be stopped, whether it waits or runs."),
-    "again": ("bridge.cli.again", "Submit the same job again, as a new request."),
-    "queue": ("bridge.cli.queue", "What waits, runs and ran, and on which Mac."),
-    "history": ("bridge.cli.history", "ProgramResult requests, the archived ones too."),
-    "prune": ("bridge.cli.prune", "Archive old results, then delete their branches."),
-    "key": ("bridge.cli.key", "Which key signs your requests, and what to give to a Mac's owner."),
-    "gate": ("bridge.cli.gate", "Judge evidence files."),
-    "runners": ("bridge.cli.runners", "Which runners are there, what they offer, whose keys are trusted."),
-    "runner": ("bridge.cli.runner", "On the Mac: serve requests."),
+if TYPE_CHECKING:
+    from rich.table import Table
+
+# The module of each command is `bridge.cli.NAME`; they stand in the order a newcomer needs them.
+COMMANDS = {
+    "demo": "Run the main job end to end on this machine, over a git remote of its own.",
+    "doctor": "Can this checkout use the bridge? What is missing, and how to fix it.",
+    "presets": "The allowlist: each preset, its parameters, types, bounds and defaults.",
+    "run": "Submit a request; with --wait, follow it to its result.",
+    "status": "Where a request is.",
+    "wait": "Follow a request to its result.",
+    "logs": "What the job printed: live while it runs, complete afterwards.",
+    "result": "Fetch a result, check it, and show or save it.",
+    "fetch": "Save every published file of one or more requests.",
+    "cancel": "Ask for a request to be stopped, whether it waits or runs.",
+    "again": "Submit the same job again, as a new request.",
+    "queue": "What waits, runs and ran, and on which Mac.",
+    "history": "Finished requests, the archived ones too.",
+    "prune": "Archive old results, then delete their branches.",
+    "key": "Which key signs your requests, and what to give to a Mac's owner.",
+    "gate": "Judge evidence files.",
+    "runners": "Which runners are there, what they offer, whose keys are trusted.",
+    "runner": "On the Mac: serve requests.",
 }
 
 
@@ -58,24 +62,12 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(COMMANDS[cmd_name][0])
-        command: click.Command = getattr(module, cmd_name)
+        command: click.Command = getattr(importlib.import_module(f"bridge.cli.{cmd_name}"), cmd_name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            import difflib
-
-            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
-            raise click.UsageError(f"No such command {args[0]!r}.{hint}", ctx)
-        return super().resolve_command(ctx, args)
+            formatter.write_dl(list(COMMANDS.items()))
 
 
 EPILOG = """\b
@@ -89,7 +81,12 @@ Exit codes of a finished request: 0 passed, 1 failed, 2 refused, 3 evidence reje
 130 interrupted, 143 terminated."""
 
 
-@click.group(cls=LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup,
+    commands={name: click.Command(name) for name in COMMANDS},  # what click suggests for a misspelt one
+    epilog=EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(__version__, prog_name="kakeya_mac")
 def cli() -> None:
     """Run vetted jobs on an Apple Silicon Mac you cannot reach, over git, and trust the numbers.
@@ -104,32 +101,30 @@ class Terminated(KeyboardInterrupt):
 
 def main(argv: list[str] | None = None) -> None:
     """Entry point of ``kakeya_mac``; exits with the code of the command."""
-    arguments = sys.argv[1:] if argv is None else argv
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # a parent may have chosen to ignore it
             signal.signal(number, _terminate)
     sys.unraisablehook = _terminate_later
-    sys.exit(run_edge(cli, arguments))
+    sys.exit(run_edge(cli, sys.argv[1:] if argv is None else argv))
 
 
 def run_edge(command: click.Command, arguments: list[str]) -> int:
     """Run `command` and turn whatever it raises into a message and an exit code."""
+    as_json = "--json" in arguments
     try:
         code = command.main(arguments, prog_name="kakeya_mac", standalone_mode=False)
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except click.ClickException as error:
         error.show()
-        if "--json" in arguments:
-            echo_json(_failure("UsageError", error.format_message(), None, error.exit_code))
-        return error.exit_code
+        return _fail(as_json, "UsageError", error.format_message(), None, error.exit_code)
     except (KeyboardInterrupt, click.Abort) as stop:  # click turns the one into the other
         terminated = isinstance(stop, Terminated) or isinstance(stop.__cause__, Terminated)
         click.echo("terminated" if terminated else "interrupted", err=True)
         return EXIT_TERMINATED if terminated else EXIT_INTERRUPTED
     except BridgeError as error:
-        _show_error(error, as_json="--json" in arguments)
-        return error.exit_code
+        show_error(error)
+        return _fail(as_json, type(error).__name__, error.message, error.remedy, error.exit_code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader went away (| head)
         return 0
@@ -139,34 +134,47 @@ def run_edge(command: click.Command, arguments: list[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def echo_json(document: Mapping[str, Any], *, untrusted: Collection[str] = ()) -> None:
-    """Print one JSON line, the last thing a command with ``--json`` says.
+def show(
+    as_json: bool,
+    document: Mapping[str, Any],
+    lines: Iterable[str | Table],
+    *,
+    untrusted: Collection[str] = (),
+    note: bool = False,
+) -> int:
+    """Print what a command found, as one JSON line or for people; returns the document's ``exit_code``.
 
-    Args:
-        document: What to say.
-        untrusted: Its keys below which text from the bus stands.
+    `untrusted` names the keys whose values come from the bus, `note` says so below the lines.
     """
-    from bridge.render.terminal import document as mark
-
-    click.echo(json.dumps(mark(document, untrusted), sort_keys=True))
-
-
-def show(as_json: bool, document: Mapping[str, Any], lines: Iterable[str]) -> int:
-    """Show what a command has to say, as one JSON line or as lines for people; returns exit code 0."""
     if as_json:
-        echo_json({**document, "exit_code": 0})
+        echo_json(document, untrusted=untrusted)
     else:
         for line in lines:
-            click.echo(line)
-    return 0
+            if isinstance(line, str):
+                click.echo(line)
+            else:
+                terminal.console().print(line)
+        if note and not sys.stdout.isatty():  # a program reads it
+            click.echo(f"note: {terminal.NOTICE}", err=True)
+    return int(document.get("exit_code", 0))
 
 
-def note_untrusted() -> None:
-    """Say on standard error, where a program reads the output, that text of it came over the bus."""
-    if not sys.stdout.isatty():
-        from bridge.render.terminal import NOTICE
+def echo_json(document: Mapping[str, Any], *, untrusted: Collection[str] = ()) -> None:
+    """Print one JSON line that names the keys below which text from the bus stands."""
+    click.echo(json.dumps(terminal.document(document, untrusted), sort_keys=True))
 
-        click.echo(f"note: {NOTICE}", err=True)
+
+def warn(sentences: Iterable[str]) -> None:
+    """Print warnings on standard error."""
+    for sentence in sentences:
+        click.echo(f"warning: {sentence}", err=True)
+
+
+def show_error(error: BridgeError, *, label: str = "error: ") -> None:
+    """Print an error and its remedy on standard error."""
+    click.echo(f"{label}{clean(error.message)}", err=True)
+    if error.remedy:
+        click.echo(f"  {clean(error.remedy)}", err=True)
 
 
 @contextlib.contextmanager
@@ -196,36 +204,20 @@ def _terminate_later(lost: sys.UnraisableHookArgs) -> None:
         sys.__unraisablehook__(lost)
 
 
-def _show_error(error: BridgeError, *, as_json: bool) -> None:
-    from bridge.protocol.sanitize import clean
-
-    click.echo(f"error: {clean(error.message)}", err=True)
-    if error.remedy:
-        click.echo(f"  {clean(error.remedy)}", err=True)
+def _fail(as_json: bool, name: str, message: str, remedy: str | None, code: int) -> int:
     if as_json:
-        document = _failure(type(error).__name__, error.message, error.remedy, error.exit_code)
-        echo_json(document, untrusted=("message", "remedy"))
-
-
-def _failure(name: str, message: str, remedy: str | None, code: int) -> dict[str, Any]:
-    """The JSON line of a command that ended in an error."""
-    return {"status": "error", "error": name, "message": message, "remedy": remedy, "exit_code": code}
+        document = {"status": "error", "error": name, "message": message, "remedy": remedy, "exit_code": code}
+        echo_json(document, untrusted=() if name == "UsageError" else ("message", "remedy"))
+    return code
 
 
 def _show_bug(error: Exception) -> None:
-    import traceback
-    from datetime import UTC, datetime
-
-    from bridge import settings
-    from bridge.protocol.sanitize import without_credentials
-
     text = "".join(traceback.format_exception(error))
-    where = settings.state_dir() / "crashes" / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}.txt"
+    where = state_dir() / "crashes" / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}.txt"
     try:
         where.parent.mkdir(parents=True, exist_ok=True)
-        where.write_text(
-            f"kakeya_mac {__version__}\n{without_credentials(' '.join(sys.argv))}\n\n{text}", encoding="utf-8"
-        )
+        command = without_credentials(" ".join(sys.argv))
+        where.write_text(f"kakeya_mac {__version__}\n{command}\n\n{text}", encoding="utf-8")
         kept = f"The details are in {where}; please attach that file to a report"
     except OSError:
         kept = f"{text}\nPlease attach this to a report"

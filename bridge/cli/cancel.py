@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
 
 import click
 
-from bridge.cli import echo_json
+from bridge.cli import show, warn
 from bridge.cli.options import handle_options, signing_key_option, wait_option
-
-if TYPE_CHECKING:
-    from bridge.client.cancel import Cancelled
-    from bridge.client.remotes import Remote
-    from bridge.git.repo import GitRepo
-    from bridge.github.dispatch import RunView
-    from bridge.settings import Settings
+from bridge.cli.output import Connection, Presentation, connect, follow, present, stop_run
+from bridge.client import cancel as client
+from bridge.client.runners import read_runners, require_signatures
+from bridge.client.signing_key import choose
+from bridge.errors import BridgeError
 
 _NAMED = 5
 
@@ -46,60 +43,33 @@ def cancel(
     The cancel request is signed where there is a key (see `kakeya_mac key`): a machine that takes only signed
     requests obeys only their signer. A stopped job's result is `cancelled`, with what it had printed so far.
     """
-    from bridge.cli.output import Presentation, connect, follow, present, warn
-    from bridge.client import cancel as client
-    from bridge.client.signing_key import choose
-
-    config, git, bus = connect(remote, signing_key=signing_key)
-    signer = choose(config, git)
-    done = client.cancel(config, git, bus, handle, reason=reason, signer=signer)
+    link = connect(remote, signing_key=signing_key)
+    signer = choose(link.config, link.git)
+    done = client.cancel(link.config, link.git, link.bus, handle, reason=reason, signer=signer)
     warnings = list(signer.warnings)
     if done.finished is None and not done.signed:
-        warnings += _warn_unsigned(config, git, bus)
+        warnings += _warn_unsigned(link)
     warn(warnings)
-    run = _stop_run(git, bus, done)
+    run = None if done.finished is not None else stop_run(link, done.nonce)
+    run_json = None if run is None else run.as_json()
     if wait_s is None:
-        _show(done, warnings, run, as_json=as_json)
-        return 0
+        document = {"status": done.outcome, "nonce": done.nonce, "signed": done.signed, "run": run_json}
+        document |= {"warnings": warnings, "exit_code": 0}
+        if done.finished is not None:
+            document["result_status"] = done.finished[0].result.verdict.status
+        return show(as_json, document, [_sentence(done)], untrusted=("warnings",))
+    how = Presentation(as_json, document={"cancel": done.outcome})
     if done.finished is not None:
-        return present(config, done.finished[1], Presentation(as_json, extra={"cancel": done.outcome}))
+        return present(link.config, done.finished[1], how)
     click.echo(_sentence(done), err=True)
-    extra = {"cancel": done.outcome, "run": None if run is None else run.as_json()}
-    return follow(config, git, bus, done.nonce, Presentation(as_json, extra=extra), wait_s=wait_s)
+    how.document["run"] = run_json
+    return follow(link, done.nonce, how, wait_s=wait_s)
 
 
-def _stop_run(git: GitRepo, bus: Remote, done: Cancelled) -> RunView | None:
-    """Stop the workflow run, too, if a machine has it; one that waits reads the cancel request later.
-
-    Returns:
-        The run as it was; None: none is known.
-    """
-    from bridge.bus.state import resolve_handle
-    from bridge.cli.workflow_runs import api_or_none, find_run, warn_api
-    from bridge.errors import ApiConflict, ApiError
-
-    github = None if done.finished is not None else api_or_none(bus)
-    run = None if github is None else find_run(git, bus, resolve_handle(git, bus.address, done.nonce))
-    if run is None or github is None or not run.is_on_a_machine:
-        return run
-    try:
-        github.cancel(run.id)
-    except ApiConflict:  # it has ended meanwhile
-        return run
-    except ApiError as error:
-        warn_api(error)
-        return run
-    click.echo(f"its run was stopped, too: {run.url}", err=True)
-    return run
-
-
-def _warn_unsigned(config: Settings, git: GitRepo, bus: Remote) -> list[str]:
+def _warn_unsigned(link: Connection) -> list[str]:
     """That live runners ignore an unsigned cancel request, or that none could be looked at."""
-    from bridge.client.runners import read_runners, require_signatures
-    from bridge.errors import BridgeError
-
     try:
-        strict = require_signatures(read_runners(config, git, bus), datetime.now(UTC))
+        strict = require_signatures(read_runners(link.config, link.git, link.bus), datetime.now(UTC))
     except BridgeError as error:
         return [f"cannot tell which runners are there: {error.message}"]
     if not strict:
@@ -110,27 +80,8 @@ def _warn_unsigned(config: Settings, git: GitRepo, bus: Remote) -> list[str]:
     ]
 
 
-def _show(done: Cancelled, warnings: list[str], run: RunView | None, *, as_json: bool) -> None:
-    if not as_json:
-        click.echo(_sentence(done))
-        return
-    document: dict[str, Any] = {
-        "status": done.outcome,
-        "nonce": done.nonce,
-        "signed": done.signed,
-        "run": None if run is None else run.as_json(),
-        "warnings": warnings,
-        "exit_code": 0,
-    }
-    if done.finished is not None:
-        document["result_status"] = done.finished[0].result.verdict.status
-    echo_json(document, untrusted=("warnings",))
-
-
-def _sentence(done: Cancelled) -> str:
-    from bridge.client.cancel import Outcome
-
-    if done.outcome is Outcome.ALREADY_ASKED:
+def _sentence(done: client.Cancelled) -> str:
+    if done.outcome is client.Outcome.ALREADY_ASKED:
         return f"{done.nonce}: a cancel request is there already"
     if done.finished is None:
         return f"{done.nonce}: asked for it to be stopped; see: kakeya_mac wait {done.nonce}"

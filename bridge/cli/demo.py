@@ -7,7 +7,15 @@ from pathlib import Path
 
 import click
 
+from bridge import demo as library
+from bridge import presets
+from bridge.bus.results import pins_keys
 from bridge.cli import echo_json
+from bridge.cli.options import option_with_default, param_option
+from bridge.cli.output import Connection, Presentation, follow
+from bridge.client.submit import plan_request, submit_request
+from bridge.git.repo import GitRepo
+from bridge.render.outcome import FROM_BUS
 
 
 @click.command(
@@ -19,19 +27,12 @@ Examples:
 
 The last line is JSON. The demo's folder (remote, workload clone, runner's log) is kept for a look around."""
 )
-@click.option(
-    "-p", "--param", "params", multiple=True, metavar="KEY=VALUE", help="A parameter of `throughput`."
-)
+@param_option("A parameter of `throughput`.")
 @click.option(
     "--folder", type=click.Path(path_type=Path), metavar="DIR", help="Make the demo's folder below DIR."
 )
-@click.option(
-    "--wait",
-    "wait_s",
-    type=click.FloatRange(min=1),
-    default=600.0,
-    show_default=True,
-    help="Give up after seconds.",
+@option_with_default(
+    "--wait", "wait_s", type=click.FloatRange(min=1), default=600.0, help="Give up after seconds."
 )
 def demo(params: tuple[str, ...], folder: Path | None, wait_s: float) -> int:
     """Show everything once: request, git remote, runner, engine on the shipped pair, gate, result.
@@ -39,15 +40,7 @@ def demo(params: tuple[str, ...], folder: Path | None, wait_s: float) -> int:
     A bare repository and a clone are made in a temporary folder, `kakeya_mac runner serve` is started as a
     process of its own, and the preset `throughput` is asked for through the ordinary client.
     """
-    from bridge import demo as library
-    from bridge import presets
-    from bridge.bus.results import pins_keys
-    from bridge.cli.output import Presentation, follow
-    from bridge.client.submit import plan_request, submit_request
-    from bridge.git.repo import GitRepo
-    from bridge.render.outcome import FROM_BUS
-
-    began = time.monotonic()
+    start_s = time.monotonic()
     preset = presets.get("throughput")
     values = presets.parse_cli(preset, params)
     presets.validate(preset, values)  # before anything is made
@@ -62,19 +55,17 @@ def demo(params: tuple[str, ...], folder: Path | None, wait_s: float) -> int:
         plan = plan_request(config, git, preset="throughput", params=values)
         submission = submit_request(config, plan, git)
         click.echo(f"submitted {submission.nonce}: {' '.join(plan.argv)}", err=True)
-        document: dict[str, object] = {}
         how = Presentation(
             as_json=False,
             allow_unsigned=not pins_keys(config.trusted_runners),  # there is no ssh-keygen to make a key
             expected=submission.expected,
-            outcome=document.update,
         )
-        code = follow(config, git, submission.remote, submission.nonce, how, wait_s=wait_s)
-    document |= {
+        code = follow(Connection(config, git, submission.remote), submission.nonce, how, wait_s=wait_s)
+    document = how.document | {
         "remote": str(site.remote),
         "workload": str(site.workload),
         "runner_log": str(site.log),
-        "seconds": round(time.monotonic() - began, 1),
+        "seconds": round(time.monotonic() - start_s, 1),
         "exit_code": code,
     }
     if code != 0:

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from bridge import interpreter, settings
 from bridge.cli import echo_json
-
-if TYPE_CHECKING:
-    from bridge.doctor import Check
-    from bridge.settings import Settings
+from bridge.cli.options import json_option
+from bridge.doctor import Check, Level, examine_client, examine_runner
 
 MARKS = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL"}
 READY = {
-    "client": "Requests can be made from here.",
-    "runner": "This machine can serve requests.",
-    "ci": "This job can ask for runs.",
-}
-UNREADY = {
-    "client": "Requests cannot be made from here",
-    "runner": "This machine cannot serve requests",
-    "ci": "This job cannot ask",
+    "client": ("Requests can be made from here.", "Requests cannot be made from here"),
+    "runner": ("This machine can serve requests.", "This machine cannot serve requests"),
+    "ci": ("This job can ask for runs.", "This job cannot ask"),
 }
 
 
@@ -46,61 +40,44 @@ Exit code 0: the role can be played from here (warnings included); 6: it cannot.
     help="Which part is meant (default: ci inside a workflow, runner where `runner setup` was, else client).",
 )
 @click.option(
-    "--remote",
-    metavar="URL",
-    help="Git remote that carries the bus (default: setup's, else origin).",
+    "--remote", metavar="URL", help="Git remote that carries the bus (default: setup's, else origin)."
 )
 @click.option("--allow-public", is_flag=True, help="A public repository with a self-hosted runner is meant.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON line instead of text.")
+@json_option
 def doctor(role: str | None, remote: str | None, allow_public: bool, as_json: bool) -> int:
     """Look at everything this machine's part needs; say what was found, and how to fix what is missing."""
-    from bridge import settings
-    from bridge.doctor import Level
-
     role = role or detect()
+    config, here = settings.load(remote=remote), Path.cwd()
+    if role == "runner":
+        examined = examine_runner(config, here, allow_public=allow_public)
+    else:
+        examined = examine_client(config, here, allow_public=allow_public, is_job=role == "ci")
     checks: list[Check] = []
-    for check in _examine(role, settings.load(remote=remote), allow_public=allow_public):
+    for check in examined:
         checks.append(check)
         if not as_json:
             click.echo(f"{MARKS[check.level]}  {check.name}: {check.finding}  [{check.looked_at}]")
             if check.fix:
                 click.echo(f"      fix: {check.fix}")
-    usable = all(check.level is not Level.FAIL for check in checks)
-    code = 0 if usable else 6
-    if as_json:
-        rows = [
-            {"name": c.name, "level": c.level, "looked_at": c.looked_at, "finding": c.finding, "fix": c.fix}
-            for c in checks
-        ]
-        document = {"role": role, "status": "ok" if usable else "fail", "exit_code": code, "checks": rows}
-        echo_json(document, untrusted=("checks",))  # what a server says stands in them
-        return code
+    failed = sum(check.level is Level.FAIL for check in checks)
     warned = sum(check.level is Level.WARN for check in checks)
-    if usable and role == "ci" and warned:  # a warning may say that nothing can be asked
+    code = 6 if failed else 0
+    if as_json:
+        document = {"role": role, "status": "fail" if failed else "ok", "exit_code": code}
+        rows = [asdict(check) for check in checks]
+        echo_json({**document, "checks": rows}, untrusted=("checks",))  # what a server says stands in them
+    elif failed:
+        click.echo(f"\n{READY[role][1]}: {failed} check{'s' * (failed > 1)} failed.")
+    elif role == "ci" and warned:  # a warning may say that nothing can be asked
         click.echo(f"\nNo check failed, {warned} gave a warning.")
-    elif usable:
-        click.echo(f"\n{READY[role]}")
     else:
-        failed = sum(check.level is Level.FAIL for check in checks)
-        click.echo(f"\n{UNREADY[role]}: {failed} check{'s' * (failed > 1)} failed.")
+        click.echo(f"\n{READY[role][0]}")
     return code
 
 
 def detect(environ: Mapping[str, str] | None = None) -> str:
     """``ci`` inside a workflow, ``runner`` where setup made this environment, else ``client``."""
-    from bridge import interpreter
-
     environ = os.environ if environ is None else environ
     if environ.get("GITHUB_ACTIONS") == "true":
         return "ci"
     return "runner" if interpreter.record_path().exists() else "client"
-
-
-def _examine(role: str, config: Settings, *, allow_public: bool) -> Iterator[Check]:
-    from bridge.doctor import client
-
-    if role != "runner":
-        return client.examine(config, Path.cwd(), allow_public=allow_public, is_job=role == "ci")
-    from bridge.doctor import runner  # a client needs no runner's code
-
-    return runner.examine(config, Path.cwd(), allow_public=allow_public)

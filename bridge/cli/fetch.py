@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from bridge.cli import echo_json
-from bridge.cli.options import allow_unsigned_option, remote_option
-
-if TYPE_CHECKING:
-    from bridge.client.remotes import Remote
-    from bridge.errors import BridgeError
-    from bridge.git.repo import GitRepo
-    from bridge.settings import Settings
+from bridge.bus.results import believe
+from bridge.cli import echo_json, show_error
+from bridge.cli.options import allow_unsigned_option, json_option, remote_option
+from bridge.cli.output import Connection, connect
+from bridge.client.save import save
+from bridge.errors import BridgeError, RemoteUnreachable
+from bridge.protocol.sanitize import clean_line
 
 
 @click.command(
@@ -38,7 +37,7 @@ was not: 3 not to be believed, 4 no result yet, 6 no such request, or a folder t
     metavar="DIR",
     help="Where the folders named by nonce go (default: here).",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON line instead of text.")
+@json_option
 @remote_option
 @allow_unsigned_option
 def fetch(
@@ -49,78 +48,41 @@ def fetch(
     Digests, identity and signature are checked; the evidence is not judged: `kakeya_mac result` or
     `kakeya_mac gate` do that.
     """
-    from bridge.cli.output import connect
-    from bridge.errors import BridgeError, RemoteUnreachable
-
-    config, git, bus = connect(remote)
-    allow_unsigned = allow_unsigned or config.allow_unsigned
-    documents: list[dict[str, Any]] = []
+    link = connect(remote)
+    rows: list[dict[str, Any]] = []
     for handle in handles:
+        row: dict[str, Any] = dict.fromkeys(("nonce", "status", "signature", "authenticity", "output"))
+        row |= {"handle": handle, "files": [], "error": None, "exit_code": 0}
+        rows.append(row)
         try:
-            document = _fetch(handle, git, bus, config, output, allow_unsigned)
+            row |= _fetch(handle, link, output, allow_unsigned)
         except RemoteUnreachable:
             raise
         except BridgeError as error:
-            document = _failure(handle, error)
-        documents.append(document)
+            row |= {"error": error.message, "exit_code": error.exit_code}
+            if not as_json:
+                show_error(error, label=f"error: {handle}: ")
+            continue
         if not as_json:
-            _show(document)
-    code = next((int(one["exit_code"]) for one in documents if one["exit_code"]), 0)
+            said = f"{row['status']}, {row['authenticity']}: {len(row['files'])} files in {row['output']}"
+            click.echo(f"{row['nonce']}  {said}")
+    code = next((row["exit_code"] for row in rows if row["exit_code"]), 0)
     if as_json:
-        for one in documents:
-            one.pop("remedy", None)
-        echo_json({"requests": documents, "exit_code": code}, untrusted=("requests",))
-    return code
+        echo_json({"requests": rows, "exit_code": code}, untrusted=("requests",))
+    return int(code)
 
 
-def _fetch(
-    handle: str, git: GitRepo, bus: Remote, config: Settings, output: Path, allow_unsigned: bool
-) -> dict[str, Any]:
-    from bridge.bus.results import believe
-    from bridge.client.fetch import look_up
-    from bridge.client.save import save
-    from bridge.errors import WaitTimeout
-    from bridge.protocol.sanitize import clean_line
-
-    found = look_up(git, bus, handle, config.state_dir)
-    if found.answer is None:
-        raise WaitTimeout(f"{found.nonce} has no result yet", f"kakeya_mac wait {found.nonce}")
-    believed = believe(found.answer, trusted=config.trusted_runners, allow_unsigned=allow_unsigned)
-    folder = output / found.nonce
-    written = save(believed, found.answer, folder)
+def _fetch(handle: str, link: Connection, output: Path, allow_unsigned: bool) -> dict[str, Any]:
+    nonce, answer = link.look_up_result(handle)
+    allow = allow_unsigned or link.config.allow_unsigned
+    believed = believe(answer, trusted=link.config.trusted_runners, allow_unsigned=allow)
+    folder = output / nonce
+    written = save(believed, answer, folder)
     return {
-        "handle": handle,
-        "nonce": found.nonce,
+        "nonce": nonce,
         "status": believed.result.verdict.status,
         "signature": believed.signature,
         "authenticity": clean_line(believed.sentence),
         "output": str(folder),
         "files": [str(path.relative_to(folder)) for path in written],
-        "error": None,
-        "exit_code": 0,
     }
-
-
-def _failure(handle: str, error: BridgeError) -> dict[str, Any]:
-    unknown = dict.fromkeys(("nonce", "status", "signature", "authenticity", "output"))
-    return {
-        **unknown,
-        "handle": handle,
-        "files": [],
-        "error": error.message,
-        "remedy": error.remedy,
-        "exit_code": error.exit_code,
-    }
-
-
-def _show(document: dict[str, Any]) -> None:
-    if document["error"] is None:
-        count = len(document["files"])
-        click.echo(
-            f"{document['nonce']}  {document['status']}, {document['authenticity']}:"
-            f" {count} files in {document['output']}"
-        )
-        return
-    click.echo(f"error: {document['handle']}: {document['error']}", err=True)
-    if document["remedy"]:
-        click.echo(f"  {document['remedy']}", err=True)

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
 import click
 
-from bridge.cli import echo_json
+from bridge.cli import show
+from bridge.cli.options import json_option
+from bridge.errors import EvidenceError
+from bridge.evidence.gate import Binding, Judgement, find_reports, judge_file
+from bridge.evidence.rules import ELSEWHERE, RULES, explain
+from bridge.protocol.sanitize import clean_line
+
+_NAMED = 5
 
 
 @click.command(
@@ -25,21 +34,21 @@ Exit code 0: every report accepted; 3: at least one rejected or not readable, or
 @click.option("--nonce", metavar="NONCE", help="The request the reports must belong to.")
 @click.option("--workload-sha", metavar="SHA", help="The workload commit they must belong to.")
 @click.option(
-    "--explain", metavar="CODE", help="Say when a rule rejects, and what to do about it; all: of every rule."
+    "--explain",
+    "code",
+    metavar="CODE",
+    help="Say when a rule rejects, and what to do about it; all: of every rule.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON line instead of text.")
+@json_option
 def gate(
-    paths: tuple[Path, ...], nonce: str | None, workload_sha: str | None, explain: str | None, as_json: bool
+    paths: tuple[Path, ...], nonce: str | None, workload_sha: str | None, code: str | None, as_json: bool
 ) -> int:
     """Judge evidence reports: recompute every claim from the rows, and name each rule that is broken.
 
     Of a folder every report in it and below it is judged; other JSON files there are skipped and counted.
     """
-    from bridge.evidence.gate import Binding, judge_file
-    from bridge.protocol.sanitize import clean_line
-
-    if explain is not None:
-        return _explain(explain, as_json)
+    if code is not None:
+        return _explain(code, as_json)
     if not paths:
         raise click.UsageError("Give at least one report, or --explain CODE.")
     if workload_sha is not None and nonce is None:
@@ -48,38 +57,32 @@ def gate(
     files, skipped = _spread(paths)
     judgements = [(path, judge_file(path, binding=binding)) for path in files]
     accepted = all(judgement.accepted for _, judgement in judgements)
-    if as_json:
-        rows = [{"file": str(path), **judgement.to_document()} for path, judgement in judgements]
-        echo_json(
-            {
-                "status": "accepted" if accepted else "rejected",
-                "files": rows,
-                "skipped": [str(path) for path in skipped],
-            },
-            untrusted=("files", "skipped"),
-        )
-        return 0 if accepted else 3
+    document = {
+        "status": "accepted" if accepted else "rejected",
+        "files": [{"file": str(path), **judgement.to_document()} for path, judgement in judgements],
+        "skipped": [str(path) for path in skipped],
+    }
+    show(as_json, document, _lines(judgements, skipped), untrusted=("files", "skipped"))
+    return 0 if accepted else 3
+
+
+def _lines(judgements: Sequence[tuple[Path, Judgement]], skipped: Sequence[Path]) -> Iterator[str]:
     for path, judgement in judgements:
-        click.echo(
-            f"{path}: {'accepted' if judgement.accepted else 'REJECTED'} ({judgement.kind or 'not a report'})"
-        )
+        verdict = "accepted" if judgement.accepted else "REJECTED"
+        yield f"{path}: {verdict} ({judgement.kind or 'not a report'})"
         for claim in judgement.claims:
             figure = "no figure" if claim.figure is None else f"{claim.figure:g}"
-            click.echo(f"  claim {clean_line(claim.name)}: {figure}{'' if claim.met else '  NOT MET'}")
+            yield f"  claim {clean_line(claim.name)}: {figure}{'' if claim.met else '  NOT MET'}"
         for violation in judgement.violations:
-            click.echo(f"  {violation.code}: {clean_line(violation.message, limit=2000)}")
+            yield f"  {violation.code}: {clean_line(violation.message, limit=2000)}"
     if skipped:
-        named = ", ".join(clean_line(str(path)) for path in skipped[:5])
-        rest = f" and {len(skipped) - 5} more" if len(skipped) > 5 else ""
-        click.echo(f"skipped {len(skipped)} JSON files that are no evidence reports: {named}{rest}")
-    return 0 if accepted else 3
+        named = ", ".join(clean_line(str(path)) for path in skipped[:_NAMED])
+        rest = f" and {len(skipped) - _NAMED} more" if len(skipped) > _NAMED else ""
+        yield f"skipped {len(skipped)} JSON files that are no evidence reports: {named}{rest}"
 
 
 def _spread(paths: tuple[Path, ...]) -> tuple[list[Path], list[Path]]:
     """Files that are named, and reports of folders that are named; and what was skipped in these."""
-    from bridge.errors import EvidenceError
-    from bridge.evidence.gate import find_reports
-
     files: list[Path] = []
     skipped: list[Path] = []
     for path in paths:
@@ -98,10 +101,6 @@ def _spread(paths: tuple[Path, ...]) -> tuple[list[Path], list[Path]]:
 
 
 def _explain(code: str, as_json: bool) -> int:
-    from difflib import get_close_matches
-
-    from bridge.evidence.rules import ELSEWHERE, RULES, explain
-
     known = [*ELSEWHERE, *RULES]
     name = code.strip().upper().replace("-", "_")
     if explain(name) is None and name != "ALL":
@@ -113,8 +112,7 @@ def _explain(code: str, as_json: bool) -> int:
         for each in (known if name == "ALL" else [name])
         if (found := explain(each)) is not None
     ]
-    if as_json:
-        echo_json({"rules": entries} if name == "ALL" else entries[0])
-    for entry in () if as_json else entries:
-        click.echo(f"{entry['code']}: rejected when {entry['rejected_when']}\n  {entry['remedy']}")
-    return 0
+    lines = (
+        f"{entry['code']}: rejected when {entry['rejected_when']}\n  {entry['remedy']}" for entry in entries
+    )
+    return show(as_json, {"rules": entries} if name == "ALL" else entries[0], lines)

@@ -6,8 +6,12 @@ import time
 
 import click
 
-from bridge.cli import echo_json, note_untrusted
-from bridge.cli.options import remote_option
+from bridge.cli import show
+from bridge.cli.options import json_option, option_with_default, remote_option
+from bridge.cli.output import connect
+from bridge.client.history import history as read_history
+from bridge.protocol.result import Status
+from bridge.render.outcome import request_table, row_json
 
 _STATUSES = ("passed", "failed", "refused", "rejected", "cancelled", "lost")
 
@@ -25,12 +29,10 @@ finished_at and archived. complete is false where a filter gave up before the ol
 
 Without partial clones on the server the first look into the archive fetches all of it."""
 )
-@click.option(
-    "-n", "count", type=click.IntRange(min=1), default=20, show_default=True, help="So many at most."
-)
+@option_with_default("-n", "count", type=click.IntRange(min=1), default=20, help="So many at most.")
 @click.option("--preset", metavar="NAME", help="Only requests of this preset.")
 @click.option("--status", type=click.Choice(_STATUSES), help="Only requests that ended so.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON line instead of a table.")
+@json_option
 @remote_option
 def history(count: int, preset: str | None, status: str | None, as_json: bool, remote: str | None) -> int:
     """The newest finished requests, the retired ones in the archive included.
@@ -38,28 +40,14 @@ def history(count: int, preset: str | None, status: str | None, as_json: bool, r
     Statuses are shown as published and not checked; `kakeya_mac result HANDLE` checks digests, signature and
     evidence of one.
     """
-    from bridge.cli.output import connect
-    from bridge.client.history import history as read_history
-    from bridge.client.remotes import open_cache
-    from bridge.protocol.result import Status
-    from bridge.render.lists import request_table, row_json
-    from bridge.render.terminal import console
-
-    config, git, bus = connect(remote)
     wanted = None if status is None else Status(status)
-    cache = open_cache(config.state_dir, bus, git)
-    found = read_history(cache, limit=count, preset=preset, status=wanted)
-    if as_json:
-        requests = [row_json(row, time.time()) for row in found.rows]
-        echo_json({"requests": requests, "complete": found.complete}, untrusted=("requests",))
-        return 0
-    if found.rows:
-        out = console()
-        out.print(request_table(found.rows, time.time(), out.width))
-        note_untrusted()
+    found, now = read_history(connect(remote).cache(), limit=count, preset=preset, status=wanted), time.time()
+    none = "no finished request" + ("" if preset is None and status is None else " of that kind")
+    document = {"requests": [row_json(row, now) for row in found.rows], "complete": found.complete}
+    lines = [request_table(found.rows, now) if found.rows else none]
+    show(as_json, document, lines, untrusted=("requests",), note=bool(found.rows))
+    if not as_json and found.rows:
         click.echo("statuses as published; `kakeya_mac result HANDLE` checks one", err=True)
-    else:
-        click.echo("no finished request" + ("" if preset is None and status is None else " of that kind"))
-    if not found.complete:
+    if not as_json and not found.complete:
         click.echo("older requests were not looked through", err=True)
     return 0

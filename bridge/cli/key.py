@@ -5,16 +5,16 @@ from __future__ import annotations
 import platform
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from bridge import settings, signing
 from bridge.cli import show
-from bridge.cli.options import signing_key_option
-
-if TYPE_CHECKING:
-    from bridge.client.signing_key import SigningKey
-    from bridge.settings import Settings
+from bridge.cli.options import json_option, signing_key_option
+from bridge.client.signing_key import choose
+from bridge.errors import SignatureError
+from bridge.git.repo import GitRepo
+from bridge.protocol.sanitize import clean_line
 
 # Nothing else is ever signed as this: the trial below can be used for nothing.
 _TRIAL = "kakeya-mac-trial"
@@ -33,21 +33,17 @@ there is cannot sign without a passphrase."""
 )
 @click.option("--make", "make_one", is_flag=True, help="Make a key for requests, unless it is there already.")
 @signing_key_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON line instead of text.")
+@json_option
 def key(make_one: bool, signing_key: str | None, as_json: bool) -> int:
     """Show which key signs your requests, and the command with which a Mac's owner lists it.
 
     A key made with --make is for this alone, has no passphrase and lies in the folder of your configuration.
     """
-    from bridge import settings, signing
-    from bridge.client.signing_key import choose
-    from bridge.errors import SignatureError
-    from bridge.git.repo import GitRepo
-
     config = settings.load(signing_key=signing_key)
+    name = re.sub(r"[^A-Za-z0-9._@+-]+", "-", config.requested_by).strip("-._@+")[:64] or "me"
     if make_one:
         there = config.own_key.is_file()
-        signing.ensure_key(config.own_key, f"{_name(config)} on {platform.node().split('.')[0]}")
+        signing.ensure_key(config.own_key, f"{name} on {platform.node().split('.')[0]}")
         click.echo(f"{'already there' if there else 'made'}: {config.own_key}", err=True)
     choice = choose(config, GitRepo(Path.cwd()))
     if choice.key is None:
@@ -56,24 +52,18 @@ def key(make_one: bool, signing_key: str | None, as_json: bool) -> int:
             "make one: kakeya_mac key --make",
         )
     signing.sign(choice.key.material, _TRIAL, b"")
-    return _show(config, choice.key, choice.notes, as_json=as_json)
-
-
-def _show(config: Settings, chosen: SigningKey, notes: tuple[str, ...], *, as_json: bool) -> int:
-    from bridge.protocol.sanitize import clean_line
-
-    public = chosen.public()
-    line = clean_line(f"{public.line} {public.comment}", limit=8192)
-    command = f"kakeya_mac runner signers add {_name(config)} --key '{line.replace(chr(39), '')}'"
-    document: dict[str, object] = {"status": "ok", "key": public.line, "fingerprint": public.fingerprint}
-    document |= {"source": chosen.source, "command": command, "notes": list(notes)}
-    for note in () if as_json else notes:
+    public = choice.key.public()
+    line = clean_line(f"{public.line} {public.comment}", limit=8192).replace("'", "")
+    document = {
+        "status": "ok",
+        "key": public.line,
+        "fingerprint": public.fingerprint,
+        "source": choice.key.source,
+        "command": f"kakeya_mac runner signers add {name} --key '{line}'",
+        "notes": list(choice.notes),
+        "exit_code": 0,
+    }
+    for note in () if as_json else choice.notes:
         click.echo(note, err=True)
-    signed = f"requests are signed with {public.fingerprint} ({chosen.source})"
-    return show(as_json, document, [signed, "a Mac's owner lists it with", f"  {command}"])
-
-
-def _name(config: Settings) -> str:
-    """The user's name as a list of signers takes it."""
-    name = re.sub(r"[^A-Za-z0-9._@+-]+", "-", config.requested_by).strip("-._@+")
-    return name[:64] or "me"
+    signed = f"requests are signed with {public.fingerprint} ({choice.key.source})"
+    return show(as_json, document, [signed, "a Mac's owner lists it with", f"  {document['command']}"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from datetime import timedelta
@@ -12,63 +12,66 @@ from typing import Any
 
 import click
 
+from bridge.protocol.manifest import parse_target
 from bridge.protocol.sanitize import quoted
-from bridge.protocol.target import parse_target
 
 Function = Callable[..., Any]
+Decorator = Callable[[Function], Function]
 
 _MONTH_S = 30 * 86_400
+
+option_with_default = functools.partial(click.option, show_default=True)
+
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON line instead of text.")
+remote_option = click.option(
+    "--remote", metavar="URL", help="Git remote that carries the bus (default: origin)."
+)
+allow_unsigned_option = click.option(
+    "--allow-unsigned",
+    is_flag=True,
+    help="Show a result that no trusted runner signed all the same, and say so; one that passed ends in 0"
+    " instead of 7 (or: allow_unsigned = true in config.toml, KAKEYA_ALLOW_UNSIGNED=1).",
+)
+signing_key_option = click.option(
+    "--signing-key",
+    metavar="KEY",
+    help="Sign with this key: a file, a public key whose private half the SSH agent holds, or 'none'.",
+)
+
+
+def param_option(text: str) -> Decorator:
+    """``-p KEY=VALUE``, any number of times."""
+    return click.option("-p", "--param", "params", multiple=True, metavar="KEY=VALUE", help=text)
+
+
+def seconds_option(*names: str, least: float, most: float | None = None, text: str) -> Decorator:
+    """An option that takes seconds."""
+    return click.option(*names, type=click.FloatRange(least, most), metavar="SECONDS", help=text)
+
+
+def output_option(text: str) -> Decorator:
+    """``-o DIR``."""
+    return click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help=text)
+
+
+def handle_options(function: Function) -> Function:
+    """The argument and options that every command about one request takes."""
+    return click.argument("handle")(remote_option(json_option(function)))
 
 
 class _WaitSeconds(click.FloatRange):
     """Seconds that may be left out. So a handle that stands behind the option is taken for its value."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        try:
-            seconds = float(value)
-        except ValueError:
-            seconds = math.nan
-        if math.isnan(seconds):
-            first = "; HANDLE goes first" if ctx is not None and _takes_a_handle(ctx.command) else ""
+        if re.fullmatch(r"[0-9.eE+-]+", str(value)) is None:
+            takes_handle = ctx is not None and any(each.name == "handle" for each in ctx.command.params)
+            first = "; HANDLE goes first" if takes_handle else ""
             self.fail(f"--wait takes seconds, or nothing, not {quoted(value, 80)}{first}.", param, ctx)
-        return super().convert(seconds, param, ctx)
+        return super().convert(value, param, ctx)
 
 
-class _Target(click.ParamType[str]):
-    """Conditions on the machine, checked before anything is pushed; an empty text asks for any machine."""
-
-    name = "target"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        try:
-            parse_target(value) if value else None
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-        return value
-
-
-def _takes_a_handle(command: click.Command) -> bool:
-    return any(param.name == "handle" for param in command.params)
-
-
-remote_option = click.option(
-    "--remote", metavar="URL", help="Git remote that carries the bus (default: origin)."
-)
-
-
-def handle_options(function: Function) -> Function:
-    """The argument and options that every command about one request takes."""
-    json_option = click.option("--json", "as_json", is_flag=True, help="One JSON line instead of text.")
-    argument = click.argument("handle")
-    return argument(remote_option(json_option(function)))
-
-
-def wait_option(until: str) -> Callable[[Function], Function]:
-    """``--wait [SECONDS]``: follow the request.
-
-    Args:
-        until: What ends the wait; reads on after "until".
-    """
+def wait_option(until: str) -> Decorator:
+    """``--wait [SECONDS]``: follow the request until something, as named."""
     return click.option(
         "--wait",
         "wait_s",
@@ -79,21 +82,6 @@ def wait_option(until: str) -> Callable[[Function], Function]:
         metavar="[SECONDS]",
         help=f"Follow the request until {until} (default 3600 s).",
     )
-
-
-allow_unsigned_option = click.option(
-    "--allow-unsigned",
-    is_flag=True,
-    help="Show a result that no trusted runner signed all the same, and say so; one that passed ends in 0"
-    " instead of 7 (or: allow_unsigned = true in config.toml, KAKEYA_ALLOW_UNSIGNED=1).",
-)
-
-
-signing_key_option = click.option(
-    "--signing-key",
-    metavar="KEY",
-    help="Sign with this key: a file, a public key whose private half the SSH agent holds, or 'none'.",
-)
 
 
 @dataclass(frozen=True)
@@ -116,6 +104,42 @@ class RequestOptions:
         return None if self.expires is None else timedelta(seconds=self.expires)
 
 
+def _check_target(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+    """Refuse conditions that are none before anything is read; an empty text asks for any machine."""
+    try:
+        parse_target(value or "chip=*")
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    return value
+
+
+_SUBMIT_OPTIONS = (
+    click.option(
+        "--on",
+        callback=_check_target,
+        metavar="CONDITIONS",
+        help="Which machines may run it, as chip=M4*,memory>=64,label=lab; see `kakeya_mac runners`.",
+    ),
+    wait_option("its result is published"),
+    click.option(
+        "--timeout", "timeout_s", type=click.IntRange(1, 86_400), metavar="SECONDS", help="Limit of the job."
+    ),
+    click.option(
+        "--expires", type=click.IntRange(1, _MONTH_S), metavar="SECONDS", help="Unclaimed so long: refused."
+    ),
+    output_option("With --wait: save the result."),
+    click.option(
+        "--transport",
+        type=click.Choice(["auto", "embedded", "actions"]),
+        help="Who takes it (default: auto): a runner's daemon, a workflow of GitHub Actions, or what is"
+        " there.",
+    ),
+    signing_key_option,
+    allow_unsigned_option,
+    click.option("--dry-run", is_flag=True, help="Show the manifest and what would run; push nothing."),
+)
+
+
 def submit_options(function: Function) -> Function:
     """The options of a command that submits a request, which gets them as `options`.
 
@@ -131,21 +155,7 @@ def submit_options(function: Function) -> Function:
             raise click.UsageError("--allow-unsigned needs --wait: without it no result is shown")
         return function(options=options, **given)
 
-    seconds, folder = "SECONDS", click.Path(path_type=Path)
-    target = "Which machines may run it, as chip=M4*,memory>=64,label=lab; see `kakeya_mac runners`."
-    who = "Who takes it (default: auto): a runner's daemon, a workflow of GitHub Actions, or what is there."
-    month, day = click.IntRange(1, _MONTH_S), click.IntRange(1, 86_400)
     decorated: Function = collected
-    for option in (
-        click.option("--dry-run", is_flag=True, help="Show the manifest and what would run; push nothing."),
-        allow_unsigned_option,
-        signing_key_option,
-        click.option("--transport", type=click.Choice(["auto", "embedded", "actions"]), help=who),
-        click.option("-o", "--output", type=folder, metavar="DIR", help="With --wait: save the result."),
-        click.option("--expires", type=month, metavar=seconds, help="Unclaimed so long: refused."),
-        click.option("--timeout", "timeout_s", type=day, metavar=seconds, help="Limit of the job."),
-        wait_option("its result is published"),
-        click.option("--on", type=_Target(), metavar="CONDITIONS", help=target),
-    ):
+    for option in reversed(_SUBMIT_OPTIONS):
         decorated = option(decorated)
     return decorated

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from bridge.cli.options import allow_unsigned_option, handle_options
-
-if TYPE_CHECKING:
-    from bridge.bus.results import Believed
-    from bridge.client.verify import Verified
+from bridge.bus.results import Believed
+from bridge.cli import warn
+from bridge.cli.options import allow_unsigned_option, handle_options, output_option
+from bridge.cli.output import Presentation, connect, present
+from bridge.client.fetch import Verified, verify
+from bridge.client.signing_key import choose
 
 
 @click.command(
@@ -27,9 +27,7 @@ this client's gate rejects its evidence, or --verify refutes it; 4 when there is
 replayed here; 7 when it passed and no key that is trusted here signed it."""
 )
 @handle_options
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Save every published file."
-)
+@output_option("Save every published file.")
 @click.option(
     "--verify",
     "sample",
@@ -52,22 +50,14 @@ def result(
     report of a result that passed is replayed by the engine that is installed here, with the models it names;
     -o then saves verification.json, too, signed with this client's key where there is one.
     """
-    from bridge.cli.output import Presentation, connect, present, warn
-    from bridge.client.fetch import look_up
-    from bridge.client.signing_key import choose
-    from bridge.client.verify import verify
-    from bridge.errors import WaitTimeout
-
-    config, git, bus = connect(remote)
-    found = look_up(git, bus, handle, config.state_dir)
-    if found.answer is None:
-        raise WaitTimeout(f"{found.nonce} has no result yet", f"kakeya_mac wait {found.nonce}")
+    link = connect(remote)
+    _, answer = link.look_up_result(handle)
 
     def replay(believed: Believed) -> Verified:
-        signer = choose(config, git)
+        signer = choose(link.config, link.git)
         verified = verify(believed, sample or 1, signer, output=sys.stderr.fileno())
         warn(signer.warnings)
         return verified
 
     how = Presentation(as_json, output, allow_unsigned)
-    return present(config, found.answer, how, replay=None if sample is None else replay)
+    return present(link.config, answer, how, replay=None if sample is None else replay)

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from bridge.cli import echo_json
-from bridge.cli.options import RequestOptions, submit_options
-
-if TYPE_CHECKING:
-    from bridge.bus.state import RequestState
-    from bridge.client.runners import Availability
-    from bridge.client.submit import Plan, Submission
-    from bridge.git.repo import GitRepo
-    from bridge.settings import Settings
+from bridge import presets, settings
+from bridge.bus.registry import PLACES
+from bridge.bus.requests import OWN_REFS, RequestState, state_of
+from bridge.cli import show, warn
+from bridge.cli.options import RequestOptions, json_option, param_option, remote_option, submit_options
+from bridge.cli.output import Connection, Presentation, api_or_none, follow
+from bridge.client.runners import Availability, check_availability, read_runners
+from bridge.client.submit import Plan, Submission, plan_request, submit_request, warn_of_changes
+from bridge.errors import BridgeError
+from bridge.git.repo import GitRepo
+from bridge.github.dispatch import RequestRef, RunWatcher
+from bridge.protocol.refs import is_local
+from bridge.protocol.sanitize import clean_line
+from bridge.render.outcome import waiting_line
+from bridge.settings import Settings
 
 # The registrations are a hint, so nothing waits long for them.
 _REGISTRY_TIMEOUT_S = 5.0
@@ -42,35 +49,25 @@ on), 5 cancelled or lost, 6 git or the network failed, 7 passed, but no key that
 (`kakeya_mac runners trust --first`, or --allow-unsigned)."""
 )
 @click.option("--preset", required=True, metavar="NAME", help="What to run; see `kakeya_mac presets`.")
-@click.option("-p", "--param", "params", multiple=True, metavar="KEY=VALUE", help="A parameter; repeatable.")
+@param_option("A parameter; repeatable.")
 @click.option(
     "--ref", default="HEAD", show_default=True, metavar="REV", help="The workload: branch, tag or commit."
 )
-@click.option("--remote", metavar="URL", help="Git remote that carries the bus (default: origin).")
+@remote_option
 @submit_options
-@click.option("--json", "as_json", is_flag=True, help="One JSON line at the end.")
+@json_option
 def run(
-    preset: str,
-    params: tuple[str, ...],
-    ref: str,
-    remote: str | None,
-    options: RequestOptions,
-    as_json: bool,
+    preset: str, params: tuple[str, ...], ref: str, remote: str | None, options: RequestOptions, as_json: bool
 ) -> int:
     """Run one preset for one commit of this checkout.
 
     The request is a commit of its own on top of REV, pushed to a branch of its own. Work tree, index and
     current branch are not touched, and uncommitted changes are not part of it.
     """
-    from bridge import presets, settings
-    from bridge.cli.output import warn
-    from bridge.client.submit import plan_request
-    from bridge.git.repo import GitRepo
-
     config = settings.load(remote=remote, signing_key=options.signing_key, transport=options.transport)
     known = presets.get(preset, config.presets)
-    for name in presets.left_out(known, params, preset):
-        warn([f"{name} has no counterpart in {known.name} and is left out"])
+    left_out = presets.left_out(known, params, preset)
+    warn(f"{name} has no counterpart in {known.name} and is left out" for name in left_out)
     values = presets.parse_cli(known, params, preset)
     with GitRepo(Path.cwd()).scratch() as git:
         plan = plan_request(
@@ -92,33 +89,30 @@ def run(
 def show_plan(
     plan: Plan, git: GitRepo, *, check_tree: bool, as_json: bool, extra: dict[str, Any] | None = None
 ) -> int:
-    """What a dry run shows: the manifest, where it would go and what would run."""
-    from bridge.cli.output import warn
-    from bridge.client.submit import warn_of_changes
-
+    """Show what a dry run shows: the manifest, where it would go and what would run."""
     manifest = json.loads(plan.manifest.to_bytes())
     warnings = [*plan.warnings, *(warn_of_changes(git) if check_tree else [])]
-    if as_json:
-        document = {
-            **(extra or {}),
-            "status": "dry-run",
-            "exit_code": 0,
-            "manifest": manifest,
-            "argv": list(plan.argv),
-            "remote": plan.remote.shown,
-            "transport": plan.route.transport,
-            "transport_why": plan.route.why,
-            "starts_by": plan.route.start,
-            "warnings": warnings,
-        }
-        echo_json(document, untrusted=("manifest", "argv", "warnings"))  # `again` repeats what others asked
-        return 0
-    warn(warnings)
-    click.echo(json.dumps(manifest, indent=2, sort_keys=True))
-    click.echo(f"\nwould push to  {plan.remote.shown}")
-    click.echo(f"transport      {_transport(plan)}")
-    click.echo(f"would run      {' '.join(plan.argv)}")
-    return 0
+    document = {
+        **(extra or {}),
+        "status": "dry-run",
+        "exit_code": 0,
+        "manifest": manifest,
+        "argv": list(plan.argv),
+        "remote": plan.remote.shown,
+        "transport": plan.route.transport,
+        "transport_why": plan.route.why,
+        "starts_by": plan.route.start,
+        "warnings": warnings,
+    }
+    lines = [
+        json.dumps(manifest, indent=2, sort_keys=True),
+        f"\nwould push to  {plan.remote.shown}",
+        f"transport      {_transport(plan)}",
+        f"would run      {' '.join(plan.argv)}",
+    ]
+    warn(() if as_json else warnings)
+    # `again` repeats what others asked
+    return show(as_json, document, lines, untrusted=("manifest", "argv", "warnings"))
 
 
 def submit_and_follow(
@@ -133,24 +127,8 @@ def submit_and_follow(
 ) -> int:
     """Push a planned request, say which runners can take it, and with ``--wait`` follow it.
 
-    Args:
-        config: The client's settings.
-        git: What the plan was made in.
-        plan: From `plan_request`.
-        options: As given on the command line.
-        check_tree: Warn of uncommitted changes, which do not travel.
-        as_json: End with one JSON line instead of text.
-        extra: More keys for the JSON line.
-
-    Returns:
-        The exit code.
+    `check_tree` warns of uncommitted changes, which do not travel; `extra` are more keys for the JSON line.
     """
-    from bridge.cli.output import Presentation, follow, warn
-    from bridge.cli.workflow_runs import api_or_none
-    from bridge.client.submit import submit_request, warn_of_changes
-    from bridge.github.dispatch import RequestRef, RunWatcher
-    from bridge.protocol.refs import is_local
-
     if not is_local(plan.remote.address):
         click.echo(f"pushing the request to {plan.remote.shown}", err=True)
     if plan.route.transport == "actions":
@@ -177,8 +155,8 @@ def submit_and_follow(
         "signed_with": submission.signed_with,
     }
     if options.wait_s is None:
-        _show_submission(submission, document, runners, as_json=as_json)
-        return 0
+        document |= {"status": "queued", "exit_code": 0}
+        return show(as_json, document, _lines(submission, state, runners), untrusted=("runners",))
     click.echo(f"submitted {submission.nonce} to {submission.remote.shown}", err=True)
     if runners is not None and runners.able:
         click.echo(runners.sentence, err=True)
@@ -187,22 +165,16 @@ def submit_and_follow(
         request = RequestRef(submission.nonce, submission.ref, submission.commit, submission.run_id)
         watcher = RunWatcher(api_or_none(submission.remote), request)
     how = Presentation(as_json, options.output, options.allow_unsigned, document, submission.expected)
-    remote, nonce, wait_s = submission.remote, submission.nonce, options.wait_s
-    return follow(config, git, remote, nonce, how, wait_s=wait_s, state=state, watcher=watcher)
+    link = Connection(config, git, submission.remote)
+    return follow(link, submission.nonce, how, wait_s=options.wait_s, state=state, watcher=watcher)
 
 
 def _find_runners(
     config: Settings, git: GitRepo, submission: Submission
 ) -> tuple[RequestState | None, Availability | None, list[str]]:
     """The request among the others, which runners can take it, and warnings; None: not known."""
-    from bridge.bus.registry import PLACES
-    from bridge.bus.state import OWN_REFS, state_of
-    from bridge.client.runners import check_availability, read_runners
-    from bridge.errors import BridgeError
-
-    state = None
+    state, remote = None, submission.remote
     try:
-        remote = submission.remote
         prefixes = (*OWN_REFS, *PLACES, submission.ref)
         found = git.list_refs(remote.address, *prefixes, timeout_s=_REGISTRY_TIMEOUT_S)
         state = state_of(found, submission.nonce)
@@ -220,25 +192,17 @@ def _find_runners(
     return state, runners, list(runners.warnings)
 
 
-def _show_submission(
-    submission: Submission, document: dict[str, Any], runners: Availability | None, *, as_json: bool
-) -> None:
-    from bridge.protocol.sanitize import clean_line
-    from bridge.render.outcome import waiting_line
-
-    if as_json:
-        echo_json({"status": "queued", "exit_code": 0, **document}, untrusted=("runners",))
-        return
-    click.echo(f"queued  {submission.nonce}")
-    click.echo(f"  {submission.ref} at {submission.commit[:12]}")
+def _lines(submission: Submission, state: RequestState | None, runners: Availability | None) -> Iterator[str]:
+    yield f"queued  {submission.nonce}"
+    yield f"  {submission.ref} at {submission.commit[:12]}"
     if submission.signed_with is not None:
-        click.echo(f"  signed with {clean_line(submission.signed_with)}")
+        yield f"  signed with {clean_line(submission.signed_with)}"
     if runners is not None and runners.able:
-        click.echo(f"  {runners.sentence}")
+        yield f"  {runners.sentence}"
     expected_s = None if runners is None else runners.expected_s
-    if (line := waiting_line(document["ahead"], expected_s)) is not None:
-        click.echo(f"  {line}")
-    click.echo(f"  follow it: kakeya_mac wait {submission.nonce}")
+    if line := waiting_line(None if state is None else state.ahead, expected_s):
+        yield f"  {line}"
+    yield f"  follow it: kakeya_mac wait {submission.nonce}"
 
 
 def _transport(plan: Plan) -> str:

@@ -10,20 +10,22 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event, Lock
-from typing import TYPE_CHECKING
 
 import click
 
+from bridge import settings
 from bridge.cli import on_signals
-from bridge.cli.mac import check, setup, uninstall
-from bridge.cli.peers import key, peers
+from bridge.cli.options import remote_option, seconds_option
+from bridge.cli.peers import key, log_key, peers
 from bridge.cli.policy import policy
 from bridge.cli.signers import signers
 from bridge.cli.workflow import execute, publish
-
-if TYPE_CHECKING:
-    from bridge.runner.config import RunnerConfig
-    from bridge.runner.daemon import Daemon
+from bridge.client.remotes import resolve_remote
+from bridge.git.repo import GitRepo
+from bridge.log import configure
+from bridge.mac.setup import main as run_setup
+from bridge.runner.config import RunnerConfig, host_name, open_config
+from bridge.runner.daemon import Daemon
 
 log = logging.getLogger(__name__)
 
@@ -31,20 +33,50 @@ log = logging.getLogger(__name__)
 BEATS_A_LEASE = 3
 
 
-@click.group()
+@click.group(commands=[policy, signers, peers, key, execute, publish])
 def runner() -> None:
     """Commands for the machine that does the work."""
 
 
-runner.add_command(policy)
-runner.add_command(signers)
-runner.add_command(peers)
-runner.add_command(key)
-runner.add_command(execute)
-runner.add_command(publish)
-runner.add_command(setup)
-runner.add_command(check)
-runner.add_command(uninstall)
+_SETUP_FLAGS = """\b
+Flags: --url URL, --remote URL, --service actions|serve|both|none, --prefix DIR, --name NAME, --labels A,B,
+--token-file FILE, --runner-token TOKEN, --runner-version V, --runner-sha256 HEX, --sudo, --tailnet,
+--dry-run, --json; `--help` explains each.
+
+\b
+JSON: command, dry_run, ready, changed, steps [{name, state (done, to do, advice, missing), looked_at,
+finding, fix, done, would (of a dry run)}], exit_code.
+Exit code: 0 ready; 1 something is missing, each with its fix; 2 wrong flags."""
+
+
+def _add_setup_command(name: str, summary: str, *examples: str) -> None:
+    """Add a command of `bridge.mac.setup`, which has its own flags because it also runs without click."""
+    lines = "\n".join(f"  kakeya_mac runner {name} {flags}".rstrip() for flags in examples)
+
+    @runner.command(
+        name,
+        help=summary,
+        epilog=f"\b\nExamples:\n{lines}\n\n{_SETUP_FLAGS}",
+        context_settings={"ignore_unknown_options": True, "help_option_names": []},
+    )
+    @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
+    def run(flags: tuple[str, ...]) -> int:
+        return run_setup([name, *flags])
+
+
+_URL = "--url https://github.com/me/workload"
+_add_setup_command(
+    "setup",
+    "Set this Mac up: environment, models, policy, GitHub's runner, access to the remote, services.",
+    f"--dry-run {_URL}",
+    f"{_URL} --sudo",
+)
+_add_setup_command("check", "Look at everything that `setup` sees to; change nothing.", "", f"{_URL} --json")
+_add_setup_command(
+    "uninstall",
+    "Remove what `setup` made, services first; models, policy, state, logs and results stay.",
+    "--sudo",
+)
 
 
 @runner.command(
@@ -56,36 +88,31 @@ Examples:
 SIGTERM or Ctrl-C: finish the running job, then stop; a second one stops the job, too. What this machine
 allows is in policy.toml of the configuration folder; the default runs no code of a repository."""
 )
-@click.option("--remote", metavar="URL", help="Git remote that carries the bus (default: origin).")
+@remote_option
 @click.option("--name", metavar="NAME", help="The runner's name in claims and results (default: the host's).")
 @click.option("--once", is_flag=True, help="Answer one request, then stop.")
-@click.option(
-    "--idle-timeout",
-    type=click.FloatRange(min=0),
-    metavar="SECONDS",
-    help="With --once: give up after waiting.",
-)
-@click.option(
+@seconds_option("--idle-timeout", least=0, text="With --once: give up after waiting.")
+@seconds_option(
     "--idle",
     "idle_s",
-    type=click.FloatRange(min=0.1, max=3600),
-    metavar="SECONDS",
-    help="Longest pause between two looks at an idle queue (default: 5).",
+    least=0.1,
+    most=3600,
+    text="Longest pause between two looks at an idle queue (default: 5).",
 )
-@click.option(
+@seconds_option(
     "--lease",
     "lease_s",
-    type=click.FloatRange(min=2, max=900),
-    metavar="SECONDS",
-    help="After so long without a heartbeat another runner may take the request (default: 120; 300 on public"
+    least=2,
+    most=900,
+    text="After so long without a heartbeat another runner may take the request (default: 120; 300 on public"
     " hosts such as github.com).",
 )
-@click.option(
+@seconds_option(
     "--beat",
     "beat_s",
-    type=click.FloatRange(min=0.2, max=300),
-    metavar="SECONDS",
-    help="Pause between heartbeats, at most a third of the lease (default: 2 on a local remote, 15 on a"
+    least=0.2,
+    most=300,
+    text="Pause between heartbeats, at most a third of the lease (default: 2 on a local remote, 15 on a"
     " server, 60 on public hosts).",
 )
 @click.option(
@@ -116,24 +143,17 @@ def serve(
 
     With --once: exit code 0 when a request was answered, 4 when none came within --idle-timeout.
     """
-    from bridge import settings
-    from bridge.client.remotes import resolve_remote
-    from bridge.git.repo import GitRepo
-    from bridge.log import configure
-    from bridge.runner.config import host_name, open_config
-    from bridge.runner.daemon import Daemon
-
     if idle_timeout is not None and not once:
         raise click.UsageError(
             "--idle-timeout needs --once: without it the runner serves until it is stopped."
         )
-    settings_ = settings.load(remote=remote)
-    bus = resolve_remote(GitRepo(Path.cwd()), settings_.remote)
+    own = settings.load(remote=remote)
+    bus = resolve_remote(GitRepo(Path.cwd()), own.remote)
     config = open_config(
         name or host_name(),
         bus.address,
-        state_dir=settings_.state_dir,
-        config_dir=settings_.config_dir,
+        state_dir=own.state_dir,
+        config_dir=own.config_dir,
         beat_s=beat_s,
         lease_s=lease_s,
     )
@@ -144,10 +164,11 @@ def serve(
             "--jobs %d: one job runs at a time all the same, among all runners that keep their state in %s"
             " (KAKEYA_STATE)",
             jobs,
-            settings_.state_dir,
+            own.state_dir,
         )
     tempfile.tempdir = str(config.temporary)  # made, and cleared of what a killed process left, by `serve`
-    _introduce(config, bus.shown)
+    log.info("serving %s as %s; %s", bus.shown, config.identity.name, config.rulebook.summary())
+    log_key(config)
     daemon = Daemon(config, idle_s=idle_s, prunes=prune)
     stop = Event()
     with _draining(daemon, stop):
@@ -167,15 +188,6 @@ def _with_possible_lease(config: RunnerConfig, *, given: float | None) -> Runner
         )
     heartbeat_s = min(timing.heartbeat_s, longest)
     return dataclasses.replace(config, timing=dataclasses.replace(timing, heartbeat_s=heartbeat_s))
-
-
-def _introduce(config: RunnerConfig, remote: str) -> None:
-    name, key = config.identity.name, config.public_key
-    log.info("serving %s as %s; %s", remote, name, config.rulebook.rules.summary())
-    if key is None:
-        log.warning("results are unsigned: ssh-keygen is not installed")
-    else:
-        log.info("clients trust this runner with: kakeya_mac runners trust %s --key '%s'", name, key)
 
 
 @contextlib.contextmanager

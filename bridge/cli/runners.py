@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 import click
 
-from bridge.cli import echo_json, note_untrusted
-from bridge.cli.keys import until_option, until_time, which_option
-
-if TYPE_CHECKING:
-    from bridge.bus.registry import Registration, Registry
-    from bridge.client.remotes import Remote
-    from bridge.settings import Settings
+from bridge import settings
+from bridge.bus.registry import Registration, Registry
+from bridge.cli import show
+from bridge.cli.keys import all_option, until_option, which_option
+from bridge.cli.options import json_option, remote_option
+from bridge.client.remotes import resolve_remote
+from bridge.client.runners import absence, read_runners
+from bridge.errors import NoRemote, RemoteUnreachable, SignatureError
+from bridge.git.repo import GitRepo
+from bridge.protocol.manifest import parse_time, properties
+from bridge.protocol.runner_info import RunnerCard, is_live
+from bridge.protocol.sanitize import clean_line
+from bridge.settings import Settings
+from bridge.signing import fingerprint
+from bridge.signing.keyfiles import KeyState, ListedKey
+from bridge.signing.trust import TrustLevel, pin, pinned_keys, runner_keys
 
 EPILOG = """\b
 Examples:
@@ -25,10 +37,19 @@ Examples:
 
 The runner prints its key when it starts; compare it over a channel you trust."""
 
+_TRUST = {
+    TrustLevel.TRUSTED: "trusted",
+    TrustLevel.REVOKED: "its key was revoked here",
+    TrustLevel.UNTRUSTED_KEY: "its key is not trusted here",
+    TrustLevel.UNSIGNED: "unsigned",
+    TrustLevel.UNCHECKED: "signed, but not checked: ssh-keygen is not installed",
+}
+_CARD_FIELDS = {"seen_at", "state", "job", "load", "models", "machine", "tools", "limits", "version", "id"}
+
 
 @click.group(invoke_without_command=True, epilog=EPILOG)
-@click.option("--remote", metavar="URL", help="Git remote that carries the bus (default: origin).")
-@click.option("--json", "as_json", is_flag=True, help="One JSON line instead of text.")
+@remote_option
+@json_option
 @click.pass_context
 def runners(context: click.Context, remote: str | None, as_json: bool) -> int:
     """List the runners seen on the remote and the keys this client trusts.
@@ -38,20 +59,19 @@ def runners(context: click.Context, remote: str | None, as_json: bool) -> int:
     context.obj = remote
     if context.invoked_subcommand is not None:
         return 0
-    from bridge import settings
-    from bridge.errors import RemoteUnreachable
-
     config = settings.load(remote=remote)
     try:
-        bus, registry, nothing = _seen(config, needed=remote is not None)
+        shown, registry = _look(config)
+    except NoRemote as error:
+        if remote is not None:
+            raise
+        click.echo(f"only the trusted keys are listed: {error.message}", err=True)
+        return _show(config, None, None, as_json=as_json)
     except RemoteUnreachable:
         if not as_json:
             _show(config, None, None, as_json=False)
         raise
-    if nothing is not None:
-        click.echo(f"only the trusted keys are listed: {nothing}", err=True)
-    _show(config, bus, registry, as_json=as_json)
-    return 0
+    return _show(config, shown, registry, as_json=as_json)
 
 
 @runners.command(epilog=EPILOG)
@@ -61,7 +81,7 @@ def runners(context: click.Context, remote: str | None, as_json: bool) -> int:
 @until_option
 @click.pass_context
 def trust(
-    context: click.Context, name: str | None, key: str | None, first: bool, valid_until: str | None
+    context: click.Context, name: str | None, key: str | None, first: bool, valid_until: datetime | None
 ) -> int:
     """Believe results that the key of the runner NAME signed.
 
@@ -73,9 +93,6 @@ def trust(
     published it; from then on another key is refused, and a pinned key is never replaced. NAME is needed
     where runners with several keys are seen. Repeating it changes nothing.
     """
-    from bridge import settings
-    from bridge.signing.trust import pin
-
     if first and key is not None:
         raise click.UsageError("--first takes the key that is published; leave out --key")
     config = settings.load(remote=context.obj)
@@ -86,7 +103,7 @@ def trust(
     if key is None:
         return _show_key(config, name)
     path = config.trusted_runners
-    added = pin(path, name, key, valid_before=until_time(valid_until))
+    added = pin(path, name, key, valid_before=valid_until)
     click.echo(f"{'trusted' if added else 'already trusted'}: {name} ({path})")
     return 0
 
@@ -94,15 +111,12 @@ def trust(
 @runners.command(epilog=EPILOG)
 @click.argument("name")
 @which_option
-@click.option("--all", "every", is_flag=True, help="All keys of NAME.")
+@all_option
 def revoke(name: str, which: str | None, every: bool) -> int:
     """Let a key of the runner NAME count no more, for good: it was lost, stolen or renewed.
 
     What it signed, whenever that was, is refused with those words. Exit code 2 when there is no such key.
     """
-    from bridge import settings
-    from bridge.signing.trust import runner_keys
-
     keys = runner_keys(settings.load().trusted_runners)
     for key in keys.revoke(name, which, every=every):
         click.echo(f"revoked: {name} {key.fingerprint} ({keys.revoked})")
@@ -117,117 +131,151 @@ def distrust(name: str, which: str | None) -> int:
 
     A key that got into wrong hands is revoked, rather: a removed one can be trusted again by mistake.
     """
-    from bridge import settings
-    from bridge.signing.trust import runner_keys
-
     keys = runner_keys(settings.load().trusted_runners)
     gone = {line.key.text for line in keys.remove(name, which)}
     click.echo(f"{len(gone)} key(s) of {name} removed from {keys.allowed}")
     return 0
 
 
-def _seen(config: Settings, *, needed: bool) -> tuple[Remote | None, Registry | None, str | None]:
-    """The remote and who was seen there, or why there is no remote to look at.
-
-    Raises:
-        BusError: A remote was asked for and there is none.
-        RemoteUnreachable: There is one, and it did not answer.
-    """
-    from pathlib import Path
-
-    from bridge.client.remotes import resolve_remote
-    from bridge.client.runners import read_runners
-    from bridge.errors import NoRemote
-    from bridge.git.repo import GitRepo
-
+def _look(config: Settings) -> tuple[str, Registry]:
+    """The remote, as it is shown, and who was seen there."""
     git = GitRepo(Path.cwd())
-    try:
-        bus = resolve_remote(git, config.remote)
-    except NoRemote as error:
-        if needed:
-            raise
-        return None, None, error.message
-    return bus, read_runners(config, git, bus), None
+    bus = resolve_remote(git, config.remote)
+    return bus.shown, read_runners(config, git, bus)
 
 
-def _show(config: Settings, bus: Remote | None, registry: Registry | None, *, as_json: bool) -> None:
-    from datetime import UTC, datetime
-
-    from bridge.render.lists import key_json, key_line, runner_json, runner_lines
-    from bridge.render.terminal import wrapped
-    from bridge.signing.trust import pinned_keys
-
-    now = datetime.now(UTC)
-    path = config.trusted_runners
+def _show(config: Settings, remote: str | None, registry: Registry | None, *, as_json: bool) -> int:
+    now, path = datetime.now(UTC), config.trusted_runners
     seen = () if registry is None else registry.seen
     left_out = 0 if registry is None else registry.left_out
-    shown = {entry.card.public_key for entry in seen if entry.trusted}
     entries = pinned_keys(path)
-    absent = [entry for entry in entries if entry.listed.key.line not in shown]
-    if as_json:
-        documents = [runner_json(entry, now) for entry in seen]
-        documents += [key_json(entry) for entry in absent]
-        remote = None if bus is None else bus.shown
-        document = {"file": str(path), "remote": remote, "runners": documents, "left_out": left_out}
-        echo_json(document, untrusted=("runners",))
-        return
-    for runner in seen:
-        for line in runner_lines(runner, now):
-            click.echo(wrapped(line))
-    if seen:
-        note_untrusted()
-    for entry in absent:
-        click.echo(key_line(entry, looked=registry is not None))
-    if bus is not None and not seen:
-        click.echo(f"no runner has been seen on {bus.shown}")
-    if left_out:
-        click.echo(f"{left_out} card(s) that are none, or not what they say, were left out", err=True)
+    seen_keys = {entry.card.public_key for entry in seen if entry.trusted}
+    absent = [entry for entry in entries if entry.listed.key.line not in seen_keys]
+    rows = [*(_runner_json(entry, now) for entry in seen), *map(_key_json, absent)]
+    document = {"file": str(path), "remote": remote, "runners": rows, "left_out": left_out}
+    lines = [line for entry in seen for line in _runner_lines(entry, now)]
+    lines += [_key_line(entry, looked=registry is not None) for entry in absent]
+    if remote is not None and not seen:
+        lines.append(f"no runner has been seen on {remote}")
     if not entries:
-        click.echo(f"no runner is trusted yet ({path})")
-        click.echo("  kakeya_mac runners trust NAME, or kakeya_mac runners trust --first")
+        lines.append(f"no runner is trusted yet ({path})")
+        lines.append("  kakeya_mac runners trust NAME, or kakeya_mac runners trust --first")
+    show(as_json, document, lines, untrusted=("runners",), note=bool(seen))
+    if left_out and not as_json:
+        click.echo(f"{left_out} card(s) that are none, or not what they say, were left out", err=True)
+    return 0
 
 
-def _publishing(config: Settings, name: str | None) -> list[Registration]:
-    """The runners, or those of a name, whose cards are signed by the key that they show.
+def _runner_json(seen: Registration, now: datetime) -> dict[str, Any]:
+    card = seen.card
+    return card.model_dump(mode="json", include=_CARD_FIELDS) | {
+        "name": seen.name,
+        "key": card.public_key,
+        "fingerprint": None if card.public_key is None else fingerprint(card.public_key),
+        "trusted": seen.trusted,
+        "trusted_as": seen.signer if seen.trusted else None,
+        "standing": seen.trust,
+        "live": is_live(card, now),
+        "presets": [offer.name for offer in card.presets if offer.available],
+        "unavailable": {offer.name: offer.why for offer in card.presets if not offer.available},
+        "properties": _properties(card),
+    }
 
-    Raises:
-        SignatureError: There is none.
-    """
-    from bridge.errors import SignatureError
 
-    bus, registry, _ = _seen(config, needed=True)
-    seen = () if registry is None else registry.seen
-    found = [
-        entry
-        for entry in seen
+def _key_json(entry: ListedKey) -> dict[str, Any]:
+    """A listed key whose runner was not seen, with the keys of `_runner_json`."""
+    line, counts = entry.listed, entry.state is KeyState.COUNTS
+    return dict.fromkeys(_CARD_FIELDS) | {
+        "name": line.name,
+        "key": line.key.line,
+        "fingerprint": line.key.fingerprint,
+        "trusted": counts,
+        "trusted_as": line.name if counts else None,
+        "standing": None if counts else entry.state,
+        "live": False,
+        "presets": [],
+        "unavailable": {},
+        "properties": None,
+    }
+
+
+def _runner_lines(seen: Registration, now: datetime) -> Iterator[str]:
+    card = seen.card
+    trust = _TRUST[seen.trust]
+    if seen.trusted and seen.signer != seen.name:
+        trust = f"trusted as {seen.signer}"
+    job = "" if card.job is None else f" with {card.job.preset} for {card.job.elapsed_s:.0f} s"
+    ago_s = max(0, round((now - parse_time(card.seen_at)).total_seconds()))
+    yield f"{seen.name}  {absence(card, now) or f'{card.state}{job}, seen {ago_s} s ago'}  ({trust})"
+    available = [offer.name for offer in card.presets if offer.available]
+    yield f"    offers   {', '.join(available) or 'nothing'}"
+    if lacking := [name for name, place in card.models.items() if place == "missing"]:
+        yield f"    lacks    models {_line(', '.join(lacking))}"
+    known = _properties(card)
+    parts = [known["chip"], f"{known['cores']} cores" if known["cores"] else None]
+    parts += [f"{known['memory']:g} GB" if known["memory"] else None, known["system"], known["os"]]
+    parts += [known["machine"], "Metal" if known["metal"] is True else None]
+    machine = _line(", ".join(str(part) for part in parts if part is not None)) or "unknown"
+    yield f"    machine  {machine}; kakeya-mac {_line(card.version)}"
+    if known["label"]:
+        yield f"    labels   {_line(', '.join(known['label']))}"
+    if card.limits.require_signature:
+        yield "    takes    only requests signed by a requester it knows"
+
+
+def _key_line(entry: ListedKey, *, looked: bool) -> str:
+    """A listed key whose runner was not seen; `looked`: on a remote."""
+    line, counts = entry.listed, entry.state is KeyState.COUNTS
+    trust = ", ".join(filter(None, ("trusted" if counts else "", entry.words)))
+    unseen = "not seen on this remote  " if looked else ""
+    return f"{line.name}  {unseen}({trust})  {line.key.line}"
+
+
+def _properties(card: RunnerCard) -> dict[str, Any]:
+    """What `run --on` can name of a runner, and its values; null where they are not known."""
+    found = properties(card.machine, card.name)
+    return {name: next(iter(values), None) for name, values in found.items()} | {"label": found["label"]}
+
+
+def _line(text: str) -> str:
+    return clean_line(text, limit=200)
+
+
+def _published_keys(config: Settings, name: str | None) -> dict[str, Registration]:
+    """The keys that sign the cards that show them, of all runners or those of a name."""
+    remote, registry = _look(config)
+    found = {
+        entry.card.public_key: entry
+        for entry in registry.seen
         if entry.signer is not None
         and entry.card.public_key is not None
         and (name is None or name in (entry.name, entry.card.name))
-    ]
+    }
     if not found:
-        there = ", ".join(entry.name for entry in seen) or "none"
-        where = "" if bus is None else f" on {bus.shown}"
+        there = ", ".join(entry.name for entry in registry.seen) or "none"
         named = "" if name is None else f" named {ascii(name)[:80]}"
         raise SignatureError(
-            f"no runner{named} publishes a signed card{where} (runners seen: {there})",
+            f"no runner{named} publishes a signed card on {remote} (runners seen: {there})",
             f"it prints its key when it starts: kakeya_mac runners trust {name or 'NAME'}"
             " --key 'ssh-ed25519 …'",
         )
     return found
 
 
-def _pin_first(config: Settings, name: str | None, valid_until: str | None) -> int:
-    """Trust on first use.
+def _show_key(config: Settings, name: str) -> int:
+    for key, seen in _published_keys(config, name).items():
+        click.echo(f"{seen.name} publishes a key with the fingerprint {fingerprint(key)}")
+        click.echo(
+            f"  anyone with push rights can publish one: compare it with what {name} prints on its machine"
+        )
+        click.echo(f"  when both are the same: kakeya_mac runners trust {seen.card.name} --key '{key}'")
+    click.echo("nothing was trusted", err=True)
+    return 2
 
-    Raises:
-        SignatureError: No key is published, or several are, or another one is pinned already.
-    """
-    from bridge.errors import SignatureError
-    from bridge.signing import fingerprint
-    from bridge.signing.keyfiles import KeyState
-    from bridge.signing.trust import pin, pinned_keys
 
-    keys = {entry.card.public_key or "": entry.card.name for entry in _publishing(config, name)}
+def _pin_first(config: Settings, name: str | None, valid_until: datetime | None) -> int:
+    """Trust on first use: refuse where no key is published, or several are, or another one is pinned."""
+    keys = {key: seen.card.name for key, seen in _published_keys(config, name).items()}
     [(key, runner), *others] = keys.items()
     by_hand = f"compare it there, then: kakeya_mac runners trust {runner} --key '{key}'"
     if others:
@@ -238,35 +286,24 @@ def _pin_first(config: Settings, name: str | None, valid_until: str | None) -> i
         )
     path, print_ = config.trusted_runners, fingerprint(key)
     pinned = {entry.listed.key.fingerprint: entry for entry in pinned_keys(path)}
-    known = pinned.get(print_)
-    if known is not None and known.state is not KeyState.COUNTS:
-        raise SignatureError(f"the key {print_} of {runner} is pinned, and {known.words}", by_hand)
-    if known is not None:
+    if (known := pinned.get(print_)) is not None:
+        if known.state is not KeyState.COUNTS:
+            raise SignatureError(f"the key {print_} of {runner} is pinned, and {known.words}", by_hand)
         click.echo(f"already trusted: {known.listed.name} {print_} ({path})")
         return 0
-    names = {each: entry.listed.name for each, entry in pinned.items()}
-    if before := {each: owner for each, owner in names.items() if name is None or owner == runner}:
-        old = ", ".join(f"{owner} {each}" for each, owner in before.items())
-        another = (
-            "" if runner in names.values() else f"another machine: runners trust --first {runner}; else "
-        )
+    owners = {each: entry.listed.name for each, entry in pinned.items()}
+    if before := [f"{owner} {each}" for each, owner in owners.items() if name is None or owner == runner]:
+        is_other = runner not in owners.values()
+        another = f"another machine: runners trust --first {runner}; else " if is_other else ""
         raise SignatureError(
-            f"the runner {runner} publishes the key {print_}, and pinned is {old}; nothing was pinned",
+            f"the runner {runner} publishes the key {print_}, and pinned is {', '.join(before)};"
+            " nothing was pinned",
             another + by_hand,
         )
-    pin(path, runner, key, valid_before=until_time(valid_until))
+    pin(path, runner, key, valid_before=valid_until)
     click.echo(f"trusted: {runner} {print_} ({path})")
     click.echo(
         f"  nothing vouches for this key: compare it with what {runner} prints on its machine;"
         " from now on\n  only results that it signed are believed"
     )
     return 0
-
-
-def _show_key(config: Settings, name: str) -> int:
-    from bridge.render.lists import trust_lines
-
-    for line in trust_lines(name, _publishing(config, name)):
-        click.echo(line)
-    click.echo("nothing was trusted", err=True)
-    return 2

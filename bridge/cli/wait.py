@@ -6,7 +6,9 @@ from pathlib import Path
 
 import click
 
-from bridge.cli.options import allow_unsigned_option, handle_options
+from bridge.cli.options import allow_unsigned_option, handle_options, option_with_default, output_option
+from bridge.cli.output import Presentation, connect, follow, present, watch_run
+from bridge.errors import UnknownHandle
 
 
 @click.command(
@@ -18,36 +20,23 @@ Examples:
 Exit codes as of `run --wait`."""
 )
 @handle_options
-@click.option(
-    "--seconds", type=click.FloatRange(min=0), default=3600.0, show_default=True, help="Give up after."
-)
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Save the result.")
+@option_with_default("--seconds", type=click.FloatRange(min=0), default=3600.0, help="Give up after.")
+@output_option("Save the result.")
 @allow_unsigned_option
 def wait(
-    handle: str,
-    remote: str | None,
-    as_json: bool,
-    seconds: float,
-    output: Path | None,
-    allow_unsigned: bool,
+    handle: str, remote: str | None, as_json: bool, seconds: float, output: Path | None, allow_unsigned: bool
 ) -> int:
     """Follow the request HANDLE until its result is published."""
-    from bridge.cli.output import Presentation, connect, follow, present
-    from bridge.cli.workflow_runs import watch_run
-    from bridge.client.fetch import look_up
-    from bridge.errors import UnknownHandle
-
-    config, git, bus = connect(remote)
+    link = connect(remote)
     how = Presentation(as_json, output, allow_unsigned)
-    found = look_up(git, bus, handle, config.state_dir)
+    found = link.look_up(handle)
     if found.answer is None:
+        state, nonce = found.state, found.nonce
         try:
-            watcher = watch_run(git, bus, found.state)
-            return follow(
-                config, git, bus, found.nonce, how, wait_s=seconds, state=found.state, watcher=watcher
-            )
+            watcher = watch_run(link, state)
+            return follow(link, nonce, how, wait_s=seconds, state=state, watcher=watcher)
         except UnknownHandle:  # published and archived between two looks?
-            found = look_up(git, bus, found.nonce, config.state_dir)
+            found = link.look_up(nonce)
             if found.answer is None:
                 raise
-    return present(config, found.answer, how)
+    return present(link.config, found.answer, how)

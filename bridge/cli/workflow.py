@@ -10,26 +10,32 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import click
 
+from bridge import log as log_setup
+from bridge import settings
 from bridge.cli import echo_json, on_signals
-
-if TYPE_CHECKING:
-    from bridge.github.artifact import Artifact
-    from bridge.github.publish import PublishOutcome
+from bridge.cli.peers import log_key
+from bridge.git.cache import GitCache
+from bridge.github.execute import WorkflowExecutor, runner_name
+from bridge.github.publish import Delivery, WorkflowPublisher
+from bridge.github.workflow import WorkflowFormatter, WorkflowRun, annotation, read_workflow_run
+from bridge.protocol.result import Verdict
+from bridge.protocol.sanitize import clean_line
+from bridge.render.evidence import summary
+from bridge.runner.config import open_config
+from bridge.settings import Settings
 
 log = logging.getLogger(__name__)
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 _WHICH = """Without flags the request is the one of the workflow run: KAKEYA_REQUEST_COMMIT and
 KAKEYA_REQUEST_BRANCH (a dispatched run sets them), else GITHUB_SHA and GITHUB_REF. The remote is
 KAKEYA_REMOTE, else the run's repository, with the token in KAKEYA_GITHUB_TOKEN."""
 
 
-def _request_options(function: Function) -> Function:
+def _request_options(function: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option("--json", "as_json", is_flag=True, help="One JSON line at the end."),
         click.option("--remote", metavar="URL", help="Git remote that carries the bus."),
@@ -68,50 +74,25 @@ def execute(
     out: Path, commit: str | None, branch: str | None, remote: str | None, as_json: bool, name: str | None
 ) -> int:
     """In a workflow, on the Mac: run one request by this machine's policy and write its result into DIR."""
-    from bridge import settings
-    from bridge.github.execute import WorkflowExecutor, runner_name
-    from bridge.github.workflow import WorkflowLog, read_workflow_run
-    from bridge.runner.config import open_config
-
-    _log_to_stdout()
-    run = read_workflow_run(os.environ, commit=commit, branch=branch, remote=remote)
-    settled = settings.load(remote=run.remote)
+    run, own = _read_run(commit, branch, remote)
     config = open_config(
-        name or runner_name(), run.remote, state_dir=settled.state_dir, config_dir=settled.config_dir
+        name or runner_name(), run.remote, state_dir=own.state_dir, config_dir=own.config_dir
     )
-    runner, request, policy = config.identity.name, run.request, config.rulebook.rules.summary()
+    runner, request, policy = config.identity.name, run.request, config.rulebook.summary()
     log.info("request %s on %s, for %s; %s", request.nonce, request.branch, runner, policy)
-    if (key := config.public_key) is not None:
-        log.info("clients trust this runner with: kakeya_mac runners trust %s --key '%s'", runner, key)
+    log_key(config)
     tempfile.tempdir = str(config.temporary)  # created, and emptied after a killed run, by the executor
-    output = WorkflowLog(click.echo, is_actions=run.is_actions)
     stop = Event()
     with on_signals(stop.set):  # GitHub sends SIGINT, and soon after SIGTERM
-        done = WorkflowExecutor(config, output, stop).execute(request, out, attempt=run.attempt)
-    outputs = _execute_outputs(request.nonce, done)
+        done = WorkflowExecutor(config, click.echo, stop).execute(request, out, attempt=run.attempt)
+    outputs = _outputs(request.nonce, None if done is None else done.verdict) | {
+        "digest": "" if done is None else done.digest,
+        "signature": "" if done is None else base64.b64encode(done.signature or b"").decode("ascii"),
+    }
     run.write_outputs(outputs)
     if as_json:
         echo_json({**outputs, "output": str(out), "exit_code": 0})
     return 0
-
-
-def _execute_outputs(nonce: str, done: Artifact | None) -> dict[str, str]:
-    if done is None:
-        return {"nonce": nonce, **dict.fromkeys(("status", "reason", "digest", "signature"), "")}
-    return {
-        "nonce": nonce,
-        "status": done.verdict.status.value,
-        "reason": done.verdict.reason.value,
-        "digest": done.digest,
-        "signature": base64.b64encode(done.signature or b"").decode("ascii"),
-    }
-
-
-def _log_to_stdout() -> None:
-    from bridge import log
-    from bridge.github.workflow import WorkflowFormatter
-
-    log.configure(stream=sys.stdout, formatter=WorkflowFormatter())
 
 
 @click.command(
@@ -152,44 +133,38 @@ def publish(
     as_json: bool,
 ) -> int:
     """In a workflow, where a token may write: check what the run wrote, judge it again, commit it."""
-    from bridge import settings
-    from bridge.git.cache import GitCache
-    from bridge.github.publish import Delivery, WorkflowPublisher
-    from bridge.github.workflow import WorkflowLog, read_workflow_run
-    from bridge.protocol.sanitize import clean_line
-    from bridge.render.summary import summary
-
-    _log_to_stdout()
-    run = read_workflow_run(os.environ, commit=commit, branch=branch, remote=remote)
-    settled = settings.load(remote=run.remote)
-    cache = GitCache(settled.state_dir / "publisher" / f"{run.tag}.git", run.remote)
-    publisher = WorkflowPublisher(cache, trusted=settled.trusted_runners)
+    run, own = _read_run(commit, branch, remote)
+    cache = GitCache(own.state_dir / "publisher" / f"{run.tag}.git", run.remote)
+    publisher = WorkflowPublisher(cache, trusted=own.trusted_runners)
     delivery = Delivery(results, digest.strip(), run_result or None, run.run_url, run.attempt)
     outcome = publisher.publish(run.request, delivery)
-    outputs, verdict = _publish_outputs(outcome), outcome.verdict
+    verdict = outcome.verdict
+    outputs = _outputs(outcome.nonce, verdict) | {
+        "verdict": "" if verdict is None else f"{verdict.status}/{verdict.reason}",
+        "result_commit": outcome.commit or "",
+        "result_ref": outcome.ref or "",
+        "published": "true" if outcome.is_news else "false",
+    }
     run.write_outputs(outputs)
     place = None if outcome.commit is None or outcome.ref is None else (outcome.commit, outcome.ref)
     run.write_summary(summary(outcome.nonce, verdict, outcome.judged, place=place, notes=outcome.notes))
-    output = WorkflowLog(click.echo, is_actions=run.is_actions)
-    if verdict is None:
-        output.annotate("notice", "left alone", f"{outcome.nonce} is for a runner's daemon")
-    else:
-        level = "notice" if outcome.exit_code == 0 else "error"
-        output.annotate(level, outputs["verdict"], f"{outcome.nonce} {verdict.message}".rstrip())
+    level = "notice" if outcome.exit_code == 0 else "error"
+    title, message = "left alone", f"{outcome.nonce} is for a runner's daemon"
+    if verdict is not None:
+        title, message = outputs["verdict"], f"{outcome.nonce} {verdict.message}".rstrip()
+    click.echo(annotation(level, title, message, is_actions=run.is_actions))
     if as_json:
         message = "" if verdict is None else clean_line(verdict.message, limit=4000)
         echo_json({**outputs, "message": message, "exit_code": outcome.exit_code}, untrusted=("message",))
     return outcome.exit_code
 
 
-def _publish_outputs(outcome: PublishOutcome) -> dict[str, str]:
-    verdict = outcome.verdict
-    return {
-        "nonce": outcome.nonce,
-        "status": "" if verdict is None else verdict.status.value,
-        "reason": "" if verdict is None else verdict.reason.value,
-        "verdict": "" if verdict is None else f"{verdict.status}/{verdict.reason}",
-        "result_commit": outcome.commit or "",
-        "result_ref": outcome.ref or "",
-        "published": "true" if outcome.is_news else "false",
-    }
+def _outputs(nonce: str, verdict: Verdict | None) -> dict[str, str]:
+    status, reason = ("", "") if verdict is None else (verdict.status.value, verdict.reason.value)
+    return {"nonce": nonce, "status": status, "reason": reason}
+
+
+def _read_run(commit: str | None, branch: str | None, remote: str | None) -> tuple[WorkflowRun, Settings]:
+    log_setup.configure(stream=sys.stdout, formatter=WorkflowFormatter())
+    run = read_workflow_run(os.environ, commit=commit, branch=branch, remote=remote)
+    return run, settings.load(remote=run.remote)

@@ -10,15 +10,14 @@ from enum import StrEnum
 
 from bridge import signing
 from bridge.bus.cancels import CancelOutcome, request_cancel
+from bridge.bus.requests import RefValue, resolve_handle
 from bridge.bus.results import Believed, FetchedResult
-from bridge.bus.state import RefValue, resolve_handle
-from bridge.client.fetch import Lookup, believe_answer, look_up, read_open_request
+from bridge.client.fetch import Lookup, believe_answer, look_up, read_open_request, request_place
 from bridge.client.remotes import Remote, open_cache
 from bridge.client.signing_key import RequestSigner
 from bridge.errors import BusError, ResultError, UnknownHandle
 from bridge.git.repo import GitRepo
-from bridge.protocol import refs
-from bridge.protocol.cancel import new_cancel
+from bridge.protocol.manifest import new_cancel
 from bridge.settings import Settings
 
 _TRIES = 3
@@ -34,19 +33,12 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Cancelled:
-    """What came of cancelling a request.
-
-    Attributes:
-        nonce: The request.
-        outcome: What happened.
-        signed: Whether the cancel request carries a signature.
-        finished: Its result, where it had finished before.
-    """
+    """What came of cancelling a request."""
 
     nonce: str
     outcome: Outcome
-    signed: bool = False
-    finished: tuple[Believed, FetchedResult] | None = None
+    signed: bool = False  # whether the cancel request carries a signature
+    finished: tuple[Believed, FetchedResult] | None = None  # its result, where it had finished before
 
 
 def cancel(
@@ -58,23 +50,12 @@ def cancel(
     reason: str | None = None,
     signer: RequestSigner,
 ) -> Cancelled:
-    """Ask for a request to be stopped.
-
-    Args:
-        settings: The client's settings.
-        git: Any checkout; nothing is left in it.
-        remote: The bus.
-        handle: Nonce, branch name or a unique prefix.
-        reason: Why, for the result; at most 500 characters.
-        signer: Signs the cancel request.
+    """Ask for a request to be stopped; the `reason`, at most 500 characters, appears in its result.
 
     Raises:
         UnknownHandle: It names no request, or nothing of it is left that could be stopped.
-        ManifestError: The reason is too long.
         ResultError: What is where a result belongs cannot be believed, and nothing else is left.
-        SignatureError: The key that the user named cannot sign.
         PushRejected: The remote takes no cancel requests; deleting the request's branch stops it, too.
-        RemoteUnreachable: The remote did not answer.
     """
     for _ in range(_TRIES):
         found = _look_up(settings, git, remote, handle)
@@ -117,19 +98,16 @@ def _read_result(settings: Settings, found: Lookup) -> tuple[Believed, FetchedRe
 
 
 def _find_target(git: GitRepo, remote: Remote, found: Lookup) -> RefValue:
-    """The ref that holds the request as it was asked: its branch, or its inbox entry."""
-    inbox, branch = found.state.inbox, found.state.branch
-    if inbox is not None:
-        is_on_branch = branch is not None and branch.commit == inbox
-        return branch if branch and is_on_branch else RefValue(refs.inbox_ref(found.nonce), inbox)
-    if branch is None:
+    """The ref that holds the request alone, as it was asked."""
+    place = request_place(found.state)
+    if place is None:
         raise UnknownHandle(
             f"nothing of the request {found.nonce} is left that could be stopped",
             "its branch is gone: a runner that sees that stops by itself",
         )
-    if read_open_request(git, remote, found.state) is None:
+    if found.state.inbox is None and read_open_request(git, remote, found.state) is None:
         raise UnknownHandle(
-            f"the branch {branch.ref} no longer holds the request {found.nonce} alone",
+            f"the branch {place.ref} no longer holds the request {found.nonce} alone",
             "deleting that branch stops the request, too",
         )
-    return branch
+    return place

@@ -12,11 +12,12 @@ passed over in silence.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from itertools import takewhile
 from pathlib import PurePosixPath
 from typing import Any
@@ -48,19 +49,12 @@ REPEATED = SWITCHES - ROLES.keys() - {"depths", "stop"}
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing that was answered otherwise than it was asked.
+    """One thing that was answered otherwise than it was asked."""
 
-    Attributes:
-        field: What, e.g. ``params.limit``.
-        asked: By the request, or as the result says where the report differs from it.
-        answered: By the result, or by the report.
-        file: The report that differs; None: the result does.
-    """
-
-    field: str
-    asked: Any
-    answered: Any
-    file: str | None = None
+    field: str  # what, e.g. ``params.limit``
+    asked: Any  # by the request, or as the result says where the report differs from it
+    answered: Any  # by the result, or by the report
+    file: str | None = None  # the report that differs; None: the result does
 
     def __str__(self) -> str:
         where = "result.json" if self.file is None else self.file
@@ -68,20 +62,15 @@ class Difference:
 
     def to_json(self) -> dict[str, Any]:
         """As commands show it with ``--json``."""
-        return {"field": self.field, "asked": self.asked, "answered": self.answered, "file": self.file}
+        return asdict(self)
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Whether request, result and reports agree.
-
-    Attributes:
-        differences: Where they do not.
-        not_compared: What one of them does not state, in words.
-    """
+    """Where request, result and reports differ."""
 
     differences: tuple[Difference, ...] = ()
-    not_compared: tuple[str, ...] = ()
+    not_compared: tuple[str, ...] = ()  # what one of them does not state, in words
 
 
 def compare(
@@ -91,14 +80,10 @@ def compare(
     preset: Preset | None,
     verification: Verification | None = None,
 ) -> Agreement:
-    """Compare a result with its request, and its reports with both.
+    """Compare a result with its request, and its reports, by path, with both.
 
-    Args:
-        expected: The request; None: it is gone.
-        result: The answer. Of one that did not run only preset and workload are compared.
-        reports: The reports that could be read, by path.
-        preset: The preset of that name that is installed here; None: there is none.
-        verification: The record of a result that replayed another request's report; None: it has none.
+    Of a result that did not run only preset and workload are compared. `preset` is the one of that name that
+    is installed here, `verification` the record of a result that replayed another request's report.
     """
     known = preset if preset is not None and preset.digest == result.preset_digest else None
     found = _Comparison(result, preset, known, result.params)
@@ -126,21 +111,14 @@ def compare(
 
 @dataclass
 class _Comparison:
-    """What was compared so far.
-
-    Attributes:
-        result: The answer.
-        preset: The preset of that name that is installed here; None: there is none.
-        known: The same, where it is the very file that the runner has.
-        params: What was asked for, with the defaults; until the request is compared, what the result says.
-        file: The report that is compared; None: the result.
-    """
+    """What was compared so far."""
 
     result: Result
-    preset: Preset | None
-    known: Preset | None
+    preset: Preset | None  # the preset of that name that is installed here
+    known: Preset | None  # the same, where it is the very file that the runner has
+    # What was asked for, with the defaults; until the request is compared, what the result says
     params: Mapping[str, ParamValue]
-    file: str | None = None
+    file: str | None = None  # the report that is compared; None: the result
     differences: list[Difference] = field(default_factory=list)
     not_compared: list[str] = field(default_factory=list)
 
@@ -153,7 +131,6 @@ class _Comparison:
             self.not_compared.append(what)
 
     def compare_request(self, expected: ExpectedRequest) -> None:
-        """The result with its request."""
         result = self.result
         has_run = result.verdict.status in (Status.PASSED, Status.REJECTED)
         if expected.preset is not None and (has_run or result.preset is not None):
@@ -193,8 +170,9 @@ class _Comparison:
             if self.params:
                 self.skip("parameters with the report: no preset that is installed here says what they set")
             return
-        given = list(switches(preset.argv))
-        command, told = " ".join(_words(preset)), stated.get("command")
+        given = switches(preset.argv)
+        words = takewhile(lambda word: not word.startswith(("-", "{", "$")), preset.argv[1:])
+        command, told = " ".join(words), stated.get("command")
         if told is not None or self.known is not None:
             is_held = isinstance(told, str) and f"{told} ".startswith(f"{command} ")
             self.compare("configuration.command", command, told, equal=is_held)
@@ -232,7 +210,6 @@ class _Comparison:
             self.compare("report.nonce", handle, replayed, (replayed or "").startswith(named[0]))
 
     def compare_machine(self, environment: Mapping[str, Any]) -> None:
-        """The machine and the engine of a report with what the runner says of them."""
         facts = self.result.runner.machine
         for name in MACHINE:
             self.compare(f"machine.{name}", facts.get(name), environment.get(name))
@@ -241,12 +218,9 @@ class _Comparison:
             answered = source.get("source_sha256") if isinstance(source, Mapping) else None
             self.compare("engine digest", facts.get(ENGINE_FACT), answered)
         else:
-            self.skip(
-                "engine digest: the result does not state it, and no preset installed here says it must"
-            )
+            self.skip("engine digest: neither the result nor a preset that is installed here states one")
 
     def compare_weights(self, report: Report) -> None:
-        """The weights of a report with what the runner says of them."""
         facts, reported = self.result.runner.machine, report.environment.models
         weights = {
             name.removeprefix(WEIGHTS_FACT): value
@@ -280,11 +254,6 @@ def _roles(preset: Preset) -> dict[str, str | None]:
     }
 
 
-def _words(preset: Preset) -> Iterator[str]:
-    """The engine's command: the words before the first switch."""
-    return takewhile(lambda word: not word.startswith(("-", "{", "$")), preset.argv[1:])
-
-
 def _same(asked: Any, answered: Any) -> bool:
     """Equal as JSON has it: 1 is 1.0, and neither is true."""
     return isinstance(asked, bool) is isinstance(answered, bool) and bool(asked == answered)
@@ -292,40 +261,28 @@ def _same(asked: Any, answered: Any) -> bool:
 
 def _is_plain(asked: Any, answered: Any, _report: Report) -> bool:
     if isinstance(answered, (int, float)) and isinstance(asked, str):  # a literal of the argv
-        return asked == str(answered) or _number(asked) == answered
+        with contextlib.suppress(ValueError):
+            return float(asked) == answered
     return _same(asked, answered)
 
 
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
+def _policies(listed: Any) -> list[object] | None:
+    """KV policies, whatever their spelling; None: these are none."""
+    if not isinstance(listed, list) or not all(isinstance(each, str) for each in listed):
         return None
-
-
-def _spelled(policy: str) -> object:
-    """A KV policy in any spelling."""
-    return parse_policy(policy) or policy
+    return [parse_policy(each) or each for each in listed]
 
 
 def _is_policy(asked: Any, answered: Any, _report: Report) -> bool:
-    return asked == answered or (isinstance(answered, str) and _spelled(asked) == _spelled(answered))
+    return asked == answered or _policies([asked]) == _policies([answered])
 
 
 def _are_policies(asked: Any, answered: Any, _report: Report) -> bool:
     """Several policies, which a configuration repeats as a JSON list."""
     try:
-        listed = json.loads(answered) if isinstance(answered, str) else None
-    except ValueError:
+        return _policies(asked.split()) == _policies(json.loads(answered))
+    except (TypeError, ValueError):
         return False
-    if not isinstance(listed, list) or not all(isinstance(each, str) for each in listed):
-        return False
-    return [*map(_spelled, asked.split())] == [*map(_spelled, listed)]
-
-
-def _is_folder(asked: Any, answered: Any, _report: Report) -> bool:
-    """A folder of the workload; a configuration repeats its name alone."""
-    return bool(PurePosixPath(asked).name == answered)
 
 
 def _is_seed(asked: Any, answered: Any, report: Report) -> bool:
@@ -343,7 +300,8 @@ def _is_thinking(asked: Any, answered: Any, report: Report) -> bool:
 
 
 _READERS: dict[str, Callable[[Any, Any, Report], bool]] = {
-    "golden": _is_folder,
+    # A folder of the workload; a configuration repeats its name alone.
+    "golden": lambda asked, answered, _report: bool(PurePosixPath(asked).name == answered),
     "kv": _is_policy,
     "policies": _are_policies,
     "seed": _is_seed,

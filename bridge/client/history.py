@@ -7,17 +7,15 @@ says. `bridge.client.fetch` is for one result. Texts come back cleaned for a ter
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from itertools import islice
 from pathlib import Path
 
 from bridge.bus.archive import DEPTH, ResultSummary, open_archive
 from bridge.bus.claims import MAX_LEASE_S, read_claim, read_status
-from bridge.bus.requests import has_result
-from bridge.bus.results import pins_keys
-from bridge.bus.state import ALL_REFS, OWN_REFS, RefValue, RequestState, state_of
+from bridge.bus.requests import ALL_REFS, RefValue, RequestState, has_result, names_of, state_of
+from bridge.client.watch import trust_in
 from bridge.errors import BusError, ManifestError, ResultError
 from bridge.git.cache import GitCache
 from bridge.protocol import refs
@@ -42,7 +40,7 @@ from bridge.protocol.result import (
     parse_result,
 )
 from bridge.protocol.sanitize import clean_line
-from bridge.signing.trust import Signature, Trust
+from bridge.signing.trust import Signature
 
 # How many finished requests a filter looks through before it gives up.
 MAX_EXAMINED = 5000
@@ -58,77 +56,47 @@ _MAX_WITHOUT_INBOX = 64
 
 @dataclass(frozen=True)
 class Row:
-    """One request in a list.
-
-    Attributes:
-        nonce: Its name.
-        preset: From its branch or its result; None: neither is known.
-        phase: Where it is; `done` when it has a result.
-        requested_at: From the nonce; None: that names no moment.
-        ahead: Older requests that wait too; None unless it is queued.
-        expected_s: Seconds until it is likely to start; None: not queued, or not known.
-        runner: Which runner runs it, or ran it.
-        attempt: How often it has been claimed.
-        progress: As its runner last said.
-        claim: What the signature of the last heartbeat is worth; None: not claimed, or not checked.
-        elapsed_s: Seconds it has been running, or took.
-        beat_age_s: Seconds since the last heartbeat, by that machine's clock; None: it is not running.
-        silent_s: The same when that is longer than its lease; None: it is not.
-        cancelling: Whether a cancel request exists.
-        status: How it ended, as published; None: not finished, or its result cannot be read.
-        reason: Why.
-        finished_at: When it ended, as published.
-        archived: Whether its result is in the archive.
-    """
+    """One request in a list."""
 
     nonce: str
-    preset: str | None
-    phase: Phase
-    requested_at: str | None
-    ahead: int | None = None
-    expected_s: float | None = None
-    runner: str | None = None
-    attempt: int | None = None
-    progress: Progress | None = None
-    claim: Signature | None = None
-    elapsed_s: float | None = None
-    beat_age_s: float | None = None
-    silent_s: float | None = None
-    cancelling: bool = False
-    status: Status | None = None
+    preset: str | None  # from its branch or its result; None: neither is known
+    phase: Phase  # `done` when it has a result
+    requested_at: str | None  # from the nonce; None: that names no moment
+    ahead: int | None = None  # older requests that wait too; None unless it is queued
+    expected_s: float | None = None  # seconds until it is likely to start; None: not queued, or not known
+    runner: str | None = None  # which one runs it, or ran it
+    attempt: int | None = None  # how often it has been claimed
+    progress: Progress | None = None  # as its runner last said
+    claim: Signature | None = None  # what the last heartbeat's is worth; None: not claimed, or not checked
+    elapsed_s: float | None = None  # seconds it has been running, or took
+    beat_age_s: float | None = None  # since the last heartbeat, by that machine's clock
+    silent_s: float | None = None  # the same when that is longer than its lease; None: it is not
+    cancelling: bool = False  # whether a cancel request exists
+    status: Status | None = None  # as published; None: not finished, or its result cannot be read
     reason: Reason | None = None
-    finished_at: str | None = None
+    finished_at: str | None = None  # as published
     archived: bool = False
 
 
 @dataclass(frozen=True)
 class History:
-    """The newest finished requests; `complete`: whether older ones were looked through as far as they go."""
+    """The newest finished requests."""
 
     rows: tuple[Row, ...]
-    complete: bool
+    complete: bool  # whether older ones were looked through as far as they go
 
 
 def queue(cache: GitCache, *, now: datetime, trusted: Path | None = None) -> list[Row]:
-    """What waits and what runs, the oldest first.
-
-    Args:
-        cache: This machine's repository of the remote.
-        now: The time of day, aware.
-        trusted: The runner keys that count here, for heartbeats; None: those are not checked.
-
-    Raises:
-        RemoteUnreachable: The remote did not answer.
-    """
+    """What waits and what runs at `now` (aware), the oldest first; heartbeats are checked by `trusted`."""
     states = _states(cache.list_remote(*ALL_REFS))
-    trust = Trust.by(trusted) if trusted is not None and pins_keys(trusted) else None
+    trust = trust_in(trusted)
 
     def read() -> list[Row]:
         open_states = [states[nonce] for nonce in sorted(_open_nonces(cache, states, now))]
         claims = {state.claim.ref: state.claim.commit for state in open_states if state.claim is not None}
         failures = cache.bring(claims, list(claims), depth=1)
         rows: list[Row] = []
-        checked = 0
+        checked = ahead = 0
         for state in open_states:
             claim, status, signature = state.claim, None, None
             if claim is not None and claim.ref not in failures:
@@ -137,8 +105,8 @@ def queue(cache: GitCache, *, now: datetime, trusted: Path | None = None) -> lis
                     checked += 1
                     found = read_claim(cache, claim.commit, state.nonce, trust)
                     signature = None if found is None else found.signature
-            row = _open_row(state, status, sum(row.ahead is not None for row in rows), now)
-            rows.append(replace(row, claim=signature))
+            rows.append(_open_row(state, status, signature, ahead, now))
+            ahead += claim is None
         return rows
 
     return cache.recover(read)
@@ -147,30 +115,18 @@ def queue(cache: GitCache, *, now: datetime, trusted: Path | None = None) -> lis
 def history(
     cache: GitCache, *, limit: int, preset: str | None = None, status: Status | None = None
 ) -> History:
-    """The newest finished requests, on their branches and in the archive, the newest first.
-
-    Args:
-        cache: This machine's repository of the remote.
-        limit: So many at most.
-        preset: Only of this preset.
-        status: Only those that ended so.
-
-    Raises:
-        RemoteUnreachable: The remote did not answer.
-    """
+    """The newest finished requests, at most `limit`, on their branches and in the archive."""
     found = cache.list_remote(*ALL_REFS)
     states = _states(found)
 
     def read() -> History:
-        examined = 0
         rows: list[Row] = []
-        for row in islice(_finished(cache, found, states), MAX_EXAMINED):
-            examined += 1
-            if (preset is None or row.preset == preset) and (status is None or row.status is status):
+        for examined, row in enumerate(_finished(cache, found, states), 1):
+            if preset in (None, row.preset) and status in (None, row.status):
                 rows.append(row)
-            if len(rows) >= limit:
-                break
-        return History(tuple(rows), complete=len(rows) >= limit or examined < MAX_EXAMINED)
+            if len(rows) >= limit or examined >= MAX_EXAMINED:
+                return History(tuple(rows), complete=len(rows) >= limit)
+        return History(tuple(rows), complete=True)
 
     return cache.recover(read)
 
@@ -190,10 +146,7 @@ def _states(found: Mapping[str, str]) -> dict[str, RequestState]:
     """The state of every request on a remote, by nonce."""
     by_nonce: dict[str, dict[str, str]] = {}
     for ref, commit in found.items():
-        named = refs.parse_request_ref(ref)
-        nonces = (refs.nonce_of(ref, prefix) for prefix in OWN_REFS)
-        nonce = named.nonce if named is not None else next((each for each in nonces if each), None)
-        if nonce is not None:
+        if (nonce := names_of(ref)[0]) is not None:
             by_nonce.setdefault(nonce, {})[ref] = commit
     return {nonce: state_of(own, nonce) for nonce, own in by_nonce.items()}
 
@@ -233,7 +186,9 @@ def _is_request(cache: GitCache, commit: str, nonce: str) -> bool:
         return False
 
 
-def _open_row(state: RequestState, status: RunStatus | None, ahead: int, now: datetime) -> Row:
+def _open_row(
+    state: RequestState, status: RunStatus | None, signature: Signature | None, ahead: int, now: datetime
+) -> Row:
     is_claimed = state.claim is not None
     row = Row(
         nonce=state.nonce,
@@ -241,6 +196,7 @@ def _open_row(state: RequestState, status: RunStatus | None, ahead: int, now: da
         phase=Phase.CLAIMED if is_claimed else Phase.QUEUED,
         requested_at=_requested_at(state.nonce),
         ahead=None if is_claimed else ahead,
+        claim=signature,
         cancelling=state.cancel is not None,
     )
     if status is None:
@@ -270,12 +226,15 @@ def _finished(cache: GitCache, found: Mapping[str, str], states: Mapping[str, Re
 
 
 def _published(cache: GitCache, states: Mapping[str, RequestState]) -> Iterator[Row]:
-    """ProgramResult requests that still have refs, the newest first."""
+    """Finished requests that still have refs, the newest first."""
     finished = [state for state in states.values() if state.result is not None or state.inbox is None]
     finished.sort(key=lambda state: state.nonce, reverse=True)
     for start in range(0, len(finished), _BATCH):
         batch = finished[start : start + _BATCH]
-        places = {state.nonce: _places(state) for state in batch}
+        places = {
+            state.nonce: [place for place in (state.result, *state.branches) if place][:_MAX_PLACES]
+            for state in batch
+        }
         wanted = {place.ref: place.commit for own in places.values() for place in own}
         failures = cache.bring(wanted, list(wanted), depth=DEPTH)  # as deep as `prune` needs them
         for state in batch:
@@ -286,11 +245,6 @@ def _published(cache: GitCache, states: Mapping[str, RequestState]) -> Iterator[
                     preset = state.preset if named is None else named.preset
                     yield _finished_row(state.nonce, preset, summary, archived=False)
                     break
-
-
-def _places(state: RequestState) -> Sequence[RefValue]:
-    own = [] if state.result is None else [state.result]
-    return [*own, *state.branches][:_MAX_PLACES]
 
 
 def _finished_row(nonce: str, preset: str | None, summary: ResultSummary | None, *, archived: bool) -> Row:

@@ -15,7 +15,7 @@ from pathlib import Path
 from bridge.errors import NoRemote
 from bridge.git.cache import GitCache
 from bridge.git.repo import GitRepo
-from bridge.github.repository import with_token
+from bridge.github.api import with_token
 from bridge.protocol import refs
 from bridge.protocol.sanitize import without_credentials
 
@@ -24,29 +24,17 @@ _KEYS = r"^(remote\..*\.(url|pushurl)|url\..*\.insteadof)$"
 
 @dataclass(frozen=True)
 class Remote:
-    """A bus.
+    """A bus."""
 
-    Attributes:
-        address: What git is given; may hold credentials, so never show it.
-        shown: The address without credentials.
-        audience: Its one spelling, which manifests name.
-    """
-
-    address: str
-    shown: str
-    audience: str
+    address: str  # what git is given; may hold credentials, so never show it
+    shown: str  # the address without credentials
+    audience: str  # its one spelling, which manifests name
 
 
 def resolve_remote(git: GitRepo, named: str | None = None) -> Remote:
-    """The remote that a checkout means.
+    """Find the remote that a checkout means: `named`, else ``origin``, else the only one there is.
 
-    Args:
-        git: The checkout; any folder will do when `named` is an address.
-        named: A URL, a folder (relative to the working directory) or the name of a configured remote. None:
-            ``origin``, else the only remote there is.
-
-    Raises:
-        NoRemote: There is none, several and none named, or none of that name.
+    A name is a URL, a folder (relative to the working directory), or that of a configured remote.
     """
     urls: dict[str, str] = {}
     rewritten = False
@@ -69,24 +57,17 @@ def resolve_remote(git: GitRepo, named: str | None = None) -> Remote:
             f"configured remotes: {known}; a URL works too",
         )
     effective = git.remote_url(address) if rewritten else address
-    address, shown = _authorised(address), without_credentials(address)
+    shown = without_credentials(address)
+    if os.environ.get("GITHUB_ACTIONS") == "true":  # checkouts there keep no credentials
+        address = with_token(address, os.environ)
     return Remote(address, shown, refs.audience_of(effective))
 
 
 def open_cache(state_dir: Path, remote: Remote, checkout: GitRepo, *, timeout_s: float = 300.0) -> GitCache:
-    """This machine's repository of a remote, for what other clients and runners have there.
+    """Open this machine's repository of a remote, reached with the credentials and proxies of `checkout`.
 
     What hangs on a workload that the checkout has is fetched into a scratch of the checkout instead, so that
     the workload does not travel.
-
-    Args:
-        state_dir: Where caches live.
-        remote: The bus.
-        checkout: Its own credentials and proxies count.
-        timeout_s: Deadline of one command.
-
-    Raises:
-        MachineError: The folder cannot be written.
     """
     name = hashlib.sha256(remote.audience.encode()).hexdigest()[:16]
     directory = state_dir / "caches" / f"{name}.git"
@@ -94,11 +75,6 @@ def open_cache(state_dir: Path, remote: Remote, checkout: GitRepo, *, timeout_s:
     cache = GitCache(directory, remote.address, origin=origin, timeout_s=timeout_s)
     cache.prepare()
     return cache
-
-
-def _authorised(address: str) -> str:
-    """Inside a workflow, whose checkouts keep no credentials: the address with the run's token."""
-    return with_token(address, os.environ) if os.environ.get("GITHUB_ACTIONS") == "true" else address
 
 
 def _own(urls: dict[str, str]) -> str:

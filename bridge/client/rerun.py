@@ -15,8 +15,18 @@ from datetime import timedelta
 
 from bridge import presets, signing
 from bridge.bus.archive import find_archived, find_request
-from bridge.bus.requests import RequestCommit, bound_manifest, read_request
-from bridge.bus.state import ALL_REFS, RefValue, RequestState, find, state_of
+from bridge.bus.requests import (
+    ALL_REFS,
+    RefValue,
+    RequestCommit,
+    RequestState,
+    bound_manifest,
+    find,
+    read_request,
+    state_of,
+)
+from bridge.bus.results import first_parents
+from bridge.client.fetch import request_place
 from bridge.client.remotes import Remote, open_cache
 from bridge.client.signing_key import choose
 from bridge.client.submit import Plan, plan_request
@@ -26,63 +36,38 @@ from bridge.protocol import refs
 from bridge.protocol.manifest import Manifest
 from bridge.settings import Settings
 
-# How many commits may be on top of a request that is still found.
-_MAX_WALK = 32
 _SUBMIT_NEW = "submit a new request with `kakeya_mac run`"
 
 
 @dataclass(frozen=True)
 class Changes:
-    """What the new request changes.
+    """What the new request changes; None: as before."""
 
-    Attributes:
-        words: Parameters as typed, ``name=value``; the others stay.
-        ref: Another workload; None: the same commit.
-        timeout_s: Another limit of the job in seconds; None: the same.
-        expires: How long the new request may wait; None: the setting.
-        transport: Who takes it; None: as before.
-        on: Which machines may run it, an empty text: any; None: as before.
-    """
-
-    words: tuple[str, ...] = ()
-    ref: str | None = None
+    words: tuple[str, ...] = ()  # parameters as typed, ``name=value``; the others stay
+    ref: str | None = None  # another workload
     timeout_s: int | None = None
-    expires: timedelta | None = None
+    expires: timedelta | None = None  # how long the new request may wait; None: the setting
     transport: str | None = None
-    on: str | None = None
+    on: str | None = None  # which machines may run it; an empty text: any
 
 
 @dataclass(frozen=True)
 class Original:
-    """A request that was submitted before.
-
-    Attributes:
-        request: Its commit, with the exact bytes and signature.
-        manifest: What was asked.
-        git: Has the workload: the checkout, or a scratch of it while the context of `recall` is open.
-    """
+    """A request that was submitted before."""
 
     request: RequestCommit
     manifest: Manifest
-    git: GitRepo
+    git: GitRepo  # has the workload: the checkout, or a scratch of it while `recall` is open
 
 
 @contextlib.contextmanager
 def recall(
     settings: Settings, git: GitRepo, remote: Remote, handle: str, changes: Changes
 ) -> Generator[Original, None, None]:
-    """Find a request as it was asked.
-
-    Args:
-        settings: The client's settings: where caches live, for the archive, and whose results count.
-        git: Any checkout; nothing is left in it.
-        remote: The bus.
-        handle: Nonce, branch name or a unique prefix.
-        changes: With another workload the old one need not be here.
+    """Find a request, by nonce, branch name or a unique prefix, as it was asked.
 
     Raises:
         UnknownHandle: It names no request, or what was asked, or its workload, is no longer available.
-        RemoteUnreachable: The remote did not answer.
     """
     with git.scratch() as scratch:
         request, manifest = _find(settings, git, scratch, remote, handle)
@@ -95,15 +80,8 @@ def recall(
 def plan_again(settings: Settings, original: Original, changes: Changes) -> Plan:
     """Check the same request as a new one. Push it with `submit_request` while `recall` is open.
 
-    Args:
-        settings: The client's settings; its remote is where the request goes.
-        original: From `recall`.
-        changes: What to change.
-
     Raises:
         SignatureError: It would be signed although only others say that this was asked.
-        RequestRefused: It can no longer be asked like this; see `plan_request`.
-        NoRemote: There is no remote to talk to.
     """
     old = original.manifest
     params = presets.parse_cli(presets.get(old.preset, settings.presets), changes.words)
@@ -135,12 +113,12 @@ def _find(
         answer = find_archived(open_cache(settings.state_dir, remote, git), handle, found=found)
         return _read_from_archive(settings, git, remote, answer.nonce)
     state = state_of(found, nonce, handle)
-    if state.inbox is not None:
-        return _read_from_branch(scratch, remote, nonce, RefValue(refs.inbox_ref(nonce), state.inbox))
-    if state.branch is not None:
+    place = request_place(state)
+    if place is None:
+        return _read_from_archive(settings, git, remote, nonce)
+    if state.inbox is None:
         _require_one_branch(state, handle.strip())
-        return _read_from_branch(scratch, remote, nonce, state.branch)
-    return _read_from_archive(settings, git, remote, nonce)
+    return _read_from_branch(scratch, remote, nonce, place)
 
 
 def _require_one_branch(state: RequestState, handle: str) -> None:
@@ -163,18 +141,10 @@ def _read_from_branch(
         and all(scratch.exists(parent) for parent in scratch.commit(place.commit).parents)
     ):
         scratch.fetch(remote.address, [place.ref])
-    commit = place.commit
-    for _ in range(_MAX_WALK):
-        if scratch.kind_and_size(commit)[0] != "commit":
-            break
-        try:
+    for commit in first_parents(scratch, place.commit):
+        with contextlib.suppress(ManifestError, BusError):
             request = read_request(scratch, commit)
             return request, bound_manifest(request, nonce)
-        except (ManifestError, BusError):
-            parents = scratch.commit(commit).parents
-        if not parents:
-            break
-        commit = parents[0]
     raise UnknownHandle(
         f"{place.ref} holds no request {nonce} that can be read", f"it cannot be repeated; {_SUBMIT_NEW}"
     )
@@ -183,11 +153,7 @@ def _read_from_branch(
 def _read_from_archive(
     settings: Settings, git: GitRepo, remote: Remote, nonce: str
 ) -> tuple[RequestCommit, Manifest]:
-    """The request that the archive keeps with a result.
-
-    Raises:
-        UnknownHandle: It keeps none, or none that can be read: anyone with push rights may have written it.
-    """
+    """The request that the archive keeps with a result, if anyone with push rights left one to read."""
     request = find_request(open_cache(settings.state_dir, remote, git), nonce)
     if request is not None:
         with contextlib.suppress(ManifestError):
@@ -199,12 +165,6 @@ def _read_from_archive(
 
 
 def _fetch_workload(scratch: Scratch, remote: Remote, manifest: Manifest) -> None:
-    """Fetch the workload, which is not here.
-
-    Raises:
-        UnknownHandle: The remote does not give it.
-        RemoteUnreachable: The remote did not answer.
-    """
     commit = manifest.workload_sha
     if not scratch.exists(commit):
         try:
@@ -221,11 +181,7 @@ def _fetch_workload(scratch: Scratch, remote: Remote, manifest: Manifest) -> Non
 
 
 def _require_own_signature(settings: Settings, original: Original) -> None:
-    """Refuse to sign what only others say was asked.
-
-    Raises:
-        SignatureError: The request is not signed with this client's key.
-    """
+    """Refuse to sign what only others say was asked."""
     signer, old = choose(settings, original.git), original.request
     namespace = signing.REQUEST_NAMESPACE
     mine = signer.sign(namespace, old.data)

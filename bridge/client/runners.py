@@ -18,10 +18,9 @@ from bridge.bus.results import pins_keys
 from bridge.client.remotes import Remote, open_cache
 from bridge.git.repo import GitRepo
 from bridge.presets import Parameter
-from bridge.protocol.manifest import Manifest, ParamValue, parse_time
+from bridge.protocol.manifest import Manifest, ParamValue, parse_time, properties, unmet
 from bridge.protocol.runner_info import Offer, RunnerCard, State, is_live
 from bridge.protocol.sanitize import clean_line
-from bridge.protocol.target import properties, unmet
 from bridge.settings import Settings
 from bridge.signing import RESULT_NAMESPACE
 from bridge.signing.trust import Trust
@@ -31,23 +30,14 @@ _NAMED = 5
 
 @dataclass(frozen=True)
 class Availability:
-    """Which runners can take a request now.
-
-    Attributes:
-        preset: What is asked for.
-        live: How many runners are there.
-        able: Names of the live ones that can take it.
-        unable: Every other runner seen, the live ones first, and why it cannot; reads on after its name.
-        expected_s: Median duration there times the older requests; None: not known.
-        notes: What else the requester should know, one sentence each.
-    """
+    """Which runners can take a request now."""
 
     preset: str
-    live: int
-    able: tuple[str, ...]
-    unable: Mapping[str, str]
-    expected_s: float | None
-    notes: tuple[str, ...] = ()
+    live: int  # how many runners are there
+    able: tuple[str, ...]  # names of the live ones that can take it
+    unable: Mapping[str, str]  # every other runner seen, the live ones first, and why it cannot
+    expected_s: float | None  # median duration there times the older requests; None: not known
+    notes: tuple[str, ...] = ()  # what else the requester should know
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -89,17 +79,7 @@ def read_runners(
 ) -> Registry:
     """The registrations on a remote, judged by the runner keys that this client trusts.
 
-    Args:
-        settings: The client's settings.
-        git: Any checkout; nothing is left in it.
-        remote: The bus.
-        found: Its refs, where those of runners were listed just now; None: they are listed.
-        timeout_s: Deadline of each exchange with the remote.
-
-    Raises:
-        RemoteUnreachable: The remote did not answer.
-        KeyListError: The list of trusted keys cannot be used.
-        MachineError: The cache cannot be written.
+    `found` are the remote's refs, where those of runners were listed just now.
     """
     cache = open_cache(settings.state_dir, remote, git, timeout_s=timeout_s)
     trusted = Trust.by(settings.trusted_runners).names(RESULT_NAMESPACE)
@@ -115,16 +95,7 @@ def check_availability(
     now: datetime,
     ahead: int | None = None,
 ) -> Availability:
-    """Compare a request with every registration.
-
-    Args:
-        registry: What was seen on the remote.
-        manifest: The request.
-        signed: Whether it carries a signature.
-        settings: Whose trusted runners count.
-        now: This reader's time (aware).
-        ahead: Older requests that wait, too; None: not known.
-    """
+    """Compare a request with every registration; `ahead`: older requests that wait, too, if known."""
     able, live, absent = [], dict[str, str](), dict[str, str]()
     for seen in registry.seen:
         why = absence(seen.card, now)
@@ -217,14 +188,12 @@ def _notes(able: Sequence[Registration], manifest: Manifest, *, pinned: bool) ->
             f"only runners whose keys are not trusted here can take this request ({names}):"
             " their results will not be believed"
         )
-    if manifest.timeout_s is not None and able:
-        most = max(_max_timeout_s(seen.card, manifest.preset) for seen in able)
-        if most < manifest.timeout_s:
-            notes.append(f"the live runners allow it at most {most} s; {manifest.timeout_s} s were asked for")
+    longest = [
+        min(offer.timeout_s, seen.card.limits.max_timeout_s)
+        for seen in able
+        if (offer := seen.card.offer(manifest.preset)) is not None
+    ]
+    asked = manifest.timeout_s
+    if asked is not None and longest and max(longest) < asked:
+        notes.append(f"the live runners allow it at most {max(longest)} s; {asked} s were asked for")
     return tuple(notes)
-
-
-def _max_timeout_s(card: RunnerCard, preset: str) -> int:
-    offer = card.offer(preset)
-    most = card.limits.max_timeout_s
-    return most if offer is None else min(most, offer.timeout_s)

@@ -18,12 +18,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def save(believed: Believed, fetched: FetchedResult, folder: Path) -> list[Path]:
-    """Write ``result.json``, its signature and every file it lists into `folder`.
-
-    Args:
-        believed: The checked result; only files it lists are written besides its own two.
-        fetched: Where the bytes of ``result.json`` and its signature are.
-        folder: Must not exist yet, or be empty; no part of it may be a link, where it is relative.
+    """Write ``result.json``, its signature and every file it lists into a new or empty folder.
 
     Raises:
         MachineError: The folder holds something or leads through a link, or the disk refuses.
@@ -50,11 +45,7 @@ def save(believed: Believed, fetched: FetchedResult, folder: Path) -> list[Path]
 
 
 def _refuse_links(folder: Path) -> None:
-    """A relative folder lies in a checkout as often as not; an absolute one was chosen by who typed it.
-
-    Raises:
-        MachineError: A part of it is a link.
-    """
+    """A relative folder lies in a checkout as often as not; an absolute one was chosen by who typed it."""
     parts = [folder] if folder.is_absolute() else [folder, *folder.parents]
     for part in parts:
         if part.is_symlink():

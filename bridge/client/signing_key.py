@@ -23,24 +23,18 @@ from bridge.signing.ssh import PublicKey, parse_key
 # In place of a key: nothing is signed.
 NO_KEY = "none"
 
-_GIT_KEYS = ("gpg.format", "gpg.ssh.program", "gpg.ssh.defaultkeycommand", "user.signingkey")
+_GIT_KEYS = r"^(gpg\.format|gpg\.ssh\.(program|defaultkeycommand)|user\.signingkey)$"
 _LITERAL = "key::"
 _TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
 class SigningKey:
-    """A key that is to sign.
+    """A key that is to sign."""
 
-    Attributes:
-        material: Its file, or a public key whose private half the SSH agent holds.
-        source: Where it was found.
-        named: The user named it, so it is an error when it cannot sign.
-    """
-
-    material: Path | str
-    source: str
-    named: bool
+    material: Path | str  # its file, or a public key whose private half the SSH agent holds
+    source: str  # where it was found
+    named: bool  # the user named it, so it is an error when it cannot sign
 
     @property
     def shown(self) -> str:
@@ -51,12 +45,7 @@ class SigningKey:
         return f"{key.kind} {key.fingerprint}"
 
     def public(self) -> PublicKey:
-        """Its public half.
-
-        Raises:
-            SignatureError: It is no key, or its public half cannot be read without a passphrase.
-            MachineError: There is no ``ssh-keygen``.
-        """
+        """Its public half; a `SignatureError` where that cannot be read without a passphrase."""
         if isinstance(self.material, str):
             return parse_key(self.material)
         return signing.public_half(self.material)
@@ -68,23 +57,14 @@ class RequestSigner:
 
     A key that was found rather than named may need a passphrase. Then nothing is signed, and `warnings` says
     so: most machines take unsigned requests, too.
-
-    Attributes:
-        key: None: nothing is signed.
-        notes: One sentence for each key that was found and is not used.
-        warnings: Why nothing was signed although there is a key.
     """
 
-    key: SigningKey | None
-    notes: tuple[str, ...] = ()
-    warnings: list[str] = field(default_factory=list)
+    key: SigningKey | None  # None: nothing is signed
+    notes: tuple[str, ...] = ()  # one sentence for each key that was found and is not used
+    warnings: list[str] = field(default_factory=list)  # why nothing was signed although there is a key
 
     def sign(self, namespace: str, data: bytes) -> bytes | None:
-        """A detached signature; None: there is no key, or the one that was found cannot sign.
-
-        Raises:
-            SignatureError: The key that the user named cannot sign.
-        """
+        """A detached signature; None: there is no key, or one that was found, not named, cannot sign."""
         if self.key is None:
             return None
         if not signing.available():
@@ -102,11 +82,7 @@ class RequestSigner:
 
 
 def choose(settings: Settings, git: GitRepo) -> RequestSigner:
-    """The key that signs what is sent from a checkout. Starts at most two short programs.
-
-    Raises:
-        SignatureError: The user named a key that is not one.
-    """
+    """The key that signs what is sent from a checkout. Starts at most two short programs."""
     if settings.signing_key == NO_KEY:
         return RequestSigner(None, ("signing is switched off: the key is named 'none'",))
     if settings.signing_key is not None:
@@ -129,8 +105,7 @@ def _material(given: str, folder: Path) -> Path | str:
 
 
 def _of_git(git: GitRepo) -> tuple[SigningKey | None, tuple[str, ...]]:
-    names = "|".join(name.replace(".", r"\.") for name in _GIT_KEYS)
-    said = dict(git.settings(f"^({names})$"))
+    said = dict(git.settings(_GIT_KEYS))
     given, source = said.get("user.signingkey"), "git's user.signingkey"
     if said.get("gpg.format") != "ssh":
         return None, () if given is None else (f"{source} is left alone: gpg.format is not ssh",)

@@ -15,17 +15,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bridge.bus.claims import read_claim, read_status
+from bridge.bus.requests import ALL_REFS, OWN_REFS, RefValue, RequestState, state_of
 from bridge.bus.results import ExpectedRequest, FetchedResult, fetch, pins_keys
-from bridge.bus.state import ALL_REFS, OWN_REFS, RefValue, RequestState, state_of
 from bridge.errors import BusError, RemoteUnreachable, ResultError, UnknownHandle, WaitTimeout
 from bridge.git.repo import GitRepo, Scratch
 from bridge.protocol import refs
 from bridge.protocol.result import RESULT_NAME, Phase, RunStatus, parse_result
 from bridge.signing.trust import Signature, Trust
 
-# Seconds between looks: at first, how many times longer each is than the last, and at most.
-_LOCAL_PAUSES_S = (0.05, 3.0, 2.0)
-_NETWORK_PAUSES_S = (1.0, 2.0, 10.0)
+# Seconds between looks; the last one repeats.
+_LOCAL_PAUSES_S = (0.04, 0.05, 0.09, 0.27, 0.9, 2.5)
+_NETWORK_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 10.0)
 # Seconds between two fetches of the claim, and between two counts of the older requests.
 _CLAIM_INTERVAL_S = 5.0
 _QUEUE_INTERVAL_S = 5.0
@@ -40,25 +40,16 @@ _QUEUE = (refs.INBOX, refs.CLAIMS, refs.BRANCH_CLAIMS)
 
 @dataclass(frozen=True)
 class Update:
-    """One change of a request, as seen from here.
-
-    Attributes:
-        nonce: The request.
-        phase: Where it is.
-        ahead: Older requests that wait too; None: it is not queued, or not known.
-        status: Its runner's last heartbeat, texts cleaned; None: not claimed.
-        claim: What the signature of that heartbeat is worth; None: not claimed, or no key is trusted here.
-        notice: Why nothing is known at the moment; None: all is well.
-        result: What was published; set on the last update only.
-    """
+    """One change of a request, as seen from here."""
 
     nonce: str
     phase: Phase
-    ahead: int | None = None
-    status: RunStatus | None = None
+    ahead: int | None = None  # older requests that wait too; None: it is not queued, or not known
+    status: RunStatus | None = None  # its runner's last heartbeat, texts cleaned; None: not claimed
+    # What the signature of that heartbeat is worth; None: not claimed, or no key is trusted here
     claim: Signature | None = None
-    notice: str | None = None
-    result: FetchedResult | None = None
+    notice: str | None = None  # why nothing is known at the moment; None: all is well
+    result: FetchedResult | None = None  # what was published; set on the last update only
 
 
 def watch(
@@ -75,18 +66,9 @@ def watch(
 ) -> Iterator[Update]:
     """Follow a request; yields on every change and ends with the update that carries the result.
 
-    A claim or a gating too short to be seen is yielded all the same, from what came after it.
-
-    Args:
-        git: Any checkout, in which nothing is left; or a scratch of one, which is used as it is.
-        remote: Address of the bus.
-        nonce: The request.
-        deadline: When to give up, on `clock`.
-        expected: The request as this client submitted it; None: as it is on the remote.
-        state: Its refs, where they were listed just now; None: they are listed.
-        trusted: The runner keys that count here, for heartbeats; None: those are not checked.
-        clock: Monotonic seconds.
-        sleep: Waits that many seconds.
+    A claim or a gating too short to be seen is yielded all the same, from what came after it. Nothing is left
+    in the checkout; a scratch of one is used as it is. `deadline` is in seconds on `clock`; `state` are the
+    request's refs, where they were listed just now; heartbeats are checked by the runner keys in `trusted`.
 
     Raises:
         WaitTimeout: The deadline came first; the job goes on.
@@ -94,11 +76,11 @@ def watch(
         RemoteUnreachable: The remote never answered.
         ResultError: What is where the result belongs cannot be one.
     """
-    pause, growth, slowest = _LOCAL_PAUSES_S if refs.is_local(remote) else _NETWORK_PAUSES_S
-    first_pause, last = pause, Update(nonce, Phase.QUEUED) if expected else None
-    is_first = True
+    pauses = _LOCAL_PAUSES_S if refs.is_local(remote) else _NETWORK_PAUSES_S
+    last = Update(nonce, Phase.QUEUED) if expected else None
+    is_first, step = True, 0
     with contextlib.nullcontext(git) if isinstance(git, Scratch) else git.scratch() as scratch:
-        watcher = _Watcher(scratch, remote, nonce, expected, listed=state, trust=_trust(trusted), clock=clock)
+        watcher = _Watcher(scratch, remote, nonce, expected, state, trust_in(trusted), clock)
         while True:
             began = clock()
             update = watcher.look(max(1.0, min(_COMMAND_TIMEOUT_S, deadline - clock())))
@@ -107,8 +89,8 @@ def watch(
                 yield update
                 was_queued = last is not None and last.phase is Phase.QUEUED
                 if was_queued or update.phase in (Phase.GATING, Phase.PUBLISHING):
-                    pause = first_pause  # the result is about to come, at least that of a short job
-                last, is_first = update, False
+                    step = 0  # the result is about to come, at least that of a short job
+                last, is_first, began = update, False, clock()
             if update.result is not None:
                 return
             left = deadline - clock()
@@ -118,143 +100,127 @@ def watch(
                     f"kakeya_mac wait {nonce}",
                 )
             # On a busy machine a look takes long; looking all the time would keep it busy.
-            sleep(min(max(pause, clock() - began), left))
-            pause = min(pause * growth, slowest)
+            sleep(min(max(pauses[step], clock() - began), left))
+            step = min(step + 1, len(pauses) - 1)
 
 
 def snapshot(git: GitRepo, remote: str, state: RequestState, trusted: Path | None = None) -> Update:
-    """An unanswered request as its refs and its claim tell.
-
-    Args:
-        git: Any checkout; nothing is left in it.
-        remote: Address of the bus.
-        state: Its refs, as they were listed just now.
-        trusted: As in `watch`.
-    """
+    """An unanswered request as its refs, listed just now, and its claim tell; `trusted` as in `watch`."""
     if state.claim is None:
         return Update(state.nonce, Phase.QUEUED, state.ahead)
     with git.scratch() as scratch:
-        found = _read_claim(scratch, remote, state.claim, state.nonce, _trust(trusted))
-    status, signature = found or (None, None)
+        status, signature = _fetch_claim(scratch, remote, state.claim, state.nonce, trust_in(trusted))
     phase = Phase.CLAIMED if status is None else status.phase
     return Update(state.nonce, phase, status=status, claim=signature)
 
 
+def trust_in(trusted: Path | None) -> Trust | None:
+    """The keys by which heartbeats are judged; None: there are none to judge by."""
+    return Trust.by(trusted) if trusted is not None and pins_keys(trusted) else None
+
+
+@dataclass
 class _Watcher:
     """What is known of one request, so that a look fetches only what changed."""
 
-    def __init__(
-        self,
-        git: GitRepo,
-        remote: str,
-        nonce: str,
-        expected: ExpectedRequest | None,
-        *,
-        listed: RequestState | None,
-        trust: Trust | None,
-        clock: Callable[[], float],
-    ) -> None:
-        self._git = git
-        self._remote = remote
-        self._nonce = nonce
-        self._expected = expected
-        self._listed = listed
-        self._trust = trust
-        self._clock = clock
-        self._known = Update(nonce, Phase.QUEUED)
-        self._state: RequestState | None = None
-        self._counted_s = 0.0
-        self._claim: RefValue | None = None
-        self._claim_s: float | None = None
-        self._without_result: tuple[RefValue | None, ...] | None = None
-        self._failures = 0
-        self._empty_looks = 0
+    git: GitRepo
+    remote: str
+    nonce: str
+    expected: ExpectedRequest | None
+    listed: RequestState | None  # serves the first look
+    trust: Trust | None
+    clock: Callable[[], float]
+    known: Update | None = None
+    state: RequestState | None = None
+    counted_s: float = 0.0  # when the older requests were counted
+    claim: RefValue | None = None  # as it was fetched
+    claim_s: float = 0.0  # when
+    without_result: tuple[RefValue | None, ...] | None = None  # places as they held no result
+    failures: int = 0
+    empty_looks: int = 0
 
     def look(self, timeout_s: float) -> Update:
+        before = self.known or Update(self.nonce, Phase.QUEUED)
         try:
-            self._state = self._list(timeout_s)
-            self._known = self._update(self._state, timeout_s)
+            self.state = self._list(timeout_s)
+            self.known = self._update(before, self.state, timeout_s)
         except RemoteUnreachable as error:
-            self._failures += 1
-            if self._state is None and self._failures >= _FIRST_FAILURES:
+            self.failures += 1
+            if self.state is None and self.failures >= _FIRST_FAILURES:
                 raise
-            return replace(self._known, notice=error.message, result=None)
-        self._failures = 0
-        return self._known
+            return replace(before, notice=error.message)
+        self.failures = 0
+        return self.known
 
     def _list(self, timeout_s: float) -> RequestState:
         """The request's refs: among all of the bridge's at first, then by their names."""
-        before, now = self._state, self._clock()
-        if self._listed is not None:
-            listed, self._listed, self._counted_s = self._listed, None, now
+        before, now = self.state, self.clock()
+        if self.listed is not None:
+            listed, self.listed, self.counted_s = self.listed, None, now
             return listed
-        own = [prefix + self._nonce for prefix in OWN_REFS]
-        if before is None:
-            prefixes = list(ALL_REFS)
-        else:
-            prefixes = [*own, *(branch.ref for branch in before.branches)]
-            if before.ahead is not None and now - self._counted_s >= _QUEUE_INTERVAL_S:
-                prefixes += _QUEUE
-        state = state_of(self._git.list_refs(self._remote, *prefixes, timeout_s=timeout_s), self._nonce)
-        if before is None or refs.INBOX in prefixes:
-            self._counted_s = now
+        prefixes = list(ALL_REFS)
+        if before is not None:
+            prefixes = [prefix + self.nonce for prefix in OWN_REFS]
+            prefixes += [branch.ref for branch in before.branches]
+        counts = before is None or (before.ahead is not None and now - self.counted_s >= _QUEUE_INTERVAL_S)
+        prefixes += _QUEUE if counts else ()
+        state = state_of(self.git.list_refs(self.remote, *prefixes, timeout_s=timeout_s), self.nonce)
+        if before is None or counts:
+            self.counted_s = now
             return state
         return replace(state, ahead=before.ahead)
 
-    def _update(self, state: RequestState, timeout_s: float) -> Update:
+    def _update(self, before: Update, state: RequestState, timeout_s: float) -> Update:
         if state.gone:
-            self._empty_looks += 1
-            if self._empty_looks >= _EMPTY_LOOKS:
+            self.empty_looks += 1
+            if self.empty_looks >= _EMPTY_LOOKS:
                 raise UnknownHandle(
-                    f"nothing of the request {self._nonce} is left on the remote",
+                    f"nothing of the request {self.nonce} is left on the remote",
                     "its branch was deleted before a result was published",
                 )
-            return self._known
-        self._empty_looks = 0
-        status, signature = self._known.status, self._known.claim
+            return before
+        self.empty_looks = 0
+        status, signature = before.status, before.claim
         if (result := self._result(state, timeout_s)) is not None:
-            return Update(self._nonce, Phase.DONE, status=status, claim=signature, result=result)
+            return Update(self.nonce, Phase.DONE, status=status, claim=signature, result=result)
         if state.claim is None:
-            self._claim = None
-            return Update(self._nonce, Phase.QUEUED, state.ahead)
-        if self._claim is None or (state.claim != self._claim and self._is_claim_due()):
-            found = _read_claim(self._git, self._remote, state.claim, self._nonce, self._trust)
-            self._claim, self._claim_s = state.claim, self._clock()
-            status, signature = found or (status, signature)
+            self.claim = None
+            return Update(self.nonce, Phase.QUEUED, state.ahead)
+        is_due = self.clock() - self.claim_s >= _CLAIM_INTERVAL_S
+        if self.claim is None or (state.claim != self.claim and is_due):
+            found = _fetch_claim(self.git, self.remote, state.claim, self.nonce, self.trust)
+            self.claim, self.claim_s = state.claim, self.clock()
+            status, signature = found if found[0] is not None else (status, signature)
         phase = Phase.CLAIMED if status is None else status.phase
-        return Update(self._nonce, phase, status=status, claim=signature)
-
-    def _is_claim_due(self) -> bool:
-        return self._claim_s is None or self._clock() - self._claim_s >= _CLAIM_INTERVAL_S
+        return Update(self.nonce, phase, status=status, claim=signature)
 
     def _result(self, state: RequestState, timeout_s: float) -> FetchedResult | None:
         places = (*state.branches, state.result)
-        if places == self._without_result:
+        if places == self.without_result:
             return None
-        request = self._expected.commit if self._expected else state.inbox
+        request = self.expected.commit if self.expected else state.inbox
         moved = [place for place in places if place is not None and place.commit != request]
-        wanted = [place.ref for place in moved if not self._git.exists(place.commit)]
+        wanted = [place.ref for place in moved if not self.git.exists(place.commit)]
         if wanted:
-            self._git.fetch(self._remote, wanted, timeout_s=timeout_s)
-        result = fetch(self._git, self._remote, state, expected=self._expected, timeout_s=timeout_s)
+            self.git.fetch(self.remote, wanted, timeout_s=timeout_s)
+        result = fetch(self.git, self.remote, state, expected=self.expected, timeout_s=timeout_s)
         if result is None:
-            self._without_result = places
+            self.without_result = places
         return result
 
 
-def _read_claim(
+def _fetch_claim(
     git: GitRepo, remote: str, claim: RefValue, nonce: str, trust: Trust | None
-) -> tuple[RunStatus, Signature | None] | None:
+) -> tuple[RunStatus | None, Signature | None]:
     """The heartbeat in a claim and what its signature is worth; None: it moved, or cannot be read."""
     try:
         git.fetch(remote, [claim.ref], limit_bytes=_MAX_CLAIM_BYTES)
     except BusError:  # it is gone, or more than a claim; a remote that is away fails the next look, too
-        return None
+        return None, None
     if trust is None:
-        status = read_status(git, claim.commit)
-        return None if status is None else (status, None)
+        return read_status(git, claim.commit), None
     found = read_claim(git, claim.commit, nonce, trust)
-    return None if found is None else (found.status, found.signature)
+    return (None, None) if found is None else (found.status, found.signature)
 
 
 def _skipped(before: Update | None, update: Update) -> Iterator[Update]:
@@ -275,8 +241,3 @@ def _was_gated(found: FetchedResult) -> bool:
         return Phase.GATING in parse_result(found.files.get(RESULT_NAME, b"")).phase_seconds
     except ResultError:
         return False
-
-
-def _trust(trusted: Path | None) -> Trust | None:
-    """The keys by which heartbeats are judged; None: there are none to judge by."""
-    return Trust.by(trusted) if trusted is not None and pins_keys(trusted) else None

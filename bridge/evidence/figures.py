@@ -1,11 +1,6 @@
-"""The figures of a report, computed from its rows alone, and the `Case` that the rules judge.
+"""The figures of a report, computed from its rows alone (see docs/evidence.md), and the rules' `Case`.
 
-Definitions, for an arm's samples with n_i generated tokens: decoded_i = n_i - 1 (the prefill gives the
-first), decode rate = sum decoded_i / sum decode_s_i, end-to-end rate = sum n_i / sum (prefill_s_i +
-decode_s_i), acceptance length = mean of (accepted + 1) over the rounds of at least two tokens. A rate without
-seconds is null. A missing time counts as zero seconds here: MISSING_STAGE_TIMINGS rejects such a row.
-Stored bits per value = 8 sum bytes_i / sum values_i over the rows that carry `kv`; distortions are means over
-the rows that have them. A block's seconds are those of its draft and its verification.
+A rate without seconds is null. A missing time counts as zero seconds here: MISSING_STAGE_TIMINGS rejects it.
 """
 
 from __future__ import annotations
@@ -20,6 +15,7 @@ from bridge.evidence.model import (
     ArmSummary,
     BlockTimes,
     Comparison,
+    Model,
     Parity,
     ParitySummary,
     Report,
@@ -36,16 +32,7 @@ SPEED_CLAIMS = frozenset({"speedup", "no_slowdown"})
 
 @dataclass(frozen=True)
 class Binding:
-    """What a report must belong to. A field that is None is not checked.
-
-    Attributes:
-        nonce: The request's nonce.
-        workload_sha: The workload commit the job ran for.
-        preset_digest: sha256 of the preset file that named the job.
-        engine_source: ``installed`` or ``workload``.
-        started_at: When the job's command started, by this machine's clock (aware).
-        finished_at: When it ended (aware).
-    """
+    """What a report must belong to; None is not checked. The times are those of the job's command (aware)."""
 
     nonce: str
     workload_sha: str | None = None
@@ -78,50 +65,52 @@ class Case:
         """The arms that others are compared with."""
         return self.baselines + self.report.with_role("oracle")
 
+    @property
+    def target(self) -> Model | None:
+        """The model whose tokens these are."""
+        return self.report.environment.models.get("target")
+
+    @property
+    def drafter(self) -> Model | None:
+        """The drafter that has weights."""
+        return self.report.environment.models.get("drafter")
+
     def rows(self) -> Iterator[tuple[Arm, Sample, str]]:
         """Every row with its arm and a text that names both."""
         for arm in self.report.arms:
             for sample in arm.samples:
                 yield arm, sample, f"{arm.label}/{shown(sample.prompt_id)}"
 
-    def claims(self, *names: str) -> Iterator[ReportClaim]:
-        """The claims of these names."""
-        return (claim for claim in self.report.claims if claim.name in names)
+    def claims(self, *names: str) -> Iterator[tuple[ReportClaim, Arm]]:
+        """The claims of these names about an arm that is there, and the arm."""
+        for claim in self.report.claims:
+            if claim.name in names and (arm := self.arm_of(claim)) is not None:
+                yield claim, arm
 
-    def claims_of(self, arm: Arm) -> list[ReportClaim]:
-        """The claims about an arm."""
-        return [claim for claim in self.report.claims if self.arm_of(claim) is arm]
+    def claimed(self, arm: Arm) -> frozenset[str]:
+        """The names of the claims about an arm."""
+        return frozenset(claim.name for claim in self.report.claims if self.arm_of(claim) is arm)
 
     def arm_of(self, claim: ReportClaim) -> Arm | None:
         """The arm a claim is about: the one it names, else the only system under test."""
         return self._one(claim.arm, "sut")
 
-    def baseline_of(self, claim: ReportClaim) -> Arm | None:
-        """The arm a claim compares with: the one it names, else the only baseline."""
-        return self._one(claim.baseline, "baseline")
+    def other_of(self, claim: ReportClaim, role: str = "baseline") -> Arm | None:
+        """The arm a claim compares with: the one it names, else the only one of the role."""
+        return self._one(claim.baseline, role)
 
-    def oracle_of(self, claim: ReportClaim) -> Arm | None:
-        """The arm a claim of recall parity compares with: the one it names, else the only oracle."""
-        return self._one(claim.baseline, "oracle")
-
-    def speed_pairs(self) -> Iterator[tuple[Arm, Arm]]:
+    def speed_pairs(self) -> list[tuple[Arm, Arm]]:
         """Each (arm, baseline) whose speed is claimed, once, as far as both exist."""
-        pairs = {}
-        for claim in self.claims(*SPEED_CLAIMS):
-            arm, baseline = self.arm_of(claim), self.baseline_of(claim)
-            if arm is not None and baseline is not None:
-                pairs[arm.name, baseline.name] = (arm, baseline)
-        yield from pairs.values()
+        pairs = [(arm, self.other_of(claim)) for claim, arm in self.claims(*SPEED_CLAIMS)]
+        return list({(arm.name, other.name): (arm, other) for arm, other in pairs if other}.values())
 
-    def speed_arms(self) -> Iterator[Arm]:
+    def speed_arms(self) -> list[Arm]:
         """Each arm that takes part in a speed claim, once."""
-        yield from {arm.name: arm for pair in self.speed_pairs() for arm in pair}.values()
+        return list({arm.name: arm for pair in self.speed_pairs() for arm in pair}.values())
 
     def _one(self, name: str | None, role: str) -> Arm | None:
-        if name is not None:
-            return self.report.arm(name)
         arms = self.report.with_role(role)
-        return arms[0] if len(arms) == 1 else None
+        return self.report.arm(name) if name is not None else arms[0] if len(arms) == 1 else None
 
 
 def summarise(report: Report) -> Summary:
@@ -130,17 +119,12 @@ def summarise(report: Report) -> Summary:
     The reference is the baseline, or where a report has none, the oracle.
     """
     one_graph = report.configuration.get("single_graph") is True
-    summary = Summary(
+    references = report.with_role("baseline") or report.with_role("oracle")
+    return Summary(
         arms={arm.name: summarise_arm(arm, one_graph=one_graph) for arm in report.arms},
-        comparisons=tuple(
-            compare(arm, reference)
-            for arm in report.with_role("sut")
-            for reference in report.with_role("baseline") or report.with_role("oracle")
-        ),
+        comparisons=tuple(compare(arm, other) for arm in report.with_role("sut") for other in references),
+        **({} if report.parity is None else {"parity": summarise_parity(report.parity)}),
     )
-    if report.parity is None:
-        return summary
-    return summary.model_copy(update={"parity": summarise_parity(report.parity)})
 
 
 def summarise_arm(arm: Arm, *, one_graph: bool = False) -> ArmSummary:
@@ -161,8 +145,8 @@ def summarise_arm(arm: Arm, *, one_graph: bool = False) -> ArmSummary:
         recall=recall(arm),
         max_resident_bytes=max((sample.cache.resident_bytes for sample in samples), default=None),
         stored_bits_per_value=quotient(8 * sum(kv.bytes for kv in kept), sum(kv.values for kv in kept)),
-        key_distortion=mean([kv.key_distortion for kv in kept]),
-        value_distortion=mean([kv.value_distortion for kv in kept]),
+        key_distortion=_mean([kv.key_distortion for kv in kept]),
+        value_distortion=_mean([kv.value_distortion for kv in kept]),
         runaway_samples=sum(degeneration(sample.tokens) is not None for sample in samples),
         block_s=_block_times(blocks) if blocks else None,
     )
@@ -210,13 +194,14 @@ def recall(arm: Arm) -> float | None:
     return quotient(sum(hits), len(hits))
 
 
-def parity_difference(parity: Parity) -> float | None:
+def parity_difference(parity: Parity | None) -> float | None:
     """The largest difference of a hidden state or a logit, or None where one is not finite."""
-    logits = largest([turn.logits_max_abs for turn in parity.rounds])
-    if not parity.compares_hidden or logits is None:
-        return logits
-    hidden = largest([turn.hidden_max_abs for turn in parity.rounds if turn.tokens_equal is None])
-    return None if hidden is None else max(hidden, logits)
+    if parity is None:
+        return None
+    found = [turn.logits_max_abs for turn in parity.rounds]
+    if parity.compares_hidden:
+        found += [turn.hidden_max_abs for turn in parity.rounds if turn.tokens_equal is None] or [None]
+    return _largest(found)
 
 
 def summarise_parity(parity: Parity) -> ParitySummary:
@@ -228,15 +213,15 @@ def summarise_parity(parity: Parity) -> ParitySummary:
         cases=len({turn.case for turn in turns}),
         rounds=len(turns),
         rows=rows,
-        hidden_max_abs=largest([turn.hidden_max_abs for turn in turns]),
-        logits_max_abs=largest([turn.logits_max_abs for turn in turns]),
+        hidden_max_abs=_largest([turn.hidden_max_abs for turn in turns]),
+        logits_max_abs=_largest([turn.logits_max_abs for turn in turns]),
         argmax_agreement=quotient(sum(turn.argmax_agreement * turn.rows for turn in turns), rows),
         paths_equal=sum(paths),
         paths_compared=len(paths),
     )
 
 
-def largest(figures: Sequence[float | None]) -> float | None:
+def _largest(figures: Sequence[float | None]) -> float | None:
     """The largest figure, or None where there is none or one is missing."""
     known = [figure for figure in figures if figure is not None]
     return max(known) if known and len(known) == len(figures) else None
@@ -249,22 +234,9 @@ def decode_rate(samples: Sequence[Sample]) -> float | None:
 
 def end_to_end_rate(samples: Sequence[Sample]) -> float | None:
     """Tokens per second, the prefill included."""
-    seconds = sum((sample.prefill_s or 0.0) + (sample.decode_s or 0.0) for sample in samples)
-    return quotient(sum(len(sample.tokens) for sample in samples), seconds)
+    return quotient(sum(len(sample.tokens) for sample in samples), sum(s.seconds for s in samples))
 
 
-def mean(figures: Sequence[float | None]) -> float | None:
-    """Mean of the figures that are there, or None when none is."""
+def _mean(figures: Sequence[float | None]) -> float | None:
     known = [figure for figure in figures if figure is not None]
     return quotient(sum(known), len(known))
-
-
-def first_divergence(ours: tuple[int, ...], plain: tuple[int, ...]) -> int | None:
-    """The first position at which two token sequences differ, or None when they are equal.
-
-    A sequence that is a proper prefix of the other differs at its own length.
-    """
-    if ours == plain:
-        return None
-    length = min(len(ours), len(plain))
-    return next((at for at in range(length) if ours[at] != plain[at]), length)

@@ -12,21 +12,16 @@ from datetime import datetime
 from types import NoneType
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    GetCoreSchemaHandler,
-    WithJsonSchema,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic.annotated_handlers import GetCoreSchemaHandler
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from bridge.evidence.policies import NATIVE, KVPolicy, parse_policy
 from bridge.evidence.text import shown
 from bridge.protocol.manifest import Digest, Nonce, Sha
 
+PLAIN_LOOP = "mlx_lm.generate.generate_step"
 SCHEMA_ID: Literal["kakeya.evidence/1"] = "kakeya.evidence/1"
 TIME_PATTERN = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?Z$"
 
@@ -65,6 +60,7 @@ Word = Annotated[str, Field(min_length=1, max_length=400)]
 ShortText = Annotated[str, Field(max_length=100)]
 ModelText = Annotated[str, Field(max_length=400_000)]
 Count = Annotated[int, Field(ge=0)]
+Block = Annotated[int, Field(ge=1, le=1024)]
 Positive = Annotated[int, Field(ge=1)]
 Amount = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -112,17 +108,7 @@ class ReportRequest(Frozen):
 
 
 class ReportClaim(Frozen):
-    """One thing the report wants to be believed for.
-
-    identical_output: greedy speculative tokens equal the baseline's (rounding ties counted). exact_match:
-    share of samples whose tokens equal the baseline's, without any excuse. speedup / no_slowdown: decode-only
-    ratio to the baseline is at least `at_least` (a speedup needs at_least >= 1). acceptance_length: tokens
-    emitted per verify. recall: share of answered needles. recall_parity: not more than 5 points under the
-    oracle arm. resident_bytes: the largest resident KV cache is at most `at_most`. restoration: evicted
-    positions were supplied from another source. natural_stops: share of rows that end at a stop token.
-    parity: no output differs from the reference's by more than `at_most`, and every choice is the same.
-    machine: the environment block describes this machine.
-    """
+    """One thing the report wants to be believed for; docs/evidence.md says what decides each."""
 
     name: Literal[
         "identical_output",
@@ -164,8 +150,7 @@ class Source(Frozen):
 class CacheLayer(Frozen):
     """A cache as the model makes it.
 
-    values: numbers per position, keys and values of all KV heads; 0 for `other`. window: positions a sliding
-    layer sees; null for other kinds.
+    values: numbers per position, keys and values of all KV heads (other: 0). window: of a sliding layer.
     """
 
     kind: Literal["full", "sliding", "other"]
@@ -176,8 +161,7 @@ class CacheLayer(Frozen):
 class Model(Frozen):
     """A model by its weights.
 
-    vocab_size and cache_layers (in the order of the layers) are those of a target, largest_block (the bonus
-    token included) that of a drafter; null for other models.
+    vocab_size and cache_layers are a target's, largest_block (the bonus token included) a drafter's.
     """
 
     id: Word
@@ -186,16 +170,15 @@ class Model(Frozen):
     quantization: ShortText | None
     parameters: Count
     vocab_size: Positive | None
-    largest_block: Annotated[int, Field(ge=1, le=1024)] | None
+    largest_block: Block | None
     cache_layers: Annotated[Many[CacheLayer], Field(max_length=1024)] | None
 
 
 class OtherLoad(Frozen):
-    """What else the machine did while rows were timed.
+    """What else the machine did in the timed seconds.
 
-    seconds: duration of the timed runs. other_cpu_share: CPU time of other processes (and of other machines
-    on the same host, where the system counts it), as a share of what all cores had; null where nothing was
-    timed. services: CPU seconds of macOS services that come and go by themselves.
+    other_cpu_share: CPU time of other processes, and where it is counted of other machines on the host, as a
+    share of what all cores had. services: CPU seconds of macOS services that come and go by themselves.
     """
 
     seconds: Amount
@@ -225,13 +208,9 @@ class Environment(Frozen):
 
 
 class Round(Frozen):
-    """One verify forward.
+    """One verify forward; block counts the bonus token, so 1 is a plain step, and accepted is under block."""
 
-    block counts the bonus token, so accepted is 0..block-1 and accepted+1 tokens were confirmed. block 1 is a
-    plain step.
-    """
-
-    block: Annotated[int, Field(ge=1, le=1024)]
+    block: Block
     accepted: Annotated[int, Field(ge=0, le=1023)]
     draft_s: Amount
     verify_s: Amount
@@ -257,11 +236,9 @@ class Needle(Frozen):
 
 
 class KVUse(Frozen):
-    """What a KV policy held after the run.
+    """What a KV policy held otherwise than natively: layers, their keys and values, the bytes of the codes.
 
-    The layers it held otherwise than natively, the key and value numbers held there, and the bytes of their
-    codes (free rows excluded). Distortion: relative squared error of the keys / values that the next query
-    sees after the prompt, against native caches; evicted positions count as lost.
+    Distortion: relative squared error of what the next query sees after the prompt, against native caches.
     """
 
     layers: Layers
@@ -270,18 +247,21 @@ class KVUse(Frozen):
     key_distortion: Amount | None
     value_distortion: Amount | None
 
+    @property
+    def distortions(self) -> tuple[float | None, float | None]:
+        """Of the keys and of the values."""
+        return self.key_distortion, self.value_distortion
+
 
 class Sample(Frozen):
     """One prompt run through one arm.
 
     source_sha256: the prompt before templates and tokens: JSON of its text or of its [role, content] pairs.
     instruction_sha256: the instruction beyond the prompt's content (the empty string's where there is none).
-    tokens: every generated token, the first from the prefill. decode_s: from the first token to the last, so
-    len(tokens)-1 tokens were decoded in it. tokens_sha256: of the tokens as ASCII decimals joined by spaces.
-    answer_text: the text without its reasoning, only where it differs from `text`; a needle is then sought in
-    it. path: what really ran, e.g. plain:mlx_lm.generate_step or speculative:dflash. kept_positions: the most
-    positions that the next query sees in a layer with a window, the model's own or a KV policy's.
-    restored_positions: positions x layers whose keys and values were injected.
+    tokens: the first is from the prefill. decode_s: from the first token to the last. tokens_sha256: of the
+    tokens as ASCII decimals joined by spaces. answer_text: the text without reasoning, where that differs.
+    path: what really ran, e.g. speculative:dflash. kept_positions: the most that the next query sees in a
+    layer with a window. restored_positions: positions x layers whose keys and values were injected.
     """
 
     prompt_id: Word
@@ -315,6 +295,11 @@ class Sample(Frozen):
         return self.prompt_tokens + len(self.tokens)
 
     @property
+    def seconds(self) -> float:
+        """What the row took; a missing time counts as none."""
+        return (self.prefill_s or 0.0) + (self.decode_s or 0.0)
+
+    @property
     def step_s(self) -> float | None:
         """Seconds per decoded token, where both are there and the quotient is finite."""
         return quotient(self.decode_s, self.decoded)
@@ -333,6 +318,21 @@ class System(Frozen):
     block: Annotated[str, Field(pattern="^(auto|[1-9][0-9]{0,3})$")] | None
     kv: Word
     restoration: ShortText | None
+
+    @property
+    def policy(self) -> KVPolicy | None:
+        """The declared KV policy, where it is one."""
+        return parse_policy(self.kv)
+
+    @property
+    def is_native(self) -> bool:
+        """Whether the declared KV policy is that of the model's own caches."""
+        return self.policy == NATIVE
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is nothing but mlx-lm's own plain decoding."""
+        return (self.loop, self.drafter, self.restoration, self.kv) == (PLAIN_LOOP, None, None, "native")
 
 
 class Arm(Frozen):
@@ -354,6 +354,11 @@ class Arm(Frozen):
     def prompts(self) -> frozenset[str]:
         """The ids of the prompts it ran."""
         return frozenset(sample.prompt_id for sample in self.samples)
+
+    @property
+    def needles(self) -> list[Needle]:
+        """The needles of its rows."""
+        return [sample.needle for sample in self.samples if sample.needle is not None]
 
     @property
     def rounds(self) -> list[Round]:
@@ -391,10 +396,7 @@ class Rounding(Frozen):
 
 
 class Divergence(Frozen):
-    """First generated position where an arm's tokens differ from the baseline's.
-
-    plain_gap: the difference of the baseline's two best logits there.
-    """
+    """Where an arm's tokens first differ from the baseline's; plain_gap: of its two best logits there."""
 
     arm: Word
     prompt_id: Word
@@ -419,12 +421,10 @@ class Implementation(Frozen):
 
 
 class ParityRound(Frozen):
-    """One block of a case.
+    """One block of a case; a difference that is not finite, or of what was not compared, is null.
 
-    A difference that is not finite is null; hidden_max_abs is null in every round where logits alone were
-    compared. argmax_agreement: share of `rows` whose likeliest token is the same; of a pair, of equal drafts.
-    path_equal: null where there is no path to compare. tokens_equal: of a round of a whole pair, whether it
-    emitted the reference's tokens; such a round has no hidden states. Null or absent elsewhere.
+    argmax_agreement: share of `rows` whose likeliest token is the same; of a pair, of equal drafts.
+    tokens_equal: of a whole pair, which has no hidden states, whether it emitted the reference's tokens.
     """
 
     case: Word
@@ -541,7 +541,7 @@ class Report(Frozen):
         return next((arm for arm in self.arms if arm.name == name), None)
 
     def with_role(self, role: str) -> tuple[Arm, ...]:
-        """The arms of a role, in the report's order."""
+        """The arms of a role."""
         return tuple(arm for arm in self.arms if arm.role == role)
 
 

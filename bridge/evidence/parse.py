@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any, NoReturn, get_args
 
 from pydantic import ValidationError
@@ -25,6 +24,7 @@ MAX_FIELDS = 256  # of one object; each that is unknown costs the types an error
 MAX_ROWS = 8_000  # of all arms
 MAX_NUMBER = 1e15  # seconds, bytes, tokens: nothing measured here is larger
 MAX_ERRORS = 20
+TOO_DEEP = f"the report is nested deeper than {MAX_DEPTH} levels"
 # From models and prompts: may hold any character.
 MODEL_TEXT = frozenset({"text", "answer_text", "needle", "answer"})
 
@@ -38,17 +38,11 @@ class _NotStrict(Exception):
 
 
 def parse(data: bytes) -> tuple[Report | None, tuple[Violation, ...]]:
-    """Read a report.
-
-    Args:
-        data: The bytes of a report file.
-
-    Returns:
-        The report and no violations, or None and at least one of SCHEMA, LEGACY_SCHEMA, UNKNOWN_KIND and
-        UNKNOWN_FIELD.
-    """
+    """The report, or None and why: at least one of SCHEMA, LEGACY_SCHEMA, UNKNOWN_KIND and UNKNOWN_FIELD."""
     try:
-        _refuse_other_formats(_load(data))
+        document = _load(data)
+        _check_values(document)
+        _refuse_other_formats(document)
         return Report.model_validate_json(data), ()
     except _NotStrict as error:
         return None, (_violation(error.code, str(error)),)
@@ -68,14 +62,12 @@ def is_report(data: bytes) -> bool:
 
 
 def _is_of_the_earlier_system(document: dict[str, Any]) -> bool:
-    """Whether a document names no schema, but a kind and more."""
-    if "schema" in document or not isinstance(document.get("kind"), str):
-        return False
-    return type(document.get("schema_version")) is int or isinstance(document.get("config"), dict)
+    has_more = type(document.get("schema_version")) is int or isinstance(document.get("config"), dict)
+    return "schema" not in document and isinstance(document.get("kind"), str) and has_more
 
 
 def _load(data: bytes) -> dict[str, Any]:
-    """Parse strict JSON: capped, UTF-8, one object, no duplicate keys, finite numbers, shallow."""
+    """Parse strict JSON: capped, UTF-8, one object, no duplicate keys, finite numbers."""
     if len(data) > MAX_BYTES:
         raise _NotStrict(f"the report has {len(data)} bytes, but at most {MAX_BYTES} are read")
     if data.count(b"[") + data.count(b"{") > 8 * MAX_CONTAINERS:  # brackets inside texts count here, too
@@ -86,19 +78,18 @@ def _load(data: bytes) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise _NotStrict(f"the report is not UTF-8 (byte {error.start})") from None
     except RecursionError:
-        raise _NotStrict(f"the report is nested deeper than {MAX_DEPTH} levels") from None
+        raise _NotStrict(TOO_DEEP) from None
     except ValueError as error:
         raise _NotStrict(f"the report is not valid JSON ({error})") from None
     if not isinstance(document, dict):
         raise _NotStrict(f"the report must be a JSON object, got {type(document).__name__}")
-    if _is_of_the_earlier_system(document):
-        raise _NotStrict(  # its texts need not be plain, so nothing else is checked
+    if _is_of_the_earlier_system(document):  # its texts need not be plain, so nothing else is checked
+        raise _NotStrict(
             f"the report was written by the earlier system (kind {shown(document['kind'])}), and has no rows"
             " to recompute its figures from; run the job again, under its old name if you like"
             " (docs/lineage.md)",
             "LEGACY_SCHEMA",
         )
-    _check_values(document)
     return document
 
 
@@ -116,28 +107,27 @@ def _refuse_constant(name: str) -> NoReturn:
 
 def _check_values(document: dict[str, Any]) -> None:
     """Bound depth, containers, fields and numbers; refuse strings that do not read as what they say."""
-    containers = 0
-    waiting: list[tuple[Any, int]] = [(document, 1)]
-    while waiting:
-        container, depth = waiting.pop()
-        containers += 1
-        if depth > MAX_DEPTH:
-            raise _NotStrict(f"the report is nested deeper than {MAX_DEPTH} levels")
-        if containers > MAX_CONTAINERS:
+    level: list[dict[str, Any] | list[Any]] = [document]
+    count = 0
+    for _ in range(MAX_DEPTH):
+        inner = []
+        count += len(level)
+        if count > MAX_CONTAINERS:
             raise _NotStrict(f"the report holds more than {MAX_CONTAINERS} objects and arrays")
-        if isinstance(container, dict):
-            if len(container) > MAX_FIELDS:
+        for container in level:
+            fields = container if isinstance(container, dict) else ()
+            if len(fields) > MAX_FIELDS:
                 raise _NotStrict(f"an object holds more than {MAX_FIELDS} fields")
-            for key in container:
+            for key in fields:
                 _check_scalar(key, "a key")
-            items: Iterable[tuple[str, Any]] = container.items()
-        else:
-            items = (("an entry", value) for value in container)
-        for key, value in items:
-            if isinstance(value, dict | list):
-                waiting.append((value, depth + 1))
-            else:
-                _check_scalar(value, key)
+            for key, value in fields.items() if fields else (("an entry", value) for value in container):
+                if isinstance(value, dict | list):
+                    inner.append(value)
+                else:
+                    _check_scalar(value, key)
+        level = inner
+    if level:
+        raise _NotStrict(TOO_DEEP)
 
 
 def _check_scalar(value: object, key: str) -> None:
@@ -156,7 +146,6 @@ def _check_scalar(value: object, key: str) -> None:
 
 
 def _refuse_other_formats(document: dict[str, Any]) -> None:
-    """Refuse another schema, an unknown kind, and more rows than are judged."""
     stated, kind = document.get("schema"), document.get("kind")
     if stated != SCHEMA_ID:
         what = "names no schema" if stated is None else f"is of the schema {shown(stated)}"
@@ -176,29 +165,27 @@ def _violations(errors: list[ErrorDetails]) -> tuple[Violation, ...]:
     found: list[tuple[str, str]] = []
     for error in errors:
         place, kind = error["loc"], error["type"]
+        if kind == "literal_error" and place[-1] == "[key]":
+            place, kind = place[:-1], "extra_forbidden"
         if kind == "missing":
             missing.setdefault(_path(place[:-1]), []).append(repr(place[-1]))
         elif kind == "extra_forbidden":
             found.append(("UNKNOWN_FIELD", f"{_path(place[:-1])}: unknown field {shown(place[-1])}"))
-        elif kind == "literal_error" and place[-1] == "[key]":
-            found.append(("UNKNOWN_FIELD", f"{_path(place[:-2])}: unknown field {shown(place[-2])}"))
         else:
             found.append(("SCHEMA", f"{_path(place)}: {_fault(error)}"))
     found += [("SCHEMA", f"{where}: lacks {', '.join(names)}") for where, names in missing.items()]
     return tuple(_violation(code, message) for code, message in found[:MAX_ERRORS])
 
 
-_TYPES = {
-    "string_type": "string",
-    "int_type": "integer",
-    "float_type": "number",
-    "bool_type": "boolean",
-    "tuple_type": "array",
-    "dict_type": "object",
-    "model_type": "object",
-}
 # What to say of a fault, from the bounds in its context (ours) and the value (not ours).
 _FAULTS = {
+    "string_type": "must be of type string, got {got}",
+    "int_type": "must be of type integer, got {got}",
+    "float_type": "must be of type number, got {got}",
+    "bool_type": "must be of type boolean, got {got}",
+    "tuple_type": "must be of type array, got {got}",
+    "dict_type": "must be of type object, got {got}",
+    "model_type": "must be of type object, got {got}",
     "greater_than_equal": "must be at least {ge:g}, got {got}",
     "less_than_equal": "must be at most {le:g}, got {got}",
     "string_pattern_mismatch": "must match {pattern}, got {got}",
@@ -212,8 +199,6 @@ _FAULTS = {
 
 def _fault(error: ErrorDetails) -> str:
     kind, got = error["type"], shown(error["input"])
-    if kind in _TYPES:
-        return f"must be of type {_TYPES[kind]}, got {got}"
     if kind in _FAULTS:
         return _FAULTS[kind].format(got=got, **error.get("ctx", {}))
     return f"impossible value {got}" if kind.startswith("datetime") else f"{error['msg']}, got {got}"

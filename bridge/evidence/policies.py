@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 # Cache classes of a native arm: mlx-lm's own, the engine's ring, which holds the same entries as mlx-lm's
@@ -20,7 +20,7 @@ from functools import cached_property, lru_cache
 FULL, BATCHED = frozenset({"KVCache"}), frozenset({"RaggedKV"})
 SLIDING = frozenset({"RotatingKVCache", "SlidingRing"})
 NATIVE_CLASSES = FULL | SLIDING | BATCHED | {"ChunkedKVCache", "ArraysCache", "CacheList"}
-CODED = "CodedKV"
+CODED, RESTORED = "CodedKV", "RestoredKV"
 
 SOURCES = ("exact", "learned", "zeros", "noise")
 AFFINE_BITS, GROUPS, PACKED_BITS = (2, 3, 4, 5, 6, 8), (32, 64, 128), tuple(range(2, 9))
@@ -49,14 +49,7 @@ _CODED_KINDS = frozenset({"affine", "rotated", "lattice", "lattice-packed"})
 
 @dataclass(frozen=True)
 class KVPolicy:
-    """A KV policy, every default written out.
-
-    Attributes:
-        kind: ``native`` or the text before the colon.
-        values: The two values of a kind, as texts; none for ``native``.
-        layers: The layers it applies to, as written.
-        source: What restores evicted positions, or None.
-    """
+    """A KV policy, every default written out; `source` restores evicted positions."""
 
     kind: str
     values: tuple[str, ...] = ()
@@ -69,14 +62,9 @@ class KVPolicy:
         return self.kind in _CODED_KINDS
 
     @property
-    def bounds(self) -> bool:
-        """Whether layers keep a sink and a window, restored positions left out."""
-        return self.kind in _BOUNDED or self.source is not None
-
-    @property
     def span(self) -> int:
-        """Positions of sink and window together; 0 where nothing is bounded."""
-        return sum(map(int, self.values)) if self.bounds else 0
+        """Positions of the sink and window that layers keep, restored ones left out; 0 where unbounded."""
+        return sum(map(int, self.values)) if self.kind in _BOUNDED or self.source is not None else 0
 
     @property
     def bound(self) -> int | None:
@@ -95,31 +83,28 @@ class KVPolicy:
     @property
     def classes(self) -> frozenset[str]:
         """The cache classes an arm of this policy may hold."""
-        if self.coded:
-            return NATIVE_CLASSES | {CODED}
-        return NATIVE_CLASSES | {"RestoredKV"} if self.source else NATIVE_CLASSES
+        return NATIVE_CLASSES | ({CODED} if self.coded else {RESTORED} if self.source else set())
 
     @property
     def needed(self) -> frozenset[str]:
         """Classes; it must hold one of them, or the policy was not in use. Empty for ``native``."""
-        if self.kind == "native":
-            return frozenset()
-        if self.coded:
-            return frozenset({CODED})
-        return BATCHED | ({"RestoredKV"} if self.source else {"SlidingRing"})
+        if self.kind == "native" or self.coded:
+            return frozenset({CODED} if self.coded else ())
+        return BATCHED | {RESTORED if self.source else "SlidingRing"}
 
     @property
     def replaced(self) -> frozenset[str]:
         """The native classes that none of its layers can have left, by the layers it names."""
         if self.kind in ("native", "sliding-bounded"):
             return frozenset()
-        full, sliding = FULL, SLIDING if self.coded else frozenset[str]()  # a narrow ring stays itself
-        known = {"all": full | sliding | (BATCHED if self.coded else frozenset()), "full": full}
-        return known.get(self.layers, sliding if self.layers == "sliding" else frozenset())
+        named = {"all": FULL | SLIDING | BATCHED, "full": FULL, "sliding": SLIDING}.get(
+            self.layers, frozenset()
+        )
+        return named if self.coded else named & FULL  # a narrow ring stays itself
 
     @cached_property
     def numbers(self) -> frozenset[int] | None:
-        """The layers that are named by number, or None."""
+        """The layers, where they are named by number."""
         if not self.layers[0].isdigit():
             return None
         spans = [part.partition("-") for part in self.layers.split(",")]
@@ -135,19 +120,14 @@ class KVPolicy:
         bit less), up to 16 bits and the two scalars.
         Others hold plain numbers of 16 or 32 bits.
         """
-        if self.kind in ("affine", "rotated"):
-            bits, group = int(self.values[0]), int(self.values[1])
-            return bits + 32 / group, bits + 32 / GROUPS[0]
-        if self.kind == "lattice-packed":
-            bits = int(self.values[1])
-            return bits + 32 / 4096, bits + 32 / 8
+        if not self.coded:
+            return 16.0, 32.0
+        first, number = self.values[0], int(self.values[1])
         if self.kind == "lattice":
-            return math.log2(2 * int(self.values[1])) - 0.25, 16 + 32 / 8
-        return 16.0, 32.0
-
-    def with_source(self, source: str) -> KVPolicy:
-        """The same policy restoring from elsewhere."""
-        return replace(self, source=source)
+            return math.log2(2 * number) - 0.25, 16 + 32 / 8
+        if self.kind == "lattice-packed":
+            return number + 32 / 4096, number + 32 / 8
+        return int(first) + 32 / number, int(first) + 32 / GROUPS[0]
 
 
 NATIVE = KVPolicy("native")
@@ -160,9 +140,9 @@ def parse_policy(text: str) -> KVPolicy | None:
         return NATIVE
     body, at, layers = text.partition("@")
     kind, colon, rest = body.partition(":")
-    if kind not in _DEFAULTS or (at and not _names_layers(layers)):
+    if kind not in _DEFAULTS or (at and layers not in _BOUNDED.get(kind, (layers,))):
         return None
-    if at and layers not in _BOUNDED.get(kind, (layers,)):
+    if at and (len(layers) > LONGEST_LAYERS or not _LAYERS.fullmatch(layers)):
         return None
     source: str | None = None
     if kind == "restored":
@@ -174,23 +154,19 @@ def parse_policy(text: str) -> KVPolicy | None:
     return None if read is None else KVPolicy(kind, read, layers if at else everywhere, source)
 
 
-def _names_layers(text: str) -> bool:
-    """Whether the text behind the @ names layers, and few enough to be counted at once."""
-    return len(text) <= LONGEST_LAYERS and _LAYERS.fullmatch(text) is not None
-
-
 def _values(kind: str, text: str) -> tuple[str, str] | None:
     """The two values of a kind, numbers in their shortest form, or None where they are out of bounds."""
-    found = (_LATTICE if kind.startswith("lattice") else _PAIR).fullmatch(text)
+    lattice = kind.startswith("lattice")
+    found = (_LATTICE if lattice else _PAIR).fullmatch(text)
     if found is None:
         return None
-    first, number = found[1], int(found[2])
+    first, number = found[1] if lattice else str(int(found[1])), int(found[2])
     if kind == "lattice":
         possible = 1 <= number <= LARGEST_Q
     elif kind == "lattice-packed":
         possible = number in PACKED_BITS
-    elif kind in ("affine", "rotated"):
+    elif kind in _CODED_KINDS:
         possible = int(first) in AFFINE_BITS and number in GROUPS
     else:
         possible = int(first) <= LARGEST_WINDOW and 1 <= number <= LARGEST_WINDOW
-    return (first if kind.startswith("lattice") else str(int(first)), str(number)) if possible else None
+    return (first, str(number)) if possible else None

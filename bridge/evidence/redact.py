@@ -1,8 +1,7 @@
 """Secrets kept out of what is published: which values are secret, cutting them from logs, finding them.
 
-A secret is the value of an environment variable whose name says so; what else a machine must not publish is
-gathered in `bridge.runner.machine`. Logs are redacted before they are digested; evidence that holds a
-secret is refused by the caller: redacted it would no longer be the report that the engine wrote.
+Logs are redacted before they are digested; evidence that holds a secret is refused by the caller: redacted it
+would no longer be the report that the engine wrote.
 
 A value is found as it is and in the usual encodings: JSON, Python, HTML, URL, hexadecimal, and base64 at any
 offset inside a longer text, as in a header of user name and password. Not covered: values shorter than eight
@@ -37,19 +36,14 @@ def is_secret_name(name: str) -> bool:
 
 def secrets_of(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables whose names say that they are secret, as far as their values are long enough to tell."""
-    return {
-        name: value
-        for name, value in environment.items()
-        if len(value.strip()) >= SHORTEST and is_secret_name(name)
-    }
+    found = {name: value for name, value in environment.items() if len(value.strip()) >= SHORTEST}
+    return {name: value for name, value in found.items() if is_secret_name(name)}
 
 
 class Secrets:
-    """Values that must not be published, by the names that replace them.
+    """Values that must not be published, by the names that replace them; short ones are ignored.
 
-    Args:
-        values: Values under eight characters are ignored.
-        mild: Names of those that are cut from logs, but allowed in evidence.
+    `mild` names those that are cut from logs, but allowed in evidence.
     """
 
     def __init__(self, values: Mapping[str, str], *, mild: Collection[str] = ()) -> None:
@@ -61,14 +55,14 @@ class Secrets:
     def cut(self, data: bytes, *, broken_off: bool = False) -> bytes:
         """`data` with every form of every secret replaced by ``[redacted:NAME]``.
 
-        Args:
-            data: All of a log, or a line of one.
-            broken_off: There was more, so the end may be the beginning of a secret, which goes, too.
+        Where it was `broken_off`, its end may be the beginning of a secret, which goes, too.
         """
-        if broken_off and (start := self._start_of_one(data)) is not None:
-            data = data[: len(data) - len(start[0])] + start[1]
-        present = [form for form in self._forms if form in data]
-        if not present:
+        if broken_off:
+            starts = [form[:end] for form in self._forms for end in range(SHORTEST_START, len(form))]
+            if cut_off := max(filter(data.endswith, starts), key=len, default=b""):
+                form = next(form for form in self._forms if form.startswith(cut_off))
+                data = data.removesuffix(cut_off) + _marker(self._names[form])
+        if not (present := [form for form in self._forms if form in data]):
             return data
         pattern = b"|".join(map(re.escape, present))
         return re.sub(pattern, lambda match: _marker(self._names[match[0]]), data)
@@ -80,16 +74,6 @@ class Secrets:
     def found_in(self, data: bytes) -> tuple[str, ...]:
         """The names of the secrets that `data` holds in any form, sorted; none that is mild."""
         return tuple(sorted({self._names[form] for form in self._forms if form in data} - self._mild))
-
-    def _start_of_one(self, data: bytes) -> tuple[bytes, bytes] | None:
-        """The longest beginning of a secret that `data` ends with, and what to put there."""
-        found = (
-            (form[:length], _marker(self._names[form]))
-            for form in self._forms
-            for length in range(len(form) - 1, SHORTEST_START - 1, -1)
-            if data.endswith(form[:length])
-        )
-        return max(found, key=lambda pair: len(pair[0]), default=None)
 
 
 def _marker(name: str) -> bytes:
@@ -110,13 +94,10 @@ def _forms(value: str) -> set[bytes]:
     for url in (quote(raw, safe=""), quote(raw), quote_plus(raw)):
         forms |= {url.encode(), re.sub("%..", lambda match: match[0].lower(), url).encode()}
     lines = stripped.splitlines()
-    if len(lines) > 1:
-        forms |= {
-            line.strip().encode("utf-8", "surrogateescape")
-            for line in lines
-            if len(line.strip()) >= SHORTEST_LINE and not line.startswith("-----")
-        }
-    return forms
+    long = [
+        line.strip() for line in lines if len(line.strip()) >= SHORTEST_LINE and not line.startswith("-----")
+    ]
+    return forms | {line.encode("utf-8", "surrogateescape") for line in long if len(lines) > 1}
 
 
 def _base64(raw: bytes) -> Iterator[bytes]:

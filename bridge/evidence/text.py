@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+from bridge.protocol.sanitize import quoted
 
 LIMIT = 80
 LOOP_TOKENS, SHORT_CYCLE, LONG_CYCLE = 48, 16, 64
@@ -28,15 +30,13 @@ def shown(value: object) -> str:
         return f"an object of {len(value)} fields"
     if isinstance(value, list | tuple):
         return f"an array of {len(value)} entries"
-    text = ascii(value[: LIMIT + 1] if isinstance(value, str) else value)
-    return text if len(text) <= LIMIT else text[: LIMIT - 3] + "..."
+    return quoted(value[: LIMIT + 1] if isinstance(value, str) else value, LIMIT)
 
 
-def several(values: list[str], limit: int = 5) -> str:
+def several(values: Sequence[str], limit: int = 5) -> str:
     """Quote the first few values, and say how many more there are."""
-    text = ", ".join(shown(value) for value in values[:limit])
-    more = len(values) - limit
-    return f"{text} and {more} more" if more > 0 else text
+    more = f" and {len(values) - limit} more" if len(values) > limit else ""
+    return ", ".join(map(shown, values[:limit])) + more
 
 
 def faults(*found: tuple[object, str]) -> Iterator[str]:
@@ -65,21 +65,15 @@ def degeneration(tokens: tuple[int, ...]) -> str | None:
 
 
 def _periodic_tail(tokens: tuple[int, ...], cycle: int) -> int:
-    """Length of the longest tail that repeats its first `cycle` tokens, those included; 0 without repeat."""
-    start = len(tokens) - 1
-    while start >= cycle and tokens[start] == tokens[start - cycle]:
+    """Length of the longest tail that repeats its first `cycle` tokens, those included."""
+    start = len(tokens)
+    while start > cycle and tokens[start - 1] == tokens[start - 1 - cycle]:
         start -= 1
-    matched = len(tokens) - 1 - start
-    return matched + cycle if matched else 0
+    return len(tokens) - start + cycle
 
 
 def without_reasoning(text: str, opened: int | None = None) -> str:
-    """The text without reasoning, and then without white space around it.
-
-    Args:
-        text: What a model wrote.
-        opened: Which of `MARKS` the prompt ended with, if any.
-    """
+    """The text without reasoning; `opened`: which of `MARKS` the prompt ended with, if any."""
     rest = text
     for number, (begin, end) in enumerate(MARKS):
         head, mark, tail = rest.partition(end)

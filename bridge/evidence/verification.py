@@ -12,10 +12,9 @@ from pydantic import Field, ValidationError
 
 from bridge.errors import EvidenceError, ManifestError
 from bridge.evidence.model import Amount, Frozen, Positive, ReportRequest, Word
-from bridge.protocol.manifest import Digest, Nonce, first_fault, load_strict
-from bridge.protocol.sanitize import unsafe_character
+from bridge.protocol.manifest import Digest, Nonce, first_fault
+from bridge.protocol.sanitize import load_strict, unsafe_character
 
-SCHEMA_ID = "kakeya.verification/1"
 NAME = "verification.json"
 SIGNATURE_NAME = "verification.json.sig"
 MAX_BYTES = 8 * 1024 * 1024
@@ -125,14 +124,9 @@ class Verification(Frozen):
 
 
 def parse_verification(data: bytes) -> Verification:
-    """Read a record.
-
-    Raises:
-        EvidenceError: The bytes are no record of this schema, or say two things at once.
-    """
+    """Read a record; EvidenceError where the bytes are none of this schema, or say two things at once."""
     try:
-        document = load_strict(data, what=NAME, limit=MAX_BYTES)
-        _refuse_unsafe(document)
+        _refuse_unsafe(load_strict(data, what=NAME, limit=MAX_BYTES))
         record = Verification.model_validate_json(data)
     except ManifestError as error:
         raise EvidenceError(error.message) from None
@@ -144,7 +138,6 @@ def parse_verification(data: bytes) -> Verification:
 
 
 def _refuse_unsafe(value: object) -> None:
-    """Raise EvidenceError for a text that does not show as it is."""
     if isinstance(value, str) and (found := unsafe_character(value)) is not None:
         raise EvidenceError(f"{NAME}: the character U+{ord(found):04X} is not allowed in a text")
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():

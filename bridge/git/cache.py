@@ -27,8 +27,8 @@ from bridge.errors import (
     RemoteUnreachable,
     UnknownHandle,
 )
-from bridge.git.credentials import config_variables
-from bridge.git.repo import FETCH_LIMIT_BYTES, GitRepo, Scratch
+from bridge.git.remote import config_variables
+from bridge.git.repo import FETCH_LIMIT_BYTES, GitRepo, Scratch, size_of
 
 log = logging.getLogger(__name__)
 
@@ -48,14 +48,10 @@ _Found = TypeVar("_Found")
 
 
 class GitCache(GitRepo):
-    """The local repository of one remote. Several processes may use it at the same time.
+    """The local repository of one remote, made when it is missing. Several processes may use it.
 
-    Args:
-        directory: The bare repository; made when it is missing.
-        remote: Address of the bus.
-        origin: A checkout whose own network settings (credentials, proxies) count; None: the user's only.
-        timeout_s: Deadline of one command.
-        limit_bytes: Most that one fetch may bring.
+    Network settings (credentials, proxies) of the checkout `origin` count, next to the user's. One fetch may
+    bring at most `limit_bytes`.
     """
 
     def __init__(
@@ -67,8 +63,9 @@ class GitCache(GitRepo):
         timeout_s: float = 300.0,
         limit_bytes: int = FETCH_LIMIT_BYTES,
     ) -> None:
-        settings = {} if origin is None else network_settings(origin)
-        super().__init__(directory, timeout_s=timeout_s, environment=settings)
+        settings = [] if origin is None else origin.settings(_NETWORK_SETTINGS, local=True)
+        environment = config_variables(settings, os.environ) if settings else {}
+        super().__init__(directory, timeout_s=timeout_s, environment=environment)
         self.remote = remote
         self._limit_bytes = limit_bytes
         self._busy = threading.RLock()
@@ -77,13 +74,11 @@ class GitCache(GitRepo):
 
     def prepare(self) -> None:
         """Make the repository if it is missing."""
-        found = self._identity()
-        if found is None:
+        if self._identity() is None:
             with self._exclusive():
-                found = self._identity()
-                if found is None:
+                if self._identity() is None:
                     self._make()
-                    found = self._identity()
+        found = self._identity()
         if found != self._seen:  # another process rebuilt it
             self.close()
             self._seen = found
@@ -103,37 +98,33 @@ class GitCache(GitRepo):
     def bring(
         self, found: Mapping[str, str], names: Collection[str], *, depth: int = 2
     ) -> dict[str, BusError]:
-        """Fetch the commits that some refs held when they were listed, where they are not here yet.
+        """Fetch the commits that some refs (`names`) held when they were listed, where they are not here yet.
 
-        Args:
-            found: Shas by name, as the remote listed them.
-            names: Which of them are wanted.
-            depth: Commits of each history; those that are here with a shorter one are not fetched again.
+        Commits that are here with a shorter history than `depth` are not fetched again.
 
         Returns:
             What went wrong, by name: too large, or not what was listed any more. The others are here.
         """
         if names:
             self.prepare()
-        missing = [name for name in names if not self.exists(found[name])]
-        if not missing:
-            return {}
-        failures = self._fetch_missing(found, missing, depth)
-        broken = [name for name, failure in failures.items() if type(failure) is BusError]
+        # Git fetches no two refs into one, so of those that hold the same commit one is fetched.
+        missing = {found[name]: name for name in names if not self.exists(found[name])}
+        failed = self._fetch_missing(missing, depth)
+        broken = {sha: missing[sha] for sha, failure in failed.items() if type(failure) is BusError}
         if broken and self.repair():
-            kept = {name: failure for name, failure in failures.items() if name not in broken}
-            failures = {**kept, **self._fetch_missing(found, broken, depth)}
-        for name in missing:
-            if name not in failures and not self.exists(found[name]):
-                failures[name] = LeaseLost(f"{name} moved while it was fetched", "look again")
-        return failures
+            kept = {sha: failure for sha, failure in failed.items() if sha not in broken}
+            failed = kept | self._fetch_missing(broken, depth)
+        for sha in missing.keys() - failed.keys():
+            if not self.exists(sha):
+                failed[sha] = LeaseLost(f"{missing[sha]} moved while it was fetched", "look again")
+        return {name: failed[found[name]] for name in names if found[name] in failed}
 
     def bring_object(self, sha: str, *, depth: int | None = 2) -> None:
         """Fetch one commit by its sha, which some ref of the remote reaches."""
         self.prepare()
         if not self.exists(sha):
             with self._exclusive():
-                self._fetch({sha: _kept_ref(sha)}, depth)
+                self._fetch({sha: sha}, depth)
                 self._collect_garbage({sha})
 
     def recover(self, work: Callable[[], _Found]) -> _Found:
@@ -156,13 +147,9 @@ class GitCache(GitRepo):
         return True
 
     def rebuild(self) -> None:
-        """Throw the repository away and begin an empty one.
-
-        Raises:
-            RemoteUnreachable: The remote did not answer, so nothing is thrown away.
-        """
-        parent = GitRepo(_existing(self.directory.parent), timeout_s=60.0, environment=self._environment)
-        parent.list_refs(self.remote, "refs/mac-bridge/")
+        """Throw the repository away and begin an empty one, unless the remote is unreachable."""
+        folder = next(folder for folder in self.directory.parents if folder.is_dir())
+        GitRepo(folder, environment=self._environment).list_refs(self.remote, "refs/mac-bridge/")
         log.warning("%s is damaged, fetching again what is needed", self.directory)
         with self._exclusive():
             self._make()
@@ -176,10 +163,6 @@ class GitCache(GitRepo):
         return found.st_ino, found.st_ctime_ns
 
     def _make(self) -> None:
-        try:
-            self.directory.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        except OSError as error:
-            raise MachineError(f"cannot write {self.directory.parent}: {error.strerror or error}") from None
         # Put in place whole, because others look at it without the lock.
         new = self.directory.with_suffix(".new")
         shutil.rmtree(new, ignore_errors=True)
@@ -190,48 +173,47 @@ class GitCache(GitRepo):
         new.rename(self.directory)
         self.close()
 
-    def _fetch_missing(self, found: Mapping[str, str], names: list[str], depth: int) -> dict[str, BusError]:
-        # Git fetches no two refs into one, so of those that hold the same commit one is fetched.
-        by_sha = {found[name]: name for name in names}
+    def _fetch_missing(self, missing: Mapping[str, str], depth: int) -> dict[str, BusError]:
+        """Fetch commits, named by sha with a ref that holds each; returns what failed, by sha."""
+        if not missing:
+            return {}
         with self._exclusive():
-            failed = self._fetch_each(found, list(by_sha.values()), depth)
-            self._collect_garbage(by_sha.keys())
-        return {name: failed[by_sha[found[name]]] for name in names if by_sha[found[name]] in failed}
+            failed = self._fetch_each(missing, depth)
+            self._collect_garbage(missing.keys())
+        return failed
 
-    def _fetch_each(self, found: Mapping[str, str], names: list[str], depth: int) -> dict[str, BusError]:
+    def _fetch_each(self, missing: Mapping[str, str], depth: int) -> dict[str, BusError]:
         """Fetch all at once; if that fails, in halves, so that one bad ref does not hide the others."""
         try:
-            self._fetch({name: _kept_ref(found[name]) for name in names}, depth)
+            self._fetch({name: sha for sha, name in missing.items()}, depth)
         except BusError as error:
-            if isinstance(error, RemoteUnreachable) and len(names) == 1:
-                if names[0] in self.list_remote(names[0]):  # a remote that is away fails here
-                    return {names[0]: error}
-                return {names[0]: LeaseLost(f"{names[0]} is gone from the remote", "look again")}
-            if len(names) == 1:
-                return {names[0]: error}
-            half = len(names) // 2
-            first = self._fetch_each(found, names[:half], depth)
-            return {**first, **self._fetch_each(found, names[half:], depth)}
+            rows = list(missing.items())
+            if len(rows) > 1:
+                halves = rows[: len(rows) // 2], rows[len(rows) // 2 :]
+                first, rest = (self._fetch_each(dict(half), depth) for half in halves)
+                return first | rest
+            [(sha, name)] = rows
+            if isinstance(error, RemoteUnreachable) and name not in self.list_remote(name):
+                return {sha: LeaseLost(f"{name} is gone from the remote", "look again")}
+            return {sha: error}
         return {}
 
-    def _fetch(self, wanted: Mapping[str, str], depth: int | None) -> None:
+    def _fetch(self, found: Mapping[str, str], depth: int | None) -> None:
+        wanted = {name: f"{_KEPT}{int(time.time()):012d}-{sha}" for name, sha in found.items()}
         self.fetch(self.remote, wanted, depth=depth, limit_bytes=self._limit_bytes)
 
     def _collect_garbage(self, fetched: Collection[str]) -> None:
         """Drop what is no longer needed, where much of it may be here; never what was fetched just now."""
         packs = list((self.directory / "objects" / "pack").glob("*.pack"))
-        size = 0
-        for pack in packs:
-            with contextlib.suppress(FileNotFoundError):
-                size += pack.stat().st_size
+        size = size_of(packs)
         if len(packs) <= MAX_PACKS and size <= MAX_BYTES:
             return
-        refs = sorted(self.refs(_KEPT))
+        refs = sorted(self.run("for-each-ref", "--format=%(refname)", _KEPT).decode().split())
         if size <= MAX_BYTES:
             oldest = f"{_KEPT}{int(time.time()) - KEPT_S:012d}-"
             refs = [ref for ref in refs[:-KEPT_COMMITS] if ref < oldest]
         dropped = [ref for ref in refs if ref.rpartition("-")[2] not in fetched]
-        self.run("update-ref", "--stdin", input="".join(f"delete {ref}\n" for ref in dropped).encode())
+        self.delete_refs(dropped)
         self.run("gc", "--quiet", "--prune=now")
         self.close()
 
@@ -250,30 +232,3 @@ class GitCache(GitRepo):
                 yield
             finally:
                 os.close(handle)
-
-
-def network_settings(repo: GitRepo) -> dict[str, str]:
-    """A checkout's own settings for reaching remotes, as environment variables for another repository."""
-    done = repo.attempt("config", "--show-scope", "--null", "--get-regexp", _NETWORK_SETTINGS)
-    fields = done.stdout.decode("utf-8", "surrogateescape").split("\0")
-    own = [
-        pair.partition("\n")
-        for scope, pair in zip(fields[::2], fields[1::2], strict=False)
-        if scope in ("local", "worktree")
-    ]
-    if not own:
-        return {}
-    return config_variables(
-        [(key, value if line_end else "true") for key, line_end, value in own], os.environ
-    )
-
-
-def _kept_ref(sha: str) -> str:
-    return f"{_KEPT}{int(time.time()):012d}-{sha}"
-
-
-def _existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that exists."""
-    while not folder.is_dir():
-        folder = folder.parent
-    return folder

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from bridge.errors import AccessDenied, BusError, FetchTooLarge, LeaseLost, PushRejected, RemoteUnreachable
+from bridge.errors import AccessDenied, BusError, LeaseLost, PushRejected, RemoteUnreachable
 from bridge.protocol.sanitize import clean, without_credentials
+
+_MAX_READ_BYTES = 64 * 1024
+_MAX_MESSAGE = 600
 
 # Reasons of a refused ref update that mean: it does not hold what we thought it held.
 _MOVED = re.compile(
@@ -29,6 +31,8 @@ _BOILERPLATE = re.compile(
     r"|hint:|To |Everything up-to-date)",
     re.IGNORECASE,
 )
+# What git puts before the reason: the address again.
+_ADDRESS = re.compile(r"^fatal: (unable to access '[^']*': )?")
 # The connection ended in the middle of the conversation: what the server did is unknown.
 _BROKE_OFF = re.compile(
     r"unexpected disconnect|remote end hung up|RPC failed|early EOF|remote failed to report status"
@@ -36,10 +40,6 @@ _BROKE_OFF = re.compile(
     r"|remote did not send all necessary|closed by remote host|connection reset|broken pipe|empty reply",
     re.IGNORECASE,
 )
-_READ_ONLY = re.compile(r"access denied or repository not exported|service not enabled", re.IGNORECASE)
-_ABORTED = re.compile(r"ref updates aborted by hook")
-_FORBIDDEN = re.compile(r"(HTTP|error:) 403\b")
-_TOO_LARGE = re.compile(r"(HTTP|error:) 413\b")
 # Git found its own side broken or full. A server may say the same, see `_is_ours`.
 _DAMAGED = re.compile(
     r"^fatal: (not a git repository|cannot change to '|bad config|bad shallow line)"
@@ -63,153 +63,147 @@ _THEY_ENDED = re.compile(
 # A fetch that brought less than was asked for: the server's fault, unless what is here is broken.
 _INCOMPLETE = re.compile(r"did not send all necessary objects")
 _CORRUPT = re.compile(r" is corrupt|^error: index file ", re.MULTILINE)
-# The server got no pack to refuse: the git that was to make it here died.
+# The git that was to make the pack here died, so the server refuses what it did not get.
 _NO_PACK = re.compile(r"^error: remote unpack failed: eof before pack header", re.MULTILINE)
-# It was killed: the server says no to what it did not get.
 _KILLED = re.compile(r"^error: pack-objects died of signal", re.MULTILINE)
-# What git puts before the reason: the address again.
-_AGAIN = re.compile(r"^fatal: (unable to access '[^']*': )?")
-_MOST_READ = 64 * 1024
-_MAX_MESSAGE = 600
 
-
-@dataclass(frozen=True)
-class _Cause:
-    """Why a remote denies access: how git says it, how we say it, and what to do."""
-
-    pattern: re.Pattern[str]
-    message: str
-    remedy: str
-    error: type[RemoteUnreachable] = AccessDenied
-
-
-# The first that fits counts. {remote} is the address as it may be shown.
-_CAUSES = (
-    _Cause(
-        re.compile(r"authentication failed for|HTTP 401|error: 401", re.IGNORECASE),
+_FORBIDDEN = r"(HTTP|error:) 403\b"
+_READ_ONLY = r"access denied or repository not exported|service not enabled"
+_MISSING = r"does not appear to be a git repository|repository \S* ?not found|error: 404"
+_CHECK_WITH_GIT = "; then try: git ls-remote {remote}"
+# Why a remote denies access: how git says it, the error, what we say, and the remedy. The first that fits
+# counts; {remote} is the address as it may be shown.
+_CAUSES: tuple[tuple[str, type[RemoteUnreachable], str, str], ...] = (
+    (
+        r"authentication failed for|HTTP 401|error: 401",
+        AccessDenied,
         "{remote} refused the user name or password",
-        "correct them where git finds them, its credential helper or the remote's address; "
-        "then try: git ls-remote {remote}",
+        "correct them where git finds them, its credential helper or the remote's address" + _CHECK_WITH_GIT,
     ),
-    _Cause(
-        re.compile(r"could not read (username|password)|terminal prompts disabled", re.IGNORECASE),
+    (
+        r"could not read (username|password)|terminal prompts disabled",
+        AccessDenied,
         "{remote} wants a user name and password, and git knows none",
-        "give them to git's credential helper, or write them into the remote's address; "
-        "then try: git ls-remote {remote}",
+        "give them to git's credential helper, or write them into the remote's address" + _CHECK_WITH_GIT,
     ),
-    _Cause(
-        re.compile(r"permission denied \([a-z,-]+\)|too many authentication failures", re.IGNORECASE),
+    (
+        r"permission denied \([a-z,-]+\)|too many authentication failures",
+        AccessDenied,
         "{remote} refused the SSH key",
         "let the server know this machine's public key, or load the right one into the agent (ssh-add -l "
         "lists them); it must work without a prompt",
     ),
-    _Cause(
-        re.compile(r"host key verification failed|host key for \S+ has changed", re.IGNORECASE),
+    (
+        r"host key verification failed|host key for \S+ has changed",
+        AccessDenied,
         "the SSH host key of {remote} is not known here, or is another than before",
         "compare it with the server's own fingerprint, then put it into ~/.ssh/known_hosts",
     ),
-    _Cause(
+    (
         _FORBIDDEN,
+        AccessDenied,
         "{remote} is closed to this user (HTTP 403)",
         "ask for access to the repository, or correct the credentials",
     ),
-    _Cause(
+    (
         _READ_ONLY,
+        RemoteUnreachable,
         "there is no repository at {remote} that its git daemon exports",
         "check the address; on the server, git-daemon-export-ok marks what is exported",
-        RemoteUnreachable,
     ),
-    _Cause(
-        re.compile(
-            r"does not appear to be a git repository|repository \S* ?not found|error: 404", re.IGNORECASE
-        ),
+    (
+        _MISSING,
+        RemoteUnreachable,
         "there is no repository at {remote}, or none that this user may see",
         "check the address and your access",
-        RemoteUnreachable,
+    ),
+)
+# Why a push was refused before the server spoke of single refs: how git says it, what we say, the remedy.
+_SHALLOW = ("shallow update not allowed", "it takes none from a shallow clone", "git fetch --unshallow")
+_REFUSALS = (
+    ("does not support --atomic", "it does not support atomic pushes", None),
+    _SHALLOW,
+    (
+        _READ_ONLY,
+        "its git daemon takes none, or does not export this repository",
+        "name the repository's HTTPS or SSH address, or another remote, with --remote",
+    ),
+    ("ref updates aborted by hook", "a hook declined", "ask the server's owner what its hook takes"),
+    (_FORBIDDEN, "HTTP 403", "ask for push rights, or correct the credentials"),
+    (
+        r"(HTTP|error:) 413\b",
+        "it is larger than the server takes (HTTP 413)",
+        "raise the server's limit for request bodies, or ask for a smaller result",
     ),
 )
 
 
-def _refused_refs(output: bytes) -> list[tuple[str, str]]:
-    """Refs that ``git push --porcelain`` shows as refused, and why."""
-    lines = [line.split("\t") for line in output.decode("utf-8", "replace").splitlines()]
-    return [(line[1].rpartition(":")[2], line[2]) for line in lines if len(line) == 3 and line[0] == "!"]
+class _Said:
+    """What git and the server wrote: `own` is git's and SSH's, `words` are the server's lines."""
+
+    def __init__(self, stderr: bytes) -> None:
+        if len(stderr) > _MAX_READ_BYTES:  # in whole lines: a part of one might look like other words
+            stderr = stderr[-_MAX_READ_BYTES:].partition(b"\n")[2]
+        text = without_credentials(clean(stderr.decode("utf-8", "replace")))
+        self.lines = [line.strip() for line in text.splitlines() if line.strip()]
+        self.own = "\n".join(line for line in self.lines if not line.startswith("remote:"))
+        said = [line.removeprefix("remote:").strip() for line in self.lines if line.startswith("remote:")]
+        self.words = [word for word in said if word]
+
+    @property
+    def reason(self) -> str:
+        """The lines that tell why, if any do."""
+        telling = [line for line in self.lines if not _BOILERPLATE.match(line)]
+        chosen = [line for line in telling if line.startswith(("fatal:", "error:", "remote:"))] or telling
+        return "; ".join(chosen)[:_MAX_MESSAGE]
+
+    @property
+    def summary(self) -> str:
+        """What git said, on one line."""
+        return (self.reason or "; ".join(self.lines))[:_MAX_MESSAGE]
 
 
 def push_error(remote: str, output: bytes, stderr: bytes) -> BusError:
     """The error of a push that failed.
 
-    Returns:
-        `LeaseLost` when a ref did not hold what was expected, `PushRejected` with the server's words when it
-        said no, `RemoteUnreachable` when nothing was answered at all; a plain `BusError` when git failed on
-        this side.
+    `LeaseLost`: a ref did not hold what was expected. `PushRejected`: the server said no, in its words.
+    `RemoteUnreachable`: nothing was answered at all. A plain `BusError`: git failed on this side.
     """
-    refused = _refused_refs(output)
-    shown = without_credentials(remote)
-    if refused and _is_damaged(stderr) and _NO_PACK.search(_own_words(stderr)):
-        return _damage(remote, stderr)
-    if refused and _KILLED.search(_own_words(stderr)):
-        return unreachable(remote, stderr)
+    said, shown = _Said(stderr), without_credentials(remote)
+    rows = [line.split("\t") for line in output.decode("utf-8", "replace").splitlines()]
+    refused = [(row[1].rpartition(":")[2], row[2]) for row in rows if len(row) == 3 and row[0] == "!"]
     if not refused:
-        return _silent_refusal(remote, stderr)
+        return _refused_whole(remote, said)
+    if _NO_PACK.search(said.own) and _DAMAGED.search(said.own):
+        return _damage(remote, said)
+    if _KILLED.search(said.own):
+        return _unreachable(remote, said)
     causes = [(ref, why) for ref, why in refused if not _ECHO.search(why)]
-    words = _remote_words(stderr)
-    if not causes and (not words or any(_MOVED.search(word) for word in words)):
+    if not causes and (not said.words or any(_MOVED.search(word) for word in said.words)):
         # Two atomic pushes at once: every ref echoes, and only the server's log line says which one lost.
         where = ", ".join(ref for ref, _ in refused)
-        return LeaseLost(
-            f"{shown}: {where} ({' '.join(words) or 'the server took another push first'})"[:_MAX_MESSAGE]
-        )
-    causes = causes or refused
-    if any("shallow update not allowed" in why for _, why in causes):
-        return PushRejected(f"{shown} refused the push from a shallow clone", "git fetch --unshallow")
+        why = " ".join(said.words) or "the server took another push first"
+        return LeaseLost(f"{shown}: {where} ({why})"[:_MAX_MESSAGE])
+    causes = [(ref, without_credentials(clean(why))) for ref, why in causes or refused]
+    if any(_SHALLOW[0] in why for _, why in causes):
+        return _rejected(shown, _SHALLOW[1], (), _SHALLOW[2])
     if all(_MOVED.search(why) for _, why in causes):
-        where = ", ".join(f"{ref} ({_shown(why)})" for ref, why in causes)
-        return LeaseLost(f"{shown}: {where}")
+        return LeaseLost(f"{shown}: {', '.join(f'{ref} ({why})' for ref, why in causes)}")
     if any(_BROKE_OFF.search(why) for _, why in causes):
-        return unreachable(remote, stderr)
-    return PushRejected(
-        _with_words(shown, causes, words),
-        "ask for push rights to this ref, or name another remote with --remote",
-    )
+        return _unreachable(remote, said)
+    remedy = "ask for push rights to this ref, or name another remote with --remote"
+    return _rejected(shown, "; ".join(f"{ref} {why}" for ref, why in causes), said.words, remedy)
 
 
 def unreachable(remote: str, stderr: bytes) -> BusError:
-    """The error of a remote that did not answer, broke off, or refused who asked.
-
-    Returns:
-        `RemoteUnreachable`; a plain `BusError` when git failed on this side, whatever the remote does.
-    """
-    if _is_ours(remote, stderr):
-        return _damage(remote, stderr)
-    said, shown, text = _AGAIN.sub("", summary(stderr)), without_credentials(remote), _own_words(stderr)
-    cause = _cause(text)
-    if cause is not None:
-        words = " ".join(_remote_words(stderr))
-        message = cause.message.format(remote=shown) + (f"; it says: {words}" if words else "")
-        return cause.error(message[:_MAX_MESSAGE], cause.remedy.format(remote=shown))
-    if _BROKE_OFF.search(text):
-        why = _reason(stderr)
-        return RemoteUnreachable(
-            f"{shown} broke off in the middle" + (f": {why}" if why else ""),
-            "the server or the network failed; look what arrived, then try again",
-        )
-    return RemoteUnreachable(
-        f"cannot reach {shown}: {said or 'no answer'}", "check the address, the network and your access"
-    )
+    """The error of a remote that did not answer or refused who asked; a plain `BusError`: git failed here."""
+    return _unreachable(remote, _Said(stderr))
 
 
 def timed_out(remote: str, seconds: float) -> RemoteUnreachable:
     """The error of a remote that did not answer in time."""
-    return RemoteUnreachable(
-        f"{without_credentials(remote)} did not answer within {seconds:g} s",
-        "check the network, then try again",
-    )
-
-
-def too_large(remote: str, limit_bytes: int) -> FetchTooLarge:
-    """The error of a remote that sends too much."""
-    return FetchTooLarge(f"{without_credentials(remote)} sends more than {limit_bytes} bytes")
+    message = f"{without_credentials(remote)} did not answer within {seconds:g} s"
+    return RemoteUnreachable(message, "check the network, then try again")
 
 
 def command_error(verb: str, directory: str, exit_code: int, stderr: bytes) -> BusError:
@@ -227,107 +221,59 @@ def command_error(verb: str, directory: str, exit_code: int, stderr: bytes) -> B
 
 def summary(stderr: bytes) -> str:
     """What a failing git said, on one line, without boilerplate, escapes or credentials."""
-    return (_reason(stderr) or "; ".join(_lines(stderr)))[:_MAX_MESSAGE]
+    return _Said(stderr).summary
 
 
-def _reason(stderr: bytes) -> str:
-    """The lines that tell why, if any do."""
-    telling = [line for line in _lines(stderr) if not _BOILERPLATE.match(line)]
-    chosen = [line for line in telling if line.startswith(("fatal:", "error:", "remote:"))] or telling
-    return "; ".join(chosen)[:_MAX_MESSAGE]
+def _unreachable(remote: str, said: _Said) -> BusError:
+    if _is_ours(remote, said):
+        return _damage(remote, said)
+    shown = without_credentials(remote)
+    for pattern, error, message, remedy in _CAUSES:
+        if re.search(pattern, said.own, re.IGNORECASE):
+            words = f"; it says: {' '.join(said.words)}" if said.words else ""
+            shown_message = (message.format(remote=shown) + words)[:_MAX_MESSAGE]
+            return error(shown_message, remedy.format(remote=shown))
+    if _BROKE_OFF.search(said.own):
+        why = f": {said.reason}" if said.reason else ""
+        remedy = "the server or the network failed; look what arrived, then try again"
+        return RemoteUnreachable(f"{shown} broke off in the middle{why}", remedy)
+    why = _ADDRESS.sub("", said.summary) or "no answer"
+    return RemoteUnreachable(f"cannot reach {shown}: {why}", "check the address, the network and your access")
 
 
-def _lines(stderr: bytes) -> list[str]:
-    return [line.strip() for line in _text(stderr).splitlines() if line.strip()]
-
-
-def _silent_refusal(remote: str, stderr: bytes) -> BusError:
+def _refused_whole(remote: str, said: _Said) -> BusError:
     """The error of a push that ended before the server spoke of single refs."""
-    if _is_ours(remote, stderr):
-        return _damage(remote, stderr)
-    shown, text, words = without_credentials(remote), _own_words(stderr), _remote_words(stderr)
-    if "does not support --atomic" in text:
-        return PushRejected(f"{shown} does not support atomic pushes")
-    if "shallow update not allowed" in _text(stderr):
-        return PushRejected(f"{shown} refused the push from a shallow clone", "git fetch --unshallow")
-    if _READ_ONLY.search(text):
-        return PushRejected(
-            f"{shown} refused the push: its git daemon takes none, or does not export this repository",
-            "name the repository's HTTPS or SSH address, or another remote, with --remote",
-        )
-    if _ABORTED.search(text):
-        return PushRejected(
-            _with_words(shown, (), words or ["a hook declined"]), "ask the server's owner what its hook takes"
-        )
-    if _FORBIDDEN.search(text):
-        return PushRejected(
-            _with_words(shown, (), words or ["HTTP 403"]),
-            "ask for push rights, or correct the credentials",
-        )
-    if _TOO_LARGE.search(text):
-        return PushRejected(
-            f"{shown} refused the push: it is larger than the server takes (HTTP 413)",
-            "raise the server's limit for request bodies, or ask for a smaller result",
-        )
+    if _is_ours(remote, said):
+        return _damage(remote, said)
+    shown = without_credentials(remote)
+    for pattern, reason, remedy in _REFUSALS:
+        if re.search(pattern, said.own, re.IGNORECASE):
+            return _rejected(shown, reason, said.words, remedy)
     # Some servers say no and hang up; one that vanishes while it reads or answers is another matter.
-    vanished = "unexpected disconnect" in text or "RPC failed" in text
-    if vanished or not words or _cause(text) is not None:
-        return unreachable(remote, stderr)
-    return PushRejected(_with_words(shown, (), words))
+    vanished = "unexpected disconnect" in said.own or "RPC failed" in said.own
+    denied = any(re.search(pattern, said.own, re.IGNORECASE) for pattern, *_ in _CAUSES)
+    if vanished or denied or not said.words:
+        return _unreachable(remote, said)
+    return _rejected(shown, "", said.words, None)
 
 
-def _is_ours(remote: str, stderr: bytes) -> bool:
+def _rejected(shown: str, reason: str, words: Sequence[str], remedy: str | None) -> PushRejected:
+    server = f"the server says: {' '.join(words)}" if words else ""
+    parts = [part for part in (f"{shown} refused the push", reason, server) if part]
+    return PushRejected(": ".join(parts)[:_MAX_MESSAGE], remedy)
+
+
+def _is_ours(remote: str, said: _Said) -> bool:
     """Whether git failed on this side. Over HTTP no server writes into our git's own words."""
-    text = _own_words(stderr)
-    if not _is_damaged(stderr) or (_INCOMPLETE.search(text) and not _CORRUPT.search(text)):
+    incomplete = _INCOMPLETE.search(said.own) and not _CORRUPT.search(said.own)
+    if incomplete or not _DAMAGED.search(said.own):
         return False
     if remote.lower().startswith(("http://", "https://")):
-        return "remote error:" not in text
-    return _THEY_ENDED.search(text) is None
+        return "remote error:" not in said.own
+    return _THEY_ENDED.search(said.own) is None
 
 
-def _is_damaged(stderr: bytes) -> bool:
-    return _DAMAGED.search(_own_words(stderr)) is not None
-
-
-def _damage(remote: str, stderr: bytes) -> BusError:
-    words = [line for line in _lines(stderr) if _DAMAGED.match(line)]
-    said = "; ".join(dict.fromkeys(words))
-    message = f"git failed on this machine, before {without_credentials(remote)} could do anything: {said}"
+def _damage(remote: str, said: _Said) -> BusError:
+    words = "; ".join(dict.fromkeys(line for line in said.lines if _DAMAGED.match(line)))
+    message = f"git failed on this machine, before {without_credentials(remote)} could do anything: {words}"
     return BusError(message[:_MAX_MESSAGE], "git fsck says what is broken; the disk may be full, too")
-
-
-def _cause(text: str) -> _Cause | None:
-    return next((cause for cause in _CAUSES if cause.pattern.search(text)), None)
-
-
-def _own_words(stderr: bytes) -> str:
-    """What git and SSH said themselves, without the server's lines, which may say anything."""
-    return "\n".join(line for line in _lines(stderr) if not line.startswith("remote:"))
-
-
-def _remote_words(stderr: bytes) -> list[str]:
-    words = [line.removeprefix("remote:").strip() for line in _lines(stderr) if line.startswith("remote:")]
-    return [word for word in words if word]
-
-
-def _with_words(remote: str, causes: Sequence[tuple[str, str]], words: Sequence[str]) -> str:
-    reasons = "; ".join(f"{ref} {_shown(why)}" for ref, why in causes)
-    said = " ".join(words)
-    parts = [f"{remote} refused the push"]
-    if reasons:
-        parts.append(reasons)
-    if said:
-        parts.append(f"the server says: {said}")
-    return ": ".join(parts)[:_MAX_MESSAGE]
-
-
-def _shown(words: str) -> str:
-    return without_credentials(clean(words))
-
-
-def _text(stderr: bytes) -> str:
-    """The end of what was written, in whole lines: a part of one might look like other words."""
-    if len(stderr) > _MOST_READ:
-        stderr = stderr[-_MOST_READ:].partition(b"\n")[2]
-    return without_credentials(clean(stderr.decode("utf-8", "replace")))

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import configparser
 import contextlib
+import functools
 import os
 import re
 import tempfile
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from io import BytesIO
@@ -24,8 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from bridge.errors import BrokenObject, BusError, FetchTooLarge, MachineError, RevisionError
-from bridge.git import errors, ls_refs
-from bridge.git.credentials import for_git
+from bridge.git import errors
+from bridge.git import remote as remotes
 from bridge.proc import ProgramResult, find_program, run_program
 from bridge.protocol.sanitize import without_credentials
 
@@ -40,14 +41,12 @@ MAX_COMMIT_BYTES = 1 << 20
 MAX_TREE_BYTES = 16 << 20
 # A few small trees can name more files than memory holds, so only so many changed folders are opened.
 MAX_CHANGED_FOLDERS = 64
-# Refs named in one fetch: the system limits what a command line holds.
-MAX_ARGUMENTS = 1000
 
 TREE_MODE = "040000"
 FILE_MODE = "100644"
 AUTHOR = ("kakeya-mac", "kakeya-mac@localhost")
 
-_SHA = re.compile(r"[0-9a-f]{40}")
+_COMMIT = re.compile(rb"tree ([0-9a-f]{40})\n((?:parent [0-9a-f]{40}\n)*)(?!parent )")
 _KEPT_VARIABLES = re.compile(
     r"GIT_(SSH|SSH_COMMAND|SSH_VARIANT|ASKPASS|PROXY_COMMAND|EXEC_PATH|ALLOW_PROTOCOL|CEILING_DIRECTORIES"
     r"|CONFIG_(GLOBAL|SYSTEM|NOSYSTEM|COUNT|KEY_\d+|VALUE_\d+)|SSL_\w+|HTTP_\w+)"
@@ -81,7 +80,7 @@ _OPTIONS = (
     *("-c", "http.lowSpeedTime=30"),
 )
 _PUSH = ("push", "--porcelain", "--no-verify", "--no-signed", "--no-follow-tags", "--recurse-submodules=no")
-_FETCH = ("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--no-auto-maintenance")
+_FETCH = ("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--no-auto-maintenance", "--stdin")
 
 
 @dataclass(frozen=True)
@@ -114,12 +113,9 @@ class FileChange:
 
 
 class GitRepo:
-    """Git in one repository. Safe for use by several threads.
+    """Git in a work tree, a bare repository or a folder inside one. Safe for use by several threads.
 
-    Args:
-        directory: A work tree, a bare repository or a folder inside one.
-        timeout_s: Deadline of a command, unless the call names another.
-        environment: Variables added to every command.
+    A command has `timeout_s`, unless the call names another deadline; `environment` is added to each.
     """
 
     def __init__(
@@ -134,7 +130,7 @@ class GitRepo:
         self._environment = dict(environment or {})
         self._lock = threading.RLock()
         self._repo: gitpython.Repo | None = None
-        self._settings: list[tuple[str, str]] | None = None
+        self._settings: list[tuple[str, str, str]] | None = None
 
     def close(self) -> None:
         """End the process that is kept open for reading; the next read starts another one."""
@@ -155,11 +151,7 @@ class GitRepo:
         input: bytes = b"",  # noqa: A002 - the word every process API uses
         timeout_s: float | None = None,
     ) -> bytes:
-        """Run a local git command and return its standard output.
-
-        Raises:
-            BusError: It failed or ran past its deadline.
-        """
+        """Run a local git command and return its standard output; a `BusError` where it fails."""
         done = self.attempt(*args, input=input, timeout_s=timeout_s)
         if done.timed_out:
             limit = self.timeout_s if timeout_s is None else timeout_s
@@ -182,18 +174,18 @@ class GitRepo:
             ["git", "-C", str(self.directory), *_OPTIONS, *args],
             input=input,
             timeout_s=self.timeout_s if timeout_s is None else timeout_s,
-            env=self._variables(env),
+            env={**self._variables(), **(env or {})},
             limit_bytes=MAX_OUTPUT_BYTES,
             guard=guard,
         )
 
-    def _variables(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    def _variables(self) -> dict[str, str]:
         kept = {
             name: value
             for name, value in os.environ.items()
             if not name.startswith("GIT_") or _KEPT_VARIABLES.fullmatch(name)
         }
-        return {**kept, **_ENVIRONMENT, **self._environment, **(extra or {})}
+        return {**kept, **_ENVIRONMENT, **self._environment}
 
     # Reading ----------------------------------------------------------------------------------------------
 
@@ -201,20 +193,19 @@ class GitRepo:
         """The commit a revision names; a `RevisionError` where it names none."""
         if not rev or rev.startswith("-") or not rev.isprintable():
             raise RevisionError(f"{rev!r} is not a revision", "give a branch, a tag or a commit")
-        done = self.attempt("rev-parse", "--verify", "--quiet", f"{rev}^{{commit}}")
-        if done.exit_code != 0 and b"fatal:" in done.stderr:
+        with contextlib.suppress(BusError):
+            if (found := self._ask(f"{rev}^{{commit}}", 0)) is not None:
+                return found[0]
+        done = self.attempt("rev-parse", "--verify", "--quiet", f"{rev}^{{commit}}")  # what is wrong
+        if b"fatal:" in done.stderr:
             raise errors.command_error("rev-parse", str(self.directory), done.exit_code, done.stderr)
-        sha = done.stdout.decode().strip()
-        if len(sha) == 64:
+        if len(done.stdout.strip()) == 64:
             raise RevisionError(
                 f"{self.directory} is a SHA-256 repository", "use a repository with SHA-1 object names"
             )
-        if done.exit_code != 0 or _SHA.fullmatch(sha) is None:
-            raise RevisionError(
-                f"no commit is called {rev!r} in {self.directory}",
-                "git fetch it first, or check the spelling",
-            )
-        return sha
+        raise RevisionError(
+            f"no commit is called {rev!r} in {self.directory}", "git fetch it first, or check the spelling"
+        )
 
     def current_branch(self) -> str | None:
         """The branch HEAD is on, without ``refs/heads/``; None: detached."""
@@ -225,29 +216,27 @@ class GitRepo:
 
     def top(self) -> Path:
         """The root of the work tree; of a bare repository, the repository itself."""
-        done = self.attempt("rev-parse", "--show-toplevel")
-        if done.exit_code != 0:
-            done = self.attempt("rev-parse", "--absolute-git-dir")
-        return Path(os.fsdecode(done.stdout).rstrip("\n")) if done.exit_code == 0 else self.directory
+        repo = self._opened()
+        return Path(repo.working_tree_dir or repo.git_dir)
 
-    def settings(self, pattern: str) -> list[tuple[str, str]]:
-        """Configured values whose key (lower-cased but for a middle part) matches a pattern, in order.
-
-        Git's configuration is read once.
-        """
+    def settings(self, pattern: str, *, local: bool = False) -> list[tuple[str, str]]:
+        """Configured values whose key matches a pattern, in order; with `local` only the repository's own."""
         with self._lock:
             if self._settings is None:
-                done = self.attempt("config", "--null", "--list")
-                items = done.stdout.decode("utf-8", "surrogateescape").split("\0")
-                pairs = (item.partition("\n") for item in items)
-                self._settings = [(key, value) for key, _, value in pairs if key]
-        return [(key, value) for key, value in self._settings if re.search(pattern, key)]
+                done = self.attempt("config", "--null", "--show-scope", "--list")
+                fields = done.stdout.decode("utf-8", "surrogateescape").split("\0")
+                self._settings = []
+                for scope, text in zip(fields[::2], fields[1::2], strict=False):
+                    key, line_end, value = text.partition("\n")
+                    self._settings.append((scope, key, value if line_end else "true"))
+        return [
+            (key, value)
+            for scope, key, value in self._settings
+            if re.search(pattern, key) and (not local or scope in ("local", "worktree"))
+        ]
 
     def is_dirty(self, timeout_s: float) -> bool | None:
-        """Whether tracked files differ from HEAD; None: not known in time, or there is no work tree.
-
-        Looks at every tracked file, so its cost grows with their number. Never writes the index.
-        """
+        """Whether tracked files differ from HEAD; None: not known in time, or there is no work tree."""
         flags = ("--quiet", "--no-ext-diff", "--no-textconv", "--ignore-submodules=all")
         done = self.attempt("diff", *flags, "HEAD", timeout_s=timeout_s)
         return None if done.timed_out or done.exit_code not in (0, 1) else done.exit_code == 1
@@ -263,30 +252,19 @@ class GitRepo:
 
     def commit(self, sha: str) -> CommitData:
         """Read one commit; a `BusError` where it is missing, broken or none."""
-        import git
-
         data = self._read("commit", sha, MAX_COMMIT_BYTES)
-        try:
-            commit = git.Commit(self._opened(), bytes.fromhex(sha))._deserialize(BytesIO(data))
-            parents = tuple(parent.hexsha for parent in commit.parents)
-            head = "".join([f"tree {commit.tree.hexsha}\n", *(f"parent {parent}\n" for parent in parents)])
-        except (ValueError, IndexError, AttributeError) as error:
-            raise BrokenObject(f"the commit {sha[:12]} is broken: {error}") from None
-        if not data.startswith(head.encode()) or data[len(head) :].startswith(b"parent "):
-            raise BrokenObject(
-                f"the commit {sha[:12]} is broken: it does not begin with its tree and parents"
-            )
-        message = commit.message
-        text = message if isinstance(message, str) else message.decode("utf-8", "replace")
-        return CommitData(sha, commit.tree.hexsha, parents, text)
+        match = _COMMIT.match(data)
+        if match is None:
+            raise BrokenObject(f"the commit {sha[:12]} is broken: it does not begin with a tree and parents")
+        parents = tuple(line.removeprefix("parent ") for line in match[2].decode().splitlines())
+        message = data[match.end() :].partition(b"\n\n")[2].decode("utf-8", "replace")
+        return CommitData(sha, match[1].decode(), parents, message)
 
     def tree_entries(self, tree: str) -> dict[str, tuple[str, str]]:
         """Mode and sha of each entry of one tree, by name; `tree`: a sha, or ``<commit>:folder``."""
-        from git.objects.fun import tree_entries_from_data
-
         data = self._read("tree", tree if ":" in tree else f"{tree}^{{tree}}", MAX_TREE_BYTES)
         try:
-            rows = tree_entries_from_data(data)
+            rows = _gitpython().objects.fun.tree_entries_from_data(data)
         except ValueError as error:
             raise BrokenObject(f"the tree {tree[:12]} is broken: {error}") from None
         entries = {name: (f"{mode:06o}", sha.hex()) for sha, mode, name in rows}
@@ -321,11 +299,7 @@ class GitRepo:
         return sorted(found, key=lambda change: change.path)
 
     def read_file(self, commit: str, path: str, limit: int) -> bytes | None:
-        """A file's bytes in a commit; None when there is no plain file at that path.
-
-        Raises:
-            BrokenObject: The file is larger than `limit` bytes.
-        """
+        """A file's bytes in a commit; None: no plain file is there. A `BrokenObject`: it is too large."""
         found = self._ask(f"{commit}:{path}", limit)
         return found[3] if found is not None and found[1] == "blob" else None
 
@@ -337,25 +311,12 @@ class GitRepo:
             return None
 
     def read_objects(self, shas: Sequence[str], limit: int) -> list[bytes]:
-        """The bytes of many files, in order.
-
-        Raises:
-            BusError: One is missing, or together they hold more than `limit` bytes.
-        """
-        found = [(sha, *self.kind_and_size(sha)) for sha in shas]
-        for sha, kind, _ in found:
-            if kind == "missing":
-                raise BusError(f"the object {sha} is missing in {self.directory}")
-        total = sum(size for _, _, size in found)
+        """The bytes of many files, in order; a `BusError`: one is missing, or they exceed `limit`."""
+        found = [self._ask(sha, 0) for sha in shas]
+        total = sum(size for _, _, size, _ in filter(None, found))
         if total > limit:
             raise BusError(f"{len(shas)} files with {total} bytes, but at most {limit} are read")
         return [self._read("blob", sha, limit) for sha in shas]
-
-    def refs(self, prefix: str) -> dict[str, str]:
-        """Local refs under a prefix, by full name."""
-        listed = self.run("for-each-ref", "--format=%(objectname) %(refname)", prefix)
-        lines = listed.decode("utf-8", "replace").split("\n")
-        return {ref: sha for sha, _, ref in (line.partition(" ") for line in lines if line)}
 
     def _read(self, kind: str, name: str, limit: int) -> bytes:
         found = self._ask(name, limit)
@@ -369,29 +330,15 @@ class GitRepo:
         if "\n" in name:
             return None
         with self._lock:
-            for attempt in (1, 2):
-                try:
-                    return self._asked(self._opened().git, name, limit)
-                except (OSError, ValueError, AttributeError) as error:
-                    # The process died, or the repository was rebuilt under it: one more try with a new one.
-                    self.close()
-                    if attempt == 2:
-                        raise BusError(f"git cat-file failed in {self.directory}: {error}") from None
-        raise AssertionError("unreachable")
-
-    def _asked(self, git: Any, name: str, limit: int) -> tuple[str, str, int, bytes] | None:
-        try:
-            sha, kind, size = git.get_object_header(name)
-        except ValueError as error:
-            if "SHA is empty" in str(error):  # no answer at all
-                raise
-            return None
-        sha, kind = sha.decode(), kind.decode()
-        if not limit:
-            return sha, kind, size, b""
-        if size > limit:
-            raise BrokenObject(f"the {kind} {sha[:12]} has {size} bytes, but at most {limit} are read")
-        return sha, kind, size, git.get_object_data(sha)[3]
+            try:
+                return _asked(self._opened().git, name, limit)
+            except (OSError, ValueError, AttributeError):
+                self.close()  # the process died, or the repository was rebuilt under it: once more
+            try:
+                return _asked(self._opened().git, name, limit)
+            except (OSError, ValueError, AttributeError) as error:
+                self.close()
+                raise BusError(f"git cat-file failed in {self.directory}: {error}") from None
 
     def _opened(self) -> gitpython.Repo:
         with self._lock:
@@ -439,10 +386,7 @@ class GitRepo:
         leases = [f"--force-with-lease={update.ref}:{update.expected}" for update in updates]
         specs = [f"{update.new or ''}:{update.ref}" for update in updates]
         flags = ["--atomic"] if atomic and len(updates) > 1 else []
-        limit = self.timeout_s if timeout_s is None else timeout_s
-        done = self._talk(remote, *_PUSH, *flags, *leases, specs=specs, timeout_s=limit)
-        if done.timed_out:
-            raise errors.timed_out(remote, limit)
+        done = self._talk(remote, [*_PUSH, *flags, *leases], specs, timeout_s)
         if done.exit_code != 0:
             raise errors.push_error(remote, done.stdout, done.stderr)
 
@@ -455,58 +399,50 @@ class GitRepo:
         timeout_s: float | None = None,
         limit_bytes: int = FETCH_LIMIT_BYTES,
     ) -> None:
-        """Fetch refs by their exact names, or objects by sha. No other fetch into this repository may go on.
+        """Fetch refs by exact names, or objects by sha; a mapping names the local ref that each becomes.
 
-        Args:
-            remote: Address of the remote.
-            wanted: Exact names or shas; as a mapping, the local ref that each becomes.
-            depth: Commits of each history; None: all.
-            timeout_s: Deadline.
-            limit_bytes: Most that may come.
-
-        Raises:
-            RemoteUnreachable: The remote did not answer, or has no such ref.
-            FetchTooLarge: It sends more than `limit_bytes`.
+        No other fetch into this repository may go on. A `FetchTooLarge`: more than `limit_bytes` come.
         """
-        specs = [f"+{ref}:{wanted[ref]}" for ref in wanted] if isinstance(wanted, Mapping) else list(wanted)
-        if len(specs) > MAX_ARGUMENTS:
-            for start in range(0, len(specs), MAX_ARGUMENTS):
-                part = list(wanted)[start : start + MAX_ARGUMENTS]
-                some = {ref: wanted[ref] for ref in part} if isinstance(wanted, Mapping) else part
-                self.fetch(remote, some, depth=depth, timeout_s=timeout_s, limit_bytes=limit_bytes)
-            return
-        flags = [f"--depth={depth}"] if depth else []
-        limit = self.timeout_s if timeout_s is None else timeout_s
+        local = list(wanted.values()) if isinstance(wanted, Mapping) else []
+        specs = [f"+{name}:{wanted[name]}" for name in wanted] if isinstance(wanted, Mapping) else wanted
         packs = self.objects / "pack"
         before = set(packs.glob("*"))
-        guard = _pack_guard(packs, before, limit_bytes, remote)
-        done = self._talk(remote, *_FETCH, *flags, specs=specs, timeout_s=limit, guard=guard)
+
+        def too_large() -> str | None:  # all comes as one pack, see `_OPTIONS`
+            if size_of(set(packs.glob("*")) - before) <= limit_bytes:
+                return None
+            return f"{without_credentials(remote)} sends more than {limit_bytes} bytes"
+
+        flags = [f"--depth={depth}"] if depth else []
+        # By standard input, because the system limits what a command line holds.
+        lines = "\n".join(specs).encode()
+        done = self._talk(remote, [*_FETCH, *flags], (), timeout_s, input=lines, guard=too_large)
         if done.stopped is not None:
             # It may have just been finished.
-            if isinstance(wanted, Mapping):
-                deletions = "".join(f"delete {ref}\n" for ref in wanted.values())
-                self.run("update-ref", "--stdin", input=deletions.encode())
-            for path in set(packs.glob("*")) - before:
+            self.delete_refs(local)
+            unfinished = [self.objects.glob(name) for name in ("tmp_obj_*", "??/tmp_obj_*", "pack/tmp_*")]
+            for path in {*packs.glob("*"), *(path for found in unfinished for path in found)} - before:
                 path.unlink(missing_ok=True)
-            remove_unfinished(self.objects)
             raise FetchTooLarge(done.stopped)
-        if done.timed_out:
-            raise errors.timed_out(remote, limit)
         if done.exit_code != 0:
             raise errors.unreachable(remote, done.stderr)
+
+    def delete_refs(self, names: Iterable[str]) -> None:
+        """Delete local refs."""
+        self.run("update-ref", "--stdin", input="".join(f"delete {name}\n" for name in names).encode())
 
     def list_refs(self, remote: str, *prefixes: str, timeout_s: float | None = None) -> dict[str, str]:
         """Refs of a remote below some prefixes (exact names count as prefixes), by full name.
 
         Only those travel where the server speaks protocol version 2. Names that are not UTF-8 are left out.
         """
-        limit = self.timeout_s if timeout_s is None else timeout_s
-        address, secrets = for_git(remote, {**os.environ, **self._environment})
-        found = ls_refs.list_refs(self, address, prefixes, timeout_s=limit, env=secrets) if prefixes else None
+        found = None
+        if prefixes:
+            limit = self.timeout_s if timeout_s is None else timeout_s
+            address, secrets = self._address(remote)
+            found = remotes.list_refs(self, address, prefixes, timeout_s=limit, env=secrets)
         if found is None:
-            done = self.attempt("ls-remote", "--quiet", "--refs", "--", address, timeout_s=limit, env=secrets)
-            if done.timed_out:
-                raise errors.timed_out(remote, limit)
+            done = self._talk(remote, ["ls-remote", "--quiet", "--refs"], [], timeout_s)
             if done.exit_code != 0:
                 raise errors.unreachable(remote, done.stderr)
             lines = [line.partition(b"\t") for line in done.stdout.split(b"\n") if line]
@@ -517,36 +453,46 @@ class GitRepo:
                     "use a repository with SHA-1 object names",
                 )
         wanted = tuple(prefix.encode() for prefix in prefixes) or (b"",)
-        kept = {name: sha for name, sha in found.items() if name.startswith(wanted)}
-        return {name.decode(): sha for name, sha in kept.items() if _is_utf8(name)}
+        listed = {}
+        for name, sha in found.items():
+            with contextlib.suppress(UnicodeDecodeError):
+                if name.startswith(wanted):
+                    listed[name.decode()] = sha
+        return listed
 
     def remote_url(self, remote: str) -> str:
-        """A remote's address after the user's ``insteadOf`` rules; a name without one comes back as it is.
-
-        So does an address with credentials, which git is given unchanged by those rules.
-        """
-        address, secrets = for_git(remote)
+        """A remote's address after the user's ``insteadOf`` rules; with credentials, as it was given."""
+        address, secrets = remotes.for_git(remote)
         return remote if secrets else self.run("ls-remote", "--get-url", "--", address).decode().strip()
+
+    def _address(self, remote: str) -> tuple[str, dict[str, str]]:
+        """A remote's address for a command line, and the variables that bring its credentials."""
+        return remotes.for_git(remote, {**os.environ, **self._environment})
 
     def _talk(
         self,
         remote: str,
-        *args: str,
+        args: Sequence[str],
         specs: Sequence[str],
-        timeout_s: float,
+        timeout_s: float | None,
+        *,
+        input: bytes = b"",  # noqa: A002 - see run
         guard: Callable[[], str | None] | None = None,
     ) -> ProgramResult:
-        """Run a command that talks to a remote; credentials in its address reach git by the environment."""
-        address, secrets = for_git(remote, {**os.environ, **self._environment})
-        return self.attempt(*args, "--", address, *specs, timeout_s=timeout_s, env=secrets, guard=guard)
+        """Run a command that talks to a remote."""
+        address, secrets = self._address(remote)
+        limit = self.timeout_s if timeout_s is None else timeout_s
+        words = (*args, "--", address, *specs)
+        done = self.attempt(*words, input=input, timeout_s=limit, env=secrets, guard=guard)
+        if done.timed_out:
+            raise errors.timed_out(remote, limit)
+        return done
 
 
 class Scratch(GitRepo):
     """A repository whose new objects go to another folder. Made by `GitRepo.scratch`."""
 
     def __init__(self, base: GitRepo, folder: Path) -> None:
-        from gitdb import LooseObjectDB
-
         others = base._environment.get("GIT_ALTERNATE_OBJECT_DIRECTORIES")
         reach = [_quoted(str(base.objects)), *([others] if others else [])]
         overlay = {
@@ -557,7 +503,6 @@ class Scratch(GitRepo):
         super().__init__(base.directory, timeout_s=base.timeout_s, environment=environment)
         self._base = base
         self._folder = folder
-        self._store_to = LooseObjectDB(str(folder))
 
     @property
     def objects(self) -> Path:
@@ -575,45 +520,17 @@ class Scratch(GitRepo):
     ) -> str:
         """Write a commit that changes some files of its parent; the same arguments give the same commit.
 
-        Args:
-            parent: The parent commit; None: a commit without one, of these files alone.
-            files: New contents by path; None removes the file.
-            message: The commit message.
-            when: Date of the commit (aware); None: now.
-            merged: Further parents, which keep what they hold reachable.
-
-        Raises:
-            BrokenObject: The parent's trees are not ones that git would write, or too large.
-            RevisionError: The parent has a file where a folder belongs.
+        A file without contents is removed. `merged` are further parents, which keep what they hold reachable.
+        A `RevisionError`: the parent has a file where a folder belongs.
         """
-        import git
-
         base = None if parent is None else self._reader(parent).commit(parent).tree
         tree = self._tree(base, files, parent or "")
-        repo = self._base._opened()
-        actor, seconds = git.Actor(*AUTHOR), int((when or datetime.now(UTC)).timestamp())
-        shas = [*([] if parent is None else [parent]), *merged]
-        commit = git.Commit(
-            repo,
-            git.Commit.NULL_BIN_SHA,
-            tree=git.Tree(repo, bytes.fromhex(tree)),
-            author=actor,
-            authored_date=seconds,
-            author_tz_offset=0,
-            committer=actor,
-            committed_date=seconds,
-            committer_tz_offset=0,
-            message=message,
-            parents=[git.Commit(repo, bytes.fromhex(sha)) for sha in shas],
-            encoding="UTF-8",
-        )
-        stream = BytesIO()
-        commit._serialize(stream)  # GitPython's interface of objects that can be stored
-        return self._store("commit", stream.getvalue())
+        by = f"{AUTHOR[0]} <{AUTHOR[1]}> {int((when or datetime.now(UTC)).timestamp())} +0000"
+        parents = [f"parent {sha}" for sha in (*([] if parent is None else [parent]), *merged)]
+        head = "\n".join([f"tree {tree}", *parents, f"author {by}", f"committer {by}"])
+        return self._store("commit", f"{head}\n\n{message}".encode())
 
     def _tree(self, base: str | None, files: Mapping[str, bytes | None], parent: str) -> str:
-        from git.objects.fun import tree_to_stream
-
         entries = {} if base is None else self._reader(base).tree_entries(base)
         folders: dict[str, dict[str, bytes | None]] = {}
         for path, data in files.items():
@@ -632,13 +549,14 @@ class Scratch(GitRepo):
                     "rename that file, or ask for another commit",
                 )
             entries[name] = (TREE_MODE, self._tree(sha, inner, parent))
-        rows = [(bytes.fromhex(sha), int(mode, 8), name) for name, (mode, sha) in entries.items()]
-        # Git compares names as bytes, a folder's as if it ended in a slash.
-        rows.sort(key=lambda row: os.fsencode(row[2]) + (b"/" if row[1] == int(TREE_MODE, 8) else b""))
-        stream = BytesIO()
         # As bytes, so that a name that is not UTF-8 stays what it is.
-        encoded = [(sha, mode, cast("str", os.fsencode(name))) for sha, mode, name in rows]
-        tree_to_stream(encoded, stream.write)
+        rows = [
+            (bytes.fromhex(sha), int(mode, 8), os.fsencode(name)) for name, (mode, sha) in entries.items()
+        ]
+        # Git compares a folder's name as if it ended in a slash.
+        rows.sort(key=lambda row: row[2] + (b"/" if row[1] == int(TREE_MODE, 8) else b""))
+        stream = BytesIO()
+        _gitpython().objects.fun.tree_to_stream(rows, stream.write)
         return self._store("tree", stream.getvalue())
 
     def _reader(self, sha: str) -> GitRepo:
@@ -648,18 +566,20 @@ class Scratch(GitRepo):
     def _store(self, kind: str, data: bytes) -> str:
         import gitdb
 
+        store = gitdb.LooseObjectDB(str(self._folder))
         try:
-            stored = self._store_to.store(gitdb.IStream(kind.encode(), len(data), BytesIO(data)))
+            return str(store.store(gitdb.IStream(kind.encode(), len(data), BytesIO(data))).hexsha, "ascii")
         except OSError as error:
             raise MachineError(f"cannot write to {self._folder}: {error.strerror or error}") from None
-        return str(stored.hexsha, "ascii") if isinstance(stored.hexsha, bytes) else str(stored.hexsha)
 
 
-def remove_unfinished(objects: Path) -> None:
-    """Remove packs and objects that an ended fetch left unfinished. No other fetch may be going on."""
-    for pattern in ("tmp_obj_*", "??/tmp_obj_*", "pack/tmp_*"):
-        for path in objects.glob(pattern):
-            path.unlink(missing_ok=True)
+def size_of(files: Iterable[Path]) -> int:
+    """Bytes of files, as far as they are still there."""
+    total = 0
+    for file in files:
+        with contextlib.suppress(FileNotFoundError):
+            total += file.stat().st_size
+    return total
 
 
 def _require_git() -> None:
@@ -667,10 +587,22 @@ def _require_git() -> None:
         raise MachineError("git was not found on PATH", "install git 2.31 or later")
 
 
+@functools.cache
+def _gitpython() -> Any:
+    """GitPython, imported without the two ``git version`` that it starts where it finds git."""
+    settings = {"GIT_PYTHON_REFRESH": "quiet", "GIT_PYTHON_GIT_EXECUTABLE": os.devnull}
+    os.environ.update(settings)
+    try:
+        import git
+    finally:
+        for name in settings:
+            os.environ.pop(name, None)
+    return git
+
+
 def _open(directory: Path, variables: Mapping[str, str]) -> gitpython.Repo:
     _require_git()
-    import git
-
+    git = _gitpython()
     for name in _MISLEADING:  # as hooks of git set them; GitPython would obey them, and no caller of ours may
         os.environ.pop(name, None)
     try:
@@ -687,7 +619,22 @@ def _open(directory: Path, variables: Mapping[str, str]) -> gitpython.Repo:
         "GIT_ALTERNATE_OBJECT_DIRECTORIES": "",
     }
     repo.git.update_environment(**{**places, **variables})
-    return repo
+    return cast("gitpython.Repo", repo)
+
+
+def _asked(git: Any, name: str, limit: int) -> tuple[str, str, int, bytes] | None:
+    try:
+        sha, kind, size = git.get_object_header(name)
+    except ValueError as error:
+        if "SHA is empty" in str(error):  # no answer at all
+            raise
+        return None
+    sha, kind = sha.decode(), kind.decode()
+    if not limit:
+        return sha, kind, size, b""
+    if size > limit:
+        raise BrokenObject(f"the {kind} {sha[:12]} has {size} bytes, but at most {limit} are read")
+    return sha, kind, size, git.get_object_data(sha)[3]
 
 
 def _change(path: str, old: tuple[str, str] | None, new: tuple[str, str] | None) -> FileChange:
@@ -696,27 +643,6 @@ def _change(path: str, old: tuple[str, str] | None, new: tuple[str, str] | None)
     if old is None:
         return FileChange("A", path, *new)
     return FileChange("M" if old[0][:3] == new[0][:3] else "T", path, *new)
-
-
-def _pack_guard(packs: Path, before: set[Path], limit_bytes: int, remote: str) -> Callable[[], str | None]:
-    """What stops a fetch that brings more than a limit: it stays one pack, see `_OPTIONS`."""
-
-    def too_large() -> str | None:
-        size = 0
-        for file in set(packs.glob("*")) - before:
-            with contextlib.suppress(FileNotFoundError):
-                size += file.stat().st_size
-        return errors.too_large(remote, limit_bytes).message if size > limit_bytes else None
-
-    return too_large
-
-
-def _is_utf8(name: bytes) -> bool:
-    try:
-        name.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _quoted(path: str) -> str:

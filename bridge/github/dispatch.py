@@ -7,22 +7,13 @@ workflow titles its runs with the request's branch. The API only informs: the re
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from bridge.bus.requests import WORKFLOW_NAME
-from bridge.errors import (
-    ApiConflict,
-    ApiError,
-    ApiFault,
-    ApiNotFound,
-    RateLimited,
-    ScopeMissing,
-    TokenRejected,
-)
-from bridge.github.api import GitHub, JobRecord, RunRecord
-from bridge.github.repository import find_token, repository_of
+from bridge.errors import ApiConflict, ApiError, ApiFault, ApiNotFound, ScopeMissing, TokenRejected
+from bridge.github.api import GitHub, JobRecord, RunRecord, find_token, repository_of
 from bridge.protocol.refs import parse_request_ref
 from bridge.protocol.sanitize import clean_line
 
@@ -50,30 +41,19 @@ class RequestRef:
 
 @dataclass(frozen=True)
 class RunView:
-    """A workflow run at one moment, its texts sanitised; None: there is none, or it is not known.
-
-    Attributes:
-        state: ``queued``, ``pending``, ``waiting``, ``requested``, ``in_progress`` or ``completed``.
-        conclusion: Once completed.
-        attempt: From 1.
-        machine: The runner of the Mac's job.
-        job: The job in progress, and `step` its step in progress.
-        labels: The runner labels that the Mac's job asks for.
-        started: Whether any machine had a job of this attempt.
-        mac_job: Id of the Mac's job.
-    """
+    """A workflow run at one moment, its texts sanitised; None: there is none, or it is not known."""
 
     id: int
     url: str
-    state: str
+    state: str  # ``queued``, ``pending``, ``waiting``, ``requested``, ``in_progress`` or ``completed``
     conclusion: str | None = None
     attempt: int = 1
-    machine: str | None = None
-    job: str | None = None
-    step: str | None = None
-    labels: tuple[str, ...] = ()
-    started: bool | None = None
-    mac_job: int | None = None
+    machine: str | None = None  # the runner of the Mac's job
+    job: str | None = None  # the job in progress
+    step: str | None = None  # its step in progress
+    labels: tuple[str, ...] = ()  # the runner labels that the Mac's job asks for
+    started: bool | None = None  # whether any machine had a job of this attempt
+    mac_job: int | None = None  # id of the Mac's job
 
     @property
     def is_done(self) -> bool:
@@ -103,7 +83,7 @@ class Dispatch:
     github: GitHub
     ref: str
 
-    def start(self, branch: str, commit: str, *, sleep: Callable[[float], None] = time.sleep) -> int | None:
+    def start(self, branch: str, commit: str) -> int | None:
         """Start the run of a request whose branch, with or without ``refs/heads/``, is on the remote.
 
         Returns:
@@ -118,19 +98,16 @@ class Dispatch:
             return self.github.dispatch(WORKFLOW_NAME, self.ref, inputs)
         except ApiFault as error:
             fault = error
-        answered = False
+        is_known = False
         for pause in _LOOKUP_PAUSES_S:
-            sleep(pause)
+            time.sleep(pause)
             try:
-                run, answered = find_dispatched(quick(self.github), branch), True
+                run, is_known = _find_dispatched(_quick(self.github), branch), True
             except ApiError:
-                answered = False
-                continue
+                run, is_known = None, False
             if run is not None:
                 return run.id
-        if not answered:
-            raise fault
-        raise ApiError(f"{fault.message}; no run was started", fault.remedy)
+        raise ApiError(f"{fault.message}; no run was started", fault.remedy) if is_known else fault
 
 
 def api_of(address: str) -> GitHub | None:
@@ -140,14 +117,12 @@ def api_of(address: str) -> GitHub | None:
         ApiError: A variable holds an invalid API address or token.
     """
     repository = repository_of(address)
-    token = None if repository is None else find_token(address=address)
-    if repository is None or token is None:
-        return None
-    return quick(GitHub(repository, token))
+    token = None if repository is None else find_token()
+    return None if repository is None or token is None else _quick(GitHub(repository, token))
 
 
-def quick(github: GitHub) -> GitHub:
-    """The same API for calls that must not delay other work: no retries, a short timeout."""
+def _quick(github: GitHub) -> GitHub:
+    """The same API for calls that must not delay other work."""
     return GitHub(github.repository, github.token, retries=0, timeout_s=_QUICK_TIMEOUT_S)
 
 
@@ -157,12 +132,12 @@ def find_run(github: GitHub, request: RequestRef) -> RunView | None:
         run: RunRecord | None = github.run(request.run_id)
     else:
         pushed = github.runs(workflow=WORKFLOW_NAME, head_sha=request.commit, limit=1)
-        run = next(iter(pushed), None) or find_dispatched(github, request.branch)
+        run = pushed[0] if pushed else _find_dispatched(github, request.branch)
     return None if run is None else _view(run, github.jobs(run.id))
 
 
-def find_dispatched(github: GitHub, branch: str) -> RunRecord | None:
-    """The newest run that a dispatch started for a request's branch; None: none among the last hundred."""
+def _find_dispatched(github: GitHub, branch: str) -> RunRecord | None:
+    """The newest of the last hundred dispatched runs that has a request's branch as its title."""
     title = branch.removeprefix("refs/heads/")
     dispatched = github.runs(workflow=WORKFLOW_NAME, event="workflow_dispatch")
     return next((run for run in dispatched if run.display_title == title), None)
@@ -172,13 +147,32 @@ def runs_by_nonce(github: GitHub, nonces: Iterable[str]) -> dict[str, RunView]:
     """The newest run of each request among the last hundred; the first few in progress with their jobs."""
     wanted, found, in_progress = set(nonces), dict[str, RunView](), 0
     for run in github.runs(workflow=WORKFLOW_NAME) if wanted else ():
-        nonce = _nonce_of(run)
+        names = (parse_request_ref(f"refs/heads/{name}") for name in (run.head_branch, run.display_title))
+        nonce = next((name.nonce for name in names if name is not None), None)
         if nonce is None or nonce not in wanted or nonce in found:
             continue
         in_progress += run.status == "in_progress"
         has_jobs = run.status == "in_progress" and in_progress <= _WITH_JOBS
         found[nonce] = _view(run, github.jobs(run.id) if has_jobs else None)
     return found
+
+
+def _view(run: RunRecord, jobs: list[JobRecord] | None) -> RunView:
+    mac = next((job for job in jobs or () if job.name.rpartition(" / ")[2] == _MAC_JOB), None)
+    live = next((job for job in jobs or () if job.status == "in_progress"), None)
+    return RunView(
+        id=run.id,
+        url=clean_line(run.html_url),
+        state=clean_line(run.status or "unknown"),
+        conclusion=clean_line(run.conclusion) if run.conclusion else None,
+        attempt=run.run_attempt,
+        machine=clean_line(mac.runner_name) if mac and mac.runner_name else None,
+        job=clean_line(live.name) if live else None,
+        step=clean_line(live.step.name) if live and live.step else None,
+        labels=tuple(clean_line(label) for label in mac.labels) if mac else (),
+        started=None if jobs is None else any(job.runner_name or job.steps for job in jobs),
+        mac_job=mac.id if mac else None,
+    )
 
 
 class RunWatcher:
@@ -195,10 +189,9 @@ class RunWatcher:
         self._request = request
         self._clock = clock
         self._start_s = self._next_s = clock()
-        self._interval_s = INTERVAL_S
+        self._pause_s = INTERVAL_S
         self._reruns = 0
         self._reported: set[str] = set()
-        self._last = ""
 
     def poll(self) -> list[str]:
         """What is new about the run, one sentence each; asks the API every `INTERVAL_S` at most."""
@@ -207,88 +200,58 @@ class RunWatcher:
             return []
         self._next_s = now + INTERVAL_S
         try:
-            news = self._poll(self._github, now - self._start_s)
+            sentences = list(self._look(self._github, now - self._start_s))
+            self._pause_s = INTERVAL_S
         except ApiError as error:
-            return self._failed(error, now)
-        self._interval_s = INTERVAL_S
+            sentences = [self._give_up_or_back_off(error, now)]
+        news = [sentence for sentence in sentences if sentence not in self._reported]
+        self._reported.update(news)
         return news
 
-    def _poll(self, github: GitHub, waited_s: float) -> list[str]:
+    def _look(self, github: GitHub, waited_s: float) -> Iterator[str]:
         run = self.run = find_run(github, self._request)
+        is_late = waited_s >= LATE_S
         if run is None:
-            missing = "no workflow run exists for it: are Actions enabled, and is the workflow on its commit?"
-            return self._once(missing) if waited_s >= LATE_S else []
-        news = self._once(f"run {run.url}")
+            if is_late:
+                yield "no workflow run exists for it: are Actions enabled, and is the workflow on its commit?"
+            return
+        yield f"run {run.url}"
         if run.is_evicted:
-            return [*news, *self._rerun(github, run)]
-        if (line := _progress(run)) != self._last:
-            self._last = line
-            news.append(line)
-        if run.state == "queued" and run.machine is None and waited_s >= LATE_S:
+            yield self._rerun(github, run)
+            return
+        yield _progress(run)
+        if is_late and run.state == "queued" and run.machine is None:
             labels = f" with the labels {', '.join(run.labels)}" if run.labels else ""
-            news += self._once(f"no machine{labels} took the run for {LATE_S:.0f} s: is the Mac online?")
-        return news
+            yield f"no machine{labels} took the run for {LATE_S:.0f} s: is the Mac online?"
 
-    def _rerun(self, github: GitHub, run: RunView) -> list[str]:
+    def _rerun(self, github: GitHub, run: RunView) -> str:
         evicted = f"the run was evicted before a machine had it (attempt {run.attempt})"
         if self._reruns >= MAX_RERUNS:
-            return self._once(f"{evicted}; it was re-run {MAX_RERUNS} times, which is the limit")
+            return f"{evicted}; it was re-run {MAX_RERUNS} times, which is the limit"
         try:
             github.rerun(run.id)
         except (ApiConflict, ApiNotFound) as error:  # another client may have re-run it
-            return self._once(f"{evicted}; cannot re-run it: {error.message}")
+            return f"{evicted}; cannot re-run it: {error.message}"
         self._reruns += 1
-        return [f"{evicted}: re-run; `queue: max` in the workflow file prevents evictions"]
+        return f"{evicted}: re-run; `queue: max` in the workflow file prevents evictions"
 
-    def _failed(self, error: ApiError, now: float) -> list[str]:
-        if isinstance(error, TokenRejected | ScopeMissing) or (
-            isinstance(error, ApiNotFound) and not self._reported
-        ):
+    def _give_up_or_back_off(self, error: ApiError, now: float) -> str:
+        is_hidden = isinstance(error, ApiNotFound) and not self._reported
+        if is_hidden or isinstance(error, TokenRejected | ScopeMissing):
             self._github = None
         else:
-            self._interval_s = min(self._interval_s * 2, MAX_INTERVAL_S)
-            asked_s = error.wait_s if isinstance(error, RateLimited | ApiFault) else None
-            self._next_s = now + max(self._interval_s, asked_s or 0.0)
+            self._pause_s = min(self._pause_s * 2, MAX_INTERVAL_S)
+            self._next_s = now + max(self._pause_s, error.wait_s or 0.0)
         remedy = f" ({error.remedy})" if error.remedy else ""
-        return [f"{line}; waiting goes on over git" for line in self._once(f"{error.message}{remedy}")]
-
-    def _once(self, sentence: str) -> list[str]:
-        if sentence in self._reported:
-            return []
-        self._reported.add(sentence)
-        return [sentence]
+        return f"{error.message}{remedy}; waiting goes on over git"
 
 
 def _progress(run: RunView) -> str:
+    again = "" if run.attempt == 1 else f" (attempt {run.attempt})"
     if run.is_done:
-        return f"the run ended: {run.conclusion or 'unknown'}"
+        return f"the run ended{again}: {run.conclusion or 'unknown'}"
     if run.state != "in_progress":
-        return f"the run is {run.state}"
+        return f"the run is {run.state}{again}"
     where = f" on {run.machine}" if run.machine is not None and run.job == _MAC_JOB else ""
     step = " / ".join(part for part in (run.job, run.step) if part)
-    return f"the run is in progress{where}{': ' if step else ''}{step}"
-
-
-def _nonce_of(run: RunRecord) -> str | None:
-    for name in (run.head_branch or "", run.display_title):
-        if (named := parse_request_ref(f"refs/heads/{name}")) is not None:
-            return named.nonce
-    return None
-
-
-def _view(run: RunRecord, jobs: list[JobRecord] | None) -> RunView:
-    mac = next((job for job in jobs or () if job.name.rpartition(" / ")[2] == _MAC_JOB), None)
-    live = next((job for job in jobs or () if job.status == "in_progress"), None)
-    return RunView(
-        id=run.id,
-        url=clean_line(run.html_url),
-        state=clean_line(run.status or "unknown"),
-        conclusion=clean_line(run.conclusion) if run.conclusion else None,
-        attempt=run.run_attempt,
-        machine=clean_line(mac.runner_name) if mac and mac.runner_name else None,
-        job=clean_line(live.name) if live else None,
-        step=clean_line(live.step.name) if live and live.step else None,
-        labels=() if mac is None else tuple(clean_line(label) for label in mac.labels),
-        started=None if jobs is None else any(job.runner_name or job.steps for job in jobs),
-        mac_job=mac.id if mac else None,
-    )
+    return f"the run is in progress{where}{again}{': ' if step else ''}{step}"

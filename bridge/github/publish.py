@@ -1,29 +1,35 @@
 """The job on a hosted runner, which may write: compare, read, judge again, commit the result.
 
-It runs no code of a request and believes nothing the first job says: the digest is compared, the artifact is
-read as hostile, the result is checked against the request commit, its evidence is judged by the gate
-installed here. A result is published byte for byte, because its signature covers these bytes. A run without a
-usable result is answered with one of the publisher's own, which no runner's key signs.
+It runs no code of a request and believes nothing the first job says: the artifact is read as hostile, its
+digest compared, the result checked against the request commit, its evidence judged by the gate installed
+here. A result is published byte for byte, because its signature covers these bytes. A run without a usable
+result is answered with one of the publisher's own, which no runner's key signs.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from bridge import __version__
 from bridge.bus.publish import AlreadyAnswered, ResultFiles, publish
+from bridge.bus.requests import state_of
 from bridge.bus.results import Believed, ExpectedRequest, believe, check_files, fetch, pins_keys
-from bridge.bus.state import state_of
 from bridge.client.fetch import Judged, judge
 from bridge.errors import BusError, EvidenceError
 from bridge.git.cache import GitCache
-from bridge.github.artifact import Artifact, TamperedArtifact, read_artifact, require_digest
 from bridge.github.dispatch import RequestRef
-from bridge.github.workflow import LEFT_ALONE, TRANSPORT, list_request, load_request, result_branch
+from bridge.github.workflow import (
+    Artifact,
+    TamperedArtifact,
+    list_request,
+    load_request,
+    read_artifact,
+    result_branch,
+)
 from bridge.protocol.manifest import format_time
 from bridge.protocol.result import (
     EXIT_CODES,
@@ -35,60 +41,62 @@ from bridge.protocol.result import (
     Status,
     Verdict,
 )
-from bridge.runner.request import Request
+from bridge.runner.admission import Request
 from bridge.signing.trust import TrustLevel
 
 log = logging.getLogger(__name__)
 
 PUBLISHER = RunnerFacts(name="publisher", id="0" * 16, version=__version__)
-_FAILURES = ("failure", "skipped")
 _MAX_MESSAGE = 4000
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """What the job on the Mac left for this one.
+    """What the job on the Mac left for this one."""
 
-    Attributes:
-        folder: Where its artifact was unpacked; may be missing.
-        digest: The digest in its outputs; empty: none.
-        run_result: How it ended, as `needs.<job>.result` says it; None: not known.
-        run_url: The run's page; None: not known.
-        attempt: Which attempt of the run it is.
-    """
-
-    folder: Path
-    digest: str
-    run_result: str | None = None
+    folder: Path  # where its artifact was unpacked; may be missing
+    digest: str  # the digest in its outputs; empty: none
+    run_result: str | None = None  # how it ended, as `needs.<job>.result` says it
     run_url: str | None = None
     attempt: int = 1
 
-    @property
-    def page(self) -> str:
-        """The run's page for the end of a message."""
-        return f"; see {self.run_url}" if self.run_url else ""
+    def read(self) -> Artifact | None:
+        """The artifact whose digest the run gave; None: there is none. Any other is a `TamperedArtifact`."""
+        return read_artifact(self.folder, self.digest)
+
+    def verdict(self, status: Status, reason: Reason, message: str) -> Verdict:
+        """A verdict of this job's own, with the run's page."""
+        page = f"; see {self.run_url}" if self.run_url else ""
+        return Verdict(status=status, reason=reason, message=f"{message}{page}"[:_MAX_MESSAGE])
+
+    def tampered(self, status: Status, why: str) -> Verdict:
+        """The verdict on an artifact that is not the run's."""
+        message = f"the artifact is not the result that the run signed: {why}"
+        return self.verdict(status, Reason.TAMPERED, message)
+
+    def lost(self) -> Verdict:
+        """The verdict on a run that left no artifact."""
+        if self.run_result == "cancelled":
+            message = "the workflow run was cancelled before it gave a result"
+            return self.verdict(Status.CANCELLED, Reason.REQUESTED, message)
+        ended = f" ({self.run_result})" if self.run_result else ""
+        message = f"the workflow run ended{ended} without a result"
+        if self.digest:
+            message = "the workflow run gave a result, and its artifact is missing"
+        return self.verdict(Status.LOST, Reason.RUN_LOST, message)
 
 
 @dataclass(frozen=True)
 class PublishOutcome:
-    """How a request ended.
-
-    Attributes:
-        nonce: The request.
-        verdict: As judged here; it decides the exit code. None: the request is for a daemon.
-        commit: The result commit, on `ref`; None: there is none.
-        judged: The result with this gate's judgement; None: there is none to judge.
-        is_news: Whether this call published it.
-        notes: What a reader should know besides.
-    """
+    """How a request ended."""
 
     nonce: str
-    verdict: Verdict | None
-    commit: str | None = None
-    ref: str | None = None
-    judged: Judged | None = None
-    is_news: bool = False
-    notes: tuple[str, ...] = ()
+    verdict: Verdict | None  # as judged here; None: a runner's daemon takes the request
+    commit: str | None = None  # the result commit
+    ref: str | None = None  # where it is
+    judged: Judged | None = None  # the result with this gate's judgement; None: there is none to judge
+    is_news: bool = False  # whether this call published it
+    notes: tuple[str, ...] = ()  # for readers
 
     @property
     def exit_code(self) -> int:
@@ -96,19 +104,16 @@ class PublishOutcome:
         return 0 if self.verdict is None else EXIT_CODES[self.verdict.status]
 
 
+@dataclass(frozen=True)
 class WorkflowPublisher:
-    """Publishes results of workflow runs to one remote.
+    """Publishes results of workflow runs to one remote, whose address has a token that may write.
 
-    The cache's address has a token that may write. `trusted` is the allowed-signers file of runner keys and
-    may be missing; if it lists any, a pass counts only when one of them signed it.
+    `trusted` is the allowed-signers file of runner keys and may be missing; if it lists any, a pass counts
+    only when one of them signed it.
     """
 
-    def __init__(
-        self, cache: GitCache, *, trusted: Path, now: Callable[[], datetime] = lambda: datetime.now(UTC)
-    ) -> None:
-        self._cache = cache
-        self._trusted = trusted
-        self._now = now
+    cache: GitCache
+    trusted: Path
 
     def publish(self, ref: RequestRef, delivery: Delivery) -> PublishOutcome:
         """Answer one request. Idempotent: a request that has its answer keeps it.
@@ -117,23 +122,28 @@ class WorkflowPublisher:
             PushRejected, LeaseLost, RemoteUnreachable: The remote did not take the result.
             BusError: The request cannot be fetched.
         """
-        request = load_request(self._cache, ref)
-        if request.manifest is not None and request.manifest.transport != TRANSPORT:
-            log.info(LEFT_ALONE)
+        request = load_request(self.cache, ref)
+        if request is None:
             return PublishOutcome(ref.nonce, None)
         if request.refusal is not None:
             log.info("cannot read the request: %s", request.refusal.message)
         if (answer := self._published(request, delivery)) is not None:
             return answer
         try:
-            artifact = _delivered(delivery)
-            if artifact is not None:
-                return self._publish_artifact(request, delivery, artifact, self._judge(request, artifact))
+            artifact = delivery.read()
+            judged = None if artifact is None else self._judge(request, artifact)
         except TamperedArtifact as error:
             log.error("not published: %s", error.message)
-            status = Status.REJECTED if request.manifest is not None else Status.LOST
-            return self._publish_own(request, delivery, _tampered(status, error.message, delivery))
-        return self._publish_own(request, delivery, _lost(delivery))
+            status = Status.LOST if request.manifest is None else Status.REJECTED
+            return self._publish_own(request, delivery, delivery.tampered(status, error.message))
+        if artifact is None or judged is None:
+            return self._publish_own(request, delivery, delivery.lost())
+        verdict, notes = self._counted(judged), tuple[str, ...]()
+        if verdict.status is not judged.believed.result.verdict.status:
+            notes = ("The result is published as the run signed it, and it is not believed here.",)
+            log.warning(notes[0])
+        outcome = PublishOutcome(request.nonce, verdict, judged=judged, notes=notes)
+        return self._push(request, delivery, artifact.files, outcome)
 
     def _judge(self, request: Request, artifact: Artifact) -> Judged:
         """Check an artifact against its request, and judge it."""
@@ -142,7 +152,7 @@ class WorkflowPublisher:
             raise TamperedArtifact(f"it is of the request {artifact.nonce}, not of {nonce}")
         try:
             result, files, signature = check_files(
-                artifact.files, nonce=nonce, expected=expected, trusted=self._trusted
+                artifact.files, nonce=nonce, expected=expected, trusted=self.trusted
             )
         except EvidenceError as error:
             raise TamperedArtifact(error.message) from None
@@ -159,19 +169,9 @@ class WorkflowPublisher:
             )
         )
 
-    def _publish_artifact(
-        self, request: Request, delivery: Delivery, artifact: Artifact, judged: Judged
-    ) -> PublishOutcome:
-        verdict, notes = self._counted(judged), tuple[str, ...]()
-        if verdict.status is not judged.believed.result.verdict.status:
-            notes = ("The result is published as the run signed it, and it is not believed here.",)
-            log.warning("the result is not believed here, and published as the run signed it")
-        outcome = PublishOutcome(request.nonce, verdict, judged=judged, notes=notes)
-        return self._push(request, delivery, artifact.files, outcome)
-
     def _publish_own(self, request: Request, delivery: Delivery, verdict: Verdict) -> PublishOutcome:
         """Answer with a result of the publisher's own, which says nothing of the job."""
-        moment, manifest = format_time(self._now()), request.manifest
+        moment, manifest = format_time(datetime.now(UTC)), request.manifest
         result = Result(
             nonce=request.nonce,
             request_commit=request.commit,
@@ -192,17 +192,17 @@ class WorkflowPublisher:
         self, request: Request, delivery: Delivery, files: Mapping[str, bytes], outcome: PublishOutcome
     ) -> PublishOutcome:
         """Commit a result; its outcome, or that of another one that was published meanwhile."""
-        own = (RESULT_NAME, RESULT_SIGNATURE_NAME)
+        others = dict(files)
         result = ResultFiles(
             nonce=request.nonce,
             request_commit=request.commit,
             result_ref=result_branch(request),
-            result=files[RESULT_NAME],
-            signature=files.get(RESULT_SIGNATURE_NAME),
-            files={path: data for path, data in files.items() if path not in own},
+            result=others.pop(RESULT_NAME),
+            signature=others.pop(RESULT_SIGNATURE_NAME, None),
+            files=others,
         )
         try:
-            place = publish(self._cache, self._cache.remote, result, claim=None)
+            place = publish(self.cache, self.cache.remote, result, claim=None)
         except AlreadyAnswered as error:
             log.info(error.message)
             if (answer := self._published(request, delivery)) is None:
@@ -218,34 +218,34 @@ class WorkflowPublisher:
         whose run failed, does not make this job succeed unless a trusted key signed it.
         """
         expected = _expected(request)
-        state = state_of(list_request(self._cache, request), request.nonce, result_branch(request))
+        state = state_of(list_request(self.cache, request), request.nonce, result_branch(request))
         try:
-            fetched = fetch(self._cache, self._cache.remote, state, expected=expected)
+            fetched = fetch(self.cache, self.cache.remote, state, expected=expected)
             if fetched is None:
                 return None
-            believed = believe(fetched, trusted=self._trusted, expected=expected, allow_unsigned=True)
+            believed = believe(fetched, trusted=self.trusted, expected=expected, allow_unsigned=True)
         except EvidenceError as error:
             log.warning("the published result cannot be believed: %s", error.message)
             return None
         judged, place = judge(believed), f"{fetched.commit[:12]} on {fetched.ref}"
         log.info("answered already, as %s", place)
-        verdict, notes = self._counted(judged), ("The request was answered before this job.",)
-        if verdict.status is Status.PASSED:
-            why = None
-            if _is_other_result(delivery, fetched.files[RESULT_NAME]):
-                why = f"another result was published first, {place}"
-            elif delivery.run_result in _FAILURES and believed.signature is not TrustLevel.TRUSTED:
-                why = f"the run ended as {delivery.run_result}, and the published result is a pass, {place}"
-            verdict = verdict if why is None else _tampered(Status.REJECTED, why, delivery)
+        verdict, ended = self._counted(judged), delivery.run_result
+        has_failed = ended in ("failure", "skipped") and believed.signature is not TrustLevel.TRUSTED
+        if verdict.status is Status.PASSED and _is_other_result(delivery, fetched.files[RESULT_NAME]):
+            verdict = delivery.tampered(Status.REJECTED, f"another result was published first, {place}")
+        elif verdict.status is Status.PASSED and has_failed:
+            why = f"the run ended as {ended}, and the published result is a pass, {place}"
+            verdict = delivery.tampered(Status.REJECTED, why)
+        notes = ("The request was answered before this job.",)
         return PublishOutcome(request.nonce, verdict, fetched.commit, fetched.ref, judged, notes=notes)
 
     def _counted(self, judged: Judged) -> Verdict:
         """The verdict here: with a list of trusted keys, a pass counts only when one of them signed it."""
-        believed, verdict = judged.believed, judged.verdict
-        is_signed = believed.signature is TrustLevel.TRUSTED
-        if verdict.status is not Status.PASSED or is_signed or not pins_keys(self._trusted):
+        verdict = judged.verdict
+        if verdict.status is not Status.PASSED or judged.verified or not pins_keys(self.trusted):
             return verdict
-        message = f"a pass counts here only when a trusted runner key signed it; {believed.sentence}"
+        sentence = judged.believed.sentence
+        message = f"a pass counts here only when a trusted runner key signed it; {sentence}"
         return Verdict(status=Status.REJECTED, reason=Reason.TAMPERED, message=message[:_MAX_MESSAGE])
 
 
@@ -256,38 +256,11 @@ def _expected(request: Request) -> ExpectedRequest:
     return ExpectedRequest(request.nonce, request.commit, workload, preset, params)
 
 
-def _delivered(delivery: Delivery) -> Artifact | None:
-    """The artifact whose digest the run gave; None: there is none.
-
-    Raises:
-        TamperedArtifact: There is another one.
-    """
-    found = read_artifact(delivery.folder)
-    if found is not None:
-        require_digest(found, delivery.digest)
-    return found
-
-
 def _is_other_result(delivery: Delivery, published: bytes) -> bool:
+    """Whether the run wrote another result than the published one, or an altered one."""
     try:
-        found = _delivered(delivery)
+        found = delivery.read()
         is_replay = found is None or found.verdict.reason is Reason.REPLAYED
     except EvidenceError:
         return True
     return found is not None and not is_replay and found.files[RESULT_NAME] != published
-
-
-def _lost(delivery: Delivery) -> Verdict:
-    ended = f" ({delivery.run_result})" if delivery.run_result else ""
-    message = f"the workflow run ended{ended} without a result{delivery.page}"
-    if delivery.run_result == "cancelled":
-        message = f"the workflow run was cancelled before it gave a result{delivery.page}"
-        return Verdict(status=Status.CANCELLED, reason=Reason.REQUESTED, message=message)
-    if delivery.digest:
-        message = f"the workflow run gave a result, and its artifact is missing{delivery.page}"
-    return Verdict(status=Status.LOST, reason=Reason.RUN_LOST, message=message)
-
-
-def _tampered(status: Status, why: str, delivery: Delivery) -> Verdict:
-    message = f"the artifact is not the result that the run signed: {why}{delivery.page}"
-    return Verdict(status=status, reason=Reason.TAMPERED, message=message[:_MAX_MESSAGE])

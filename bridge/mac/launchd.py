@@ -16,11 +16,10 @@ import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
+from bridge import mac
 from bridge.errors import MachineError
-from bridge.mac.actions import ROOT, Action, answer, command, owners_environment, remove, succeeds
 from bridge.mac.options import SetupOptions
 from bridge.proc import run_in_terminal
 
@@ -31,11 +30,7 @@ SERVE_LABEL = "org.kakeya-mac.serve"
 SERVICE_LABELS = (ACTIONS_LABEL, SERVE_LABEL)
 # A daemon that is told to stop may finish its job for so long, before launchd kills it.
 EXIT_S = 7200
-_START_S = 20.0
-_PAUSE_S = 0.5
-_PROGRESS_S = 30.0
-# A program that ends at once runs for a moment, too, so it has to be seen so many times in a row.
-_STEADY = 6
+_PROGRESS_S = 30
 
 
 @dataclass(frozen=True)
@@ -81,31 +76,27 @@ def ssh_command(key: Path) -> str:
     """Have git's ssh use this key only, and the list of servers that lies with it if there is one."""
     hosts = key.with_name("known_hosts")
     trust = f'UserKnownHostsFile="{hosts}"' if hosts.is_file() else "StrictHostKeyChecking=accept-new"
-    options = ("IdentitiesOnly=yes", "IdentityAgent=none", "BatchMode=yes", trust)
-    words = [word for option in options for word in ("-o", option)]
-    return shlex.join(["ssh", "-F", "/dev/null", "-i", str(key), *words])
+    options = ("-oIdentitiesOnly=yes", "-oIdentityAgent=none", "-oBatchMode=yes", f"-o{trust}")
+    return shlex.join(["ssh", "-F", "/dev/null", "-i", str(key), *options])
 
 
 def property_list(options: SetupOptions, label: str) -> str:
     """What launchd is told of a service: see launchd.plist(5)."""
-    user, output, key = options.user, str(log_file(options.prefix, label)), options.deploy_key
+    user, output = options.user, str(log_file(options.prefix, label))
     variables = {"HOME": str(options.home), "USER": user, "LOGNAME": user, "LANG": "en_US.UTF-8"}
     variables |= {"PATH": options.services_path, **options.folders}
+    # A service is restarted when its property list changes, so what it reads at its start is in KAKEYA_SETUP.
     if label == ACTIONS_LABEL:
         argv, folder = [str(options.actions_runner / "run.sh")], options.actions_runner
-        reads = hashlib.sha256(repr(runner_settings(options)).encode()).hexdigest()[:12]
+        digest = hashlib.sha256(repr(runner_settings(options)).encode()).hexdigest()
+        variables["KAKEYA_SETUP"] = digest[:12]
         variables["RUNNER_MANUALLY_TRAP_SIG"] = "1"  # its shell passes signals on, as in GitHub's own service
     else:
         serve = ("runner", "serve", "--remote", options.bus or "", "--name", options.name)
-        argv, folder, reads = (
-            [str(options.program), *serve],
-            options.prefix,
-            options.environment.resolve().name,
-        )
-        if options.ssh_remote and key.exists():
-            variables["GIT_SSH_COMMAND"] = ssh_command(key)
-    # A service whose property list has changed is restarted, so what it reads at its start is in here.
-    variables["KAKEYA_SETUP"] = reads
+        argv, folder = [str(options.program), *serve], options.prefix
+        variables["KAKEYA_SETUP"] = options.environment.resolve().name
+        if options.ssh_remote and options.deploy_key.exists():
+            variables["GIT_SSH_COMMAND"] = ssh_command(options.deploy_key)
     document = {
         "Label": label,
         "ProgramArguments": argv,
@@ -126,7 +117,7 @@ def property_list(options: SetupOptions, label: str) -> str:
 
 def read_installed(label: str) -> str | None:
     """The text of the installed property list; None if there is none."""
-    return answer("cat", str(installed(label)))
+    return mac.answer("cat", installed(label))
 
 
 def is_current(prefix: Path, label: str) -> bool:
@@ -137,7 +128,7 @@ def is_current(prefix: Path, label: str) -> bool:
 
 def query(label: str) -> LaunchdService | None:
     """Ask launchd for a service; None if it does not know the label."""
-    said = answer("launchctl", "print", f"system/{label}")
+    said = mac.answer("launchctl", "print", f"system/{label}")
     return None if said is None else parse_print(said)
 
 
@@ -148,78 +139,95 @@ def parse_print(text: str) -> LaunchdService:
     return LaunchdService(first.get("state", "not known"), first.get("last exit code", "not known"))
 
 
-def foreign_prefix(label: str, prefix: Path) -> Path | None:
+def _foreign_prefix(label: str, prefix: Path) -> Path | None:
     """The prefix of another setup that this service belongs to; None if it is ours or not there."""
     found = re.search(r"<key>StandardOutPath</key>\s*<string>(.*?)</string>", read_installed(label) or "")
-    output = html.unescape(found[1]) if found else str(log_file(prefix, label))
-    return None if output == str(log_file(prefix, label)) else Path(output).parent.parent
+    output = log_file(prefix, label) if found is None else Path(html.unescape(found[1]))
+    return None if output == log_file(prefix, label) else output.parent.parent
 
 
 def is_present(label: str, prefix: Path) -> bool:
     """Whether launchd knows our service, or will after a restart."""
     is_there = query(label) is not None or read_installed(label) is not None
-    return is_there and foreign_prefix(label, prefix) is None
+    return is_there and _foreign_prefix(label, prefix) is None
 
 
-def start_actions(options: SetupOptions, label: str) -> list[Action]:
-    """Stop a service, install its property list, start it and see that it runs."""
-    source, target = str(staged(options.prefix, label)), str(installed(label))
-    failure = f"{label} does not run; see why: tail {log_file(options.prefix, label)}"
+def service_file(options: SetupOptions, label: str) -> mac.StepReport:
+    """Have a service's property list in the prefix, and the folder of its log."""
+    path, text = staged(options.prefix, label), property_list(options, label)
+    if mac.is_written(path, text):
+        return mac.done(path, "as it should be")
+    logs = mac.make_folder(log_file(options.prefix, label).parent)
+    return mac.todo(path, "missing, or not what is wanted now", logs, mac.write(path, text))
 
-    def runs() -> bool:
-        found = query(label)
-        return found is not None and found.runs
 
-    see = partial(wait_until, runs, failure, limit_s=_START_S, in_a_row=_STEADY)
-    former_hook = options.prefix / "hook"  # of earlier versions: a running runner fails without it
+def service(options: SetupOptions, label: str) -> mac.StepReport:
+    """Have launchd run a service with what the options ask for."""
+    prefix, target, found = options.prefix, installed(label), query(label)
+    if (other := _foreign_prefix(label, prefix)) is not None:
+        fix = "a machine has one service of a kind: run uninstall there, or choose another --service here"
+        return mac.missing(target, f"it is of the setup in {other}", fix)
+    if found is None or not is_current(prefix, label):
+        finding = "it has to be restarted with what is wanted now" if found else "launchd does not know it"
+        return mac.todo(target, finding, *_start_actions(options, label))
+    where = f"launchctl print system/{label}"
+    if found.runs:
+        return mac.done(where, "runs, also after a restart")
+    fix = f"see why: tail {log_file(prefix, label)}; launchd tries again by itself"
+    return mac.missing(where, f"launchd knows it, and it does not run: {found.said}", fix)
+
+
+def unwanted_service(options: SetupOptions, label: str) -> mac.StepReport:
+    """Remove our service; that of another setup is left alone."""
+    target, own = installed(label), staged(options.prefix, label)
+    actions = [mac.remove(own)] if own.exists() else []
+    if is_present(label, options.prefix):
+        actions = [*_stop_actions(options, label), mac.command("rm", "-f", target, sudo=True), *actions]
+    if not actions:
+        return mac.done(target, "none of ours")
+    return mac.todo(target, "there, and not wanted", *actions)
+
+
+def _start_actions(options: SetupOptions, label: str) -> list[mac.Action]:
+    """Stop a service, install its property list and start it."""
+    source, target = staged(options.prefix, label), installed(label)
     return [
-        *stop_actions(options, label),
-        command("install", "-o", "root", "-g", "wheel", "-m", "644", source, target, sudo=True),
+        *_stop_actions(options, label),
+        mac.command("install", "-o", "root", "-g", "wheel", "-m", "644", source, target, sudo=True),
         # For a moment after a service has gone, launchd refuses another of that name.
-        command("launchctl", "bootstrap", "system", target, sudo=True, tries=4),
-        Action(f"launchctl print system/{label} | grep -m1 state", see),
-        *([remove(former_hook)] if label == ACTIONS_LABEL and former_hook.exists() else []),
+        mac.command("launchctl", "bootstrap", "system", target, sudo=True, tries=4),
+        # A program that ends at once runs for a moment, too; then the service is looked at again.
+        mac.command("sleep", "5"),
     ]
 
 
-def stop_actions(options: SetupOptions, label: str) -> list[Action]:
+def _stop_actions(options: SetupOptions, label: str) -> list[mac.Action]:
     """Stop a service once it has no job: our daemon finishes its own, GitHub's runner would cancel it."""
     remedy = "an administrator types the commands that setup prints without --sudo"
     # Ask sudo first: a refusal halfway would leave the Mac without its service.
-    actions = [command("-v", sudo=True, remedy=remedy)]
+    actions = [mac.command("-v", sudo=True, remedy=remedy)]
     if label == ACTIONS_LABEL:
         runner = re.sub(r"([][().*+?{}|^$\\])", r"\\\1", str(options.actions_runner))
         pgrep, busy = ("pgrep", "-f", f"{runner}/bin[^/]*/Runner.Worker"), "GitHub's runner has a job"
         line = f"while {shlex.join(pgrep)} >/dev/null; do sleep 5; done"
-        actions.append(Action(line, lambda: wait_until(lambda: not succeeds(*pgrep), busy)))
+        actions.append(mac.Action(line, lambda: wait_while(lambda: mac.answer(*pgrep) is not None, busy)))
     line = f"while launchctl print system/{label} >/dev/null 2>&1; do sleep 1; done"
     return [
         *actions,
-        command("launchctl", "bootout", f"system/{label}", sudo=True, may_fail=True),
-        Action(line, lambda: wait_until(lambda: query(label) is None, f"{label} finishes its job")),
+        mac.command("launchctl", "bootout", f"system/{label}", sudo=True, may_fail=True),
+        mac.Action(line, lambda: wait_while(lambda: query(label) is not None, f"{label} finishes its job")),
     ]
 
 
-def wait_until(
-    holds: Callable[[], bool],
-    what: str,
-    *,
-    limit_s: float = EXIT_S + 60.0,
-    in_a_row: int = 1,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> None:
-    """Wait until something holds, some times in a row; `what` says why not, in the log and in the error."""
-    began = told = clock()
-    seen = 0
-    while (seen := seen + 1 if holds() else 0) < in_a_row:
-        now = clock()
-        if not seen and now - began >= limit_s:
-            raise MachineError(f"{what}, still after {limit_s:.0f} s", "run this again later")
-        if now - told >= _PROGRESS_S:
-            log.info("      %s; waiting since %.0f s", what, now - began)
+def wait_while(is_busy: Callable[[], bool], what: str) -> None:
+    """Wait until a job has ended; `what` says which, in the log and in the error."""
+    for waited_s in range(EXIT_S + 60):
+        if not is_busy():
+            return
+        if waited_s % _PROGRESS_S == _PROGRESS_S - 1:
+            log.info("      %s; waiting for %d s", what, waited_s + 1)
             # Keep the password valid: there may be no person to type it a second time.
             with contextlib.suppress(MachineError):
-                run_in_terminal(["sudo", "-n", "-v"], env=owners_environment(), cwd=ROOT)
-            told = now
-        sleep(_PAUSE_S)
+                run_in_terminal(["sudo", "-n", "-v"], env=mac.owners_environment(), cwd=mac.ROOT)
+        time.sleep(1.0)
+    raise MachineError(f"{what}, still after {EXIT_S} s", "run this again later")

@@ -12,9 +12,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-from bridge import folders
+import bridge
 from bridge.errors import BridgeError
 
 PREFIX = "kakeya-mac"  # in the home folder
@@ -33,10 +32,9 @@ RUNNER_SHA256 = "df4cebda25c86a886ed204e49fee63f5c2e7cec5f447b5c98440a826bbdf9df
 
 _SYSTEM_PATH = "/opt/homebrew/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 _EXAMPLE = "https://github.com/OWNER/NAME"
-# What the options file keeps, and its types where they are not text or nothing.
-_STORED = {"url", "remote", "name", "labels", "service", "runner_version", "runner_sha256", "tailnet"}
-_TYPES = {"labels": list, "tailnet": bool}
+_STORED = ("url", "remote", "name", "labels", "service", "runner_version", "runner_sha256", "tailnet")
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+_PAGE = re.compile(rf"https://[A-Za-z0-9.:-]+/{_NAME}(/{_NAME})?")
 _CREDENTIALS = re.compile(r"https?://[^/?#\s]*@|://[^/?#@:\s]*:(?![0-9]+(?:[/?#]|$))\S*@", re.IGNORECASE)
 _SSH = re.compile(r"(?:ssh://(?:[^@/]+@)?|[^@/:]+@)([^/:]+)(?::\d+/|[:/])(.+?)(?:\.git)?/?")
 # macOS asks a person before a program may read these; a service cannot ask.
@@ -81,10 +79,10 @@ class SetupOptions:
             return given if given is not None else before.get(name) or default
 
         self.url: str | None = value("url") and value("url").rstrip("/").removesuffix(".git")
-        self.slug = _slug(self.url or "")
         self.remote: str | None = value("remote")
         # The git remote of the daemon; its host and path if it is an SSH address.
-        self.bus = self.remote or (self.url if "/" in (self.slug or "") else None)
+        page = _PAGE.fullmatch(self.url or "")
+        self.bus = self.remote or (self.url if page and page[1] else None)
         ssh = _SSH.fullmatch(self.bus or "")
         self.ssh_remote = (ssh[1], ssh[2].strip("/")) if ssh else None
         self.service: str = value("service", "actions" if self.url else "serve" if self.remote else "none")
@@ -111,8 +109,8 @@ class SetupOptions:
         self.actions_runner = self.prefix / ACTIONS_RUNNER
         self.deploy_key = self.prefix / "ssh" / "deploy_key"  # the daemon's, where the account has no key
         self.models = self.home / "kakeya-models"
-        self.config_dir = folders.config_dir({**os.environ, **self.folders})
-        self.state_dir = folders.state_dir({**os.environ, **self.folders})
+        self.config_dir = bridge.config_dir({**os.environ, **self.folders})
+        self.state_dir = bridge.state_dir({**os.environ, **self.folders})
         for message, remedy in _objections(self):
             raise SetupUsage(message, remedy)
 
@@ -123,15 +121,6 @@ class SetupOptions:
         return json.dumps(values, indent=2, sort_keys=True) + "\n"
 
 
-def _slug(url: str) -> str | None:
-    """``owner/name`` or the organisation of a page; None if it is neither."""
-    parts = urlsplit(url)
-    words = parts.path.strip("/").split("/")
-    is_plain = parts.scheme == "https" and bool(parts.hostname) and "@" not in parts.netloc
-    fits = is_plain and len(words) < 3 and all(re.fullmatch(_NAME, word) for word in words)
-    return "/".join(words) if fits else None
-
-
 def _objections(options: SetupOptions) -> Iterator[tuple[str, str]]:
     """What is wrong, and what to write instead."""
     home, service, version = options.home, options.service, options.runner_version
@@ -139,13 +128,14 @@ def _objections(options: SetupOptions) -> Iterator[tuple[str, str]]:
     places[Path("/Volumes")] = "a volume may be missing at a restart"
     places[options.source] = "that is the checkout which is installed"
     for folder, why in places.items():
-        if _lies_in(options.prefix, folder):
+        # Compared without regard to case, as macOS's file system does.
+        if Path(str(options.prefix).casefold()).is_relative_to(str(folder).casefold()):
             yield f"--prefix {options.prefix} is in {folder}: {why}", f"such as {home / PREFIX}"
     for flag, address in (("--url", options.url), ("--remote", options.remote)):
         if _CREDENTIALS.search(address or ""):
             message = f"{flag} holds credentials, which files and command lines would show"
             yield message, "leave them out; use a credential helper or an SSH key"
-    if options.url is not None and options.slug is None:
+    if options.url is not None and not _PAGE.fullmatch(options.url):
         yield f"--url {options.url!r} is no repository or organisation", f"write {_EXAMPLE}"
     if options.is_actions and options.url is None:
         yield f"--service {service} needs --url", _EXAMPLE
@@ -159,12 +149,6 @@ def _objections(options: SetupOptions) -> Iterator[tuple[str, str]]:
     for flag, text, pattern in [*patterns, ("--runner-sha256", options.runner_sha256, "[0-9a-f]{64}")]:
         if not re.fullmatch(pattern, text):
             yield f"{flag}: {text!r} is malformed", f"it must match {pattern}"
-
-
-def _lies_in(path: Path, folder: Path) -> bool:
-    """Compare without regard to case, as macOS's file system does."""
-    parts, others = (tuple(part.casefold() for part in each.parts) for each in (path, folder))
-    return parts[: len(others)] == others
 
 
 def prefix_around(environment: Path) -> Path | None:
@@ -183,17 +167,23 @@ def read_stored(prefix: Path) -> dict[str, Any]:
     """
     path = prefix / OPTIONS_FILE
     try:
-        found = json.loads(path.read_text(encoding="utf-8")).items()
-        known = {name: value for name, value in found if name in _STORED | FOLDERS.keys()}
-        if all(isinstance(value, _TYPES.get(name, str | None)) for name, value in known.items()):
-            ",".join(known.get("labels", ()))
-            return known
+        found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
-        pass
+    except (OSError, ValueError, RecursionError):
+        found = None
+    if isinstance(found, dict):
+        known = {name: value for name, value in found.items() if name in _STORED or name in FOLDERS}
+        if all(_is_storable(name, value) for name, value in known.items()):
+            return known
     remedy = "remove it, and give --url, --remote, --service and the others again"
     raise SetupUsage(f"{path} is damaged, so the options of the last run are unknown", remedy)
+
+
+def _is_storable(name: str, value: Any) -> bool:
+    if name == "labels":
+        return isinstance(value, list) and all(isinstance(label, str) for label in value)
+    return isinstance(value, bool if name == "tailnet" else str | None)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -18,11 +18,10 @@ it is false. ``${kind}`` and ``${kind:name}`` are resolved on the machine that r
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bridge.errors import ParameterError
-from bridge.presets.values import Parameter
 from bridge.protocol.manifest import ParamValue
 
 Resolver = Callable[[str, str], list[str]]
@@ -31,8 +30,8 @@ _SEVERAL = frozenset({"engine", "bridge", "request", "replay"})
 _NAMELESS = frozenset({"engine", "bridge", "request", "python"})
 _NAMED = frozenset({"model", "env", "out", "replay"})
 _ELEMENT = re.compile(
-    r"\{(?P<switch>[a-z][a-z0-9_]*)\?(?P<literal>--[a-z][a-z0-9-]*)\}"
-    r"|(?P<flag>--[a-z][a-z0-9-]*=)?"
+    r"\{(?P<switch>[a-z][a-z0-9_]*)\?--(?P<literal>[a-z][a-z0-9-]*)\}"
+    r"|(?:--(?P<flag>[a-z][a-z0-9-]*)=)?"
     r"(?:\{(?P<param>[a-z][a-z0-9_]*)\}|\$\{(?P<kind>[a-z]+)(?::(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*))?\})"
 )
 _SECRET = re.compile(r"TOKEN|SECRET|KEY|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
@@ -43,21 +42,17 @@ class Element:
     """One element of a template."""
 
     text: str
-    flag: str | None = None  # --flag, in front of a value or of a switch
+    flag: str = ""  # without the dashes
+    literal: str | bool | None = None  # what the template itself gives the flag; True: no value
     param: str | None = None  # gives the value, or sets the switch
-    is_switch: bool = False
-    kind: str | None = None  # what the machine puts in, such as "model"
+    is_switch: bool = False  # the flag alone, where the parameter is true
+    kind: str = ""  # what the machine puts in, such as "model"
     name: str = ""  # of that, such as "gemma"
 
-
-@dataclass(frozen=True)
-class Switch:
-    """One switch of a template."""
-
-    flag: str  # without the dashes
-    param: str | None = None  # gives its value, or sets it
-    literal: str | bool | None = None  # what the template gives it; True: no value
-    model: str | None = None  # the model whose folder it is given
+    @property
+    def model(self) -> str | None:
+        """The model whose folder the flag is given."""
+        return self.name if self.kind == "model" else None
 
 
 def parse_element(text: str) -> Element:
@@ -66,12 +61,13 @@ def parse_element(text: str) -> Element:
     if match is None:
         if "{" in text or "}" in text:
             raise ValueError(f"{text!r}: a placeholder is a whole element or a flag's value")
-        return Element(text)
+        flag, equals, value = text.removeprefix("--").partition("=")
+        return Element(text, flag, value if equals else True) if text.startswith("--") else Element(text)
+    flag = match["flag"] or ""
     if match["switch"]:
-        return Element(text, match["literal"], match["switch"], is_switch=True)
-    flag = match["flag"].removesuffix("=") if match["flag"] else None
+        return Element(text, match["literal"], param=match["switch"], is_switch=True)
     if match["param"]:
-        return Element(text, flag, match["param"])
+        return Element(text, flag, param=match["param"])
     kind, name = match["kind"], match["name"]
     if kind not in _NAMELESS | _NAMED or (name is None) != (kind in _NAMELESS):
         raise ValueError(f"{text!r} is not a placeholder this version knows")
@@ -82,57 +78,21 @@ def parse_element(text: str) -> Element:
     return Element(text, flag, kind=kind, name=name or "")
 
 
-def switches(template: Sequence[str]) -> Iterator[Switch]:
-    """The switches of a template, in order."""
-    for element in map(parse_element, template):
-        if element.is_switch and element.flag:
-            yield Switch(element.flag[2:], param=element.param)
-        elif element.flag:
-            model = element.name if element.kind == "model" else None
-            yield Switch(element.flag[2:], param=element.param, model=model)
-        elif element.text.startswith("--") and element.text != "--":
-            flag, equals, value = element.text[2:].partition("=")
-            yield Switch(flag, literal=value if equals else True)
+def switches(template: Sequence[str]) -> list[Element]:
+    """The elements of a template that begin with a flag, in order."""
+    return [element for element in map(parse_element, template) if element.flag]
 
 
-def fill(
-    template: Sequence[str],
-    parameters: Mapping[str, Parameter],
-    values: Mapping[str, ParamValue],
-    resolver: Resolver,
-) -> list[str]:
-    """The argv of a template.
-
-    Args:
-        template: Elements that `parse_element` knows.
-        parameters: Of the preset, by name.
-        values: Checked and complete.
-        resolver: Gives the elements for ``${kind:name}``; its errors pass through.
-    """
-    filled: list[str] = []
-    for element in map(parse_element, template):
-        if element.is_switch and element.flag and element.param:
-            filled += [element.flag] if values[element.param] is True else []
-            continue
-        if element.param:
-            words = [_word(element, values[element.param])]
-            if words == [""] and not element.flag and parameters[element.param].format is not None:
-                words = []
-        elif element.kind:
-            words = resolver(element.kind, element.name)
-        else:
-            words = [element.text]
-        filled += [f"{element.flag}={words[0]}"] if element.flag else words
-    return filled
+def value_word(element: Element, value: ParamValue) -> str:
+    """What an element becomes with the value of its parameter."""
+    word = str(value).lower() if isinstance(value, bool) else str(value)
+    if element.flag:
+        return f"--{element.flag}={word}"
+    if word.startswith("-"):
+        raise ParameterError(f"parameter {element.param}: {word!r} would be read as an option")
+    return word
 
 
 def show(kind: str, name: str) -> list[str]:
     """A resolver for people: leaves every placeholder as it is written (used by a dry run)."""
     return [f"${{{kind}:{name}}}" if name else f"${{{kind}}}"]
-
-
-def _word(element: Element, value: ParamValue) -> str:
-    word = str(value).lower() if isinstance(value, bool) else str(value)
-    if element.flag is None and word.startswith("-"):
-        raise ParameterError(f"parameter {element.param}: {word!r} would be read as an option")
-    return word

@@ -17,17 +17,15 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
-from bridge.config_file import STRICT, parse_toml, read_file
 from bridge.errors import ParameterError, PresetError
-from bridge.presets.argv import Resolver, fill, parse_element
+from bridge.presets.argv import Resolver, parse_element, value_word
 from bridge.presets.values import Parameter, check_value, read_word
 from bridge.protocol.manifest import ParamName, ParamValue, PresetName
 from bridge.protocol.sanitize import quoted
+from bridge.settings import STRICT, parse_toml, read_file
 
 BUNDLED = Path(__file__).parent
 
-EngineSource = Literal["installed", "workload"]
-WorkspaceKind = Literal["none", "paths", "full"]
 _KV = r"^(sliding-bounded|sink-window|affine|rotated|lattice|lattice-packed|restored)(:[a-z0-9:,]+)?$"
 
 
@@ -98,48 +96,35 @@ class Preset(BaseModel):
 
     name: PresetName
     aliases: tuple[PresetName, ...] = ()
-    renamed: Annotated[
-        dict[ParamName, str],
-        Field(
-            description="Parameters of the jobs that the aliases name: what each is called here, or an empty"
-            " text where it has no counterpart and is left out."
-        ),
-    ] = {}
+    renamed: dict[ParamName, str] = Field(
+        default={},
+        description="Parameters of the jobs that the aliases name: what each is called here, or an empty"
+        " text where it has no counterpart and is left out.",
+    )
     summary: Annotated[str, Field(min_length=1, max_length=120)]
     description: Annotated[str, AfterValidator(str.strip), Field(max_length=4000)] = ""
-    argv: Annotated[
-        tuple[Annotated[str, Field(pattern=r"^[^\x00]+$", max_length=1000)], ...],
-        Field(
-            min_length=1,
-            max_length=64,
-            description="Each element is a literal, {param}, --flag={param}, {param?--flag} (the flag where"
-            " the boolean is true), ${kind}, ${kind:name} or --flag=${kind:name}. Never a shell line.",
-        ),
-    ]
+    argv: tuple[Annotated[str, Field(pattern=r"^[^\x00]+$", max_length=1000)], ...] = Field(
+        min_length=1,
+        max_length=64,
+        description="Each element is a literal, {param}, --flag={param}, {param?--flag} (the flag where"
+        " the boolean is true), ${kind}, ${kind:name} or --flag=${kind:name}. Never a shell line.",
+    )
     timeout_s: Annotated[int, Field(ge=1, le=86_400)]
-    engine: Annotated[
-        EngineSource,
-        Field(
-            description="installed: code comes from the machine and the workload gives data only."
-            " workload: code of the requested commit runs."
-        ),
-    ]
-    workspace: Annotated[
-        WorkspaceKind,
-        Field(
-            description="How much of the workload commit is laid out for the job: nothing, the repo-path"
-            " parameters, or all of it."
-        ),
-    ]
+    engine: Literal["installed", "workload"] = Field(
+        description="installed: code comes from the machine and the workload gives data only."
+        " workload: code of the requested commit runs."
+    )
+    workspace: Literal["none", "paths", "full"] = Field(
+        description="How much of the workload commit is laid out for the job: nothing, the repo-path"
+        " parameters, or all of it."
+    )
     requires: Requires = Requires()
-    model_table: Annotated[
-        dict[PresetName, ModelEntry],
-        Field(
-            alias="models",
-            description="What each ${model:NAME} of argv means. The runner looks in its policy,"
-            " KAKEYA_MODEL_<NAME> and ~/kakeya-models/NAME.",
-        ),
-    ] = {}
+    model_table: dict[PresetName, ModelEntry] = Field(
+        default={},
+        alias="models",
+        description="What each ${model:NAME} of argv means. The runner looks in its policy,"
+        " KAKEYA_MODEL_<NAME> and ~/kakeya-models/NAME.",
+    )
     network: bool = Field(
         default=False,
         description="the job asks for the machine's network, which it gets only where the policy allows it",
@@ -151,10 +136,6 @@ class Preset(BaseModel):
     params: Annotated[dict[ParamName, Parameter], Field(max_length=64)] = {}
 
     _digest: str = PrivateAttr(default="")
-
-    def model_post_init(self, context: Any) -> None:
-        """Keep the digest of the file, which `read` gives as context."""
-        self._digest = context["digest"] if context else ""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Preset:
@@ -221,8 +202,8 @@ def read(path: Path) -> Preset:
     data = read_file(path, PresetError)
     if data is None:
         raise PresetError(f"cannot read the preset {path}: there is no such file")
-    context = {"digest": hashlib.sha256(data).hexdigest()}
-    preset = parse_toml(Preset, data, where=f"preset {path}", error=PresetError, context=context)
+    preset = parse_toml(Preset, data, where=f"preset {path}", error=PresetError)
+    preset._digest = hashlib.sha256(data).hexdigest()
     if path.stem != preset.name:
         raise PresetError(f"preset {path}: the file is named {path.stem!r} but says name = {preset.name!r}")
     return preset
@@ -230,10 +211,8 @@ def read(path: Path) -> Preset:
 
 def load_all(extra: Path | None = None) -> dict[str, Preset]:
     """Every preset by its own name, sorted; with the owner's from the folder `extra`."""
-    presets = dict(_bundled())
-    if extra is not None:
-        presets = _index([*presets.values(), *(read(path) for path in sorted(extra.glob("*.toml")))])
-    return presets
+    own = [] if extra is None else [read(path) for path in sorted(extra.glob("*.toml"))]
+    return _index([*_bundled(), *own])
 
 
 def get(name: str, extra: Path | None = None) -> Preset:
@@ -243,22 +222,16 @@ def get(name: str, extra: Path | None = None) -> Preset:
 
 def find(name: str, presets: Mapping[str, Preset]) -> Preset:
     """The preset of that name or alias; the remedy of a `PresetError` names the closest ones."""
-    if name in presets:
-        return presets[name]
-    names = {alias: preset.name for preset in presets.values() for alias in (preset.name, *preset.aliases)}
+    names = {alias: preset for preset in presets.values() for alias in (preset.name, *preset.aliases)}
     if name in names:
-        return presets[names[name]]
+        return names[name]
     close = difflib.get_close_matches(name, names, n=2, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}? " if close else ""
     raise PresetError(f"no preset is named {quoted(name)}", f"{hint}presets: {', '.join(presets)}")
 
 
 def validate(preset: Preset, params: Mapping[str, object]) -> dict[str, ParamValue]:
-    """The parameters of a request with defaults filled in, in the preset's order.
-
-    Raises:
-        ParameterError: One is unknown, missing, of the wrong type, out of its bounds or unsafe.
-    """
+    """The parameters of a request with defaults filled in, in the preset's order."""
     for name in params:
         if name not in preset.params:
             raise _unknown(preset, name)
@@ -279,11 +252,8 @@ def validate(preset: Preset, params: Mapping[str, object]) -> dict[str, ParamVal
 def parse_cli(preset: Preset, items: Sequence[str], asked: str | None = None) -> dict[str, ParamValue]:
     """Typed values from ``key=value`` words, by the preset's types; no defaults are filled in.
 
-    Args:
-        preset: The preset.
-        items: The words.
-        asked: The name under which the preset was asked for. Under an alias the parameters of the job of that
-            name are known, too: values have the new names, and what has no counterpart is left out.
+    Where the preset was asked for under an alias, the parameters of the job of that name are known, too:
+    values have the new names, and what has no counterpart is left out.
     """
     values: dict[str, ParamValue] = {}
     for item in items:
@@ -309,8 +279,21 @@ def left_out(preset: Preset, items: Sequence[str], asked: str) -> list[str]:
 
 
 def argv(preset: Preset, params: Mapping[str, ParamValue], resolver: Resolver) -> list[str]:
-    """The argv of `preset` with `params` (from `validate`) and the machine's own values."""
-    return fill(preset.argv, preset.params, params, resolver)
+    """The argv of a preset with `params` from `validate`; `resolver` gives what ``${kind:name}`` becomes."""
+    filled: list[str] = []
+    for element in map(parse_element, preset.argv):
+        if element.is_switch and element.param:
+            filled += [f"--{element.flag}"] if params[element.param] is True else []
+        elif element.param:
+            word = value_word(element, params[element.param])
+            if word or element.flag or preset.params[element.param].format is None:
+                filled.append(word)
+        elif element.kind:
+            words = resolver(element.kind, element.name)
+            filled += [f"--{element.flag}={words[0]}"] if element.flag else words
+        else:
+            filled.append(element.text)
+    return filled
 
 
 def evidence_name(preset: Preset) -> str | None:
@@ -320,8 +303,8 @@ def evidence_name(preset: Preset) -> str | None:
 
 
 @cache
-def _bundled() -> dict[str, Preset]:
-    return _index([read(path) for path in sorted(BUNDLED.glob("*.toml"))])
+def _bundled() -> list[Preset]:
+    return [read(path) for path in sorted(BUNDLED.glob("*.toml"))]
 
 
 def _index(presets: list[Preset]) -> dict[str, Preset]:

@@ -11,16 +11,15 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from bridge.config_file import STRICT
 from bridge.errors import ParameterError
 from bridge.protocol.manifest import ParamValue
 from bridge.protocol.sanitize import clean_line, quoted
+from bridge.settings import STRICT
 
 DEFAULT_LENGTH = 1000  # characters of a text without maxLength
 _MAX_PATH = 512
@@ -30,22 +29,6 @@ _COMPONENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+ -]*")
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 # A pattern with these would change its meaning when it is joined to another one.
 _NOT_JOINED = re.compile(r"\\[1-9]|\(\?P[=<]|\(\?\(|^\(\?[a-zA-Z]")
-
-
-def _read_switch(text: str) -> bool:
-    if text not in ("true", "false"):
-        raise ValueError(text)
-    return text == "true"
-
-
-def _read_integer(text: str) -> int:
-    if not _WHOLE.fullmatch(text):
-        raise ValueError(text)
-    return int(text)
-
-
-def _read_number(text: str) -> int | float:
-    return int(text) if _WHOLE.fullmatch(text) else float(text)
 
 
 def _is_number(value: object) -> bool:
@@ -62,20 +45,12 @@ def _require_number(value: object) -> object:
 _Bound = Annotated[int | float, BeforeValidator(_require_number), Field(ge=-1e300, le=1e300)]
 
 
-@dataclass(frozen=True)
-class ParameterType:
-    """What values of one type are called, how they are recognised, and read from a command line."""
-
-    words: str
-    accepts: Callable[[object], bool]
-    read: Callable[[str], ParamValue]
-
-
-TYPES = {
-    "string": ParameterType("a text", lambda value: isinstance(value, str), str),
-    "integer": ParameterType("a whole number", lambda value: type(value) is int, _read_integer),
-    "number": ParameterType("a finite number", _is_number, _read_number),
-    "boolean": ParameterType("true or false", lambda value: isinstance(value, bool), _read_switch),
+# What values of a type are called, and how they are recognised.
+_TYPES: dict[str, tuple[str, Callable[[object], bool]]] = {
+    "string": ("a text", lambda value: isinstance(value, str)),
+    "integer": ("a whole number", lambda value: type(value) is int),
+    "number": ("a finite number", _is_number),
+    "boolean": ("true or false", lambda value: isinstance(value, bool)),
 }
 
 
@@ -150,11 +125,7 @@ class Parameter(ParameterBounds):
         return _fault(self.keywords(), value)
 
     def narrowed(self, bounds: ParameterBounds) -> Parameter:
-        """This parameter within tighter bounds.
-
-        Raises:
-            ValueError: A bound is wider than this parameter's, does not fit its type, or leaves nothing.
-        """
+        """This parameter within tighter bounds; a `ValueError` where they are wider, or leave nothing."""
         own, new = self.keywords(), bounds.keywords()
         for word, value in new.items():
             if any(self._is_widened_by(word, each) for each in (value if word == "enum" else [value])):
@@ -197,12 +168,16 @@ def check_value(preset: str, name: str, parameter: Parameter, value: object) -> 
 
 def read_word(preset: str, name: str, parameter: Parameter, text: str) -> ParamValue:
     """The value of a word that a person typed."""
-    kind = TYPES[parameter.type]
+    value: ParamValue = text
     try:
-        value = kind.read(text)
-    except ValueError:
-        message = f"must be {kind.words}, got {quoted(text)}"
-        raise ParameterError(f"preset {preset}: parameter {name}: {message}") from None
+        if parameter.type == "boolean":
+            value = {"true": True, "false": False}[text]
+        elif parameter.type != "string" and _WHOLE.fullmatch(text):
+            value = int(text)
+        elif parameter.type == "number":
+            value = float(text)
+    except (KeyError, ValueError):
+        pass  # the text itself, which is of the wrong type
     return check_value(preset, name, parameter, value)
 
 
@@ -217,33 +192,20 @@ def _fault(keywords: dict[str, Any], value: object) -> str | None:
 def _validator_type() -> Any:
     from jsonschema import Draft202012Validator, ValidationError, validators
 
-    def keyword(
-        fault: Callable[[Any, Any], str | None], *kinds: type
-    ) -> Callable[..., Iterator[ValidationError]]:
-        def check(
-            _validator: object, bound: object, value: object, _schema: object
-        ) -> Iterator[ValidationError]:
-            # As in JSON Schema, a keyword of texts says nothing of other values.
-            if isinstance(value, kinds) and (said := fault(bound, value)) is not None:
+    def keyword(fault: Callable[[Any, Any], str | None]) -> Callable[..., Iterator[ValidationError]]:
+        def check(_validator: object, bound: Any, value: Any, _schema: object) -> Iterator[ValidationError]:
+            if (said := fault(bound, value)) is not None:
                 yield ValidationError(said)
 
         return check
 
-    def must(fits: Callable[[Any, Any], object], words: str) -> Callable[[Any, Any], str | None]:
-        return lambda bound, value: None if fits(bound, value) else f"{quoted(value)} {words} {bound}"
-
-    checks = {
-        "type": keyword(_type_fault, object),
-        "format": keyword(_format_fault, str),
-        "pattern": keyword(must(re.fullmatch, "does not match"), str),
-        "prefix": keyword(must(lambda prefix, value: value.startswith(prefix), "does not lie under"), str),
-        "suffix": keyword(must(lambda suffix, value: value.endswith(suffix), "does not end in"), str),
-    }
+    checks = {name: keyword(fault) for name, fault in _KEYWORDS.items()}
     return validators.extend(Draft202012Validator, checks)  # type: ignore[no-untyped-call]
 
 
 def _type_fault(name: str, value: object) -> str | None:
-    return None if TYPES[name].accepts(value) else f"must be {TYPES[name].words}, got {quoted(value)}"
+    words, accepts = _TYPES[name]
+    return None if accepts(value) else f"must be {words}, got {quoted(value)}"
 
 
 def _format_fault(name: str, value: str) -> str | None:
@@ -259,3 +221,22 @@ def _format_fault(name: str, value: str) -> str | None:
                 " digits, spaces and . _ + -"
             )
     return None
+
+
+def _must(fits: Callable[[Any, Any], object], words: str) -> Callable[[Any, Any], str | None]:
+    def fault(bound: Any, value: Any) -> str | None:
+        # As in JSON Schema, a keyword of texts says nothing of other values.
+        is_allowed = not isinstance(value, str) or fits(bound, value)
+        return None if is_allowed else f"{quoted(value)} {words} {bound}"
+
+    return fault
+
+
+# What is wrong with a value, by the keywords that JSON Schema lacks or is less strict about.
+_KEYWORDS: dict[str, Callable[[Any, Any], str | None]] = {
+    "type": _type_fault,
+    "format": _format_fault,
+    "pattern": _must(re.fullmatch, "does not match"),
+    "prefix": _must(lambda prefix, value: value.startswith(prefix), "does not lie under"),
+    "suffix": _must(lambda suffix, value: value.endswith(suffix), "does not end in"),
+}

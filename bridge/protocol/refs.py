@@ -15,14 +15,13 @@ Names read from a remote are hostile until `parse_request_ref` or `nonce_of` has
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
-
-from bridge.protocol.manifest import PRESET_PATTERN
 
 INBOX = "refs/mac-bridge/inbox/"
 CLAIMS = "refs/mac-bridge/claims/"
@@ -37,13 +36,15 @@ ARCHIVE = "refs/heads/mac-bridge-archive"
 BRANCHES = "refs/heads/mac-bridge/"
 AGENT_BRANCHES = "refs/heads/AgentMemory/mac-bridge-"
 
-_NONCE = re.compile(r"[0-9]{8}t[0-9]{6}z[0-9a-f]{12}")
-_PRESET = re.compile(PRESET_PATTERN.removeprefix("^").removesuffix("$"))
-_NAME = re.compile(r"(?P<preset>.+?)-(?P<nonce>[0-9]{8}t[0-9]{6}z[0-9a-f]{12})(?:-(?P<suffix>[A-Za-z0-9]+))?")
+_NONCE_PATTERN = r"[0-9]{8}t[0-9]{6}z[0-9a-f]{12}"
+_NONCE = re.compile(_NONCE_PATTERN)
+_NAME = re.compile(
+    rf"(?P<preset>[a-z0-9]+(-[a-z0-9]+)*?)-(?P<nonce>{_NONCE_PATTERN})(-(?P<suffix>[A-Za-z0-9]{{1,64}}))?"
+)
 _AGENT_BRANCH = re.compile(r"AgentMemory/.*-(?P<suffix>[A-Za-z0-9]+)")
 _MAX_PRESET = 64
-_MAX_SUFFIX = 64
 _ENTROPY_BYTES = 6
+_PORTS = {"https": 443, "http": 80, "ssh": 22, "git": 9418}
 
 
 @dataclass(frozen=True)
@@ -72,35 +73,26 @@ def is_nonce(text: str) -> bool:
 
 
 def request_ref(preset: str, nonce: str, current_branch: str | None) -> str:
-    """The branch a request is pushed to.
+    """The branch a request is pushed to, by the branch that is checked out (None: detached).
 
-    Args:
-        preset: The preset's name.
-        nonce: From `new_nonce`.
-        current_branch: The branch that is checked out, with or without ``refs/heads/``; None: detached. On
-            ``AgentMemory/<name>-<suffix>`` the request stays in that namespace and keeps the suffix, because
-            such a client may be allowed to push nowhere else.
+    On ``AgentMemory/<name>-<suffix>`` it stays in that namespace and keeps the suffix, because such a client
+    may be allowed to push nowhere else.
     """
     branch = (current_branch or "").removeprefix("refs/heads/")
     if not branch.startswith("AgentMemory/"):
         return f"{BRANCHES}{preset}-{nonce}"
     match = _AGENT_BRANCH.fullmatch(branch)
-    suffix = f"-{match['suffix'][-_MAX_SUFFIX:]}" if match else ""
+    suffix = f"-{match['suffix'][-64:]}" if match else ""
     return f"{AGENT_BRANCHES}{preset}-{nonce}{suffix}"
 
 
 def parse_request_ref(ref: str) -> RequestName | None:
     """The preset and nonce in a request branch's full name; None when it is not one."""
-    for prefix in (BRANCHES, AGENT_BRANCHES):
-        if not ref.startswith(prefix):
-            continue
-        match = _NAME.fullmatch(ref[len(prefix) :])
-        if match is None or len(match["preset"]) > _MAX_PRESET or len(match["suffix"] or "") > _MAX_SUFFIX:
-            return None
-        if _PRESET.fullmatch(match["preset"]) is None or (prefix == BRANCHES and match["suffix"]):
-            return None
-        return RequestName(match["preset"], match["nonce"])
-    return None
+    prefix = BRANCHES if ref.startswith(BRANCHES) else AGENT_BRANCHES
+    match = _NAME.fullmatch(ref.removeprefix(prefix)) if ref.startswith(prefix) else None
+    if match is None or len(match["preset"]) > _MAX_PRESET or (prefix == BRANCHES and match["suffix"]):
+        return None
+    return RequestName(match["preset"], match["nonce"])
 
 
 def nonce_of(ref: str, prefix: str) -> str | None:
@@ -110,12 +102,12 @@ def nonce_of(ref: str, prefix: str) -> str | None:
 
 
 def inbox_ref(nonce: str) -> str:
-    """The ref that says a request is pending."""
+    """Where a request is pending."""
     return INBOX + nonce
 
 
 def claim_ref(nonce: str) -> str:
-    """The ref that says who runs a request."""
+    """Who runs a request."""
     return CLAIMS + nonce
 
 
@@ -125,12 +117,12 @@ def claim_places(nonce: str) -> tuple[str, str]:
 
 
 def cancel_ref(nonce: str) -> str:
-    """The ref that asks for a request to be stopped."""
+    """Asks for a request to be stopped."""
     return CANCELS + nonce
 
 
 def result_ref(nonce: str) -> str:
-    """The ref of a result whose branch moved or vanished."""
+    """A result whose branch moved or vanished."""
     return RESULTS + nonce
 
 
@@ -159,21 +151,15 @@ def audience_of(remote: str) -> str:
         return _without_git_suffix(os.path.realpath(Path(path).expanduser()))
     if "://" in remote:
         parts = urlsplit(remote)
-        host = (parts.hostname or "").lower()
-        port = _explicit_port(remote, parts.scheme)
-        return _without_git_suffix(f"{host}{port}/{parts.path.strip('/')}")
+        host, port = (parts.hostname or "").lower(), None
+        with contextlib.suppress(ValueError):  # what cannot be a port
+            port = parts.port
+        if port not in (None, _PORTS.get(parts.scheme)):
+            host += f":{port}"
+        return _without_git_suffix(f"{host}/{parts.path.strip('/')}")
     address, _, path = remote.partition(":")
     host = address.rpartition("@")[2].lower()
     return _without_git_suffix(f"{host}/{path.strip('/')}")
-
-
-def _explicit_port(remote: str, scheme: str) -> str:
-    try:
-        port = urlsplit(remote).port
-    except ValueError:
-        return ""
-    default = {"https": 443, "http": 80, "ssh": 22, "git": 9418}.get(scheme)
-    return "" if port is None or port == default else f":{port}"
 
 
 def _without_git_suffix(text: str) -> str:

@@ -24,8 +24,9 @@ from bridge.protocol.manifest import (
     ParamName,
     ParamValue,
     PresetName,
+    SchemaVersion,
     Sha,
-    parse_record,
+    parse_document,
     with_texts,
 )
 from bridge.protocol.sanitize import one_line
@@ -178,7 +179,7 @@ class File(_Record):
 class Result(_Record):
     """The answer to one request; ``result.json`` on the result branch."""
 
-    schema_version: Annotated[int, Field(ge=1, le=1)] = SCHEMA_VERSION
+    schema_version: SchemaVersion = SCHEMA_VERSION
     nonce: Nonce
     request_commit: Sha
     workload_sha: Sha | None
@@ -204,7 +205,7 @@ class Result(_Record):
 class RunStatus(_Record):
     """A claim's heartbeat: who holds it, since when, and how far the job is."""
 
-    schema_version: Annotated[int, Field(ge=1, le=1)] = SCHEMA_VERSION
+    schema_version: SchemaVersion = SCHEMA_VERSION
     nonce: Nonce
     request_commit: Sha
     runner: Annotated[str, Field(max_length=64)]
@@ -227,23 +228,15 @@ class RunStatus(_Record):
 
 
 def parse_result(data: bytes) -> Result:
-    """Read a ``result.json`` from the bus.
-
-    Raises:
-        ResultError: The bytes are not a result of this schema, or a text in it is not one plain line.
-    """
-    return parse_record(
+    """Read a ``result.json`` from the bus; a `ResultError` says what is wrong with it."""
+    return parse_document(
         Result, data, what=RESULT_NAME, limit=MAX_BYTES, error=ResultError, plain=_with_plain_texts
     )
 
 
 def parse_status(data: bytes) -> RunStatus:
-    """Read a claim's ``status.json`` from the bus. Its texts are as they came: clean them before use.
-
-    Raises:
-        ResultError: The bytes are not a status of this schema.
-    """
-    return parse_record(RunStatus, data, what=STATUS_NAME, limit=MAX_BYTES, error=ResultError)
+    """Read a claim's ``status.json``; a `ResultError` says what is wrong. Clean its texts before use."""
+    return parse_document(RunStatus, data, what=STATUS_NAME, limit=MAX_BYTES, error=ResultError)
 
 
 def _json_bytes(document: Any) -> bytes:

@@ -1,9 +1,8 @@
 """What a runner says of itself: its registration, content of ``runner.json``.
 
-A hint for people and for what a client tells them, never a reason to refuse: anyone with push rights can
-write one. Parsing is as strict as a result's (size, types, closed sets, no control or bidirectional character
-in any text), so what was parsed is safe to show; whether it is true is another matter. `bridge.bus.registry`
-puts registrations on the bus and reads them.
+A hint for people, never a reason to refuse: anyone with push rights can write one. Parsing is as strict as a
+result's, so what was parsed is safe to show; whether it is true is another matter. `bridge.bus.registry` puts
+registrations on the bus and reads them.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ from bridge.protocol.manifest import (
     ParamName,
     ParamValue,
     PresetName,
-    parse_record,
+    SchemaVersion,
+    parse_document,
     parse_time,
     with_texts,
 )
@@ -118,7 +118,7 @@ class Limits(_Record):
 class RunnerCard(_Record):
     """Who a runner is, what it does, and what it offers."""
 
-    schema_version: Annotated[int, Field(ge=1, le=1)] = 1
+    schema_version: SchemaVersion = 1
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
     id: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
     session: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$", description="the runner process")]
@@ -156,12 +156,8 @@ class RunnerCard(_Record):
 
 
 def parse_card(data: bytes) -> RunnerCard:
-    """Read a ``runner.json`` from the bus.
-
-    Raises:
-        BusError: The bytes are not a card of this schema, or a text in it is not one plain line.
-    """
-    return parse_record(RunnerCard, data, what=CARD_NAME, limit=MAX_BYTES, error=BusError, plain=with_texts)
+    """Read a ``runner.json`` from the bus; a `BusError` says what is wrong with it."""
+    return parse_document(RunnerCard, data, what=CARD_NAME, limit=MAX_BYTES, error=BusError, plain=with_texts)
 
 
 def is_live(card: RunnerCard, now: datetime) -> bool:

@@ -1,15 +1,22 @@
-"""Text that came over the bus, made safe to show.
+"""Text that came over the bus, made safe to show, and JSON, made safe to read.
 
 Logs, heartbeats, results and a server's own messages can be written by anyone with push rights. `clean`
 removes what a terminal would obey (escape sequences, control and bidirectional characters) and what is
 invisible (zero-width characters, tags, variation selectors: the ways to hide words from people that a program
-reads all the same). It does not judge what the text says: `bridge.render.marked` tells a reader that acts on
-words whose words they are.
+reads all the same). It does not judge what the text says: `bridge.render.terminal` tells a reader that acts
+on words whose words they are.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import re
+from typing import Any, NoReturn
+
+from bridge.errors import ManifestError
+
+MAX_DEPTH = 8  # of nested JSON
 
 # One alternative a family of ECMA-48: CSI; the string controls OSC, DCS, SOS, PM and APC up to their
 # terminator (or the end of the line when it is missing); two- and three-character escapes.
@@ -29,28 +36,20 @@ _HARMFUL = re.compile(
     r"\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"  # layout of rare scripts
     r"\U000e0000-\U000e0fff]"  # tags and more variation selectors
 )
+_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)  # linear, unterminated ones too
 _UNSAFE = re.compile(rf"[\n\t]|{_HARMFUL.pattern}")
 # What is before the last @ of a URL's authority; and the same where a character that ends the authority
 # was left unencoded in the password (what follows the colon is then no port).
 _CREDENTIALS = re.compile(r"(?<=://)(?:[^/?#\n]*|[^/?#@:\s]*:(?![0-9]+[/?#\s'\"]|[0-9]+$)\S{0,200})@")
 
 
-def clean(text: str, *, limit: int | None = None) -> str:
+def clean(text: str) -> str:
     r"""The text without anything a terminal would obey.
 
-    Newlines and tabs stay; ``\r\n`` becomes ``\n`` and a lone carriage return (which would overwrite the
-    line) becomes ``\n`` too. Other control, bidirectional, invisible and unpaired surrogate characters are
-    dropped.
-
-    Args:
-        text: What was read from the bus.
-        limit: Most characters to return; a longer text ends in ``…``.
+    Newlines and tabs stay; a carriage return, which would overwrite the line, becomes ``\n``. Other control,
+    bidirectional, invisible and unpaired surrogate characters are dropped.
     """
-    text = _ESCAPES.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
-    text = _HARMFUL.sub("", text)
-    if limit is not None and len(text) > limit:
-        return text[: max(0, limit - 1)] + "…"
-    return text
+    return _HARMFUL.sub("", _ESCAPES.sub("", text).replace("\r\n", "\n").replace("\r", "\n"))
 
 
 def clean_line(text: str, *, limit: int = 500) -> str:
@@ -76,8 +75,57 @@ def quoted(value: object, limit: int = 120) -> str:
 
 
 def without_credentials(text: str) -> str:
-    """The text with ``user:password@`` and ``token@`` removed from every URL in it.
-
-    Where a URL was written wrongly, rather too much goes than too little.
-    """
+    """The text without ``user:password@`` and ``token@`` in its URLs; rather too much goes than less."""
     return _CREDENTIALS.sub("", text)
+
+
+def load_strict(data: bytes, *, what: str, limit: int) -> dict[str, Any]:
+    """Parse hostile JSON: capped, UTF-8, one object, no duplicate keys, finite numbers, no deep nesting."""
+    if len(data) > limit:
+        raise ManifestError(f"{what}: {len(data)} bytes, but at most {limit} are read")
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ManifestError(f"{what}: not UTF-8 (byte {error.start})") from None
+    if _depth(text) > MAX_DEPTH:
+        raise ManifestError(f"{what}: nested deeper than {MAX_DEPTH} levels")
+    try:
+        document = json.loads(
+            text, object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite
+        )
+    except ManifestError as error:
+        raise ManifestError(f"{what}: {error.message}") from None
+    except (ValueError, RecursionError) as error:
+        raise ManifestError(f"{what}: not valid JSON ({error})") from None
+    if not isinstance(document, dict):
+        raise ManifestError(f"{what}: must be a JSON object, got {type(document).__name__}")
+    return document
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in keys:
+            raise ManifestError(f"the key {quoted(key, 80)} appears twice")
+        keys[key] = value
+    return keys
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ManifestError(f"{name} is not a number of JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):  # 1e999 is JSON, and more than a float holds
+        raise ManifestError(f"the number {text if len(text) <= 40 else text[:37] + '...'} is too large")
+    return value
+
+
+def _depth(text: str) -> int:
+    """Deepest nesting of brackets outside strings, before the parser recurses into them."""
+    deepest = level = 0
+    for bracket in re.findall(r"[\[\]{}]", _STRING.sub("", text)):
+        level += 1 if bracket in "[{" else -1
+        deepest = max(deepest, level)
+    return deepest

@@ -1,26 +1,44 @@
-"""Judged evidence as tables: figures, claims, broken rules. Nothing here prints.
+"""Judged evidence as tables, for a terminal and for the Markdown summary of a workflow run.
 
 Figures come from the gate's recomputation, never from a report's own summary. Names and messages were written
-on the other side of the bus: `as_rich` shows them as plain text, never as markup.
+on the other side of the bus: `as_rich` shows them as plain text, never as markup. In `summary` they can be no
+Markdown, no HTML and no link: whatever is not a plain character of them is written as its number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from bridge.client.fetch import Judged
 from bridge.evidence.figures import Case
+from bridge.evidence.gate import Judgement
+from bridge.evidence.model import Arm, ArmSummary, Comparison, Report, Summary
+from bridge.evidence.rules.claims import ClaimFigure
+from bridge.protocol.result import Status, Verdict
+from bridge.protocol.sanitize import clean_line
+from bridge.render.outcome import outcome_lines
 from bridge.render.terminal import bare_table, plain
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from bridge.evidence.gate import Judgement
-    from bridge.evidence.model import Arm, ArmSummary, Comparison, Report, Summary
-    from bridge.evidence.rules.claims import ClaimFigure
-
 MISSING = "-"
+# GitHub shows no more than 1 MiB of a step's summary, and then none of it.
+MOST_CHARACTERS = 500_000
+_LONGEST = 1000
+# A point may stand between digits: anywhere else it could be part of an address.
+_OTHERS = re.compile(r"[^A-Za-z0-9 ,/()=+\x80-\U0010ffff.-]|(?<![0-9])\.|\.(?![0-9])")
+_SIGNS = {
+    Status.PASSED: "✅",
+    Status.FAILED: "❌",
+    Status.REFUSED: "⛔",
+    Status.REJECTED: "⛔",
+    Status.CANCELLED: "⏹️",
+    Status.LOST: "❓",
+}
 _BLAS_HINT = "apt install libopenblas0-pthread"
 
 
@@ -178,6 +196,52 @@ def _speed_text(row: _ArmFigures) -> str:
         return ""
     text = ratio_text(row.pair.decode_ratio)
     return text if row.is_claimed else f"{text} not claimed"
+
+
+def summary(
+    nonce: str,
+    verdict: Verdict | None,
+    judged: Judged | None,
+    *,
+    place: tuple[str, str] | None = None,
+    notes: Sequence[str] = (),
+) -> str:
+    """What a run's page shows of one request; without a verdict it is left to a runner's daemon.
+
+    `judged` is a runner's result, `place` the result commit and its ref, where they exist.
+    """
+    if verdict is None:
+        why = "It asks for the transport `embedded`: a runner's daemon takes it, not a workflow."
+        return f"## kakeya-mac: {escaped(nonce)} is left alone\n\n{why}\n"
+    preset = "" if judged is None else escaped(judged.believed.result.preset or "")
+    lines = [f"## {_SIGNS[verdict.status]} {verdict.status.upper()} {preset}".rstrip(), ""]
+    commit, ref = place or ("", "none")
+    if judged is None:
+        said = [f"request {nonce}", f"verdict {verdict.status}/{verdict.reason}: {verdict.message}"]
+        said += [f"{violation.code}: {violation.message}" for violation in verdict.violations]
+        said += [f"result {commit} on {ref}"] if place else []
+    else:
+        believed = replace(judged.believed, commit=commit, ref=ref)
+        said = list(outcome_lines(replace(judged, believed=believed, verdict=verdict)))
+    lines += [f"- {escaped(line)}" for line in (*said, *notes)]
+    for path, judgement in ({} if judged is None else judged.judgements).items():
+        lines += ["", f"### Evidence: {escaped(path)}", ""]
+        for table in evidence_tables(judgement):
+            lines += [_row(table.headings), f"|{' --- |' * len(table.headings)}", *map(_row, table.rows), ""]
+    text = "\n".join([*lines, ""])
+    if len(text) <= MOST_CHARACTERS:
+        return text
+    return text[:MOST_CHARACTERS].rpartition("\n")[0] + "\n\n... cut here; the whole is in the result\n"
+
+
+def escaped(text: str, *, limit: int = _LONGEST) -> str:
+    """A text from the bus as one line of Markdown that shows it and does nothing else."""
+    line = clean_line(text, limit=limit)
+    return _OTHERS.sub(lambda match: f"&#{ord(match[0])};", line)
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(escaped(cell) for cell in cells)} |"
 
 
 _CELLS: dict[str, Callable[[_ArmFigures], str]] = {

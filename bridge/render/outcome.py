@@ -1,30 +1,38 @@
-"""A judged result as the JSON line of a command, and as lines for people.
+"""Requests and judged results as JSON, as lines for people and as rows of a table. Nothing here prints.
 
-Texts in it were written on the other side of the bus: each passes `clean_line` before it is shown, so that
+Texts in them were written on the other side of the bus: each passes `clean_line` before it is shown, so that
 none can look like a line of ours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bridge.bus.results import FetchedResult
+from bridge.client.fetch import Judged
+from bridge.client.history import Row
 from bridge.errors import EXIT_UNVERIFIED, ResultError
-from bridge.protocol.result import RESULT_NAME, Phase, RunStatus, Status, parse_result
+from bridge.evidence.verification import Verification
+from bridge.github.dispatch import RunView
+from bridge.protocol.manifest import parse_time
+from bridge.protocol.result import RESULT_NAME, Phase, Progress, RunStatus, Status, parse_result
 from bridge.protocol.sanitize import clean_line
+from bridge.render.terminal import bare_table, console, plain
 from bridge.signing.trust import Signature, TrustLevel
 
 if TYPE_CHECKING:
-    from bridge.client.fetch import Judged
-    from bridge.evidence.verification import Verification
-    from bridge.github.dispatch import RunView
+    from rich.table import Table
 
 # Keys of `outcome_json` below which the runner, or whoever wrote the result, has the word.
 FROM_BUS = (
     *("binding", "files", "message", "params", "phase_seconds", "preset", "result_ref", "runner"),
     *("verification", "violations"),
 )
+_RESULT_FIELDS = {
+    *("nonce", "params", "request_commit", "workload_sha", "engine_source"),
+    *("attempt", "phase_seconds", "files"),
+}
 
 _CLAIM_TEXTS = {
     TrustLevel.UNCHECKED: "signed, but not checked: ssh-keygen is not installed",
@@ -35,33 +43,26 @@ _CLAIM_TEXTS = {
 _MESSAGE_LIMIT = 4000  # what a result may hold
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
 _SOON_S = 3.0
-_TURNS = " (requesters take turns)"
 
 
 def outcome_json(judged: Judged) -> dict[str, Any]:
     """What `run --wait`, `wait`, `status` and `result` say of a finished request with ``--json``."""
     believed, verdict = judged.believed, judged.verdict
     result = believed.result
-    return {
+    return result.model_dump(mode="json", include=_RESULT_FIELDS) | {
         "status": verdict.status,
         "runner_status": result.verdict.status,
         "reason": verdict.reason,
         "message": _line(verdict.message),
         "violations": [
-            {"code": v.code, "message": _line(v.message), "file": None if v.file is None else _line(v.file)}
-            for v in verdict.violations
+            {"code": each.code, "message": _line(each.message), "file": _line_or_none(each.file)}
+            for each in verdict.violations
         ],
         "exit_code": judged.exit_code,
-        "nonce": result.nonce,
-        "preset": None if result.preset is None else _line(result.preset),
-        "params": result.params,
-        "request_commit": result.request_commit,
-        "workload_sha": result.workload_sha,
+        "preset": _line_or_none(result.preset),
         "result_ref": believed.ref,
         "result_commit": believed.commit,
-        "engine_source": result.engine_source,
         "runner": result.runner.name,
-        "attempt": result.attempt,
         "signature": believed.signature,
         "signer": believed.signer,
         "verified": judged.verified,
@@ -70,8 +71,6 @@ def outcome_json(judged: Judged) -> dict[str, Any]:
             "not_compared": list(judged.agreement.not_compared),
         },
         "authenticity": _line(believed.sentence),
-        "phase_seconds": result.phase_seconds,
-        "files": [file.model_dump() for file in result.files],
         "verification": judged.verification and judged.verification.model_dump(mode="json", by_alias=True),
     }
 
@@ -79,11 +78,10 @@ def outcome_json(judged: Judged) -> dict[str, Any]:
 def outcome_lines(judged: Judged) -> Iterator[str]:
     """The same for people: verdict, broken rules, who ran it, where it is. Each is one line."""
     believed, verdict = judged.believed, judged.verdict
-    result, message = believed.result, _line(verdict.message)
-    yield f"{verdict.status.upper()}  {_line(result.preset or '(no preset)')}  {result.nonce}" + (
-        f": {message}" if message and verdict.status is not Status.PASSED else ""
-    )
-    if verdict.status is not Status.PASSED:
+    result, has_passed = believed.result, verdict.status is Status.PASSED
+    message = "" if has_passed or not verdict.message else f": {_line(verdict.message)}"
+    yield f"{verdict.status.upper()}  {_line(result.preset or '(no preset)')}  {result.nonce}{message}"
+    if not has_passed:
         yield f"  verdict  {verdict.status}/{verdict.reason}"
     for violation in verdict.violations:
         yield f"  {violation.code}: {_line(violation.message)}"
@@ -93,7 +91,7 @@ def outcome_lines(judged: Judged) -> Iterator[str]:
     for fact, value in result.runner.machine.items():
         if fact.startswith("model:"):
             yield f"  model    {_line(fact.removeprefix('model:'))}: {_line(str(value))}"
-    if judged.agreement.not_compared and verdict.status is Status.PASSED:
+    if judged.agreement.not_compared and has_passed:
         yield f"  binding  not compared: {_line('; '.join(judged.agreement.not_compared))}"
     yield f"  request  {result.request_commit}"
     yield f"  result   {believed.commit} on {_line(believed.ref)}"
@@ -115,11 +113,9 @@ def verification_lines(record: Verification) -> Iterator[str]:
     """What a replay of a report found, for people. Each is one line."""
     drawn = sum(row.drawn for row in record.rows)
     request = "" if record.report.nonce is None else f" of request {record.report.nonce}"
+    replayed = f"replayed {drawn} drawn rows of {record.draw.rows} and {len(record.rows) - drawn} more"
     yield f"{record.verdict.upper()}  report {record.report.sha256[:12]}{request}"
-    yield (
-        f"  replayed {drawn} drawn rows of {record.draw.rows} and {len(record.rows) - drawn} more,"
-        f" --seed {record.draw.seed}"
-    )
+    yield f"  {replayed}, --seed {record.draw.seed}"
     for finding in record.findings:
         yield f"  {_line(finding.where)}: {finding.check}: {_line(finding.message)}"
     for note in record.notes:
@@ -130,32 +126,21 @@ def status_line(
     status: RunStatus | None,
     phase: str,
     ahead: int | None,
-    expected_s: float | None = None,
-    silent_s: float | None = None,
     *,
+    silent_s: float | None = None,
     claim: Signature | None = None,
 ) -> str:
-    """Where an unfinished request is, on one line.
+    """Where an unfinished request is, on one line, by its runner's last heartbeat (None: there is none).
 
-    Args:
-        status: Its runner's last heartbeat; None: there is none.
-        phase: Where it is.
-        ahead: Older requests that wait, too; None: not known.
-        expected_s: Seconds until it is likely to start; None: not known.
-        silent_s: Seconds without a sign from its runner, if more than its lease; None: they are not.
-        claim: What the signature of the heartbeat is worth; None: not known.
+    `silent_s`: seconds without a sign from that runner, where they are more than its lease.
     """
     if status is None:
-        waiting = f", {older_text(ahead)}{_TURNS}" if ahead else ""
-        return f"{phase}{waiting}" + (f", {start_text(expected_s)}" if expected_s else "")
-    progress = status.progress
-    counted = ""
-    if progress is not None and progress.total:
-        counted = f" {progress.done}/{progress.total} {_line(progress.step)}".rstrip()
+        return ", ".join(filter(None, (phase, waiting_line(ahead or None, None))))
     held = "by" if phase == Phase.CLAIMED else "on"
-    silence = f", no sign for {age_text(silent_s)}" if silent_s is not None else ""
-    signed = "" if claim is None else f", {claim_text(claim)}"
-    return f"{phase} {held} {_line(status.runner)}{counted} ({status.elapsed_s:.0f} s){silence}{signed}"
+    where = f"{phase} {held} {_line(status.runner)} {_progress_text(status.progress)}".rstrip()
+    said = [f"{where} ({status.elapsed_s:.0f} s)"]
+    said += [f"no sign for {age_text(silent_s)}"] if silent_s is not None else []
+    return ", ".join([*said, *([claim_text(claim)] if claim is not None else [])])
 
 
 def run_text(run: RunView) -> str:
@@ -172,39 +157,82 @@ def run_text(run: RunView) -> str:
     return f"run {said}{again}: {run.url}"
 
 
-def claim_text(claim: Signature) -> str:
-    """Who says that a request runs."""
-    if claim.trust is TrustLevel.TRUSTED:
-        return f"signed by {_line(claim.signer or '')}"
-    return _CLAIM_TEXTS[claim.trust]
+def waiting_line(ahead: int | None, expected_s: float | None) -> str:
+    """How many older requests wait, too, and when this one is likely to start; None: not known."""
+    turns = " (requesters take turns)" if ahead else ""
+    said = [] if ahead is None else [_older_text(ahead) + turns]
+    return ", ".join([*said, *([_start_text(expected_s)] if expected_s else [])])
 
 
-def waiting_line(ahead: int | None, expected_s: float | None) -> str | None:
-    """What a new request has before it; None: nothing is known.
+def done_line(found: FetchedResult | None) -> str:
+    """That a result is there, and how long each phase took as it says; it has not been judged yet."""
+    try:
+        phases = parse_result(found.files.get(RESULT_NAME, b"")).phase_seconds if found else {}
+    except ResultError:
+        phases = {}
+    took = ", ".join(f"{phase} {phases[phase]:.2f} s" for phase in Phase if phase in phases)
+    return f"done ({took})" if took else "done"
 
-    Args:
-        ahead: Older requests that wait, too; None: not known.
-        expected_s: Seconds until it is likely to start; None: not known.
+
+def request_table(
+    rows: Sequence[Row], now: float, width: int | None = None, runs: Mapping[str, RunView] | None = None
+) -> Table:
+    """Requests that wait and run, or that ran, one row each, with their workflow runs by nonce.
+
+    `now` is in seconds since the epoch; `width` in characters, None: those of the terminal.
     """
-    said = [] if ahead is None else [older_text(ahead) + (_TURNS if ahead else "")]
-    if expected_s:
-        said.append(start_text(expected_s))
-    return ", ".join(said) or None
+    longest_name = 20 if (width or console().width) >= 100 else 11
+    table = bare_table()
+    for heading in ("request", "preset", "asked", "runner"):
+        is_name = heading in {"preset", "runner"}
+        most = longest_name if is_name else None
+        table.add_column(heading, no_wrap=True, overflow="ellipsis", max_width=most)
+    table.add_column("state", overflow="fold")
+    for row in rows:
+        run = (runs or {}).get(row.nonce)
+        state = _state(row) if run is None else f"{_state(row)}, {run_text(run)}"
+        machine = row.runner or (run and run.machine) or ""
+        table.add_row(*plain(row.nonce, row.preset or "?", age_text(_age_s(row, now)), machine, state))
+    return table
 
 
-def older_text(ahead: int) -> str:
-    """How many older requests wait, too. Not all of them need to start first."""
-    return {0: "no older one waits", 1: "1 older one waits"}.get(ahead, f"{ahead} older ones wait")
+def row_json(row: Row, now: float) -> dict[str, Any]:
+    """One request of a list as JSON; keys that do not apply are null."""
+    progress = row.progress and row.progress.model_dump() | {"step": _line(row.progress.step)}
+    return {
+        **{name: value for name, value in vars(row).items() if name not in {"phase", "silent_s"}},
+        "preset": _line_or_none(row.preset),
+        "state": "finished" if row.phase is Phase.DONE else row.phase.value,
+        "runner": _line_or_none(row.runner),
+        "claim": None if row.claim is None else row.claim.to_json(),
+        "progress": progress,
+        "age_s": _rounded(_age_s(row, now)),
+        "expected_s": _rounded(row.expected_s),
+        "elapsed_s": _rounded(row.elapsed_s),
+        "beat_age_s": _rounded(row.beat_age_s),
+    }
 
 
-def start_text(expected_s: float) -> str:
-    """When a request that waits is likely to start, in one unit."""
-    if expected_s < _SOON_S:
-        return "likely to start soon"
-    if expected_s < 90:
-        return f"about {expected_s:.0f} s to wait"
-    about = f"{expected_s / _MINUTE:.0f} min" if expected_s < 90 * _MINUTE else f"{expected_s / _HOUR:.1f} h"
-    return f"about {about} to wait"
+def _state(row: Row) -> str:
+    """Where a request is and how far, or how it ended, and what else there is to know about it."""
+    if row.phase is Phase.DONE:
+        status = "unreadable" if row.status is None else str(row.status)
+        said = [status if row.reason is None or row.reason == "ok" else f"{status} ({row.reason})"]
+        said += [f"took {age_text(row.elapsed_s)}"] if row.elapsed_s is not None else []
+        return ", ".join([*said, *(["archived"] if row.archived else [])])
+    said = [f"{row.phase} for {age_text(row.elapsed_s)}" if row.elapsed_s else str(row.phase)]
+    said += [f"no sign for {age_text(row.silent_s)}"] if row.silent_s is not None else []
+    said += [_older_text(row.ahead)] if row.ahead else []
+    said += [_start_text(row.expected_s)] if row.expected_s else []
+    said += [f"attempt {row.attempt}"] if row.attempt is not None and row.attempt > 1 else []
+    said += [claim_text(row.claim)] if row.claim is not None else []
+    said += ["to be cancelled"] if row.cancelling else []
+    return ", ".join(filter(None, [*said, _progress_text(row.progress)]))
+
+
+def _age_s(row: Row, now: float) -> float | None:
+    """Seconds since a request was made, by its nonce; None: that names no moment."""
+    return None if row.requested_at is None else now - parse_time(row.requested_at).timestamp()
 
 
 def age_text(seconds: float | None) -> str:
@@ -221,15 +249,41 @@ def age_text(seconds: float | None) -> str:
     return f"{whole}s"
 
 
-def done_line(found: FetchedResult | None) -> str:
-    """That a result is there, and how long each phase took as it says; it has not been judged yet."""
-    try:
-        phases = parse_result(found.files.get(RESULT_NAME, b"")).phase_seconds if found else {}
-    except ResultError:
-        phases = {}
-    took = ", ".join(f"{phase} {phases[phase]:.2f} s" for phase in Phase if phase in phases)
-    return f"done ({took})" if took else "done"
+def claim_text(claim: Signature) -> str:
+    """Who says that a request runs."""
+    if claim.trust is TrustLevel.TRUSTED:
+        return f"signed by {_line(claim.signer or '')}"
+    return _CLAIM_TEXTS[claim.trust]
+
+
+def _progress_text(progress: Progress | None) -> str:
+    if progress is None or not progress.total:
+        return ""
+    return f"{progress.done}/{progress.total} {_line(progress.step)}".rstrip()
+
+
+def _older_text(ahead: int) -> str:
+    """How many older requests wait, too. Not all of them need to start first."""
+    return {0: "no older one waits", 1: "1 older one waits"}.get(ahead, f"{ahead} older ones wait")
+
+
+def _start_text(expected_s: float) -> str:
+    """When a request that waits is likely to start, in one unit."""
+    if expected_s < _SOON_S:
+        return "likely to start soon"
+    if expected_s < 90:
+        return f"about {expected_s:.0f} s to wait"
+    about = f"{expected_s / _MINUTE:.0f} min" if expected_s < 90 * _MINUTE else f"{expected_s / _HOUR:.1f} h"
+    return f"about {about} to wait"
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 1)
 
 
 def _line(text: str) -> str:
     return clean_line(text, limit=_MESSAGE_LIMIT)
+
+
+def _line_or_none(text: str | None) -> str | None:
+    return None if text is None else _line(text)

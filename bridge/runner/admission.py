@@ -1,47 +1,134 @@
-"""May this request run here, now? Every question that needs no job, in order, each with its reason.
+"""A request as one runner knows it, and whether it may run here, now.
 
-What is learnt on the way (the preset, the values) is kept even when a later question refuses, so that the
-refusal is published under the right name. Whether paths exist in the workload is asked when the workspace is
-made.
+Every question that needs no job is asked in order, each with its reason. What is learnt on the way (the
+preset, the values) is kept even when a later question refuses, so that the refusal is published under the
+right name. Whether paths exist in the workload is asked when the workspace is made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, replace
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime, timedelta
+from fnmatch import fnmatchcase
 
 from bridge import interpreter, presets, signing
 from bridge.bus.archive import SETTLED, open_archive
 from bridge.bus.registry import read_registry
-from bridge.bus.requests import has_result
-from bridge.errors import (
-    BusError,
-    KeyListError,
-    ParameterError,
-    PolicyError,
-    PresetError,
-    SignatureError,
-)
+from bridge.bus.requests import RefValue, RequestCommit, has_result
+from bridge.errors import BusError, KeyListError, ParameterError, PresetError, RequestRefused, SignatureError
 from bridge.git.cache import GitCache
 from bridge.presets import Preset
 from bridge.protocol import refs
-from bridge.protocol.manifest import MAX_NONCE_SKEW, Manifest, ParamValue, format_time
-from bridge.protocol.result import Reason
-from bridge.protocol.target import unmet
-from bridge.runner import fairness, machine, models
+from bridge.protocol.manifest import MAX_NONCE_SKEW, Manifest, ParamValue, format_time, unmet
+from bridge.protocol.result import Reason, RunStatus
+from bridge.runner import machine, models
 from bridge.runner.config import RunnerConfig
-from bridge.runner.policy import FILE_NAME, Key
-from bridge.runner.request import Admitted, Decision, NotNow, Refusal, Refused, Request
+from bridge.runner.policy import BRANCHES, FILE_NAME, Key, PolicyRefusal
 from bridge.runner.store import Store
-from bridge.runner.workload_branches import check_workload
+from bridge.signing import Signer
 from bridge.signing.keyfiles import UNSIGNED
 
 # Refusals about this machine alone: another runner that says it takes the preset gets so much time first.
 OWN_REASONS = frozenset((Reason.UNKNOWN_PRESET, Reason.POLICY, Reason.MACHINE_UNFIT, Reason.MODEL_MISSING))
 PATIENCE = timedelta(minutes=5)
 _LOOK_AGAIN = timedelta(seconds=30)
-_SIGNATURE_RULE: Key = ("require_signature",)
+# Of more branches the histories are not fetched: a pattern that wide protects nothing.
+_MAX_BRANCHES = 100
+_HISTORY_S = 600.0
+_PLAIN = re.compile(r"refs/heads/[A-Za-z0-9_][A-Za-z0-9_./+-]{0,240}")
+# Branches of the bus itself: requesters write them, so they vouch for nothing.
+_BUS_BRANCHES = (refs.BRANCHES, refs.AGENT_BRANCHES, "refs/heads/mac-bridge-")
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """It may run: the job and its checked values with defaults."""
+
+    preset: Preset
+    params: Mapping[str, ParamValue]
+
+
+@dataclass(frozen=True)
+class Refused:
+    """It is answered with ``refused`` and this reason."""
+
+    reason: Reason
+    message: str
+    remedy: str | None = None
+    key: Key | None = None  # the setting of the policy that refuses
+    # Known as far as they were checked.
+    preset: Preset | None = None
+    params: Mapping[str, ParamValue] = field(default_factory=dict)
+
+
+Decision = Admitted | Refused
+
+
+@dataclass(frozen=True)
+class NotNow:
+    """It is left alone until then; `decision` is what it would be otherwise."""
+
+    reason: str
+    until: datetime
+    decision: Decision
+
+
+class Refusal(RequestRefused):
+    """The request is refused for a reason of the closed set."""
+
+    def __init__(
+        self, reason: Reason, message: str, remedy: str | None = None, *, key: Key | None = None
+    ) -> None:
+        super().__init__(message, remedy)
+        self.reason = reason
+        self.key = key
+
+    @classmethod
+    def of(cls, reason: Reason, error: RequestRefused | BusError) -> Refusal:
+        """The same message under a reason of the closed set."""
+        return cls(reason, error.message, error.remedy, key=getattr(error, "key", None))
+
+
+@dataclass
+class Request:
+    """A request without a result, read once. Times are monotonic seconds."""
+
+    nonce: str  # from the ref it was found under; whether the manifest agrees is in `refusal`
+    commit: str
+    ref: str | None = None  # the branch it was found on; None: in the inbox
+    claim: RefValue | None = None  # as of the last look, like `cancel`
+    cancel: RefValue | None = None
+    # Its claim: when to read it next, what it said, whether it counts, and since when it holds this commit.
+    read_claim_at: float = 0.0
+    status: RunStatus | None = None
+    claim_counts: bool = True
+    silent_since: tuple[str, float] | None = None
+    is_read: bool = False  # whether `data` to `refusal` are known
+    data: RequestCommit | None = None  # None: it has not the shape of a request
+    manifest: Manifest | None = None
+    signer: Signer | None = None  # None: it is unsigned, or nothing can be verified here
+    refusal: Refused | None = None  # why it cannot be read, or its signature does not verify
+    over_quota: str | None = None  # why its requester has too many waiting
+    first_refused: datetime | None = None  # here, while another runner offered its preset
+
+    @property
+    def place(self) -> str:
+        """The ref it was found under."""
+        return self.ref or refs.inbox_ref(self.nonce)
+
+    @property
+    def requester(self) -> str | None:
+        """The principal that signed it, by this machine's list; None: unsigned or unknown."""
+        return None if self.signer is None else self.signer.name
+
+    @property
+    def label(self) -> str:
+        """How logs name it."""
+        name = "unreadable" if self.manifest is None else self.manifest.preset
+        who = "" if self.requester is None else f", for {self.requester}"
+        return f"{self.nonce} ({name}{who})"
 
 
 @dataclass
@@ -55,12 +142,8 @@ class Admission:
     now: Callable[[], datetime]
 
     def check(self, request: Request, found: Mapping[str, str]) -> Decision | NotNow:
-        """Ask every question about a request; `found`: the remote's refs, as of the last look.
-
-        Raises:
-            RemoteUnreachable: The remote did not answer, and must be asked.
-        """
-        manifest, now = request.manifest, self.now()
+        """Ask every question about a request; `found`: the remote's refs, as of the last look."""
+        manifest, now, policy = request.manifest, self.now(), self.config.policy
         if request.refusal is not None or manifest is None:
             return request.refusal or Refused(Reason.BAD_MANIFEST, "the manifest cannot be read")
         if manifest.on is not None and now < manifest.expires_at:
@@ -72,11 +155,10 @@ class Admission:
         decision = decide(request, self.config, now, answered=answered)
         if isinstance(decision, Admitted):
             try:
-                check_workload(self.config, self.cache, manifest.workload_sha)
+                self._check_workload(manifest.workload_sha)
                 self._check_place(request, manifest.result_ref)
-            except (PolicyError, Refusal) as error:
+            except RequestRefused as error:
                 decision = _refused(error, decision.preset, decision.params)
-        policy = self.config.policy
         if isinstance(decision, Refused):
             if self._leave_to_another(request, manifest.preset, decision.reason, now):
                 reason = f"another live runner offers {manifest.preset}; here: {decision.message}"
@@ -92,6 +174,39 @@ class Admission:
         archive = open_archive(self.cache, found)
         return archive is not None and archive.get(nonce) is not None
 
+    def _check_workload(self, commit: str) -> None:
+        """Refuse a commit that is no tip of a branch of ``allow_workloads``, nor in the history of one.
+
+        Who may move these branches is for the server to protect: on one that protects nothing, this says
+        nothing.
+        """
+        patterns, key = self.config.policy.allow_workloads, "allow_workloads"
+        if patterns is None:
+            return
+        tips = {
+            ref: tip
+            for ref, tip in self.cache.list_remote(BRANCHES).items()
+            if _PLAIN.fullmatch(ref)
+            and not ref.startswith(_BUS_BRANCHES)
+            and any(fnmatchcase(ref.removeprefix(BRANCHES), pattern) for pattern in patterns)
+        }
+        if commit in tips.values():
+            return
+        if len(tips) > _MAX_BRANCHES:
+            message = f"the commit {commit[:12]} is no tip, and {len(tips)} branches match allow_workloads"
+            raise PolicyRefusal(key, message, owner_can=f"name fewer than {_MAX_BRANCHES} in {key}")
+        # The runner's own repository is shallow, so histories are kept in another one.
+        folder = self.cache.directory.with_name(f"histories-{self.config.tag}.git")
+        histories = GitCache(folder, self.config.remote)
+        try:
+            trusted = bool(tips) and histories.recover(lambda: _is_in_history(histories, commit, tips))
+        finally:
+            histories.close()
+        if not trusted:
+            message = f"the commit {commit[:12]} is on no branch that this machine trusts"
+            remedy = "ask for a commit that was merged into one of them: " + (", ".join(patterns) or "none")
+            raise PolicyRefusal(key, message, remedy)
+
     def _check_place(self, request: Request, branch: str) -> None:
         """Refuse what is not on its branch, where the policy goes by branches: anyone may push elsewhere."""
         if self.config.policy.allow_refs is None or request.ref is not None:
@@ -103,12 +218,9 @@ class Admission:
         present = tip is not None and not self.cache.bring(found, [branch])
         if present and has_result(self.cache, found[branch], request.nonce):
             return
-        raise Refusal(
-            Reason.POLICY,
-            f"the branch {branch.removeprefix('refs/heads/')} does not hold this request, and this machine's"
-            " policy goes by branches",
-            key=("allow_refs",),
-        )
+        what = f"the branch {branch.removeprefix(BRANCHES)} does not hold this request"
+        why = "and this machine's policy goes by branches"
+        raise Refusal(Reason.POLICY, f"{what}, {why}", key=("allow_refs",))
 
     def _leave_to_another(self, request: Request, preset: str, reason: Reason, now: datetime) -> bool:
         """Whether another live runner says that it takes what this machine alone would refuse."""
@@ -121,52 +233,59 @@ class Admission:
             others = read_registry(self.cache).live(now)
         except BusError:
             return False
-        identity, audience = self.config.identity, self.config.audience
-        offers = [
-            seen.card.offer(preset)
+        return any(
+            (offer := seen.card.offer(preset)) is not None and offer.available
             for seen in others
-            if seen.card.audience == audience and seen.card.session != identity.session
-        ]
-        return any(offer is not None and offer.available for offer in offers)
+            if seen.card.audience == self.config.audience
+            and seen.card.session != self.config.identity.session
+        )
+
+
+def _is_in_history(histories: GitCache, commit: str, tips: Iterable[str]) -> bool:
+    histories.prepare()
+    # Numbered here, so that no name is in the way of another.
+    places = {ref: f"refs/trusted/{number}" for number, ref in enumerate(sorted(tips))}
+    histories.fetch(histories.remote, places, timeout_s=_HISTORY_S)
+    if not histories.exists(commit):
+        return False
+    holding = histories.run("for-each-ref", f"--contains={commit}", "--format=%(refname)", "refs/trusted/")
+    return not set(places.values()).isdisjoint(holding.decode("ascii").split())
 
 
 def decide(
     request: Request, config: RunnerConfig, now: datetime, *, answered: bool = False, assumed: bool = False
 ) -> Decision:
-    """Ask every question that needs neither the remote nor the store. Pure, given the machine's own files.
+    """Ask every question about a request that was read, but those that need the remote or the store.
 
-    Args:
-        request: One whose manifest was read.
-        config: The runner.
-        now: The time of day (aware).
-        answered: It has its result.
-        assumed: The requester is assumed: whether a signature counts is not asked.
+    Pure, given the owner's files. `answered`: it has its result. `assumed`: its requester is assumed, so
+    whether a signature counts is not asked.
     """
     manifest = request.manifest
-    assert manifest is not None  # noqa: S101 - see Args
+    assert manifest is not None  # noqa: S101 - it was read
     preset: Preset | None = None
     params: Mapping[str, ParamValue] = {}
     try:
         # Early: of what is refused later it is known who asked, and strangers learn nothing of it.
         if not assumed:
             _check_signature(request, config)
-        preset, params = _choose(manifest, config)
+        preset = presets.find(manifest.preset, dict(config.presets))
+        # As installed: tighter bounds of this machine's policy are asked with the policy.
+        params = presets.validate(config.installed[preset.name], manifest.params)
         params = _check_policy(manifest, preset, config)
         check_machine(preset, config)
         config.policy.check_requester(preset, request.requester)
         config.policy.check_hours(now)
         _check_quota(request, config)
         _check_time(manifest, config, now, answered=answered)
-    except (Refusal, PolicyError) as error:
+    except RequestRefused as error:
         return _refused(error, preset, params)
     return Admitted(preset, params)
 
 
-def _refused(
-    error: Refusal | PolicyError, preset: Preset | None, params: Mapping[str, ParamValue]
-) -> Refused:
-    refusal = error if isinstance(error, Refusal) else Refusal.of(Reason.POLICY, error)
-    return replace(refusal.decision(), preset=preset, params=params)
+def _refused(error: RequestRefused, preset: Preset | None, params: Mapping[str, ParamValue]) -> Refused:
+    reasons = {PresetError: Reason.UNKNOWN_PRESET, ParameterError: Reason.BAD_PARAMETER}
+    reason = error.reason if isinstance(error, Refusal) else reasons.get(type(error), Reason.POLICY)
+    return Refused(reason, error.message, error.remedy, getattr(error, "key", None), preset, params)
 
 
 def find_signer(request: Request, config: RunnerConfig, now: datetime) -> None:
@@ -187,8 +306,7 @@ def find_signer(request: Request, config: RunnerConfig, now: datetime) -> None:
             now=now,
         )
     except SignatureError as error:
-        refusal = Refusal.of(Reason.BAD_SIGNATURE, error)
-        request.refusal = request.refusal or refusal.decision()
+        request.refusal = request.refusal or Refused(Reason.BAD_SIGNATURE, error.message, error.remedy)
     except KeyListError as error:
         message = f"this machine cannot tell whose signature it is: {error.message}"
         request.refusal = request.refusal or Refused(Reason.POLICY, message, error.remedy)
@@ -208,19 +326,7 @@ def _check_signature(request: Request, config: RunnerConfig) -> None:
     else:
         message = f"{takes} this one is unsigned"
         remedy = "see which key would sign, and what to give to the machine's owner: kakeya_mac key"
-    raise Refusal(Reason.BAD_SIGNATURE, message, remedy, key=_SIGNATURE_RULE)
-
-
-def _choose(manifest: Manifest, config: RunnerConfig) -> tuple[Preset, Mapping[str, ParamValue]]:
-    try:
-        preset = presets.find(manifest.preset, dict(config.presets))
-    except PresetError as error:
-        raise Refusal.of(Reason.UNKNOWN_PRESET, error) from None
-    try:
-        # As installed: tighter bounds of this machine's policy are asked with the policy.
-        return preset, presets.validate(config.installed[preset.name], manifest.params)
-    except ParameterError as error:
-        raise Refusal.of(Reason.BAD_PARAMETER, error) from None
+    raise Refusal(Reason.BAD_SIGNATURE, message, remedy, key=("require_signature",))
 
 
 def _check_policy(manifest: Manifest, preset: Preset, config: RunnerConfig) -> Mapping[str, ParamValue]:
@@ -248,40 +354,40 @@ def check_machine(preset: Preset, config: RunnerConfig) -> None:
         raise Refusal(Reason.MACHINE_UNFIT, f"the preset {preset.name} cannot run here: {lacking}")
     if not preset.runs_repo_code:
         try:
-            models.resolve(preset.models, config.model_places(workload=None))
+            models.resolve(preset.models, config.model_places())
         except models.ModelMissing as error:
             raise Refusal.of(Reason.MODEL_MISSING, error) from None
+
+
+def over_quota(requester: str | None, limit: int) -> str:
+    """Why a request beyond a requester's quota is refused, in one sentence."""
+    who = "unsigned requests together" if requester is None else f"the requester {requester}"
+    return f"this machine lets {who} have at most {limit} waiting, and older ones fill that"
 
 
 def _check_quota(request: Request, config: RunnerConfig) -> None:
     """Whether its requester may have it waiting; with a quota of 0 not even the first."""
     policy, name = config.policy, request.requester or UNSIGNED
-    over_quota = request.over_quota
-    if over_quota is None and policy.max_queued(request.requester) == 0:
-        over_quota = fairness.over_quota(request.requester, 0)
-    if over_quota is not None:
-        raise Refusal(
-            Reason.QUOTA,
-            over_quota,
-            "ask again when some have ended, or cancel some; the machine's owner can raise"
-            f" max_queued_per_requester or a number under [quotas] in {FILE_NAME}",
-            key=("quotas", name) if name in policy.quotas else ("max_queued_per_requester",),
-        )
+    message = request.over_quota
+    if message is None and policy.max_queued(request.requester) == 0:
+        message = over_quota(request.requester, 0)
+    if message is not None:
+        raised = "the machine's owner can raise max_queued_per_requester or a number under [quotas]"
+        remedy = f"ask again when some have ended, or cancel some; {raised} in {FILE_NAME}"
+        key = ("quotas", name) if name in policy.quotas else ("max_queued_per_requester",)
+        raise Refusal(Reason.QUOTA, message, remedy, key=key)
 
 
 def _check_time(manifest: Manifest, config: RunnerConfig, now: datetime, *, answered: bool) -> None:
     if now >= manifest.expires_at:
         raise Refusal(Reason.EXPIRED, f"the request expired at {format_time(manifest.expires_at)}")
     if manifest.created_at - now > MAX_NONCE_SKEW:  # else it could outlive what is known of its result
-        raise Refusal(
-            Reason.BAD_MANIFEST,
-            f"the request is dated {format_time(manifest.created_at)}, and it is {format_time(now)} here",
-            "set the clock that is wrong, and ask again",
+        message = (
+            f"the request is dated {format_time(manifest.created_at)}, and it is {format_time(now)} here"
         )
+        raise Refusal(Reason.BAD_MANIFEST, message, "set the clock that is wrong, and ask again")
     if manifest.audience != config.audience:
-        raise Refusal(
-            Reason.WRONG_AUDIENCE,
-            f"the request is meant for {manifest.audience}, and this runner serves {config.audience}",
-        )
+        message = f"the request is meant for {manifest.audience}, and this runner serves {config.audience}"
+        raise Refusal(Reason.WRONG_AUDIENCE, message)
     if answered:
         raise Refusal(Reason.REPLAYED, f"the request {manifest.nonce} was answered before")

@@ -6,6 +6,7 @@ lock. The other side, and the wire between them, is `bridge.runner.supervisor`.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
@@ -13,9 +14,9 @@ import select
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 from bridge.errors import MachineError
@@ -38,25 +39,17 @@ class MachineBusy(MachineError):
 
 @dataclass(frozen=True)
 class JobCommand:
-    """A job to start.
-
-    Attributes:
-        limits: Kernel limits, by RLIMIT name.
-        allowed: What all its processes together may take, by `Breach.what`.
-        timeout_s: Seconds until it is stopped.
-        grace_s: Seconds between being asked to end and being killed.
-        max_output: Bytes of output, after which it is stopped.
-    """
+    """A job to start."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     access: Access
     sandbox: Sandbox
-    limits: Mapping[str, int]
+    limits: Mapping[str, int]  # the kernel's, by RLIMIT name
     timeout_s: float
-    grace_s: float = 2.0
-    max_output: int = 8 << 20
-    allowed: Mapping[str, int] = field(default_factory=dict)
+    grace_s: float = 2.0  # between being asked to end and being killed
+    max_output: int = 8 << 20  # bytes, after which it is stopped
+    allowed: Mapping[str, int] = field(default_factory=dict)  # for all its processes, by `Breach.what`
 
     def message(self) -> dict[str, object]:
         """What the supervisor is told."""
@@ -78,78 +71,57 @@ class JobCommand:
 
 @dataclass(frozen=True)
 class JobExit:
-    """How a job ended.
+    """How a job ended; at most one of `timed_out`, `stopped` and `flooded` is true."""
 
-    At most one of `timed_out`, `stopped` (the runner asked) and `flooded` (too much output) is true.
-
-    Attributes:
-        exit_code: None: it could not be collected; negative: killed by that signal.
-        breach: A limit that it exceeded.
-        escaped: How many processes had left its tree and were killed.
-        survivors: How many would not die.
-    """
-
-    exit_code: int | None
+    exit_code: int | None  # None: it could not be collected; negative: killed by that signal
     seconds: float
     timed_out: bool
-    stopped: bool
-    flooded: bool
-    survivors: int
-    breach: Breach | None = None
-    escaped: int = 0
+    stopped: bool  # the runner asked
+    flooded: bool  # too much output
+    survivors: int  # processes that would not die
+    breach: Breach | None = None  # a limit that it exceeded
+    escaped: int = 0  # processes that had left its tree and were killed
 
 
-class Supervisor:
-    """The supervisor of one job. As a context manager it leaves no process and no lock.
+class Supervisor(AbstractContextManager["Supervisor"]):
+    """The supervisor of one job, which holds the machine's lock. As a context manager it leaves nothing.
 
-    Args:
-        lock: The machine's lock file.
+    The lock is taken here, because that takes no time, and handed over; the program starts meanwhile.
 
     Raises:
         MachineBusy: Another job holds the lock.
-        MachineError: The supervisor did not start.
+        MachineError: The supervisor cannot be started.
     """
 
     def __init__(self, lock: Path) -> None:
-        lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        held = _take_lock(lock)
         control, self._control = os.pipe()
         self._status, status = os.pipe()
         self._output, output = os.pipe()
         self._open: tuple[int, ...] = (self._control, self._status, self._output)
-        setup = {"lock": str(lock), "control": control, "status": status, "output": output}
+        setup = {"lock": held, "control": control, "status": status, "output": output}
         try:
             self._process = spawn(
                 [sys.executable, "-I", *SUPERVISOR, json.dumps(setup)],
                 env=helper_environment(),
-                pass_fds=(control, status, output),
+                pass_fds=setup.values(),
             )
         except MachineError:
             self.release()
             raise
         finally:
-            for descriptor in (control, status, output):
+            for descriptor in setup.values():
                 os.close(descriptor)
-        event = self._event() if select.select([self._status], [], [], START_S)[0] else None
-        if event is None:
-            self.close()
-            raise MachineError("the job supervisor did not start", f"try: {sys.executable} -m bridge --help")
-        if event["event"] != "locked":
-            self.close()
-            raise MachineBusy(f"another job runs on this machine (lock {lock})")
-
-    @property
-    def pid(self) -> int:
-        """Process id of the supervisor."""
-        return self._process.pid
+        self.pid = self._process.pid
 
     def run(
         self, job: JobCommand, log: IO[bytes], *, on_line: Callable[[str], None], stop: Callable[[], bool]
     ) -> JobExit:
-        """Run the job to its end and write its output to `log`, up to the limit.
+        """Run the job to its end and write its output to `log` as it comes, up to the limit.
 
         Args:
             job: What to start.
-            log: Open file for standard output and error, as they come.
+            log: An open file.
             on_line: Called with each line of output (cut at `MAX_LINE` characters).
             stop: Asked about ten times a second; True ends the job (TERM, then KILL after the grace).
 
@@ -176,17 +148,11 @@ class Supervisor:
                 stopped = True
                 self._tell({"stop": 0.0 if pump.flooded else job.grace_s})
         assert ended is not None  # noqa: S101 - the loop ends after it
-        pump.flush()
-        return JobExit(
-            exit_code=ended["exit_code"],
-            seconds=ended["seconds"],
-            timed_out=ended["timed_out"],
-            stopped=stopped and not pump.flooded and not ended["timed_out"],
-            flooded=pump.flooded and not ended["timed_out"],
-            survivors=ended["survivors"],
-            breach=Breach(**ended["breach"]) if ended["breach"] else None,
-            escaped=ended["escaped"],
-        )
+        flooded = pump.flooded and not ended["timed_out"]
+        stopped = stopped and not pump.flooded and not ended["timed_out"]
+        pump.take(b"\n")  # hands out a last line that has no end
+        breach = Breach(**ended["breach"]) if ended["breach"] else None
+        return JobExit(**{**ended, "breach": breach}, stopped=stopped, flooded=flooded)
 
     def release(self) -> None:
         """Have the supervisor kill what is left and release the lock, without waiting for that."""
@@ -200,12 +166,7 @@ class Supervisor:
         if self._process.wait(START_S) is None:
             self._process.kill()
 
-    def __enter__(self) -> Supervisor:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _tell(self, message: Mapping[str, object]) -> None:
@@ -214,13 +175,27 @@ class Supervisor:
             while data:
                 data = data[os.write(self._control, data) :]
         except BrokenPipeError:
-            raise MachineError("the job supervisor died before it could start the job") from None
+            raise MachineError(
+                "the job supervisor died before it could start the job",
+                f"try: {sys.executable} -m bridge --help",
+            ) from None
 
     def _event(self) -> dict[str, Any] | None:
         """The supervisor's next line, which it writes at once; None: it died."""
         line = os.read(self._status, _CHUNK)
         event: dict[str, Any] | None = json.loads(line) if line else None
         return event
+
+
+def _take_lock(path: Path) -> int:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise MachineBusy(f"another job runs on this machine (lock {path})") from None
+    return lock
 
 
 class _Pump:
@@ -239,14 +214,6 @@ class _Pump:
         self._left -= len(kept)
         *lines, self._partial = (self._partial + chunk.replace(b"\r", b"\n")).split(b"\n")
         self._partial = self._partial[:MAX_LINE]
-        for line in lines:
-            self._hand_out(line)
-        return kept
-
-    def flush(self) -> None:
-        """Hand out a last line that has no end."""
-        self._hand_out(self._partial)
-
-    def _hand_out(self, line: bytes) -> None:
-        if line.strip():
+        for line in filter(bytes.strip, lines):
             self._on_line(line[:MAX_LINE].decode("utf-8", "replace"))
+        return kept

@@ -1,4 +1,4 @@
-"""What one runner knows before any request comes: its name, id and key, its remote, and what is allowed."""
+"""What one runner knows before any request comes: its name, id and key, its remote, and the owner's rules."""
 
 from __future__ import annotations
 
@@ -15,41 +15,36 @@ from pathlib import Path
 
 from bridge import signing
 from bridge.bus.claims import DEFAULT_LEASE_S, RunnerIdentity
-from bridge.errors import MachineError, SignatureError, describe
+from bridge.errors import BridgeError, MachineError, PolicyError, SignatureError, describe
 from bridge.evidence.redact import Secrets, secrets_of
-from bridge.presets import Preset
+from bridge.presets import Preset, load_all
 from bridge.proc import write_atomic
 from bridge.protocol.refs import audience_of, is_local
 from bridge.runner.machine import Fact, machine_facts, secret_files, secrets_of_remote, tool_versions
 from bridge.runner.models import Places
-from bridge.runner.policy import Policy
-from bridge.runner.rulebook import Rulebook
+from bridge.runner.policy import FILE_NAME, Policy, load
+from bridge.settings import check_owner
+from bridge.signing.keyfiles import check_revoked, read_keys, stamps
 
 log = logging.getLogger(__name__)
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 PUBLIC_HOSTS = ("github.com", "ghe.com", "gitlab.com", "bitbucket.org", "codeberg.org", "dev.azure.com")
+# In the owner's folder: whom this machine believes, and presets next to the installed ones.
+_KEY_LISTS = ("allowed_signers", "known_runners", "revoked_keys")
+_PRESETS = "presets"
 
 
 @dataclass(frozen=True)
 class Timing:
-    """How often a runner talks to its remote, in seconds.
+    """How often a runner talks to its remote, in seconds."""
 
-    Attributes:
-        heartbeat_s: Between renewals of a lease: each is a push.
-        lease_s: Silence after which others may take over.
-        cancel_s: Between looks whether the running job shall stop.
-        poll_s: Longest pause between looks at an idle queue.
-        fast_s: Pause between looks just after activity; None: as on an idle queue.
-        registration_s: Between renewals of the registration: each is a push.
-    """
-
-    heartbeat_s: float
-    lease_s: float
-    cancel_s: float
-    poll_s: float
-    fast_s: float | None
-    registration_s: float
+    heartbeat_s: float  # between renewals of a lease: each is a push
+    lease_s: float  # silence after which others may take over
+    cancel_s: float  # between looks whether the running job shall stop
+    poll_s: float  # longest pause between looks at an idle queue
+    fast_s: float | None  # pause between looks just after activity; None: as on an idle queue
+    registration_s: float  # between renewals of the registration: each is a push
 
 
 # A folder of this machine; a server of one's own; a public host, which wants at most 6 pushes a minute and
@@ -59,84 +54,111 @@ OWN_SERVER = Timing(15.0, DEFAULT_LEASE_S, 2.0, 5.0, 0.1, 60.0)
 PUBLIC_HOST = Timing(60.0, 300.0, 5.0, 5.0, None, 600.0)
 
 
-@dataclass(frozen=True)
-class RunnerConfig:
-    """A runner's fixed facts.
+class Rulebook:
+    """The rules of one configuration folder, read again when its files change.
 
-    Attributes:
-        identity: Its name, the random id it made on first use, and one of this process.
-        remote: Address of the bus.
-        audience: The one spelling of it, which manifests must name.
-        folder: Its own state.
-        lock: The machine's lock, in the folder of all runners' state: one job at a time of all of them.
-        rulebook: What the owner allows, read again between jobs.
-        config_dir: Where the owner keeps the policy, presets and lists of keys.
-        key: Private key that signs results and claims; None: OpenSSH is missing, they go out unsigned.
-        machine: Facts of the machine.
-        tools: Versions of the libraries that a job uses.
-        timing: How often it talks to the remote.
-        home: The user's home.
-        environment: The runner's environment; jobs get only an allowlist of it.
+    A file that became wrong is a `fault` until it is right again. Take no request meanwhile: an older policy,
+    or the default, might allow what the owner no longer wants.
+
+    Raises:
+        PolicyError, PresetError, KeyListError: A file is wrong, or others may write one that decides.
     """
 
-    identity: RunnerIdentity
-    remote: str
-    audience: str
-    folder: Path
-    lock: Path
-    rulebook: Rulebook
-    config_dir: Path
-    key: Path | None
+    policy: Policy
+    installed: Mapping[str, Preset]  # the presets as they are installed, by name
+    presets: Mapping[str, Preset]  # the same within the bounds that the policy sets
+    is_written: bool  # the policy is in a file; otherwise it is the default
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.fault: BridgeError | None = None
+        self._stamps = self._stamp()
+        self._read()
+
+    def refresh(self) -> bool:
+        """Read the files again if they changed; whether rules or fault are different from before."""
+        stamps = self._stamp()
+        if stamps == self._stamps:
+            return False
+        self._stamps = stamps
+        before = (self.policy, self.presets, str(self.fault))
+        try:
+            if self.is_written and not os.path.lexists(self.folder / FILE_NAME):
+                remedy = "write it again, or start the runner again to serve with the default policy"
+                raise PolicyError(f"the policy {self.folder / FILE_NAME} is gone", remedy)
+            self._read()
+            self.fault = None
+        except BridgeError as error:
+            self.fault = error
+        return before != (self.policy, self.presets, str(self.fault))
+
+    def summary(self) -> str:
+        """Which presets are allowed, and which are not, in one line."""
+        refused = [name for name, preset in self.presets.items() if not self.policy.allows(preset)]
+        allowed = ", ".join(name for name in self.presets if name not in refused) or "none"
+        return f"presets: {allowed}" + (f"; not allowed: {', '.join(refused)}" if refused else "")
+
+    def _read(self) -> None:
+        folder = self.folder
+        for path in (folder, folder / _PRESETS, *self._preset_files()):
+            if path.exists():
+                check_owner(path, path.stat(), PolicyError)
+            elif path.is_symlink():
+                raise PolicyError(f"policy: {path} is a link to a file that does not exist")
+        *listed, revoked = (folder / name for name in _KEY_LISTS)
+        for path in listed:
+            read_keys(path)
+        check_revoked(revoked)
+        policy = load(folder / FILE_NAME)
+        installed = load_all(folder / _PRESETS if (folder / _PRESETS).is_dir() else None)
+        self.presets = policy.narrowed(installed)
+        self.policy, self.installed, self.is_written = policy, installed, (folder / FILE_NAME).exists()
+
+    def _stamp(self) -> tuple[tuple[object, ...], ...]:
+        names = ("", FILE_NAME, _PRESETS, *_KEY_LISTS)
+        return stamps(*(self.folder / name for name in names), *self._preset_files())
+
+    def _preset_files(self) -> list[Path]:
+        return sorted((self.folder / _PRESETS).glob("*.toml"))
+
+
+@dataclass(frozen=True)
+class RunnerConfig:
+    """A runner's fixed facts."""
+
+    identity: RunnerIdentity  # its name, the random id it made on first use, and one of this process
+    remote: str  # address of the bus
+    audience: str  # the one spelling of it, which manifests must name
+    folder: Path  # its own state
+    lock: Path  # the machine's, in the folder of all runners' state: one job at a time of all of them
+    rulebook: Rulebook  # what the owner allows, read again between jobs
+    config_dir: Path  # where the owner keeps the policy, presets and lists of keys
+    allowed_signers: Path  # keys of the requesters this machine knows
+    revoked_keys: Path  # keys that count no longer, whatever other lists say
+    jobs: Path  # where each job has its private folders
+    kernel_cache: Path  # kernels that mlx compiled for earlier jobs of the installed engine
+    temporary: Path  # for what the runner itself writes for a moment; emptied at its start
+    key: Path | None  # private key that signs results and claims; None: there is no OpenSSH, they go unsigned
     machine: Mapping[str, Fact]
-    tools: Mapping[str, str]
+    tools: Mapping[str, str]  # versions of the libraries that a job uses
     timing: Timing
     home: Path = field(default_factory=Path.home)
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
     @property
-    def allowed_signers(self) -> Path:
-        """Keys of the requesters this machine knows."""
-        return self.config_dir / "allowed_signers"
-
-    @property
-    def known_runners(self) -> Path:
-        """Keys of the other machines' runners whose claims and registrations count here."""
-        return self.config_dir / "known_runners"
-
-    @property
-    def revoked_keys(self) -> Path:
-        """Keys that count no longer, whatever `allowed_signers` says."""
-        return self.config_dir / "revoked_keys"
-
-    @property
     def policy(self) -> Policy:
         """What the owner allows."""
-        return self.rulebook.rules.policy
+        return self.rulebook.policy
 
     @property
     def installed(self) -> Mapping[str, Preset]:
         """The presets as they are installed, by name."""
-        return self.rulebook.rules.installed
+        return self.rulebook.installed
 
     @property
     def presets(self) -> Mapping[str, Preset]:
         """The same within the bounds that the policy sets."""
-        return self.rulebook.rules.presets
-
-    @property
-    def jobs(self) -> Path:
-        """Where each job has its private folders."""
-        return self.folder / "jobs"
-
-    @property
-    def kernel_cache(self) -> Path:
-        """Kernels that mlx compiled for earlier jobs of the installed engine."""
-        return self.folder / "kernel-cache"
-
-    @property
-    def temporary(self) -> Path:
-        """For what the runner itself writes for a moment; emptied at its start, after a kill."""
-        return self.folder / "tmp"
+        return self.rulebook.presets
 
     @property
     def private(self) -> tuple[Path, ...]:
@@ -156,9 +178,8 @@ class RunnerConfig:
     def secrets(self) -> Secrets:
         """What may not be published from this machine, as it is now: a changed password counts at once.
 
-        The sandbox keeps jobs from most of it. Redaction is what remains where there is none, or where a
-        preset names a variable. Values of the variables that the policy passes to jobs are cut from logs and
-        may appear in evidence: they may be folders that a report rightly names.
+        Values of the variables that the policy passes to jobs are cut from logs and may appear in evidence:
+        they may be folders that a report rightly names.
         """
         values = secret_files(self.home, self.config_dir, self.key)
         values |= secrets_of_remote(self.remote) | secrets_of(self.environment)
@@ -171,7 +192,7 @@ class RunnerConfig:
         labels = self.policy.labels
         return {**self.machine, **({"labels": ",".join(labels)} if labels else {})}
 
-    def model_places(self, *, workload: Path | None) -> Places:
+    def model_places(self, *, workload: Path | None = None) -> Places:
         """Where this machine may hold models; `workload`: the workspace, for presets that run its code."""
         return Places(
             configured=self.policy.models,
@@ -192,9 +213,7 @@ class RunnerConfig:
             return None if self.key is None else signing.sign(self.key, namespace, data)
         except (SignatureError, MachineError) as error:
             # An unsigned heartbeat is better than none, and the next one may be signed again.
-            level = logging.ERROR if namespace == signing.RESULT_NAMESPACE else logging.DEBUG
-            said = "the result is unsigned, clients that trust this runner refuse it: %s"
-            log.log(level, said if level == logging.ERROR else "cannot sign: %s", describe(error))
+            log.error("cannot sign, so clients that trust this runner will refuse it: %s", describe(error))
             return None
 
     def sign_claim(self, data: bytes) -> bytes | None:
@@ -211,20 +230,13 @@ def open_config(
     beat_s: float | None = None,
     lease_s: float | None = None,
 ) -> RunnerConfig:
-    """Set up or find again the runner `name` on this machine: its folder, id and key, the owner's policy.
+    """Set up or find again the runner `name` on this machine: its folder, id and key, the owner's rules.
 
-    Args:
-        name: Of the runner, as results show it.
-        remote: Address of the bus.
-        state_dir: Where this machine keeps runners' state.
-        config_dir: Where the owner keeps the policy, presets and lists of keys.
-        beat_s: Seconds between heartbeats; None: by the kind of remote.
-        lease_s: Seconds of silence after which others may take over; None: likewise.
+    `beat_s` and `lease_s` (see `Timing`) go by the kind of remote where they are None.
 
     Raises:
         MachineError: The name is not usable, or the folder cannot be made.
-        PolicyError: The policy file is wrong, or others may write a file that decides.
-        PresetError: A preset file of the owner is wrong.
+        PolicyError, PresetError, KeyListError: As `Rulebook`.
     """
     checked_name(name)
     folder = state_dir / "runner" / name
@@ -241,29 +253,26 @@ def open_config(
     return replace(config, timing=replace(timing, heartbeat_s=beat_s, lease_s=lease_s))
 
 
-def survey_config(
-    remote: str, *, state_dir: Path, config_dir: Path, audience: str | None = None
-) -> RunnerConfig:
-    """A configuration to ask what its machine would do: nothing is made on the disk, and it cannot serve.
-
-    `audience` is what requests must name; None: the remote.
-
-    Raises:
-        PolicyError, PresetError: As `open_config`.
-    """
-    config = _config(RunnerIdentity("survey", "0" * 16, "0" * 16), remote, state_dir, config_dir)
-    return config if audience is None else replace(config, audience=audience)
+def survey_config(remote: str, *, state_dir: Path, config_dir: Path) -> RunnerConfig:
+    """A configuration to ask what its machine would do: nothing is made on the disk, and it cannot serve."""
+    return _config(RunnerIdentity("survey", "0" * 16, "0" * 16), remote, state_dir, config_dir)
 
 
 def _config(identity: RunnerIdentity, remote: str, state_dir: Path, config_dir: Path) -> RunnerConfig:
+    folder = state_dir / "runner" / identity.name
     return RunnerConfig(
         identity=identity,
         remote=remote,
         audience=audience_of(remote),
-        folder=state_dir / "runner" / identity.name,
+        folder=folder,
         lock=state_dir / "machine.lock",
         rulebook=Rulebook(config_dir),
         config_dir=config_dir,
+        allowed_signers=config_dir / "allowed_signers",
+        revoked_keys=config_dir / "revoked_keys",
+        jobs=folder / "jobs",
+        kernel_cache=folder / "kernel-cache",
+        temporary=folder / "tmp",
         key=key_path(state_dir, identity.name) if signing.available() else None,
         machine=machine_facts(),
         tools=tool_versions(),
@@ -283,9 +292,8 @@ def timing_of(remote: str) -> Timing:
 def checked_name(name: str) -> str:
     """A runner's name as it was given, unless it is unusable (`MachineError`)."""
     if not NAME_PATTERN.fullmatch(name):
-        raise MachineError(
-            f"{name!r} is not a runner name", "use letters, digits and . _ - , at most 64, no blank"
-        )
+        remedy = "use letters, digits and . _ - , at most 64, no blank"
+        raise MachineError(f"{name!r} is not a runner name", remedy)
     return name
 
 

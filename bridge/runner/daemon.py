@@ -19,12 +19,11 @@ from datetime import UTC, datetime
 from bridge.bus.archive import DEFAULT_OLDER_THAN, prune
 from bridge.bus.claims import Claim
 from bridge.bus.registry import remove_old_registrations
-from bridge.bus.state import RefValue
 from bridge.errors import AccessDenied, BusError, MachineError, RemoteUnreachable, describe
 from bridge.git.cache import GitCache
 from bridge.protocol.result import Reason, Status
 from bridge.protocol.runner_info import State, Work
-from bridge.runner.admission import Admission
+from bridge.runner.admission import Admission, Admitted, Decision, NotNow, Refused, Request
 from bridge.runner.child import MachineBusy, Supervisor
 from bridge.runner.config import RunnerConfig
 from bridge.runner.job import Job, JobReport
@@ -32,7 +31,6 @@ from bridge.runner.lease import CancelMonitor, HeartbeatThread, Leases
 from bridge.runner.publisher import Publisher
 from bridge.runner.queue import Queue
 from bridge.runner.registration import Registrar
-from bridge.runner.request import Admitted, Decision, NotNow, Refused, Request
 from bridge.runner.store import Store
 from bridge.runner.workspace import remove_tree
 
@@ -63,12 +61,9 @@ class NameInUse(MachineError):
 class Daemon:
     """One embedded runner on one remote.
 
-    Args:
-        config: What it knows, from `open_config`.
-        idle_s: Longest pause between two looks at an idle queue; None: by the kind of remote.
-        prunes: Retire old results between jobs.
-        clock: Monotonic seconds.
-        now: The time of day (aware), for expiry and the result's times.
+    `idle_s` is the longest pause between two looks at an idle queue; None: by the kind of remote. With
+    `prunes` old results are retired between jobs. `clock` gives monotonic seconds, `now` the time of day
+    (aware).
     """
 
     def __init__(
@@ -84,33 +79,27 @@ class Daemon:
         self._idle_s = idle_s or config.timing.poll_s
         self._clock = clock
         self._now = now
-        self._cache = GitCache(config.folder / f"remote-{config.tag}.git", config.remote)
-        self._store = Store(config.folder / f"store-{config.tag}.sqlite", clock=self._unix_time)
-        self._queue = Queue(config, self._cache, self._store, clock=clock, now=now)
-        self._admission = Admission(config, self._cache, self._store, now=now)
-        self._cancels = CancelMonitor(config, self._cache)
-        self._registrar = Registrar(
-            config,
-            self._cache,
-            self._store,
-            interval_s=config.timing.registration_s,
-            clock=clock,
-            now=now,
+        self._cache = cache = GitCache(config.folder / f"remote-{config.tag}.git", config.remote)
+        self._store = store = Store(
+            config.folder / f"store-{config.tag}.sqlite", clock=lambda: now().timestamp()
         )
         # Claims of earlier processes of this runner are ours, because it holds its name while it serves.
-        sessions = self._store.add_session(config.identity.session)
-        self._store.release_deferred()  # the owner may have changed the policy meanwhile
-        self._leases = Leases(config, self._cache, self._store, self._queue, sessions=sessions, clock=clock)
-        self._publisher = Publisher(
-            config, self._cache, self._store, sessions=sessions, clock=self._unix_time
-        )
+        sessions = store.add_session(config.identity.session)
+        store.release_deferred()  # the owner may have changed the policy meanwhile
+        self._queue = Queue(config, cache, store, clock=clock, now=now)
+        self._admission = Admission(config, cache, store, now=now)
+        self._leases = Leases(config, cache, store, sessions=sessions, clock=clock)
+        self._cancels = CancelMonitor(config, cache)
+        self._publisher = Publisher(config, cache, store, sessions=sessions)
+        every_s = config.timing.registration_s
+        self._registrar = Registrar(config, cache, store, interval_s=every_s, clock=clock, now=now)
         self._prune_at = clock() + random.uniform(PRUNE_FIRST_S / 2, PRUNE_FIRST_S) if prunes else None  # noqa: S311 - spreads the work
         self._abort = threading.Event()
         self._active_at = clock()
-        self._failures = 0
-        self._reached = False
-        self._busy_machine = self._was_busy = False
-        self._lost_claims = 0
+        self._failures = 0  # looks in a row
+        self._reached = False  # the remote, once
+        self._busy_machine = self._was_busy = False  # another runner's job has it, in this look and the last
+        self._lost_claims = 0  # in this look
         self._done = 0
 
     def abort(self) -> None:
@@ -122,10 +111,7 @@ class Daemon:
     ) -> int:
         """Serve requests until `stop` is set; the running job is finished first (see `abort`).
 
-        Args:
-            once: Return after the first request that was answered.
-            stop: Set it to drain.
-            idle_timeout_s: With `once`: give up after so many seconds without a request; None: wait on.
+        With `once`, only until one was answered, or for `idle_timeout_s` seconds without one.
 
         Returns:
             How many requests were answered.
@@ -153,9 +139,6 @@ class Daemon:
                 self._cache.close()
         return self._done
 
-    def _unix_time(self) -> float:
-        return self._now().timestamp()
-
     def tick(self) -> bool:
         """Handle at most one request. Return whether one was handled."""
         requests, self._lost_claims = self._queue.poll(), 0
@@ -167,43 +150,42 @@ class Daemon:
         waiting = self._publisher.waiting()
         for request in requests:
             if request.nonce not in waiting and self._try(request):
-                self._queue.note_turn(request)
                 return True
             if self._lost_claims == MAX_LOST_CLAIMS:
                 break  # other runners were faster: what else was seen is old, too
         return False
 
-    def _try(self, request: Request) -> bool:
-        """`consider` a request; what goes wrong with it defers it, and longer each time."""
+    def _try(self, request: Request, *, only_cancelled: bool = False) -> bool:
+        """`_consider` a request; what goes wrong with it defers it, and longer each time."""
         try:
-            return self._consider(request)
-        except (MachineBusy, RemoteUnreachable):
+            handled = self._consider(request, only_cancelled)
+        except RemoteUnreachable:
             raise
         except Exception as error:  # whatever this request provokes, the next one must be served
             if type(error) is BusError:  # git failed on this side: the copy here may be broken
                 self._cache.repair()
             self._queue.note_turn(request)
-            self._back_off(request.nonce, error)
+            self._store.back_off(request.nonce, describe(error))
             return False
+        if handled:
+            self._queue.note_turn(request)
+        return handled
 
-    def _back_off(self, nonce: str, error: Exception) -> None:
-        pause = self._store.back_off(nonce, describe(error))
-        log.error("%s: %s; retrying in %g s", nonce, describe(error), pause)
-
-    def _consider(self, request: Request) -> bool:
+    def _consider(self, request: Request, only_cancelled: bool) -> bool:
         """Handle a request that is free, unless it has to wait. Return whether it was handled."""
         if not self._leases.may_claim(request):
             return False
         cancelled = self._cancels.reason(request)
-        match decision := self._admission.check(request, self._queue.found):
-            case NotNow(reason, until, later):
-                if cancelled is not None:
-                    return self._handle(request, later, cancelled)
-                if self._store.defer(request.nonce, until.timestamp(), reason):
-                    log.info("%s: not now: %s", request.label, reason)
+        if cancelled is None and only_cancelled:
+            return False
+        decision = self._admission.check(request, self._queue.found)
+        if isinstance(decision, NotNow):
+            if cancelled is None:
+                if self._store.defer(request.nonce, decision.until.timestamp(), decision.reason):
+                    log.info("%s: not now: %s", request.label, decision.reason)
                 return False
-            case _:
-                return self._handle(request, decision, cancelled)
+            decision = decision.decision
+        return self._handle(request, decision, cancelled)
 
     def _handle(self, request: Request, decision: Decision, cancelled: str | None) -> bool:
         """Claim, run and publish one request. Return whether it was ours."""
@@ -216,7 +198,7 @@ class Daemon:
             elif runs:
                 return False  # another job has the machine
             held = self._leases.claim(request, admitted=admitted)
-            self._queue.note_claim(won=held is not None)
+            self._queue.note_claim(request, won=held is not None)
             if held is None:
                 self._lost_claims += 1
                 return False
@@ -225,7 +207,11 @@ class Daemon:
             # The published refusal does not show the value: lists hold the names of other requesters.
             if isinstance(decision, Refused) and decision.key is not None:
                 log.info("%s: by %s", request.nonce, self._config.policy.setting(decision.key))
-            job = self._job(request, decision, claim)
+            try:
+                job = Job(self._config, self._cache, request, decision, claim.attempt, now=self._now)
+            except Exception:  # as on a full disk
+                claim.release()
+                raise
             stack.callback(job.clean_up)
             report: JobReport | None
             if claim.attempt > MAX_ATTEMPTS:
@@ -240,13 +226,15 @@ class Daemon:
                 self._publish(request, report, claim)
         return True
 
-    def _job(self, request: Request, decision: Decision, claim: Claim) -> Job:
-        """The job of a claimed request; the claim is released where it cannot be made, as on a full disk."""
+    def _supervise(self) -> Supervisor | None:
+        """The machine's lock, with the process that runs the next job; None: another runner's job has it."""
         try:
-            return Job(self._config, self._cache, request, decision, claim.attempt, now=self._now)
-        except Exception:
-            claim.release()
-            raise
+            return Supervisor(self._config.lock)
+        except MachineBusy as busy:
+            if not self._was_busy and not self._busy_machine:
+                log.info("waiting: %s", busy.message)
+            self._busy_machine = True
+            return None
 
     def _run(
         self, job: Job, request: Request, claim: Claim, supervisor: Supervisor | None
@@ -258,13 +246,13 @@ class Daemon:
             except MachineError as error:
                 said = "cannot persist the attempt count; after a restart the job may run once too often"
                 log.error("%s: %s: %s", request.nonce, said, error.message)
-        started = self._clock()
+        started, timing = self._clock(), self._config.timing
         heartbeat = HeartbeatThread(
             claim,
-            interval_s=self._config.timing.heartbeat_s,
+            interval_s=timing.heartbeat_s,
             secrets=job.secrets,
             poll=lambda: self._poll_cancels(request, started),
-            poll_s=self._config.timing.cancel_s,
+            poll_s=timing.cancel_s,
             repair=self._cache.rebuild,
             clock=self._clock,
         )
@@ -286,46 +274,13 @@ class Daemon:
         if reason is not None:
             return reason
         preset = "" if request.manifest is None else request.manifest.preset
-        work = Work(nonce=request.nonce, preset=preset, elapsed_s=self._clock() - started)
-        self._register(State.BUSY, work)
-        due = [nonce for nonce in others if not self._is_backing_off(nonce)]
-        for nonce in due[:MAX_CANCELLED]:
-            try:
-                self._answer_cancelled(nonce, others[nonce])
-            except RemoteUnreachable:
-                raise
-            except Exception as error:  # whatever this one provokes, the others must be answered
-                self._back_off(nonce, error)
+        elapsed_s = self._clock() - started
+        self._register(State.BUSY, Work(nonce=request.nonce, preset=preset, elapsed_s=elapsed_s))
+        if others:
+            due = others.keys() - self._publisher.waiting()
+            waiting = [each for each in self._queue.poll() if each.nonce in due]
+            self._done += sum(self._try(each, only_cancelled=True) for each in waiting[:MAX_CANCELLED])
         return None
-
-    def _is_backing_off(self, nonce: str) -> bool:
-        record = self._store.get(nonce)
-        return record.failures > 0 and not record.is_due(self._unix_time())
-
-    def _answer_cancelled(self, nonce: str, cancel: RefValue) -> None:
-        """Answer a cancelled request that waits, while another job runs: nothing of it is started."""
-        request = self._queue.look_up(nonce, cancel)
-        if request is None or not self._leases.may_claim(request):
-            return
-        if (reason := self._cancels.reason(request)) is not None:
-            decision = self._admission.check(request, self._queue.found)
-            settled = decision.decision if isinstance(decision, NotNow) else decision
-            self._done += self._handle(request, settled, reason)
-
-    def _supervise(self) -> Supervisor | None:
-        """The machine's lock, with the process that runs the next job; None: another runner's job has it.
-
-        In one look it is asked for once: each time costs a process, and many requests may wait.
-        """
-        if self._busy_machine:
-            return None
-        try:
-            return Supervisor(self._config.lock)
-        except MachineBusy as busy:
-            if not self._was_busy:
-                log.info("waiting: %s", busy.message)
-            self._busy_machine = True
-            return None
 
     # Around the jobs --------------------------------------------------------------------------------------
 
@@ -351,7 +306,7 @@ class Daemon:
             self._store.release_deferred()
             self._registrar.refresh()
             if policy.fault is None:
-                log.info("the policy was read again; %s", policy.rules.summary())
+                log.info("the policy was read again; %s", policy.summary())
             else:
                 log.error("no request is handled until the policy is corrected: %s", policy.fault.message)
         return policy.fault is None
@@ -364,12 +319,12 @@ class Daemon:
             self._register(State.IDLE)
         if self._prune_at is None or self._busy_machine or self._clock() < self._prune_at:
             return
-        more = False
+        pause = PRUNE_EVERY_S * random.uniform(0.75, 1.25)  # noqa: S311 - spreads the work
         try:
-            more = self._prune()
+            if self._prune():
+                pause = PRUNE_AGAIN_S
         except Exception as error:  # a daemon outlives its own bugs
             log.warning("old results are not pruned: %s", describe(error))
-        pause = PRUNE_AGAIN_S if more else PRUNE_EVERY_S * random.uniform(0.75, 1.25)  # noqa: S311 - spreads the work
         self._prune_at = self._clock() + pause
 
     def _register(self, state: State, work: Work | None = None) -> None:
@@ -406,21 +361,17 @@ class Daemon:
 
 @contextlib.contextmanager
 def hold_name(config: RunnerConfig) -> Iterator[None]:
-    """Hold a runner's name on this machine; what a killed process left in its folders is removed.
-
-    Raises:
-        NameInUse: Another process holds it.
-    """
+    """Hold a runner's name on this machine, or raise `NameInUse`; what a killed process left is removed."""
     with (config.folder / "lock").open("a+") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             handle.seek(0)
-            raise NameInUse(
-                f"a runner named {config.identity.name} already runs on this machine"
-                f" (process {handle.read().strip() or 'unknown'})",
-                "stop it, or start this one with another --name",
-            ) from None
+            process = handle.read().strip() or "unknown"
+            message = (
+                f"a runner named {config.identity.name} already runs on this machine (process {process})"
+            )
+            raise NameInUse(message, "stop it, or start this one with another --name") from None
         try:
             handle.truncate(0)
             handle.write(f"{os.getpid()}\n")

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,10 @@ from bridge.errors import BridgeError, ManifestError
 from bridge.protocol.manifest import Manifest, parse
 from bridge.protocol.result import Reason
 from bridge.runner import models
-from bridge.runner.admission import check_machine, decide, find_signer
-from bridge.runner.config import RunnerConfig, survey_config
+from bridge.runner.admission import Admitted, Refusal, Refused, Request, check_machine, decide, find_signer
+from bridge.runner.config import Rulebook, RunnerConfig, survey_config
+from bridge.runner.job import program_words
 from bridge.runner.policy import FILE_NAME
-from bridge.runner.prepare import program_words
-from bridge.runner.request import Admitted, Refusal, Refused, Request
-from bridge.runner.rulebook import Rules
 from bridge.signing import Signer, read_keys
 from bridge.signing.keyfiles import UNSIGNED
 
@@ -46,34 +44,19 @@ def explain(
     signature: bytes | None = None,
     requester: str | None = None,
 ) -> dict[str, Any]:
-    """What would become of a manifest here.
+    """What would become of a manifest here, as ``policy explain --json`` prints it.
 
-    Args:
-        data: Its exact bytes.
-        state_dir: Where this machine keeps runners' state.
-        config_dir: Where the owner's files lie.
-        now: The time to judge by (aware).
-        remote: The remote that would be served; None: the one it is meant for.
-        signature: Its detached signature; None: unsigned.
-        requester: Who is assumed to have signed it, whatever `signature` says; None: no one.
-
-    Returns:
-        As ``policy explain --json`` prints it; ``line`` is the key of the policy that refuses, with its
-        value, and ``job`` what the job would get.
-
-    Raises:
-        PolicyError, PresetError: The owner's files are wrong.
+    It is given by its exact bytes and its detached signature, and judged for the `remote` it is meant for
+    unless one is given, with a `requester` as if that one had signed it. ``line`` is the key of the policy
+    that refuses, with its value, and ``job`` what the job would get.
     """
     try:
         manifest = parse(data)
     except ManifestError as error:
         return _answer(Refused(Reason.BAD_MANIFEST, error.message, error.remedy))
-    config = survey_config(
-        remote or manifest.audience,
-        state_dir=state_dir,
-        config_dir=config_dir,
-        audience=manifest.audience if remote is None else None,
-    )
+    config = survey_config(remote or manifest.audience, state_dir=state_dir, config_dir=config_dir)
+    if remote is None:
+        config = replace(config, audience=manifest.audience)
     commit = RequestCommit(_NO_COMMIT, manifest.workload_sha, data, signature)
     request = Request(manifest.nonce, _NO_COMMIT, manifest.result_ref, data=commit, manifest=manifest)
     if requester is None:
@@ -82,12 +65,12 @@ def explain(
         request.signer = Signer("", requester)
     decision = request.refusal or decide(request, config, now, assumed=requester is not None)
     if isinstance(decision, Admitted):
-        return _answer(job=_job(request, decision, manifest, config, now))
+        return _answer(None, job=_job(request, decision, manifest, config, now))
     return _answer(decision, None if decision.key is None else config.policy.setting(decision.key))
 
 
 def _answer(
-    refused: Refused | None = None, setting: str | None = None, *, job: dict[str, Any] | None = None
+    refused: Refused | None, setting: str | None = None, job: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     return {
         "allowed": refused is None,
@@ -104,7 +87,7 @@ def _job(
     request: Request, admitted: Admitted, manifest: Manifest, config: RunnerConfig, now: datetime
 ) -> dict[str, Any]:
     preset = admitted.preset
-    places = config.model_places(workload=None)
+    places = config.model_places()
     found = {} if preset.runs_repo_code else models.resolve(preset.models, places)
 
     def resolve(kind: str, name: str) -> list[str]:
@@ -135,22 +118,19 @@ class PolicyFinding:
     remedy: str | None = None
 
 
-def check_config(folder: Path, *, state_dir: Path) -> tuple[Rules | None, list[PolicyFinding]]:
-    """The rules of a configuration folder, and what its owner should know; no rules where there is a fault.
-
-    The folder need not exist: then the default policy holds.
-    """
+def check_config(folder: Path, *, state_dir: Path) -> tuple[Rulebook | None, list[PolicyFinding]]:
+    """The rules of a configuration folder and notes for its owner; no rules where there is a fault."""
     try:
         config = survey_config("", state_dir=state_dir, config_dir=folder)
         signers = {entry.name for entry in read_keys(config.allowed_signers)}
     except BridgeError as error:
         return None, [PolicyFinding(True, error.message, error.remedy)]
-    rules = config.rulebook.rules
+    rules = config.rulebook
     unused = [PolicyFinding(False, f"{FILE_NAME}: {note}") for note in _unused_names(rules, signers)]
     return rules, [*unused, *_unable(config)]
 
 
-def _unused_names(rules: Rules, signers: set[str]) -> Iterator[str]:
+def _unused_names(rules: Rulebook, signers: set[str]) -> Iterator[str]:
     """Names in the policy that change nothing."""
     policy, installed = rules.policy, rules.installed
     for name in policy.allow_presets or ():
@@ -177,8 +157,7 @@ def _unused_names(rules: Rules, signers: set[str]) -> Iterator[str]:
 
 def _unable(config: RunnerConfig) -> Iterator[PolicyFinding]:
     """Presets that are allowed and cannot run here."""
-    rules = config.rulebook.rules
-    for preset in filter(rules.allows, rules.presets.values()):
+    for preset in filter(config.policy.allows, config.presets.values()):
         try:
             check_machine(preset, config)
         except Refusal as refusal:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.metadata
 import importlib.util
 import logging
 import os
@@ -22,7 +21,8 @@ from urllib.parse import unquote
 from bridge import weights
 from bridge.errors import MachineError, describe
 from bridge.evidence.redact import secrets_of
-from bridge.git.credentials import for_git
+from bridge.git.remote import for_git
+from bridge.interpreter import versions
 from bridge.presets import Preset
 from bridge.proc import find_program, helper_environment, run_program, spawn
 from bridge.protocol.result import ENGINE_FACT, WEIGHTS_FACT
@@ -37,20 +37,12 @@ Fact = str | int | float | bool | None
 CAFFEINATE = "caffeinate"  # macOS's own program against sleep
 _PROGRAM_S = 10.0
 
-# Where programs of the user keep their credentials, relative to the home.
-CREDENTIAL_FILES = (
-    ".netrc",
-    ".git-credentials",
-    ".config/git/credentials",
-    ".config/gh/hosts.yml",
-    ".aws/credentials",
-    ".docker/config.json",
-    ".npmrc",
-    ".pypirc",
-    ".cache/huggingface/stored_tokens",
+# Files that hold one token and nothing else, and others of credentials, relative to the home.
+_TOKEN_FILES = (".cache/huggingface/token", ".huggingface/token")
+_CREDENTIAL_FILES = (
+    *(".netrc", ".git-credentials", ".config/git/credentials", ".config/gh/hosts.yml", ".aws/credentials"),
+    *(".docker/config.json", ".npmrc", ".pypirc", ".cache/huggingface/stored_tokens"),
 )
-# Files that hold one token and nothing else.
-TOKEN_FILES = (".cache/huggingface/token", ".huggingface/token")
 _MAX_CREDENTIAL_BYTES = 256 * 1024
 # A user name in an address is a token when it is as long as one: ``https://ghp_…@example.org``.
 _TOKEN_LENGTH = 20
@@ -64,7 +56,7 @@ _IN_URL = re.compile(r"://([^\s/@:]*)(?::([^\s/@]*))?@")
 
 
 def machine_facts() -> dict[str, Fact]:
-    """Platform, chip, memory (bytes), CPUs, Python, and whether Metal can be expected."""
+    """What the runner knows of this machine."""
     return {
         "system": platform.system(),
         "os_release": platform.release(),
@@ -86,9 +78,6 @@ def input_facts(preset: Preset, found: Mapping[str, FoundModel]) -> dict[str, Fa
     """What the report must name as what ran: digests of the engine's source and of the models' weights.
 
     The runner computes them, not the job, so that a client can compare the report with them.
-
-    Raises:
-        OSError: A file cannot be read.
     """
     digests = {WEIGHTS_FACT + name: weights.digest(model.folder) for name, model in found.items()}
     if preset.argv[0] == "${engine}":
@@ -104,7 +93,7 @@ def engine_digest() -> str | None:
     if (package := engine_folder()) is None:
         return None
     lines = [
-        f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.relative_to(package).as_posix()}\n"
+        f"{weights.file_sha256(file)}  {file.relative_to(package).as_posix()}\n"
         for file in sorted(package.rglob("*.py"))
     ]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
@@ -112,10 +101,7 @@ def engine_digest() -> str | None:
 
 def tool_versions() -> dict[str, str]:
     """Versions of Python, git and the packages that jobs use; absent ones are left out."""
-    found = {"python": platform.python_version()}
-    for name in ("mlx", "mlx-lm", "kakeya-mac"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
+    found = {"python": platform.python_version(), **versions(("mlx", "mlx-lm", "kakeya-mac"))}
     if git := _first_line("git", "--version"):
         found["git"] = git.removeprefix("git version ")
     return found
@@ -178,14 +164,26 @@ def _first_line(*argv: str) -> str:
 
 def secret_files(home: Path, config_dir: Path, key: Path | None) -> dict[str, str]:
     """What programs of the user and this runner keep in files and must not be published, by where it is."""
-    files = [(home / name, f"~/{name}") for name in (*CREDENTIAL_FILES, *TOKEN_FILES)]
-    files.append((config_dir / "config.toml", "config.toml"))
+    files = {f"~/{name}": home / name for name in (*_CREDENTIAL_FILES, *_TOKEN_FILES)}
+    files["config.toml"] = config_dir / "config.toml"
     if key is not None:
-        files.append((key, "the runner's key"))
+        files["the runner's key"] = key
     values: dict[str, str] = {}
-    for path, name in files:
-        with contextlib.suppress(OSError):  # a job of this user cannot read it either
-            values |= _secrets_in_file(path, name)
+    for name, path in files.items():
+        try:
+            if not path.is_file():
+                continue
+            with path.open("rb") as file:
+                text = file.read(_MAX_CREDENTIAL_BYTES).decode("utf-8", "surrogateescape")
+        except OSError:  # a job of this user cannot read it either
+            continue
+        if name.endswith(("/token", "key")):
+            values[name] = text
+            continue
+        found = [word for _, word in _secrets_in_urls(text)]
+        if name != "config.toml":  # whose keys are names of files
+            found += [match[1] for match in _ASSIGNED.finditer(text)]
+        values |= {f"{name} ({number})": value for number, value in enumerate(dict.fromkeys(found), 1)}
     return values
 
 
@@ -193,20 +191,6 @@ def secrets_of_remote(remote: str) -> dict[str, str]:
     """What an address holds that must not be published, also as git is given it."""
     found = {f"{name} of the remote": word for name, word in _secrets_in_urls(remote)}
     return secrets_of(for_git(remote, {})[1]) | found
-
-
-def _secrets_in_file(path: Path, name: str) -> dict[str, str]:
-    """The secrets of one file, under names that say where they are and not what they are."""
-    if not path.is_file():
-        return {}
-    with path.open("rb") as file:
-        text = file.read(_MAX_CREDENTIAL_BYTES).decode("utf-8", "surrogateescape")
-    if name.endswith(("/token", "key")):
-        return {name: text}
-    found = [word for _, word in _secrets_in_urls(text)]
-    if name != "config.toml":  # whose keys are names of files
-        found += [match[1] for match in _ASSIGNED.finditer(text)]
-    return {f"{name} ({number})": value for number, value in enumerate(dict.fromkeys(found), 1)}
 
 
 def _secrets_in_urls(text: str) -> Iterator[tuple[str, str]]:

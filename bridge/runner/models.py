@@ -49,21 +49,13 @@ class FoundModel:
 
 @dataclass(frozen=True)
 class Places:
-    """Where this machine may hold models.
+    """Where this machine may hold models."""
 
-    Attributes:
-        configured: Folders named in the policy.
-        environment: The runner's.
-        home: The user's home.
-        metal: Whether this machine has Metal, so that no stand-in is used.
-        workload: The workspace, for presets that run the workload's code.
-    """
-
-    configured: Mapping[str, Path]
-    environment: Mapping[str, str]
+    configured: Mapping[str, Path]  # by the policy
+    environment: Mapping[str, str]  # the runner's
     home: Path
-    metal: bool
-    workload: Path | None = None
+    metal: bool  # this machine has Metal, so no stand-in is used
+    workload: Path | None = None  # the workspace, for presets that run the workload's code
 
     def of(self, name: str) -> list[tuple[str, Path | None]]:
         """Every place of one model in order, with its name for people; None: that place is not set.
@@ -72,9 +64,15 @@ class Places:
             ModelMissing: The variable of the environment names something that is no folder.
         """
         variable = "KAKEYA_MODEL_" + name.upper().replace("-", "_")
+        named = None
+        if value := self.environment.get(variable):
+            named = Path(os.path.expanduser(value))
+            if not named.is_dir():
+                message = f"{variable} is {value!r}, which is no folder"
+                raise ModelMissing(message, "correct it on the runner, or unset it there")
         places = [
             (f"models.{name} in the policy", self.configured.get(name)),
-            (variable, self._named(variable)),
+            (variable, named),
             (f"~/kakeya-models/{name}", self.home / "kakeya-models" / name),
         ]
         if self.workload is not None:
@@ -82,18 +80,6 @@ class Places:
         if name in SHIPPED:
             places.append(("the engine's shipped models", shipped(name)))
         return places
-
-    def _named(self, variable: str) -> Path | None:
-        """The folder that a variable names; None: it is not set."""
-        value = self.environment.get(variable)
-        if not value:
-            return None
-        folder = Path(os.path.expanduser(value))
-        if not folder.is_dir():
-            raise ModelMissing(
-                f"{variable} is {value!r}, which is no folder", "correct it on the runner, or unset it there"
-            )
-        return folder
 
 
 def resolve(needs: Sequence[ModelNeed], places: Places) -> dict[str, FoundModel]:
@@ -107,16 +93,19 @@ def resolve(needs: Sequence[ModelNeed], places: Places) -> dict[str, FoundModel]
     present = [name for name, model in found.items() if model is not None]
     whole = {need.name: found[need.name] or _stand_in(need, places, present) for need in needs}
     for name, model in whole.items():
-        _refuse_incomplete(name, model.folder)
+        if faults := weights.faults(model.folder):
+            more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+            raise ModelMissing(
+                f"the model {name} in {model.folder} is not whole: {faults[0]}{more}",
+                "fetch it again on the runner: `git lfs pull` in that folder, or a new download",
+            )
     return whole
 
 
 def engine_folder() -> Path | None:
     """The installed engine's package, found without importing it; None: there is none."""
     spec = importlib.util.find_spec("engine")
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    return Path(spec.submodule_search_locations[0])
+    return Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
 
 
 def shipped(name: str) -> Path | None:
@@ -142,25 +131,14 @@ def _stand_in(need: ModelNeed, places: Places, present: Sequence[str]) -> FoundM
     )
     message = f"the model {need.name} is not on this machine; looked at: {looked}"
     remedy = f"put {need.mac} in ~/kakeya-models/{need.name} on the runner, or name its folder in the policy"
-    if need.stand_in is None:
-        raise ModelMissing(message, remedy)
-    if places.metal:
-        remedy = f"{remedy}; {need.stand_in} replaces it only on machines without Metal"
-        raise ModelMissing(message, remedy)
-    if present:
-        remedy = f"{remedy}; {need.stand_in} does not replace it next to a real {present[0]}"
-        raise ModelMissing(message, remedy)
-    folder = shipped(need.stand_in)
-    if folder is None or not folder.is_dir():
-        raise ModelMissing(f"{message}; its stand-in {need.stand_in} is not installed either", remedy)
-    return FoundModel(folder.resolve(), need.stand_in)
-
-
-def _refuse_incomplete(name: str, folder: Path) -> None:
-    if not (found := weights.faults(folder)):
-        return
-    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    raise ModelMissing(
-        f"the model {name} in {folder} is not whole: {found[0]}{more}",
-        "fetch it again on the runner: `git lfs pull` in that folder, or a new download",
-    )
+    if need.stand_in is not None:
+        folder = shipped(need.stand_in)
+        if places.metal:
+            remedy += f"; {need.stand_in} replaces it only on machines without Metal"
+        elif present:
+            remedy += f"; {need.stand_in} does not replace it next to a real {present[0]}"
+        elif folder is not None and folder.is_dir():
+            return FoundModel(folder.resolve(), need.stand_in)
+        else:
+            message += f"; its stand-in {need.stand_in} is not installed either"
+    raise ModelMissing(message, remedy)

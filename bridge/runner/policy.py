@@ -18,50 +18,40 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from bridge.config_file import STRICT, fault_text, parse_toml, read_owned_file
 from bridge.errors import MachineError, PolicyError
 from bridge.evidence.redact import is_secret_name
 from bridge.presets import Preset
 from bridge.presets.values import ParameterBounds
 from bridge.proc import write_atomic
 from bridge.protocol.sanitize import unsafe_character
-from bridge.runner.hours import check_span, is_within
+from bridge.settings import STRICT, fault_text, parse_toml, read_owned_file
 from bridge.signing.keyfiles import NAME_PATTERN, UNSIGNED
 
 FILE_NAME = "policy.toml"
 LABEL_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 DEFAULT_FILE = Path(__file__).with_name("default_policy.toml")
 BRANCHES = "refs/heads/"
+DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
 # A key of the policy file: ``("presets", "probe", "timeout_s")``.
 Key = tuple[str, ...]
 
+_DAY = 24 * 60  # minutes
 _MIB = 1 << 20
 _TIB = 1 << 40
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": _MIB, "GiB": 1 << 30, "TiB": _TIB}
 _UNITS |= {"kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,3})?) ?([A-Za-z]{1,3})")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
-# Variables that each job gets of its own, and beginnings of those that make a program load or run something
-# else, or lead to credentials.
-_OWN_VARIABLES = {
-    "HOME",
-    "PATH",
-    "PWD",
-    "TMPDIR",
-    "TMP",
-    "TEMP",
-    "LANG",
-    "LC_ALL",
-    "HF_HUB_OFFLINE",
-    "NO_COLOR",
-}
+# Variables that every job gets of its own, that make a program load or run something else, or that lead to
+# credentials: whole names, and beginnings.
+_RESERVED = {"HOME", "PATH", "PWD", "TMPDIR", "TMP", "TEMP", "LANG", "LC_ALL", "HF_HUB_OFFLINE"}
+_RESERVED |= {"NO_COLOR", "ENV", "IFS", "SHELL"}
 _STEERING = (
     *("PYTHON", "LD_", "DYLD_", "GLIBC_TUNABLES", "GCONV_PATH", "LOCPATH", "OPENSSL_", "MALLOC_"),
     *("GIT_", "SSH_", "GPG_", "GNUPG", "KRB5", "KAKEYA_", "XDG_", "DBUS_", "DOCKER_", "BASH_"),
     *("PERL", "RUBY", "NODE_", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS", "JDK_JAVA_OPTIONS"),
 )
-_SHELL = {"ENV", "IFS", "SHELL"}
 
 
 def _check_text(text: str) -> str:
@@ -75,10 +65,8 @@ def _check_variable(name: str) -> str:
         raise ValueError(f"{name!r} is no name of a variable (letters, digits and _)")
     if is_secret_name(name):
         raise ValueError(f"{name!r} names a secret, and whatever a job prints is published")
-    if name.upper() in _OWN_VARIABLES:
-        raise ValueError(f"{name!r}: every job gets its own")
-    if name.upper() in _SHELL or name.upper().startswith(_STEERING):
-        raise ValueError(f"{name!r} changes what programs load or run, or leads to keys")
+    if name.upper() in _RESERVED or name.upper().startswith(_STEERING):
+        raise ValueError(f"{name!r} changes what programs load or run, leads to keys, or is each job's own")
     return name
 
 
@@ -96,10 +84,8 @@ def _check_path(path: Path) -> Path:
         path = path.expanduser()
     except RuntimeError:
         raise ValueError(f"{str(path)!r} names a user who is not known here") from None
-    if not path.is_absolute():
+    if not path.is_absolute() or "\0" in str(path):
         raise ValueError(f"must be an absolute path, got {str(path)!r}")
-    if "\0" in str(path):
-        raise ValueError(f"no path holds a NUL character, got {str(path)!r}")
     return path
 
 
@@ -118,6 +104,63 @@ def _check_endpoint(text: str) -> str:
     return text
 
 
+def _check_actions(actions: dict[str, Any]) -> dict[str, Any]:
+    """Keys of earlier versions have no effect, but a request is refused rather than run without a wall."""
+    if (value := actions.get("execute", "here")) != "here":
+        raise ValueError(f"{value!r} asks for the walled mode, which no longer exists: see docs/actions.md")
+    return actions
+
+
+# Hours: ``mon-fri 22:00-06:00`` is the night after each of these days, ``sat,sun`` are whole days,
+# ``08:00-12:30`` is every day.
+
+
+def check_span(text: str) -> str:
+    """The text itself; a `ValueError` if it is no span of hours."""
+    _parse_span(text)
+    return text
+
+
+def is_within(spans: Sequence[str], local: datetime) -> bool:
+    """Whether one of the spans holds a moment of the machine's local time."""
+    moment = local.weekday() * _DAY + local.hour * 60 + local.minute
+    return any(
+        (moment - day * _DAY - start) % (7 * _DAY) < minutes
+        for days, start, minutes in map(_parse_span, spans)
+        for day in days
+    )
+
+
+def _parse_span(text: str) -> tuple[list[int], int, int]:
+    """Days (Monday is 0), the minute of the day at which the span begins, and how many minutes it has."""
+    words = text.split(" ")
+    times = re.fullmatch(r"(\d\d:\d\d)-(\d\d:\d\d)", words[-1], re.ASCII)
+    names = words[:-1] if times else words
+    if len(names) > 1 or not words[0]:
+        raise ValueError(f"{text!r}: write days, times or both, like 'mon-fri 22:00-06:00' or 'sat,sun'")
+    days = [day for part in names[0].split(",") for day in _days(part)] if names else list(range(7))
+    start, end = (_minute(times[1]), _minute(times[2])) if times else (0, _DAY)
+    if start in (end, _DAY):
+        raise ValueError(f"{text!r} is empty: leave the times out for the whole day")
+    return days, start, (end - start) % _DAY or _DAY
+
+
+def _days(text: str) -> list[int]:
+    first, dash, last = text.partition("-")
+    if first not in DAYS or (dash and last not in DAYS):
+        raise ValueError(f"{text!r} is no day: write {', '.join(DAYS)}, or a range of them")
+    start = DAYS.index(first)
+    length = (DAYS.index(last) - start) % 7 if dash else 0
+    return [(start + step) % 7 for step in range(length + 1)]
+
+
+def _minute(text: str) -> int:
+    hour, minute = map(int, text.split(":"))
+    if minute > 59 or hour * 60 + minute > _DAY:
+        raise ValueError(f"{text} is no time of a day")
+    return hour * 60 + minute
+
+
 Text = Annotated[str, AfterValidator(_check_text)]
 Names = tuple[Text, ...]
 Branches = tuple[Annotated[Text, AfterValidator(_check_branch)], ...]
@@ -128,13 +171,6 @@ Bytes = Annotated[int, BeforeValidator(_read_size)]
 Requester = Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")]
 
 
-def _check_actions(actions: dict[str, Any]) -> dict[str, Any]:
-    """Keys of earlier versions have no effect, but a request is refused rather than run without a wall."""
-    if (value := actions.get("execute", "here")) != "here":
-        raise ValueError(f"{value!r} asks for the walled mode, which no longer exists: see docs/actions.md")
-    return actions
-
-
 class PolicySection(BaseModel):
     """A table of the file. In the file a field goes by its alias, if it has one."""
 
@@ -142,61 +178,42 @@ class PolicySection(BaseModel):
 
 
 class JobLimits(PolicySection):
-    """What a job may have at most, all its processes together unless said otherwise.
+    """What a job may have at most, all its processes together unless said otherwise."""
 
-    Attributes:
-        memory_bytes: Resident memory; None: four fifths of what the machine has.
-        disk_bytes: What lies in the job's own folders.
-        files: How many files and folders lie there.
-        processes: Processes and threads.
-        output_bytes: What it prints.
-        file_bytes: One file.
-        open_files: Open descriptors of one process.
-    """
-
-    memory_bytes: Bytes | None = Field(default=None, alias="memory", ge=64 * _MIB, le=64 * _TIB)
+    memory_bytes: Bytes | None = Field(default=None, alias="memory", ge=64 * _MIB, le=64 * _TIB)  # None: 4/5
     disk_bytes: Bytes = Field(default=16 << 30, alias="disk", ge=_MIB, le=1024 * _TIB)
-    files: int = Field(default=200_000, ge=16, le=100_000_000)
-    processes: int = Field(default=1024, ge=4, le=1_000_000)
+    files: int = Field(default=200_000, ge=16, le=100_000_000)  # folders count
+    processes: int = Field(default=1024, ge=4, le=1_000_000)  # threads count
     output_bytes: Bytes = Field(default=8 * _MIB, alias="output", ge=1024, le=64 * _MIB)
-    file_bytes: Bytes = Field(default=4 << 30, alias="file_size", ge=64 * 1024, le=1024 * _TIB)
-    open_files: int = Field(default=4096, ge=64, le=1_000_000)
+    file_bytes: Bytes = Field(default=4 << 30, alias="file_size", ge=64 * 1024, le=1024 * _TIB)  # of one file
+    open_files: int = Field(default=4096, ge=64, le=1_000_000)  # of one process
 
 
 class PresetRule(PolicySection):
-    """What ``[presets.NAME]`` says of one preset: it can only become narrower.
-
-    Attributes:
-        timeout_s: Another upper bound of its time; None: the preset's.
-        network: Its jobs get the network if they ask for it.
-        requesters: Who may ask for it, names or patterns; None: all who may ask for anything.
-        params: Tighter bounds by parameter.
-    """
+    """What ``[presets.NAME]`` says of one preset: it can only become narrower."""
 
     timeout_s: Seconds | None = None
-    network: bool = False
+    network: bool = False  # its jobs get the network if they ask for it
     requesters: Names | None = None
     params: dict[str, ParameterBounds] = {}
 
 
 class LfsRule(PolicySection):
-    """What ``[lfs]`` says of workloads that hold Git LFS pointers.
+    """What ``[lfs]`` says of workloads that hold Git LFS pointers."""
 
-    Attributes:
-        endpoint: The only server that objects come from, as git-lfs takes it; None: pointers refuse a job.
-        max_bytes: Upper bound of what one job is given of them, in bytes, every copy counted.
-    """
-
+    # The only server that objects come from, as git-lfs takes it; None: pointers refuse a job.
     endpoint: Annotated[Text, AfterValidator(_check_endpoint)] | None = None
+    # What one job is given of them at most, every copy counted.
     max_bytes: Bytes = Field(default=2 << 30, alias="max", ge=1, le=_TIB)
 
 
 class PolicyRefusal(PolicyError):
     """The policy refuses a request by a key of the file or of the defaults; no other requester is named."""
 
-    def __init__(self, key: Key, message: str, remedy: str | None = None) -> None:
-        super().__init__(message, remedy)
-        self.key = key
+    def __init__(self, key: Key | str, message: str, remedy: str = "", *, owner_can: str = "") -> None:
+        hint = f"its owner can {owner_can} in {FILE_NAME}" if owner_can else ""
+        super().__init__(f"policy: {message}", "; ".join(filter(None, (remedy, hint))) or None)
+        self.key: Key = (key,) if isinstance(key, str) else key
 
 
 class Policy(PolicySection):
@@ -246,43 +263,39 @@ class Policy(PolicySection):
     def check(self, preset: Preset) -> None:
         """Raise a `PolicyRefusal` for a preset that the owner did not allow."""
         if self.allow_presets is not None and preset.name not in self.allow_presets:
-            raise PolicyRefusal(
-                ("allow_presets",),
-                f"policy: the preset {preset.name} is not allowed on this machine",
-                f"its owner can add {preset.name!r} to allow_presets in {FILE_NAME}",
-            )
+            message = f"the preset {preset.name} is not allowed on this machine"
+            raise PolicyRefusal("allow_presets", message, owner_can=f"add {preset.name!r} to allow_presets")
         if preset.runs_repo_code and not self.allow_repo_code:
-            raise PolicyRefusal(
-                ("allow_repo_code",),
-                f"policy: the preset {preset.name} runs code of the requested commit, which is not allowed on"
-                " this machine",
-                f"its owner can set allow_repo_code = true in {FILE_NAME}",
-            )
+            runs = f"the preset {preset.name} runs code of the requested commit"
+            message = f"{runs}, which is not allowed on this machine"
+            raise PolicyRefusal("allow_repo_code", message, owner_can="set allow_repo_code = true")
+
+    def allows(self, preset: Preset) -> bool:
+        """Whether the policy allows a preset at all."""
+        try:
+            self.check(preset)
+        except PolicyRefusal:
+            return False
+        return True
 
     def check_ref(self, ref: str) -> None:
         """Raise a `PolicyRefusal` for a result branch (``refs/heads/…``) that matches no pattern."""
         branch = ref.removeprefix(BRANCHES)
         if self.allow_refs is not None and not any(fnmatchcase(branch, each) for each in self.allow_refs):
-            raise PolicyRefusal(
-                ("allow_refs",),
-                f"policy: requests on the branch {branch} are not allowed on this machine",
-                f"ask on a branch like {', '.join(self.allow_refs) or 'none'}; its owner can add a pattern to"
-                f" allow_refs in {FILE_NAME}",
-            )
+            message = f"requests on the branch {branch} are not allowed on this machine"
+            remedy = f"ask on a branch like {', '.join(self.allow_refs) or 'none'}"
+            raise PolicyRefusal("allow_refs", message, remedy, owner_can="add a pattern to allow_refs")
 
     def check_requester(self, preset: Preset, requester: str | None) -> None:
         """Raise a `PolicyRefusal` where a requester (None: unsigned) may not ask, or not for this preset."""
         own_key = ("presets", preset.name, "requesters")
         lists = (("allow_requesters",), self.allow_requesters), (own_key, self._rule(preset).requesters)
         for key, listed in lists:
-            if listed is not None and not is_listed(requester, listed):
+            if listed is not None and not _is_listed(requester, listed):
                 who = "unsigned requests" if requester is None else requester
                 what = "ask this machine" if key != own_key else f"run the preset {preset.name}"
-                raise PolicyRefusal(
-                    key,
-                    f"policy: {who} may not {what}",
-                    f"its owner can add the requester to {'.'.join(key)} in {FILE_NAME}",
-                )
+                owner_can = f"add the requester to {'.'.join(key)}"
+                raise PolicyRefusal(key, f"{who} may not {what}", owner_can=owner_can)
 
     def is_open(self, now: datetime) -> bool:
         """Whether jobs may begin at a moment (aware), by this machine's time zone."""
@@ -296,11 +309,8 @@ class Policy(PolicySection):
     def check_hours(self, now: datetime) -> None:
         """Raise a `PolicyRefusal` outside the hours, where the owner wants that rather than waiting."""
         if self.outside_hours == "refuse" and not self.is_open(now):
-            raise PolicyRefusal(
-                ("hours",),
-                f"policy: this machine runs jobs only within {self.hours_text} of its local time",
-                f'ask then; its owner can set outside_hours = "wait" in {FILE_NAME}',
-            )
+            message = f"this machine runs jobs only within {self.hours_text} of its local time"
+            raise PolicyRefusal("hours", message, "ask then", owner_can='set outside_hours = "wait"')
 
     def timeout_s(self, preset: Preset, requested: int | None) -> int:
         """Seconds a job gets: the least of what preset, policy and request say."""
@@ -312,17 +322,10 @@ class Policy(PolicySection):
         return self.quotas.get(UNSIGNED if requester is None else requester, self.max_queued_per_requester)
 
     def narrowed(self, presets: Mapping[str, Preset]) -> dict[str, Preset]:
-        """The presets of a machine, each within what ``[presets.NAME]`` says of it.
-
-        Raises:
-            PolicyError: There is no such preset or parameter, a bound is wider than the preset's or does not
-                fit, or nothing is left between the bounds.
-        """
-        for name in self.presets:
-            if name not in presets:
-                own = next((each.name for each in presets.values() if name in each.aliases), None)
-                hint = f"write [presets.{own}]" if own else f"presets: {', '.join(presets)}"
-                raise PolicyError(f"policy: presets.{name} is not a preset of this machine", hint)
+        """The presets of a machine, each within what ``[presets.NAME]`` says of it."""
+        for name in self.presets.keys() - presets.keys():
+            message = f"policy: presets.{name} is not a preset of this machine"
+            raise PolicyError(message, f"presets: {', '.join(presets)}")
         return {name: _narrowed(preset, self._rule(preset)) for name, preset in presets.items()}
 
     def _rule(self, preset: Preset) -> PresetRule:
@@ -332,16 +335,13 @@ class Policy(PolicySection):
 def _narrowed(preset: Preset, rule: PresetRule) -> Preset:
     key = f"policy: presets.{preset.name}"
     if rule.timeout_s is not None and rule.timeout_s > preset.timeout_s:
-        raise PolicyError(
-            f"{key}.timeout_s is {rule.timeout_s}, but the preset takes {preset.timeout_s} s at most"
-        )
+        bound = f"but the preset takes {preset.timeout_s} s at most"
+        raise PolicyError(f"{key}.timeout_s is {rule.timeout_s}, {bound}")
     params = dict(preset.params)
     for name, bounds in rule.params.items():
         if name not in params:
-            raise PolicyError(
-                f"{key}.params.{name} is no parameter of {preset.name}",
-                f"its parameters: {', '.join(params) or 'none'}",
-            )
+            message = f"{key}.params.{name} is no parameter of {preset.name}"
+            raise PolicyError(message, f"its parameters: {', '.join(params) or 'none'}")
         try:
             params[name] = params[name].narrowed(bounds)
         except ValueError as error:
@@ -349,11 +349,8 @@ def _narrowed(preset: Preset, rule: PresetRule) -> Preset:
     return preset.model_copy(update={"params": params, "timeout_s": rule.timeout_s or preset.timeout_s})
 
 
-def is_listed(requester: str | None, listed: Sequence[str]) -> bool:
-    """Whether a list of names and patterns holds a signer; None: only the word `UNSIGNED` lists it.
-
-    A pattern never lets unsigned requests in, so ``*`` is everybody whose key this machine knows.
-    """
+def _is_listed(requester: str | None, listed: Sequence[str]) -> bool:
+    """A pattern never lets unsigned requests in, so ``*`` is everybody whose key this machine knows."""
     if requester is None:
         return UNSIGNED in listed
     return any(fnmatchcase(requester, each) for each in listed if each != UNSIGNED)
@@ -365,11 +362,7 @@ def parse(path: Path, data: bytes) -> Policy:
 
 
 def load(path: Path) -> Policy:
-    """The policy in a file, or the default where there is none.
-
-    Raises:
-        PolicyError: Others may read or write the file, or write its folder, or it is wrong.
-    """
+    """The policy in a file that is its owner's alone, or the default where there is none."""
     data = read_owned_file(path, PolicyError, private=True)
     return Policy() if data is None else parse(path, data)
 
@@ -383,16 +376,10 @@ def default_text(*, require_signature: bool = False) -> str:
 
 
 def write_default(path: Path, text: str, *, force: bool = False) -> None:
-    """Write a policy for the owner alone, whole or not at all; its folder is made if needed.
-
-    Raises:
-        PolicyError: There is a policy already, and `force` does not replace it.
-        MachineError: It cannot be written.
-    """
+    """Write a policy for the owner alone; one that is there is replaced only by `force`."""
     if path.exists() and not force:
-        raise PolicyError(
-            f"there is a policy already: {path}", "read it with `policy check`; --force replaces it"
-        )
+        remedy = "read it with `policy check`; --force replaces it"
+        raise PolicyError(f"there is a policy already: {path}", remedy)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_atomic(path, text.encode())

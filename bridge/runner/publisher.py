@@ -9,16 +9,14 @@ to a folder.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 
 from bridge.bus.claims import Claim, read_status
 from bridge.bus.publish import TRIES, AlreadyAnswered, Published, ResultFiles, Superseded, publish
-from bridge.bus.state import state_of
+from bridge.bus.requests import state_of
 from bridge.errors import (
-    BrokenObject,
     BusError,
     LeaseLost,
     MachineError,
@@ -51,7 +49,6 @@ class Publisher:
     store: Store
     _: KW_ONLY
     sessions: frozenset[str]
-    clock: Callable[[], float] = time.time
     # Results that the disk did not take: this process has them.
     _unsaved: dict[str, ResultFiles] = field(default_factory=dict, init=False)
 
@@ -78,19 +75,18 @@ class Publisher:
             RemoteUnreachable: The remote did not answer.
         """
         for nonce in sorted(self.waiting()):
-            if not self.store.get(nonce).is_due(self.clock()):
-                continue
             result = self._unsaved.get(nonce) or self.store.result(nonce)
-            if result is None:
+            if result is None or not self.store.is_due(nonce):
                 continue
             try:
                 self._deliver(result, self._own_claim(nonce, found))
             except RemoteUnreachable:
                 raise
             except ResultError as error:
-                folder = self._write_out(result)
+                log.error(
+                    "%s: not published, written to %s: %s", nonce, self._write_out(result), error.message
+                )
                 self._forget(nonce, answered=False)
-                log.error("%s: not published, written to %s: %s", nonce, folder, error.message)
             except Exception as error:  # a full disk passes; and one result must not hold up the others
                 self._back_off(nonce, error)
 
@@ -111,49 +107,28 @@ class Publisher:
     def _push(
         self, result: ResultFiles, claim: Claim | None, *, untouched: bool = False, tries: int = TRIES
     ) -> Published:
-        def push() -> Published:
-            return publish(
+        return self.cache.recover(
+            lambda: publish(
                 self.cache, self.config.remote, result, claim=claim, untouched=untouched, tries=tries
             )
-
-        try:
-            return push()
-        except (BrokenObject, LeaseLost, RemoteUnreachable, PushRejected):
-            raise
-        except BusError as error:  # git failed on this side: the copy here may be broken
-            log.warning("%s: tried again with a new copy of the remote: %s", result.nonce, error.message)
-            self.cache.rebuild()
-            return push()
+        )
 
     def _rejected(self, result: ResultFiles, claim: Claim | None, error: BusError) -> None:
         """The remote did not accept a result: after several tries one without files goes in its place."""
         nonce = result.nonce
         count, since = self.store.note_rejection(nonce, rejected=_takes_claim(claim, error))
-        if count < MAX_REJECTIONS or self.clock() - since < PATIENCE_S:
-            pause = self.store.back_off(nonce, error.message)
-            log.warning("%s: its result is kept, retrying in %g s: %s", nonce, pause, error.message)
+        if count < MAX_REJECTIONS or self.store.clock() - since < PATIENCE_S:
+            self.store.back_off(nonce, f"its result is kept: {error.message}")
             return
         folder = self._write_out(result)
         try:
             where = self._push(_without_files(result, self.config.sign, error), claim)
         except (LeaseLost, PushRejected, RemoteUnreachable) as again:
-            pause = self.store.back_off(nonce, again.message, longest_s=LONGEST_PAUSE_S)
-            log.error(
-                "%s: the server also rejected the result without files; retrying in %g s: %s",
-                nonce,
-                pause,
-                again.message,
-            )
+            reason = f"the server also rejected the result without files: {again.message}"
+            self.store.back_off(nonce, reason, longest_s=LONGEST_PAUSE_S)
             return
-        log.error(
-            "%s: published without its files as %s on %s, because the server rejected the whole result, which"
-            " is in %s: %s",
-            nonce,
-            where.commit[:12],
-            where.ref,
-            folder,
-            error.message,
-        )
+        published = f"published without its files as {where.commit[:12]} on {where.ref}"
+        log.error("%s: %s; the whole result is in %s: %s", nonce, published, folder, error.message)
         self._forget(nonce, answered=True)
 
     def _write_out(self, result: ResultFiles) -> Path:
@@ -175,30 +150,24 @@ class Publisher:
         status = read_status(self.cache, held.commit)
         if status is None or status.session not in self.sessions:
             return None
+        sign = self.config.sign_claim
         return Claim(
-            self.cache,
-            self.config.remote,
-            ref=held.ref,
-            commit=held.commit,
-            status=status,
-            sign=self.config.sign_claim,
+            self.cache, self.config.remote, ref=held.ref, commit=held.commit, status=status, sign=sign
         )
 
     def _forget(self, nonce: str, *, answered: bool) -> None:
         self._unsaved.pop(nonce, None)
         if answered:
-            try:
-                self.store.answer(nonce)
-            except MachineError as error:
-                log.error("%s: cannot note that it was answered: %s", nonce, error.message)
-        self.store.drop_result(nonce)
+            self.store.answer(nonce)
+        else:
+            self.store.drop_result(nonce)
 
     def _back_off(self, nonce: str, error: Exception) -> None:
+        reason = f"its result is kept: {describe(error)}"
         try:
-            pause = self.store.back_off(nonce, describe(error))
+            self.store.back_off(nonce, reason)
         except MachineError:  # the disk is full: the next look tries again
-            pause = 0.0
-        log.error("%s: its result is kept, retrying in %g s: %s", nonce, pause, describe(error))
+            log.error("%s: %s", nonce, reason)
 
 
 def _takes_claim(claim: Claim | None, error: BusError) -> bool:
@@ -223,6 +192,5 @@ def _without_files(
         f" {error.message}"
     )
     verdict = Verdict(status=Status.FAILED, reason=Reason.RUNNER_ERROR, message=message[:4000])
-    changes = {"commands": (), "files": (), "verdict": verdict}
-    data = whole.model_copy(update=changes).to_bytes()
+    data = whole.model_copy(update={"commands": (), "files": (), "verdict": verdict}).to_bytes()
     return replace(result, result=data, signature=sign(data), files={})

@@ -1,14 +1,13 @@
 """Keeps this runner's registration on the bus current: what it does, what it offers, what is missing here.
 
-One push an interval, or a few seconds after something changed; no thread of its own, callable from any. A
-remote that is away costs a log line and a longer pause: a registration is a hint, so nothing waits for it.
+One push an interval, or a few seconds after something changed; no thread of its own. A remote that is away
+costs a log line: a registration is a hint, so nothing waits for it.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
@@ -17,10 +16,10 @@ from typing import Any
 
 from bridge import __version__, signing
 from bridge.bus.registry import ref_name, register
-from bridge.bus.state import RefValue
+from bridge.bus.requests import RefValue
 from bridge.errors import PushRejected, describe
 from bridge.git.cache import GitCache
-from bridge.presets import ModelNeed, Parameter, Preset
+from bridge.presets import ModelNeed, Preset
 from bridge.protocol.manifest import format_time
 from bridge.protocol.runner_info import (
     MAX_PRESETS,
@@ -42,13 +41,12 @@ log = logging.getLogger(__name__)
 
 SETTLE_S = 10.0
 OFFERS_S = 60.0
-LONGEST_PAUSE_S = 600.0
 _MISSING = "missing"
 
 
 @dataclass
 class Registrar:
-    """One runner's registration, renewed every `interval_s`, or `settle_s` after something changed."""
+    """One runner's registration, renewed every `interval_s`, or `SETTLE_S` after something changed."""
 
     config: RunnerConfig
     cache: GitCache
@@ -57,43 +55,40 @@ class Registrar:
     interval_s: float = 60.0
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
-    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _offers: tuple[float, tuple[Offer, ...], dict[str, str]] | None = field(default=None, init=False)
     _place: RefValue | None = field(default=None, init=False)
-    _told: tuple[object, ...] | None = field(default=None, init=False)
-    _told_at: float = field(default=0.0, init=False)
-    _pause_s: float = field(default=0.0, init=False)
-    _problem: str | None = field(default=None, init=False)
+    _told: tuple[object, ...] | None = field(default=None, init=False)  # None: the last attempt failed
+    _told_at: float | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self._settle_s = min(SETTLE_S, self.interval_s)
         self._started_at = format_time(self.now())
 
     def card(self, state: State, job: Work | None = None, *, pending: int = 0, done: int = 0) -> RunnerCard:
         """The runner as it is now. What is available is looked at once a minute."""
-        config, policy = self.config, self.config.policy
+        config, policy, identity = self.config, self.config.policy, self.config.identity
+        key = config.public_key
         offers, found = self._current_offers()
         secrets = config.secrets()
 
-        def text(value: Fact, limit: int) -> Fact:
-            return clean_line(secrets.cut_text(value), limit=limit) if isinstance(value, str) else value
-
         def texts(values: Mapping[str, Fact], most: int, limit: int = 1000) -> dict[str, Any]:
-            return {name: text(value, limit) for name, value in list(values.items())[:most]}
+            return {
+                name: clean_line(secrets.cut_text(value), limit=limit) if isinstance(value, str) else value
+                for name, value in list(values.items())[:most]
+            }
 
         return RunnerCard(
-            name=config.identity.name,
-            id=config.identity.id,
-            session=config.identity.session,
+            name=identity.name,
+            id=identity.id,
+            session=identity.session,
             version=__version__[:64],
             audience=config.audience,
-            public_key=self._public_key(),
+            public_key=key and " ".join(key.split()[:2]),
             started_at=self._started_at,
             seen_at=format_time(self.now()),
             interval_s=self.interval_s,
             state=state,
             job=job,
-            load=RunnerLoad(pending=pending, done=done, load_1m=_load()),
+            load=RunnerLoad(pending=pending, done=done, load_1m=round(os.getloadavg()[0], 2)),
             presets=offers,
             models=texts(found, 256),
             machine=texts(config.facts(), 64),
@@ -110,32 +105,25 @@ class Registrar:
         )
 
     def tell(self, state: State, job: Work | None = None, *, pending: int = 0, done: int = 0) -> None:
-        """Register if it is time; call it as often as you like, from any thread."""
-        if not self._lock.acquire(blocking=False):
-            return  # another thread does it
+        """Register if it is time; call it as often as you like."""
+        since = float("inf") if self._told_at is None else self.clock() - self._told_at
+        if since < (self.interval_s if self._told is None else min(SETTLE_S, self.interval_s)):
+            return
         try:
-            since = self.clock() - self._told_at
-            first = self._told is None and not self._pause_s
-            if not first and since < max(self._settle_s, self._pause_s):
-                return
-            offers, _ = self._current_offers()
-            shown = (state, None if job is None else job.nonce, offers)
+            shown = (state, None if job is None else job.nonce, self._current_offers()[0])
             if shown != self._told or since >= self.interval_s:
                 self._publish(self.card(state, job, pending=pending, done=done))
                 self._told = shown
         except Exception as error:  # a hint: whatever goes wrong with it, the jobs go on
             self._note_failure(error)
-        finally:
-            self._lock.release()
 
     def stopped(self, *, done: int = 0) -> None:
-        """Say that this runner is gone."""
-        with self._lock:
-            if self._place is not None:
-                try:
-                    self._publish(self.card(State.STOPPED, done=done))
-                except Exception as error:
-                    self._note_failure(error)
+        """Say that this runner is gone, if it was registered."""
+        if self._place is not None:
+            try:
+                self._publish(self.card(State.STOPPED, done=done))
+            except Exception as error:
+                self._note_failure(error)
 
     def refresh(self) -> None:
         """The owner's files changed: look again at what is offered."""
@@ -146,50 +134,37 @@ class Registrar:
         signature = self.config.sign(card.to_bytes(), signing.RUNNER_NAMESPACE)
         if signature is None:  # unsigned, and shown so
             card = card.model_copy(update={"public_key": None})
-        self._place = register(self.cache, card, signature, place=self._place, now=self.now())
-        self._pause_s = 0.0
-        listed = self._place.name
-        self._warn_once(
-            None
-            if listed == ref_name(card)
-            else f"another live runner is named {card.name}: this one is listed as {listed}; give one of them"
-            " another --name"
-        )
+        place = register(self.cache, card, signature, place=self._place, now=self.now())
+        if place.name not in (ref_name(card), self._place and self._place.name):
+            log.warning(
+                "another live runner is named %s, so this one is listed as %s; give one a new --name",
+                card.name,
+                place.name,
+            )
+        self._place = place
 
     def _note_failure(self, error: Exception) -> None:
         if isinstance(error, PushRejected):
             self._place = None  # the next attempt finds out what this server takes
         self._told, self._told_at = None, self.clock()
-        self._pause_s = min(max(self._settle_s, 2 * self._pause_s), LONGEST_PAUSE_S)
         # A `ValueError` comes of an owner's preset that fits no registration.
         why = clean_line(str(error)) if isinstance(error, ValueError) else describe(error)
-        self._warn_once(f"this runner is not registered: {why}")
-
-    def _warn_once(self, problem: str | None) -> None:
-        if problem is not None and problem != self._problem:
-            log.warning("%s", problem)
-        self._problem = problem
-
-    def _public_key(self) -> str | None:
-        try:
-            line = self.config.public_key
-        except OSError:
-            return None
-        return None if line is None else " ".join(line.split()[:2])
+        log.warning("this runner is not registered: %s", why)
 
     def _current_offers(self) -> tuple[tuple[Offer, ...], dict[str, str]]:
         """Every preset with whether it can run here, those that can first; and where each model lies."""
-        if self._offers is not None and self.clock() - self._offers[0] < OFFERS_S:
-            return self._offers[1:]
-        offers: list[Offer] = []
-        found: dict[str, str] = {}
-        for preset in self.config.presets.values():
-            lies = _models(preset.models, self.config.model_places(workload=None))
-            found |= {name: place for name, place in lies.items() if place != _MISSING or name not in found}
-            missing = [name for name, place in lies.items() if place == _MISSING]
-            offers.append(self._offer(preset, *self._why_not(preset, missing)))
-        offers.sort(key=lambda offer: (not offer.available, offer.name))
-        self._offers = (self.clock(), tuple(offers[:MAX_PRESETS]), found)
+        if self._offers is None or self.clock() - self._offers[0] >= OFFERS_S:
+            offers: list[Offer] = []
+            found: dict[str, str] = {}
+            for preset in self.config.presets.values():
+                lies = _models(preset.models, self.config.model_places())
+                missing = [name for name, place in lies.items() if place == _MISSING]
+                found |= {
+                    name: place for name, place in lies.items() if name not in missing or name not in found
+                }
+                offers.append(self._offer(preset, *self._why_not(preset, missing)))
+            offers.sort(key=lambda offer: (not offer.available, offer.name))
+            self._offers = (self.clock(), tuple(offers[:MAX_PRESETS]), found)
         return self._offers[1:]
 
     def _why_not(self, preset: Preset, missing: list[str]) -> tuple[bool, str | None]:
@@ -197,7 +172,7 @@ class Registrar:
         policy = self.config.policy
         if self.config.rulebook.fault is not None:
             return False, "its policy is broken, so it takes no request"
-        if not self.config.rulebook.rules.allows(preset):
+        if not policy.allows(preset):
             return False, f"its policy does not allow {preset.name}"
         if lacking := machine.unfit(preset, allow_unsandboxed=policy.allow_unsandboxed):
             return False, f"it cannot run {preset.name}: {lacking}"
@@ -216,12 +191,15 @@ class Registrar:
         return Offer(
             name=preset.name,
             aliases=preset.aliases[:32],
-            summary=clean_line(preset.summary, limit=1000),
+            summary=preset.summary,
             digest=preset.digest,
             engine=preset.engine,
             evidence=preset.evidence_kind,
             timeout_s=preset.timeout_s,
-            parameters={name: _property(parameter) for name, parameter in preset.params.items()},
+            parameters={
+                name: Property.model_validate(each.keywords() | {"enum": each.enum or None})
+                for name, each in preset.params.items()
+            },
             available=available,
             why=None if why is None else clean_line(why, limit=1000),
             typical_s=self.store.typical_seconds(preset.name),
@@ -233,23 +211,7 @@ def _models(needs: tuple[ModelNeed, ...], places: models.Places) -> dict[str, st
     try:
         return {name: str(found) for name, found in models.resolve(needs, places).items()}
     except models.ModelMissing:
-        lies = {}
-    for need in needs:
-        try:
-            lies[need.name] = str(models.resolve([ModelNeed(need.name, need.mac)], places)[need.name])
-        except models.ModelMissing:
-            lies[need.name] = _MISSING
-    return lies
-
-
-def _property(parameter: Parameter) -> Property:
-    """A parameter's schema in the size of a registration."""
-    schema = parameter.keywords() | {"description": clean_line(parameter.description, limit=1000)}
-    return Property.model_validate(schema | {"enum": parameter.enum or None})
-
-
-def _load() -> float | None:
-    try:
-        return round(os.getloadavg()[0], 2)
-    except OSError:
-        return None
+        if len(needs) == 1:
+            return {needs[0].name: _MISSING}
+    alone = [_models((ModelNeed(need.name, need.mac),), places) for need in needs]
+    return {name: place for lies in alone for name, place in lies.items()}

@@ -73,34 +73,30 @@ CREATE TABLE IF NOT EXISTS session(
 class RequestRecord:
     """What is known of a request. Times are Unix seconds."""
 
-    nonce: str
     attempts: int = 0
     not_before: float | None = None
     reason: str | None = None
     failures: int = 0
     answered_at: float | None = None
 
-    def is_due(self, now: float) -> bool:
-        """Whether it may be tried now."""
-        return self.not_before is None or now >= self.not_before
-
 
 class Store:
     """The database of one runner on one remote. Safe for use by several threads.
 
-    Args:
-        path: The file; made when it is missing.
-        clock: The time of day in Unix seconds.
-
-    Raises:
-        MachineError: It cannot be opened or made.
+    Every method raises a `MachineError` when the file cannot be written, as on a full disk; `clock` gives
+    Unix seconds.
     """
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.time) -> None:
         self._path = path
-        self._clock = clock
+        self.clock = clock
         self._lock = threading.RLock()
-        self._database = _open(path)
+        try:
+            self._database = _connect(path)
+        except sqlite3.OperationalError as error:
+            raise MachineError(f"cannot open {path}: {error}", "free disk space") from None
+        except sqlite3.DatabaseError as error:
+            self._database = _replaced(path, error)
 
     def close(self) -> None:
         """Close the file."""
@@ -111,10 +107,14 @@ class Store:
 
     def get(self, nonce: str) -> RequestRecord:
         """What is known of a request; an empty record where nothing is."""
-        row = self._row(
-            "SELECT attempts, not_before, reason, failures, answered_at FROM request WHERE nonce = ?", nonce
-        )
-        return RequestRecord(nonce, *(row or ()))
+        columns = "SELECT attempts, not_before, reason, failures, answered_at"
+        rows = self._query(f"{columns} FROM request WHERE nonce = ?", nonce)
+        return RequestRecord(*rows[0]) if rows else RequestRecord()
+
+    def is_due(self, nonce: str) -> bool:
+        """Whether a request may be tried now."""
+        not_before = self.get(nonce).not_before
+        return not_before is None or self.clock() >= not_before
 
     def begin(self, nonce: str, attempt: int) -> None:
         """Note that an attempt begins: durable before anything runs."""
@@ -128,22 +128,22 @@ class Store:
         return not known
 
     def back_off(self, nonce: str, reason: str, *, longest_s: float = LONGEST_PAUSE_S) -> float:
-        """Leave a request alone for longer with each failure in a row; for how many seconds."""
+        """Log a failure, and leave its request alone: longer with each in a row; for how many seconds."""
         with self._transaction():
             failures = self.get(nonce).failures + 1
-            pause = min(FIRST_PAUSE_S * 2 ** min(failures - 1, 16), longest_s)
-            self._upsert(nonce, failures=failures, not_before=self._clock() + pause, reason=reason)
-        return float(pause)
+            pause = float(min(FIRST_PAUSE_S * 2 ** min(failures - 1, 16), longest_s))
+            self._upsert(nonce, failures=failures, not_before=self.clock() + pause, reason=reason)
+        log.warning("%s: retrying in %g s: %s", nonce, pause, reason)
+        return pause
 
     def release_deferred(self) -> None:
         """Try everything again: what deferred requests may have changed."""
-        with self._transaction() as database:
-            database.execute("UPDATE request SET not_before = NULL, reason = NULL WHERE failures = 0")
+        self._query("UPDATE request SET not_before = NULL, reason = NULL WHERE failures = 0")
 
     def answer(self, nonce: str) -> None:
         """Note that a request has its result; its own result is no longer waiting here."""
         with self._transaction():
-            self._upsert(nonce, answered_at=self._clock(), not_before=None, reason=None, failures=0)
+            self._upsert(nonce, answered_at=self.clock(), not_before=None, reason=None, failures=0)
             self.drop_result(nonce)
 
     def is_answered(self, nonce: str) -> bool:
@@ -156,82 +156,60 @@ class Store:
 
     def typical_seconds(self, preset: str) -> float | None:
         """Median duration of the last few finished jobs of a preset; None: there was none."""
-        with self._transaction() as database:
-            rows = database.execute(
-                "SELECT seconds FROM request WHERE preset = ? AND seconds IS NOT NULL"
-                " ORDER BY nonce DESC LIMIT ?",
-                (preset, _TYPICAL_OF),
-            ).fetchall()
+        finished = "SELECT seconds FROM request WHERE preset = ? AND seconds IS NOT NULL"
+        rows = self._query(f"{finished} ORDER BY nonce DESC LIMIT ?", preset, _TYPICAL_OF)
         return statistics.median(row[0] for row in rows) if rows else None
 
     def forget_old(self, now: datetime) -> None:
         """Drop what no request that is still valid can be about: older ones are refused as expired."""
         oldest = refs.nonce_time(now - MAX_LIFETIME - 2 * MAX_NONCE_SKEW - timedelta(hours=1))
-        with self._transaction() as database:
-            database.execute(
-                "DELETE FROM request WHERE nonce < ? AND nonce NOT IN (SELECT nonce FROM result)", (oldest,)
-            )
+        self._query("DELETE FROM request WHERE nonce < ? AND nonce NOT IN (SELECT nonce FROM result)", oldest)
 
     # Results that wait to be published --------------------------------------------------------------------
 
     def keep(self, result: ResultFiles) -> None:
-        """Keep a result until it is published; durable before it is pushed. Replaces one of the same nonce.
-
-        Raises:
-            MachineError: The disk is full.
-        """
+        """Keep a result until it is published, in place of an older one; durable before it is pushed."""
         values = (result.nonce, result.request_commit, result.result_ref, result.result, result.signature)
-        rows = [(result.nonce, path, data) for path, data in result.files.items()]
-        with self._transaction() as database:
+        insert = "INSERT INTO result(nonce, request_commit, result_ref, body, signature) VALUES (?,?,?,?,?)"
+        with self._transaction():
             self.drop_result(result.nonce)
-            database.execute(
-                "INSERT INTO result(nonce, request_commit, result_ref, body, signature) VALUES (?,?,?,?,?)",
-                values,
-            )
-            database.executemany("INSERT INTO file(nonce, path, data) VALUES (?,?,?)", rows)
+            self._query(insert, *values)
+            for path, data in result.files.items():
+                self._query("INSERT INTO file(nonce, path, data) VALUES (?,?,?)", result.nonce, path, data)
 
     def unpublished(self) -> list[str]:
         """Nonces of the results that wait here, the oldest first."""
-        with self._transaction() as database:
-            return [row[0] for row in database.execute("SELECT nonce FROM result ORDER BY nonce")]
+        return [row[0] for row in self._query("SELECT nonce FROM result ORDER BY nonce")]
 
     def result(self, nonce: str) -> ResultFiles | None:
         """A result that waits here; None: there is none."""
-        with self._transaction() as database:
-            row = self._row(
-                "SELECT request_commit, result_ref, body, signature FROM result WHERE nonce = ?", nonce
-            )
-            files = dict(database.execute("SELECT path, data FROM file WHERE nonce = ?", (nonce,)))
-        if row is None:
-            return None
-        request_commit, result_ref, body, signature = row
-        return ResultFiles(nonce, request_commit, result_ref, body, signature, files)
+        columns = "SELECT request_commit, result_ref, body, signature"
+        with self._transaction():
+            rows = self._query(f"{columns} FROM result WHERE nonce = ?", nonce)
+            files = dict(self._query("SELECT path, data FROM file WHERE nonce = ?", nonce))
+        for request_commit, result_ref, body, signature in rows:
+            return ResultFiles(nonce, request_commit, result_ref, body, signature, files)
+        return None
 
     def drop_result(self, nonce: str) -> None:
         """Forget a result that was published, or is not published after all."""
-        with self._transaction() as database:
-            database.execute("DELETE FROM result WHERE nonce = ?", (nonce,))
+        self._query("DELETE FROM result WHERE nonce = ?", nonce)
 
     def note_rejection(self, nonce: str, *, rejected: bool) -> tuple[int, float]:
-        """Count a push that the remote refused although it is there; `rejected` False: start again from 0.
+        """Count a push that the remote refused although it is there, or else start again from 0.
 
         Returns:
             How many there were in a row, and since when (Unix time).
         """
-        with self._transaction() as database:
+        with self._transaction():
             if rejected:
-                database.execute(
-                    "UPDATE result SET rejections = rejections + 1, rejected_at = coalesce(rejected_at, ?)"
-                    " WHERE nonce = ?",
-                    (self._clock(), nonce),
-                )
+                counted = "rejections = rejections + 1, rejected_at = coalesce(rejected_at, ?)"
+                self._query(f"UPDATE result SET {counted} WHERE nonce = ?", self.clock(), nonce)  # noqa: S608 - no value in it
             else:
-                database.execute(
-                    "UPDATE result SET rejections = 0, rejected_at = NULL WHERE nonce = ?", (nonce,)
-                )
-            row = self._row("SELECT rejections, rejected_at FROM result WHERE nonce = ?", nonce)
-        count, since = row or (0, None)
-        return count, self._clock() if since is None else since
+                self._query("UPDATE result SET rejections = 0, rejected_at = NULL WHERE nonce = ?", nonce)
+            rows = self._query("SELECT rejections, rejected_at FROM result WHERE nonce = ?", nonce)
+        count, since = rows[0] if rows else (0, None)
+        return count, self.clock() if since is None else since
 
     # Processes --------------------------------------------------------------------------------------------
 
@@ -241,14 +219,11 @@ class Store:
         A claim of one of them is ours: the runner's name is locked, so no other process of ours has it.
         """
         place = self._place()
-        with self._transaction() as database:
-            database.execute(
-                "INSERT OR REPLACE INTO session VALUES (?, ?, ?)", (session, place, self._clock())
-            )
-            newest = "SELECT id FROM session WHERE place = ? ORDER BY started DESC LIMIT ?"
-            database.execute(f"DELETE FROM session WHERE id NOT IN ({newest})", (place, MAX_SESSIONS))  # noqa: S608 - no value in it
-            kept = database.execute("SELECT id FROM session").fetchall()
-        return frozenset(row[0] for row in kept)
+        newest = "SELECT id FROM session WHERE place = ? ORDER BY started DESC LIMIT ?"
+        with self._transaction():
+            self._query("INSERT OR REPLACE INTO session VALUES (?, ?, ?)", session, place, self.clock())
+            self._query(f"DELETE FROM session WHERE id NOT IN ({newest})", place, MAX_SESSIONS)  # noqa: S608 - no value in it
+            return frozenset(row[0] for row in self._query("SELECT id FROM session"))
 
     def _place(self) -> str:
         """Tells the folder from its copies."""
@@ -258,19 +233,19 @@ class Store:
 
     # ------------------------------------------------------------------------------------------------------
 
-    def _row(self, statement: str, nonce: str) -> Any:
+    def _query(self, statement: str, *values: object) -> list[Any]:
         with self._transaction() as database:
-            return database.execute(statement, (nonce,)).fetchone()
+            return database.execute(statement, values).fetchall()
 
     def _upsert(self, nonce: str, **values: object) -> None:
         names, marks = ", ".join(values), ", ".join("?" * len(values))
         changes = ", ".join(f"{name} = excluded.{name}" for name in values)
-        with self._transaction() as database:
-            database.execute(
-                f"INSERT INTO request(nonce, {names}) VALUES (?, {marks})"  # noqa: S608 - names of columns
-                f" ON CONFLICT(nonce) DO UPDATE SET {changes}",
-                (nonce, *values.values()),
-            )
+        self._query(
+            f"INSERT INTO request(nonce, {names}) VALUES (?, {marks})"  # noqa: S608 - names of columns
+            f" ON CONFLICT(nonce) DO UPDATE SET {changes}",
+            nonce,
+            *values.values(),
+        )
 
     @contextlib.contextmanager
     def _transaction(self) -> Generator[sqlite3.Connection, None, None]:
@@ -282,35 +257,19 @@ class Store:
                 yield self._database
                 if not outer:
                     self._database.execute("COMMIT")
-            except sqlite3.OperationalError as error:
-                self._roll_back()
-                raise MachineError(f"cannot write {self._path}: {error}", "free disk space") from None
-            except sqlite3.DatabaseError as error:
-                if isinstance(error, sqlite3.IntegrityError | sqlite3.ProgrammingError):  # bugs, not damage
-                    self._roll_back()
+            except BaseException as error:
+                with contextlib.suppress(sqlite3.Error):
+                    if self._database.in_transaction:
+                        self._database.execute("ROLLBACK")
+                if isinstance(error, sqlite3.OperationalError):
+                    raise MachineError(f"cannot write {self._path}: {error}", "free disk space") from None
+                bugs = (sqlite3.IntegrityError, sqlite3.ProgrammingError)
+                if not isinstance(error, sqlite3.DatabaseError) or isinstance(error, bugs):
                     raise
                 self._database.close()
                 self._database = _replaced(self._path, error)
-                raise MachineError(
-                    f"{self._path} was damaged: {error}; an empty one takes its place"
-                ) from None
-            except BaseException:
-                self._roll_back()
-                raise
-
-    def _roll_back(self) -> None:
-        with contextlib.suppress(sqlite3.Error):
-            if self._database.in_transaction:
-                self._database.execute("ROLLBACK")
-
-
-def _open(path: Path) -> sqlite3.Connection:
-    try:
-        return _connect(path)
-    except sqlite3.OperationalError as error:
-        raise MachineError(f"cannot open {path}: {error}", "free disk space") from None
-    except sqlite3.DatabaseError as error:
-        return _replaced(path, error)
+                said = f"{self._path} was damaged: {error}; an empty one takes its place"
+                raise MachineError(said) from None
 
 
 def _connect(path: Path) -> sqlite3.Connection:

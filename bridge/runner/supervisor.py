@@ -1,19 +1,18 @@
 """The small program between the runner and a job: holds the machine's lock and ends everything of the job.
 
-The runner starts ``python -I -m bridge.runner.supervisor SETUP`` for each job. It takes the lock (one job a
-machine), starts the one command it is told to, measures it, enforces its timeout, and reports how it ended.
+The runner starts ``python -I -m bridge.runner.supervisor SETUP`` for each job. It inherits the lock (one job
+a machine), starts the one command it is told to, measures it, enforces its timeout, and reports how it ended.
 When the control pipe closes, because the runner finished or died, it kills everything the job started and
 only then releases the lock. The command line comes with the sandbox in it; nothing here reads a manifest.
 
-Wire: one JSON object a line. In: the job, then perhaps ``{"stop": grace_s}``. Out: ``locked`` or ``busy``,
-then ``exited``. The runner's side is `bridge.runner.child`.
+Wire: one JSON object a line. In: the job, then perhaps ``{"stop": grace_s}``. Out: how the job ended. The
+runner's side is `bridge.runner.child`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import json
 import os
 import resource
@@ -21,7 +20,6 @@ import select
 import signal
 import sys
 import time
-from dataclasses import asdict
 from typing import Any, NoReturn
 
 from bridge.runner.sandbox.watchdog import LOOK_S, Breach, Watchdog, descendants, end_tree, reap
@@ -29,37 +27,31 @@ from bridge.runner.sandbox.watchdog import LOOK_S, Breach, Watchdog, descendants
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
-def main(setup: dict[str, Any]) -> int:
-    """Take the lock, run one job, and wait to be released."""
+def main(setup: dict[str, int]) -> int:
+    """Run one job and wait to be released; `setup` names the descriptors, of which the lock stays open."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    for name in ("control", "status", "output"):
-        os.set_inheritable(setup[name], False)
-    lock = os.open(setup["lock"], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        _send(setup["status"], event="busy")
-        return 0
+    for descriptor in setup.values():
+        os.set_inheritable(descriptor, False)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # on Linux orphans of the job come to this process
-    _send(setup["status"], event="locked")
-    _Supervision(setup).serve()
+    supervision = _Supervision(setup["control"])
+    job = supervision.next_message()
+    if job is not None:
+        _send(setup["status"], **supervision.run(job, setup["output"]))
+        while supervision.next_message() is not None:
+            pass
     return 0
 
 
 class _Supervision:
     """Starts the job, waits for it or for word from the runner, and leaves nothing of it behind."""
 
-    def __init__(self, setup: dict[str, Any]) -> None:
-        self._control: int = setup["control"]
-        self._status: int = setup["status"]
-        self._output: int = setup["output"]
+    def __init__(self, control: int) -> None:
+        self._control = control
         self._buffer = b""
 
-    def serve(self) -> None:
-        job = self._next_message()
-        if job is None:
-            return
+    def run(self, job: dict[str, Any], output: int) -> dict[str, object]:
+        """Run the job to its end; what the runner is told of it."""
         waker, wakes = os.pipe()
         os.set_blocking(wakes, False)
         signal.set_wakeup_fd(wakes)
@@ -67,8 +59,8 @@ class _Supervision:
         started = time.monotonic()
         pid = os.fork()
         if pid == 0:
-            _become(job, self._output)
-        os.close(self._output)
+            _become(job, output)
+        os.close(output)
         watchdog = Watchdog(job["allowed"], job["folder"])
         code, timed_out, breach = self._wait(job, pid, waker, watchdog)
         end = end_tree(watchdog.seen, job["home"])
@@ -76,18 +68,14 @@ class _Supervision:
         if code is not None and job["wrappers"] and 128 < code < 128 + signal.NSIG:
             code = 128 - code  # so bubblewrap reports that a signal killed the job
         breach = breach or watchdog.look_at_folders()
-        _send(
-            self._status,
-            event="exited",
-            exit_code=code,
-            timed_out=timed_out,
-            breach=None if breach is None else asdict(breach),
-            seconds=time.monotonic() - started,
-            survivors=end.survivors,
-            escaped=end.escaped,
-        )
-        while self._next_message() is not None:
-            pass
+        return {
+            "exit_code": code,
+            "timed_out": timed_out,
+            "breach": None if breach is None else breach._asdict(),
+            "seconds": time.monotonic() - started,
+            "survivors": end.survivors,
+            "escaped": end.escaped,
+        }
 
     def _wait(
         self, job: dict[str, Any], pid: int, waker: int, watchdog: Watchdog
@@ -105,7 +93,7 @@ class _Supervision:
                 if stopping:
                     return None, timed_out, None
                 timed_out = stopping = True
-                deadline = self._terminate(pid, job) + job["grace_s"]
+                deadline = _terminate(pid, job) + job["grace_s"]
             elif now >= look:
                 if (breach := watchdog.look()) is not None:
                     return None, timed_out, breach
@@ -114,21 +102,14 @@ class _Supervision:
             if waker in ready:
                 os.read(waker, 512)
             if self._control in ready:
-                message = self._next_message()
+                message = self.next_message()
                 if message is None:
                     return None, timed_out, None
                 if not stopping:
                     stopping = True
-                    deadline = self._terminate(pid, job) + message["stop"]
+                    deadline = _terminate(pid, job) + message["stop"]
 
-    def _terminate(self, pid: int, job: dict[str, Any]) -> float:
-        """Ask the job's processes to end, but not the sandbox around them; return the time."""
-        for number in [pid, *(each.pid for each in descendants() if each.pid != pid)][job["wrappers"] :]:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(number, signal.SIGTERM)
-        return time.monotonic()
-
-    def _next_message(self) -> dict[str, Any] | None:
+    def next_message(self) -> dict[str, Any] | None:
         """The next line from the runner; None when it closed the pipe or died."""
         while b"\n" not in self._buffer:
             chunk = os.read(self._control, 1 << 16)
@@ -138,6 +119,14 @@ class _Supervision:
         line, _, self._buffer = self._buffer.partition(b"\n")
         message: dict[str, Any] = json.loads(line)
         return message
+
+
+def _terminate(pid: int, job: dict[str, Any]) -> float:
+    """Ask the job's processes to end, but not the sandbox around them; return the time."""
+    for number in [pid, *(each.pid for each in descendants() if each.pid != pid)][job["wrappers"] :]:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(number, signal.SIGTERM)
+    return time.monotonic()
 
 
 def _become(job: dict[str, Any], output: int) -> NoReturn:

@@ -6,46 +6,21 @@ keys; `trust` says whose signature it is, at the verifier's time. Where ``ssh-ke
 works unsigned; callers ask `available` and say so.
 """
 
-from bridge.signing.keyfiles import AllowedSigner, allowed_line, read_keys
-from bridge.signing.ssh import (
-    MAX_SIGNATURE_BYTES,
-    available,
-    ensure_key,
-    fingerprint,
-    public_half,
-    public_key,
-    sign,
-    signer_fingerprint,
-)
-from bridge.signing.trust import (
-    CANCEL_NAMESPACE,
-    CLAIM_NAMESPACE,
-    REQUEST_NAMESPACE,
-    RESULT_NAMESPACE,
-    RUNNER_NAMESPACE,
-    VERIFICATION_NAMESPACE,
-    Signer,
-    identify,
-)
-
-__all__ = [
-    "CANCEL_NAMESPACE",
-    "CLAIM_NAMESPACE",
-    "MAX_SIGNATURE_BYTES",
-    "REQUEST_NAMESPACE",
-    "RESULT_NAMESPACE",
-    "RUNNER_NAMESPACE",
-    "VERIFICATION_NAMESPACE",
-    "AllowedSigner",
-    "Signer",
-    "allowed_line",
-    "available",
-    "ensure_key",
-    "fingerprint",
-    "identify",
-    "public_half",
-    "public_key",
-    "read_keys",
-    "sign",
-    "signer_fingerprint",
-]
+from bridge.signing.keyfiles import allowed_line as allowed_line
+from bridge.signing.keyfiles import read_keys as read_keys
+from bridge.signing.ssh import MAX_SIGNATURE_BYTES as MAX_SIGNATURE_BYTES
+from bridge.signing.ssh import available as available
+from bridge.signing.ssh import ensure_key as ensure_key
+from bridge.signing.ssh import fingerprint as fingerprint
+from bridge.signing.ssh import public_half as public_half
+from bridge.signing.ssh import public_key as public_key
+from bridge.signing.ssh import sign as sign
+from bridge.signing.ssh import signer_fingerprint as signer_fingerprint
+from bridge.signing.trust import CANCEL_NAMESPACE as CANCEL_NAMESPACE
+from bridge.signing.trust import CLAIM_NAMESPACE as CLAIM_NAMESPACE
+from bridge.signing.trust import REQUEST_NAMESPACE as REQUEST_NAMESPACE
+from bridge.signing.trust import RESULT_NAMESPACE as RESULT_NAMESPACE
+from bridge.signing.trust import RUNNER_NAMESPACE as RUNNER_NAMESPACE
+from bridge.signing.trust import VERIFICATION_NAMESPACE as VERIFICATION_NAMESPACE
+from bridge.signing.trust import Signer as Signer
+from bridge.signing.trust import identify as identify

@@ -17,7 +17,6 @@ import contextlib
 import fcntl
 import os
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -26,10 +25,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TypeVar
 
-from bridge.config_file import read_owned_file
 from bridge.errors import KeyListError, MachineError, SignatureError
 from bridge.proc import write_atomic
 from bridge.protocol.sanitize import quoted, unsafe_character
+from bridge.settings import read_owned_file
 from bridge.signing import ssh
 from bridge.signing.ssh import PublicKey, parse_key, read_key
 
@@ -128,11 +127,7 @@ class KeyList:
         return [ListedKey(line, self._state(line, now)) for line in read_keys(self.allowed)]
 
     def add(self, name: str, key: PublicKey, *, valid_before: datetime | None, now: datetime) -> bool:
-        """Let a key speak for a name, up to a second (aware); False when it could already. Idempotent.
-
-        Raises:
-            SignatureError: The name is not usable, the key has another one or was revoked, the time is over.
-        """
+        """Let a key speak for a name, up to a second (aware); False when it could already. Idempotent."""
         if valid_before is not None and valid_before <= now:
             raise SignatureError(f"{valid_before:%Y-%m-%d %H:%M %Z} is over", "give a later time")
         if re.fullmatch(NAME_PATTERN, name) is None or name == UNSIGNED:
@@ -158,28 +153,18 @@ class KeyList:
         return True
 
     def remove(self, name: str, key: str | None = None) -> list[AllowedSigner]:
-        """Remove keys of a name from the list; its other lines and comments stay as they are.
-
-        Args:
-            name: Whose.
-            key: Only this one: its fingerprint, the key or a file; None: all of that name.
-        """
+        """Remove a key (a fingerprint, a key or a file), or all, of a name; other lines and comments stay."""
         with _locked(self.allowed):
             found = self._find(name, key)
             gone = {entry.line for entry in found}
             lines = _read(self.allowed).split(b"\n")
-            _write(self.allowed, b"\n".join(line for at, line in enumerate(lines, 1) if at not in gone))
+            write_atomic(self.allowed, b"\n".join(line for at, line in enumerate(lines, 1) if at not in gone))
         return found
 
     def revoke(self, name: str, key: str | None = None, *, every: bool = False) -> list[PublicKey]:
-        """Stop a key from counting, here and wherever the same list of revoked keys is used.
+        """Stop a key (a fingerprint, a key or a file; None: the only one) of a name from counting.
 
         Its line stays in the list, so that what it signed is refused with the reason.
-
-        Args:
-            name: Whose.
-            key: Which: its fingerprint, the key or a file; None: the only one of that name.
-            every: All of that name.
         """
         keys = {line.key.text: line.key for line in self._find(name, key)}.values()
         left = [each for each in keys if not is_revoked(self.revoked, each)]
@@ -246,16 +231,11 @@ def allowed_line(public: Path, principal: str, namespace: str) -> str:
 
 
 def is_revoked(path: Path, key: PublicKey) -> bool:
-    """Whether a list of revoked keys holds a key; False where there is no file.
-
-    Raises:
-        KeyListError: Others could have written the file, or it is not understood.
-        MachineError: It is a binary list and there is no ``ssh-keygen``.
-    """
+    """Whether a list of revoked keys holds a key; False where there is no file."""
     data = read_revoked(path)
     if not data.startswith(_KRL):
         return key.line in data.decode().splitlines()
-    with _files(krl=data, keys=f"{key.line}\n".encode()) as folder:
+    with ssh.temporary_files(krl=data, keys=f"{key.line}\n".encode()) as folder:
         done = ssh.run("-Q", "-f", str(folder / "krl"), str(folder / "keys"))
     if not done.ok and not (done.exit_code == 1 and b": REVOKED" in done.stdout):
         raise KeyListError(f"{path} is no key revocation list: {ssh.output_of(done)}")
@@ -280,16 +260,18 @@ def revoke(path: Path, keys: Iterable[PublicKey]) -> None:
     """Add keys to a list of revoked keys, in the form it has. Idempotent."""
     with _locked(path):
         fresh = [key for key in keys if not is_revoked(path, key)]
+        if not fresh:
+            return
         lines = b"".join(f"{key.line} {key.comment}".strip().encode() + b"\n" for key in fresh)
         data = _read(path)
         if not data.startswith(_KRL):
             _append(path, lines)
-        elif fresh:
-            with _files(krl=data, keys=lines) as folder:
-                done = ssh.run("-k", "-u", "-f", str(folder / "krl"), str(folder / "keys"))
-                if not done.ok:
-                    raise KeyListError(f"cannot add to {path}: {ssh.output_of(done)}")
-                _write(path, (folder / "krl").read_bytes())
+            return
+        with ssh.temporary_files(krl=data, keys=lines) as folder:
+            done = ssh.run("-k", "-u", "-f", str(folder / "krl"), str(folder / "keys"))
+            if not done.ok:
+                raise KeyListError(f"cannot add to {path}: {ssh.output_of(done)}")
+            write_atomic(path, (folder / "krl").read_bytes())
 
 
 def stamps(*paths: Path) -> tuple[tuple[object, ...], ...]:
@@ -325,27 +307,10 @@ def _parsed(path: Path, data: bytes, parse: Callable[[str], _Parsed]) -> Iterato
                 raise KeyListError(f"{path}:{number}: {error.message}", error.remedy) from None
 
 
-@contextlib.contextmanager
-def _files(**contents: bytes) -> Iterator[Path]:
-    """A temporary folder with files in it."""
-    with tempfile.TemporaryDirectory(prefix="kakeya-mac-") as name:
-        for file, data in contents.items():
-            (Path(name) / file).write_bytes(data)
-        yield Path(name)
-
-
 def _append(path: Path, lines: bytes) -> None:
     before = _read(path)
     gap = b"\n" if before and not before.endswith(b"\n") else b""
-    if lines:
-        _write(path, before + gap + lines)
-
-
-def _write(path: Path, data: bytes) -> None:
-    try:
-        write_atomic(path, data)
-    except OSError as error:
-        raise MachineError(f"cannot write {path}: {error.strerror or error}") from None
+    write_atomic(path, before + gap + lines)
 
 
 @contextlib.contextmanager
@@ -354,13 +319,13 @@ def _locked(path: Path) -> Iterator[None]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
     except OSError as error:
-        raise MachineError(f"cannot use the folder {path.parent}: {error.strerror or error}") from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+        raise MachineError(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def _options(rest: str) -> tuple[dict[str, str | None], str]:

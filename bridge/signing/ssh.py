@@ -121,12 +121,7 @@ def public_key(path: Path) -> Path:
 
 
 def public_half(path: Path) -> PublicKey:
-    """The public key in a file, or of the private key in it.
-
-    Raises:
-        SignatureError: There is no file, it holds no key, or one under a passphrase without a ``.pub`` file.
-        MachineError: There is no ``ssh-keygen``.
-    """
+    """The public key in a file, or of the private key in it if that needs no passphrase."""
     if not path.is_file():
         raise SignatureError(f"the signing key {path} does not exist", "correct the path, or unset it")
     for file in (path, public_key(path)):
@@ -166,28 +161,21 @@ def ensure_key(path: Path, comment: str) -> Path:
 def sign(key: Path | str, namespace: str, data: bytes) -> bytes:
     """Sign bytes. Never asks for a passphrase.
 
-    Args:
-        key: The file of a private key, or of a public key whose private half the SSH agent holds; or such a
-            public key itself, ``ssh-ed25519 AAAA…``.
-        namespace: What kind of document they are.
-        data: The bytes.
-
-    Raises:
-        SignatureError: The key is missing, needs a passphrase, is not in the agent, or cannot sign.
+    The key is the file of a private key, or of a public key whose private half the SSH agent holds; or such a
+    public key itself, ``ssh-ed25519 AAAA…``.
     """
-    with contextlib.ExitStack() as stack:
-        if isinstance(key, str):
-            shown = parse_key(key).line
-            file = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kakeya-mac-"))) / "key.pub"
-            file.write_text(shown + "\n")
-        elif key.is_file():
-            file, shown = key, str(key)
-        else:
-            raise SignatureError(
-                f"the signing key {key} does not exist", "unset it, or make one with ssh-keygen"
-            )
-        # An empty passphrase is given, so that there is nothing to ask for.
-        done = run("-Y", "sign", "-q", "-P", "", "-n", namespace, "-f", str(file), input_bytes=data)
+    if isinstance(key, str):
+        line = parse_key(key).line
+        with temporary_files(key=f"{line}\n".encode()) as folder:
+            return _sign(folder / "key", line, namespace, data)
+    if not key.is_file():
+        raise SignatureError(f"the signing key {key} does not exist", "unset it, or make one with ssh-keygen")
+    return _sign(key, str(key), namespace, data)
+
+
+def _sign(file: Path, shown: str, namespace: str, data: bytes) -> bytes:
+    # An empty passphrase is given, so that there is nothing to ask for.
+    done = run("-Y", "sign", "-q", "-P", "", "-n", namespace, "-f", str(file), input_bytes=data)
     if not done.ok or not done.stdout.startswith(_HEADER):
         raise SignatureError(
             f"cannot sign with {shown}: {output_of(done)}",
@@ -226,15 +214,22 @@ def good_fingerprint(done: ProgramResult, namespace: str) -> str | None:
 
 @contextlib.contextmanager
 def signature_file(signature: bytes) -> Iterator[Path]:
-    """A file that holds a signature, in a folder of its own."""
+    """A file that holds a signature, in a temporary folder of its own."""
     if len(signature) > MAX_SIGNATURE_BYTES or not signature.startswith(_HEADER):
         raise SignatureError(
             f"the signature does not verify: {len(signature)} bytes that are no SSH signature"
         )
-    with tempfile.TemporaryDirectory(prefix="kakeya-mac-") as folder:
-        path = Path(folder) / "signature"
-        path.write_bytes(signature)
-        yield path
+    with temporary_files(signature=signature) as folder:
+        yield folder / "signature"
+
+
+@contextlib.contextmanager
+def temporary_files(**contents: bytes) -> Iterator[Path]:
+    """A temporary folder with files in it, for ``ssh-keygen`` to read."""
+    with tempfile.TemporaryDirectory(prefix="kakeya-mac-") as name:
+        for file, data in contents.items():
+            (Path(name) / file).write_bytes(data)
+        yield Path(name)
 
 
 def run(*args: str, input_bytes: bytes = b"") -> ProgramResult:

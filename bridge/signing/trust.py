@@ -58,11 +58,9 @@ class Signer:
 class Signature:
     """What a signature of a runner is worth."""
 
-    trust: TrustLevel  # the trust level
-    # The trusted name, or the fingerprint of another key; None: unsigned or unchecked
-    signer: str | None = None
-    # Why a key does not count, after "signed by"; None: it does, or there is no signature
-    objection: str | None = None
+    trust: TrustLevel
+    signer: str | None = None  # the trusted name, or another key's fingerprint; None: unsigned or unchecked
+    objection: str | None = None  # why a key does not count, after "signed by"
 
     def to_json(self) -> dict[str, str | None]:
         """Level and signer, as commands show them with ``--json``."""
@@ -84,11 +82,8 @@ class Trust:
     def names(self, namespace: str, now: datetime | None = None) -> Mapping[str, str]:
         """The names whose keys count now for a kind of document, by fingerprint."""
         entries = KeyList(self.keys, self.revoked, (namespace,)).all(now or datetime.now(UTC))
-        return {
-            entry.listed.key.fingerprint: entry.listed.name
-            for entry in entries
-            if entry.state is KeyState.COUNTS
-        }
+        lines = [entry.listed for entry in entries if entry.state is KeyState.COUNTS]
+        return {line.key.fingerprint: line.name for line in lines}
 
 
 def runner_keys(path: Path) -> KeyList:
@@ -121,18 +116,9 @@ def identify(
 ) -> Signer:
     """Who signed these bytes, by a list of allowed signers; and if that does not count, why.
 
-    Args:
-        data: The exact bytes.
-        signature: The detached signature of them.
-        namespace: What kind of document they are.
-        allowed: The list of keys that count. Without the file none does.
-        revoked: The list of those that no longer count, whatever else says so.
-        now: The verifier's time (aware); None: its clock's.
-
     Raises:
         SignatureError: The signature is not one, or does not fit these bytes and this namespace.
         KeyListError: A list could have been written by others, or is not understood.
-        MachineError: There is no ``ssh-keygen``.
     """
     entries = read_keys(allowed)
     gone = b"" if revoked is None else read_revoked(revoked)
@@ -158,12 +144,7 @@ def identify(
 
 
 def weigh(data: bytes, signature: bytes | None, namespace: str, trust: Trust) -> Signature:
-    """What a runner's signature is worth, and whose it is.
-
-    Raises:
-        SignatureError: There is one, and it does not fit these bytes in this namespace.
-        KeyListError: A list could have been written by others, or is not understood.
-    """
+    """What a runner's signature is worth, and whose it is; errors are those of `identify`."""
     if signature is None:
         return Signature(TrustLevel.UNSIGNED)
     if not ssh.available():

@@ -19,8 +19,7 @@ from bridge.errors import (
 from bridge.evidence.gate import judge
 from bridge.presets import load_all
 from bridge.presets import read as read_preset
-from bridge.protocol.cancel import parse_cancel
-from bridge.protocol.manifest import parse
+from bridge.protocol.manifest import parse, parse_cancel
 from bridge.protocol.result import parse_result, parse_status
 from bridge.protocol.runner_info import parse_card
 from bridge.runner.policy import load

@@ -5,8 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bridge.protocol.cancel import new_cancel
-from bridge.protocol.manifest import Manifest
+from bridge.protocol.manifest import Manifest, new_cancel
 from bridge.protocol.result import Phase, RunStatus
 from tests.bridge.cards import card
 

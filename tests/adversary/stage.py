@@ -11,11 +11,10 @@ from datetime import UTC, datetime
 from bridge.git.cache import GitCache
 from bridge.protocol import refs
 from bridge.protocol.result import Reason
-from bridge.runner.admission import Admission
+from bridge.runner.admission import Admission, Admitted, Refusal, Refused
 from bridge.runner.config import RunnerConfig
-from bridge.runner.prepare import Preparation
+from bridge.runner.job import Preparation
 from bridge.runner.queue import Queue
-from bridge.runner.request import Admitted, Refusal, Refused
 from bridge.runner.sandbox.base import JobDirs
 from bridge.runner.store import Store
 from tests.adversary.attack import Forge, Forged

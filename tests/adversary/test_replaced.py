@@ -27,6 +27,7 @@ ASKED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)  # the wait below ends first
 def test_what_runs_is_what_is_installed(house: House):
     with besieged(house) as siege:

@@ -16,6 +16,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("attack", CASES)
 def test_a_hostile_request_is_answered_with_its_reason(stage: Stage, attack, request):
     forged = stage.forge.make(request.node.callspec.id, attack)

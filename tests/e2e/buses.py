@@ -84,7 +84,7 @@ class Bus:
 
     def kakeya(self, *args: str, timeout: float = 60, **env: str) -> Done:
         """A command of the client's, in the clone."""
-        done = self.house.kakeya(*args, timeout=timeout, **env)
+        done = self.house.program("kakeya_mac", *args, timeout=timeout, **env)
         self.said.append(done.out + done.err)
         return done
 

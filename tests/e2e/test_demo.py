@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.quiet]
 
 def run_demo(house: House, folder: Path, **env: str) -> tuple[Done, dict]:
     words = ("demo", "--folder", str(folder))
-    done = when_quiet(lambda: house.kakeya(*words, cwd=house.root, timeout=300, **env))
+    done = when_quiet(lambda: house.program("kakeya_mac", *words, cwd=house.root, timeout=300, **env))
     assert done.code == 0, done.out + done.err
     return done, done.json
 
@@ -41,7 +41,7 @@ def test_the_demo_passes_and_its_result_commit_holds_an_accepted_report(
     report.write_text(
         house.git("show", f"{last['result_commit']}:{folder}/{evidence['path']}", cwd=remote) + "\n"
     )
-    gate = house.kakeya("gate", str(report), "--json", cwd=tmp_path)
+    gate = house.program("kakeya_mac", "gate", str(report), "--json", cwd=tmp_path)
     assert gate.code == 0, gate.out
     claims = {claim["name"] for claim in gate.json["files"][0]["claims"]}
     document = json.loads(report.read_text())
@@ -67,7 +67,7 @@ def test_the_demo_passes_and_its_result_commit_holds_an_accepted_report(
     derived = document["summary"]["comparisons"][0]
     derived["decode_ratio"] *= 1.5
     report.write_text(json.dumps(document))
-    edited = house.kakeya("gate", str(report), cwd=tmp_path)
+    edited = house.program("kakeya_mac", "gate", str(report), cwd=tmp_path)
     assert edited.code == 3
     assert "SUMMARY_MISMATCH" in edited.out
 

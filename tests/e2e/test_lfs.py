@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bridge.runner.lfs import PointersRefused, replace_pointers
 from bridge.runner.policy import LfsRule
+from bridge.runner.workspace import WorkloadRefused, replace_pointers
 from tests.bridge.runner.bench import Bench
 from tests.houses import build_house
 from tests.servers.lfs import LfsServer, lfs_server, pointer
@@ -72,14 +72,14 @@ def test_a_server_that_lies_is_not_believed(server: LfsServer, tmp_path: Path, n
     data = b"what was meant\n" * 1000
     paths = laid(tmp_path / "w", x=server.add(data))
     server.sent[hashlib.sha256(data).hexdigest()] = LIES[name](data)
-    with pytest.raises(PointersRefused, match="does not give the object"):
+    with pytest.raises(WorkloadRefused, match="does not give the object"):
         replace_pointers(tmp_path / "w", paths, LfsRule(endpoint=server.endpoint), scratch_dir=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["w"], "nothing is left behind"
 
 
 def test_an_object_that_is_not_there_is_named(server: LfsServer, tmp_path: Path) -> None:
     paths = laid(tmp_path / "w", here=server.add(b"here"), gone=pointer("ab" * 32, 7))
-    with pytest.raises(PointersRefused, match=r"gone: .*abababababab of 7 bytes"):
+    with pytest.raises(WorkloadRefused, match=r"gone: .*abababababab of 7 bytes"):
         replace_pointers(tmp_path / "w", paths, LfsRule(endpoint=server.endpoint), scratch_dir=tmp_path)
 
 
@@ -87,7 +87,7 @@ def test_a_server_that_wants_a_password_is_no_wait(server: LfsServer, tmp_path: 
     monkeypatch.setenv("HOME", str(tmp_path))
     server.password = "secret"
     paths = laid(tmp_path / "w", x=server.add(b"x"))
-    with pytest.raises(PointersRefused, match="does not give the object"):
+    with pytest.raises(WorkloadRefused, match="does not give the object"):
         replace_pointers(tmp_path / "w", paths, LfsRule(endpoint=server.endpoint), scratch_dir=tmp_path)
     helper = tmp_path / "helper"
     helper.write_text("#!/bin/sh\necho username=me\necho password=secret\n")
@@ -113,6 +113,6 @@ def test_a_folder_serves_objects_as_well(tmp_path: Path) -> None:
     store.mkdir(parents=True)
     (store / oid).write_bytes(data)
     paths = laid(tmp_path / "w", x=pointer(oid, len(data)))
-    rule = LfsRule(f"file://{tmp_path}/mirror.git")
+    rule = LfsRule(endpoint=f"file://{tmp_path}/mirror.git")
     assert replace_pointers(tmp_path / "w", paths, rule, scratch_dir=tmp_path) == len(data)
     assert (tmp_path / "w" / "x").read_bytes() == data

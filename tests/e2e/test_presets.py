@@ -105,7 +105,9 @@ class Answer:
 def ask(house: House, preset: str, *params: str) -> Answer:
     """Ask through the ordinary client and wait for the answer."""
     words = [word for param in params for word in ("-p", param)]
-    done = house.kakeya("run", "--preset", preset, *words, "--wait", "280", "--json", timeout=300)
+    done = house.program(
+        "kakeya_mac", "run", "--preset", preset, *words, "--wait", "280", "--json", timeout=300
+    )
     document = done.json
     codes = [violation["code"] for violation in document.get("violations", [])]
     binding = document.get("binding", {})

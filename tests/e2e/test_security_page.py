@@ -33,7 +33,7 @@ def test_the_five_commands_make_a_signed_request_that_is_believed(house: House) 
         nonlocal said
         program, *words = shlex.split(command.replace(A_KEY, f"'{said}'"))
         assert program == "kakeya_mac"
-        done = house.kakeya(*words, *more, **(mac if machine == "Mac" else {}))
+        done = house.program("kakeya_mac", *words, *more, **(mac if machine == "Mac" else {}))
         assert done.code == 0, f"{command}\n{done.out}\n{done.err}"
         if found := KEY.search(done.out):
             said = found[0]
@@ -53,7 +53,9 @@ def test_the_five_commands_make_a_signed_request_that_is_believed(house: House) 
             True,
             "trusted",
         )
-        refused = house.kakeya("run", "--preset", "probe", "--signing-key", "none", "--wait", "--json")
+        refused = house.program(
+            "kakeya_mac", "run", "--preset", "probe", "--signing-key", "none", "--wait", "--json"
+        )
     assert refused.code == 2
     assert refused.json["signed"] is False
     assert "this one is unsigned" in json.dumps(refused.json), refused.out

@@ -210,7 +210,7 @@ def test_a_git_daemon_refuses_the_push(tmp_path: Path):
     house = build_house(tmp_path / "house")
     with git_daemon(house.remote, tmp_path / "server") as server:
         house.git("remote", "set-url", "origin", server.address())
-        message = one_error(house.kakeya("run", "--preset", "probe"))
+        message = one_error(house.program("kakeya_mac", "run", "--preset", "probe"))
         assert "refused the push" in message
         assert "git daemon" in message
 

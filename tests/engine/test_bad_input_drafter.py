@@ -37,6 +37,7 @@ def test_a_missing_field_of_the_drafter_is_named(bench: Bench, name: str):
     assert f"{needed} is missing" in message or (name == "dflash_config" and "mask_token_id" in message)
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

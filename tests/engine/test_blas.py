@@ -42,6 +42,7 @@ def report(**environment: str) -> dict:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 @linux
 def test_what_is_called_fast_multiplies_several_times_as_fast_as_the_reference():
     found, reference = report(), report(KAKEYA_BLAS="reference")

@@ -59,7 +59,7 @@ def test_every_block_gives_the_plain_tokens(models: dict[str, Any], family: str,
         assert steps[-1].finish == "length"
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(5, 1)
 @pytest.mark.parametrize("length", [1, 2, 7, 8, 9, 40])
 def test_prompts_on_both_sides_of_the_window_in_any_chunks(gemma, length: int):
     prompt = prompt_of(length)
@@ -69,7 +69,7 @@ def test_prompts_on_both_sides_of_the_window_in_any_chunks(gemma, length: int):
         assert tokens_of(run(gemma, drafter, prompt, 24, Fixed(6), prefill_chunk=chunk)) == truth
 
 
-@pytest.mark.sampled(6, 4)
+@pytest.mark.sampled(12, 3)
 @pytest.mark.parametrize("count", range(1, 24))
 def test_max_tokens_is_exact(gemma, count: int):
     prompt = prompt_of(5)
@@ -82,7 +82,7 @@ def test_max_tokens_is_exact(gemma, count: int):
         assert all(step.finish is None for step in steps[:-1])
 
 
-@pytest.mark.sampled(3, 5)
+@pytest.mark.sampled(8, 2)
 @pytest.mark.parametrize("block", [1, 4, 8, 16])
 @pytest.mark.parametrize("position", [0, 1, 4, 5, 11])
 def test_a_stop_token_anywhere_in_a_block_ends_the_text_there(gemma, block: int, position: int):
@@ -126,7 +126,7 @@ class Alternating:
         assert 0 <= accepted < block
 
 
-@pytest.mark.sampled(4, 4)
+@pytest.mark.sampled(8, 2)
 @pytest.mark.parametrize("seed", range(8))
 def test_the_seams_between_plain_steps_and_blocks_are_exact(gemma, seed: int):
     prompt = prompt_of(6, seed)

@@ -216,7 +216,7 @@ PROCESSORS: dict[str, Callable[[], list[Processor]]] = {
 }
 
 
-@pytest.mark.sampled(4, 6)
+@pytest.mark.sampled(0, 2)
 @pytest.mark.parametrize(
     ("kind", "sampling", "pace", "draws"),
     [
@@ -301,6 +301,7 @@ def test_a_wrong_acceptance_fails_the_same_test(
         assert_drawn_from(triples(kind, sampling, "block 3", draws), exact(sampling))
 
 
+@pytest.mark.slow
 def test_a_drafter_near_the_target_is_mostly_confirmed_and_a_random_one_is_not():
     """So the distributions above were reached on both ways, by confirmed drafts and by rejected ones."""
     shares = {}

@@ -102,6 +102,7 @@ def cast(model: Any, dtype: mx.Dtype) -> Any:
     return model
 
 
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("family", [*FAMILIES, *SCALED])
 def test_embeddings_are_the_input_of_the_first_layer(family: str, dtype: mx.Dtype):

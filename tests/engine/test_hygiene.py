@@ -174,7 +174,7 @@ def forwards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return lengths
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(20, 1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_forward_beyond_prompt_and_rounds(family: str, forwards: list[int]):
     steps = list(
@@ -192,6 +192,7 @@ def test_no_forward_beyond_prompt_and_rounds(family: str, forwards: list[int]):
     assert tokens_of(steps) == plain(family)[:COUNT]
 
 
+@pytest.mark.slow
 def test_the_model_itself_is_called_no_more_often(monkeypatch: pytest.MonkeyPatch):
     calls: list[int] = []
     target, kind = target_of("qwen3_5"), type(target_of("qwen3_5").model)
@@ -217,7 +218,7 @@ def test_plain_steps_run_one_forward_a_token_and_one_ahead_at_a_stop(forwards: l
     assert forwards == [len(PROMPT) - 1] + [1] * (end + 2)  # launched before the stop was known
 
 
-@pytest.mark.sampled(8, 8)
+@pytest.mark.sampled(24, 4)
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize(("family", "kind"), list(zip(FAMILIES, [*KINDS, None] * 2, strict=False)))
 def test_a_caller_may_leave_at_any_yield_and_go_on_later(

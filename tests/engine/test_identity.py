@@ -178,7 +178,7 @@ def test_every_drafter_on_every_family_with_every_block_on_both_sides_of_the_win
         check(family, kind, block=block, length=length, right=right, count=LONG)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10, 1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_helped_drafts_are_confirmed_in_part_and_fully(kind: str):
     settings: dict[str, Any] = {"block": 8, "length": 21}
@@ -197,7 +197,7 @@ LIMITS = [
 ]
 
 
-@pytest.mark.sampled(9, 9)
+@pytest.mark.sampled(27, 5)
 @pytest.mark.parametrize(("count", "family", "kind"), LIMITS)
 def test_the_limit_is_exact_inside_a_block(count: int, family: str, kind: str):
     for block in (8, AUTO):
@@ -231,7 +231,7 @@ STOPS = [
 ]
 
 
-@pytest.mark.sampled(9, 9)
+@pytest.mark.sampled(27, 5)
 @pytest.mark.parametrize(("position", "family", "kind"), STOPS)
 def test_a_stop_token_ends_the_text_inside_a_block(position: int, family: str, kind: str):
     stopped(family, kind, position, (8, 16)[position % 2])
@@ -252,13 +252,13 @@ HALVES = [
 ]
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled(6, 1)
 @pytest.mark.parametrize(("family", "variant", "kind"), HALVES)
 def test_sixteen_bits_differ_at_ties_alone(family: str, variant: str, kind: str):
     check(family, kind, variant, right=0.7, count=SHORT)
 
 
-@pytest.mark.sampled(3, 2)
+@pytest.mark.sampled(6, 1)
 @pytest.mark.parametrize("family", QUANTIZED)
 def test_quantized_weights_change_nothing_in_the_comparison(family: str):
     kind = DRAFTERS[QUANTIZED.index(family) % len(DRAFTERS)]

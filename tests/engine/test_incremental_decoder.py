@@ -38,6 +38,7 @@ def draw_stops(data: st.DataObject, whole: str) -> list[str]:
     return [stop for stop in drawn if stop]
 
 
+@pytest.mark.sampled(5, 1)
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_stop_strings_are_found_where_decoding_everything_finds_them(tokenizer: Any, data: st.DataObject):
@@ -53,6 +54,7 @@ def test_stop_strings_are_found_where_decoding_everything_finds_them(tokenizer: 
         assert text_of(tokenizer, tokens, stops) == text
 
 
+@pytest.mark.sampled(3, 1)
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_streamed_text_is_the_whole_text_in_pieces(tokenizer: Any, data: st.DataObject):
@@ -69,6 +71,7 @@ def test_streamed_text_is_the_whole_text_in_pieces(tokenizer: Any, data: st.Data
     assert stream.begins == sorted(stream.begins)
 
 
+@pytest.mark.sampled(5, 1)
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_a_text_behind_a_prompt_is_what_it_adds_to_the_whole(tokenizer: Any, data: st.DataObject):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.pace import AGAIN, PLAIN_TRIALS, TRIALS, Adaptive, Costs, Fixed, Tour
+from engine.pace import AGAIN, PLAIN_TRIALS, TRIALS, Adaptive, Fixed, Tour
 from tests.engine.tiny import seeded
 
 
@@ -83,17 +83,6 @@ def test_plain_steps_are_measured_again_while_blocks_run():
     assert last_plain > len(blocks) - AGAIN - 5
 
 
-def test_the_expected_tokens_follow_the_chances():
-    pace = Adaptive(8)
-    for _ in range(200):
-        pace.record(8, 7, 1.0)
-    assert pace.expected(8) == pytest.approx(8, rel=0.02)
-    for _ in range(200):
-        pace.record(8, 2, 1.0)
-    assert pace.expected(8) == pytest.approx(3, rel=0.25)  # what other sequences did still counts a little
-    assert pace.expected(2) == pytest.approx(2, rel=0.02)
-
-
 @pytest.mark.parametrize("block_size", [1, 2, 4, 8, 16])
 def test_blocks_stay_within_twice_what_the_drafter_was_made_for(block_size: int):
     pace = Adaptive(block_size)
@@ -139,53 +128,6 @@ def test_a_machine_that_is_slower_now_and_faster_then_does_not_mislead_it():
     steady = sum(work(seed, 1.0) for seed in range(12))
     for swaying in (2.0, 3.0):  # costs averaged over rounds would cost 6 % here
         assert sum(work(seed, swaying) for seed in range(12)) < 1.03 * steady
-
-
-def test_nothing_is_learned_of_costs_while_one_length_is_kept():
-    costs = Costs((4, 8, 16), nominal=False)
-    for block in (8, 8, 16, 16, 8, 16, 16, 16):
-        costs.record(block, {8: 1.0, 16: 1.5}[block])
-    for _ in range(50):
-        costs.record(16, 4.0)  # the machine has become slow
-    for _ in range(3):
-        costs.record(8, 4.0 / 1.5)
-    assert costs.of(16) / costs.of(8) == pytest.approx(1.5)
-
-
-def test_rounds_of_different_continuations_are_not_compared():
-    costs = Costs((4, 8, 16), nominal=False)
-    for block in (8, 8, 16, 16, 8, 16):
-        costs.record(block, {8: 1.0, 16: 1.5}[block])
-    costs.pause()
-    costs.record(8, 100.0)
-    assert costs.of(16) / costs.of(8) == pytest.approx(1.5)
-
-
-def test_one_strange_round_changes_a_cost_by_little():
-    costs = Costs((8, 16), nominal=False)
-    for block in (8, 8, 16, *[8, 16] * 20, 8):
-        costs.record(block, {8: 1.0, 16: 1.5}[block])
-    costs.record(16, 1000.0)
-    assert 1.5 < costs.of(16) / costs.of(8) < 1.5 * 1.15
-
-
-def test_both_lengths_give_way_the_lesser_known_one_more():
-    costs = Costs((4, 8, 16), nominal=False)
-    for block in (8, 8, 16, 4, *[8, 16] * 20):
-        costs.record(block, {4: 0.8, 8: 1.0, 16: 1.5}[block])
-    costs.record(4, 0.8)
-    known = {block: costs.of(block) for block in (4, 8, 16)}
-    costs.record(16, 3.0)  # beside 4: twice what it should be
-    assert costs.of(16) > known[16]
-    assert costs.of(4) < known[4]
-    assert known[4] / costs.of(4) > costs.of(16) / known[16]
-
-
-def test_a_guessed_cost_is_never_nothing():
-    costs = Costs((4, 8, 16), nominal=False)
-    for block in (8, 8, 16, 16, 8, 16, 8, 16):
-        costs.record(block, {8: 1.0, 16: 9.0}[block])
-    assert costs.of(4) == pytest.approx(0.5 * costs.of(8), rel=0.1)
 
 
 def test_a_block_that_the_drafter_left_short_tells_no_cost():
@@ -236,11 +178,3 @@ def test_with_nominal_costs_the_blocks_depend_on_the_tokens_alone():
 
     assert run(cheap) == run(linear)
     assert len(set(run(cheap))) > 2
-
-
-def test_a_stale_or_missing_cost_is_guessed_from_the_others():
-    pace = Adaptive(16)
-    for block in (8, 8, 8, 16, 16, 16):
-        pace.record(block, 3, 1.0 + 0.1 * block)
-    assert 0.9 * 1.4 <= pace.cost(4) <= 1.4
-    assert 0.9 * 2.2 <= pace.cost(12) <= 2.2

@@ -58,7 +58,7 @@ def plain(policy: str) -> list[int]:
     return run(policy, None, 1, compiled=False)
 
 
-@pytest.mark.sampled(134, 44)
+@pytest.mark.sampled(268, 37)
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("policy", POLICIES)
@@ -68,6 +68,7 @@ def test_drafts_change_nothing_under_any_policy(policy, kind, compiled):
     assert run(policy, drafter, 7, compiled) == truth
 
 
+@pytest.mark.slow
 def test_the_policies_are_at_work():
     """What loses information gives another text than native decoding, what loses none the same."""
     native = plain("native")

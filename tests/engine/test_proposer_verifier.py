@@ -63,6 +63,7 @@ def test_a_window_that_does_not_cover_the_sequence_changes_the_output():
     assert any(found.tokens != expected.tokens for found, expected in pairs)
 
 
+@pytest.mark.slow
 def test_the_packed_target_says_so_and_is_another_model():
     packed, whole = (engine(COVERING, quantize) for quantize in ("4,64", None))
     assert packed.target.card.quantization == "affine 4-bit group 64"

@@ -111,7 +111,7 @@ def test_what_the_model_says_of_its_matrices_is_heard():
     assert packed == {"router": (8, 32), "rest": (4, 64)}
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(6, 1)
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 @pytest.mark.parametrize("text", ["8,32", "4,32"])
 def test_drafting_gives_the_packed_models_own_tokens(family: str, text: str):

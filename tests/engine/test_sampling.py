@@ -37,6 +37,7 @@ def rows_of(spread: float, seed: int) -> mx.array:
     return mx.concatenate([rows, mx.round(rows[:1])])
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("spread", [0.3, 2.0, 8.0])
 def test_the_distribution_is_that_of_mlx_lms_filters_in_its_order(spread: float):
     logits = rows_of(spread, seed=int(10 * spread))

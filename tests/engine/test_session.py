@@ -151,7 +151,7 @@ class Conversation:
         return emitted
 
 
-@pytest.mark.sampled(11, 9)
+@pytest.mark.sampled(24, 6)
 @every_drafter
 @every_family
 def test_the_next_turn_computes_only_what_is_new(family: str, kind: str):
@@ -164,7 +164,7 @@ def test_the_next_turn_computes_only_what_is_new(family: str, kind: str):
     talk.session.close()
 
 
-@pytest.mark.sampled(6, 4)
+@pytest.mark.sampled(24, 2)
 @every_drafter
 @every_family
 def test_the_same_prompt_again_gives_the_same_tokens(family: str, kind: str):
@@ -173,7 +173,7 @@ def test_the_same_prompt_again_gives_the_same_tokens(family: str, kind: str):
     talk.session.close()
 
 
-@pytest.mark.sampled(8, 5)
+@pytest.mark.sampled(24, 3)
 @pytest.mark.parametrize("kind", ["dflash", "prompt-lookup"])
 @every_family
 @pytest.mark.parametrize("shared", [0, 6, 30])
@@ -190,6 +190,7 @@ def test_a_prompt_that_takes_another_way_gives_its_own_tokens(family: str, kind:
     talk.session.close()
 
 
+@pytest.mark.sampled(5, 1)
 @pytest.mark.parametrize("back", range(5))
 def test_a_ring_goes_back_as_far_as_its_headroom(back: int):
     talk = Conversation("gemma3_text", "prompt-lookup")
@@ -199,7 +200,7 @@ def test_a_ring_goes_back_as_far_as_its_headroom(back: int):
     talk.session.close()
 
 
-@pytest.mark.sampled(12, 14)
+@pytest.mark.sampled(30, 8)
 @pytest.mark.parametrize("kind", [*DRAFTERS, "autoregressive"])
 @every_family
 def test_leaving_a_turn_at_any_yield_leaves_a_session_that_goes_on(family: str, kind: str):
@@ -212,7 +213,7 @@ def test_leaving_a_turn_at_any_yield_leaves_a_session_that_goes_on(family: str, 
     talk.session.close()
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("kind", ["none", "scripted", "dflash"])
 def test_a_turn_that_is_held_and_not_closed_ends_where_the_next_begins(kind: str):
     talk = Conversation("gemma3_text", kind)
@@ -245,7 +246,7 @@ class Failing:
         return self._real(*arguments)
 
 
-@pytest.mark.sampled(38, 7)
+@pytest.mark.sampled(80, 6)
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize(
     ("after", "kind"), [(0, "none"), (2, "dflash"), (3, "none"), (4, "dflash"), (7, "none")]
@@ -269,6 +270,7 @@ def test_a_failing_forward_in_prefill_or_round_leaves_a_session_that_goes_on(
     talk.session.close()
 
 
+@pytest.mark.sampled(4, 1)
 @every_family
 def test_a_failing_drafter_leaves_a_session_that_goes_on(family: str, monkeypatch: pytest.MonkeyPatch):
     talk = Conversation(family, "dflash")

@@ -25,7 +25,7 @@ def marked(talk: Conversation) -> None:
     talk.turn(FIRST, 31)
 
 
-@pytest.mark.sampled(14, 4)
+@pytest.mark.sampled(28, 3)
 @pytest.mark.parametrize("kind", EVERY_DRAFTER)
 @every_family
 def test_a_prompt_that_takes_another_way_after_the_mark_computes_what_stands_behind_it(
@@ -41,6 +41,7 @@ def test_a_prompt_that_takes_another_way_after_the_mark_computes_what_stands_beh
     talk.session.close()
 
 
+@pytest.mark.sampled(3, 1)
 @every_family
 def test_the_same_prompt_again_begins_at_the_mark_or_after_it(family: str):
     talk = Conversation(family, "none")
@@ -49,6 +50,7 @@ def test_the_same_prompt_again_begins_at_the_mark_or_after_it(family: str):
     talk.session.close()
 
 
+@pytest.mark.sampled(4, 1)
 @every_family
 def test_a_prompt_that_takes_another_way_before_the_mark_forgets_it(family: str):
     talk = Conversation(family, "none")
@@ -71,7 +73,7 @@ def test_a_mark_holds_the_bytes_of_what_cannot_go_back():
         session.close()
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize(
     "spec", ["affine:8,32", "rotated:4,32", "sink-window:2,6", "lattice-packed:e8,8@all"]
 )

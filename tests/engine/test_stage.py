@@ -196,7 +196,7 @@ def test_quantized_caches_are_not_compiled():
         assert session._stage is None
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16, 1)
 @pytest.mark.parametrize("length", [STEP - 16, STEP - 1, STEP, STEP + 44])
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt_oss"])
 def test_buffers_grow_past_a_multiple_of_their_step(family: str, length: int, both: Callable[..., Both]):
@@ -225,6 +225,7 @@ def test_pinned_entries_stay_in_sight(sink: int, headroom: int, both: Callable[.
         pair.walk(16, seed=length)
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma4_text"])
 def test_a_rewound_or_restarted_session_is_compiled_alike(family: str, both: Callable[..., Both]):
     pair = both(target_of(family))
@@ -240,6 +241,7 @@ def test_a_rewound_or_restarted_session_is_compiled_alike(family: str, both: Cal
         pair.walk(5, seed=back)
 
 
+@pytest.mark.slow
 def test_sessions_of_one_target_take_turns(both: Callable[..., Both]):
     target = target_of("gemma3_text")
     pairs = [both(target, taps) for taps in ((0, 2), (5,), (), (0, 2))]
@@ -268,6 +270,7 @@ def test_an_exception_while_tracing_leaves_caches_and_stage_usable(both: Callabl
     assert not any("tap_listeners" in type(layer).__dict__ for layer in target.model.layers)
 
 
+@pytest.mark.slow
 def test_few_graphs_serve_a_long_run(traces: Counter[tuple[int, ...]]):
     target = Target(families.build("gemma3_text"))
     with Session(target, None, headroom=HEADROOM) as session:
@@ -285,6 +288,7 @@ def test_few_graphs_serve_a_long_run(traces: Counter[tuple[int, ...]]):
     assert len(traces) <= 6 * 4 * (length + HEADROOM).bit_length()  # four widths for each doubling
 
 
+@pytest.mark.slow
 def test_long_blocks_of_wide_models_are_not_compiled_on_a_cpu(
     traces: Counter[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ):
@@ -340,6 +344,7 @@ def play(session: Session, count: int) -> None:
     session.commit(text_of(count)[:1], None)
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("count", [1, 4, 16])
 def test_buffers_are_written_in_place(long_session: Session, count: int):
     largest = max(cache.keys.nbytes for cache in long_session.caches)

@@ -37,7 +37,7 @@ from tests.engine.batches import (
 )
 
 
-@pytest.mark.sampled(28, 56)
+@pytest.mark.sampled(56, 28)
 @pytest.mark.parametrize(("family", "kind", "pace"), mostly_slow(FAMILIES, DRAFTERS, PACES))
 def test_every_sequence_gets_the_tokens_it_gets_alone(family: str, kind: str, pace: str):
     before = classes_of(target_of(family).model)
@@ -52,7 +52,7 @@ def test_every_sequence_gets_the_tokens_it_gets_alone(family: str, kind: str, pa
     assert classes_of(target_of(family).model) == before
 
 
-@pytest.mark.sampled(6, 1)
+@pytest.mark.sampled(12, 1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_blocks_and_plain_steps_in_turn_change_nothing(family: str):
     requests = [Request(prompt_of(length), COUNT - 3 * i) for i, length in enumerate(LENGTHS)]
@@ -64,6 +64,7 @@ def test_blocks_and_plain_steps_in_turn_change_nothing(family: str):
     assert max(blocks) > 2
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("family", ["gemma3_text", "qwen3_5"])
 def test_drafters_that_fall_silent_and_speak_again_change_nothing(family: str):
     requests = [Request(prompt_of(length), COUNT) for length in LENGTHS]
@@ -93,6 +94,7 @@ def test_the_limit_of_each_is_exact(family: str, pace: str):
             assert steps[-1].step.finish == "length"
 
 
+@pytest.mark.sampled(7, 1)
 @pytest.mark.parametrize(("family", "pace"), mostly_slow(FAMILIES, PACES))
 def test_a_stop_token_ends_its_sequence_alone(family: str, pace: str):
     places = (0, 9, 17, 3)  # the first of them ends with its first token
@@ -106,6 +108,7 @@ def test_a_stop_token_ends_its_sequence_alone(family: str, pace: str):
     assert [steps[-1].step.finish for steps in found] == ["stop"] * 4
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("pace", ["block 1", "block 8"])
 def test_a_stop_string_ends_its_sequence_alone(tmp_path: Path, pace: str):
     tiny.save_tokenizer(tmp_path)
@@ -126,7 +129,7 @@ def test_a_stop_string_ends_its_sequence_alone(tmp_path: Path, pace: str):
         assert steps[-1].step.finish == "stop"
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize("kind", [None, *DRAFTERS])
 def test_one_sequence_is_a_batch_too(kind: str | None):
     pace = Fixed(8) if kind else Fixed(1)

@@ -64,6 +64,7 @@ def test_an_exception_in_a_round_leaves_the_model_as_it_was(family: str, pace: s
     assert tokens_of(run(family, "dflash", PACES[pace](), requests)[1]) == plain(family, LENGTHS[1])
 
 
+@pytest.mark.slow
 def test_a_generator_nobody_finishes_gives_the_model_back():
     target = target_of("qwen3_5")
     before = classes_of(target.model)
@@ -85,6 +86,7 @@ def test_the_prompts_are_handed_out_one_by_one_and_rounds_as_one():
     assert [[each.request for each in emitted] for emitted in rounds[4:]] == [[0, 1, 2, 3]] * 11
 
 
+@pytest.mark.slow
 def test_what_a_sequence_held_is_told_when_it_ends():
     counts = (12, 28, 1, 20)
     requests = [Request(prompt_of(length), count) for length, count in zip(LENGTHS, counts, strict=True)]
@@ -115,6 +117,7 @@ def test_a_round_of_all_waits_once_for_one_transfer(kind: str, block: int, monke
     assert seen > 5
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("kind", [None, "dflash", "prompt-lookup"])
 def test_the_model_runs_for_prompts_and_once_a_round(kind: str | None, monkeypatch: pytest.MonkeyPatch):
     calls: list[int] = []

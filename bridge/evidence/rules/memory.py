@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bridge.evidence.figures import Case, paired
-from bridge.evidence.model import Arm, KVUse, Sample
-from bridge.evidence.policies import CODED, NATIVE, SLIDING, KVPolicy, parse_policy
+from bridge.evidence.model import Arm, Sample
+from bridge.evidence.policies import CODED, NATIVE, SLIDING, KVPolicy
 from bridge.evidence.rules.claims import SAMENESS
-from bridge.evidence.text import several, shown
+from bridge.evidence.text import faults, several, shown
 
 WIDEST_BITS = 32  # of a value in native caches
 LEAST_SHARE = 0.9  # what native caches held outside the codes' layers may differ a little
@@ -25,12 +25,9 @@ def memory_analytic_as_measured(case: Case) -> Iterator[str]:
     for arm in case.report.arms:
         formulas = sum(not sample.cache.measured for sample in arm.samples)
         stated = case.report.summary.arms.get(arm.name)
-        if not formulas:
-            continue
-        if stated is not None and stated.max_resident_bytes is not None:
-            yield f"arm {arm.label} states resident bytes, but {formulas} rows carry a formula's"
-        if any(claim.name == "resident_bytes" for claim in case.claims_of(arm)):
-            yield f"resident_bytes is claimed of {arm.label} from a formula"
+        is_stated = stated is not None and stated.max_resident_bytes is not None
+        if formulas and (is_stated or "resident_bytes" in case.claimed(arm)):
+            yield f"resident bytes of arm {arm.label} are stated, but {formulas} rows carry a formula's"
 
 
 def memory_claim_mismatch(case: Case) -> Iterator[str]:
@@ -41,106 +38,79 @@ def memory_claim_mismatch(case: Case) -> Iterator[str]:
     prompts than another arm's, or at none; or rows of a bounding policy do not say how many positions were
     kept, or kept more than it allows.
     """
-    native = _native_window(case)
+    # The most positions that a window of the model's own kept, where a row says so.
+    native = [row for arm in case.report.arms if arm.system.is_native for row in arm.samples]
+    window = max((row.kept_positions for row in native if row.kept_positions is not None), default=None)
     for arm in case.report.arms:
-        policy = parse_policy(arm.system.kv)
+        policy = arm.system.policy
         if policy is None:
             yield f"arm {arm.label} declares kv {shown(arm.system.kv)}, which is no policy"
             continue
         yield from (f"arm {arm.label} {problem}" for problem in _class_problems(arm, policy))
         for sample in arm.samples:
-            problem = (
-                _use_problem(sample, policy)
-                or _bound_problem(sample, policy, native)
-                or _bytes_problem(sample, policy, case)
-            )
-            if problem:
-                yield f"{arm.label}/{shown(sample.prompt_id)}: {problem}"
-        if policy.coded:
-            yield from _less_than_its_bits(arm, policy, case)
-        elif policy != NATIVE or any(claim.name == "resident_bytes" for claim in case.claims_of(arm)):
-            yield from _less_than_it_keeps(arm, policy, case)
-    yield from _layers_differ(case)
-    yield from _distortions_differ(case)
+            for problem in _row_problems(case, sample, policy, window):
+                yield f"{arm.label}/{shown(sample.prompt_id)}: kv {policy.kind} {problem}"
+        if policy != NATIVE or "resident_bytes" in case.claimed(arm):
+            yield from _less_than_native(arm, policy, case)
+    yield from _arms_differ(case)
 
 
 def _class_problems(arm: Arm, policy: KVPolicy) -> Iterator[str]:
-    """Caches that the policy does not explain, or lacks."""
     held = {name for sample in arm.samples for name in sample.cache.classes}
+    foreign = sorted(held - policy.classes | held & policy.replaced)
+    idle = [s.prompt_id for s in arm.samples if policy.needed and policy.needed.isdisjoint(s.cache.classes)]
+    empty = [s.prompt_id for s in arm.samples if s.cache.measured and not s.cache.resident_bytes]
     declares = f"declares kv {arm.system.kv}, but"
-    if foreign := sorted(held - policy.classes):
-        yield f"{declares} held {several(foreign)}"
-    idle = sum(policy.needed.isdisjoint(sample.cache.classes) for sample in arm.samples)
-    if policy.needed and idle:
-        yield f"{declares} {idle} rows held no {' or '.join(sorted(policy.needed))}"
-    if left := sorted(held & policy.replaced):
-        yield f"{declares} held {several(left)} in such layers"
-    if empty := sum(sample.cache.measured and not sample.cache.resident_bytes for sample in arm.samples):
-        yield f"has {empty} caches that hold 0 bytes after a run"
+    return faults(
+        (foreign, f"{declares} held {several(foreign)} in its layers"),
+        (idle, f"{declares} held no {' or '.join(sorted(policy.needed))} at {several(idle)}"),
+        (empty, f"has caches that hold 0 bytes after a run at {several(empty)}"),
+    )
 
 
-def _use_problem(sample: Sample, policy: KVPolicy) -> str | None:
-    """What is wrong with a row's `kv`, or None: it must be there for a code, and fit the policy."""
-    use = sample.kv
-    if policy == NATIVE:
-        return None if use is None else "native caches carry a kv block"
-    if use is None:
-        return f"kv {policy.kind} codes values, but the row does not say how many" if policy.coded else None
-    least = LEAST_DISTORTION * 2 ** (-2 * policy.stored_bits[0])
-    found = min((each for each in _distortions(use) if each is not None), default=least)
-    if policy.coded and found < least:
-        return f"a distortion of {found:.3g}, but codes of kv {policy.kind} cannot be under {least:.3g}"
-    if policy.numbers is not None and set(use.layers) != policy.numbers:
-        return f"kv.layers names {len(use.layers)} layers, others than {policy.layers}"
-    coded = sample.cache.classes.get(CODED, 0)
-    if policy.coded and coded != len(use.layers):
-        return f"{coded} caches hold codes, but kv.layers names {len(use.layers)} layers"
-    fewest, most = policy.stored_bits
-    bits = 8 * use.bytes / use.values
+def _row_problems(case: Case, sample: Sample, policy: KVPolicy, window: int | None) -> Iterator[str]:
+    resident, use, kept, most = sample.cache.resident_bytes, sample.kv, sample.kept_positions, policy.bound
+    least = _least_bytes(case, sample, policy)
+    if most is not None and policy.layers == "full":  # the model's own windows may be wider
+        most = max(most, (kept or 0) if window is None else window)
+    yield from faults(
+        (
+            most is not None and (kept is None or kept > most),
+            f"keeps {most} positions, but the row says {kept}",
+        ),
+        (resident < LEAST_SHARE * least, f"needs {least:.0f} bytes here, but {resident} were resident"),
+        (use is None and policy.coded, "needs a kv block that says how many values it codes"),
+        (use is not None and policy == NATIVE, "has no kv block"),
+    )
+    if use is None or policy == NATIVE:
+        return
+    fewest, widest = policy.stored_bits
+    bits, layers, coded = 8 * use.bytes / use.values, len(use.layers), sample.cache.classes.get(CODED, 0)
+    exact = LEAST_DISTORTION * 2 ** (-2 * fewest)
+    too_exact = policy.coded and any(each is not None and each < exact for each in use.distortions)
     # Each layer's bytes may have been rounded down.
-    if 8 * (use.bytes + len(use.layers)) < fewest * use.values or bits > most * (1 + 1e-9):
-        return f"{bits:.4g} bits a value, but kv {policy.kind} stores {fewest:.4g} to {most:.4g}"
-    if sample.cache.measured and use.bytes > sample.cache.resident_bytes:
-        return f"{use.bytes} bytes of codes in {sample.cache.resident_bytes} resident bytes"
-    return None
+    fits = 8 * (use.bytes + layers) >= fewest * use.values and bits <= widest * (1 + 1e-9)
+    yield from faults(
+        (too_exact, f"cannot distort so little as {use.distortions}, under {exact:.3g}"),
+        (policy.numbers not in (None, set(use.layers)), f"names other layers than the {layers} of kv.layers"),
+        (policy.coded and coded != layers, f"has {coded} caches of codes for {layers} layers in kv.layers"),
+        (not fits, f"stores {fewest:.4g} to {widest:.4g} bits a value, not {bits:.4g}"),
+        (
+            sample.cache.measured and use.bytes > resident,
+            f"codes {use.bytes} bytes, but {resident} are resident",
+        ),
+    )
 
 
-def _distortions(use: KVUse) -> tuple[float | None, float | None]:
-    return use.key_distortion, use.value_distortion
-
-
-def _bound_problem(sample: Sample, policy: KVPolicy, native: int | None) -> str | None:
-    """What is wrong with the positions a bounding policy kept, or None.
-
-    Where full layers alone are bounded, the model's own windows may be wider: `native`, what those kept,
-    or None where no row says so.
-    """
-    if policy.bound is None:
-        return None
-    kept, most = sample.kept_positions, policy.bound
-    if kept is None:
-        return f"kv {policy.kind} bounds its layers, but the row does not say how many positions they kept"
-    if policy.layers == "full":
-        most = max(most, kept if native is None else native)
-    return f"kv {policy.kind} keeps {most} positions, but {kept} were kept" if kept > most else None
-
-
-def _native_window(case: Case) -> int | None:
-    """The most positions that a window of the model's own kept in a native arm; None where no row says so."""
-    native = [arm for arm in case.report.arms if parse_policy(arm.system.kv) == NATIVE]
-    kept = [s.kept_positions for arm in native for s in arm.samples if s.kept_positions is not None]
-    return max(kept, default=None)
-
-
-def _bytes_problem(sample: Sample, policy: KVPolicy, case: Case) -> str | None:
-    """Why no cache of the policy holds the row's positions in the row's bytes, or None.
+def _least_bytes(case: Case, sample: Sample, policy: KVPolicy) -> float:
+    """The fewest bytes in which a cache of the policy holds the row's positions; 0 where that is not known.
 
     By the target's own caches: a layer that the policy may apply to needs what the policy keeps at its fewest
     bits; every other layer what the model keeps. Rows of a batch and unmeasured rows are left out.
     """
-    target = case.report.environment.models.get("target")
+    target = case.target
     if target is None or target.cache_layers is None or _unmeasured(sample):
-        return None
+        return 0.0
     length = max(sample.positions - UNWRITTEN, 0)
     plain_bits = WIDEST_BITS if target.dtype == "float32" else WIDEST_BITS // 2
     least = 0.0
@@ -149,42 +119,28 @@ def _bytes_problem(sample: Sample, policy: KVPolicy, case: Case) -> str | None:
         bits: float = plain_bits
         if policy.may_apply(index, layer.kind):
             bits = min(bits, policy.stored_bits[0])
-            positions = min(positions, max(policy.span - 1, 0)) if policy.bounds else positions
+            positions = min(positions, policy.span - 1) if policy.span else positions
         least += positions * layer.values * bits / 8
-    resident = sample.cache.resident_bytes
-    if resident >= LEAST_SHARE * least:
-        return None
-    return f"{resident} resident bytes, but kv {policy.kind} needs {least:.0f} for {length} positions"
+    return least
 
 
-def _less_than_its_bits(arm: Arm, policy: KVPolicy, case: Case) -> Iterator[str]:
-    """Caches that hold less than the codes of what the same loop's native caches held of the same prompt."""
-    for native in case.baselines:
-        if parse_policy(native.system.kv) != NATIVE or native.system.loop != arm.system.loop:
-            continue
-        share = LEAST_SHARE * policy.stored_bits[0] / WIDEST_BITS
-        for coded, plain in paired(arm, native):
-            least = share * _share_of_rows(coded, plain) * plain.cache.resident_bytes
-            if coded.cache.measured and plain.cache.measured and coded.cache.resident_bytes < least:
-                yield _cannot_hold(arm, coded, native, plain)
-
-
-def _less_than_it_keeps(arm: Arm, policy: KVPolicy, case: Case) -> Iterator[str]:
-    """Caches that hold less than the positions they keep took in another arm's native caches."""
-    for native in case.report.arms:
-        if native is arm or parse_policy(native.system.kv) != NATIVE or native.control == "no_needle":
+def _less_than_native(arm: Arm, policy: KVPolicy, case: Case) -> Iterator[str]:
+    """Caches that hold less than their codes, or their positions, of what native caches held of a prompt."""
+    for native in case.baselines if policy.coded else case.report.arms:
+        comparable = native.system.loop == arm.system.loop if policy.coded else native.control != "no_needle"
+        if native is arm or not native.system.is_native or not comparable:
             continue
         for ours, plain in paired(arm, native):
-            kept = min(ours.positions, policy.span or ours.positions)
-            least = HALF * plain.cache.resident_bytes * kept / (plain.positions + STEP)
-            if not _unmeasured(ours) and not _unmeasured(plain) and ours.cache.resident_bytes < least:
-                yield _cannot_hold(arm, ours, native, plain)
-
-
-def _cannot_hold(arm: Arm, ours: Sample, native: Arm, plain: Sample) -> str:
-    held = f"{ours.cache.resident_bytes} resident bytes of {ours.positions} positions"
-    reference = f"{native.label} held {plain.positions} in {plain.cache.resident_bytes}"
-    return f"{arm.label}/{shown(ours.prompt_id)}: {held} are too few, where {reference}"
+            if policy.coded:
+                is_known = ours.cache.measured and plain.cache.measured
+                share = LEAST_SHARE * policy.stored_bits[0] / WIDEST_BITS * _share_of_rows(ours, plain)
+            else:
+                is_known = not _unmeasured(ours) and not _unmeasured(plain)
+                share = HALF * min(ours.positions, policy.span or ours.positions) / (plain.positions + STEP)
+            if is_known and ours.cache.resident_bytes < share * plain.cache.resident_bytes:
+                held = f"{ours.cache.resident_bytes} resident bytes of {ours.positions} positions"
+                reference = f"{native.label} held {plain.positions} in {plain.cache.resident_bytes}"
+                yield f"{arm.label}/{shown(ours.prompt_id)}: {held} are too few, where {reference}"
 
 
 def _share_of_rows(ours: Sample, plain: Sample) -> float:
@@ -201,53 +157,42 @@ def _unmeasured(sample: Sample) -> bool:
     return not sample.cache.measured or BATCHED in sample.cache.classes
 
 
-def _layers_differ(case: Case) -> Iterator[str]:
-    """One target has as many caches in every arm."""
-    counts: dict[int, str] = {}
-    for arm, sample, _ in case.rows():
-        if BATCHED not in sample.cache.classes:
-            counts.setdefault(sum(sample.cache.classes.values()), arm.name)
+def _arms_differ(case: Case) -> Iterator[str]:
+    """One target has as many caches in every arm, and arms measure their distortion at the same prompts."""
+    rows = [(arm, row.cache.classes) for arm, row, _ in case.rows() if BATCHED not in row.cache.classes]
+    counts = {sum(classes.values()): arm.name for arm, classes in rows}
     if len(counts) > 1:
         held = [f"{count} in {name}" for count, name in sorted(counts.items())]
         yield f"the arms hold different numbers of caches: {several(held)}"
-
-
-def _distortions_differ(case: Case) -> Iterator[str]:
-    """The arms that measured a distortion measured it at the same prompts; coded arms of `eval kv` all do."""
-    measured: dict[str, set[str]] = {}
+    measured = set()
     for arm in case.report.arms:
-        found = {s.prompt_id for s in arm.samples if s.kv is not None and None not in _distortions(s.kv)}
-        if found:
-            measured[arm.name] = found
-        policy = parse_policy(arm.system.kv)
+        found = frozenset(
+            s.prompt_id for s in arm.samples if s.kv is not None and None not in s.kv.distortions
+        )
+        measured.add(found)
+        policy = arm.system.policy
         if case.report.kind == "kv" and policy is not None and policy.coded and not found:
             yield f"arm {arm.label} keeps values in a code, but no row says how exact it is"
-    if len({frozenset(found) for found in measured.values()}) > 1:
-        yield f"the distortions of {several(sorted(measured))} were measured at different prompts"
+    if len(measured - {frozenset()}) > 1:
+        yield "the distortions of the arms were measured at different prompts"
 
 
 def policy_no_effect(case: Case) -> Iterator[str]:
     """The bounding KV policy of an arm under test dropped no position of any row: the model's own windows are
     narrower, or every context fits (an arm that claims sameness alone may be such a one).
     """
-    native: dict[
-        str, Sample
-    ] = {}  # of every prompt a row that says how far its windows reach, if there is one
+    native: dict[str, Sample] = {}  # of every prompt; a row that says how far its windows reach, if any does
     for arm in case.references:
-        for sample in arm.samples if parse_policy(arm.system.kv) == NATIVE else ():
+        for sample in arm.samples if arm.system.is_native else ():
             if sample.kept_positions is not None or sample.prompt_id not in native:
                 native[sample.prompt_id] = sample
     for arm in case.tested:
-        policy = parse_policy(arm.system.kv)
-        claimed = {claim.name for claim in case.claims_of(arm)}
+        policy, claimed = arm.system.policy, case.claimed(arm)
         if policy is None or policy.bound is None or not arm.samples or (claimed and claimed <= SAMENESS):
             continue
         if not any(_drops(sample, policy, native.get(sample.prompt_id)) for sample in arm.samples):
             longest = max(sample.positions - 1 for sample in arm.samples)
-            windows = [row.kept_positions for row in native.values() if row.kept_positions is not None]
-            reach = f"windows of {max(windows)}" if windows else "no sliding window"
-            drops = f"drops nothing from at most {longest} positions of a model that has {reach}"
-            yield f"arm {arm.label} declares kv {arm.system.kv}, which {drops}"
+            yield f"arm {arm.label} declares kv {arm.system.kv}, which drops none of {longest} positions"
 
 
 def _drops(sample: Sample, policy: KVPolicy, native: Sample | None) -> bool:

@@ -8,7 +8,7 @@ import site
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -22,51 +22,38 @@ from bridge.runner.workspace import remove_tree
 PASSED_NAMES = ("KAKEYA_BLAS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TZ", "VECLIB_MAXIMUM_THREADS")
 SYSTEM_PATH = ("/opt/homebrew/bin", "/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin")
 NOT_ENFORCED = "not enforced"
+# What each item of `Enforcement` keeps a job from.
+ITEMS = {
+    "network": "reaching the network and programs that listen here",
+    "tree": "leaving processes behind",
+    "writes": "writing outside its own folders",
+    "credentials": "reading keys, runners' state and credentials",
+    "processes": "signalling other programs and looking into them",
+    "calls": "using kernel interfaces that no job needs",
+    "memory": "taking more memory and processes than it may",
+    "disk": "taking more of the disk than it may",
+}
 _PACKAGES = ("bridge", "engine")
 _TRIAL_S = 30.0
 _DISK_RESERVE = 1 << 30  # bytes of the disk that no job may fill
 
 
-@dataclass(frozen=True)
 class JobDirs:
     """The private folders of one job, below `root`."""
 
-    root: Path
-
-    @property
-    def home(self) -> Path:
-        """HOME of the job."""
-        return self.root / "home"
-
-    @property
-    def temporary(self) -> Path:
-        """TMPDIR of the job; in the Linux sandbox also its /tmp and /var/tmp."""
-        return self.root / "tmp"
-
-    @property
-    def shared_memory(self) -> Path:
-        """In the Linux sandbox its /dev/shm."""
-        return self.root / "shm"
-
-    @property
-    def workspace(self) -> Path:
-        """Its working directory: the files of the workload commit that the preset asks for."""
-        return self.root / "workspace"
-
-    @property
-    def out(self) -> Path:
-        """Where ``${out:NAME}`` files are written, and the only place that reports are read from."""
-        return self.root / "out"
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.home = root / "home"
+        self.temporary = root / "tmp"  # TMPDIR; in the Linux sandbox also its /tmp and /var/tmp
+        self.shared_memory = root / "shm"  # in the Linux sandbox its /dev/shm
+        self.workspace = root / "workspace"  # its working directory: what the preset asks for of the commit
+        self.out = root / "out"  # for ``${out:NAME}`` files: the only place that reports are read from
 
     def make(self) -> None:
         """Create the folders, empty, for the owner alone."""
-        self.remove()
+        remove_tree(self.root)
         for folder in (self.root, self.home, self.temporary, self.shared_memory, self.workspace, self.out):
             folder.mkdir(parents=True, mode=0o700)
-
-    def remove(self) -> bool:
-        """Remove everything the job left; return whether nothing remains."""
-        return remove_tree(self.root)
 
 
 @dataclass(frozen=True)
@@ -74,36 +61,20 @@ class Access:
     """Everything that one job may reach, besides system libraries.
 
     Of two entries where one lies inside the other, the inner one decides.
-
-    Attributes:
-        dirs: Its own folders, which it may write.
-        readable: Files and folders that it may read and run: the installation, models, the owner's programs.
-        writable: Further folders that it may write: the kernel cache.
-        hidden: What it must not read even inside a readable folder: state and keys of this machine's runners.
-        network: Whether it gets the machine's network.
     """
 
-    dirs: JobDirs
-    readable: tuple[Path, ...] = ()
-    writable: tuple[Path, ...] = ()
-    hidden: tuple[Path, ...] = ()
-    network: bool = False
+    dirs: JobDirs  # its own folders, which it may write
+    readable: tuple[Path, ...] = ()  # to read and run: the installation, models, the owner's programs
+    writable: tuple[Path, ...] = ()  # further folders to write: the kernel cache
+    hidden: tuple[Path, ...] = ()  # not to be read even inside a readable folder: runners' state and keys
+    network: bool = False  # whether it gets the machine's network
 
 
 @dataclass(frozen=True)
 class Enforcement:
-    """What keeps a job in, item by item, as its result says it; `NOT_ENFORCED` where nothing does.
+    """What keeps a job in: the `sandbox` program or ``none``, and the means for each of `ITEMS`.
 
-    Attributes:
-        sandbox: The program that enforces it, or ``none``.
-        network: That it reaches no other machine and no program that listens here; ``open``: it may.
-        tree: That nothing it started outlives it.
-        writes: That it writes only to its own folders.
-        credentials: That it reads only what it was given.
-        processes: That it can neither signal other programs nor look into them.
-        calls: That kernel interfaces that no job needs are closed.
-        memory: That it takes no more memory, processes and threads than it may.
-        disk: That its folders hold no more bytes and files than they may.
+    `network` is ``open`` where a job may reach it.
     """
 
     sandbox: str = "none"
@@ -113,16 +84,12 @@ class Enforcement:
     credentials: str = NOT_ENFORCED
     processes: str = NOT_ENFORCED
     calls: str = NOT_ENFORCED
-    memory: str = NOT_ENFORCED
-    disk: str = NOT_ENFORCED
-
-    def items(self) -> dict[str, str]:
-        """Each item with the means that enforces it; `sandbox` is none of them."""
-        return {name: how for name, how in asdict(self).items() if name != "sandbox"}
+    memory: str = "watched"
+    disk: str = "watched"
 
     def facts(self) -> dict[str, str]:
         """The facts of a result: ``sandbox`` and ``isolation_*``."""
-        return {"sandbox": self.sandbox, **{f"isolation_{name}": how for name, how in self.items().items()}}
+        return {"sandbox": self.sandbox, **{f"isolation_{name}": getattr(self, name) for name in ITEMS}}
 
 
 class Sandbox(Protocol):
@@ -155,8 +122,6 @@ class NoSandbox:
         return Enforcement(
             network="open" if network else NOT_ENFORCED,
             tree="adopted" if sys.platform == "linux" else "hunted",
-            memory="watched",
-            disk="watched",
         )
 
 
@@ -166,9 +131,9 @@ def try_sandbox(sandbox: Sandbox, program: str) -> str | None:
         dirs = JobDirs(Path(folder) / "job")
         dirs.make()
         done = run_program(sandbox.command([program], Access(dirs)), timeout_s=_TRIAL_S)
-    return (
-        None if done.ok else done.stderr.decode("utf-8", "replace").strip() or f"exit code {done.exit_code}"
-    )
+    if done.ok:
+        return None
+    return done.stderr.decode("utf-8", "replace").strip() or f"exit code {done.exit_code}"
 
 
 def installation() -> list[Path]:
@@ -213,7 +178,9 @@ def resource_limits(limits: JobLimits) -> dict[str, int]:
     """RLIMIT values: open files, bytes of a file, core dumps, and on Linux processes with their threads."""
     values = {"NOFILE": limits.open_files, "FSIZE": limits.file_bytes, "CORE": 0}
     if sys.platform == "linux":  # the kernel counts everything that this user runs
-        values["NPROC"] = limits.processes + _threads_of_user()
+        owned = (each.info for each in psutil.process_iter(["uids", "num_threads"]) if each.info["uids"])
+        running = (info["num_threads"] or 0 for info in owned if info["uids"].real == os.getuid())
+        values["NPROC"] = limits.processes + sum(running)
     return values
 
 
@@ -226,12 +193,3 @@ def allowed(limits: JobLimits, memory: int) -> dict[str, int]:
         "files": limits.files,
         "left": _DISK_RESERVE,
     }
-
-
-def _threads_of_user() -> int:
-    running = psutil.process_iter(["uids", "num_threads"])
-    return sum(
-        each.info["num_threads"] or 0
-        for each in running
-        if each.info["uids"] and each.info["uids"].real == os.getuid()
-    )

@@ -79,8 +79,6 @@ class Bubblewrap:
             credentials="bubblewrap",
             processes="own namespace",
             calls=NOT_ENFORCED if self.nesting else "no new namespaces",
-            memory="watched",
-            disk="watched",
         )
 
 

@@ -77,6 +77,11 @@ class SandboxExec:
             ("(allow file-read* file-write*", (*access.writable, access.dirs.root)),
         ):
             places |= {name: rule for path in paths for name in (str(path), os.path.realpath(path))}
+        if access.network:
+            resolver = f'(allow network-outbound (remote unix-socket (literal "{_RESOLVER}")))'
+            network = ["(deny network-outbound (remote unix-socket))", resolver]
+        else:
+            network = ["(deny network*)", *(_OWN_SOCKETS if self.strict else ())]
         # A folder comes before what lies in it, so the rule about the inner one decides.
         ordered = sorted(places)
         parameters = {f"PATH{number}": path for number, path in enumerate(ordered)}
@@ -85,7 +90,7 @@ class SandboxExec:
         lines = [
             "(version 1)",
             "(allow default)",
-            *self._network(network=access.network),
+            *network,
             "(deny file-write*)",
             f"(allow file-write* file-ioctl {devices})",
             f"(deny file-read-data {_TERMINAL})",
@@ -105,15 +110,7 @@ class SandboxExec:
             writes="sandbox profile",
             credentials="sandbox profile",
             processes="sandbox profile" if self.strict else NOT_ENFORCED,
-            memory="watched",
-            disk="watched",
         )
-
-    def _network(self, *, network: bool) -> list[str]:
-        if not network:
-            return ["(deny network*)", *(_OWN_SOCKETS if self.strict else ())]
-        resolver = f'(allow network-outbound (remote unix-socket (literal "{_RESOLVER}")))'
-        return ["(deny network-outbound (remote unix-socket))", resolver]
 
 
 @cache  # an exception is not cached: what failed once is tried again

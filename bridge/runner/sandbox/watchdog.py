@@ -12,9 +12,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
 import psutil
@@ -27,20 +25,16 @@ _PATIENCE_S, _PAUSE_S = 60.0, 0.01
 _Answer = TypeVar("_Answer")
 
 
-@dataclass(frozen=True)
-class Breach:
+class Breach(NamedTuple):
     """A limit that a job exceeded.
 
-    Attributes:
-        what: ``memory`` (bytes), ``processes`` (with their threads), ``disk`` (bytes), ``files``, ``depth``
-            (folders in folders), or ``left`` (bytes left on the disk).
-        used: What was measured; counting may have ended at the limit.
-        allowed: The limit; of ``left``, the least.
+    `what` is ``memory`` (bytes), ``processes`` (with their threads), ``disk`` (bytes), ``files``, ``depth``
+    (folders in folders), or ``left`` (bytes left on the disk).
     """
 
     what: str
-    used: int
-    allowed: int
+    used: int  # what was measured; counting may have ended at the limit
+    allowed: int  # of ``left``, the least
 
 
 class Watchdog:
@@ -65,7 +59,12 @@ class Watchdog:
         running = descendants()
         self.seen.update(running)
         found = self._over("processes", sum(_each(running, psutil.Process.num_threads)))
-        found = found or self._memory(running) or self._full_disk()
+        found = found or self._over("memory", sum(_each(running, lambda each: each.memory_info().rss)))
+        if found is not None and found.what == "memory" and sys.platform == "linux":
+            # Pages that several processes share were counted for each of them: be exact before the job dies.
+            found = self._over("memory", sum(_each(running, _proportional_memory)))
+        if found is None and (left := self._left()) < self._least_left:
+            found = Breach("left", left, self._least_left)
         began = self._clock()
         if found is None and began >= self._due:
             found = self.look_at_folders(running)
@@ -83,17 +82,6 @@ class Watchdog:
             return Breach("depth", _MAX_DEPTH + 1, _MAX_DEPTH)
         unnamed = sum(_unnamed_bytes(self._folder, running))
         return self._over("files", used.files) or self._over("disk", used.bytes + unnamed)
-
-    def _memory(self, running: Sequence[psutil.Process]) -> Breach | None:
-        found = self._over("memory", sum(_each(running, lambda each: each.memory_info().rss)))
-        if found is None or sys.platform != "linux":
-            return found
-        # Pages that several processes share were counted for each of them: be exact before the job dies.
-        return self._over("memory", sum(_each(running, _proportional_memory)))
-
-    def _full_disk(self) -> Breach | None:
-        left = self._left()
-        return Breach("left", left, self._least_left) if left < self._least_left else None
 
     def _left(self) -> int:
         disk = os.fstatvfs(self._folder)
@@ -121,13 +109,12 @@ def reap() -> dict[int, int]:
     return ended
 
 
-@dataclass
-class TreeEnd:
+class TreeEnd(NamedTuple):
     """Exit codes of children by process id; how many processes had left the tree, and how many survive."""
 
     exit_codes: dict[int, int]
-    escaped: int = 0
-    survivors: int = 0
+    escaped: int
+    survivors: int
 
 
 def end_tree(seen: Iterable[psutil.Process], home: str | None) -> TreeEnd:
@@ -135,29 +122,24 @@ def end_tree(seen: Iterable[psutil.Process], home: str | None) -> TreeEnd:
 
     Where orphans go to another parent (macOS), a process that leaves its session hangs below no process of
     ours. It is found if a look saw it, or by the HOME that only this job has; one that cleared its
-    environment between two looks is not.
-
-    Args:
-        seen: Processes that looks found.
-        home: The job's HOME; None: the kernel keeps the tree together, so nothing can have escaped.
+    environment between two looks is not. With no `home` the kernel keeps the tree together, and nothing can
+    have escaped.
     """
-    end = TreeEnd({})
-    escaped: set[psutil.Process] = set()
-    known = set(seen)
+    exit_codes: dict[int, int] = {}
+    known, escaped = set(seen), set[psutil.Process]()
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         below = set(descendants())
         known |= below
         left_over = set() if home is None else _escaped(known, home) - below
         escaped |= left_over
-        if not below | left_over or time.monotonic() > deadline:
-            end.escaped, end.survivors = len(escaped), len(below | left_over)
-            return end
+        running = below | left_over
+        if not running or time.monotonic() > deadline:
+            return TreeEnd(exit_codes, len(escaped), len(running))
         # Stopped first, so that nothing forks while the rest is killed.
-        for action in (psutil.Process.suspend, psutil.Process.kill):
-            for _ in _each(below | left_over, action):
-                pass
-        end.exit_codes |= reap()
+        list(_each(running, psutil.Process.suspend))
+        list(_each(running, psutil.Process.kill))
+        exit_codes |= reap()
         time.sleep(_PAUSE_S)
 
 
@@ -165,8 +147,7 @@ def end_orphans(home: str) -> None:
     """Kill what a job left whose supervisor was killed, found by its HOME."""
     deadline = time.monotonic() + _PATIENCE_S
     while (left := _escaped((), home)) and time.monotonic() < deadline:
-        for _ in _each(left, psutil.Process.kill):
-            pass
+        list(_each(left, psutil.Process.kill))
         time.sleep(_PAUSE_S)
 
 
@@ -176,7 +157,11 @@ def _escaped(known: Iterable[psutil.Process], home: str) -> set[psutil.Process]:
         with contextlib.suppress(psutil.Error):
             if each.pid != os.getpid() and each.environ().get("HOME") == home:
                 found.add(each)
-    return {each for each in (*known, *found) if each.is_running() and each.status() != psutil.STATUS_ZOMBIE}
+    return {each for each in (*known, *found) if any(_each([each], _lives))}
+
+
+def _lives(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 def _each(processes: Iterable[psutil.Process], ask: Callable[[psutil.Process], _Answer]) -> Iterator[_Answer]:
@@ -203,11 +188,9 @@ class FolderUse(NamedTuple):
 
 
 def measure(top: int, *, most_files: int) -> FolderUse:
-    """Count what lies below a folder that a hostile job may change meanwhile; no link is followed.
+    """Count what lies below an open folder that a hostile job may change meanwhile; no link is followed.
 
-    Args:
-        top: Descriptor of the folder.
-        most_files: Where counting may end.
+    Counting may end at `most_files`.
     """
     files, size, seen = 0, 0, set[int]()
     for path, folders, names, handle in os.fwalk(".", dir_fd=top):
@@ -233,7 +216,7 @@ def _unnamed_bytes(folder: int, running: Iterable[psutil.Process]) -> Iterator[i
     seen = set[int]()
     for each in running:
         with contextlib.suppress(OSError):
-            for link in Path(f"/proc/{each.pid}/fd").iterdir():
+            for link in os.scandir(f"/proc/{each.pid}/fd"):
                 with contextlib.suppress(OSError):
                     status = link.stat()
                     fresh = status.st_ino not in seen and status.st_dev == device

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from bridge.bus.archive import Pruned, find_archived, prune
-from bridge.bus.requests import Submitted, build
+from bridge.bus.requests import Submitted, build, resolve_handle
 from bridge.bus.results import TRAILER, ExpectedRequest, FetchedResult, fetch
-from bridge.bus.state import resolve_handle
 from bridge.git.cache import GitCache
 from bridge.git.repo import GitRepo, Scratch
 from bridge.protocol import refs

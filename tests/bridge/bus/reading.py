@@ -6,9 +6,8 @@ import hashlib
 from pathlib import Path
 
 from bridge import signing
-from bridge.bus.requests import Submitted
+from bridge.bus.requests import Submitted, resolve_handle
 from bridge.bus.results import TRAILER, Believed, believe, fetch
-from bridge.bus.state import resolve_handle
 from bridge.protocol.result import RESULT_NAME, RESULT_ROOT
 from tests.objects import Objects
 from tests.worlds import FILES, World

@@ -54,6 +54,7 @@ def opened(world: World) -> Archive:
     return archive
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("version", ["first", "this"])
 def test_archived_result_is_believed_as_before_and_survives_gc(world: World, version: str):
     submitted = answered(world)
@@ -166,7 +167,7 @@ UNFINISHED: dict[str, Callable[[World, str], object]] = {
 }
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled(6, 1)
 @pytest.mark.parametrize("case", UNFINISHED)
 def test_unfinished_request_is_never_touched(world: World, case: str):
     finished, nonce = answered(world), nonce_of_age(timedelta(days=30))
@@ -223,6 +224,7 @@ ODD: dict[str, tuple[Callable[[World, Submitted], str], str]] = {
 }
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("case", ODD)
 def test_branch_of_other_commits_stays_and_is_named(world: World, case: str):
     make, word = ODD[case]
@@ -260,7 +262,7 @@ FORGED: dict[str, Callable[[World, Submitted], str]] = {
 }
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled(9, 1)
 @pytest.mark.parametrize("case", FORGED)
 def test_forged_result_is_as_little_believed_in_the_archive(world: World, case: str):
     forged, fine = answered(world), answered(world)
@@ -276,6 +278,7 @@ def test_forged_result_is_as_little_believed_in_the_archive(world: World, case: 
     assert archived(world, fine.nonce).files
 
 
+@pytest.mark.slow
 def test_branch_that_sends_too_much_does_not_stop_the_others(world: World):
     large = answered(world, files={"report.json": b"".join(b"%d" % (n * n) for n in range(200_000))})
     small = [answered(world) for _ in range(3)]
@@ -287,6 +290,7 @@ def test_branch_that_sends_too_much_does_not_stop_the_others(world: World):
     assert FetchTooLarge.__name__ not in done.left[0].reason
 
 
+@pytest.mark.slow
 def test_several_results_of_one_name_are_left_alone(world: World):
     twice, two = answered(world), answered(world)
     tip = world.house.git("rev-parse", twice.ref, cwd=world.house.remote)
@@ -357,7 +361,7 @@ HOSTILE_COPIES: dict[str, dict[str, bytes | None]] = {
 }
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(8, 1)
 @pytest.mark.parametrize("case", HOSTILE_COPIES)
 def test_forged_copy_is_one_clear_error_and_hides_no_other(world: World, case: str):
     forged, fine = answered(world), answered(world)
@@ -390,6 +394,7 @@ LINES: dict[str, tuple[str, str]] = {
 }
 
 
+@pytest.mark.sampled(5, 1)
 @pytest.mark.parametrize("case", LINES)
 def test_forged_line_of_the_index_hides_no_other(world: World, case: str):
     forged, fine = answered(world), answered(world)
@@ -406,6 +411,21 @@ def test_forged_line_of_the_index_hides_no_other(world: World, case: str):
         believe(archived(world, forged.nonce), trusted=NOBODY)
     late = answered(world, timedelta(days=32))
     assert pruned(world).archived == (late.nonce,)
+
+
+def test_prune_keeps_lines_of_the_index_that_it_does_not_need_as_they_are(world: World):
+    answered(world)
+    pruned(world)
+    broken = f'{{"nonce":"{nonce_of_age()}",half a line'.encode()
+    tip, month = world.house.git("rev-parse", refs.ARCHIVE, cwd=world.house.remote), "index/2026-03.jsonl"
+    before = world.house.git("show", f"{tip}:{month}", cwd=world.house.remote).encode()
+    files: dict[str, bytes | None] = {month: broken + b"\n" + before + b"\n"}
+    world.point(refs.ARCHIVE, Objects(world.house.remote).commit_files(tip, files))
+    late = answered(world)
+    assert pruned(world).archived == (late.nonce,)
+    after = world.house.git("show", f"{refs.ARCHIVE}:{month}", cwd=world.house.remote).encode().splitlines()
+    assert {broken, *before.splitlines()} < set(after)
+    assert len([*opened(world).newest()]) == 2
 
 
 def test_archive_ref_that_holds_another_branch_loses_nothing(world: World):
@@ -470,7 +490,7 @@ def test_prune_killed_before_deleting_is_finished_by_the_next(world: World):
         assert bridge_refs(world) == set()
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(0, 1)
 @pytest.mark.parametrize("server", ["plain", "without transactions"])
 def test_prunes_at_once_archive_everything_once(world: World, server: str):
     if server != "plain":
@@ -494,6 +514,7 @@ def test_prunes_at_once_archive_everything_once(world: World, server: str):
         assert believe(archived(world, nonce), trusted=NOBODY).result.nonce == nonce
 
 
+@pytest.mark.slow
 def test_batches_go_on_where_the_last_ended(world: World, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(archiving, "BATCH", 3)
     nonces = many_answered(world, 8)

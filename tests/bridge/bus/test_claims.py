@@ -22,8 +22,7 @@ from bridge.bus.claims import (
     read_status,
 )
 from bridge.bus.publish import Superseded
-from bridge.bus.requests import Submitted
-from bridge.bus.state import RefValue, state_of
+from bridge.bus.requests import RefValue, Submitted, state_of
 from bridge.errors import LeaseLost, PushRejected, RemoteUnreachable
 from bridge.protocol import refs
 from bridge.protocol.result import STATUS_NAME, STATUS_SIGNATURE_NAME, Phase, Progress, RunStatus
@@ -186,6 +185,7 @@ def test_number_of_attempts_is_bounded(world: World):
 # Servers that decline --------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("takes", [False, True], ids=["declined", "taken all the same"])
 def test_claim_that_the_server_declines_is_one_claim_in_one_place(world: World, takes: bool):
     submitted = world.submit()
@@ -210,6 +210,7 @@ def test_heartbeat_that_the_server_takes_while_it_says_no_is_ours(world: World):
     assert claims_of(world) == {held.ref: held.commit}
 
 
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize("where", [refs.CLAIMS, refs.BRANCH_CLAIMS])
 @pytest.mark.parametrize("found_on", [False, True])
 def test_declined_claim_gives_way_to_one_in_either_place(world: World, where: str, found_on: bool):
@@ -282,6 +283,7 @@ def test_claim_and_every_heartbeat_are_signed(world: World, key: Path, tmp_path:
     assert read_claim(world.cache, held.commit, other, trusted) is None, "put on another request it is none"
 
 
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize("what", ["unsigned", "altered", "another namespace", "rubbish"])
 def test_claim_whose_signature_fails_counts_as_unsigned(world: World, key: Path, tmp_path: Path, what: str):
     held = world.claim(world.submit(), sign=signer(key))

@@ -34,6 +34,7 @@ def test_second_result_is_refused(world: World):
     assert read(world, submitted).commit == first.commit
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("where", ["on its branch", "on a ref of its own"])
 def test_same_result_pushed_again_is_the_one_that_is_there(world: World, where: str):
     """A runner that died between the push and taking note of it pushes again."""
@@ -49,6 +50,7 @@ def test_same_result_pushed_again_is_the_one_that_is_there(world: World, where: 
         world.answer(submitted, result=result, signature=b"another")
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("commits", [1, 4])
 def test_result_below_other_commits_is_still_the_result(world: World, commits: int):
     submitted = world.submit()
@@ -142,6 +144,7 @@ def test_network_that_fails_for_a_while_is_waited_out(world: World):
     assert read(world, submitted).commit == published.commit
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("how", ["moved", "deleted"])
 def test_result_of_a_moved_branch_gets_a_ref_of_its_own(world: World, how: str):
     submitted = world.submit()

@@ -101,6 +101,7 @@ def test_server_that_takes_only_branches_gets_a_branch(world: World):
     assert [seen.name for seen in read(world).seen] == ["mac"]
 
 
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize("name", ["a..b", "a.lock", "a.", "x.y"])
 def test_every_runner_name_gets_a_ref_that_git_takes(world: World, name: str):
     register(world.cache, card(name), None, now=NOW)

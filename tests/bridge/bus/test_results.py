@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from bridge import signing
-from bridge.bus.requests import Submitted
+from bridge.bus.requests import Submitted, resolve_handle
 from bridge.bus.results import believe, fetch, pins_keys
-from bridge.bus.state import resolve_handle
 from bridge.errors import KeyListError, MachineError, ResultError, UnknownHandle
 from bridge.protocol import refs
 from bridge.protocol.result import RESULT_NAME, RESULT_ROOT, Status
@@ -112,7 +111,7 @@ def test_forged_answer_that_fits_is_shown_as_unsigned(world: World):
     assert read(world, submitted).signature is TrustLevel.UNSIGNED
 
 
-@pytest.mark.sampled(5, 1)
+@pytest.mark.sampled(15, 1)
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("what", ["the request", "a stranger's commit", "a forged answer"])
 @pytest.mark.parametrize("name", ["aaa", "zzz"])
@@ -147,7 +146,7 @@ FORGERIES: dict[str, tuple[Callable[[dict[str, object]], None], dict[str, bytes 
 }
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(8, 1)
 @pytest.mark.parametrize("case", FORGERIES)
 def test_forged_answer_that_does_not_fit_is_rejected(world: World, case: str):
     change, files, word = FORGERIES[case]
@@ -202,7 +201,7 @@ def by(key: Path, namespace: str = signing.RESULT_NAMESPACE, more: bytes = b"") 
     return lambda data: signing.sign(key, namespace, data + more)
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize("signed", ["by the runner", "by a stranger", "not at all"])
 def test_client_that_trusts_a_runner_believes_its_results_alone(
     world: World, tmp_path: Path, keys: dict[str, Path], signed: str
@@ -223,7 +222,7 @@ def test_client_that_trusts_a_runner_believes_its_results_alone(
     assert shown is (TrustLevel.UNTRUSTED_KEY if signed == "by a stranger" else TrustLevel.UNSIGNED)
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(6, 1)
 @pytest.mark.parametrize("what", ["another namespace", "other bytes", "rubbish"])
 @pytest.mark.parametrize("allow_unsigned", [True, False])
 def test_signature_that_does_not_verify_is_worse_than_none(

@@ -104,6 +104,7 @@ def test_a_request_that_cannot_be_started_is_taken_back(over: World, server, kak
     assert over.house.remote_refs() == before
 
 
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize("name", ["silent", "silent and late", "cut", "without an id"])
 def test_a_request_whose_run_was_started_is_not_taken_back(
     over: World, server, kakeya, monkeypatch, name: str
@@ -162,6 +163,7 @@ def test_status_and_queue_show_the_run(over: World, server, kakeya) -> None:
     assert "Run the request" in kakeya(queue).out
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize(
     ("fault", "said"),
     [

@@ -141,7 +141,7 @@ def test_run_believes_no_stranger_either(world: World, key: Path):
     [(ref, commit)] = world.git.list_refs(world.remote, refs.INBOX).items()
     nonce = ref.removeprefix(refs.INBOX)
     branch = refs.request_ref("probe", nonce, None)
-    world.answer(Submitted(nonce, commit, branch, world.remote, "", in_inbox=True))
+    world.answer(Submitted(nonce, commit, branch, in_inbox=True))
     out, err = client.communicate(timeout=60)
     assert client.returncode == 3, err.decode()
     assert "no signature" in json.loads(out.decode().splitlines()[-1])["message"]
@@ -216,6 +216,7 @@ UNBOUND: dict[str, tuple[Callable[[Document], object], dict[str, object], str, o
 }
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("case", UNBOUND)
 def test_a_signed_answer_to_something_else_is_rejected_with_both_values(
     world: World, key: Path, case: str, tmp_path: Path
@@ -286,7 +287,7 @@ def test_a_refusal_of_an_unreadable_request_is_shown_from_any_clone(world: World
         assert (done.json["status"], done.json["reason"]) == ("refused", "bad_manifest")
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(0, 1)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_stopped_wait_says_how_to_go_on(house: House, number: signal.Signals, code: int):
     command = [str(BIN / "kakeya_mac"), "run", "--preset", "probe", "--wait", "60"]

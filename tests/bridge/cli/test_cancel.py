@@ -83,6 +83,7 @@ def test_a_finished_request_is_said_to_be_with_its_status(here: World, kakeya) -
     assert (followed.code, followed.json["status"]) == (1, "failed")
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("wait", [(), ("--wait", "20")], ids=["at once", "with wait"])
 def test_an_archived_request_is_said_to_have_finished(here: World, kakeya, wait: tuple[str, ...]) -> None:
     failed = Verdict(status=Status.FAILED, reason=Reason.EXIT_CODE)

@@ -24,6 +24,7 @@ def answered(tmp_path_factory: pytest.TempPathFactory) -> tuple[House, dict]:
     return house, done.json
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize(
     ("path", "forged", "field"),
     [
@@ -166,7 +167,7 @@ def in_result(text: str) -> str:
     return json.dumps(document, indent=2, sort_keys=True) + "\n"
 
 
-@pytest.mark.sampled(4, 2)
+@pytest.mark.sampled(24, 1)
 @pytest.mark.parametrize("amend", [False, True], ids=["on top", "amended"])
 @pytest.mark.parametrize(
     ("target", "change"), [("evidence", one_byte), ("result.json", in_result), ("log", one_byte)]
@@ -231,6 +232,7 @@ def test_the_runner_stops_on_sigterm_with_nothing_left(house: House):
     assert process.returncode in (0, 143)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)  # two runners and four commands on a busy machine
 def test_of_two_runners_the_one_that_matches_answers(house: House, tmp_path: Path):
     config = tmp_path / "config"

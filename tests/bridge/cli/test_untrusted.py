@@ -109,7 +109,7 @@ def texts(value: Any) -> Iterator[str]:
         yield value
 
 
-@pytest.mark.sampled(6, 2)
+@pytest.mark.sampled(42, 1)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_json_names_every_key_below_which_others_wrote(
     scene: Scene, capsys: pytest.CaptureFixture[str], name: str
@@ -125,7 +125,7 @@ def test_json_names_every_key_below_which_others_wrote(
     assert harmful(done.err) is None
 
 
-@pytest.mark.sampled(6, 2)
+@pytest.mark.sampled(42, 1)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_texts_drive_no_terminal_and_are_said_to_be_of_others(
     scene: Scene, capsys: pytest.CaptureFixture[str], name: str

@@ -10,8 +10,7 @@ import pytest
 from bridge import signing
 from bridge.client.history import queue
 from bridge.client.watch import watch
-from bridge.render.lists import request_table, row_json
-from bridge.render.outcome import claim_text, status_line
+from bridge.render.outcome import claim_text, request_table, row_json, status_line
 from bridge.render.terminal import console
 from bridge.signing import trust
 from bridge.signing.trust import TrustLevel

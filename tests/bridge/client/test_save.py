@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from bridge.bus.requests import resolve_handle
 from bridge.bus.results import Believed, FetchedResult, believe, fetch
-from bridge.bus.state import resolve_handle
 from bridge.client.save import save
 from bridge.errors import MachineError
 from tests.worlds import FILES, World

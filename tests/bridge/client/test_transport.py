@@ -8,7 +8,7 @@ import pytest
 
 from bridge.bus.requests import WORKFLOW_PATH
 from bridge.client.remotes import Remote
-from bridge.client.transport import Route, choose_route
+from bridge.client.submit import Route, choose_route
 from bridge.errors import ApiError, RevisionError
 from tests.servers.github import GitHubServer, github_server
 from tests.worlds import World

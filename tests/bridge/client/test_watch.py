@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bridge.bus.claims import Heartbeat
-from bridge.client.watch import watch
+from bridge.client.watch import Update, watch
 from bridge.errors import RemoteUnreachable, UnknownHandle, WaitTimeout
 from bridge.protocol.result import Phase
 from tests.worlds import World, make_world
@@ -35,6 +36,14 @@ class Time:
             self.steps.pop(0)()
 
 
+def follow(world: World, nonce: str, time: Time, *, deadline: float = 500, **options: Any) -> list[Update]:
+    remote = options.pop("remote", world.remote)
+    watched = watch(
+        world.git, remote, nonce, deadline=deadline, clock=time.clock, sleep=time.sleep, **options
+    )
+    return list(watched)
+
+
 @pytest.mark.parametrize("fresh", [True, False])
 def test_a_claim_and_a_gating_too_short_to_be_seen_are_shown_to_who_was_there(world: World, fresh: bool):
     submitted = world.submit()
@@ -43,17 +52,7 @@ def test_a_claim_and_a_gating_too_short_to_be_seen_are_shown_to_who_was_there(wo
     result = world.result(world.expected(submitted), phase_seconds={"running": 2.0, "gating": 0.01})
     time = Time(lambda: world.answer(submitted, held=held, result=result))
     expected = world.expected(submitted) if fresh else None
-    updates = list(
-        watch(
-            world.git,
-            world.remote,
-            submitted.nonce,
-            deadline=100,
-            expected=expected,
-            clock=time.clock,
-            sleep=time.sleep,
-        )
-    )
+    updates = follow(world, submitted.nonce, time, expected=expected)
     claimed = [Phase.CLAIMED] if fresh else []
     assert [u.phase for u in updates] == [*claimed, Phase.RUNNING, Phase.GATING, Phase.DONE]
     assert all(u.status is not None and u.status.runner == "testmac" for u in updates[:-1])
@@ -66,20 +65,10 @@ def test_phases_come_in_order_and_end_with_the_result(world: World):
     time = Time(
         lambda: held.append(world.claim(submitted)),
         lambda: held[0].renew(Heartbeat(Phase.RUNNING, 2.0, log_tail=("\x1b[31mred",))),
-        *[lambda: None] * 5,  # a claim is not fetched at every look
+        *[lambda: None] * 6,  # a claim is not fetched at every look
         lambda: world.answer(submitted, held=held[0]),
     )
-    updates = list(
-        watch(
-            world.git,
-            world.remote,
-            submitted.nonce,
-            deadline=100,
-            expected=world.expected(submitted),
-            clock=time.clock,
-            sleep=time.sleep,
-        )
-    )
+    updates = follow(world, submitted.nonce, time, expected=world.expected(submitted))
     assert [u.phase for u in updates] == [Phase.QUEUED, Phase.CLAIMED, Phase.RUNNING, Phase.DONE]
     assert updates[-1].result is not None
     assert updates[-1].result.above == 1
@@ -89,7 +78,7 @@ def test_the_deadline_ends_the_wait_and_says_that_the_job_goes_on(world: World):
     submitted = world.submit()
     time = Time()
     with pytest.raises(WaitTimeout, match="goes on"):
-        list(watch(world.git, world.remote, submitted.nonce, deadline=5, clock=time.clock, sleep=time.sleep))
+        follow(world, submitted.nonce, time, deadline=5)
     assert time.now <= 6
 
 
@@ -97,11 +86,8 @@ def test_a_request_that_vanishes_is_reported(world: World):
     submitted = world.submit()
     for ref in world.house.remote_refs() - {"refs/heads/main"}:
         world.house.git("update-ref", "-d", ref, cwd=world.house.remote)
-    time = Time()
     with pytest.raises(UnknownHandle):
-        list(
-            watch(world.git, world.remote, submitted.nonce, deadline=500, clock=time.clock, sleep=time.sleep)
-        )
+        follow(world, submitted.nonce, Time())
 
 
 def test_a_passing_fault_is_waited_out_and_a_lasting_one_is_not(world: World):
@@ -109,14 +95,8 @@ def test_a_passing_fault_is_waited_out_and_a_lasting_one_is_not(world: World):
     away = world.house.root / "away.git"
     world.house.remote.rename(away)
     time = Time(lambda: away.rename(world.house.remote), lambda: world.answer(submitted))
-    updates = list(
-        watch(world.git, world.remote, submitted.nonce, deadline=500, clock=time.clock, sleep=time.sleep)
-    )
+    updates = follow(world, submitted.nonce, time)
     assert updates[0].notice is not None
     assert updates[-1].phase is Phase.DONE
     with pytest.raises(RemoteUnreachable):
-        list(
-            watch(
-                world.git, "/no/such.git", submitted.nonce, deadline=500, clock=time.clock, sleep=time.sleep
-            )
-        )
+        follow(world, submitted.nonce, time, remote="/no/such.git")

@@ -10,7 +10,7 @@ import pytest
 from bridge import settings
 from bridge.bus.requests import WORKFLOW_PATH
 from bridge.client.remotes import Remote
-from bridge.doctor import Check, Level, client
+from bridge.doctor import Check, Level, examine_client, github
 from bridge.git.repo import GitRepo
 from tests.servers.github import TOKEN, Fault, GitHubServer, github_server
 from tests.worlds import World
@@ -29,9 +29,7 @@ def server(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[GitHubServ
 def checks(world: World, **changes: bool) -> dict[str, Check]:
     remote = Remote(world.remote, world.remote, "hello")
     found = list(
-        client.github(
-            settings.load(), GitRepo(world.house.clone), remote, **{"allow_public": False, **changes}
-        )
+        github(settings.load(), GitRepo(world.house.clone), remote, **{"allow_public": False, **changes})
     )
     assert all(check.looked_at and check.finding for check in found)
     assert all(check.fix for check in found if check.level is not Level.OK)
@@ -127,7 +125,7 @@ def test_a_workflows_job_is_told_about_its_event_and_its_token(world: World, ser
     inside = {**server.environ, "GITHUB_ACTIONS": "true", "GITHUB_EVENT_NAME": "pull_request"}
     found = {
         check.name: check
-        for check in client.examine(settings.load(), world.house.clone, is_job=True, environ=inside)
+        for check in examine_client(settings.load(), world.house.clone, is_job=True, environ=inside)
     }
     assert found["workflow job"].level is Level.OK
     assert found["event"].level is Level.WARN
@@ -138,17 +136,17 @@ def test_a_workflows_job_is_told_about_its_event_and_its_token(world: World, ser
     (world.house.clone / "README.md").write_text("not committed\n")
     dirty = {
         check.name: check
-        for check in client.examine(settings.load(), world.house.clone, is_job=True, environ=inside)
+        for check in examine_client(settings.load(), world.house.clone, is_job=True, environ=inside)
     }
     assert dirty["work tree"].level is Level.WARN
     outside = {
         check.name: check
-        for check in client.examine(settings.load(), world.house.clone, is_job=True, environ={})
+        for check in examine_client(settings.load(), world.house.clone, is_job=True, environ={})
     }
     assert outside["workflow job"].level is Level.WARN
     target = {**inside, "GITHUB_EVENT_NAME": "pull_request_target"}
     bad = {
         check.name: check
-        for check in client.examine(settings.load(), world.house.clone, is_job=True, environ=target)
+        for check in examine_client(settings.load(), world.house.clone, is_job=True, environ=target)
     }
     assert bad["event"].level is Level.FAIL

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bridge import interpreter, settings
+from bridge import doctor, interpreter, settings
 from bridge.cli.doctor import detect
-from bridge.doctor import Check, Level, runner
+from bridge.doctor import Check, Level
 from bridge.mac import launchd
 from bridge.mac.launchd import LaunchdService
 from bridge.mac.options import ACTIONS_RUNNER, OPTIONS_FILE
@@ -30,7 +30,7 @@ def bench(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Benc
 
 
 def checks(prefix: Path) -> dict[str, Check]:
-    found = list(runner.examine(settings.load(), Path.cwd(), prefix=prefix))
+    found = list(doctor.examine_runner(settings.load(), Path.cwd(), prefix=prefix))
     assert all(check.looked_at and check.finding for check in found)
     assert all(check.fix for check in found if check.level is not Level.OK)
     return {check.name: check for check in found}
@@ -73,7 +73,7 @@ def test_it_says_who_can_run_code_as_this_account(
     monkeypatch: pytest.MonkeyPatch, uid: int, has_runner: bool, said: str, level: Level
 ) -> None:
     monkeypatch.setattr("os.getuid", lambda: uid)
-    found = runner.trust(has_runner=has_runner)
+    found = doctor.trust(has_runner=has_runner)
     assert (found.level, said in found.finding) == (level, True)
 
 
@@ -119,7 +119,7 @@ def test_a_service_that_does_not_run_is_a_failure(
     staged.parent.mkdir()
     staged_text = "<plist/>"
     staged.write_text(staged_text)
-    monkeypatch.setattr(runner, "find_program", lambda _: "/bin/launchctl")
+    monkeypatch.setattr(doctor, "find_program", lambda _: "/bin/launchctl")
     monkeypatch.setattr("bridge.mac.launchd.read_installed", lambda _: staged_text)
     states = {
         None: Level.FAIL,
@@ -128,13 +128,13 @@ def test_a_service_that_does_not_run_is_a_failure(
     }
     for known, level in states.items():
         monkeypatch.setattr("bridge.mac.launchd.query", lambda _, known=known: known)
-        (found,) = runner.services(tmp_path)
+        (found,) = doctor.services(tmp_path)
         assert found.level is level, found
         if known is not None and not known.runs:
             assert "78: EX_CONFIG" in found.finding
             assert str(tmp_path / "logs") in found.fix
     staged.write_text("<plist>another</plist>")
-    (found,) = runner.services(tmp_path)
+    (found,) = doctor.services(tmp_path)
     assert found.level is Level.WARN
 
 

@@ -50,6 +50,7 @@ def test_a_report_that_breaks_only_this_rule_is_rejected_for_it(code: str) -> No
     assert codes(broken(*ALONE[code])) == {code}
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize(
     ("code", "kind", "breaker"), VARIANTS, ids=[f"{code}-{n}" for n, (code, _, _) in enumerate(VARIANTS)]
 )
@@ -57,6 +58,7 @@ def test_other_ways_to_break_a_rule(code: str, kind: str, breaker: Breaker) -> N
     assert code in codes(broken(kind, breaker))
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize(("kind", "variation"), HONEST)
 def test_a_report_may_differ_or_claim_less_and_pass(kind: str, variation: Breaker) -> None:
     assert codes(broken(kind, variation)) == set()

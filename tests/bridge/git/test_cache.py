@@ -155,6 +155,7 @@ def test_push_names_the_side_that_is_broken(world: World, how: str, broken: str)
         assert "refs/heads/new" not in world.house.remote_refs()
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("bound", ["MAX_PACKS", "MAX_BYTES"])
 def test_what_comes_and_goes_takes_bounded_space(world: World, monkeypatch: pytest.MonkeyPatch, bound: str):
     monkeypatch.setattr(caching, "KEPT_S", -1)

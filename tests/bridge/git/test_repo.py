@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -59,6 +60,23 @@ def test_variables_that_name_another_repository_are_ignored(
         monkeypatch.setenv(name, str(tmp_path / "elsewhere"))
     assert world.git.resolve("HEAD") == expected
     assert world.submit().in_inbox
+
+
+def test_a_revision_costs_the_two_processes_that_read_objects(world: World, tmp_path: Path):
+    log, fake = tmp_path / "log", tmp_path / "bin" / "git"
+    fake.parent.mkdir()
+    fake.write_text(f'#!/bin/sh\necho "$@" >>{log}\nexec {shutil.which("git")} "$@"\n')
+    fake.chmod(0o755)
+    code = "import sys; from pathlib import Path; from bridge.git.repo import GitRepo"
+    code += (
+        "; repo = GitRepo(Path(sys.argv[1])); print(repo.read_file(repo.resolve('HEAD'), 'README.md', 99))"
+    )
+    env = {**os.environ, "PATH": f"{fake.parent}:{os.environ['PATH']}"}
+    subprocess.run([sys.executable, "-c", code, str(world.house.clone)], env=env, check=True)
+    assert [line.split()[:2] for line in log.read_text().splitlines()] == [
+        ["cat-file", "--batch-check"],
+        ["cat-file", "--batch"],
+    ]
 
 
 @pytest.mark.slow

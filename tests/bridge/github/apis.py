@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bridge.github.api import GitHub
-from bridge.github.repository import Token, repository_of
+from bridge.github.api import GitHub, Token, repository_of
 from tests.servers.github import SLUG, TOKEN, GitHubServer
 
 

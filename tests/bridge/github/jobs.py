@@ -9,11 +9,10 @@ from typing import Any
 
 from bridge.bus.publish import ResultFiles
 from bridge.git.cache import GitCache
-from bridge.github.artifact import Artifact, require_empty, write_artifact
 from bridge.github.dispatch import RequestRef
 from bridge.github.execute import WorkflowExecutor
 from bridge.github.publish import Delivery, PublishOutcome, WorkflowPublisher
-from bridge.github.workflow import WorkflowLog
+from bridge.github.workflow import Artifact, require_empty, write_artifact
 from bridge.protocol.manifest import Manifest
 from bridge.protocol.result import Result, parse_result
 from tests.bridge.github.runs import ask
@@ -43,8 +42,7 @@ class Jobs(logging.Handler):
     def execute(self, asked: RequestRef | Manifest, *, attempt: int = 1, **config: Any) -> Artifact | None:
         self.number += 1
         out = self.bench.house.root / f"out-{self.number}"
-        output = WorkflowLog(self.lines.append, is_actions=True)
-        executor = WorkflowExecutor(self.bench.config_of(**config), output, self.stop)
+        executor = WorkflowExecutor(self.bench.config_of(**config), self.lines.append, self.stop)
         named = asked if isinstance(asked, RequestRef) else self.ref(asked)
         return executor.execute(named, out, attempt=attempt)
 

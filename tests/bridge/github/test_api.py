@@ -157,7 +157,7 @@ def test_a_renamed_repository_is_followed_on_the_same_server(server: GitHubServe
 def test_redirects_in_a_circle_end(server: GitHubServer, github: GitHub):
     here = f"{server.api}/repos/{SLUG}/actions/runs/1"
     server.faults.append(Fault("/actions/runs", 302, {"location": here}, times=99))
-    with pytest.raises(ApiError, match="too many redirects"):
+    with pytest.raises(ApiError, match="TooManyRedirects"):
         github.run(1)
 
 

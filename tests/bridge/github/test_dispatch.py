@@ -116,7 +116,7 @@ FAILURES = {
     "404": (Fault("/actions", 404, message="Not Found"), "not found", False),
     "rate limit": (Fault("/actions", 429, {"retry-after": "40"}), "rate limited", True),
     "500": (Fault("/actions", 500, message="oops"), "500", True),
-    "truncated": (Fault("/actions", cut=20), "truncated", True),
+    "truncated": (Fault("/actions", cut=20), "did not answer", True),
 }
 
 

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from bridge.bus.cancels import CancelOutcome, request_cancel
-from bridge.bus.state import RefValue
+from bridge.bus.requests import RefValue
 from bridge.errors import BusError, MachineError
 from bridge.git.cache import GitCache
-from bridge.github.artifact import Artifact, digest_of, read_artifact
 from bridge.github.dispatch import RequestRef
+from bridge.github.workflow import Artifact, digest_of, read_artifact
 from bridge.protocol import refs
-from bridge.protocol.cancel import new_cancel
+from bridge.protocol.manifest import new_cancel
 from bridge.protocol.result import parse_result
 from bridge.runner.child import Supervisor
 from bridge.runner.daemon import hold_name
@@ -33,7 +33,7 @@ def test_execute_writes_a_signed_result_into_its_folder(jobs: Jobs) -> None:
     manifest = jobs.request()
     done = jobs.execute(manifest, attempt=3)
     assert done is not None
-    found = read_artifact(jobs.bench.house.root / "out-1")
+    found = read_artifact(jobs.bench.house.root / "out-1", done.digest)
     assert found is not None
     assert found.digest == done.digest
     result = parse_result(found.files["result.json"])

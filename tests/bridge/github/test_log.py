@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from bridge.github.workflow import MAX_LOG_CHARACTERS, WorkflowFormatter, WorkflowLog, without_commands
+from bridge.github.workflow import WorkflowFormatter, annotation, without_commands
 
 HOSTILE = [
     "::set-output name=digest::forged",
@@ -33,21 +33,12 @@ def is_order(line: str) -> bool:
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-@pytest.mark.parametrize("way", ["show", "annotate"])
-def test_a_hostile_line_is_shown_and_not_obeyed(text: str, way: str) -> None:
-    lines: list[str] = []
-    log = WorkflowLog(lines.append, is_actions=True)
-    if way == "annotate":
-        log.annotate("error", "title", text)
-        [line] = lines
-        assert line.startswith("::error title=title::")
-        lines = [line.removeprefix("::error title=title::")]
-        assert "\n" not in line
-    else:
-        log.show(text)
-    assert len(lines) == 1
-    assert way == "annotate" or not is_order(lines[0])
-    assert "##[" not in lines[0]
+def test_a_hostile_line_is_shown_and_not_obeyed(text: str) -> None:
+    assert not is_order(without_commands(text))
+    line = annotation("error", "title", text, is_actions=True)
+    assert line.startswith("::error title=title::")
+    assert "\n" not in line
+    assert "##[" not in line
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -58,20 +49,7 @@ def test_no_line_of_the_log_is_an_order(text: str) -> None:
 
 
 def test_outside_of_a_workflow_nothing_is_ordered() -> None:
-    lines: list[str] = []
-    log = WorkflowLog(lines.append, is_actions=False)
-    log.show("hello")
-    log.annotate("error", "passed/ok", "well")
-    assert lines == ["| hello", "passed/ok: well"]
-
-
-def test_log_is_truncated_once_at_its_limit() -> None:
-    lines: list[str] = []
-    log = WorkflowLog(lines.append, is_actions=True)
-    for _ in range(3 * MAX_LOG_CHARACTERS // 1000):
-        log.show("x" * 1000)
-    assert sum(map(len, lines)) < 2 * MAX_LOG_CHARACTERS
-    assert [line for line in lines if "log.txt" in line] == lines[-1:]
+    assert annotation("error", "passed/ok", "well", is_actions=False) == "passed/ok: well"
 
 
 def test_a_plain_line_stays_as_it_is() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bridge.errors import ApiError
-from bridge.github.repository import Repository, find_token, repository_of
+from bridge.github.api import Repository, find_token, repository_of
 
 HELLO = Repository("octo", "hello")
 OURS = {"GITHUB_SERVER_URL": "https://git.corp.example", "GITHUB_API_URL": "https://git.corp.example/api/v3"}
@@ -96,22 +96,6 @@ def test_the_nearest_token_is_used():
         assert (token.value, token.source) == (value, name)
         del environ[name]
     assert find_token(environ) is None
-
-
-@pytest.mark.parametrize(
-    ("address", "value"),
-    [
-        ("https://x-access-token:abc@github.com/o/r", "abc"),
-        ("https://ghp_abc@github.com/o/r", "ghp_abc"),
-        ("https://me:github_pat_abc@github.com/o/r", "github_pat_abc"),
-        ("https://me:password@github.com/o/r", None),
-        ("git@github.com:o/r", None),
-        ("https://github.com/o/r", None),
-    ],
-)
-def test_token_in_the_address_is_used_and_a_password_is_not(address: str, value: str | None):
-    token = find_token({}, address=address)
-    assert (None if token is None else token.value) == value
 
 
 @pytest.mark.parametrize("value", ["a b", "a\nb", "tökén", "a\x00b"])

@@ -18,6 +18,7 @@ def private(mac: Mac) -> Mac:
     return mac
 
 
+@pytest.mark.slow
 def test_no_key_is_made_where_the_account_may_push(mac: Mac) -> None:
     done = mac.setup(*FULL)
     assert (done.code, mac.step(done, "remote access")["state"]) == (0, "done")
@@ -25,6 +26,7 @@ def test_no_key_is_made_where_the_account_may_push(mac: Mac) -> None:
     assert "GIT_SSH_COMMAND" not in (mac.prefix / "services" / f"{SERVE}.plist").read_text()
 
 
+@pytest.mark.slow
 def test_new_deploy_key_is_shown_and_used_by_the_daemon(private: Mac) -> None:
     done = private.setup(*FULL)
     step = private.step(done, "remote access")
@@ -59,6 +61,7 @@ def test_key_is_added_where_gh_may(private: Mac) -> None:
     assert private.setup(*FULL).json["changed"] is False
 
 
+@pytest.mark.slow
 def test_remote_over_https_needs_a_credential_helper(mac: Mac) -> None:
     other = {
         "GIT_CONFIG_COUNT": "1",

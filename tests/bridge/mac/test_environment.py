@@ -116,7 +116,7 @@ def test_the_owners_folders_are_remembered(mac: Mac, tmp_path: Path) -> None:
     assert str(state) in mac.run("uninstall", "--sudo").out
 
 
-@pytest.mark.sampled(4, 1)
+@pytest.mark.sampled(8, 1)
 @pytest.mark.parametrize(
     "text",
     [

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import plistlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bridge.errors import MachineError
-from bridge.mac.launchd import LaunchdService, parse_print, wait_until
+from bridge.mac.launchd import EXIT_S, LaunchdService, parse_print, wait_while
 from tests.bridge.mac.tools import FULL, Mac
 
 ACTIONS, SERVE = "org.kakeya-mac.actions-runner", "org.kakeya-mac.serve"
@@ -74,27 +73,20 @@ def test_commands_are_printed_without_sudo(mac: Mac) -> None:
     assert mac.run("setup", "--sudo").code == 0
 
 
-def test_former_hook_is_removed_after_the_restart(mac: Mac) -> None:
+@pytest.mark.slow
+def test_a_change_of_the_runners_settings_restarts_it(mac: Mac) -> None:
     assert mac.setup(*FULL).code == 0
     mac.calls()
-    hook = mac.prefix / "hook" / "job-started.sh"
-    hook.parent.mkdir()
-    hook.touch()
     settings = mac.prefix / "actions-runner" / ".env"
-    settings.write_text(f"LANG=en_US.UTF-8\nACTIONS_RUNNER_HOOK_JOB_STARTED={hook}\n")
+    settings.write_text("LANG=en_US.UTF-8\nACTIONS_RUNNER_HOOK_JOB_STARTED=/former/hook.sh\n")
     daemons = mac.fake / "root" / "Library" / "LaunchDaemons"
     old = plistlib.loads((daemons / f"{ACTIONS}.plist").read_bytes())
     del old["EnvironmentVariables"]["KAKEYA_SETUP"]
     (daemons / f"{ACTIONS}.plist").write_bytes(plistlib.dumps(old))
-
-    done = mac.setup("--service", "both", "--tailnet", "--json")
-    assert mac.step(done, f"service {ACTIONS}")["state"] == "missing"
-    assert hook.exists(), "the running runner would fail every job without it"
     done = mac.setup(*FULL)
     assert done.code == 0, done.err
     assert ups(mac) == [ACTIONS]
     assert "HOOK" not in settings.read_text()
-    assert not hook.parent.exists()
 
 
 @pytest.mark.slow
@@ -156,37 +148,25 @@ def test_what_launchd_says_is_the_services_own_state() -> None:
     assert not parse_print("").runs
 
 
-def ticks(step: float) -> Iterator[float]:
-    now = 0.0
-    while True:
-        yield now
-        now += step
-
-
-def test_long_job_is_waited_for_with_a_line_every_half_minute(caplog: pytest.LogCaptureFixture) -> None:
-    ended, clock = iter([False] * 10 + [True]), ticks(10.0)
+def test_long_job_is_waited_for_with_a_line_every_half_minute(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    looks = iter([True] * 100 + [False])
     with caplog.at_level(logging.INFO, logger="bridge.mac"):
-        wait_until(lambda: next(ended), "a job", clock=lambda: next(clock), sleep=lambda _: None)
+        wait_while(lambda: next(looks), "a job")
     assert [record.getMessage().strip() for record in caplog.records] == [
-        f"a job; waiting since {seconds} s" for seconds in (30, 60, 90)
+        f"a job; waiting for {seconds} s" for seconds in (30, 60, 90)
     ]
-    clock = ticks(100.0)
-    with pytest.raises(MachineError, match="a job, still after 300 s"):
-        wait_until(lambda: False, "a job", limit_s=300, clock=lambda: next(clock), sleep=lambda _: None)
+    with pytest.raises(MachineError, match=f"a job, still after {EXIT_S} s"):
+        wait_while(lambda: True, "a job")
 
 
-def test_service_that_runs_for_a_moment_only_does_not_run() -> None:
-    def wait(looks: Iterator[bool]) -> None:
-        clock = ticks(1.0)
-        wait_until(
-            lambda: next(looks),
-            "it stopped",
-            limit_s=20,
-            in_a_row=6,
-            clock=lambda: next(clock),
-            sleep=lambda _: None,
-        )
-
-    with pytest.raises(MachineError, match="it stopped"):
-        wait(iter([True, True, False] * 30))
-    wait(iter([False, *[True] * 6]))
+@pytest.mark.exhaustive
+def test_service_that_ends_at_once_is_reported(mac: Mac) -> None:
+    (mac.fake / "stops").touch()
+    done = mac.setup(*FULL)
+    step = mac.step(done, f"service {SERVE}")
+    assert (done.code, step["state"]) == (1, "missing")
+    assert "it does not run: its state is spawn scheduled" in step["finding"]
+    assert f"{mac.prefix}/logs/{SERVE}.log" in step["fix"]

@@ -151,7 +151,7 @@ FAILURES: dict[str, tuple[Callable[[Mac], object], str]] = {
 }
 
 
-@pytest.mark.sampled(4, 6)
+@pytest.mark.sampled(16, 3)
 @pytest.mark.parametrize("name", FAILURES)
 def test_missing_part_is_reported_with_its_fix(mac: Mac, name: str) -> None:
     damage, said = FAILURES[name]
@@ -246,6 +246,7 @@ USAGE = {
 }
 
 
+@pytest.mark.sampled(8, 1)
 @pytest.mark.parametrize("name", USAGE)
 def test_flags_that_cannot_be_meant_are_refused_before_anything(mac: Mac, name: str) -> None:
     flags, said = USAGE[name]
@@ -300,6 +301,7 @@ def test_without_python_it_says_what_to_install(tmp_path: Path) -> None:
     assert found_elsewhere or (done.returncode == 1 and "no Python 3.11" in done.stderr)
 
 
+@pytest.mark.slow
 def test_flags_of_the_earlier_system_are_accepted(mac: Mac) -> None:
     flags = ("--runner-token", TOKEN, "--repo-url", URL, "--with-tailscale", "--sudo", "--json")
     own = ("--runner-sha256", mac.sha256, "--runner-version", "2.400.0", "--name", "studio")

@@ -39,6 +39,7 @@ esac""",
     "sudo": """[ -e "$FAKE/no-sudo" ] && { echo "me is not in the sudoers file." >&2; exit 1; }
 [ "$1" = -v ] || exec "$@" """,
     "cat": 'case "$1" in /Library/*) exec /bin/cat "$FAKE/root$1";; *) exec /bin/cat "$@";; esac',
+    "sleep": "exit 0",
     "pgrep": '[ -e "$FAKE/busy" ]',
     "install": """shift 6
 mkdir -p "$FAKE/root/Library/LaunchDaemons"

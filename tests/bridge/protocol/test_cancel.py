@@ -9,7 +9,7 @@ import pytest
 
 from bridge.errors import ManifestError
 from bridge.protocol import refs
-from bridge.protocol.cancel import MAX_BYTES, CancelRequest, new_cancel, parse_cancel
+from bridge.protocol.manifest import MAX_CANCEL_BYTES, CancelRequest, new_cancel, parse_cancel
 
 
 def one() -> CancelRequest:
@@ -37,7 +37,7 @@ def test_cancel_request_survives_its_bytes() -> None:
         (b'"' + b"a" * 40, b'"' + b"A" * 40, "request_commit"),
         (b"Z", b"", "time"),
         (b"{", b"[", "JSON"),
-        (b"}", b"}" + b" " * MAX_BYTES, "at most"),
+        (b"}", b"}" + b" " * MAX_CANCEL_BYTES, "at most"),
     ],
 )
 def test_cancel_request_of_the_wrong_form_is_refused(old: bytes, new: bytes, message: str) -> None:

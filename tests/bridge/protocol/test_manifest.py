@@ -113,6 +113,7 @@ def test_a_manifest_with_one_fault_is_refused(case: str):
         (b"\xff\xfe", "UTF-8"),
         (b" " * (MAX_BYTES + 1), "at most"),
         (b'"' + b'\\"' * 30_000, "JSON"),
+        (b'"' + b'\\"' * 30_000 + b"\\", "JSON"),
         (b"1" * 60_000, "JSON"),
     ],
 )

@@ -26,7 +26,6 @@ def test_nothing_a_terminal_obeys_is_left(text: str):
 
 def test_escapes_go_and_words_stay():
     assert clean("\x1b[31mred\x1b[0m \x1b]0;title\x07text\rover") == "red text\nover"
-    assert clean("a" * 50, limit=10) == "a" * 9 + "…"
 
 
 def test_no_control_or_unseen_character_is_left():

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from bridge.client.history import Row
 from bridge.protocol.result import Phase, Progress, Reason, Status
-from bridge.render.lists import age_text, request_table, row_json
+from bridge.render.outcome import age_text, request_table, row_json
 
 NONCE = "20260301t120000z0123456789ab"
 NOON = 1772366400.0  # 2026-03-01T12:00:00Z

@@ -18,9 +18,8 @@ from typing import Any
 
 from bridge import signing
 from bridge.bus.claims import Claim, claim
-from bridge.bus.requests import build, submit
+from bridge.bus.requests import build, resolve_handle, submit
 from bridge.bus.results import Believed, believe, fetch
-from bridge.bus.state import resolve_handle
 from bridge.git.cache import GitCache
 from bridge.git.repo import GitRepo
 from bridge.proc import run_program

@@ -18,6 +18,10 @@ from bridge.runner.sandbox.base import Access, JobDirs, NoSandbox, Sandbox, inst
 SANDBOX = find_sandbox()
 UNSANDBOXED = NoSandbox("left out by the test")
 needs_sandbox = pytest.mark.skipif(isinstance(SANDBOX, NoSandbox), reason=getattr(SANDBOX, "why", ""))
+EITHER = (
+    pytest.param(SANDBOX, id="sandbox", marks=needs_sandbox),
+    pytest.param(UNSANDBOXED, id="unsandboxed"),
+)
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 

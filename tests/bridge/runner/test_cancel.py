@@ -13,11 +13,10 @@ import pytest
 
 from bridge import signing
 from bridge.bus.cancels import CancelOutcome, request_cancel
-from bridge.bus.state import RefValue
+from bridge.bus.requests import RefValue
 from bridge.git.cache import GitCache
 from bridge.protocol import refs
-from bridge.protocol.cancel import new_cancel
-from bridge.protocol.manifest import Manifest
+from bridge.protocol.manifest import Manifest, new_cancel
 from bridge.protocol.result import Phase
 from bridge.runner.child import Supervisor
 from tests.bridge.runner.bench import Bench
@@ -175,6 +174,7 @@ def test_waiting_requests_are_cancelled_while_another_job_runs(bench: Bench) -> 
     assert bench.verdict(long.nonce) == PASSED
 
 
+@pytest.mark.slow
 def test_request_is_cancelled_while_another_runner_has_the_machine(bench: Bench) -> None:
     first = bench.ask()
     with Supervisor(bench.config_of().lock), running(bench):

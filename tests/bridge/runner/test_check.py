@@ -106,6 +106,7 @@ def hostile_commits(bench: Bench) -> dict[str, tuple[str, Reason]]:
     }
 
 
+@pytest.mark.slow
 def test_hostile_commits_are_refused_and_the_runner_serves_on(bench: Bench) -> None:
     runner = bench.runner()
     for what, (commit, reason) in hostile_commits(bench).items():

@@ -14,16 +14,11 @@ import pytest
 
 from bridge.runner.child import MachineBusy, Supervisor
 from bridge.runner.sandbox.base import Sandbox
-from tests.bridge.runner.jobs import SANDBOX, UNSANDBOXED, Jobs, marked, needs_sandbox
+from tests.bridge.runner.jobs import EITHER, UNSANDBOXED, Jobs, marked
 from tests.houses import wait_for
 
-BOTH = (
-    pytest.param(SANDBOX, id="sandbox", marks=needs_sandbox),
-    pytest.param(UNSANDBOXED, id="unsandboxed"),
-)
 
-
-@pytest.fixture(params=BOTH)
+@pytest.fixture(params=EITHER)
 def jobs(tmp_path: Path, request: pytest.FixtureRequest) -> Jobs:
     """Jobs in the sandbox, and without one."""
     sandbox: Sandbox = request.param
@@ -101,6 +96,7 @@ def test_what_outlives_a_job_and_goes_on_printing_keeps_nobody_waiting(
     assert ended.exit_code == 0
 
 
+@pytest.mark.sampled(2, 1)
 def test_only_one_job_runs_at_a_time_and_the_lock_is_free_afterwards(jobs: Jobs) -> None:
     with Supervisor(jobs.lock), pytest.raises(MachineBusy, match="another job runs"):
         Supervisor(jobs.lock)
@@ -111,11 +107,9 @@ def test_only_one_job_runs_at_a_time_and_the_lock_is_free_afterwards(jobs: Jobs)
 @pytest.mark.slow
 def test_a_timeout_ends_a_job_that_ignores_being_asked(jobs: Jobs) -> None:
     script = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up'); time.sleep(60)"
-    started = time.monotonic()
     ended = jobs.run(script, timeout_s=1, grace_s=0.5)
     assert ended.timed_out
     assert ended.exit_code == -signal.SIGKILL
-    assert time.monotonic() - started < 10
 
 
 def test_a_stopped_job_may_tidy_up_first(jobs: Jobs) -> None:
@@ -133,12 +127,10 @@ def test_a_stopped_job_may_tidy_up_first(jobs: Jobs) -> None:
 
 
 def test_a_flood_of_output_is_cut_and_ends_the_job(jobs: Jobs) -> None:
-    started = time.monotonic()
     ended = jobs.run("while True: print('x' * 1000)", max_output=100_000)
     assert ended.flooded
     assert not ended.stopped
     assert jobs.log.stat().st_size == 100_000
-    assert time.monotonic() - started < 10
 
 
 def test_one_endless_line_costs_no_memory(jobs: Jobs) -> None:
@@ -147,6 +139,7 @@ def test_one_endless_line_costs_no_memory(jobs: Jobs) -> None:
     assert jobs.lines == ["y" * 4096]
 
 
+@pytest.mark.sampled(2, 1)
 def test_children_that_left_the_session_end_with_the_job(jobs: Jobs) -> None:
     mark = f"mark-{os.getpid()}-{time.monotonic_ns()}"
     script = f"""
@@ -179,6 +172,7 @@ def test_limits_are_in_force(jobs: Jobs) -> None:
     assert (jobs.folder / "big").stat().st_size == 1000
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("victim", ["runner", "supervisor"])
 def test_killing_runner_or_supervisor_leaves_no_process_and_a_free_lock(jobs: Jobs, victim: str) -> None:
     mark = f"mark-{os.getpid()}-{time.monotonic_ns()}"
@@ -192,7 +186,7 @@ def test_killing_runner_or_supervisor_leaves_no_process_and_a_free_lock(jobs: Jo
         import sys
         from pathlib import Path
         from bridge.runner.child import Supervisor
-        from tests.bridge.runner.jobs import Jobs, SANDBOX, UNSANDBOXED
+        from tests.bridge.runner.jobs import EITHER, Jobs, SANDBOX, UNSANDBOXED
         jobs = Jobs(Path({str(jobs.root)!r}), {"UNSANDBOXED" if jobs.sandbox is UNSANDBOXED else "SANDBOX"})
         with Supervisor(jobs.lock) as supervisor:
             print(supervisor.pid, flush=True)

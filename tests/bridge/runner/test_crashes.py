@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from bridge.errors import MachineError
+from bridge.errors import MachineError, RemoteUnreachable
 from bridge.protocol import refs
 from bridge.runner.child import MachineBusy, Supervisor
 from bridge.runner.daemon import Daemon
@@ -47,7 +47,7 @@ WINDOWS: dict[str, tuple[type, str, bool, int]] = {
 }
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled(6, 1)
 @pytest.mark.parametrize("window", WINDOWS)
 def test_killed_runner_answers_once_after_its_restart(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, window: str
@@ -183,7 +183,7 @@ def test_silent_claim_of_another_machine_is_replaced_after_its_lease(bench: Benc
     assert bench.answer(asked.nonce).result.attempt == 2
 
 
-@pytest.mark.sampled(4, 1)
+@pytest.mark.sampled(24, 1)
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("when", ["between looks", "between claim and publication"])
 def test_damaged_cache_costs_a_moment_and_no_request(
@@ -247,6 +247,7 @@ def fill(runner: Daemon) -> None:
     database.execute(f"PRAGMA max_page_count = {pages}")
 
 
+@pytest.mark.slow
 def test_result_that_the_disk_does_not_take_is_published_all_the_same(bench: Bench) -> None:
     bench.install({"long": "print('x' * 100_000)"})
     asked, runner = bench.ask("long"), bench.runner()
@@ -269,6 +270,22 @@ def test_result_in_memory_is_pushed_when_the_server_takes_it(bench: Bench) -> No
     assert bench.claimed() == [asked.nonce]
 
 
+def test_claim_whose_request_cannot_be_looked_at_again_costs_no_attempt(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, runner = bench.ask(), bench.runner()
+
+    def away(*_: object) -> None:
+        raise RemoteUnreachable("the remote is away")
+
+    with monkeypatch.context() as network:
+        network.setattr("bridge.runner.lease.Leases._look_again", away)
+        assert runner.serve(once=True, idle_timeout_s=0) == 0
+    assert bench.left(asked.nonce) == {asked.result_ref, refs.inbox_ref(asked.nonce)}
+    assert runner.serve(once=True, idle_timeout_s=20) == 1
+    assert bench.answer(asked.nonce).result.attempt == 1
+
+
 def test_full_disk_before_the_job_costs_no_attempt(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, runner = bench.ask(), bench.runner()
 
@@ -286,6 +303,7 @@ def test_full_disk_before_the_job_costs_no_attempt(bench: Bench, monkeypatch: py
     assert bench.answer(asked.nonce).result.attempt == 1
 
 
+@pytest.mark.slow
 def test_failure_of_registration_does_not_end_the_daemon(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

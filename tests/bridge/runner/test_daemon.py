@@ -44,6 +44,7 @@ def test_two_runners_on_one_machine_run_one_job_at_a_time(bench: Bench) -> None:
         assert ended <= began
 
 
+@pytest.mark.slow
 def test_waiting_for_the_machine_costs_one_process_a_look(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +185,7 @@ def pruner(bench: Bench, clock: PruneClock) -> Daemon:
     return bench.runner("pruner", clock=clock, now=clock.now)
 
 
+@pytest.mark.slow
 def test_pruning_begins_minutes_after_the_start_and_rests_for_hours(bench: Bench) -> None:
     [first] = finished(bench)
     clock = PruneClock()
@@ -218,7 +220,7 @@ def test_much_is_pruned_in_batches_and_registrations_after_it(
         assert (f"{refs.RUNNERS}long-gone" in bench.house.remote_refs()) is cards
 
 
-@pytest.mark.sampled(1, 1)
+@pytest.mark.sampled(0, 1)
 @pytest.mark.parametrize("trouble", ["the remote is away", "no deletion"])
 def test_pruning_that_fails_is_tried_again_hours_later(bench: Bench, trouble: str) -> None:
     [asked] = finished(bench)

@@ -6,10 +6,14 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge.runner.fairness import REFUSALS_IN_A_ROW, Requester, TurnMemory, WaitingRequest, order
+from bridge.bus.requests import RefValue
+from bridge.runner.admission import Request
+from bridge.runner.queue import REFUSALS_IN_A_ROW, Requester, TurnMemory, order
+from bridge.signing import Signer
 
 PEOPLE: tuple[Requester, ...] = (None, "ann", "bob", "cat", "dan")
 
@@ -18,13 +22,30 @@ def nonce(number: int) -> str:
     return f"20260301t120000z{number:012x}"
 
 
+def ask(number: int, requester: Requester, *, known: bool = True, claimed: bool = False) -> Request:
+    request = Request(nonce(number), "a" * 40, is_read=known)
+    request.signer = None if requester is None else Signer("", requester)
+    request.claim = RefValue("refs/mac-bridge/claims/x", "b" * 40) if claimed else None
+    return request
+
+
+def plan(crowd: Sequence[Request], memory: TurnMemory, queued: int = 1000, running: int = 0) -> list[Request]:
+    return order(
+        crowd,
+        memory,
+        requester=lambda request: request.requester,
+        max_queued=lambda _: queued,
+        max_running=running,
+    )
+
+
 @st.composite
-def crowds(draw: st.DrawFn) -> list[WaitingRequest]:
+def crowds(draw: st.DrawFn) -> list[Request]:
     """Pending requests of a few requesters, some claimed, of some unknown who asked."""
     numbers = draw(st.lists(st.integers(0, 10_000), unique=True, max_size=40))
     return [
-        WaitingRequest(
-            nonce(number),
+        ask(
+            number,
             draw(st.sampled_from(PEOPLE)),
             known=draw(st.integers(0, 9)) > 0,
             claimed=draw(st.integers(0, 4)) == 0,
@@ -45,35 +66,33 @@ def remembering(history: Sequence[Requester]) -> TurnMemory:
 
 
 def planned(
-    crowd: Sequence[WaitingRequest],
+    crowd: Sequence[Request],
     history: Sequence[Requester] = (),
     *,
     queued: int = 1000,
     running: int = 0,
-) -> list[WaitingRequest]:
-    return order(crowd, remembering(history), max_queued=lambda _: queued, max_running=running)
+) -> list[Request]:
+    return plan(crowd, remembering(history), queued, running)
 
 
-def waiting(crowd: Sequence[WaitingRequest], requester: Requester) -> list[str]:
-    mine = [a.nonce for a in crowd if a.known and not a.claimed and a.requester == requester]
+def waiting(crowd: Sequence[Request], requester: Requester) -> list[str]:
+    mine = [a.nonce for a in crowd if a.is_read and a.claim is None and a.requester == requester]
     return sorted(mine)
 
 
-def claimed(crowd: Sequence[WaitingRequest], requester: Requester) -> list[str]:
-    return sorted(a.nonce for a in crowd if a.known and a.claimed and a.requester == requester)
+def claimed(crowd: Sequence[Request], requester: Requester) -> list[str]:
+    return sorted(a.nonce for a in crowd if a.is_read and a.claim and a.requester == requester)
 
 
 @given(crowds(), histories, limits)
-def test_each_request_has_one_place(
-    crowd: list[WaitingRequest], history: list[Requester], queued: int
-) -> None:
+def test_each_request_has_one_place(crowd: list[Request], history: list[Requester], queued: int) -> None:
     places = [turn.nonce for turn in planned(crowd, history, queued=queued)]
     assert sorted(places) == sorted(request.nonce for request in crowd)
 
 
 @given(crowds(), histories, limits, st.integers(0, 3), st.randoms())
 def test_order_does_not_depend_on_how_requests_came_in(
-    crowd: list[WaitingRequest], history: list[Requester], queued: int, running: int, chance: random.Random
+    crowd: list[Request], history: list[Requester], queued: int, running: int, chance: random.Random
 ) -> None:
     shuffled = list(crowd)
     chance.shuffle(shuffled)
@@ -83,7 +102,7 @@ def test_order_does_not_depend_on_how_requests_came_in(
 
 @given(crowds(), histories, limits)
 def test_newest_beyond_the_quota_are_refused(
-    crowd: list[WaitingRequest], history: list[Requester], queued: int
+    crowd: list[Request], history: list[Requester], queued: int
 ) -> None:
     turns = planned(crowd, history, queued=queued)
     for requester in PEOPLE:
@@ -94,7 +113,7 @@ def test_newest_beyond_the_quota_are_refused(
 
 @given(crowds(), histories, st.integers(1, 3))
 def test_requester_with_enough_running_waits_alone(
-    crowd: list[WaitingRequest], history: list[Requester], running: int
+    crowd: list[Request], history: list[Requester], running: int
 ) -> None:
     places = {turn.nonce for turn in planned(crowd, history, running=running)}
     for requester in PEOPLE:
@@ -106,7 +125,7 @@ def test_requester_with_enough_running_waits_alone(
 
 
 @given(crowds(), histories)
-def test_oldest_of_a_requester_is_first(crowd: list[WaitingRequest], history: list[Requester]) -> None:
+def test_oldest_of_a_requester_is_first(crowd: list[Request], history: list[Requester]) -> None:
     turns = planned(crowd, history)
     for requester in PEOPLE:
         mine = [t.nonce for t in turns if t.nonce in waiting(crowd, requester)]
@@ -114,11 +133,11 @@ def test_oldest_of_a_requester_is_first(crowd: list[WaitingRequest], history: li
 
 
 @given(crowds(), histories)
-def test_turns_are_even(crowd: list[WaitingRequest], history: list[Requester]) -> None:
+def test_turns_are_even(crowd: list[Request], history: list[Requester]) -> None:
     """Until its requests run out, no requester is more than one turn ahead of another."""
     left = {requester: len(waiting(crowd, requester)) for requester in PEOPLE}
     had: Counter[Requester] = Counter()
-    holding = {request.nonce for request in crowd if request.claimed or not request.known}
+    holding = {request.nonce for request in crowd if request.claim or not request.is_read}
     for turn in planned(crowd, history):
         if turn.nonce in holding:
             continue
@@ -128,8 +147,8 @@ def test_turns_are_even(crowd: list[WaitingRequest], history: list[Requester]) -
 
 
 @given(crowds(), histories)
-def test_unknown_requesters_come_last(crowd: list[WaitingRequest], history: list[Requester]) -> None:
-    unknown = {request.nonce for request in crowd if not request.known}
+def test_unknown_requesters_come_last(crowd: list[Request], history: list[Requester]) -> None:
+    unknown = {request.nonce for request in crowd if not request.is_read}
     places = [turn.nonce in unknown for turn in planned(crowd, history)]
     assert places == sorted(places)
 
@@ -138,7 +157,7 @@ class Queue:
     """Requests that come and are served, one turn at a time."""
 
     def __init__(self, queued: int) -> None:
-        self.crowd: list[WaitingRequest] = []
+        self.crowd: list[Request] = []
         self.memory = TurnMemory()
         self.queued = queued
         self.pushed = 0
@@ -146,11 +165,11 @@ class Queue:
     def push(self, requester: Requester, count: int = 1) -> None:
         for _ in range(count):
             self.pushed += 1
-            self.crowd.append(WaitingRequest(nonce(self.pushed), requester))
+            self.crowd.append(ask(self.pushed, requester))
 
     def serve(self) -> Requester:
         """Whose turn it was."""
-        turn = order(self.crowd, self.memory, max_queued=lambda _: self.queued)[0]
+        turn = plan(self.crowd, self.memory, self.queued)[0]
         self.memory.note(turn.requester, refused=turn.over_quota is not None)
         self.crowd = [request for request in self.crowd if request.nonce != turn.nonce]
         return turn.requester
@@ -178,11 +197,11 @@ def test_no_requester_starves(others: int, flood: int, queued: int, before: int)
 
 def test_claimed_request_takes_no_turn() -> None:
     crowd = [
-        WaitingRequest(nonce(1), "ann", claimed=True),
-        WaitingRequest(nonce(2), "ann", claimed=True),
-        WaitingRequest(nonce(3), "bob"),
-        WaitingRequest(nonce(4), "ann"),
-        WaitingRequest(nonce(5), "bob"),
+        ask(1, "ann", claimed=True),
+        ask(2, "ann", claimed=True),
+        ask(3, "bob"),
+        ask(4, "ann"),
+        ask(5, "bob"),
     ]
     # Bob has nothing running, so he is first among those never served.
     assert [turn.nonce[-1] for turn in planned(crowd)] == ["3", "1", "2", "4", "5"]
@@ -190,9 +209,7 @@ def test_claimed_request_takes_no_turn() -> None:
 
 
 def test_refusals_are_turns_before_what_runs() -> None:
-    crowd = [WaitingRequest(nonce(n), "ann") for n in range(4)] + [
-        WaitingRequest(nonce(n), "bob") for n in (8, 9)
-    ]
+    crowd = [ask(n, "ann") for n in range(4)] + [ask(n, "bob") for n in (8, 9)]
     turns = planned(crowd, ["bob"], queued=2)
     shown = [(turn.requester, turn.nonce[-1], turn.over_quota is not None) for turn in turns]
     assert shown == [
@@ -205,12 +222,13 @@ def test_refusals_are_turns_before_what_runs() -> None:
     ]
 
 
+@pytest.mark.slow
 @given(st.integers(1, 5), st.integers(0, 3 * REFUSALS_IN_A_ROW))
 def test_one_request_runs_after_some_refusals(quota: int, more: int) -> None:
     queue, refused = Queue(quota), list[bool]()
     queue.push("ann", quota + more)
     while queue.crowd:
-        turn = order(queue.crowd, queue.memory, max_queued=lambda _: quota)[0]
+        turn = plan(queue.crowd, queue.memory, quota)[0]
         assert queue.serve() == "ann"
         refused.append(turn.over_quota is not None)
     assert sum(refused) == more - more // (REFUSALS_IN_A_ROW + 1)
@@ -223,19 +241,18 @@ def test_flood_does_not_keep_unsigned_requests_from_running() -> None:
     queue.push(None, 100)
     ran = 0
     for _ in range(5 * (REFUSALS_IN_A_ROW + 1)):
-        ran += order(queue.crowd, queue.memory, max_queued=lambda _: 1)[0].over_quota is None
+        ran += plan(queue.crowd, queue.memory, 1)[0].over_quota is None
         queue.serve()
         queue.push(None)
     assert ran == 5
 
 
 def test_quotas_are_per_requester() -> None:
-    crowd = [
-        WaitingRequest(nonce(n), requester)
-        for n, requester in enumerate(["ci", "ci", None, None, "ann", "ann"])
-    ]
+    crowd = [ask(n, requester) for n, requester in enumerate(["ci", "ci", None, None, "ann", "ann"])]
     quotas = {"ci": 2, None: 1, "ann": 0}
-    turns = order(crowd, TurnMemory(), max_queued=lambda requester: quotas[requester])
+    turns = order(
+        crowd, TurnMemory(), requester=lambda each: each.requester, max_queued=lambda who: quotas[who]
+    )
     refused = {(turn.requester, turn.nonce[-1]): turn.over_quota for turn in turns if turn.over_quota}
     assert set(refused) == {(None, "3"), ("ann", "4"), ("ann", "5")}
     assert "unsigned requests together" in (refused[None, "3"] or "")

@@ -104,7 +104,7 @@ ATTACKS = (
 )
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled(9, 1)
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_what_anyone_can_push_does_not_stop_others(bench: Bench, attack: Callable[[Bench], None]) -> None:
     attack(bench)
@@ -185,6 +185,7 @@ def raising(monkeypatch: pytest.MonkeyPatch, name: str, error: Exception) -> Ite
         yield
 
 
+@pytest.mark.slow
 def test_bug_of_the_runner_is_logged_with_its_place(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     first, runner = bench.ask(), bench.runner()
     with raising(monkeypatch, "bridge.runner.admission.decide", ZeroDivisionError("seven")):
@@ -230,7 +231,7 @@ def test_what_a_job_leaves_is_removed(bench: Bench, script: str, verdict: tuple[
     assert list(bench.config_of().jobs.iterdir()) == []
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize("trick", ["os.symlink('/etc/passwd', '../log')", "os.mkfifo('../log')", "pass"])
 def test_log_is_what_was_printed(bench: Bench, trick: str) -> None:
     bench.install({"trick": f"import os\nprint('printed', flush=True)\n{trick}"})

@@ -31,6 +31,7 @@ def test_job_that_ends_badly_is_published_with_its_log(
     assert bench.log(asked.nonce)
 
 
+@pytest.mark.slow
 def test_job_sees_no_environment_or_home_of_the_runner(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_SECRET_TOKEN", "correct horse battery")
     asked = bench.ask("environment")
@@ -85,7 +86,7 @@ def test_bug_of_the_runner_becomes_a_result(bench: Bench, monkeypatch: pytest.Mo
     def broken(*_: object) -> None:
         raise ZeroDivisionError("a bug of ours")
 
-    monkeypatch.setattr("bridge.runner.prepare.Preparation.argv", broken)
+    monkeypatch.setattr("bridge.runner.job.Preparation.argv", broken)
     asked = bench.ask()
     bench.serve_once()
     answer = bench.answer(asked.nonce)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from bridge.bus.claims import Claim, Heartbeat, RunnerIdentity, read_status
-from bridge.bus.state import resolve_handle
+from bridge.bus.requests import resolve_handle
 from bridge.errors import BusError
 from bridge.evidence.redact import Secrets
 from bridge.protocol.result import Phase, Progress, RunStatus

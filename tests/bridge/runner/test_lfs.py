@@ -11,8 +11,8 @@ import pytest
 
 from bridge.errors import PolicyError
 from bridge.protocol.result import Reason, Status
-from bridge.runner.lfs import PointersRefused, replace_pointers
 from bridge.runner.policy import LfsRule, load, parse
+from bridge.runner.workspace import WorkloadRefused, replace_pointers
 from tests.bridge.runner.bench import Bench
 from tests.houses import build_house
 from tests.servers.lfs import pointer
@@ -59,21 +59,22 @@ HOSTILE = {
 def test_hostile_pointers_are_refused_before_anything_is_asked(tmp_path: Path, name: str) -> None:
     text, said = HOSTILE[name]
     paths = laid(tmp_path / "w", x=text)
-    with pytest.raises(PointersRefused, match=said):
+    with pytest.raises(WorkloadRefused, match=said):
         replace_pointers(tmp_path / "w", paths, ELSEWHERE, scratch_dir=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["w"]
 
 
+@pytest.mark.slow
 def test_thousands_of_pointers_are_refused(tmp_path: Path) -> None:
     paths = laid(tmp_path / "w", **{f"p{i}": pointer(OID, 0) for i in range(10_001)})
-    with pytest.raises(PointersRefused, match="10001 files"):
+    with pytest.raises(WorkloadRefused, match="10001 files"):
         replace_pointers(tmp_path / "w", paths, ELSEWHERE, scratch_dir=tmp_path)
 
 
 def test_one_object_in_many_places_counts_in_each(tmp_path: Path) -> None:
     """It is fetched once, and lies in every one of them."""
     paths = laid(tmp_path / "w", a=pointer(OID, 900), b=pointer(OID, 900))
-    with pytest.raises(PointersRefused, match="2 files with 1800 bytes; at most"):
+    with pytest.raises(WorkloadRefused, match="2 files with 1800 bytes; at most"):
         replace_pointers(tmp_path / "w", paths, ELSEWHERE, scratch_dir=tmp_path)
 
 

@@ -43,6 +43,7 @@ def is_left_alone(bench: Bench) -> bool:
     return bench.runner().serve(once=True, idle_timeout_s=0.5) == 0
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("signed", [False, True], ids=["unsigned", "by an unknown runner"])
 def test_claim_of_an_unknown_runner_does_not_count(bench: Bench, asked: Manifest, signed: bool) -> None:
     bench.claim_as(peer(bench), asked, signed=signed, attempt=999)
@@ -81,6 +82,7 @@ def test_claim_of_a_runner_on_the_same_machine_counts(bench: Bench, asked: Manif
     assert is_left_alone(bench)
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("strict", [True, False])
 def test_unsigned_claim_counts_where_no_signature_is_required(bench: Bench, strict: bool) -> None:
     """On an unsigned request, and everywhere where the policy requires none."""

@@ -11,9 +11,8 @@ import pytest
 
 from bridge.bus.claims import Claim, RunnerIdentity
 from bridge.bus.publish import ResultFiles
-from bridge.bus.requests import Submitted
+from bridge.bus.requests import Submitted, resolve_handle
 from bridge.bus.results import ExpectedRequest, believe, fetch
-from bridge.bus.state import resolve_handle
 from bridge.errors import LeaseLost, MachineError
 from bridge.protocol import refs
 from bridge.protocol.result import Reason, Result, Status
@@ -65,9 +64,7 @@ class Post:
         """As a new process of the same runner does."""
         self.store = Store(self.config.folder / "store.sqlite", clock=lambda: self.now)
         sessions = frozenset({RUNNER.session})
-        self.publisher = Publisher(
-            self.config, self.world.cache, self.store, sessions=sessions, clock=lambda: self.now
-        )
+        self.publisher = Publisher(self.config, self.world.cache, self.store, sessions=sessions)
 
     def claimed(self, identity: RunnerIdentity = RUNNER) -> tuple[Submitted, Claim]:
         submitted = self.world.submit()
@@ -126,7 +123,7 @@ def post(world: World) -> Post:
     return Post(world)
 
 
-@pytest.mark.sampled(6, 3)
+@pytest.mark.sampled(12, 2)
 @pytest.mark.parametrize("how", DAMAGE)
 @pytest.mark.parametrize("untouched", [True, False], ids=["at once", "after a look"])
 def test_damaged_cache_costs_a_moment_and_no_result(post: Post, how: str, untouched: bool) -> None:
@@ -238,6 +235,7 @@ def test_runner_killed_after_the_replacement_still_has_the_whole_result(
     assert post.publisher.waiting() == set()
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("first", ["ours", "theirs"])
 def test_first_of_two_results_is_the_one(post: Post, first: str) -> None:
     """Ours waits here, and the claim is another machine's now."""
@@ -258,7 +256,7 @@ def test_first_of_two_results_is_the_one(post: Post, first: str) -> None:
     assert refs.result_ref(submitted.nonce) not in post.left()
 
 
-@pytest.mark.sampled(4, 1)
+@pytest.mark.sampled(0, 1)
 @pytest.mark.parametrize("locked", ["branch", "branch, after a look", "claim", "inbox"])
 def test_lock_that_a_dying_server_left_is_worked_around(post: Post, locked: str) -> None:
     submitted, claim = post.claimed()
@@ -303,6 +301,7 @@ def test_result_that_the_server_dies_on_holds_up_no_other(post: Post) -> None:
     assert post.files(deadly) == FILES
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("fault", ["another branch", "no result", "an unknown commit"])
 def test_unusable_result_goes_to_a_folder_and_moves_no_other_ref(post: Post, fault: str) -> None:
     submitted, _ = post.claimed()
@@ -322,6 +321,7 @@ def test_unusable_result_goes_to_a_folder_and_moves_no_other_ref(post: Post, fau
         assert post.unpublished(submitted)["result.json"] == data
 
 
+@pytest.mark.slow
 def test_result_that_neither_disk_nor_server_takes_is_kept_in_memory(
     post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,8 +16,8 @@ from bridge.protocol import refs
 from bridge.protocol.manifest import MAX_LIFETIME, MAX_NONCE_SKEW, REQUEST_PATH
 from bridge.protocol.result import RESULT_NAME, RESULT_ROOT
 from bridge.runner import queue
+from bridge.runner.admission import Request
 from bridge.runner.queue import Queue
-from bridge.runner.request import Request
 from bridge.runner.store import Store
 from tests.bridge.git.damage import DAMAGE
 from tests.bridge.runner.bench import Bench
@@ -53,7 +53,7 @@ class Look:
 
     def _count(self) -> int:
         self.cache.prepare()
-        return len(self.cache.refs("refs/kept/"))
+        return len(self.cache.run("for-each-ref", "refs/kept/").splitlines())
 
     def brought(self) -> int:
         """How many commits were fetched since the last time."""
@@ -208,6 +208,7 @@ def on_branches(bench: Bench, count: int, age: timedelta, *, answered: bool = Fa
     return nonces
 
 
+@pytest.mark.slow
 def test_scan_reads_each_branch_once_the_newest_first(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue, "MAX_SCANNED", 5)
     [old] = on_branches(bench, 1, timedelta(days=2))
@@ -233,6 +234,15 @@ def test_branch_counts_while_it_ends_in_a_request(bench: Bench) -> None:
     assert set(look.read()) == {first, second}
     bench.house.git("update-ref", "-d", ref, cwd=bench.house.remote)
     assert set(look.read()) == {second}
+
+
+def test_branches_of_the_same_nonce_hide_no_request(bench: Bench) -> None:
+    [nonce] = on_branches(bench, 1, timedelta(minutes=5))
+    for preset in ("aaa", "zzz"):
+        bench.point(refs.request_ref(preset, nonce, None), bench.tip("refs/heads/main") or "")
+    look = Look(bench)
+    for _ in range(2):
+        assert set(look.read()) == {nonce}
 
 
 def test_scan_leaves_old_branches_other_names_and_the_inbox_alone(bench: Bench) -> None:
@@ -274,7 +284,7 @@ def test_request_waits_until_it_has_a_result(bench: Bench) -> None:
     assert set(look.read()) == {other.nonce}
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize("damage", ["no objects", "broken objects", "no objects folder", "configuration"])
 def test_damaged_cache_hides_no_new_request(bench: Bench, damage: str) -> None:
     """In the inbox, and on a branch alone, which is looked at once."""

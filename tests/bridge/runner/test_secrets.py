@@ -128,6 +128,7 @@ def test_a_secret_in_two_writes_and_in_a_command_line_is_in_no_result(
     assert b"battery" not in answer.result.to_bytes()
 
 
+@pytest.mark.slow
 def test_a_secret_that_the_cap_of_the_log_cuts_in_two_is_in_no_log(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,7 @@ def test_request_is_refused_where_metal_needs_the_model(bench: Bench) -> None:
     assert result.commands == ()
 
 
+@pytest.mark.slow
 def test_owner_may_name_the_shipped_model(bench: Bench) -> None:
     write_policy(bench.config)
     policy = bench.config / "policy.toml"

@@ -31,6 +31,7 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "interpreter.json"
 
 
+@pytest.mark.slow
 def test_job_runs_where_the_interpreter_is_as_recorded(bench: Bench, record: Path) -> None:
     interpreter.write(record, interpreter.observe())
     asked = bench.ask()
@@ -102,6 +103,7 @@ def test_machine_may_sleep_after_a_failure(tmp_path: Path, monkeypatch: pytest.M
     assert not lives(int(log.read_text().split()[0]))
 
 
+@pytest.mark.slow
 def test_job_runs_where_nothing_keeps_the_machine_awake(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

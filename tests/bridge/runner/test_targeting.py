@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from bridge.protocol.target import Fact, parse_target, unmet
+from bridge.protocol.manifest import Fact, parse_target, unmet
 from tests.bridge.runner.bench import Bench
 
 FACTS: dict[str, Fact] = {
@@ -96,6 +96,7 @@ def test_label_that_the_owner_adds_counts_at_once(bench: Bench, restarted: bool)
     assert bench.verdict(asked.nonce) == ("passed", "ok")
 
 
+@pytest.mark.slow
 def test_expired_request_for_another_machine_is_refused(bench: Bench) -> None:
     asked, moment = bench.ask(on="label=lab"), [datetime.now(UTC)]
     now: Callable[[], datetime] = lambda: moment[0]  # noqa: E731 - typed

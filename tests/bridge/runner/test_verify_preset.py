@@ -14,9 +14,8 @@ from bridge import signing
 from bridge.bus.requests import Submitted, submit
 from bridge.bus.results import ExpectedRequest
 from bridge.client.compare import Agreement
-from bridge.client.fetch import judge
+from bridge.client.fetch import judge, verify
 from bridge.client.signing_key import RequestSigner
-from bridge.client.verify import verify
 from bridge.errors import EvidenceError, MachineError
 from bridge.evidence.verification import parse_verification
 from bridge.proc import run_program
@@ -86,6 +85,7 @@ def bus(house: House, tmp_path: Path) -> Bus:
     return Bus(World(house, tmp_path), Bench(house))
 
 
+@pytest.mark.slow
 def test_request_that_is_not_there_or_not_finished_is_refused(bus: Bus) -> None:
     waiting = bus._submit(bus.world.manifest(preset="elsewhere", transport="actions")).nonce
     for handle, said in (("20200101t000000z0123456789ab", "no request"), (waiting, "not finished")):
@@ -147,7 +147,7 @@ def test_client_replays_a_result_and_signs_the_record(
     change = (lambda document: forgeries.swap_token(document, "code-001")) if forged else (lambda _: None)
     nonce, out = bus.publish(change), tmp_path / "out"
     words = ("result", nonce, "--verify", "1", "-o", str(out), "--json")
-    done = house.kakeya(*words, timeout=120, KAKEYA_SIGNING_KEY=str(key))
+    done = house.kakeya(*words, KAKEYA_SIGNING_KEY=str(key))
     assert done.code == done.json["exit_code"] == (3 if forged else 7), done.err  # no trusted key signed it
     data = (out / "verification.json").read_bytes()
     record = parse_verification(data)

@@ -50,6 +50,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.sampled(6, 1)
 @pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo"])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_a_line_means_what_ssh_keygen_takes_it_for(

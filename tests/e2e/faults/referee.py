@@ -15,9 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bridge.bus.requests import bound_manifest, read_request
+from bridge.bus.requests import bound_manifest, read_request, state_of
 from bridge.bus.results import Believed, ExpectedRequest, believe, fetch
-from bridge.bus.state import state_of
 from bridge.errors import BridgeError
 from bridge.git.repo import GitRepo
 from bridge.protocol import refs

@@ -92,7 +92,7 @@ class Batch:
             sequence.close()
 
 
-@pytest.mark.sampled(2, 3)
+@pytest.mark.sampled(3, 2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_after_every_round_each_sequence_holds_what_it_would_alone(kind: str):
     random = tiny.seeded(len(kind))
@@ -124,6 +124,7 @@ def test_an_exception_or_an_abort_leaves_the_state_of_begin(kind: str):
         batch.check()
 
 
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_finished_sequences_leave_and_the_others_go_on(kind: str):
     with closing(Batch(kind)) as batch:
@@ -135,6 +136,7 @@ def test_finished_sequences_leave_and_the_others_go_on(kind: str):
         batch.check()
 
 
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize("kind", ["plain", "sliding", "sink", "gated-delta"])
 def test_a_sequence_that_has_left_goes_on_alone(kind: str):
     batch = Batch(kind)

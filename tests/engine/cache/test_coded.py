@@ -152,6 +152,7 @@ def test_affine_codes_are_those_of_mlx_lms_quantized_cache():
     assert mx.array_equal(store.keys_and_values()[0], quantized)
 
 
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize("policy", [policy for policy in POLICIES if parse_policy(policy).coded])
 def test_bytes_are_those_of_the_arrays_held_and_as_many_as_the_code_says(policy):
     chosen, model = parse_policy(policy), target("gemma3_text").model

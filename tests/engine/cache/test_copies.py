@@ -56,6 +56,7 @@ def gone_on(built: Any, caches: list[Any], tokens: Sequence[int], together: bool
     return [logits(built, caches, [part] * (1 + together)) for part in parts]
 
 
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize("together", [False, True], ids=["alone", "batch"])
 @pytest.mark.parametrize(("family", "policy"), CASES)
 def test_a_copy_and_its_original_go_on_without_each_other(family: str, policy: str, together: bool):

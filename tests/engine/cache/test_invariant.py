@@ -48,7 +48,7 @@ def play(kind: str, wrong: float, block: int, prompt: int) -> Sequence:
     return sequence
 
 
-@pytest.mark.sampled(16, 12)
+@pytest.mark.sampled(40, 8)
 @pytest.mark.parametrize(("kind", "drafts", "block", "prompt"), QUICK)
 def test_after_every_round_every_layer_is_that_of_plain_decoding(kind, drafts, block, prompt):
     play(kind, WRONG[drafts], block, prompt)
@@ -63,7 +63,7 @@ def test_the_same_for_every_draft_and_block_on_both_sides_of_the_wrap(kind: str,
         play(kind, wrong, block, prompt)
 
 
-@pytest.mark.sampled(3, 4)
+@pytest.mark.sampled(8, 2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokens_are_carried_only_where_nothing_else_is_possible_and_stay_fewer_than_a_block(kind: str):
     sequence = play(kind, 0.3, 6, WINDOW)
@@ -124,7 +124,7 @@ def _step(sequence: Sequence, random: Random) -> None:
         sequence.carried = transaction.carried
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(20, 1)
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_sequence_of_operations_keeps_the_invariant(kind: str, seed: int):

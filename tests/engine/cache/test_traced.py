@@ -79,6 +79,7 @@ def play(cache: Any, seed: int, rounds: int, headroom: int) -> None:
             assert np.array(rows.keys)[0, 0, :, 0].astype(int).tolist() == expected
 
 
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize("ring", RINGS)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_query_sees_its_window_and_the_pinned_entries_alone(ring: tuple[int, int, int], seed: int):

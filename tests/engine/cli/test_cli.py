@@ -106,6 +106,7 @@ def test_throughput_ends_with_one_json_line_and_writes_a_bound_report(
     assert progress[-1].startswith("progress 6/6 checking")
 
 
+@pytest.mark.slow
 def test_recall_and_probe_end_with_one_json_line(capsys, models: list[str], tmp_path: Path):
     own = str(write(tmp_path / "own.jsonl", needle_row()))
     code, out, _ = call(capsys, "eval", "recall", "--prompts", own, "--json", *models)

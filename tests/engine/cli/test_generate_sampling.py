@@ -51,6 +51,7 @@ def test_a_seed_gives_the_same_text_in_another_process(capsys, models: list[str]
     assert (there["text"], there["verify_rounds"]) == (here["text"], here["verify_rounds"])
 
 
+@pytest.mark.slow
 def test_seeds_differ_and_no_seed_is_new_each_time(capsys, models: list[str]):
     base = ("--max-tokens", "24", *SAMPLED, *models)
     texts = [generate(capsys, *base, "--seed", seed)["text"] for seed in ("1", "1", "2")]
@@ -64,6 +65,7 @@ def test_a_top_k_of_one_is_greedy(capsys, models: list[str]):
     assert generate(capsys, *base, "--temperature", "1.0", "--top-k", "1")["text"] == greedy["text"]
 
 
+@pytest.mark.slow
 def test_penalties_change_the_text_in_blocks_as_in_plain_decoding(capsys, models: list[str]):
     base = ("--max-tokens", "40", *models)
     plain = generate(capsys, *base, "--block", "1")["text"]

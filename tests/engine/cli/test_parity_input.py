@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter
+from time import process_time
 from typing import Any
 
 import mlx.core as mx
@@ -43,6 +43,7 @@ NAMES = (
 )
 
 
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -171,13 +172,13 @@ def test_a_config_that_makes_no_sense_is_exit_2_before_anything_is_built(
     folder = copy(case, tmp_path)
     reconfigure(folder, **changes)
     mx.reset_peak_memory()
-    memory, began = mx.get_peak_memory(), perf_counter()
+    memory, began = mx.get_peak_memory(), process_time()
     code, out, err = parity(capsys, folder, "--json")
     assert (code, out) == (2, "")
     assert len(err.splitlines()) == 1
     assert err.startswith(f"kakeya_engine: {folder}")
     assert message in err
-    assert perf_counter() - began < 10, "seconds; it takes hundredths"
+    assert process_time() - began < 10, "seconds of a processor; it takes hundredths"
     assert mx.get_peak_memory() - memory < 2**24, "bytes; the case has less than one million"
 
 

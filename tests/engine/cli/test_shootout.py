@@ -130,6 +130,7 @@ FROM_NONCE = int(hashlib.sha256(NONCE.encode()).hexdigest()[:8], 16)
 MADE_UP = ("--context", "330", "--depths", "0.2", "--per-depth", "1", "--max-tokens", "3", "--no-compile")
 
 
+@pytest.mark.sampled(0, 1)
 @pytest.mark.parametrize(
     ("given", "seed"),
     [((), 0), (BOUND, FROM_NONCE), ((*BOUND, "--seed", "nonce"), FROM_NONCE), ((*BOUND, "--seed", "5"), 5)],
@@ -150,6 +151,7 @@ def test_made_up_prompts_take_their_seed_from_the_request(
         assert document["arms"][0]["samples"][0]["prompt_sha256"] == expected
 
 
+@pytest.mark.slow
 def test_prompts_of_a_file_keep_their_order_whatever_the_request(capsys, models: list[str], tmp_path: Path):
     report = tmp_path / "recall.json"
     rows = [

@@ -34,6 +34,7 @@ def test_json_is_one_line_with_the_held_out_figures(
     assert (tmp_path / "new" / "projector" / "model.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_people_get_a_table(
     folders: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

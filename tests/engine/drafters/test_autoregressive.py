@@ -71,6 +71,7 @@ def test_whatever_is_kept_the_next_proposal_is_that_of_one_who_saw_the_text_anew
             text += plain
 
 
+@pytest.mark.sampled(5, 1)
 @pytest.mark.parametrize("back", [0, 1, 2, 9, 40])
 def test_rewound_it_proposes_as_if_the_tokens_had_never_come(drafting: Target, back: int):
     text = prompt_of(30)
@@ -139,6 +140,7 @@ def test_a_block_is_bounded_so_that_rings_are():
         Autoregressive(Target(tiny.build()), block_size=1)
 
 
+@pytest.mark.slow
 def test_sliding_layers_hold_no_more_for_a_longer_text():
     model, block_size = Target(tiny.build()), 8
     for length in (100, 1500):

@@ -52,6 +52,7 @@ def met(tokenizer: Any, prompt: Prompt) -> tuple[float, int]:
     return count(tokenizer, before) - prompt.needle.depth * hay, hay
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("chat", [False, True])
 @pytest.mark.parametrize("context", [200, 480, 2000])
 def test_the_needle_lies_at_its_depth_in_a_prompt_of_the_length_asked_for(

@@ -72,10 +72,12 @@ def test_a_shootout_has_a_reference_a_baseline_the_policies_and_their_controls(d
     assert set(document["environment"]["models"]) == {"target", "drafter", "projector"}
 
 
+@pytest.mark.slow
 def test_its_report_is_accepted(document: dict[str, Any]):
     assert judge(json.dumps(document).encode()).violations == ()
 
 
+@pytest.mark.slow
 def test_every_arm_runs_every_prompt_in_turn(document: dict[str, Any]):
     names = [arm["name"] for arm in document["arms"]]
     prompts = ["needle-200-0.5-001", "code-001"]
@@ -91,6 +93,7 @@ def test_every_arm_runs_every_prompt_in_turn(document: dict[str, Any]):
         assert "needle" not in longer
 
 
+@pytest.mark.slow
 def test_rows_say_what_was_held_and_how_far_off_it_is(document: dict[str, Any]):
     assert not any("kv" in row for name in ("oracle", "native") for row in rows_of(document, name))
     for row in rows_of(document, "affine:4,64@all"):
@@ -108,6 +111,7 @@ def test_rows_say_what_was_held_and_how_far_off_it_is(document: dict[str, Any]):
     assert [row["tokens"] for row in rows_of(document, "oracle")] == [row["tokens"] for row in native]
 
 
+@pytest.mark.slow
 def test_the_lines_of_the_table_are_the_reports_figures(document: dict[str, Any]):
     lines = {line["policy"]: line for line in kv_figures(document)}
     assert list(lines) == [arm["name"] for arm in document["arms"][1:-1]]

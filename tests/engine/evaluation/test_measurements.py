@@ -114,6 +114,7 @@ def test_a_disturbed_measurement_is_begun_again_and_says_so(
     assert len(document["order"]) == 12
 
 
+@pytest.mark.slow
 def test_a_machine_that_stays_busy_is_reported_as_it_is(
     engine: Engine, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
 ):
@@ -128,6 +129,7 @@ def test_a_machine_that_stays_busy_is_reported_as_it_is(
 BUSY = Load(10.0, 0.4, {})
 
 
+@pytest.mark.sampled(0, 1)
 @pytest.mark.parametrize(
     ("idle", "timed", "claimed"), [(BUSY, None, False), (None, BUSY, False), (None, None, True)]
 )
@@ -151,6 +153,7 @@ def test_auto_claims_a_speed_only_where_the_machine_was_quiet(
     assert (document["environment"]["load"]["other_cpu_share"] == 0.4) is (timed is BUSY)
 
 
+@pytest.mark.slow
 def test_a_busy_loop_is_seen_in_the_load() -> None:
     command = [sys.executable, "-c", "while True: pass"]
     loops = [subprocess.Popen(command) for _ in range((os.cpu_count() or 1) // 4 + 1)]
@@ -164,7 +167,7 @@ def test_a_busy_loop_is_seen_in_the_load() -> None:
     assert load.seconds >= 1
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(0, 1)
 @pytest.mark.parametrize("block", ["1", "4"])
 def test_throughput_with_a_fixed_block(folders: tuple[Path, Path], prompts: list[Prompt], block: str):
     engine = open_engine(Options(folders[0], str(folders[1]), block=block))
@@ -381,7 +384,7 @@ def test_the_drafters_of_a_batch_are_counted_each_by_itself(
     assert never_ran(document) is patched
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(0, 1)
 @pytest.mark.parametrize("kind", ["prompt-lookup", "prompt-lookup+dflash"])
 def test_look_ups_are_no_forwards(folders: tuple[Path, Path], prompts: list[Prompt], kind: str):
     spec = kind if kind == "prompt-lookup" else f"prompt-lookup+{folders[1]}"

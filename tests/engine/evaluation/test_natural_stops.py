@@ -58,6 +58,7 @@ def test_a_control_goes_on_where_the_others_stop(stopping: Engine, prompts: list
     assert rules(document) == set()
 
 
+@pytest.mark.slow
 def test_a_share_of_stops_that_is_not_reached_is_rejected(
     folders: tuple[Path, Path], prompts: list[Prompt]
 ) -> None:
@@ -77,6 +78,7 @@ def test_switches_that_make_no_sense_are_refused(folders: tuple[Path, Path], pro
             measure_throughput(alone, prompts, switches, prepare(), progress=quiet)
 
 
+@pytest.mark.slow
 def test_block_times_are_summarised_where_one_graph_holds_draft_and_verification(
     folders: tuple[Path, Path], prompts: list[Prompt]
 ) -> None:
@@ -100,6 +102,7 @@ def test_block_times_are_summarised_where_one_graph_holds_draft_and_verification
     assert rules(document) == {"SUMMARY_MISMATCH"}
 
 
+@pytest.mark.slow
 def test_windows_of_plain_decoding_say_how_far_they_reach(
     folders: tuple[Path, Path], prompts: list[Prompt]
 ) -> None:

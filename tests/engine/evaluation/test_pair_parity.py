@@ -61,6 +61,7 @@ def test_the_stored_references_are_those_that_were_made():
         assert hashlib.sha256(path.read_bytes()).hexdigest() == listed[name]
 
 
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize("case", CASES)
 def test_a_pair_drafts_and_emits_what_the_published_loop_did(case: str, capsys):
     rows = rows_of(capsys, 0, DATA / case)
@@ -87,6 +88,7 @@ def test_pairs_of_other_seeds_agree_with_the_published_package(capsys, tmp_path:
         assert {row["case"] for row in rows} == set(CASES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["gemma4_text", "gemma4_nested"])
 def test_a_drafter_fed_rows_without_the_targets_scale_differs_from_the_first_round(
     case: str, capsys, tmp_path: Path
@@ -125,6 +127,7 @@ def test_the_gate_accepts_the_report_of_a_pair(mixed: bool, capsys, tmp_path: Pa
     assert [v.code for v in judge(json.dumps(spoilt).encode()).violations] == ["PARITY_TOLERANCE"]
 
 
+@pytest.mark.slow
 def test_the_reports_reference_is_the_digest_of_every_file_of_the_pair(capsys, tmp_path: Path):
     digests = set()
     for name in ("", "target/config.json", "drafter/config.json"):
@@ -162,6 +165,7 @@ def one_more_accepted(arrays: Arrays) -> None:
     arrays["accepted"][two] -= 1
 
 
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize(
     ("case", "change", "rounds", "field"),
     [
@@ -231,6 +235,7 @@ def empty(name: str) -> Callable[[Arrays], None]:
 ARRAYS = ("prompt", "drafts", "logits", "accepted", "tokens")
 
 
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize(
     ("change", "message"),
     [

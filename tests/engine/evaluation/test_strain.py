@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from bridge.evidence.rules import machine
+from bridge.evidence.rules import identity
 from engine.evaluation import strain
 
 ON_POWER = """Now drawing from 'AC Power'
@@ -141,8 +141,8 @@ def test_a_machine_is_busy_above_the_limits(load: strain.Load, busy: bool) -> No
 
 def test_the_limits_are_the_gates() -> None:
     assert (strain.MOST_OTHER_CPU, strain.MOST_SERVICE_CPU) == (
-        machine.MOST_OTHER_CPU,
-        machine.MOST_SERVICE_CPU,
+        identity.MOST_OTHER_CPU,
+        identity.MOST_SERVICE_CPU,
     )
 
 

@@ -51,6 +51,7 @@ def test_blocks_agree_with_single_tokens_also_after_parts_were_rolled_back(
     assert any(item.logits_max_abs > 0 for item in parity.rounds), "two computations, not one"
 
 
+@pytest.mark.slow
 def test_a_block_that_is_wrong_is_found(
     target: LoadedTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

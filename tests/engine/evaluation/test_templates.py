@@ -137,6 +137,7 @@ def test_reasoning_that_the_prompt_began_is_taken_off():
 MARKS = [mark for pair in REASONING for mark in pair]
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     said=st.lists(st.sampled_from([*MARKS, " ", "12", "x\n"]), max_size=8).map("".join),

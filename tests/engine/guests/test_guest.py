@@ -20,10 +20,7 @@ from engine.sampling import Sampling
 from tests.engine import families, tiny
 from tests.engine.guests import small
 from tests.engine.guests.conftest import COUNT, PROMPT
-from tests.engine.guests.test_belongings import looks, same
 from tests.engine.identity import tokens_of
-
-pytestmark = pytest.mark.slow
 
 CHANNELS = (
     "native",
@@ -37,7 +34,27 @@ CHANNELS = (
 SOME = ("native", "sink-window:2,6", "rotated:4,32")
 
 
-@pytest.mark.sampled(0, 4)
+def looks(model):
+    """All that an engine could leave on a model."""
+    body = model.model
+    kinds = {type(part) for part in model.modules()}
+    return [
+        [dict(each) for each in (model, body)],
+        [dict(vars(each)) for each in (model, body)],
+        list(body.layers),
+        {kind: dict(vars(kind)) for kind in kinds},
+        mx.default_stream(mx.default_device()),
+    ]
+
+
+def same(left, right):
+    return all(
+        str(one) == str(other) if index in {0, 1} else one == other
+        for index, (one, other) in enumerate(zip(left, right, strict=True))
+    )
+
+
+@pytest.mark.sampled(6, 1)
 @pytest.mark.parametrize("channel", CHANNELS)
 def test_mlx_lm_gives_the_tokens_of_our_own_loop_under_every_channel(target, ours, channel):
     policy, caches = parse_policy(channel), []
@@ -59,6 +76,7 @@ def test_a_loop_that_trims_does_so_on_our_caches(target, ours, rough, channel):
         assert list(guest.generate(PROMPT, COUNT, parse_policy(channel))) == ours(channel)
 
 
+@pytest.mark.slow
 def test_the_rough_draft_model_is_right_now_and_then(target, rough, ours):
     small_model = load_target(rough).target.model
     steps = list(
@@ -115,12 +133,14 @@ def test_the_way_is_found_by_counting(target, ours, kind, keyword, strategy):
     assert small.make_caches is maker
 
 
+@pytest.mark.slow
 def test_why_a_way_was_not_taken_is_said(target):
     guest = small.guest(target, small.Cheating, "kv")
     assert "keyword: engine Cheating did not use the caches of channel native" in guest.why
     assert "layer 0 took in 0 of at least 6 positions" in guest.why
 
 
+@pytest.mark.slow
 def test_an_engine_that_leaves_its_caches_later_is_found_out_before_the_next_token(target, ours):
     guest = small.guest(target, small.Moving, "kv")
     assert guest.strategy == "keyword"
@@ -131,6 +151,7 @@ def test_an_engine_that_leaves_its_caches_later_is_found_out_before_the_next_tok
         next(steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channel", SOME)
 def test_all_is_undone_when_the_engine_breaks_down(target, channel):
     before = looks(target.target.model)
@@ -142,6 +163,7 @@ def test_all_is_undone_when_the_engine_breaks_down(target, channel):
     assert not _USERS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_all_is_undone_when_a_caller_leaves_midway(target, ours, count):
     before = looks(target.target.model)
@@ -153,6 +175,7 @@ def test_all_is_undone_when_a_caller_leaves_midway(target, ours, count):
     assert not _USERS
 
 
+@pytest.mark.slow
 def test_generations_take_turns_on_one_target(target, ours, rough):
     """Each under its own channel, ours among them; between two tokens the target is as it was."""
     model = target.target.model
@@ -183,6 +206,7 @@ def test_generations_take_turns_on_one_target(target, ours, rough):
     assert same(looks(model), before)
 
 
+@pytest.mark.slow
 def test_recurrent_layers_leave_an_engine_that_trims_its_own_caches(tmp_path):
     families.save(tmp_path / "target", "qwen3_5")
     target = load_target(tmp_path / "target")
@@ -196,6 +220,7 @@ def test_recurrent_layers_leave_an_engine_that_trims_its_own_caches(tmp_path):
         guest.generate(PROMPT, 4, parse_policy("sink-window:2,6"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("channel", "message"),
     [
@@ -210,6 +235,7 @@ def test_channels_that_do_not_work_are_refused_up_front(target, channel, message
             guest.generate(PROMPT, 4, parse_policy(channel))
 
 
+@pytest.mark.slow
 def test_an_engine_that_attends_by_itself_gets_no_codes(target):
     guest = small.guest(target, small.Asking, attends=True)
     with pytest.raises(ConfigurationError, match="it attends by itself"):
@@ -217,6 +243,7 @@ def test_an_engine_that_attends_by_itself_gets_no_codes(target):
     assert len(list(guest.generate(PROMPT, 4, parse_policy("lattice:e8,38")))) == 4
 
 
+@pytest.mark.slow
 def test_arguments_are_refused_before_the_first_token(target):
     guest = open_guest("mlx-lm", target)
     with pytest.raises(PromptError, match="no token"):
@@ -234,6 +261,7 @@ def test_arguments_are_refused_before_the_first_token(target):
         guest.generate(PROMPT, 4)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_opened_says_why(target, rough, tmp_path):
     for arguments, message in (
         (("vllm", target), "engine 'vllm' is none of mlx-lm, mlx-lm-speculative, dflash, dflash-mlx"),
@@ -250,12 +278,14 @@ def test_what_cannot_be_opened_says_why(target, rough, tmp_path):
         open_guest("mlx-lm-speculative", target, tmp_path / "none")
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_not_installed_says_what_installs_it(target, rough, monkeypatch):
     monkeypatch.setattr("engine.guests.registry.find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=r"dflash is not installed here; run: pip install --no-deps"):
         open_guest("dflash", target, rough)
 
 
+@pytest.mark.slow
 def test_an_engine_that_cannot_decode_at_all_is_refused(target):
     class Broken(small.Loop):
         def run(self, *_, **__):

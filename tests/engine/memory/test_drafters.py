@@ -79,6 +79,7 @@ def test_every_kind_of_drafter_can_be_predicted():
     assert {*OPENERS, "prompt-lookup"} == set(KINDS)
 
 
+@pytest.mark.sampled(5, 1)
 @pytest.mark.parametrize("kind", ["dflash", "prompt-lookup", "autoregressive", "masked-diffusion", "both"])
 @pytest.mark.parametrize("chunk", [2048, 300, 40])
 def test_states_are_those_of_a_drafter_at_work(places, loaded, unloaded, kind, chunk):

@@ -43,7 +43,7 @@ def test_every_kind_of_policy_is_here():
     assert {text.partition(":")[0] for text in POLICIES} == set(KINDS)
 
 
-@pytest.mark.sampled(12, 20)
+@pytest.mark.sampled(36, 9)
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_one_sequence_holds_what_was_predicted(policy, context):
@@ -53,7 +53,7 @@ def test_one_sequence_holds_what_was_predicted(policy, context):
     )
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12, 1)
 @pytest.mark.parametrize("policy", ["native", "affine:4,64", "sink-window:3,20"])
 @pytest.mark.parametrize("chunk", [100, 5, 256])
 def test_chunks_of_a_prompt_are_those_of_the_run(policy, chunk):
@@ -64,7 +64,7 @@ def test_chunks_of_a_prompt_are_those_of_the_run(policy, chunk):
         )
 
 
-@pytest.mark.sampled(11, 3)
+@pytest.mark.sampled(44, 2)
 @pytest.mark.parametrize("context", [255, 1, 256, 300])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_batch_holds_what_was_predicted(policy, context):
@@ -74,7 +74,7 @@ def test_a_batch_holds_what_was_predicted(policy, context):
     )
 
 
-@pytest.mark.sampled(6, 6)
+@pytest.mark.sampled(12, 4)
 @pytest.mark.parametrize("policy", ["native", "affine:4,64"])
 @pytest.mark.parametrize("family", ["llama", "gpt_oss", "gemma4_text", "gemma4", *RECURRENT])
 def test_other_families_hold_what_was_predicted(family, policy):

@@ -66,6 +66,7 @@ def test_the_controls_need_no_projector(
     assert (plan.source, plan.sink, plan.window, plan.learned, plan.seed) == (source, 3, 9, None, 5)
 
 
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize("prefix", ["", "dflash:", "prompt-lookup+", "prompt-lookup+dflash:"])
 def test_the_drafter_is_that_of_the_command_line(
     prefix: str, target: LoadedTarget, folders: tuple[Path, Path], projector: Path

@@ -105,6 +105,7 @@ def test_exactly_the_evicted_positions_are_replaced(family: str, source: str) ->
         assert unlike(left, right) == list(range(SINK, held - WINDOW))
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("family", TINY)
 @pytest.mark.parametrize("source", ["zeros", "noise"])
 def test_other_rows_change_the_text(family: str, source: str) -> None:
@@ -140,6 +141,7 @@ def test_a_prompt_within_the_window_is_left_alone() -> None:
         assert restored.restored == 0
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("family", ["gemma3_text", "llama", "qwen3_5"])
 def test_later_turns_go_on_and_restore_what_they_push_out(family: str) -> None:
     with opened(family, "exact") as restored, opened(family, None) as native:
@@ -278,6 +280,7 @@ def test_without_injection_nothing_is_counted_and_noise_changes_nothing(
         assert disabled.restored == 0
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("family", ["qwen3_next", "gemma3_text"])
 def test_a_session_that_starts_over_restores_again(family: str):
     """Recurrent layers are listened to by two: neither may take the other's place away."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from time import monotonic
+from time import process_time
 from typing import Any
 
 import pytest
@@ -151,7 +151,7 @@ def test_a_body_full_of_mistakes_is_refused_at_the_first(door: Door, name: str):
     path = "/v1/chat/completions"
     if name == "prompt":
         body, path = {"model": "demo", "prompt": many}, "/v1/completions"
-    began = monotonic()
+    began = process_time()
     answer = door.send(post(body, path))
     assert status(answer) == 400
-    assert monotonic() - began < 3
+    assert process_time() - began < 3

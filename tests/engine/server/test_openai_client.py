@@ -53,6 +53,7 @@ def test_a_stream_gives_the_same_text_and_ends_with_how_it_came_about(client: op
         assert not any(hasattr(chunk, "x_kakeya") for chunk in chunks[:-1])
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("ask", [asked, completed], ids=["chat", "text"])
 def test_a_stream_tells_the_usage_where_it_is_asked_for_and_nowhere_else(client: openai.OpenAI, ask: Any):
     whole = ask(client)
@@ -65,6 +66,7 @@ def test_a_stream_tells_the_usage_where_it_is_asked_for_and_nowhere_else(client:
     assert not any(chunk.usage for chunk in before)
 
 
+@pytest.mark.slow
 def test_a_stream_comes_while_the_text_is_made(client: openai.OpenAI):
     endless = {"max_tokens": 200, "logit_bias": {"2": -100, "7": -100}, "extra_body": {"block": 1}}
     began = time.monotonic()
@@ -81,6 +83,7 @@ def test_text_completions_stream_too(client: openai.OpenAI):
     assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason == "length"
 
 
+@pytest.mark.slow
 def test_a_prompt_of_token_ids_is_the_same_prompt(client: openai.OpenAI):
     whole = completed(client, extra_body={"return_token_ids": True})
     tokens = whole.x_kakeya["prompt_token_ids"]
@@ -143,6 +146,7 @@ def always(word: str) -> dict[str, Any]:
     return {"logit_bias": {str(vocabulary[f"Ġ{word}"]): 100}, "max_tokens": 3, "temperature": 0}
 
 
+@pytest.mark.slow
 def test_the_space_between_the_prompt_and_the_text_is_part_of_the_text(client: openai.OpenAI):
     whole = completed(client, logprobs=2, **always("the")).choices[0]
     assert whole.text == " the the the"
@@ -226,6 +230,7 @@ def test_a_streamed_tool_call_is_the_same(client: openai.OpenAI):
     assert not "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
 def test_a_tool_call_can_be_demanded_of_any_model(client: openai.OpenAI, choice: Any):
     reply = asked(client, tools=[by_heart.WEATHER], tool_choice=choice, max_tokens=200)
@@ -243,6 +248,7 @@ def test_reasoning_is_told_apart(client: openai.OpenAI):
     assert "".join(delta.content or "" for delta in deltas) == message.content
 
 
+@pytest.mark.slow
 def test_what_follows_the_reasoning_keeps_to_the_schema(client: openai.OpenAI):
     riddle = [{"role": "user", "content": by_heart.RIDDLE}]
     reply = asked(client, model="heart", messages=riddle, response_format=FORMAT, max_tokens=200)
@@ -250,6 +256,7 @@ def test_what_follows_the_reasoning_keeps_to_the_schema(client: openai.OpenAI):
     jsonschema.validate(json.loads(reply.choices[0].message.content), SCHEMA)
 
 
+@pytest.mark.slow
 def test_the_next_turn_reuses_the_prompt_cache(client: openai.OpenAI):
     long = "Make a numbered list of: " + ", ".join(["table", "window", "river"] * 120) + "."
     talk = [{"role": "user", "content": long}]
@@ -312,6 +319,7 @@ def test_log_probabilities_end_where_the_text_does(client: openai.OpenAI):
         assert "".join(told[:-1]) in said  # no token more than the one in which the stop begins
 
 
+@pytest.mark.slow
 def test_what_the_client_makes_of_an_answer_can_be_sent_back(client: openai.OpenAI):
     first = asked(client)
     again = asked(
@@ -396,7 +404,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], int, str | None]] = [
 ]
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("fields", "kind", "status", "param"), WRONG, ids=lambda value: str(value)[:40])
 def test_errors_are_typed_exceptions_that_name_the_field(

@@ -126,6 +126,7 @@ def test_the_loss_goes_down_and_the_folder_says_so(
     assert told[-1] == (told[0][1], told[0][1], "held out", "done")
 
 
+@pytest.mark.slow
 def test_the_file_loads_and_restores(
     trained: tuple[Path, dict[str, Any], list[tuple[int, int, str, str]]],
     target: LoadedTarget,
@@ -233,6 +234,7 @@ def test_a_run_that_is_interrupted_leaves_no_folder(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_files_of_whichever_name_beside_the_projector_stay(
     trained: tuple[Path, dict[str, Any], list[tuple[int, int, str, str]]],
     target: LoadedTarget,

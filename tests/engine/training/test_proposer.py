@@ -52,6 +52,7 @@ def step_of(task: proposer.ProposerTask, variant: int) -> int:
     return next(step for step in range(200) if task.variant(step) == variant)
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("block", [4, 8, 16])
 def test_a_single_block_is_computed_as_in_drafting(network: Any, task: proposer.ProposerTask, block: int):
     tokens, positions, sees, labels, _, _ = task.batch(step_of(task, -block))
@@ -112,6 +113,7 @@ def test_a_step_is_the_same_after_a_stop(task: proposer.ProposerTask):
             assert mx.array_equal(first, second).item()
 
 
+@pytest.mark.slow
 def test_selfplay_without_taps_writes_the_same_text(tiny_target: Any, demo_tokenizer: Any):
     made = [
         selfplay.continue_greedily(tiny_target, demo_tokenizer, seed=0, rows=3, length=96, taps=taps)
@@ -121,6 +123,7 @@ def test_selfplay_without_taps_writes_the_same_text(tiny_target: Any, demo_token
     assert np.array_equal(made[0].tokens, made[1].tokens)
 
 
+@pytest.mark.slow
 def test_rounds_of_a_drafter_without_taps_emit_every_token(tiny_target: Any, network: Any):
     prompt = [int(token) for token in np.random.default_rng(0).integers(8, 1280, 40)]
     continuation = evaluate.greedy(tiny_target, prompt, 30)

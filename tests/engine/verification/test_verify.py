@@ -82,6 +82,7 @@ def test_record_is_of_the_published_schema_and_names_the_report(
     assert parsed.environment["models"]["target"] == genuine["environment"]["models"]["target"]
 
 
+@pytest.mark.slow
 def test_seed_repeats_the_draw_and_is_new_without_one(genuine: Document, verify: Verifier) -> None:
     def drawn(*words: str) -> tuple[int, list[str]]:
         _, record, _ = verify(genuine, "--sample", "1", *words)
@@ -155,6 +156,7 @@ def test_small_change_is_refuted(
     assert {finding["check"] for finding in record["findings"]} == {check}
 
 
+@pytest.mark.slow
 def test_undrawn_row_is_held_against_its_prompt(genuine: Document, verify: Verifier) -> None:
     for identifier in ("own-001", "own-002"):
         document = forgeries.forged(genuine, lambda document: forgeries.swap_prompt(document, identifier))  # noqa: B023

@@ -135,7 +135,7 @@ def test_a_rule_for_no_preset_of_this_machine_is_an_error() -> None:
         narrowed("[presets.jib]\ntimeout_s = 60")
     with pytest.raises(PolicyError) as caught:
         narrowed("[presets.work]\ntimeout_s = 60")
-    assert caught.value.remedy == "write [presets.job]"
+    assert caught.value.remedy == "presets: job"
 
 
 def test_every_bundled_preset_may_be_narrowed_to_its_own_bounds() -> None:
@@ -161,6 +161,7 @@ BOUNDS = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(sorted(JOB.params)), BOUNDS, st.lists(st.one_of(SMALL, st.booleans()), max_size=8))
 def test_whatever_bounds_are_given_nothing_is_taken_that_the_preset_refuses(

@@ -8,7 +8,7 @@ import pytest
 
 from bridge.errors import PolicyError
 from bridge.runner import policy
-from bridge.runner.hours import DAYS, check_span, is_within
+from bridge.runner.policy import DAYS, check_span, is_within
 
 MONDAY = datetime(2026, 3, 2)  # a clock on a wall shows no zone
 

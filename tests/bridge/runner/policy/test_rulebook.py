@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bridge.errors import BridgeError, PolicyError
-from bridge.runner.rulebook import Rulebook
+from bridge.runner.config import Rulebook
 
 PRESET = """
 name = "echo"
@@ -43,9 +43,9 @@ def owner(tmp_path: Path) -> Owner:
 
 def test_nothing_is_read_again_while_nothing_changes(owner: Owner) -> None:
     book = owner.book()
-    rules = book.rules
+    presets = book.presets
     assert not book.refresh()
-    assert book.rules is rules
+    assert book.presets is presets
 
 
 def test_a_change_is_read_and_said_once(owner: Owner) -> None:
@@ -53,8 +53,8 @@ def test_a_change_is_read_and_said_once(owner: Owner) -> None:
     owner.write("policy.toml", "allow_presets = []\n")
     assert book.refresh()
     assert not book.refresh()
-    assert book.rules.policy.allow_presets == ()
-    assert book.rules.summary().startswith("presets: none; not allowed: ")
+    assert book.policy.allow_presets == ()
+    assert book.summary().startswith("presets: none; not allowed: ")
 
 
 def test_a_change_that_says_the_same_is_not_said(owner: Owner) -> None:
@@ -85,7 +85,7 @@ def test_what_became_wrong_is_a_fault_until_it_is_right_again(
     owner: Owner, name: str, text: str, mode: int, message: str
 ) -> None:
     book = owner.book()
-    before = book.rules
+    before = (book.policy, book.presets)
     kept = (owner.folder / name).read_text() if (owner.folder / name).exists() else None
     owner.write(name, text, mode)
     assert book.refresh()
@@ -94,7 +94,7 @@ def test_what_became_wrong_is_a_fault_until_it_is_right_again(
         raise book.fault
     with pytest.raises(BridgeError, match=message):
         owner.book()
-    assert book.rules is before
+    assert (book.policy, book.presets) == before
     assert not book.refresh()
     (owner.folder / name).unlink()
     if kept is not None:
@@ -148,4 +148,4 @@ def test_a_file_that_goes_is_no_wish_for_the_default(owner: Owner) -> None:
     assert book.fault is not None
     assert "policy.toml is gone" in book.fault.message
     assert not book.refresh()
-    assert owner.book().rules.policy.allow_presets is None  # a start says which policy it serves with
+    assert owner.book().policy.allow_presets is None  # a start says which policy it serves with

@@ -9,11 +9,11 @@ import pytest
 
 from bridge import signing
 from bridge.bus.cancels import CancelOutcome, request_cancel
-from bridge.bus.state import RefValue
+from bridge.bus.requests import RefValue
 from bridge.git.cache import GitCache
 from bridge.protocol import refs
-from bridge.protocol.cancel import new_cancel
-from bridge.runner.hours import DAYS
+from bridge.protocol.manifest import new_cancel
+from bridge.runner.policy import DAYS
 from tests.bridge.runner.bench import Bench
 from tests.houses import wait_for
 

@@ -36,6 +36,7 @@ def test_second_job_of_the_engine_finds_the_kernels_of_the_first(bench: Bench) -
     assert not list(bench.config_of().jobs.iterdir())
 
 
+@pytest.mark.slow
 def test_other_programs_get_no_cache(bench: Bench) -> None:
     bench.config_of().kernel_cache.mkdir(mode=0o700)
     bench.install({"looks": LOOK})
@@ -44,6 +45,7 @@ def test_other_programs_get_no_cache(bench: Bench) -> None:
     assert bench.log(asked.nonce) == "False\n"
 
 
+@pytest.mark.slow
 def test_job_that_fails_empties_the_cache(bench: Bench) -> None:
     """A compiler that was killed leaves half a kernel, which would be loaded for ever."""
     half = bench.config_of().kernel_cache / "0.0" / "cpu" / "libhalf.so"

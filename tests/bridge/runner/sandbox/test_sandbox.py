@@ -18,7 +18,7 @@ from bridge.runner.child import Supervisor
 from bridge.runner.sandbox import linux as linux_sandbox
 from bridge.runner.sandbox.base import NOT_ENFORCED, Access, JobDirs, NoSandbox, installation
 from bridge.runner.sandbox.linux import Bubblewrap
-from tests.bridge.runner.jobs import SANDBOX, UNSANDBOXED, Jobs, linux, marked, needs_sandbox
+from tests.bridge.runner.jobs import EITHER, Jobs, linux, marked, needs_sandbox
 from tests.houses import wait_for
 
 
@@ -217,12 +217,9 @@ for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
 Popen(ARGV, start_new_session=True)
 """,
 }
-EITHER = (
-    pytest.param(SANDBOX, id="sandbox", marks=needs_sandbox),
-    pytest.param(UNSANDBOXED, id="unsandboxed"),
-)
 
 
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize("sandbox", EITHER)
 @pytest.mark.parametrize("way", SURVIVORS.values(), ids=SURVIVORS)
 def test_nothing_that_a_job_started_outlives_it(tmp_path: Path, sandbox: NoSandbox, way: str) -> None:

@@ -15,15 +15,9 @@ from bridge.runner.policy import JobLimits
 from bridge.runner.sandbox.base import resource_limits
 from bridge.runner.sandbox.watchdog import Breach, FolderUse, Watchdog, measure
 from bridge.runner.verdict import of_exit
-from tests.bridge.runner.jobs import SANDBOX, UNSANDBOXED, Jobs, linux, needs_sandbox
+from tests.bridge.runner.jobs import EITHER, UNSANDBOXED, Jobs, linux
 
 MIB = 1 << 20
-
-
-EITHER = (
-    pytest.param(SANDBOX, id="sandbox", marks=needs_sandbox),
-    pytest.param(UNSANDBOXED, id="unsandboxed"),
-)
 
 
 @pytest.fixture(params=EITHER)
@@ -87,7 +81,7 @@ BREACHES = {
 
 
 @linux
-@pytest.mark.sampled(4, 2)
+@pytest.mark.sampled(12, 1)
 @pytest.mark.parametrize(("script", "allowed"), BREACHES.values(), ids=BREACHES)
 def test_a_job_that_takes_too_much_ends_and_is_told_what(
     jobs: Jobs, script: str, allowed: dict[str, int]
@@ -158,6 +152,7 @@ def test_counting_ends_soon_after_the_limit(tmp_path: Path) -> None:
     assert measured(tmp_path, most_files=10).files == 11
 
 
+@pytest.mark.slow
 def test_folders_are_measured_less_often_the_longer_it_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

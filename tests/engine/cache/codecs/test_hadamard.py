@@ -12,6 +12,7 @@ from engine.errors import ConfigurationError
 DIMS = (4, 8, 12, 16, 24, 32, 40, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 1024)
 
 
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize("dim", DIMS)
 def test_a_rotation_is_a_hadamard_matrix_and_is_taken_back(dim: int):
     turn = Hadamard(dim)

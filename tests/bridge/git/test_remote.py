@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge.errors import BusError
-from bridge.git.credentials import for_git
+from bridge.git.remote import for_git
 from tests.houses import House
 
 NASTY = "p%s@:w d/é'\"#?$(touch x)`\\ {}"
@@ -37,6 +37,7 @@ def filled(house: House, env: dict[str, str], scheme: str, host: str) -> dict[st
     return {key: value for key, value in pairs.items() if key in ("username", "password")}
 
 
+@pytest.mark.sampled(6, 1)
 @pytest.mark.parametrize("word", ["secret", NASTY, "", " ", "=", "-n", "%41", "50%"])
 @pytest.mark.parametrize("host", ["example.org", "Example.org:8080", "[::1]:8080"])
 def test_git_finds_name_and_password_and_the_address_holds_neither(house: House, word: str, host: str):

@@ -9,9 +9,8 @@ import pytest
 from pydantic import BaseModel
 
 from bridge import settings
-from bridge.config_file import MAX_BYTES, STRICT, parse_toml, read_file, read_owned_file
 from bridge.errors import PolicyError
-from bridge.settings import SettingsError
+from bridge.settings import MAX_BYTES, STRICT, SettingsError, parse_toml, read_file, read_owned_file
 
 
 class Inner(BaseModel):
