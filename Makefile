@@ -26,7 +26,7 @@ setup: $(STAMP) ## make .venv with everything the project needs, from the lock f
 demo: $(STAMP) ## the main job end to end: request, git remote, runner, engine, gate, result
 	@$(BIN)/kakeya_mac demo
 
-test: $(STAMP) ## the fast tests (some two minutes on 2 cores)
+test: $(STAMP) ## the fast tests (some three minutes on 2 cores)
 	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile --ignore tests/e2e # a third worker: many of these tests wait
 
 SLOW ?= tests

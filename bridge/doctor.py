@@ -30,11 +30,11 @@ from bridge.git.errors import summary
 from bridge.git.remote import for_git
 from bridge.git.repo import GitRepo
 from bridge.github.api import TOKEN_VARIABLES, GitHub, Repository, Token, find_token, repository_of
-from bridge.mac import launchd, options
+from bridge.mac import options, setup
 from bridge.mac.options import FOLDERS, OPTIONS_FILE, SetupUsage, read_stored
 from bridge.proc import find_program
 from bridge.protocol.refs import INBOX, request_ref
-from bridge.protocol.runner_info import RunnerCard
+from bridge.protocol.runner_info import RunnerInfo
 from bridge.runner import models
 from bridge.runner.config import PUBLIC_HOST, RunnerConfig, Timing, survey_config, timing_of
 from bridge.runner.machine import CAFFEINATE, find_sandbox
@@ -330,17 +330,17 @@ def bus_load(settings: Settings, git: GitRepo, remote: Remote) -> Iterator[Check
     except BridgeError as error:
         yield look.error(error, "try again", Level.WARN)
         return
-    timings = [_timing(seen.card, remote) for seen in live]
+    timings = [_timing(seen.info, remote) for seen in live]
     pushes = sum(60 / timing.registration_s + 60 / timing.heartbeat_s for timing in timings)
     reads = sum(60 / (timing.fast_s or min(timing.poll_s, timing.cancel_s)) for timing in timings)
     found = (
-        f"{len(live)} live runner(s): at most about {pushes:.1f} pushes and {reads:,.0f} reads a minute,"
-        " while all of them work"
+        f"{len(live)} live runner(s): at most about {pushes:.1f} pushes and {reads:,.0f} reads a minute while"
+        " all of them work, beside claims and results"
     )
     is_public = timing_of(remote.address) is PUBLIC_HOST
     if is_public and (pushes > MOST_PUSHES_PER_MINUTE or reads / 60 > MOST_READS_PER_SECOND):
         limits = f"{MOST_PUSHES_PER_MINUTE} pushes a minute and {MOST_READS_PER_SECOND} reads a second"
-        fix = "serve from fewer runners, upgrade old ones, or serve them with --lease 600 --beat 200"
+        fix = "serve from fewer runners, or upgrade old ones"
         yield look.warn(f"{found}; such hosts recommend at most {limits} for a repository", fix)
     else:
         yield look.ok(found)
@@ -353,12 +353,12 @@ def bus_load(settings: Settings, git: GitRepo, remote: Remote) -> Iterator[Check
         )
 
 
-def _timing(card: RunnerCard, remote: Remote) -> Timing:
+def _timing(info: RunnerInfo, remote: Remote) -> Timing:
     """How often a runner talks to the remote, as far as its registration tells."""
     usual = timing_of(remote.address)
-    if card.interval_s < usual.registration_s:  # an earlier version, which knew no public hosts
+    if info.interval_s < usual.registration_s:  # an earlier version, which knew no public hosts
         usual = timing_of("ssh://git@own.invalid/")
-    return replace(usual, registration_s=card.interval_s)
+    return replace(usual, registration_s=info.interval_s)
 
 
 # GitHub ---------------------------------------------------------------------------------------------------
@@ -523,7 +523,7 @@ def _owner(settings: Settings, git: GitRepo, *, has_runner: bool) -> Iterator[Ch
         yield look.ok(f"{allowed}; only signed requests")
     else:
         fix = f"kakeya_mac runner signers add NAME --key …, and require_signature = true in {FILE_NAME}"
-        yield look.warn(f"{allowed}; unsigned requests are taken: whoever can push may ask", fix)
+        yield look.warn(f"{allowed}; unsigned requests are accepted from everyone who can push", fix)
     yield trust(has_runner=has_runner)
     yield from _models(config)
     yield _lfs(git, config.policy.lfs.endpoint)
@@ -538,7 +538,7 @@ def trust(*, has_runner: bool) -> Check:
     if not has_runner:
         return look.ok("no runner of GitHub Actions here: requests come to this account's daemon alone")
     return look.warn(
-        "a runner of GitHub Actions: whoever can push to its repository can run code as this user; the policy"
+        "a runner of GitHub Actions: who can push to its repository can run code as this user; the policy"
         " prevents mistakes, not attacks",
         "`kakeya_mac runner serve` instead: a daemon runs nothing but what its policy admits",
     )
@@ -550,16 +550,16 @@ def services(prefix: Path) -> Iterator[Check]:
         look = _Look("service", "launchctl")
         yield look.ok("not macOS: who keeps a daemon running is not known here")
         return
-    for label in launchd.SERVICE_LABELS:
-        if not launchd.staged(prefix, label).exists():
+    for label in setup.SERVICE_LABELS:
+        if not setup.staged(prefix, label).exists():
             continue
-        look, known = _Look(f"service {label}", f"launchctl print system/{label}"), launchd.query(label)
+        look, known = _Look(f"service {label}", f"launchctl print system/{label}"), setup.query(label)
         if known is None:
             yield look.fail("launchd does not know it", f"{_SETUP} --sudo")
-        elif not known.runs:
-            fix = f"see why: tail {launchd.log_file(prefix, label)}"
-            yield look.fail(f"it does not run: {known.said}", fix)
-        elif not launchd.is_current(prefix, label):
+        elif known != "running":
+            fix = f"see why: tail {setup.log_file(prefix, label)}"
+            yield look.fail(f"it does not run: {known}", fix)
+        elif not setup.is_current(prefix, label):
             yield look.warn("it has to be restarted with what setup wants now", f"{_SETUP} --sudo")
         else:
             yield look.ok("runs, and starts again after a restart")

@@ -1,4 +1,4 @@
-"""The walls of the house: who may import whom, and which file holds the only door to a side effect."""
+"""The architecture: which package may import which, and which file holds the only door to a side effect."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ _PATH = re.compile(r"(?<![\w./-])(?:[\w.-]+/)*(?:[\w.-]+/|[\w-]+\.(?:py|toml|jso
 
 def tree_lines() -> list[tuple[str, list[str], list[str]]]:
     """Of README's tree, each line's section, the names it is about, and the paths in its text."""
-    block = README.partition("## The house\n\n```\n")[2].partition("\n```")[0]
+    block = README.partition("## The source tree\n\n```\n")[2].partition("\n```")[0]
     section, about, lines = "", [""], []
     for line in block.splitlines():
         words = line.split()

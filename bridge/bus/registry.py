@@ -20,12 +20,12 @@ from bridge.git.repo import RefUpdate
 from bridge.protocol import refs
 from bridge.protocol.manifest import parse_time
 from bridge.protocol.runner_info import (
-    CARD_NAME,
-    CARD_SIGNATURE_NAME,
+    INFO_NAME,
+    INFO_SIGNATURE_NAME,
     MAX_BYTES,
-    RunnerCard,
+    RunnerInfo,
     is_live,
-    parse_card,
+    parse_info,
 )
 from bridge.signing.trust import TrustLevel
 
@@ -46,7 +46,7 @@ class Registration:
     name: str  # the name that the runner is listed under
     ref: str  # where it is
     commit: str  # the commit that ref holds
-    card: RunnerCard  # what it says
+    info: RunnerInfo  # what it says
     trust: TrustLevel  # what its signature is worth here
     signer: str | None  # the trusted name, or the fingerprint of another key; None: unsigned or unchecked
 
@@ -66,12 +66,12 @@ class Registry:
 
     def live(self, now: datetime) -> list[Registration]:
         """Runners that are alive, as far as they say."""
-        return [seen for seen in self.seen if is_live(seen.card, now)]
+        return [seen for seen in self.seen if is_live(seen.info, now)]
 
 
 def register(
     cache: GitCache,
-    card: RunnerCard,
+    info: RunnerInfo,
     signature: bytes | None,
     *,
     place: RefValue | None = None,
@@ -82,12 +82,12 @@ def register(
     It is listed under the runner's own name, or ``<name>-<id[:6]>`` while another runner of that name is
     alive.
     """
-    data = card.to_bytes()
+    data = info.to_bytes()
     if len(data) > MAX_BYTES:
-        raise BusError(f"the registration of {card.name} has {len(data)} bytes; at most {MAX_BYTES} are read")
-    files = {CARD_NAME: data, CARD_SIGNATURE_NAME: signature}
+        raise BusError(f"the registration of {info.name} has {len(data)} bytes; at most {MAX_BYTES} are read")
+    files = {INFO_NAME: data, INFO_SIGNATURE_NAME: signature}
     with cache.scratch() as scratch:
-        commit = scratch.commit_files(None, files, f"kakeya-mac runner: {card.name} [skip ci]\n")
+        commit = scratch.commit_files(None, files, f"kakeya-mac runner: {info.name} [skip ci]\n")
 
         def put(ref: str, expected: str) -> RefValue:
             for _ in range(_CONTENTION_TRIES):
@@ -98,8 +98,8 @@ def register(
                 else:
                     return RefValue(ref, commit)
                 other = next((seen for seen in found.seen if seen.ref == ref), None)
-                if other is not None and other.card.id != card.id and is_live(other.card, now):
-                    ref = f"{ref.rpartition('/')[0]}/{ref_name(card)}-{card.id[:6]}"
+                if other is not None and other.info.id != info.id and is_live(other.info, now):
+                    ref = f"{ref.rpartition('/')[0]}/{ref_name(info)}-{info.id[:6]}"
                 expected = found.held.get(ref, "")
             raise LeaseLost(
                 f"{ref} changed hands {_CONTENTION_TRIES} times", "the runner registers again later"
@@ -108,9 +108,9 @@ def register(
         if place is not None:
             return put(place.ref, place.commit)
         try:
-            return put(refs.RUNNERS + ref_name(card), "")
+            return put(refs.RUNNERS + ref_name(info), "")
         except PushRejected:
-            return put(refs.BRANCH_RUNNERS + ref_name(card), "")
+            return put(refs.BRANCH_RUNNERS + ref_name(info), "")
 
 
 def read_registry(
@@ -140,7 +140,7 @@ def remove_old_registrations(cache: GitCache, *, older_than: timedelta, now: dat
     """Delete the registrations of runners not seen for so long; returns their names. Unreadable ones stay."""
     gone = []
     for seen in read_registry(cache).seen:
-        if is_live(seen.card, now) or now - parse_time(seen.card.seen_at) <= older_than:
+        if is_live(seen.info, now) or now - parse_time(seen.info.seen_at) <= older_than:
             continue
         try:
             cache.push(cache.remote, [RefUpdate(seen.ref, None, seen.commit)], timeout_s=TIMEOUT_S)
@@ -150,37 +150,37 @@ def remove_old_registrations(cache: GitCache, *, older_than: timedelta, now: dat
     return gone
 
 
-def ref_name(card: RunnerCard) -> str:
+def ref_name(info: RunnerInfo) -> str:
     """A runner's name as the last part of a ref; git takes no ``..`` and no ``.`` or ``.lock`` at the end."""
-    return _NOT_IN_REF.sub("-", card.name)
+    return _NOT_IN_REF.sub("-", info.name)
 
 
 def _read(cache: GitCache, ref: str, commit: str, trusted: Mapping[str, str]) -> Registration | None:
     """A registration; None when it is none, is not that runner's, or its signature does not verify."""
     name = _listed_name(ref)
     try:
-        data = cache.read_file(commit, CARD_NAME, MAX_BYTES)
-        signature = cache.read_file(commit, CARD_SIGNATURE_NAME, signing.MAX_SIGNATURE_BYTES)
+        data = cache.read_file(commit, INFO_NAME, MAX_BYTES)
+        signature = cache.read_file(commit, INFO_SIGNATURE_NAME, signing.MAX_SIGNATURE_BYTES)
         if data is None:
             return None
-        card = parse_card(data)
-        if name not in (ref_name(card), f"{ref_name(card)}-{card.id[:6]}"):
+        info = parse_info(data)
+        if name not in (ref_name(info), f"{ref_name(info)}-{info.id[:6]}"):
             return None
-        trust, signer = _check_signature(card, data, signature, trusted)
+        trust, signer = _check_signature(info, data, signature, trusted)
     except (BusError, SignatureError):
         return None
-    return Registration(name, ref, commit, card, trust, signer)
+    return Registration(name, ref, commit, info, trust, signer)
 
 
 def _check_signature(
-    card: RunnerCard, data: bytes, signature: bytes | None, trusted: Mapping[str, str]
+    info: RunnerInfo, data: bytes, signature: bytes | None, trusted: Mapping[str, str]
 ) -> tuple[TrustLevel, str | None]:
-    """What a registration's signature is worth; a `SignatureError` where the card names another key."""
+    """What a registration's signature is worth; a `SignatureError` where it names another key."""
     if signature is None:
-        if card.public_key is not None:
+        if info.public_key is not None:
             raise SignatureError("the registration names a key and is not signed")
         return TrustLevel.UNSIGNED, None
-    named = None if card.public_key is None else signing.fingerprint(card.public_key)
+    named = None if info.public_key is None else signing.fingerprint(info.public_key)
     if not signing.available():
         return TrustLevel.UNCHECKED, None
     signer = signing.signer_fingerprint(data, signature, signing.RUNNER_NAMESPACE)
@@ -192,11 +192,11 @@ def _check_signature(
 def _latest(found: list[Registration]) -> list[Registration]:
     """The last registration of each runner (it may have been listed under two names), no two of one name."""
     newest: dict[tuple[str, TrustLevel, str | None], Registration] = {}
-    for seen in sorted(found, key=lambda seen: (seen.card.seen_at, seen.ref)):
-        newest[seen.card.id, seen.trust, seen.signer] = seen
+    for seen in sorted(found, key=lambda seen: (seen.info.seen_at, seen.ref)):
+        newest[seen.info.id, seen.trust, seen.signer] = seen
     named: dict[str, Registration] = {}
     for seen in sorted(newest.values(), key=lambda seen: seen.ref, reverse=True):  # own refs before branches
-        name = seen.name if seen.name not in named else f"{seen.name}-{seen.card.id[:6]}"
+        name = seen.name if seen.name not in named else f"{seen.name}-{seen.info.id[:6]}"
         named[name] = replace(seen, name=name)
     return list(named.values())
 

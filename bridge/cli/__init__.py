@@ -30,7 +30,7 @@ from bridge.render import terminal
 if TYPE_CHECKING:
     from rich.table import Table
 
-# The module of each command is `bridge.cli.NAME`; they stand in the order a newcomer needs them.
+# The module of each command is `bridge.cli.NAME`; in the order in which a newcomer needs them.
 COMMANDS = {
     "demo": "Run the main job end to end on this machine, over a git remote of its own.",
     "doctor": "Can this checkout use the bridge? What is missing, and how to fix it.",
@@ -160,7 +160,7 @@ def show(
 
 
 def echo_json(document: Mapping[str, Any], *, untrusted: Collection[str] = ()) -> None:
-    """Print one JSON line that names the keys below which text from the bus stands."""
+    """Print one JSON line that names the keys that hold text from the bus."""
     click.echo(json.dumps(terminal.document(document, untrusted), sort_keys=True))
 
 

@@ -65,7 +65,7 @@ def doctor(role: str | None, remote: str | None, allow_public: bool, as_json: bo
     if as_json:
         document = {"role": role, "status": "fail" if failed else "ok", "exit_code": code}
         rows = [asdict(check) for check in checks]
-        echo_json({**document, "checks": rows}, untrusted=("checks",))  # what a server says stands in them
+        echo_json({**document, "checks": rows}, untrusted=("checks",))  # they quote the server
     elif failed:
         click.echo(f"\n{READY[role][1]}: {failed} check{'s' * (failed > 1)} failed.")
     elif role == "ci" and warned:  # a warning may say that nothing can be asked

@@ -60,7 +60,7 @@ def handle_options(function: Function) -> Function:
 
 
 class _WaitSeconds(click.FloatRange):
-    """Seconds that may be left out. So a handle that stands behind the option is taken for its value."""
+    """Seconds that may be left out. A handle right after the option is read as its value."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if re.fullmatch(r"[0-9.eE+-]+", str(value)) is None:

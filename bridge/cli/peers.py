@@ -22,8 +22,7 @@ log = logging.getLogger(__name__)
 def peers() -> None:
     """Runners of other Macs that this one knows: the list known_runners of the configuration folder.
 
-    It matters where the policy requires signatures: there only claims of known runners hold a request, and
-    what they answered is not done again.
+    It matters where the policy requires signatures: there only claims of known runners hold a request.
     """
 
 
@@ -35,9 +34,9 @@ add_list_commands(
     state="known",
     empty="no runner of another Mac is known here",
     texts={
-        "add": "Respect the claims, and believe the cards, that the key signed as those of the runner NAME.",
+        "add": "Respect the claims and registrations that the key signed as those of the runner NAME.",
         "list": "Show every known runner, and whether its key counts.",
-        "remove": "Remove the keys of the runner NAME from the list. What it answered before stays known.",
+        "remove": "Remove the keys of the runner NAME from the list.",
     },
     example="""\b
 Examples:
@@ -54,7 +53,7 @@ Examples:
   kakeya_mac runner key --name studio --renew
 
 --renew makes a new key in place of the old one, which is deleted; a serving runner uses it from its next
-signature on. Give the printed commands to everybody who trusts the old one, and have them revoke that."""
+signature on. Give the printed commands to everyone who trusts the old one, and have them revoke that."""
 )
 @click.option("--name", metavar="NAME", help="The runner's name (default: the host's).")
 @click.option("--renew", is_flag=True, help="Make a new key, for good.")

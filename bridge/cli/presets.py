@@ -89,7 +89,7 @@ def _offers(live: Sequence[Registration], name: str | None) -> list[Offered]:
     """What live runners offer, or only the preset of a name or alias, one entry a version of a preset."""
     found: dict[tuple[str, str], Offered] = {}
     for seen in live:
-        for offer in seen.card.presets:
+        for offer in seen.info.presets:
             if name is None or name in (offer.name, *offer.aliases):
                 found.setdefault((offer.name, offer.digest), []).append((seen, offer))
     return [sorted(found[key], key=lambda pair: not pair[0].trusted) for key in sorted(found)]
@@ -206,10 +206,10 @@ def renamed_line(preset: Preset) -> str:
 
 
 def model_line(need: ModelNeed) -> str:
-    """What a model is, where its folder is looked for, and what stands in for it."""
+    """What a model is, where its folder is looked for, and what replaces it where it is missing."""
     variable = "KAKEYA_MODEL_" + need.name.upper().replace("-", "_")
     place = f"in ~/kakeya-models/{need.name}, or where the policy or {variable} says"
-    instead = f"; without Metal the shipped {need.stand_in} stands in" if need.stand_in else ""
+    instead = f"; without Metal the shipped {need.stand_in} replaces it" if need.stand_in else ""
     return f"{need.mac}; {place}{instead}"
 
 

@@ -126,7 +126,7 @@ allows is in policy.toml of the configuration folder; the default runs no code o
     "--prune/--no-prune",
     default=True,
     show_default=True,
-    help="When idle, archive results older than 14 days or beyond the newest 500, and delete their branches.",
+    help="Between jobs, archive results older than 14 days or beyond the newest 500; delete their branches.",
 )
 def serve(
     remote: str | None,

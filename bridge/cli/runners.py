@@ -19,7 +19,7 @@ from bridge.client.runners import absence, read_runners
 from bridge.errors import NoRemote, RemoteUnreachable, SignatureError
 from bridge.git.repo import GitRepo
 from bridge.protocol.manifest import parse_time, properties
-from bridge.protocol.runner_info import RunnerCard, is_live
+from bridge.protocol.runner_info import RunnerInfo, is_live
 from bridge.protocol.sanitize import clean_line
 from bridge.settings import Settings
 from bridge.signing import fingerprint
@@ -44,7 +44,7 @@ _TRUST = {
     TrustLevel.UNSIGNED: "unsigned",
     TrustLevel.UNCHECKED: "signed, but not checked: ssh-keygen is not installed",
 }
-_CARD_FIELDS = {"seen_at", "state", "job", "load", "models", "machine", "tools", "limits", "version", "id"}
+_INFO_FIELDS = {"seen_at", "state", "job", "load", "models", "machine", "tools", "limits", "version", "id"}
 
 
 @click.group(invoke_without_command=True, epilog=EPILOG)
@@ -149,7 +149,7 @@ def _show(config: Settings, remote: str | None, registry: Registry | None, *, as
     seen = () if registry is None else registry.seen
     left_out = 0 if registry is None else registry.left_out
     entries = pinned_keys(path)
-    seen_keys = {entry.card.public_key for entry in seen if entry.trusted}
+    seen_keys = {entry.info.public_key for entry in seen if entry.trusted}
     absent = [entry for entry in entries if entry.listed.key.line not in seen_keys]
     rows = [*(_runner_json(entry, now) for entry in seen), *map(_key_json, absent)]
     document = {"file": str(path), "remote": remote, "runners": rows, "left_out": left_out}
@@ -162,30 +162,30 @@ def _show(config: Settings, remote: str | None, registry: Registry | None, *, as
         lines.append("  kakeya_mac runners trust NAME, or kakeya_mac runners trust --first")
     show(as_json, document, lines, untrusted=("runners",), note=bool(seen))
     if left_out and not as_json:
-        click.echo(f"{left_out} card(s) that are none, or not what they say, were left out", err=True)
+        click.echo(f"{left_out} invalid registration(s) were skipped", err=True)
     return 0
 
 
 def _runner_json(seen: Registration, now: datetime) -> dict[str, Any]:
-    card = seen.card
-    return card.model_dump(mode="json", include=_CARD_FIELDS) | {
+    info = seen.info
+    return info.model_dump(mode="json", include=_INFO_FIELDS) | {
         "name": seen.name,
-        "key": card.public_key,
-        "fingerprint": None if card.public_key is None else fingerprint(card.public_key),
+        "key": info.public_key,
+        "fingerprint": None if info.public_key is None else fingerprint(info.public_key),
         "trusted": seen.trusted,
         "trusted_as": seen.signer if seen.trusted else None,
         "standing": seen.trust,
-        "live": is_live(card, now),
-        "presets": [offer.name for offer in card.presets if offer.available],
-        "unavailable": {offer.name: offer.why for offer in card.presets if not offer.available},
-        "properties": _properties(card),
+        "live": is_live(info, now),
+        "presets": [offer.name for offer in info.presets if offer.available],
+        "unavailable": {offer.name: offer.why for offer in info.presets if not offer.available},
+        "properties": _properties(info),
     }
 
 
 def _key_json(entry: ListedKey) -> dict[str, Any]:
     """A listed key whose runner was not seen, with the keys of `_runner_json`."""
     line, counts = entry.listed, entry.state is KeyState.COUNTS
-    return dict.fromkeys(_CARD_FIELDS) | {
+    return dict.fromkeys(_INFO_FIELDS) | {
         "name": line.name,
         "key": line.key.line,
         "fingerprint": line.key.fingerprint,
@@ -200,26 +200,26 @@ def _key_json(entry: ListedKey) -> dict[str, Any]:
 
 
 def _runner_lines(seen: Registration, now: datetime) -> Iterator[str]:
-    card = seen.card
+    info = seen.info
     trust = _TRUST[seen.trust]
     if seen.trusted and seen.signer != seen.name:
         trust = f"trusted as {seen.signer}"
-    job = "" if card.job is None else f" with {card.job.preset} for {card.job.elapsed_s:.0f} s"
-    ago_s = max(0, round((now - parse_time(card.seen_at)).total_seconds()))
-    yield f"{seen.name}  {absence(card, now) or f'{card.state}{job}, seen {ago_s} s ago'}  ({trust})"
-    available = [offer.name for offer in card.presets if offer.available]
+    job = "" if info.job is None else f" with {info.job.preset} for {info.job.elapsed_s:.0f} s"
+    ago_s = max(0, round((now - parse_time(info.seen_at)).total_seconds()))
+    yield f"{seen.name}  {absence(info, now) or f'{info.state}{job}, seen {ago_s} s ago'}  ({trust})"
+    available = [offer.name for offer in info.presets if offer.available]
     yield f"    offers   {', '.join(available) or 'nothing'}"
-    if lacking := [name for name, place in card.models.items() if place == "missing"]:
+    if lacking := [name for name, place in info.models.items() if place == "missing"]:
         yield f"    lacks    models {_line(', '.join(lacking))}"
-    known = _properties(card)
+    known = _properties(info)
     parts = [known["chip"], f"{known['cores']} cores" if known["cores"] else None]
     parts += [f"{known['memory']:g} GB" if known["memory"] else None, known["system"], known["os"]]
     parts += [known["machine"], "Metal" if known["metal"] is True else None]
     machine = _line(", ".join(str(part) for part in parts if part is not None)) or "unknown"
-    yield f"    machine  {machine}; kakeya-mac {_line(card.version)}"
+    yield f"    machine  {machine}; kakeya-mac {_line(info.version)}"
     if known["label"]:
         yield f"    labels   {_line(', '.join(known['label']))}"
-    if card.limits.require_signature:
+    if info.limits.require_signature:
         yield "    takes    only requests signed by a requester it knows"
 
 
@@ -231,9 +231,9 @@ def _key_line(entry: ListedKey, *, looked: bool) -> str:
     return f"{line.name}  {unseen}({trust})  {line.key.line}"
 
 
-def _properties(card: RunnerCard) -> dict[str, Any]:
+def _properties(info: RunnerInfo) -> dict[str, Any]:
     """What `run --on` can name of a runner, and its values; null where they are not known."""
-    found = properties(card.machine, card.name)
+    found = properties(info.machine, info.name)
     return {name: next(iter(values), None) for name, values in found.items()} | {"label": found["label"]}
 
 
@@ -242,20 +242,20 @@ def _line(text: str) -> str:
 
 
 def _published_keys(config: Settings, name: str | None) -> dict[str, Registration]:
-    """The keys that sign the cards that show them, of all runners or those of a name."""
+    """The keys that sign the registrations that show them, of all runners or those of a name."""
     remote, registry = _look(config)
     found = {
-        entry.card.public_key: entry
+        entry.info.public_key: entry
         for entry in registry.seen
         if entry.signer is not None
-        and entry.card.public_key is not None
-        and (name is None or name in (entry.name, entry.card.name))
+        and entry.info.public_key is not None
+        and (name is None or name in (entry.name, entry.info.name))
     }
     if not found:
         there = ", ".join(entry.name for entry in registry.seen) or "none"
         named = "" if name is None else f" named {ascii(name)[:80]}"
         raise SignatureError(
-            f"no runner{named} publishes a signed card on {remote} (runners seen: {there})",
+            f"no runner{named} publishes a signed registration on {remote} (runners seen: {there})",
             f"it prints its key when it starts: kakeya_mac runners trust {name or 'NAME'}"
             " --key 'ssh-ed25519 …'",
         )
@@ -268,14 +268,14 @@ def _show_key(config: Settings, name: str) -> int:
         click.echo(
             f"  anyone with push rights can publish one: compare it with what {name} prints on its machine"
         )
-        click.echo(f"  when both are the same: kakeya_mac runners trust {seen.card.name} --key '{key}'")
+        click.echo(f"  when both are the same: kakeya_mac runners trust {seen.info.name} --key '{key}'")
     click.echo("nothing was trusted", err=True)
     return 2
 
 
 def _pin_first(config: Settings, name: str | None, valid_until: datetime | None) -> int:
     """Trust on first use: refuse where no key is published, or several are, or another one is pinned."""
-    keys = {key: seen.card.name for key, seen in _published_keys(config, name).items()}
+    keys = {key: seen.info.name for key, seen in _published_keys(config, name).items()}
     [(key, runner), *others] = keys.items()
     by_hand = f"compare it there, then: kakeya_mac runners trust {runner} --key '{key}'"
     if others:

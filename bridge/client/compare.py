@@ -5,8 +5,8 @@ is of what was asked: `limit=8` may be answered by a perfect report of `limit=5`
 parameters with their defaults, workload, engine source and digest, weights, and machine.
 
 Defaults come from the preset file installed here, if it is the file that the result names by digest. Where it
-is another one (another version, somebody's own preset), only the parameters that were asked for are compared
-with the result's, the others are taken as the result states them. What could not be compared is listed, never
+is another one (another version, an owner's own preset), only the parameters that were asked for are compared
+with the result's, the others are as the result states them. What could not be compared is listed, never
 passed over in silence.
 """
 
@@ -262,7 +262,7 @@ def _same(asked: Any, answered: Any) -> bool:
 def _is_plain(asked: Any, answered: Any, _report: Report) -> bool:
     if isinstance(answered, (int, float)) and isinstance(asked, str):  # a literal of the argv
         with contextlib.suppress(ValueError):
-            return float(asked) == answered
+            return asked == str(answered) or float(asked) == answered
     return _same(asked, answered)
 
 
@@ -274,7 +274,7 @@ def _policies(listed: Any) -> list[object] | None:
 
 
 def _is_policy(asked: Any, answered: Any, _report: Report) -> bool:
-    return asked == answered or _policies([asked]) == _policies([answered])
+    return asked == answered or (isinstance(answered, str) and _policies([asked]) == _policies([answered]))
 
 
 def _are_policies(asked: Any, answered: Any, _report: Report) -> bool:

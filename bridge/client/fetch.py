@@ -5,7 +5,7 @@ a result that `bridge.bus.results.believe` accepted, compares it with its reques
 and runs the gate that is installed here over each report, because nothing forces the writer of an unsigned
 result to have done so. What the runner itself did not pass stays as it is; what it passed and this client
 does not is rejected. `verify` replays a report by the engine that is installed next to this client, another
-program (``python -m engine verify``), with rows that are drawn here after the report was sealed.
+program (``python -m engine verify``), with rows that are drawn here after the result was signed.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from bridge.client.remotes import Remote, open_cache
 from bridge.git.repo import GitRepo
 from bridge.presets import Parameter
 from bridge.protocol.manifest import Manifest, ParamValue, parse_time, properties, unmet
-from bridge.protocol.runner_info import Offer, RunnerCard, State, is_live
+from bridge.protocol.runner_info import Offer, RunnerInfo, State, is_live
 from bridge.protocol.sanitize import clean_line
 from bridge.settings import Settings
 from bridge.signing import RESULT_NAMESPACE
@@ -98,10 +98,10 @@ def check_availability(
     """Compare a request with every registration; `ahead`: older requests that wait, too, if known."""
     able, live, absent = [], dict[str, str](), dict[str, str]()
     for seen in registry.seen:
-        why = absence(seen.card, now)
+        why = absence(seen.info, now)
         if why is not None:
             absent[seen.name] = clean_line(why, limit=300)
-        elif (why := _obstacle(seen.card, manifest, signed=signed)) is not None:
+        elif (why := _obstacle(seen.info, manifest, signed=signed)) is not None:
             live[seen.name] = clean_line(why, limit=300)
         else:
             able.append(seen)
@@ -117,48 +117,48 @@ def check_availability(
 
 def expected_wait_s(runners: Sequence[Registration], preset: str, ahead: int | None) -> float | None:
     """The median duration of a preset on some runners times the older requests; None: not known."""
-    offers = [seen.card.offer(preset) for seen in runners]
+    offers = [seen.info.offer(preset) for seen in runners]
     typical = [offer.typical_s for offer in offers if offer is not None and offer.typical_s is not None]
     return None if ahead is None or not typical else round(statistics.median(typical) * ahead, 1)
 
 
 def require_signatures(registry: Registry, now: datetime) -> list[str]:
     """Names of the live runners that ignore unsigned requests and cancel requests."""
-    return [seen.name for seen in registry.live(now) if seen.card.limits.require_signature]
+    return [seen.name for seen in registry.live(now) if seen.info.limits.require_signature]
 
 
-def absence(card: RunnerCard, now: datetime) -> str | None:
+def absence(info: RunnerInfo, now: datetime) -> str | None:
     """Why a runner is not there, as a clause about it; None: it is."""
-    if is_live(card, now):
+    if is_live(info, now):
         return None
-    if card.state is State.STOPPED:
-        return f"stopped at {card.seen_at}"
-    if parse_time(card.seen_at) > now:
-        return f"its registration is from the future ({card.seen_at})"
-    return f"not seen since {card.seen_at}"
+    if info.state is State.STOPPED:
+        return f"stopped at {info.seen_at}"
+    if parse_time(info.seen_at) > now:
+        return f"its registration is from the future ({info.seen_at})"
+    return f"not seen since {info.seen_at}"
 
 
-def _obstacle(card: RunnerCard, manifest: Manifest, *, signed: bool) -> str | None:
-    if card.audience != manifest.audience:
-        return f"it serves {card.audience}, and this request is meant for {manifest.audience}"
-    if manifest.on is not None and (why := _target_fault(card, manifest.on)) is not None:
+def _obstacle(info: RunnerInfo, manifest: Manifest, *, signed: bool) -> str | None:
+    if info.audience != manifest.audience:
+        return f"it serves {info.audience}, and this request is meant for {manifest.audience}"
+    if manifest.on is not None and (why := _target_fault(info, manifest.on)) is not None:
         return why
-    offer = card.offer(manifest.preset)
+    offer = info.offer(manifest.preset)
     if offer is None:
         return f"it has no preset {manifest.preset}"
     if not offer.available:
         return offer.why or f"it cannot run {manifest.preset} now"
-    if card.limits.require_signature and not signed:
+    if info.limits.require_signature and not signed:
         return "it takes only signed requests, and this one is unsigned"
     return _parameter_fault(offer, manifest.params)
 
 
-def _target_fault(card: RunnerCard, target: str) -> str | None:
+def _target_fault(info: RunnerInfo, target: str) -> str | None:
     """What a machine lacks of those that a request is for."""
-    lacking = unmet(target, card.machine, card.name)
+    lacking = unmet(target, info.machine, info.name)
     if not lacking:
         return None
-    found = properties(card.machine, card.name)
+    found = properties(info.machine, info.name)
     own = []
     for name in dict.fromkeys(condition.name for condition in lacking):
         values = ", ".join(map(str, found[name]))
@@ -189,9 +189,9 @@ def _notes(able: Sequence[Registration], manifest: Manifest, *, pinned: bool) ->
             " their results will not be believed"
         )
     longest = [
-        min(offer.timeout_s, seen.card.limits.max_timeout_s)
+        min(offer.timeout_s, seen.info.limits.max_timeout_s)
         for seen in able
-        if (offer := seen.card.offer(manifest.preset)) is not None
+        if (offer := seen.info.offer(manifest.preset)) is not None
     ]
     asked = manifest.timeout_s
     if asked is not None and longest and max(longest) < asked:

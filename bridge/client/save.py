@@ -1,7 +1,7 @@
 """A believed result on disk: every published file, all of them or none.
 
 Files are written from the bytes that were checked, each new, into a folder that did not hold anything else. A
-checkout may hold links that somebody else committed, so a relative folder is never reached through one.
+checkout may hold links that others committed, so a relative folder is never reached through one.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ def submit_request(settings: Settings, plan: Plan, git: GitRepo) -> Submission:
         SignatureError: The key that the user named cannot sign.
         PushRejected: The remote said no, with its words.
         RemoteUnreachable: The remote did not answer.
-        ApiError: Its run could not be started, so the request was taken back.
+        ApiError: Its run could not be started, so the request was withdrawn.
         ApiFault: Whether its run was started is not known, so the request stays.
     """
     signer = choose(settings, git)
@@ -304,7 +304,7 @@ def _remedy(said: str, plan: Plan, usual: str | None) -> str | None:
 
 
 def _start_run(git: GitRepo, plan: Plan, submitted: Submitted, dispatch: Dispatch) -> int | None:
-    """Start the workflow run of a request; without one nothing answers it, so then it is taken back."""
+    """Start the workflow run of a request; without one nothing answers it, so then it is withdrawn."""
     try:
         return dispatch.start(submitted.ref, submitted.commit)
     except ApiFault as error:
@@ -319,7 +319,7 @@ def _start_run(git: GitRepo, plan: Plan, submitted: Submitted, dispatch: Dispatc
         except BusError as kept:
             error.message += f"; and the request stays at {submitted.ref}: {kept.message}"
         else:
-            error.message += "; the request was taken back"
+            error.message += "; the request was withdrawn"
         raise
 
 

@@ -1,9 +1,8 @@
 """Set a Mac up as a runner, and take it down again: ``scripts/setup_mac.sh``, ``kakeya_mac runner setup``.
 
-options.py is what the owner asks for, setup.py the steps in their order, launchd.py the services. Here is
-what a step reports, and the changes it proposes: a dry run prints them, setup runs them. It all runs before
-anything is installed: only the standard library and `bridge`, `bridge.errors`, `proc`, `weights` and
-`interpreter` may be imported.
+options.py is what the owner asks for, setup.py the steps in their order. Here is what a step reports, and
+what carries steps out: a dry run prints the changes that they propose, setup makes them. It all runs before
+anything is installed, so only the standard library and modules that need no more may be imported.
 """
 
 from __future__ import annotations
@@ -11,11 +10,11 @@ from __future__ import annotations
 import logging
 import os
 import shlex
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from bridge.errors import MachineError
 from bridge.proc import ProgramResult, run_in_terminal, run_program, write_atomic
@@ -24,8 +23,9 @@ log = logging.getLogger(__name__)
 
 ROOT = Path("/")  # programs start here, never in the current folder, which may hold anything
 ANSWER_S = 30.0
+_STOPS = ("machine", "environment")  # nothing after these makes sense while they are missing
 _LONGEST_S = 3600.0
-_PAUSE_S = 2.0
+_RUNNERS_TOKEN = "ACTIONS_RUNNER_INPUT_TOKEN"  # noqa: S105 - a variable's name
 # Variables of the owner's shell that would leak a secret or send a program elsewhere.
 _DROPPED = ("KAKEYA_RUNNER_TOKEN", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
 
@@ -51,6 +51,10 @@ class StepReport:
     actions: Sequence[Action] = ()
 
 
+# A step looks at one part of the Mac, changes nothing, and says what would bring it there.
+Look = Callable[[], StepReport]
+Step = tuple[str, Look]
+
 done = partial(StepReport, "done")
 advice = partial(StepReport, "advice")
 missing = partial(StepReport, "missing")
@@ -62,7 +66,7 @@ def todo(looked_at: str | Path, finding: str, *actions: Action) -> StepReport:
 
 
 def owners_environment() -> dict[str, str]:
-    """The environment of setup's programs: the owner's (proxies, Homebrew, gh), in a C locale."""
+    """The environment of setup's programs: the owner's (proxies, Homebrew), in a C locale."""
     return {**{name: value for name, value in os.environ.items() if name not in _DROPPED}, "LC_ALL": "C"}
 
 
@@ -83,42 +87,32 @@ def last_words(ended: ProgramResult) -> str:
 
 def command(
     *argv: str | Path,
-    cwd: Path = ROOT,
-    env: Mapping[str, str] | None = None,
-    secret: tuple[str, Callable[[], str]] | None = None,
+    token: Callable[[], str] | None = None,
     sudo: bool = False,
     may_fail: bool = False,
-    tries: int = 1,
     remedy: str | None = None,
 ) -> Action:
-    """Run a program. `secret` is a variable and the function that returns its value, which is never shown."""
+    """Run a program. `token` returns the one that GitHub's runner reads; it is never shown."""
     words = [*(["sudo"] if sudo else []), *map(str, argv)]
-    shown = [f"{name}={shlex.quote(value)}" for name, value in (env or {}).items()]
-    shown += [f"{secret[0]}=…"] if secret else []
-    line = " ".join([*shown, shlex.join(words)])
-    line = line if cwd == ROOT else f"cd {shlex.quote(str(cwd))} && {line}"
+    line = f"{_RUNNERS_TOKEN}=… {shlex.join(words)}" if token else shlex.join(words)
 
     def run() -> None:
-        hidden, said = secret[1]() if secret else "", ""
-        variables = {**owners_environment(), **(env or {}), **({secret[0]: hidden} if secret else {})}
-        for left in reversed(range(tries)):
-            if sudo:
-                code = run_in_terminal(words, env=variables, cwd=cwd)
-            else:
-                ended = run_program(words, env=variables, cwd=cwd, timeout_s=_LONGEST_S)
-                code, said = ended.exit_code, f": {last_words(ended)}"
-            if code == 0 or may_fail:
-                return
-            if left:
-                log.info("      exit code %s; trying again in %.0f s", code, _PAUSE_S)
-                time.sleep(_PAUSE_S)
-        raise MachineError(f"{line} ended with {code}{said.replace(hidden, '…') if hidden else said}", remedy)
+        env, said = owners_environment(), ""
+        if sudo:
+            code = run_in_terminal(words, env=env, cwd=ROOT)
+        else:
+            secret = {_RUNNERS_TOKEN: token()} if token else {}
+            ended = run_program(words, env={**env, **secret}, cwd=ROOT, timeout_s=_LONGEST_S)
+            code, said = ended.exit_code, f": {last_words(ended)}"
+            for hidden in filter(None, secret.values()):
+                said = said.replace(hidden, "…")
+        if code != 0 and not may_fail:
+            raise MachineError(f"{line} ended with {code}{said}", remedy)
 
     return Action(line, run, sudo=sudo)
 
 
 make_folder = partial(command, "mkdir", "-p", "-m", "755")
-make_private_folder = partial(command, "mkdir", "-p", "-m", "700")
 remove = partial(command, "rm", "-rf")
 
 
@@ -132,6 +126,60 @@ def write(path: Path, text: str) -> Action:
     return Action(f"write {path} ({len(text.encode())} bytes)", run, text)
 
 
-def is_written(path: Path, text: str) -> bool:
-    """Whether a file already has this text."""
-    return path.is_file() and path.read_bytes() == text.encode()
+def have_files(files: dict[Path, str], *before: Action) -> StepReport:
+    """Have these files with their texts."""
+    wrong = {path: text for path, text in files.items() if not path.is_file() or path.read_text() != text}
+    if not wrong:
+        return done(next(iter(files)), "as it should be")
+    writes = [write(path, text) for path, text in wrong.items()]
+    return todo(next(iter(wrong)), "missing, or not what is wanted now", *before, *writes)
+
+
+def walk(steps: Iterable[Step], mode: str, sudo: bool) -> list[dict[str, Any]]:
+    """Report every step: in the mode ``plan`` with what would be done; ``setup`` and ``uninstall`` do it."""
+    results: list[dict[str, Any]] = []
+    for name, look in steps:
+        failed = {result["name"] for result in results if result["state"] in ("to do", "missing")}
+        stops = failed.intersection(_STOPS) if mode == "setup" else failed
+        if stops and mode in ("setup", "uninstall") and not name.startswith("service "):
+            log.info("the rest waits until that is settled")
+            break
+        report, lines = _look(look, sudo), list[str]()
+        if mode in ("setup", "uninstall") and report.state == "to do":
+            log.info("%s: %s", name, report.finding)
+            lines = [action.line for action in report.actions]
+            report = _apply(report, look, sudo)
+        log.info("%-8s %s: %s  [%s]", report.state, name, report.finding, report.looked_at)
+        if report.fix:
+            log.info("      fix: %s", report.fix)
+        would = report.actions if mode == "plan" else ()
+        for action in would:
+            content = "".join(f"\n             | {line}" for line in action.content.splitlines())
+            log.info("      would: %s%s", action.line, content)
+        found = {key: str(getattr(report, key)) for key in ("state", "looked_at", "finding", "fix")}
+        results.append({"name": name, **found, "done": lines, "would": [action.line for action in would]})
+    return results
+
+
+def _look(look: Look, sudo: bool) -> StepReport:
+    """A step's report; what needs an administrator is missing where setup may not use sudo."""
+    report = look()
+    if sudo or not any(action.sudo for action in report.actions):
+        return report
+    fix = f"setup with --sudo, or an administrator types: {'; '.join(a.line for a in report.actions)}"
+    return replace(report, state="missing" if report.state == "to do" else report.state, fix=fix)
+
+
+def _apply(report: StepReport, look: Look, sudo: bool) -> StepReport:
+    """Do what a step asks for, and look again."""
+    try:
+        for action in report.actions:
+            log.info("      $ %s", action.line)
+            action.run()
+    except (MachineError, OSError) as error:
+        fix = getattr(error, "remedy", None) or "mend that, and run it again"
+        return missing(report.looked_at, str(error), fix)
+    after = _look(look, sudo)
+    if after.state == "to do":
+        return replace(after, state="missing", fix="still so: please report this bug")
+    return after

@@ -36,17 +36,12 @@ _STORED = ("url", "remote", "name", "labels", "service", "runner_version", "runn
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 _PAGE = re.compile(rf"https://[A-Za-z0-9.:-]+/{_NAME}(/{_NAME})?")
 _CREDENTIALS = re.compile(r"https?://[^/?#\s]*@|://[^/?#@:\s]*:(?![0-9]+(?:[/?#]|$))\S*@", re.IGNORECASE)
-_SSH = re.compile(r"(?:ssh://(?:[^@/]+@)?|[^@/:]+@)([^/:]+)(?::\d+/|[:/])(.+?)(?:\.git)?/?")
-# macOS asks a person before a program may read these; a service cannot ask.
-_GUARDED = ("Desktop", "Documents", "Downloads", "Library/Mobile Documents", "Pictures", "Movies", "Music")
 _EPILOG = f"""examples:
-  scripts/setup_mac.sh --dry-run --url https://github.com/me/workload      (on any machine)
   scripts/setup_mac.sh --url https://github.com/me/workload --sudo
-  scripts/setup_mac.sh --service serve --remote git@example.org:me/workload.git --sudo
   kakeya_mac runner uninstall --sudo
 
-Flags that are left out are those of the last run. KAKEYA_PYTHON names the Python that the environment is made
-with, {TOKEN_VARIABLE} holds a registration token, KAKEYA_CONFIG and KAKEYA_STATE are remembered.
+Flags that are left out are those of the last run, and so are KAKEYA_CONFIG and KAKEYA_STATE.
+KAKEYA_PYTHON names the Python that the environment is made with, {TOKEN_VARIABLE} holds a token of GitHub.
 
 exit code: 0 ready, 1 something is missing (each with its fix), 2 wrong flags, 70 our own bug"""
 
@@ -58,46 +53,33 @@ class SetupUsage(BridgeError):
 
 
 class SetupOptions:
-    """What setup is to make, and where: the flags, else the options of the last run, else defaults.
-
-    Raises:
-        SetupUsage: A value is wrong: it names the flag, the value, and what to write instead.
-    """
+    """What setup is to make, and where: the flags, else the options of the last run, else defaults."""
 
     def __init__(self, flags: argparse.Namespace) -> None:
         self.home, self.user = Path.home(), getpass.getuser()
-        if flags.prefix == "":
-            raise SetupUsage("--prefix is empty", f"leave it out for {self.home / PREFIX}")
         around = prefix_around(Path(sys.prefix)) or self.home / PREFIX
         self.prefix = (Path(flags.prefix).expanduser() if flags.prefix else around).resolve()
         before = read_stored(self.prefix)
         if flags.command == "setup" and flags.dry_run and not (before or flags.url or flags.remote):
             before = {"url": _EXAMPLE, "service": "both"}
-
-        def value(name: str, default: Any = None) -> Any:
-            given = getattr(flags, name)
-            return given if given is not None else before.get(name) or default
-
-        self.url: str | None = value("url") and value("url").rstrip("/").removesuffix(".git")
-        self.remote: str | None = value("remote")
-        # The git remote of the daemon; its host and path if it is an SSH address.
+        given = {**before, **{name: value for name, value in vars(flags).items() if value is not None}}
+        self.url: str | None = given.get("url", "").rstrip("/").removesuffix(".git") or None
+        self.remote: str | None = given.get("remote")
         page = _PAGE.fullmatch(self.url or "")
-        self.bus = self.remote or (self.url if page and page[1] else None)
-        ssh = _SSH.fullmatch(self.bus or "")
-        self.ssh_remote = (ssh[1], ssh[2].strip("/")) if ssh else None
-        self.service: str = value("service", "actions" if self.url else "serve" if self.remote else "none")
+        self.bus = self.remote or (self.url if page and page[1] else None)  # the daemon's git remote
+        default = "actions" if self.url else "serve" if self.remote else "none"
+        self.service: str = given.get("service", default)
         self.is_actions = self.service in ("actions", "both")  # GitHub's runner is to run
         self.is_serving = self.service in ("serve", "both")  # our daemon is to run
         host = re.sub(r"[^A-Za-z0-9._-]+", "-", platform.node().partition(".")[0])
-        self.name: str = value("name", host or "mac")
-        labels = value("labels", LABELS)
-        self.labels = list(filter(None, labels.split(",") if isinstance(labels, str) else labels))
-        self.runner_version: str = value("runner_version", RUNNER_VERSION)
-        self.runner_sha256: str = value("runner_sha256", RUNNER_SHA256)
-        self.tailnet: bool = value("tailnet", False)
+        self.name: str = given.get("name", host or "mac")
+        self.labels = [str(label) for label in given.get("labels", LABELS) if label]
+        self.runner_version: str = given.get("runner_version", RUNNER_VERSION)
+        self.runner_sha256: str = given.get("runner_sha256", RUNNER_SHA256)
+        self.tailnet: bool = given.get("tailnet", False)
         self.sudo: bool = flags.sudo
         self.token_file: Path | None = flags.token_file
-        self.token: str | None = flags.runner_token or os.environ.get(TOKEN_VARIABLE)
+        self.token: str = flags.runner_token or os.environ.get(TOKEN_VARIABLE) or ""
         # The owner's folders, for the programs that setup starts.
         kept = {variable: os.environ.get(variable) or before.get(name) for name, variable in FOLDERS.items()}
         self.folders = {name: str(Path(path).expanduser().absolute()) for name, path in kept.items() if path}
@@ -107,12 +89,15 @@ class SetupOptions:
         self.program = self.environment / "bin" / "kakeya_mac"
         self.services_path = f"{self.environment / 'bin'}:{_SYSTEM_PATH}"
         self.actions_runner = self.prefix / ACTIONS_RUNNER
-        self.deploy_key = self.prefix / "ssh" / "deploy_key"  # the daemon's, where the account has no key
         self.models = self.home / "kakeya-models"
         self.config_dir = bridge.config_dir({**os.environ, **self.folders})
         self.state_dir = bridge.state_dir({**os.environ, **self.folders})
         for message, remedy in _objections(self):
             raise SetupUsage(message, remedy)
+
+    def read_token(self) -> str:
+        """The token that registers or removes GitHub's runner."""
+        return (self.token_file.read_text(encoding="utf-8") if self.token_file else self.token).strip()
 
     def stored(self) -> str:
         """The content of the options file."""
@@ -123,48 +108,35 @@ class SetupOptions:
 
 def _objections(options: SetupOptions) -> Iterator[tuple[str, str]]:
     """What is wrong, and what to write instead."""
-    home, service, version = options.home, options.service, options.runner_version
-    places = {home.resolve() / name: "macOS keeps services out of it" for name in _GUARDED}
-    places[Path("/Volumes")] = "a volume may be missing at a restart"
-    places[options.source] = "that is the checkout which is installed"
-    for folder, why in places.items():
-        # Compared without regard to case, as macOS's file system does.
-        if Path(str(options.prefix).casefold()).is_relative_to(str(folder).casefold()):
-            yield f"--prefix {options.prefix} is in {folder}: {why}", f"such as {home / PREFIX}"
     for flag, address in (("--url", options.url), ("--remote", options.remote)):
         if _CREDENTIALS.search(address or ""):
             message = f"{flag} holds credentials, which files and command lines would show"
             yield message, "leave them out; use a credential helper or an SSH key"
-    if options.url is not None and not _PAGE.fullmatch(options.url):
-        yield f"--url {options.url!r} is no repository or organisation", f"write {_EXAMPLE}"
     if options.is_actions and options.url is None:
-        yield f"--service {service} needs --url", _EXAMPLE
+        yield f"--service {options.service} needs --url", _EXAMPLE
     if options.is_serving and options.bus is None:
-        yield f"--service {service} needs --remote", "the git remote that the daemon serves"
-    if version != RUNNER_VERSION and options.runner_sha256 == RUNNER_SHA256:
-        yield f"--runner-version {version} needs its --runner-sha256", "of its osx-arm64 archive"
-    patterns = [("--prefix", str(options.prefix), r".+"), ("--name", options.name, _NAME)]
-    patterns += [("--labels", label, _NAME) for label in options.labels or [""]]
-    patterns += [("--service", service, "|".join(SERVICES)), ("--runner-version", version, r"\d+\.\d+\.\d+")]
-    for flag, text, pattern in [*patterns, ("--runner-sha256", options.runner_sha256, "[0-9a-f]{64}")]:
+        yield f"--service {options.service} needs --remote", "the git remote that the daemon serves"
+    for flag, text, pattern in (
+        ("--url", options.url or _EXAMPLE, _PAGE.pattern),
+        ("--prefix", str(options.prefix), r".+"),
+        ("--name", options.name, _NAME),
+        *(("--labels", label, _NAME) for label in options.labels or [""]),
+        ("--service", options.service, "|".join(SERVICES)),
+        ("--runner-version", options.runner_version, r"\d+\.\d+\.\d+"),
+        ("--runner-sha256", options.runner_sha256, "[0-9a-f]{64}"),
+    ):
         if not re.fullmatch(pattern, text):
             yield f"{flag}: {text!r} is malformed", f"it must match {pattern}"
 
 
 def prefix_around(environment: Path) -> Path | None:
     """The prefix that an environment (link or folder) belongs to; None if setup did not make it."""
-    is_link = environment.name == ENVIRONMENT
-    prefix = environment.parent if is_link else environment.parent.parent
-    is_ours = is_link or environment.parent.name == ENVIRONMENTS
-    return prefix if is_ours and (prefix / OPTIONS_FILE).is_file() else None
+    folders = [p for p in environment.parents if (p / OPTIONS_FILE).is_file() and (p / ENVIRONMENTS).is_dir()]
+    return folders[0] if folders else None
 
 
 def read_stored(prefix: Path) -> dict[str, Any]:
-    """The options of the last run; empty if there was none.
-
-    Raises:
-        SetupUsage: The file is damaged. To ignore it would take services away.
-    """
+    """The options of the last run; empty if there was none, an error if the file is damaged."""
     path = prefix / OPTIONS_FILE
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -173,17 +145,12 @@ def read_stored(prefix: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         found = None
     if isinstance(found, dict):
-        known = {name: value for name, value in found.items() if name in _STORED or name in FOLDERS}
-        if all(_is_storable(name, value) for name, value in known.items()):
+        known = {name: found[name] for name in (*_STORED, *FOLDERS) if found.get(name) is not None}
+        types = {"labels": list, "tailnet": bool}
+        if all(isinstance(value, types.get(name, str)) for name, value in known.items()):
             return known
     remedy = "remove it, and give --url, --remote, --service and the others again"
     raise SetupUsage(f"{path} is damaged, so the options of the last run are unknown", remedy)
-
-
-def _is_storable(name: str, value: Any) -> bool:
-    if name == "labels":
-        return isinstance(value, list) and all(isinstance(label, str) for label in value)
-    return isinstance(value, bool if name == "tailnet" else str | None)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -202,14 +169,14 @@ def parser() -> argparse.ArgumentParser:
     add("--service", choices=SERVICES, help="what launchd keeps running (default: actions with --url)")
     add("--prefix", metavar="DIR", help=f"folder for everything (default: ~/{PREFIX})")
     add("--name", metavar="NAME", help="the runner's name (default: the host's)")
-    add("--labels", metavar="A,B", help=f"labels that workflows ask for (default: {','.join(LABELS)})")
+    labels = f"labels that workflows ask for (default: {','.join(LABELS)})"
+    add("--labels", metavar="A,B", type=lambda text: text.split(","), help=labels)
     add("--token-file", type=Path, metavar="FILE", help="holds a registration token of GitHub")
     add("--runner-token", metavar="TOKEN", help="such a token, but other accounts can read command lines")
     add("--runner-version", metavar="V", help=f"GitHub's runner, first installed (default: {RUNNER_VERSION})")
     add("--runner-sha256", metavar="HEX", help="digest of its osx-arm64 archive")
     add("--sudo", action="store_true", help="do what needs an administrator, with sudo")
-    tailnet = "set up SSH over a tailnet (tailscale)"
-    add("--tailnet", "--with-tailscale", action="store_const", const=True, help=tailnet)
+    add("--tailnet", "--with-tailscale", action="store_const", const=True, help="SSH over tailscale")
     add("--dry-run", action="store_true", help="print everything that would be done, and do nothing")
     add("--json", action="store_true", help="one JSON line at the end; everything else goes to stderr")
     return made

@@ -30,12 +30,12 @@ from bridge.protocol.manifest import (
 )
 from bridge.protocol.sanitize import one_line
 
-CARD_NAME = "runner.json"
-CARD_SIGNATURE_NAME = "runner.json.sig"
+INFO_NAME = "runner.json"
+INFO_SIGNATURE_NAME = "runner.json.sig"
 MAX_BYTES = 512 * 1024
 MAX_PRESETS = 256
 MAX_ANSWERED = 2048
-# A card counts for so many of its intervals, and clocks may differ by so much.
+# A registration counts for so many of its intervals, and clocks may differ by so much.
 MISSED_INTERVALS = 3
 SKEW = timedelta(seconds=60)
 FURTHEST_AHEAD = timedelta(days=1)
@@ -115,7 +115,7 @@ class Limits(_Record):
     quotas: Annotated[dict[Word, Count], Field(max_length=32)] = {}
 
 
-class RunnerCard(_Record):
+class RunnerInfo(_Record):
     """Who a runner is, what it does, and what it offers."""
 
     schema_version: SchemaVersion = 1
@@ -129,7 +129,7 @@ class RunnerCard(_Record):
     ) = None
     started_at: Moment
     seen_at: Moment
-    interval_s: Annotated[float, Field(ge=1, le=3600, description="how often the card is renewed")]
+    interval_s: Annotated[float, Field(ge=1, le=3600, description="how often the registration is renewed")]
     state: State
     job: Work | None = None
     load: RunnerLoad = RunnerLoad()
@@ -142,7 +142,7 @@ class RunnerCard(_Record):
     limits: Limits
     answered: Annotated[
         tuple[Nonce, ...],
-        Field(max_length=MAX_ANSWERED, description="signed requests answered there that have not expired"),
+        Field(max_length=MAX_ANSWERED, description="of earlier versions; not read"),
     ] = ()
 
     def to_bytes(self) -> bytes:
@@ -155,19 +155,19 @@ class RunnerCard(_Record):
         return next((offer for offer in self.presets if preset in (offer.name, *offer.aliases)), None)
 
 
-def parse_card(data: bytes) -> RunnerCard:
+def parse_info(data: bytes) -> RunnerInfo:
     """Read a ``runner.json`` from the bus; a `BusError` says what is wrong with it."""
-    return parse_document(RunnerCard, data, what=CARD_NAME, limit=MAX_BYTES, error=BusError, plain=with_texts)
+    return parse_document(RunnerInfo, data, what=INFO_NAME, limit=MAX_BYTES, error=BusError, plain=with_texts)
 
 
-def is_live(card: RunnerCard, now: datetime) -> bool:
-    """Whether a runner is there, as far as its card tells; clocks may differ by `SKEW`."""
-    if card.state is State.STOPPED:
+def is_live(info: RunnerInfo, now: datetime) -> bool:
+    """Whether a runner is there, as far as its registration tells; clocks may differ by `SKEW`."""
+    if info.state is State.STOPPED:
         return False
-    age = now - parse_time(card.seen_at)
-    return -FURTHEST_AHEAD <= age <= timedelta(seconds=MISSED_INTERVALS * card.interval_s) + SKEW
+    age = now - parse_time(info.seen_at)
+    return -FURTHEST_AHEAD <= age <= timedelta(seconds=MISSED_INTERVALS * info.interval_s) + SKEW
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema of a card, exported to ``docs/schema/runner.json``."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **RunnerCard.model_json_schema()}
+    """The JSON Schema of a registration, exported to ``docs/schema/runner.json``."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **RunnerInfo.model_json_schema()}

@@ -29,7 +29,7 @@ MISSING = "-"
 # GitHub shows no more than 1 MiB of a step's summary, and then none of it.
 MOST_CHARACTERS = 500_000
 _LONGEST = 1000
-# A point may stand between digits: anywhere else it could be part of an address.
+# A point may be between digits: anywhere else it could be part of an address.
 _OTHERS = re.compile(r"[^A-Za-z0-9 ,/()=+\x80-\U0010ffff.-]|(?<![0-9])\.|\.(?![0-9])")
 _SIGNS = {
     Status.PASSED: "✅",

@@ -24,7 +24,7 @@ from bridge.signing.trust import Signature, TrustLevel
 if TYPE_CHECKING:
     from rich.table import Table
 
-# Keys of `outcome_json` below which the runner, or whoever wrote the result, has the word.
+# Keys of `outcome_json` whose texts come from the runner, or from the author of the result.
 FROM_BUS = (
     *("binding", "files", "message", "params", "phase_seconds", "preset", "result_ref", "runner"),
     *("verification", "violations"),

@@ -33,7 +33,7 @@ def bare_table() -> Table:
 
 
 def plain(*cells: str) -> list[str]:
-    """Cells without terminal escapes, and with rich's markup taken literally."""
+    """Cells without terminal escapes, and with rich's markup escaped."""
     from rich.markup import escape
 
     return [escape(clean_line(cell)) for cell in cells]

@@ -234,10 +234,10 @@ class Admission:
         except BusError:
             return False
         return any(
-            (offer := seen.card.offer(preset)) is not None and offer.available
+            (offer := seen.info.offer(preset)) is not None and offer.available
             for seen in others
-            if seen.card.audience == self.config.audience
-            and seen.card.session != self.config.identity.session
+            if seen.info.audience == self.config.audience
+            and seen.info.session != self.config.identity.session
         )
 
 
@@ -333,7 +333,10 @@ def _check_policy(manifest: Manifest, preset: Preset, config: RunnerConfig) -> M
     """Whether the owner allows this preset, on this branch, with these values; its values with defaults."""
     config.policy.check(preset)
     config.policy.check_ref(manifest.result_ref)
+    installed = config.installed[preset.name]
     for name, value in manifest.params.items():
+        if preset.params[name] == installed.params[name]:
+            continue
         try:
             presets.check_value(preset.name, name, preset.params[name], value)
         except ParameterError as error:
@@ -342,7 +345,9 @@ def _check_policy(manifest: Manifest, preset: Preset, config: RunnerConfig) -> M
             raise Refusal(Reason.POLICY, message, error.remedy, key=key) from None
     if changed := interpreter.objection():
         raise Refusal(Reason.MACHINE_UNFIT, changed, interpreter.REMEDY)
-    return presets.validate(preset, manifest.params)
+    # Only a parameter that has to be given has no default.
+    values = {name: manifest.params.get(name, each.default) for name, each in preset.params.items()}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def check_machine(preset: Preset, config: RunnerConfig) -> None:

@@ -86,7 +86,8 @@ class JobExit:
 class Supervisor(AbstractContextManager["Supervisor"]):
     """The supervisor of one job, which holds the machine's lock. As a context manager it leaves nothing.
 
-    The lock is taken here, because that takes no time, and handed over; the program starts meanwhile.
+    The lock is taken here, because that takes no time, and handed over. The program starts meanwhile; see
+    `await_start`.
 
     Raises:
         MachineBusy: Another job holds the lock.
@@ -95,9 +96,13 @@ class Supervisor(AbstractContextManager["Supervisor"]):
 
     def __init__(self, lock: Path) -> None:
         held = _take_lock(lock)
-        control, self._control = os.pipe()
-        self._status, status = os.pipe()
-        self._output, output = os.pipe()
+        try:
+            control, self._control = os.pipe()
+            self._status, status = os.pipe()
+            self._output, output = os.pipe()
+        except OSError as error:
+            os.close(held)
+            raise MachineError(f"cannot start the job supervisor: {error.strerror}") from None
         self._open: tuple[int, ...] = (self._control, self._status, self._output)
         setup = {"lock": held, "control": control, "status": status, "output": output}
         try:
@@ -113,6 +118,16 @@ class Supervisor(AbstractContextManager["Supervisor"]):
             for descriptor in setup.values():
                 os.close(descriptor)
         self.pid = self._process.pid
+        self._has_started = False
+
+    def await_start(self) -> None:
+        """Wait until the program is there; a `MachineError`: it does not start."""
+        if self._has_started:
+            return
+        is_ready = select.select([self._status], [], [], START_S)[0]
+        if not is_ready or not os.read(self._status, 1):
+            raise MachineError("the job supervisor did not start", f"try: {sys.executable} -m bridge --help")
+        self._has_started = True
 
     def run(
         self, job: JobCommand, log: IO[bytes], *, on_line: Callable[[str], None], stop: Callable[[], bool]
@@ -128,6 +143,7 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         Raises:
             MachineError: The supervisor died.
         """
+        self.await_start()
         self._tell(job.message())
         pump = _Pump(job.max_output, on_line)
         stopped = False
@@ -175,10 +191,7 @@ class Supervisor(AbstractContextManager["Supervisor"]):
             while data:
                 data = data[os.write(self._control, data) :]
         except BrokenPipeError:
-            raise MachineError(
-                "the job supervisor died before it could start the job",
-                f"try: {sys.executable} -m bridge --help",
-            ) from None
+            raise MachineError("the job supervisor died before it could start the job") from None
 
     def _event(self) -> dict[str, Any] | None:
         """The supervisor's next line, which it writes at once; None: it died."""

@@ -72,6 +72,7 @@ class Rulebook:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.fault: BridgeError | None = None
+        self.is_written = False
         self._stamps = self._stamp()
         self._read()
 
@@ -83,9 +84,6 @@ class Rulebook:
         self._stamps = stamps
         before = (self.policy, self.presets, str(self.fault))
         try:
-            if self.is_written and not os.path.lexists(self.folder / FILE_NAME):
-                remedy = "write it again, or start the runner again to serve with the default policy"
-                raise PolicyError(f"the policy {self.folder / FILE_NAME} is gone", remedy)
             self._read()
             self.fault = None
         except BridgeError as error:
@@ -110,9 +108,14 @@ class Rulebook:
             read_keys(path)
         check_revoked(revoked)
         policy = load(folder / FILE_NAME)
+        # Asked after it was read: a file that vanishes meanwhile must not turn into the default policy.
+        is_written = (folder / FILE_NAME).exists()
+        if self.is_written and not is_written:
+            remedy = "write it again, or start the runner again to serve with the default policy"
+            raise PolicyError(f"the policy {folder / FILE_NAME} is gone", remedy)
         installed = load_all(folder / _PRESETS if (folder / _PRESETS).is_dir() else None)
         self.presets = policy.narrowed(installed)
-        self.policy, self.installed, self.is_written = policy, installed, (folder / FILE_NAME).exists()
+        self.policy, self.installed, self.is_written = policy, installed, is_written
 
     def _stamp(self) -> tuple[tuple[object, ...], ...]:
         names = ("", FILE_NAME, _PRESETS, *_KEY_LISTS)

@@ -208,6 +208,8 @@ class Daemon:
             if isinstance(decision, Refused) and decision.key is not None:
                 log.info("%s: by %s", request.nonce, self._config.policy.setting(decision.key))
             try:
+                if supervisor is not None:
+                    supervisor.await_start()
                 job = Job(self._config, self._cache, request, decision, claim.attempt, now=self._now)
             except Exception:  # as on a full disk
                 claim.release()
@@ -253,6 +255,7 @@ class Daemon:
             secrets=job.secrets,
             poll=lambda: self._poll_cancels(request, started),
             poll_s=timing.cancel_s,
+            tells_phases=timing.fast_s is not None,
             repair=self._cache.rebuild,
             clock=self._clock,
         )
@@ -278,7 +281,7 @@ class Daemon:
         self._register(State.BUSY, Work(nonce=request.nonce, preset=preset, elapsed_s=elapsed_s))
         if others:
             due = others.keys() - self._publisher.waiting()
-            waiting = [each for each in self._queue.poll() if each.nonce in due]
+            waiting = [each for each in self._queue.poll(due) if each.nonce in due]
             self._done += sum(self._try(each, only_cancelled=True) for each in waiting[:MAX_CANCELLED])
         return None
 
@@ -347,11 +350,11 @@ class Daemon:
         """Seconds until the next look."""
         if self._failures:
             return min(self._idle_s * 2.0 ** min(self._failures - 1, 8), MAX_BACKOFF_S)
-        if self._lost_claims:
-            return random.uniform(0.0, 0.05)  # noqa: S311 - spreads the looks of runners that wait for each other
         quiet, fast_s = self._clock() - self._active_at, self._config.timing.fast_s
         if self._busy_machine or fast_s is None:
             return self._idle_s
+        if self._lost_claims:
+            return random.uniform(0.0, 0.05)  # noqa: S311 - spreads the looks of runners that wait for each other
         if self._queue.claimed:  # other runners work: their looks cost the remote as much as ours
             return min(self._idle_s, max(fast_s, random.uniform(*SHARED_S)))  # noqa: S311 - spreads the looks
         if quiet < SLOWER_S:

@@ -370,6 +370,8 @@ class Job:
     def _runner_facts(self) -> RunnerFacts:
         identity, enforced = self.config.identity, self._enforced
         facts = {} if enforced is None else {**enforced.facts(), "survivors": self._survivors or 0}
+        if self.config.policy.allow_unsandboxed:
+            facts["allow_unsandboxed"] = True
         machine = {**self.config.machine, **facts, **self._machine}
         return RunnerFacts(name=identity.name, id=identity.id, version=__version__, machine=machine)
 

@@ -60,6 +60,7 @@ class HeartbeatThread:
     secrets: Secrets  # values that must not appear in the lines shown
     poll: Callable[[], str | None] = lambda: None  # a sentence that says why the job shall stop
     poll_s: float = 1.5
+    tells_phases: bool = True  # a change of phase is a heartbeat of its own
     show: Callable[[str], None] = lambda _: None  # takes each line of the job's output, without the secrets
     repair: Callable[[], None] = lambda: None  # called when git failed on this side
     clock: Callable[[], float] = time.monotonic
@@ -88,7 +89,8 @@ class HeartbeatThread:
     def enter(self, phase: Phase) -> None:
         """Say which phase the job is in."""
         self._phase = phase
-        self._wake.set()
+        if self.tells_phases:
+            self._wake.set()
 
     def line(self, text: str) -> None:
         """Take a line of the job's output: progress, or a line of the log's tail."""
@@ -192,6 +194,8 @@ class Leases:
             return None
         if request.claim is not None:
             self._read(request, request.claim)
+            if not self.may_claim(request):  # it is another one than that which the last look judged
+                return None
         held = claim(
             self.cache,
             self.config.remote,

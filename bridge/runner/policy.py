@@ -105,7 +105,7 @@ def _check_endpoint(text: str) -> str:
 
 
 def _check_actions(actions: dict[str, Any]) -> dict[str, Any]:
-    """Keys of earlier versions have no effect, but a request is refused rather than run without a wall."""
+    """Keys of earlier versions have no effect, but a request is refused rather than run unsandboxed."""
     if (value := actions.get("execute", "here")) != "here":
         raise ValueError(f"{value!r} asks for the walled mode, which no longer exists: see docs/actions.md")
     return actions

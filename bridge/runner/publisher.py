@@ -8,6 +8,7 @@ to a folder.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from bridge.bus.claims import Claim, read_status
 from bridge.bus.publish import TRIES, AlreadyAnswered, Published, ResultFiles, Superseded, publish
-from bridge.bus.requests import state_of
+from bridge.bus.requests import CANCELS, state_of
 from bridge.errors import (
     BusError,
     LeaseLost,
@@ -26,7 +27,9 @@ from bridge.errors import (
     describe,
 )
 from bridge.git.cache import GitCache
+from bridge.git.repo import RefUpdate
 from bridge.proc import write_atomic
+from bridge.protocol import refs
 from bridge.protocol.result import RESULT_NAME, RESULT_SIGNATURE_NAME, Reason, Status, Verdict, parse_result
 from bridge.runner.config import RunnerConfig
 from bridge.runner.store import Store
@@ -51,6 +54,7 @@ class Publisher:
     sessions: frozenset[str]
     # Results that the disk did not take: this process has them.
     _unsaved: dict[str, ResultFiles] = field(default_factory=dict, init=False)
+    _late: set[str] = field(default_factory=set, init=False)  # cancel requests whose deletion was tried
 
     def waiting(self) -> set[str]:
         """Nonces of the results that wait here."""
@@ -89,6 +93,23 @@ class Publisher:
                 self._forget(nonce, answered=False)
             except Exception as error:  # a full disk passes; and one result must not hold up the others
                 self._back_off(nonce, error)
+
+        self._remove_late_cancels(found)
+
+    def _remove_late_cancels(self, found: Mapping[str, str]) -> None:
+        """Delete cancel requests that came between the last look and the push of the result, each once."""
+        late = [
+            RefUpdate(ref, None, commit)
+            for prefix in CANCELS
+            for ref, commit in found.items()
+            if commit not in self._late
+            and (nonce := refs.nonce_of(ref, prefix))
+            and self.store.get(nonce).answered_at is not None
+        ]
+        if late:
+            self._late |= {update.expected for update in late}
+            with contextlib.suppress(PushRejected, LeaseLost):  # a server may keep its refs
+                self.cache.push(self.config.remote, late)
 
     def _deliver(self, result: ResultFiles, claim: Claim | None, *, untouched: bool = False) -> None:
         nonce = result.nonce

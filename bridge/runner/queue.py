@@ -18,7 +18,7 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime
 from itertools import chain, islice, zip_longest
@@ -139,9 +139,12 @@ class Queue:
         """Let the next look list the branches, whenever the last one did."""
         self._scan_at = None
 
-    def poll(self) -> list[Request]:
-        """Look at the remote once; the requests that may be tried now, in the order to try them."""
-        self._look()
+    def poll(self, only: Collection[str] | None = None) -> list[Request]:
+        """Look at the remote once; the requests that may be tried now, in the order to try them.
+
+        While a job runs, new requests are fetched and read only where `only` has their nonces.
+        """
+        self._look(only)
         policy, requests = self.config.policy, self._requests.values()
         self.claimed = sum(request.claim is not None for request in requests)
         ordered = order(
@@ -190,9 +193,9 @@ class Queue:
 
     # One look ---------------------------------------------------------------------------------------------
 
-    def _look(self) -> None:
+    def _look(self, only: Collection[str] | None) -> None:
         began = self.clock()
-        scans = self._scan_at is None or began >= self._scan_at
+        scans = only is None and (self._scan_at is None or began >= self._scan_at)
         found = self.cache.list_remote(*_LISTED, *((refs.BRANCHES, refs.AGENT_BRANCHES) if scans else ()))
         if scans:
             self._scan(found)
@@ -201,7 +204,7 @@ class Queue:
             self._scan_at = self.clock() + (pause if self.scan_interval_s else 0.0)
         self.found = found
         self._update()
-        self._read_new()
+        self._read_new(only)
 
     def _scan(self, found: Mapping[str, str]) -> None:
         """Choose the branches that may hold a request, the newest of those never seen before."""
@@ -246,10 +249,11 @@ class Queue:
                 request.read_claim_at = read_claim_at
             self._requests[request.place] = request
 
-    def _read_new(self) -> None:
+    def _read_new(self, only: Collection[str] | None) -> None:
         """Fetch and read what is new, in the order of the nonces, so much in one look."""
         unread = (each for each in self._requests.values() if not each.is_read)
-        chosen = islice((each for each in unread if self.store.is_due(each.nonce)), MAX_READ)
+        wanted = (each for each in unread if only is None or each.nonce in only)
+        chosen = islice((each for each in wanted if self.store.is_due(each.nonce)), MAX_READ)
         places = {request.place: request for request in chosen}
         failures = self.cache.bring(
             {place: request.commit for place, request in places.items()}, list(places)

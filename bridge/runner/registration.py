@@ -26,7 +26,7 @@ from bridge.protocol.runner_info import (
     Limits,
     Offer,
     Property,
-    RunnerCard,
+    RunnerInfo,
     RunnerLoad,
     State,
     Work,
@@ -63,7 +63,7 @@ class Registrar:
     def __post_init__(self) -> None:
         self._started_at = format_time(self.now())
 
-    def card(self, state: State, job: Work | None = None, *, pending: int = 0, done: int = 0) -> RunnerCard:
+    def info(self, state: State, job: Work | None = None, *, pending: int = 0, done: int = 0) -> RunnerInfo:
         """The runner as it is now. What is available is looked at once a minute."""
         config, policy, identity = self.config, self.config.policy, self.config.identity
         key = config.public_key
@@ -76,7 +76,7 @@ class Registrar:
                 for name, value in list(values.items())[:most]
             }
 
-        return RunnerCard(
+        return RunnerInfo(
             name=identity.name,
             id=identity.id,
             session=identity.session,
@@ -107,12 +107,13 @@ class Registrar:
     def tell(self, state: State, job: Work | None = None, *, pending: int = 0, done: int = 0) -> None:
         """Register if it is time; call it as often as you like."""
         since = float("inf") if self._told_at is None else self.clock() - self._told_at
-        if since < (self.interval_s if self._told is None else min(SETTLE_S, self.interval_s)):
+        saves = self._told is None or self.config.timing.fast_s is None  # a public host counts pushes
+        if since < (self.interval_s if saves else min(SETTLE_S, self.interval_s)):
             return
         try:
             shown = (state, None if job is None else job.nonce, self._current_offers()[0])
             if shown != self._told or since >= self.interval_s:
-                self._publish(self.card(state, job, pending=pending, done=done))
+                self._publish(self.info(state, job, pending=pending, done=done))
                 self._told = shown
         except Exception as error:  # a hint: whatever goes wrong with it, the jobs go on
             self._note_failure(error)
@@ -121,7 +122,7 @@ class Registrar:
         """Say that this runner is gone, if it was registered."""
         if self._place is not None:
             try:
-                self._publish(self.card(State.STOPPED, done=done))
+                self._publish(self.info(State.STOPPED, done=done))
             except Exception as error:
                 self._note_failure(error)
 
@@ -129,16 +130,16 @@ class Registrar:
         """The owner's files changed: look again at what is offered."""
         self._offers = None
 
-    def _publish(self, card: RunnerCard) -> None:
+    def _publish(self, info: RunnerInfo) -> None:
         self._told_at = self.clock()
-        signature = self.config.sign(card.to_bytes(), signing.RUNNER_NAMESPACE)
+        signature = self.config.sign(info.to_bytes(), signing.RUNNER_NAMESPACE)
         if signature is None:  # unsigned, and shown so
-            card = card.model_copy(update={"public_key": None})
-        place = register(self.cache, card, signature, place=self._place, now=self.now())
-        if place.name not in (ref_name(card), self._place and self._place.name):
+            info = info.model_copy(update={"public_key": None})
+        place = register(self.cache, info, signature, place=self._place, now=self.now())
+        if place.name not in (ref_name(info), self._place and self._place.name):
             log.warning(
                 "another live runner is named %s, so this one is listed as %s; give one a new --name",
-                card.name,
+                info.name,
                 place.name,
             )
         self._place = place

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sqlite3
 import statistics
 import threading
@@ -33,6 +34,17 @@ LONGEST_PAUSE_S = 300.0
 # How many earlier processes of a runner are remembered: each may have left a claim when it was killed.
 MAX_SESSIONS = 64
 _TYPICAL_OF = 9
+# What sqlite says of a full disk, missing rights or another process; everything else is damage.
+_NO_DAMAGE = {
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_PERM,
+}
+_REMEDY = "free disk space"
 
 _SCHEMA_VERSION = 1
 _SCHEMA = """
@@ -93,9 +105,9 @@ class Store:
         self._lock = threading.RLock()
         try:
             self._database = _connect(path)
-        except sqlite3.OperationalError as error:
-            raise MachineError(f"cannot open {path}: {error}", "free disk space") from None
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
+            if not _is_damage(error, path):
+                raise MachineError(f"cannot open {path}: {error}", _REMEDY) from None
             self._database = _replaced(path, error)
 
     def close(self) -> None:
@@ -261,11 +273,11 @@ class Store:
                 with contextlib.suppress(sqlite3.Error):
                     if self._database.in_transaction:
                         self._database.execute("ROLLBACK")
-                if isinstance(error, sqlite3.OperationalError):
-                    raise MachineError(f"cannot write {self._path}: {error}", "free disk space") from None
                 bugs = (sqlite3.IntegrityError, sqlite3.ProgrammingError)
-                if not isinstance(error, sqlite3.DatabaseError) or isinstance(error, bugs):
+                if not isinstance(error, sqlite3.Error | UnicodeDecodeError) or isinstance(error, bugs):
                     raise
+                if not _is_damage(error, self._path):
+                    raise MachineError(f"cannot write {self._path}: {error}", _REMEDY) from None
                 self._database.close()
                 self._database = _replaced(self._path, error)
                 said = f"{self._path} was damaged: {error}; an empty one takes its place"
@@ -287,13 +299,21 @@ def _connect(path: Path) -> sqlite3.Connection:
         [(verdict,)] = database.execute("PRAGMA quick_check(1)").fetchall()
         if verdict != "ok":
             raise sqlite3.DatabaseError(verdict)
-    except sqlite3.Error:
+    except (sqlite3.Error, UnicodeDecodeError):
         database.close()
         raise
     return database
 
 
-def _replaced(path: Path, error: sqlite3.DatabaseError) -> sqlite3.Connection:
+def _is_damage(error: Exception, path: Path) -> bool:
+    """Whether the file is at fault, not the disk, its rights or another process."""
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+    if code == sqlite3.SQLITE_READONLY:  # also said of a file whose header has a version that does not exist
+        return os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
+    return code not in _NO_DAMAGE
+
+
+def _replaced(path: Path, error: Exception) -> sqlite3.Connection:
     """An empty database in place of a damaged one, which is set aside."""
     kept = path.with_name(f"{path.name}.damaged-{int(time.time())}")
     for suffix in ("", "-wal", "-shm"):

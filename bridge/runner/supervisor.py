@@ -5,8 +5,8 @@ a machine), starts the one command it is told to, measures it, enforces its time
 When the control pipe closes, because the runner finished or died, it kills everything the job started and
 only then releases the lock. The command line comes with the sandbox in it; nothing here reads a manifest.
 
-Wire: one JSON object a line. In: the job, then perhaps ``{"stop": grace_s}``. Out: how the job ended. The
-runner's side is `bridge.runner.child`.
+Wire: one JSON object a line. In: the job, then perhaps ``{"stop": grace_s}``. Out: an empty line at the
+start, then how the job ended. The runner's side is `bridge.runner.child`.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ def main(setup: dict[str, int]) -> int:
     for descriptor in setup.values():
         os.set_inheritable(descriptor, False)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # on Linux orphans of the job come to this process
+    os.write(setup["status"], b"\n")  # started
     supervision = _Supervision(setup["control"])
     job = supervision.next_message()
     if job is not None:

@@ -21,7 +21,7 @@ from bridge.presets import load_all
 from bridge.presets import read as read_preset
 from bridge.protocol.manifest import parse, parse_cancel
 from bridge.protocol.result import parse_result, parse_status
-from bridge.protocol.runner_info import parse_card
+from bridge.protocol.runner_info import parse_info
 from bridge.runner.policy import load
 from tests.adversary import honest
 
@@ -77,7 +77,7 @@ def _report(data: bytes) -> object:
 DOORS: dict[str, Door] = {
     "manifest": Door(honest.MANIFEST, parse, ManifestError),
     "claim": Door(honest.CLAIM, _claim, ResultError),
-    "card": Door(honest.CARD, parse_card, BusError),
+    "card": Door(honest.CARD, parse_info, BusError),
     "cancel": Door(honest.CANCEL, parse_cancel, ManifestError),
     "preset": Door(honest.PRESET, _preset, PresetError),
     "policy": Door(honest.POLICY, _policy, PolicyError),

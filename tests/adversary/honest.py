@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bridge.protocol.manifest import Manifest, new_cancel
 from bridge.protocol.result import Phase, RunStatus
-from tests.bridge.cards import card
+from tests.bridge.registrations import info
 
 NONCE = "20260301t120000z0123456789ab"
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -41,7 +41,7 @@ CLAIM = RunStatus(
     elapsed_s=1.0,
 ).to_bytes()
 
-CARD = card().to_bytes()
+CARD = info().to_bytes()
 
 CANCEL = new_cancel(NONCE, "b" * 40, requested_by="somebody", reason="no longer needed", now=NOON).to_bytes()
 

@@ -169,7 +169,7 @@ def weakened(serving: House, tmp_path_factory: pytest.TempPathFactory) -> Bench:
 
 def write_changed(bench: Bench, preset: str, name: str, elements: dict[str, str], *tables: str) -> None:
     """A bundled preset under another name, elements of its argv replaced, and what declared them gone."""
-    text = (presets.BUNDLED / f"{preset}.toml").read_text(encoding="utf-8")
+    text = (presets.preset.BUNDLED / f"{preset}.toml").read_text(encoding="utf-8")
     for element, instead in elements.items():
         assert text.count(element) == 1
         text = text.replace(element, instead)

@@ -99,7 +99,7 @@ def test_a_request_that_cannot_be_started_is_taken_back(over: World, server, kak
     before = over.house.remote_refs()
     done = kakeya(run, *ASK)
     assert done.code not in (0, 70)
-    assert "taken back" in done.err
+    assert "withdrawn" in done.err
     assert "actions: write" in done.err, "which permission is missing"
     assert over.house.remote_refs() == before
 
@@ -138,7 +138,7 @@ def test_a_request_that_may_have_a_run_stays_and_one_that_has_none_does_not(
     server.faults = [Fault("/dispatches", 502)]
     done = kakeya(run, *ASK)
     assert "502" in done.err
-    assert "taken back" in done.err
+    assert "withdrawn" in done.err
     assert over.house.remote_refs() == before
     server.faults = [Fault("/dispatches", silent=True), Fault("/runs", 502, times=9)]
     done = kakeya(run, *ASK)

@@ -17,8 +17,8 @@ from bridge.protocol import refs
 from bridge.protocol.result import Reason, Status, Verdict
 from bridge.protocol.runner_info import Limits
 from tests.bridge.bus.archives import answered, pruned
-from tests.bridge.cards import card, publish_card
 from tests.bridge.cli.calls import call
+from tests.bridge.registrations import info, publish_info
 from tests.houses import Done, wait_for
 from tests.worlds import World, snapshot
 
@@ -101,7 +101,7 @@ def test_an_unsigned_wish_that_a_live_runner_will_ignore_is_warned_of(
     here: World, kakeya, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     strict = Limits(max_timeout_s=60, require_signature=True)
-    publish_card(here.cache, card("strict", now=datetime.now(UTC), limits=strict))
+    publish_info(here.cache, info("strict", now=datetime.now(UTC), limits=strict))
     submitted = here.submit()
     done = kakeya(submitted.nonce, "--json")
     assert done.code == 0

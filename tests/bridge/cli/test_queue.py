@@ -9,8 +9,8 @@ import pytest
 
 from bridge.cli.queue import queue
 from bridge.protocol import refs
-from tests.bridge.cards import card, offer, publish_card
 from tests.bridge.cli.calls import call
+from tests.bridge.registrations import info, offer, publish_info
 from tests.houses import Done
 from tests.worlds import World
 
@@ -30,13 +30,13 @@ def waiting(world: World, count: int) -> list[str]:
     return [world.submit(nonce=nonce).nonce for nonce in nonces]
 
 
-def offering_card(world: World) -> None:
+def offering_info(world: World) -> None:
     """A live runner that takes 300 s for a probe."""
-    publish_card(world.cache, card(now=datetime.now(UTC), presets=(offer(typical_s=300.0),)))
+    publish_info(world.cache, info(now=datetime.now(UTC), presets=(offer(typical_s=300.0),)))
 
 
 def test_each_request_is_told_how_long_it_is_likely_to_wait(here: World, kakeya) -> None:
-    offering_card(here)
+    offering_info(here)
     nonces = waiting(here, 3)
     done = kakeya("--json")
     assert done.code == 0, done.err
@@ -57,7 +57,7 @@ def test_without_a_runner_nothing_is_promised(here: World, kakeya) -> None:
 
 def test_registrations_that_cannot_be_read_are_left_out_and_the_queue_is_shown(here: World, kakeya) -> None:
     nonces = waiting(here, 2)
-    offering_card(here)
+    offering_info(here)
     [name] = [ref for ref in here.house.remote_refs() if ref.startswith(refs.RUNNERS)]
     tree = here.house.git("rev-parse", f"{name}^{{tree}}", cwd=here.house.remote)
     Path(here.house.remote, "objects", tree[:2], tree[2:]).unlink()

@@ -11,22 +11,22 @@ import pytest
 
 from bridge import presets, signing
 from bridge.protocol import refs
-from bridge.protocol.runner_info import Limits, Property, RunnerCard, State
-from tests.bridge.cards import card, offer, public_line, put, signed
+from bridge.protocol.runner_info import Limits, Property, RunnerInfo, State
+from tests.bridge.registrations import info, offer, public_line, put, signed
 from tests.houses import House
 
 RUN = ("run", "--preset", "probe", "--json")
 
 
-def here(house: House, name: str = "mac", **changes: Any) -> RunnerCard:
-    """A card of a runner that is live now and serves this house's remote."""
+def here(house: House, name: str = "mac", **changes: Any) -> RunnerInfo:
+    """A registration of a runner that is live now and serves this house's remote."""
     fields: dict[str, Any] = {
         "now": datetime.now(UTC),
         "audience": refs.audience_of(str(house.remote)),
         "presets": (real("probe"),),
         "machine": {"chip": "Apple M4", "memory_bytes": 64 * 2**30, "labels": "lab,quiet"},
     }
-    return card(name, **{**fields, **changes})
+    return info(name, **{**fields, **changes})
 
 
 def real(name: str, **changes: Any) -> Any:
@@ -39,7 +39,7 @@ def real(name: str, **changes: Any) -> Any:
     return offer(name, digest=preset.digest, parameters=known, **changes)
 
 
-def publish(house: House, base: RunnerCard, key: Path | None = None) -> RunnerCard:
+def publish(house: House, base: RunnerInfo, key: Path | None = None) -> RunnerInfo:
     whole, signature = (base, None) if key is None else signed(key, base)
     put(house.remote, refs.RUNNERS + base.name, whole.to_bytes(), signature)
     return whole
@@ -114,14 +114,14 @@ def test_runners_without_a_remote_lists_the_trusted_keys_and_says_so(house: Hous
     assert "studio" in away.out
 
 
-def test_hostile_cards_are_counted_and_show_nothing_to_a_terminal(house: House):
+def test_hostile_infos_are_counted_and_show_nothing_to_a_terminal(house: House):
     put(house.remote, refs.RUNNERS + "evil", b'{"name": "\x1b]0;owned\x07"}')
     put(house.remote, refs.RUNNERS + "thief", here(house, "mac").to_bytes())
     publish(house, here(house, "mac", machine={"chip": "M4 " + "x" * 900}))
     done = house.kakeya("runners")
     assert done.code == 0, done.err
     assert "\x1b" not in done.out + done.err
-    assert "2 card(s)" in done.err
+    assert "2 invalid registration(s)" in done.err
     assert max(len(line) for line in done.out.splitlines()) < 300
 
 
@@ -139,13 +139,16 @@ def test_a_key_from_the_bus_is_shown_and_never_trusted(house: House, key: Path):
     assert unknown.code == 2
     assert "runners seen: mac" in unknown.err
     publish(house, here(house, "plain", id="d" * 16))
-    assert "no runner named 'plain' publishes a signed card" in house.kakeya("runners", "trust", "plain").err
+    assert (
+        "no runner named 'plain' publishes a signed registration"
+        in house.kakeya("runners", "trust", "plain").err
+    )
 
 
 def test_the_first_key_is_pinned_on_request_and_never_replaced(house: House, key: Path):
     pinned = house.root / "config" / "trusted_runners"
     nothing = house.kakeya("runners", "trust", "--first")
-    assert (nothing.code, "no runner publishes a signed card" in nothing.err) == (2, True)
+    assert (nothing.code, "no runner publishes a signed registration" in nothing.err) == (2, True)
     whole = publish(house, here(house), key)
     done = house.kakeya("runners", "trust", "--first")
     assert done.code == 0, done.err

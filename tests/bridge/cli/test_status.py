@@ -12,8 +12,8 @@ from bridge.cli.run import run
 from bridge.cli.status import status
 from bridge.protocol import refs
 from bridge.protocol.result import Phase
-from tests.bridge.cards import card, offer, publish_card
 from tests.bridge.cli.calls import call
+from tests.bridge.registrations import info, offer, publish_info
 from tests.houses import Done
 from tests.worlds import World
 
@@ -57,7 +57,7 @@ def test_who_waits_is_told_how_many_older_ones_wait_and_that_turns_are_taken(her
     nonces = [refs.new_nonce(now + timedelta(seconds=number), b"abcdef") for number in range(3)]
     for nonce in nonces:
         here.submit(nonce=nonce)
-    publish_card(here.cache, card(now=now, presets=(offer(typical_s=10.0),)))
+    publish_info(here.cache, info(now=now, presets=(offer(typical_s=10.0),)))
     first, last = (said(nonce, "--json").json for nonce in (nonces[0], nonces[2]))
     assert (first["ahead"], first["expected_s"], first["beat_age_s"]) == (0, 0.0, None)
     assert (last["ahead"], last["expected_s"]) == (2, 20.0)
@@ -72,7 +72,7 @@ def test_where_only_branches_are_taken_no_place_in_the_queue_is_made_up(
     first = call(run, capsys, "--preset", "probe", "--json").json
     second = call(run, capsys, "--preset", "probe", "--json").json
     assert second["ahead"] is None
-    publish_card(here.cache, card(now=datetime.now(UTC)))
+    publish_info(here.cache, info(now=datetime.now(UTC)))
     lines = call(run, capsys, "--preset", "probe").out.splitlines()
     assert [line.split()[0] for line in lines] == ["queued", lines[1].split()[0], "follow"]
     for nonce in (first["nonce"], second["nonce"]):

@@ -22,9 +22,9 @@ from bridge.client.runners import (
 from bridge.errors import KeyListError, RemoteUnreachable
 from bridge.protocol import refs
 from bridge.protocol.manifest import Manifest, ParamValue, format_time
-from bridge.protocol.runner_info import Limits, Property, RunnerCard, State
+from bridge.protocol.runner_info import Limits, Property, RunnerInfo, State
 from bridge.signing.trust import TrustLevel
-from tests.bridge.cards import NOW, card, offer, publish_card
+from tests.bridge.registrations import NOW, info, offer, publish_info
 from tests.worlds import World
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
@@ -36,8 +36,8 @@ def config(tmp_path: Path) -> settings.Settings:
     return settings.load().model_copy(update=folders)
 
 
-def seen(base: RunnerCard | None = None, *, trusted: bool = False, **changes: Any) -> Registration:
-    one = base or card(**changes)
+def seen(base: RunnerInfo | None = None, *, trusted: bool = False, **changes: Any) -> Registration:
+    one = base or info(**changes)
     trust = TrustLevel.TRUSTED if trusted else TrustLevel.UNSIGNED
     ref = f"refs/mac-bridge/runners/{one.name}"
     return Registration(one.name, ref, "0" * 40, one, trust, "x" if trusted else None)
@@ -62,12 +62,12 @@ def manifest(
 
 def ask(
     config: settings.Settings,
-    *cards: Registration,
+    *infos: Registration,
     signed: bool = False,
     ahead: int | None = 0,
     **changes: Any,
 ) -> Availability:
-    registry = Registry(cards, 0, {})
+    registry = Registry(infos, 0, {})
     return check_availability(
         registry, manifest(**changes), signed=signed, settings=config, now=NOW, ahead=ahead
     )
@@ -178,13 +178,13 @@ def test_the_expected_wait_is_the_median_duration_times_the_older_requests(confi
 
 def test_a_live_runner_that_obeys_only_signatures_is_named():
     strict = Limits(max_timeout_s=60, require_signature=True)
-    cards = (seen(), seen(name="strict", limits=strict), seen(name="gone", limits=strict, age_s=3600))
-    assert require_signatures(Registry(cards, 0, {}), NOW) == ["strict"]
+    registrations = (seen(), seen(name="strict", limits=strict), seen(name="gone", limits=strict, age_s=3600))
+    assert require_signatures(Registry(registrations, 0, {}), NOW) == ["strict"]
 
 
 def test_the_registry_is_read_into_one_cache_of_the_remote(world: World, config: settings.Settings):
     bus = Remote(world.remote, world.remote, refs.audience_of(world.remote))
-    publish_card(world.cache, card(now=datetime.now(UTC)))
+    publish_info(world.cache, info(now=datetime.now(UTC)))
     for _ in range(2):
         assert [one.name for one in read_runners(config, world.git, bus).seen] == ["mac"]
     [cache] = (config.state_dir / "caches").glob("*.git")

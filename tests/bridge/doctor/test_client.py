@@ -11,7 +11,7 @@ from bridge.client.remotes import Remote
 from bridge.doctor import Check, Level, bus_load, examine_client
 from bridge.git.repo import GitRepo
 from bridge.protocol import refs
-from tests.bridge.cards import card, put
+from tests.bridge.registrations import info, put
 from tests.bridge.signing.keyring import private, public
 from tests.worlds import World
 
@@ -51,7 +51,7 @@ def test_a_list_of_trusted_runners_that_cannot_be_believed_is_a_fault(world: Wor
 def load_of(world: World, address: str, *intervals: float) -> list[Check]:
     """What is said of a remote with live runners that register so often, under this address."""
     for number, interval_s in enumerate(intervals):
-        live = card(f"mac{number}", now=datetime.now(UTC), interval_s=interval_s, id=f"{number:016x}")
+        live = info(f"mac{number}", now=datetime.now(UTC), interval_s=interval_s, id=f"{number:016x}")
         put(world.remote, refs.RUNNERS + live.name, live.to_bytes())
     git = GitRepo(world.house.clone)
     return list(bus_load(settings.load(), git, Remote(address, "shown", "audience")))

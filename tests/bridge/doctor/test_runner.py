@@ -11,8 +11,7 @@ import pytest
 from bridge import doctor, interpreter, settings
 from bridge.cli.doctor import detect
 from bridge.doctor import Check, Level
-from bridge.mac import launchd
-from bridge.mac.launchd import LaunchdService
+from bridge.mac import setup
 from bridge.mac.options import ACTIONS_RUNNER, OPTIONS_FILE
 from tests.bridge.runner.bench import Bench
 from tests.servers.github import SLUG, github_server
@@ -40,7 +39,7 @@ def test_every_check_of_a_plain_machine(bench: Bench, tmp_path: Path) -> None:
     found = checks(tmp_path)
     assert {"git", "policy", "interpreter", "service", "awake", "disk", "remote", "git-lfs"} <= set(found)
     assert found["interpreter"].level is Level.WARN
-    assert "unsigned requests are taken" in found["policy"].finding
+    assert "unsigned requests are accepted" in found["policy"].finding
     assert any(name.startswith("jobs: ") for name in found)
     assert found["models: throughput"].level is Level.OK
 
@@ -64,7 +63,7 @@ def test_a_policy_that_is_wrong_is_a_failure(bench: Bench, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("uid", "has_runner", "said", "level"),
     [
-        (501, True, "whoever can push", Level.WARN),
+        (501, True, "who can push", Level.WARN),
         (501, False, "daemon alone", Level.OK),
         (0, False, "root", Level.FAIL),
     ],
@@ -115,22 +114,22 @@ def test_the_folders_that_setup_was_told_are_looked_at(
 def test_a_service_that_does_not_run_is_a_failure(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    staged = launchd.staged(tmp_path, launchd.SERVE_LABEL)
+    staged = setup.staged(tmp_path, setup.SERVE_LABEL)
     staged.parent.mkdir()
     staged_text = "<plist/>"
     staged.write_text(staged_text)
     monkeypatch.setattr(doctor, "find_program", lambda _: "/bin/launchctl")
-    monkeypatch.setattr("bridge.mac.launchd.read_installed", lambda _: staged_text)
+    monkeypatch.setattr("bridge.mac.setup.read_installed", lambda _: staged_text)
     states = {
         None: Level.FAIL,
-        LaunchdService("spawn scheduled", "78: EX_CONFIG"): Level.FAIL,
-        LaunchdService("running", None): Level.OK,
+        "state spawn scheduled, last exit code 78: EX_CONFIG": Level.FAIL,
+        "running": Level.OK,
     }
     for known, level in states.items():
-        monkeypatch.setattr("bridge.mac.launchd.query", lambda _, known=known: known)
+        monkeypatch.setattr("bridge.mac.setup.query", lambda _, known=known: known)
         (found,) = doctor.services(tmp_path)
         assert found.level is level, found
-        if known is not None and not known.runs:
+        if known not in (None, "running"):
             assert "78: EX_CONFIG" in found.finding
             assert str(tmp_path / "logs") in found.fix
     staged.write_text("<plist>another</plist>")

@@ -1,4 +1,4 @@
-"""The Mac's job: what may run runs closed, the rest is refused, and every way out is a sealed result."""
+"""The Mac's job: what may run runs closed, the rest is refused, and every way out is a signed result."""
 
 from __future__ import annotations
 

@@ -123,7 +123,6 @@ def test_the_owners_folders_are_remembered(mac: Mac, tmp_path: Path) -> None:
         "[]",
         '{"url": 1}',
         '{"labels": "a"}',
-        '{"labels": [1]}',
         '{"tailnet": "no"}',
         '{"config": []}',
         "{",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import plistlib
 from pathlib import Path
 
 import pytest
 
-from bridge.errors import MachineError
-from bridge.mac.launchd import EXIT_S, LaunchdService, parse_print, wait_while
+from bridge import mac as actions
+from bridge.mac import setup
 from tests.bridge.mac.tools import FULL, Mac
 
 ACTIONS, SERVE = "org.kakeya-mac.actions-runner", "org.kakeya-mac.serve"
@@ -74,14 +73,14 @@ def test_commands_are_printed_without_sudo(mac: Mac) -> None:
 
 
 @pytest.mark.slow
-def test_a_change_of_the_runners_settings_restarts_it(mac: Mac) -> None:
+def test_hook_of_an_earlier_version_is_removed_and_the_runner_restarted(mac: Mac) -> None:
     assert mac.setup(*FULL).code == 0
     mac.calls()
     settings = mac.prefix / "actions-runner" / ".env"
     settings.write_text("LANG=en_US.UTF-8\nACTIONS_RUNNER_HOOK_JOB_STARTED=/former/hook.sh\n")
     daemons = mac.fake / "root" / "Library" / "LaunchDaemons"
     old = plistlib.loads((daemons / f"{ACTIONS}.plist").read_bytes())
-    del old["EnvironmentVariables"]["KAKEYA_SETUP"]
+    old["EnvironmentVariables"]["KAKEYA_SETUP"] = "0123456789ab"
     (daemons / f"{ACTIONS}.plist").write_bytes(plistlib.dumps(old))
     done = mac.setup(*FULL)
     assert done.code == 0, done.err
@@ -108,7 +107,7 @@ def test_service_of_another_setup_is_left_alone(mac: Mac) -> None:
     other = ("--prefix", str(mac.home / "second"), "--remote", "git@example.org:a/b.git", "--sudo", "--json")
     done = mac.run("setup", "--service", "serve", *other)
     step = mac.step(done, f"service {SERVE}")
-    assert (done.code, step["finding"]) == (1, f"it is of the setup in {mac.prefix}")
+    assert (done.code, step["finding"]) == (1, "it belongs to the setup of another folder")
     assert f"service {ACTIONS}" not in {step["name"] for step in done.json["steps"]}
     assert mac.run("uninstall", *other[:2], "--sudo").code == 0
     assert {path.name for path in (mac.fake / "launchd").iterdir()} == {ACTIONS, SERVE}
@@ -124,11 +123,26 @@ def test_githubs_runner_is_stopped_only_when_it_has_no_job(mac: Mac) -> None:
 
 
 @pytest.mark.exhaustive
-def test_launchd_that_still_refuses_for_a_moment_is_asked_again(mac: Mac) -> None:
+def test_second_run_goes_on_where_launchd_refused(mac: Mac) -> None:
     (mac.fake / "refuses-once").touch()
     done = mac.setup(*FULL)
+    assert (done.code, "Bootstrap failed" in done.err) == (1, True)
+    assert mac.setup(*FULL).code == 0
+
+
+@pytest.mark.exhaustive
+def test_job_of_githubs_runner_is_waited_for(mac: Mac) -> None:
+    assert mac.setup(*FULL).code == 0
+    (mac.fake / "busy").write_text("x\nx\nx\n")
+    mac.calls()
+    done = mac.run("uninstall", "--sudo")
     assert done.code == 0, done.err
-    assert "trying again in" in done.err
+    assert done.out.count("GitHub's runner has a job; waiting") == 3
+    calls = mac.calls()
+    assert calls.count("sudo -n -v") >= 3, "the password stays valid"
+    assert [call for call in calls if call.startswith("pgrep")][3:] == [
+        calls[calls.index("sudo launchctl bootout system/" + ACTIONS) - 1]
+    ]
 
 
 @pytest.mark.exhaustive
@@ -138,28 +152,18 @@ def test_stopped_service_is_reported_with_exit_code_and_log(mac: Mac) -> None:
     done = mac.run("check", "--json")
     step = mac.step(done, f"service {SERVE}")
     assert (done.code, step["state"]) == (1, "missing")
-    assert "its state is spawn scheduled, its last exit code 78: EX_CONFIG" in step["finding"]
+    assert "state spawn scheduled, last exit code 78: EX_CONFIG" in step["finding"]
     assert f"{mac.prefix}/logs/{SERVE}.log" in step["fix"]
 
 
-def test_what_launchd_says_is_the_services_own_state() -> None:
-    assert parse_print(PRINTED) == LaunchdService("spawn scheduled", "78: EX_CONFIG")
-    assert parse_print(PRINTED.replace("spawn scheduled", "running")).runs
-    assert not parse_print("").runs
-
-
-def test_long_job_is_waited_for_with_a_line_every_half_minute(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("time.sleep", lambda _: None)
-    looks = iter([True] * 100 + [False])
-    with caplog.at_level(logging.INFO, logger="bridge.mac"):
-        wait_while(lambda: next(looks), "a job")
-    assert [record.getMessage().strip() for record in caplog.records] == [
-        f"a job; waiting for {seconds} s" for seconds in (30, 60, 90)
-    ]
-    with pytest.raises(MachineError, match=f"a job, still after {EXIT_S} s"):
-        wait_while(lambda: True, "a job")
+def test_what_launchd_says_is_the_services_own_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = PRINTED
+    monkeypatch.setattr(actions, "answer", lambda *_: said)
+    assert setup.query(SERVE) == "state spawn scheduled, last exit code 78: EX_CONFIG"
+    said = PRINTED.replace("spawn scheduled", "running")
+    assert setup.query(SERVE) == "running"
+    said = ""
+    assert setup.query(SERVE) != "running"
 
 
 @pytest.mark.exhaustive
@@ -168,5 +172,5 @@ def test_service_that_ends_at_once_is_reported(mac: Mac) -> None:
     done = mac.setup(*FULL)
     step = mac.step(done, f"service {SERVE}")
     assert (done.code, step["state"]) == (1, "missing")
-    assert "it does not run: its state is spawn scheduled" in step["finding"]
+    assert "it does not run: state spawn scheduled" in step["finding"]
     assert f"{mac.prefix}/logs/{SERVE}.log" in step["fix"]

@@ -34,7 +34,7 @@ def test_it_takes_all_back_and_leaves_what_is_the_owners(mac: Mac) -> None:
     last = done.out.splitlines()[-1]
     for part in (
         *("models", str(mac.home / ".config" / "kakeya-mac"), "the key that signs results", "logs"),
-        *("git-lfs's filter", "power settings", "tailscale", "deploy key"),
+        *("git-lfs's filter", "power settings", "tailscale", "SSH key"),
     ):
         assert part in last, part
     assert mac.run("uninstall", "--sudo").code == 0, "a second time there is nothing left to do"

@@ -37,10 +37,11 @@ esac""",
 esac""",
     "brew": '[ -e "$FAKE/brew" ] || exit 1; [ "$1" = install ] && /bin/rm "$FAKE/no-lfs"; exit 0',
     "sudo": """[ -e "$FAKE/no-sudo" ] && { echo "me is not in the sudoers file." >&2; exit 1; }
-[ "$1" = -v ] || exec "$@" """,
+case "$*" in -v | "-n -v") ;; *) exec "$@";; esac""",
     "cat": 'case "$1" in /Library/*) exec /bin/cat "$FAKE/root$1";; *) exec /bin/cat "$@";; esac',
     "sleep": "exit 0",
-    "pgrep": '[ -e "$FAKE/busy" ]',
+    "pgrep": """[ -s "$FAKE/busy" ] || exit 1
+tail -n +2 "$FAKE/busy" > "$FAKE/busy-"; mv "$FAKE/busy-" "$FAKE/busy" """,
     "install": """shift 6
 mkdir -p "$FAKE/root/Library/LaunchDaemons"
 cp "$1" "$FAKE/root$2"
@@ -82,11 +83,8 @@ esac""",
 [ "$1" = -c ] || exit 1
 printf 'Battery Power:\\n sleep 1\\nAC Power:\\n sleep %s\\n autorestart %s\\n' "$3" "$5" > "$FAKE/power"
 """,
-    "ssh": """for word; do [ "$previous" = -i ] && key=$word; previous=$word; done
-if [ ! -e "$FAKE/any-key" ]; then
-  [ -n "$key" ] && grep -qsF "$(cut -d' ' -f2 "$key.pub")" "$FAKE/deploy-keys" || {
-    echo "git@github.com: Permission denied (publickey)." >&2; exit 255; }
-fi
+    "ssh": """for word; do :; done
+[ -e "$FAKE/any-key" ] || { echo "git@github.com: Permission denied (publickey)." >&2; exit 255; }
 [ -e "$FAKE/repository" ] || git init -q --bare "$FAKE/repository"
 set -- $word
 exec git "${1#git-}" "$FAKE/repository" """,
@@ -94,12 +92,6 @@ exec git "${1#git-}" "$FAKE/repository" """,
 if [ -e "$FAKE/tailnet" ]; then
   echo '{"BackendState": "Running", "Self": {"DNSName": "studio.ts.net.", "sshHostKeys": ["ssh-ed25519 A"]}}'
 else echo '{"BackendState": "NeedsLogin", "Self": {}}'; fi""",
-    "gh": """[ -e "$FAKE/gh" ] || exit 1
-case "$1 $2 $3" in
-  "auth status"*) ;;
-  "repo deploy-key add") cat "$4" >> "$FAKE/deploy-keys";;
-  *) cat "$FAKE/gh";;
-esac""",
     "curl": """for word; do [ "$previous" = -o ] && target=$word; previous=$word; done
 cp "$FAKE/archive" "$target"
 """,
@@ -163,7 +155,7 @@ FULL = ("--service", "both", "--remote", REMOTE, "--sudo", "--tailnet", "--json"
 # Calls that look and change nothing.
 LOOKS = re.compile(
     r"uname -|sw_vers |sysctl |xcode-select |git-lfs version|brew --version|launchctl print"
-    r"|pmset -g custom$|tailscale status|gh auth status|id -u|cat |ssh -|pgrep "
+    r"|pmset -g custom$|tailscale status|id -u|cat |ssh -|pgrep "
 )
 
 

@@ -122,6 +122,16 @@ def test_running_job_that_ignores_signals_is_gone_in_time(bench: Bench, how: str
     assert bench.left(asked.nonce) == {place}
 
 
+def test_cancel_request_that_came_too_late_is_deleted(bench: Bench) -> None:
+    asked, runner = bench.ask(), bench.runner()
+    assert runner.serve(once=True, idle_timeout_s=20) == 1
+    late = bench.tip(asked.result_ref)
+    assert late is not None
+    bench.point(refs.cancel_ref(asked.nonce), late)
+    assert runner.serve(once=True, idle_timeout_s=0) == 0
+    assert bench.left(asked.nonce) == {asked.result_ref}
+
+
 def test_deleting_the_branch_cancels_what_waits(bench: Bench) -> None:
     asked = bench.ask()
     bench.delete(asked.result_ref)

@@ -1,5 +1,6 @@
 """A supervised job: one a machine, closed in, always ended in time, and nothing of it left behind."""
 
+import errno
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from bridge.errors import MachineError
 from bridge.runner.child import MachineBusy, Supervisor
 from bridge.runner.sandbox.base import Sandbox
 from tests.bridge.runner.jobs import EITHER, UNSANDBOXED, Jobs, marked
@@ -105,6 +107,20 @@ def test_only_one_job_runs_at_a_time_and_the_lock_is_free_afterwards(jobs: Jobs)
 
 
 @pytest.mark.slow
+def test_no_descriptor_left_is_one_clear_error_and_frees_the_lock(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused() -> tuple[int, int]:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pipe", refused)
+        with pytest.raises(MachineError, match="Too many open files"):
+            Supervisor(jobs.lock)
+    with Supervisor(jobs.lock) as supervisor:
+        supervisor.await_start()
+
+
 def test_a_timeout_ends_a_job_that_ignores_being_asked(jobs: Jobs) -> None:
     script = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up'); time.sleep(60)"
     ended = jobs.run(script, timeout_s=1, grace_s=0.5)

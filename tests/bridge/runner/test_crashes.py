@@ -11,6 +11,7 @@ import pytest
 
 from bridge.errors import MachineError, RemoteUnreachable
 from bridge.protocol import refs
+from bridge.runner import child
 from bridge.runner.child import MachineBusy, Supervisor
 from bridge.runner.daemon import Daemon
 from bridge.runner.publisher import Publisher
@@ -283,6 +284,20 @@ def test_claim_whose_request_cannot_be_looked_at_again_costs_no_attempt(
         assert runner.serve(once=True, idle_timeout_s=0) == 0
     assert bench.left(asked.nonce) == {asked.result_ref, refs.inbox_ref(asked.nonce)}
     assert runner.serve(once=True, idle_timeout_s=20) == 1
+    assert bench.answer(asked.nonce).result.attempt == 1
+
+
+def test_supervisor_that_does_not_start_costs_no_attempt(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = bench.ask()
+    with monkeypatch.context() as patched:
+        patched.setattr(child, "SUPERVISOR", ("-c", "raise SystemExit(1)"))
+        assert bench.runner().serve(once=True, idle_timeout_s=0) == 0
+    assert "the job supervisor did not start" in "".join(bench.said)
+    assert bench.left(asked.nonce) == {asked.result_ref, refs.inbox_ref(asked.nonce)}
+    assert bench.runner().serve(once=True, idle_timeout_s=20) == 1
+    assert bench.verdict(asked.nonce) == ("passed", "ok")
     assert bench.answer(asked.nonce).result.attempt == 1
 
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bridge.bus.registry import read_registry, register
 from bridge.git.cache import GitCache
+from bridge.proc import ChildProcess, spawn
 from bridge.protocol import refs
 from bridge.protocol.manifest import Manifest
 from bridge.protocol.result import Reason, Status
-from bridge.protocol.runner_info import RunnerCard, State
-from bridge.runner import daemon
+from bridge.protocol.runner_info import RunnerInfo, State
+from bridge.runner import child, daemon
 from bridge.runner.child import Supervisor
 from bridge.runner.config import LOCAL, OWN_SERVER, PUBLIC_HOST, Timing, timing_of
 from bridge.runner.daemon import PRUNE_EVERY_S, PRUNE_FIRST_S, Daemon
@@ -29,8 +31,8 @@ def cache_of(bench: Bench) -> GitCache:
     return cache
 
 
-def card_of(bench: Bench) -> RunnerCard | None:
-    return next((one.card for one in read_registry(cache_of(bench)).seen if one.name == "mac"), None)
+def info_of(bench: Bench) -> RunnerInfo | None:
+    return next((one.info for one in read_registry(cache_of(bench)).seen if one.name == "mac"), None)
 
 
 @pytest.mark.slow
@@ -45,20 +47,18 @@ def test_two_runners_on_one_machine_run_one_job_at_a_time(bench: Bench) -> None:
 
 
 @pytest.mark.slow
-def test_waiting_for_the_machine_costs_one_process_a_look(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_for_the_machine_starts_no_process(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = [bench.ask() for _ in range(3)]
-    started, runner = list[Path](), bench.runner()
+    started, runner = list[Sequence[str]](), bench.runner()
 
-    def counted(lock: Path) -> Supervisor:
-        started.append(lock)
-        return Supervisor(lock)
+    def counted(argv: Sequence[str], **how: Any) -> ChildProcess:
+        started.append(argv)
+        return spawn(argv, **how)
 
-    monkeypatch.setattr(daemon, "Supervisor", counted)
     with Supervisor(bench.config_of().lock):
+        monkeypatch.setattr(child, "spawn", counted)
         assert runner.serve(once=True, idle_timeout_s=0) == 0
-    assert len(started) == 1
+    assert started == []
     assert bench.claimed() == []
     assert runner.serve(once=True, idle_timeout_s=20) == 1
     assert bench.claimed()[0] in [each.nonce for each in asked]
@@ -116,16 +116,16 @@ def test_registration_says_busy_during_a_job_and_stopped_afterwards(bench: Bench
     asked = bench.ask("sleep")
 
     def is_busy() -> bool:
-        seen = card_of(bench)
+        seen = info_of(bench)
         return seen is not None and seen.state is State.BUSY
 
     with bench.serving(bench.runner(), abort=True):
         wait_for(is_busy, what="a registration that says so")
-        seen = card_of(bench)
+        seen = info_of(bench)
         assert seen is not None
         assert seen.job is not None
         assert (seen.job.nonce, seen.job.preset) == (asked.nonce, "sleep")
-    seen = card_of(bench)
+    seen = info_of(bench)
     assert seen is not None
     assert (seen.state, seen.job, seen.load.done) == (State.STOPPED, None, 1)
 
@@ -150,7 +150,7 @@ def test_what_another_live_runner_offers_is_left_to_it_for_a_while(bench: Bench,
     assert bench.answer(asked.nonce).result.verdict.reason in (Reason.POLICY, Reason.UNKNOWN_PRESET)
     cache = cache_of(bench)
     [seen] = [one for one in read_registry(cache).seen if one.name == "able"]
-    live = seen.card.model_copy(update={"state": State.IDLE, "public_key": None})
+    live = seen.info.model_copy(update={"state": State.IDLE, "public_key": None})
     register(cache, live, None, now=now)
     asked = bench.ask(preset)
     assert unable.serve(once=True, idle_timeout_s=0) == 0
@@ -212,12 +212,12 @@ def test_much_is_pruned_in_batches_and_registrations_after_it(
     asked, clock = finished(bench, 3), PruneClock()
     runner = pruner(bench, clock)
     long_ago = {"name": "long-gone", "seen_at": "2026-01-01T00:00:00Z", "public_key": None}
-    gone = runner._registrar.card(State.IDLE).model_copy(update=long_ago)
+    gone = runner._registrar.info(State.IDLE).model_copy(update=long_ago)
     register(cache_of(bench), gone, None, now=clock.now())
-    for pause, left, cards in ((PRUNE_FIRST_S, 1, True), (daemon.PRUNE_AGAIN_S, 0, False)):
+    for pause, left, is_there in ((PRUNE_FIRST_S, 1, True), (daemon.PRUNE_AGAIN_S, 0, False)):
         clock.after(pause, runner)
         assert len(bench.house.remote_refs() & set(asked)) == left
-        assert (f"{refs.RUNNERS}long-gone" in bench.house.remote_refs()) is cards
+        assert (f"{refs.RUNNERS}long-gone" in bench.house.remote_refs()) is is_there
 
 
 @pytest.mark.sampled(0, 1)

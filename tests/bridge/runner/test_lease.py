@@ -47,6 +47,22 @@ def test_new_phase_is_shown_at_once_with_progress_and_log(world: World) -> None:
     assert status.log_tail == ("loading with [redacted:TOKEN]", "progress 3/8 verifying code-001")
 
 
+def test_phase_waits_for_the_next_heartbeat_where_pushes_are_counted(world: World) -> None:
+    submitted = world.submit()
+    world.bring(submitted)
+    held = world.claim(submitted)
+    heartbeat = HeartbeatThread(held, interval_s=0.5, secrets=Secrets({}), tells_phases=False)
+    before = shown(world, submitted.nonce)
+    heartbeat.start()
+    heartbeat.enter(Phase.RUNNING)
+    heartbeat.enter(Phase.GATING)
+    wait_for(lambda: shown(world, submitted.nonce) != before)
+    heartbeat.stop()
+    status = shown(world, submitted.nonce)
+    assert status is not None
+    assert status.phase is Phase.GATING
+
+
 def test_claim_that_another_runner_took_is_noticed(world: World) -> None:
     submitted = world.submit()
     world.bring(submitted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,8 @@ from bridge import signing
 from bridge.bus.registry import Registration, read_registry, register
 from bridge.git.cache import GitCache
 from bridge.protocol import refs
-from bridge.protocol.runner_info import RunnerCard, State, Work
-from bridge.runner.config import RunnerConfig
+from bridge.protocol.runner_info import RunnerInfo, State, Work
+from bridge.runner.config import PUBLIC_HOST, RunnerConfig
 from bridge.runner.policy import DAYS
 from bridge.runner.registration import Registrar
 from bridge.runner.store import Store
@@ -56,9 +57,9 @@ def seen(bench: Bench, trusted: dict[str, str] | None = None) -> list[Registrati
     return list(read_registry(cache_of(bench), trusted=trusted).seen)
 
 
-def published(bench: Bench) -> RunnerCard:
+def published(bench: Bench) -> RunnerInfo:
     [only] = seen(bench)
-    return only.card
+    return only.info
 
 
 def test_registration_says_what_the_machine_is_and_offers(bench: Bench, clock: Clock) -> None:
@@ -66,7 +67,7 @@ def test_registration_says_what_the_machine_is_and_offers(bench: Bench, clock: C
         'allow_presets = ["echo", "gate", "tests", "throughput"]\nmax_timeout_s = 77\n'
         '[quotas]\nunsigned = 20\n"ci@example.org" = 500\n'
     )
-    found = registrar(bench, clock).card(State.BUSY, JOB, pending=3, done=4)
+    found = registrar(bench, clock).info(State.BUSY, JOB, pending=3, done=4)
     assert found.name == "mac"
     assert found.audience == refs.audience_of(str(bench.house.remote))
     assert found.limits.max_timeout_s == 77
@@ -96,7 +97,7 @@ def test_registration_says_which_model_is_missing(bench: Bench, clock: Clock) ->
     bench.preset("big", ["${python}", "-c", "pass", "${model:big}"], tail=need)
     stand_in = '[models.small]\nmac = "a small one"\nstand_in = "demo-target"\n'
     bench.preset("small", ["${python}", "-c", "pass", "${model:small}"], tail=stand_in)
-    found = registrar(bench, clock).card(State.IDLE)
+    found = registrar(bench, clock).info(State.IDLE)
     big = found.offer("big")
     assert big is not None
     assert big.why == "it lacks models of big: big"
@@ -105,7 +106,7 @@ def test_registration_says_which_model_is_missing(bench: Bench, clock: Clock) ->
         assert found.models["small"].startswith("stand-in demo-target: ")
     folder = model_folder(bench.house.root / "weights")
     bench.policy(f'[models]\nbig = "{folder}"\n')
-    found = registrar(bench, clock).card(State.IDLE)
+    found = registrar(bench, clock).info(State.IDLE)
     again = found.offer("big")
     assert again is not None
     assert again.available
@@ -116,7 +117,7 @@ def test_registration_shows_the_bounds_of_the_policy(bench: Bench, clock: Clock)
     bench.policy(
         '[presets.echo]\ntimeout_s = 10\n[presets.echo.params.word]\nmaxLength = 4\nenum = ["test", "x"]\n'
     )
-    echo = registrar(bench, clock).card(State.IDLE).offer("echo")
+    echo = registrar(bench, clock).info(State.IDLE).offer("echo")
     assert echo is not None
     assert echo.timeout_s == 10
     assert (echo.parameters["word"].maxLength, echo.parameters["word"].enum) == (4, ("test", "x"))
@@ -126,7 +127,7 @@ def test_registration_tells_of_hours(bench: Bench, clock: Clock) -> None:
     never = f'hours = ["{DAYS[(clock.now().astimezone().weekday() + 3) % 7]}"]\n'
     for text, available in ((never, True), (never + 'outside_hours = "refuse"\n', False)):
         bench.policy(text)
-        echo = registrar(bench, clock).card(State.IDLE).offer("echo")
+        echo = registrar(bench, clock).info(State.IDLE).offer("echo")
         assert echo is not None
         assert echo.available is available
         assert echo.why is not None
@@ -136,18 +137,18 @@ def test_registration_tells_of_hours(bench: Bench, clock: Clock) -> None:
 def test_registration_offers_nothing_while_the_policy_is_wrong(bench: Bench, clock: Clock) -> None:
     config = bench.config_of()
     shown = registrar(bench, clock, config=config)
-    assert shown.card(State.IDLE).presets[0].available
+    assert shown.info(State.IDLE).presets[0].available
     bench.policy("allow = 1")
     assert config.rulebook.refresh()
     shown.refresh()
-    offers = shown.card(State.IDLE).presets
+    offers = shown.info(State.IDLE).presets
     assert not any(offer.available for offer in offers)
     assert len({offer.why for offer in offers}) == 1
 
 
 def test_preset_for_another_machine_is_not_available(bench: Bench, clock: Clock) -> None:
     bench.preset("giant", ["${python}", "-c", "pass"], tail="[requires]\nmemory_gb = 100000\n")
-    giant = registrar(bench, clock).card(State.IDLE).offer("giant")
+    giant = registrar(bench, clock).info(State.IDLE).offer("giant")
     assert giant is not None
     assert giant.why is not None
     assert giant.why.startswith("it cannot run giant: it needs 100000 GB")
@@ -160,7 +161,7 @@ def test_secrets_of_the_environment_are_not_published(
     monkeypatch.setenv("API_TOKEN", "hunter2-hunter2")
     model_folder(bench.house.root / "hunter2-hunter2")
     bench.preset("big", ["${python}", "-c", "pass", "${model:big}"], tail='[models.big]\nmac = "a big one"\n')
-    data = registrar(bench, clock).card(State.IDLE).to_bytes()
+    data = registrar(bench, clock).info(State.IDLE).to_bytes()
     assert b"hunter2" not in data
     assert b"[redacted:API_TOKEN]" in data
 
@@ -192,6 +193,18 @@ def test_change_is_told_after_it_settled(bench: Bench, clock: Clock) -> None:
     assert published(bench).state is State.BUSY
     assert published(bench).job == JOB
     assert len(bench.house.remote_refs() - {"refs/heads/main"}) == 1
+
+
+def test_public_host_hears_of_a_change_with_the_next_registration(bench: Bench, clock: Clock) -> None:
+    here = registrar(bench, clock, config=replace(bench.config_of(), timing=PUBLIC_HOST), interval_s=600.0)
+    here.tell(State.IDLE)
+    first = bench.tip(REF)
+    clock.seconds += 599
+    here.tell(State.BUSY, JOB)
+    assert bench.tip(REF) == first
+    clock.seconds += 1
+    here.tell(State.BUSY, JOB)
+    assert published(bench).state is State.BUSY
 
 
 def test_offers_are_looked_at_once_a_minute(bench: Bench, clock: Clock) -> None:
@@ -240,7 +253,7 @@ def test_registration_that_failed_is_tried_again_after_the_interval(bench: Bench
 
 def test_second_runner_of_one_name_is_listed_under_another(bench: Bench, clock: Clock) -> None:
     here = registrar(bench, clock)
-    other = here.card(State.IDLE).model_copy(update={"id": "f" * 16, "public_key": None})
+    other = here.info(State.IDLE).model_copy(update={"id": "f" * 16, "public_key": None})
     register(cache_of(bench), other, None, now=clock.now())
     here.tell(State.IDLE)
     clock.seconds += 60
@@ -284,6 +297,6 @@ def test_typical_time_is_the_median_and_outlives_the_process(bench: Bench, clock
     for number, seconds in enumerate((1.0, 100.0, 3.0)):
         store.note_duration(f"20260301t120000z{number:012}", "echo", seconds)
     store.close()
-    found = registrar(bench, clock).card(State.IDLE).offer("echo")
+    found = registrar(bench, clock).info(State.IDLE).offer("echo")
     assert found is not None
     assert found.typical_s == 3.0

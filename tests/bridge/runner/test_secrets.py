@@ -1,4 +1,4 @@
-"""What a machine must not publish is cut from logs, command lines and cards, wherever it is kept."""
+"""What a machine must not publish is cut from logs, command lines and registrations, wherever it is kept."""
 
 from __future__ import annotations
 

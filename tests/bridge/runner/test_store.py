@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sqlite3
 import subprocess
@@ -173,11 +174,25 @@ def of_another_version(path: Path) -> None:
     database.close()
 
 
+def changed(*edits: tuple[int, int]) -> Callable[[Path], None]:
+    """Set bytes of the file."""
+
+    def change(path: Path) -> None:
+        data = bytearray(path.read_bytes())
+        for at, value in edits:
+            data[at] = value
+        path.write_bytes(data)
+
+    return change
+
+
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "no database": lambda path: path.write_bytes(b"rubbish" * 1000),
     "broken pages": corrupt,
     "cut short": lambda path: path.write_bytes(path.read_bytes()[:5000]),
     "another version": of_another_version,
+    "a header that only allows reading": changed((18, 0xFF)),
+    "a header of no known format": changed((47, 0xFF)),
 }
 
 
@@ -195,6 +210,21 @@ def test_damaged_file_is_set_aside(
     assert reopened(store, path, clock).get(NONCE).attempts == 1
     assert len(list(path.parent.glob("store.sqlite.damaged-*"))) >= 1
     assert "cannot be used" in caplog.text
+
+
+@pytest.mark.parametrize("byte", [b"z", b"\xff"])
+def test_schema_that_broke_is_set_aside_at_the_first_use(
+    store: Store, path: Path, clock: Clock, caplog: pytest.LogCaptureFixture, byte: bytes
+):
+    store.begin(NONCE, 2)
+    store.close()
+    path.write_bytes(path.read_bytes().replace(b"attempts INT", b"attempt" + byte + b" INT"))
+    with contextlib.suppress(MachineError):  # the first use says so, unless opening it found out
+        store = Store(path, clock=clock)
+        store.begin(NONCE, 1)
+    store.begin(NONCE, 1)
+    assert store.get(NONCE).attempts == 1
+    assert "set aside" in caplog.text
 
 
 def test_damage_while_it_is_open_is_one_clear_error_and_mended(

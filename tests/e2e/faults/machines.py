@@ -108,7 +108,7 @@ class Machine:
         while self.pid and time.monotonic() < deadline:
             ours = [
                 pid
-                for pid in procs.descendants(self.pid)
+                for pid in procs.children(self.pid)  # what they start may be the remote's part a moment later
                 if procs.is_git(pid)
                 and not procs.is_server_side(pid, self.house.remote)
                 and (choose >= _SHORT_LIVED or "cat-file" not in procs.command(pid))

@@ -35,19 +35,29 @@ def belonging_to(root: Path) -> list[int]:
     ]
 
 
+def children(top: int) -> list[int]:
+    """Living processes that `top` started itself."""
+    return _by_parent().get(top, [])
+
+
 def descendants(top: int) -> list[int]:
     """Living processes below `top`, parents first."""
+    by_parent = _by_parent()
+    found: list[int] = []
+    front = [top]
+    while front:
+        front = [pid for parent in front for pid in by_parent.get(parent, [])]
+        found += front
+    return found
+
+
+def _by_parent() -> dict[int, list[int]]:
     children: dict[int, list[int]] = {}
     for pid in _pids():
         fields = _read(pid, "stat").rpartition(b")")[2].split()
         if len(fields) > 1 and fields[0] != b"Z":
             children.setdefault(int(fields[1]), []).append(pid)
-    found: list[int] = []
-    front = [top]
-    while front:
-        front = [pid for parent in front for pid in children.get(parent, [])]
-        found += front
-    return found
+    return children
 
 
 def command(pid: int) -> str:

@@ -1,4 +1,4 @@
-"""Runner cards for tests: made of changes to one that is right, signed by real keys, put on real remotes."""
+"""Runner registrations for tests: variants of a right one, signed by real keys, put on real remotes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from bridge.git.cache import GitCache
 from bridge.git.repo import GitRepo
 from bridge.protocol.manifest import format_time
 from bridge.protocol.runner_info import (
-    CARD_NAME,
-    CARD_SIGNATURE_NAME,
+    INFO_NAME,
+    INFO_SIGNATURE_NAME,
     Limits,
     Offer,
     Property,
-    RunnerCard,
+    RunnerInfo,
     State,
 )
 from tests.objects import Objects
@@ -39,8 +39,8 @@ def offer(name: str = "probe", **changes: Any) -> Offer:
     return Offer(**{**fields, **changes})
 
 
-def card(name: str = "mac", *, age_s: float = 0, now: datetime = NOW, **changes: Any) -> RunnerCard:
-    """A card of a live, idle runner that offers `probe`, as it was `age_s` ago."""
+def info(name: str = "mac", *, age_s: float = 0, now: datetime = NOW, **changes: Any) -> RunnerInfo:
+    """A registration of a live, idle runner that offers `probe`, as it was `age_s` ago."""
     fields: dict[str, Any] = {
         "name": name,
         "id": "0123456789abcdef",
@@ -55,32 +55,32 @@ def card(name: str = "mac", *, age_s: float = 0, now: datetime = NOW, **changes:
         "presets": (offer(),),
         "limits": Limits(max_timeout_s=7200, require_signature=False),
     }
-    return RunnerCard(**{**fields, **changes})
+    return RunnerInfo(**{**fields, **changes})
 
 
-def altered(base: RunnerCard, **changes: Any) -> bytes:
-    """A card's bytes with fields that no card would have."""
+def altered(base: RunnerInfo, **changes: Any) -> bytes:
+    """A registration's bytes with fields that no registration would have."""
     return json.dumps({**json.loads(base.to_bytes()), **changes}).encode()
 
 
 def public_line(key: Path) -> str:
-    """A key as a card names it."""
+    """A key as a registration names it."""
     return " ".join(signing.public_key(key).read_text().split()[:2])
 
 
-def signed(key: Path, base: RunnerCard) -> tuple[RunnerCard, bytes]:
-    """The card with the key's public half, and the key's signature of it."""
+def signed(key: Path, base: RunnerInfo) -> tuple[RunnerInfo, bytes]:
+    """The registration with the key's public half, and the key's signature of it."""
     whole = base.model_copy(update={"public_key": public_line(key)})
     return whole, signing.sign(key, signing.RUNNER_NAMESPACE, whole.to_bytes())
 
 
 def put(remote: str | Path, ref: str, data: bytes, signature: bytes | None = None) -> None:
     """Write any bytes into a runner's ref of a bare remote, as anyone with push rights could."""
-    files = {CARD_NAME: data, CARD_SIGNATURE_NAME: signature}
+    files = {INFO_NAME: data, INFO_SIGNATURE_NAME: signature}
     commit = Objects(Path(remote)).commit_files(None, files)
     GitRepo(Path(remote)).run("update-ref", ref, commit)
 
 
-def publish_card(cache: GitCache, base: RunnerCard) -> None:
+def publish_info(cache: GitCache, base: RunnerInfo) -> None:
     """Register a runner, as its first registration does."""
     register(cache, base, None, now=NOW)
