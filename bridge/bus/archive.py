@@ -496,7 +496,7 @@ class _Pruner:
         if result is not None and abs(self._now - parse_time(result.finished_at)) < SETTLED:
             return None
         # One that cannot be read is archived as it is: it is as little believed there.
-        summary = None if result is None else _summary(result)
+        summary = None if result is None else summarize(result)
         return ArchivedRequest(nonce=nonce, preset=state.preset, places=places, summary=summary)
 
     def _is_forgotten(self, held: Mapping[str, str]) -> bool:
@@ -560,7 +560,8 @@ class _Pruner:
             self._refused = error.message
 
 
-def _summary(result: Result) -> ResultSummary:
+def summarize(result: Result) -> ResultSummary:
+    """What lists show of a result."""
     return ResultSummary(
         preset=result.preset,
         status=result.verdict.status,

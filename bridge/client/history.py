@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from bridge.bus.archive import DEPTH, ResultSummary, open_archive
+from bridge.bus.archive import DEPTH, ResultSummary, open_archive, summarize
 from bridge.bus.claims import MAX_LEASE_S, read_claim, read_status
 from bridge.bus.requests import ALL_REFS, RefValue, RequestState, has_result, names_of, state_of
 from bridge.client.watch import trust_in
@@ -267,18 +267,9 @@ def _finished_row(nonce: str, preset: str | None, summary: ResultSummary | None,
 def _read_summary(cache: GitCache, commit: str, nonce: str) -> ResultSummary | None:
     try:
         data = cache.read_file(commit, f"{RESULT_ROOT}/{nonce}/{RESULT_NAME}", MAX_BYTES)
-        result = parse_result(data or b"")
+        return summarize(parse_result(data or b""))
     except (ResultError, BusError):  # `result` says what is wrong with it
         return None
-    return ResultSummary(
-        preset=result.preset,
-        status=result.verdict.status,
-        reason=result.verdict.reason,
-        runner=result.runner.name,
-        attempt=result.attempt,
-        started_at=result.started_at,
-        finished_at=result.finished_at,
-    )
 
 
 def _requested_at(nonce: str) -> str | None:
