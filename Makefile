@@ -26,8 +26,8 @@ setup: $(STAMP) ## make .venv with everything the project needs, from the lock f
 demo: $(STAMP) ## the main job end to end: request, git remote, runner, engine, gate, result
 	@$(BIN)/kakeya_mac demo
 
-test: $(STAMP) ## the fast tests (some three minutes on 2 cores)
-	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile --ignore tests/e2e # a third worker: many of these tests wait
+test: $(STAMP) ## the fast tests (some two minutes on 2 cores)
+	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile --ignore tests/e2e
 
 SLOW ?= tests
 slow: $(STAMP) ## the longer tests (those in SLOW): whole tables of what make test takes a sample from
@@ -67,11 +67,11 @@ workflows: $(STAMP) ## workflow files and shell scripts: zizmor, GitHub's schema
 	@$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-actions action.yml
 	@$(BIN)/shellcheck scripts/*.sh .ci/run
 
-types: $(STAMP) ## mypy --strict on bridge and engine
+types: $(STAMP) ## mypy --strict on the packages
 	@$(BIN)/mypy
 
 bandit: $(STAMP) ## known weaknesses in our own code
-	@$(BIN)/bandit --quiet --configfile pyproject.toml --recursive bridge engine scripts benchmarks
+	@$(BIN)/bandit --quiet --configfile pyproject.toml --recursive bridge engine evidence_format scripts benchmarks
 
 audit: bandit ## the same, and known vulnerabilities of the locked packages (asks api.osv.dev)
 	@$(BIN)/uv audit --quiet --locked --preview-features audit-command; case $$? in \

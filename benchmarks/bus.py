@@ -147,8 +147,8 @@ def claim_pushes(calls: Sequence[GitCall]) -> list[GitCall]:
 def moments(calls: Sequence[GitCall], nonce: str) -> tuple[float, float]:
     """When a request was claimed, and when its result was published (Unix seconds)."""
     done = [call for call in calls if call.code == 0]
-    claimed = [c.ended for c in claim_pushes(done) if c.pushes(refs.claim_ref(nonce))]
-    inbox = refs.inbox_ref(nonce)
+    claimed = [c.ended for c in claim_pushes(done) if c.pushes(refs.CLAIMS + nonce)]
+    inbox = refs.INBOX + nonce
     published = [call.ended for call in done if f":{inbox}" in call.pushes(inbox)]
     return claimed[0], published[0]
 
@@ -263,14 +263,19 @@ def round_trip(bench: Bench, checkout: GitRepo) -> tuple[Submission, dict[str, f
     deadline = time.monotonic() + 60
     trusted, expected = bench.settings.trusted_runners, submission.expected
     for update in watch(
-        checkout, bench.remote, submission.nonce, deadline=deadline, expected=expected, trusted=trusted
+        checkout,
+        bench.remote,
+        submission.manifest.nonce,
+        deadline=deadline,
+        expected=expected,
+        trusted=trusted,
     ):
         found = update.result
     if found is None:
-        raise SystemExit(f"{submission.nonce} has no result")
+        raise SystemExit(f"{submission.manifest.nonce} has no result")
     believed = believe(found, trusted=trusted, expected=expected)
     if believed.result.verdict.status != "passed":
-        raise SystemExit(f"{submission.nonce}: {believed.result.verdict}")
+        raise SystemExit(f"{submission.manifest.nonce}: {believed.result.verdict}")
     phases = {f"{phase}_s": seconds for phase, seconds in believed.result.phase_seconds.items()}
     return submission, {"total_s": time.perf_counter() - began, "submit_s": submitted - began, **phases}
 
@@ -352,7 +357,7 @@ def follow_job(bench: Bench, trace: GitTrace) -> tuple[list[GitCall], list[GitCa
         check=True,
     )
     nonce = json.loads(done.stdout.splitlines()[-1])["nonce"]
-    [submitted] = [call.ended for call in client.calls() if call.pushes(refs.inbox_ref(nonce))]
+    [submitted] = [call.ended for call in client.calls() if call.pushes(refs.INBOX + nonce)]
     claimed, published = moments(trace.calls(), nonce)
     calls = [call for call in trace.calls() if submitted <= call.ended and call.started <= published]
     return client.calls(), calls, submitted, claimed, published

@@ -53,7 +53,7 @@ def burst(root: Path, count: int, requests: int) -> dict[str, Any]:
     checkout = GitRepo(bench.clone)
     with runners(bench, count, trace) as processes:
         with halted(processes):
-            nonces = [submit(bench, checkout).nonce for _ in range(requests)]
+            nonces = [submit(bench, checkout).manifest.nonce for _ in range(requests)]
             trace.clear()
             began = time.time()
         while listed(bench, refs.INBOX):
@@ -119,7 +119,8 @@ def fill(bench: Bench, finished: int, *, archived: bool) -> dict[str, float]:
     pruned = time.perf_counter()
     if len(done.archived) != finished:
         raise SystemExit(f"{len(done.archived)} of {finished} requests were archived")
-    find_archived(GitCache(bench.root / "reader.git", bench.remote), done.archived[0])
+    reader = GitCache(bench.root / "reader.git", bench.remote)
+    find_archived(reader, done.archived[0], found=reader.list_remote(refs.ARCHIVE))
     return {"prune_s": pruned - began, "first_read_of_archive_s": time.perf_counter() - pruned}
 
 
@@ -153,7 +154,7 @@ def one_request(bench: Bench, trace: GitTrace) -> dict[str, float]:
     trace.clear()
     began = time.time()
     submission, row = round_trip(bench, GitRepo(bench.clone))
-    claimed, published = moments(trace.calls(), submission.nonce)
+    claimed, published = moments(trace.calls(), submission.manifest.nonce)
     submitted = began + row["submit_s"]
     calls = [call for call in trace.calls() if call.started <= published]
     found = max(index for index, call in enumerate(calls) if call.looks and call.ended <= claimed)

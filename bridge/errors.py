@@ -1,13 +1,13 @@
 """Every error the bridge raises. `exit_code` is what a command ends in that fails with it.
 
-Statuses of a finished request map to exit codes in `bridge.protocol.result.EXIT_CODES`; a result that passed
-and is signed by no trusted key ends in `EXIT_UNVERIFIED`. Anything that is not a `BridgeError` is our own bug
-and ends in `EXIT_BUG`.
+Anything that is not a `BridgeError` is our own bug and ends in `EXIT_BUG`.
 """
 
 from __future__ import annotations
 
-EXIT_UNVERIFIED = 7
+import traceback
+
+EXIT_UNVERIFIED = 7  # a result that passed and is signed by no trusted key
 EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
@@ -153,8 +153,6 @@ def describe(error: Exception) -> str:
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, OSError):
         return text
-    frame = error.__traceback__
-    while frame is not None and frame.tb_next is not None:
-        frame = frame.tb_next
-    where = "" if frame is None else f" at {frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     return f"{text}{where} (a bug of kakeya-mac; please report it)"

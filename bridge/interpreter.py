@@ -1,9 +1,4 @@
-"""Which Python runs the engine, recorded when a machine is set up and compared before each job.
-
-A package manager that replaces the interpreter or a package of an environment silently changes what every
-figure means. The record is ``interpreter.json`` in the environment. Only the standard library is needed,
-because setup imports this before anything is installed; no package is imported to learn its version.
-"""
+"""Which Python runs the engine: recorded by setup, compared before each job; standard library only."""
 
 from __future__ import annotations
 
@@ -19,10 +14,9 @@ from pathlib import Path
 
 from bridge.errors import MachineError, describe
 from bridge.proc import write_atomic
-from bridge.weights import file_sha256
+from evidence_format.weights import file_sha256
 
 NAME = "interpreter.json"
-SCHEMA_VERSION = 1
 PACKAGES = ("kakeya-mac", "mlx", "mlx-lm", "numpy", "transformers")
 REMEDY = "its owner checks it with `kakeya_mac runner check` and mends it with `kakeya_mac runner setup`"
 
@@ -36,6 +30,7 @@ class Interpreter:
     sha256: str  # of that program
     version: str  # of Python
     packages: Mapping[str, str]  # versions by distribution name; one that is not there is left out
+    schema_version: int = 1
 
 
 def record_path() -> Path:
@@ -54,7 +49,7 @@ def observe() -> Interpreter:
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
-    """Versions by distribution name; what is not installed is left out."""
+    """Versions by distribution name, found without importing; what is not installed is left out."""
     found = {}
     for name in packages:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -64,43 +59,27 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
 
 def read(path: Path) -> Interpreter | None:
     """The record in a file; None: there is none."""
-    remedy = "write it again: kakeya_mac runner setup"
     try:
-        document = json.loads(path.read_bytes())
-        version = document.pop("schema_version")
-        found = Interpreter(**document)
-        texts = (found.executable, found.realpath, found.sha256, found.version, *found.packages.values())
+        return Interpreter(**json.loads(path.read_bytes()))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise MachineError(f"cannot read the record {path}: {describe(error)}", remedy) from None
-    if version != SCHEMA_VERSION or not all(isinstance(text, str) for text in texts):
-        raise MachineError(f"cannot read the record {path}: another version, or a value is no text", remedy)
-    return found
+    except (OSError, ValueError, TypeError) as error:
+        remedy = "write it again: kakeya_mac runner setup"
+        raise MachineError(f"cannot read the record {path}: {error}", remedy) from None
 
 
 def write(path: Path, interpreter: Interpreter) -> None:
     """Write a record, whole or not at all."""
-    document = {"schema_version": SCHEMA_VERSION, **asdict(interpreter)}
-    try:
-        write_atomic(path, (json.dumps(document, indent=2, sort_keys=True) + "\n").encode(), mode=0o644)
-    except OSError as error:
-        raise MachineError(f"cannot write the record {path}: {describe(error)}") from None
+    text = json.dumps(asdict(interpreter), indent=2, sort_keys=True) + "\n"
+    write_atomic(path, text.encode(), mode=0o644)
 
 
 def differences(recorded: Interpreter, seen: Interpreter) -> list[str]:
     """What differs between a record and what is there now, one part each; nothing: they are the same."""
-    names = sorted(recorded.packages.keys() | seen.packages.keys())
-    pairs = [
-        ("the interpreter", recorded.realpath, seen.realpath),
-        ("Python", recorded.version, seen.version),
-        *((name, *(each.packages.get(name, "not there") for each in (recorded, seen))) for name in names),
-    ]
-    found = [f"{what} was {old}, is {new}" for what, old, new in pairs if old != new]
-    same_name = (recorded.realpath, recorded.version) == (seen.realpath, seen.version)
-    if recorded.sha256 != seen.sha256 and same_name:
-        found.insert(0, f"the program {seen.realpath} was replaced by another one")
-    return found
+    old, new = ({**asdict(each), **each.packages} for each in (recorded, seen))
+    names = sorted((old.keys() | new.keys()) - {"executable", "packages", "schema_version"})
+    pairs = [(name, old.get(name, "not there"), new.get(name, "not there")) for name in names]
+    return [f"{name} was {before}, is {now}" for name, before, now in pairs if before != now]
 
 
 def objection() -> str | None:

@@ -1,10 +1,4 @@
-"""The only way to child processes, and the atomic file write.
-
-`run_program` runs a short helper program to its end: fixed argv, allowlisted environment, no shell, capped
-output, a timeout that is a value. `spawn` starts a long-lived child with exactly the descriptors it is
-given; `bridge.runner.supervisor` builds on it. What a job's child may do is decided in
-`bridge.runner.sandbox`, not here.
-"""
+"""The only way to child processes (fixed argv, allowlisted environment, no shell), and `write_atomic`."""
 
 from __future__ import annotations
 
@@ -18,8 +12,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 from bridge.errors import MachineError
 
@@ -41,7 +36,6 @@ class ProgramResult:
     stdout: bytes
     stderr: bytes
     timed_out: bool
-    truncated: bool
     stopped: str | None = None  # what a guard objected to
 
     @property
@@ -60,89 +54,57 @@ def run_program(
     limit_bytes: int = 1 << 20,
     guard: Callable[[], str | None] | None = None,
 ) -> ProgramResult:
-    """Run a helper program to its end and return what it said.
+    """Run a helper program to its end and return what it said; a `MachineError`: it cannot be started.
 
-    Args:
-        argv: The program and its arguments. Never a shell line.
-        input: Bytes for its standard input, which is closed afterwards. Of several parts each is written when
-            the program has answered.
-        timeout_s: Seconds after which its whole process group is ended; then `timed_out` is true.
-        env: The complete environment; None passes the few names of `PASSED_NAMES` and a C locale.
-        cwd: Working directory.
-        limit_bytes: How much of each output stream is kept. The rest is read and dropped.
-        guard: Called a few times a second and once at the end; a text it returns ends the program.
-
-    Raises:
-        MachineError: The program cannot be started. One that fails is a value, not an exception.
+    Of several parts of `input` each is written when the program has answered. After `timeout_s` the whole
+    process group is ended. The environment `env` is complete (None: `helper_environment`). Of each output
+    stream more than `limit_bytes` is read and dropped. `guard` is called a few times a second and once at the
+    end; a text it returns ends the program.
     """
     deadline = time.monotonic() + timeout_s
     pipe = subprocess.PIPE
     process = _start(argv, env=env, cwd=cwd, stdin=pipe, stdout=pipe, stderr=pipe)
-    outputs = [_Reader(cast("IO[bytes]", stream), limit_bytes) for stream in (process.stdout, process.stderr)]
+    stdout, stderr, answered = bytearray(), bytearray(), threading.Event()
     parts = [input] if isinstance(input, bytes) else input
-    writer = threading.Thread(
-        target=_feed, args=(cast("IO[bytes]", process.stdin), parts, outputs[0].answered), daemon=True
+    tasks = (
+        partial(_feed, process.stdin, parts, answered),
+        partial(_keep, process.stdout, stdout, limit_bytes, answered.set),
+        partial(_keep, process.stderr, stderr, limit_bytes, lambda: None),
     )
-    for thread in (writer, *outputs):
+    threads = [threading.Thread(target=task, daemon=True) for task in tasks]
+    for thread in threads:
         thread.start()
+    stopped: str | None = None
+    is_late = False
     try:
-        timed_out, stopped = _supervise(process, deadline, guard or (lambda: None))
+        while process.returncode is None and stopped is None and not is_late:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, min(deadline - time.monotonic(), _GUARD_S)))
+            stopped, is_late = guard and guard(), time.monotonic() >= deadline
+        timed_out = process.returncode is None and stopped is None
+        if process.returncode is None:  # git, asked to end, removes its lock files
+            kill_group(process.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_GRACE_S)
     finally:
         # The group is ours (new session), so helpers that the program left behind end with it.
         kill_group(process.pid)
         process.wait()
-        for thread in (writer, *outputs):
+        for thread in threads:
             thread.join(_GRACE_S)
-    return ProgramResult(
-        exit_code=process.returncode,
-        stdout=bytes(outputs[0].kept),
-        stderr=bytes(outputs[1].kept),
-        timed_out=timed_out,
-        truncated=any(output.truncated for output in outputs),
-        stopped=stopped,
-    )
+    return ProgramResult(process.returncode, bytes(stdout), bytes(stderr), timed_out, stopped)
 
 
-def _supervise(
-    process: subprocess.Popen[bytes], deadline: float, guard: Callable[[], str | None]
-) -> tuple[bool, str | None]:
-    """Wait for the end of a program; whether its time ran out, and what the guard objected to."""
-    while True:
-        try:
-            process.wait(max(0.0, min(deadline - time.monotonic(), _GUARD_S)))
-            return False, guard()
-        except subprocess.TimeoutExpired:
-            objection = guard()
-        if objection is not None or time.monotonic() >= deadline:
-            break
-    # Asked first: git then removes its lock files.
-    kill_group(process.pid, signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_GRACE_S)
-    return objection is None, objection
+def _keep(stream: Any, kept: bytearray, limit: int, note: Callable[[], object]) -> None:
+    """Read a stream to its end and keep the first `limit` bytes; `note` each chunk and the end."""
+    with contextlib.suppress(OSError, ValueError), stream:
+        while chunk := stream.read1(_CHUNK):
+            kept += chunk[: limit - len(kept)]
+            note()
+    note()
 
 
-class _Reader(threading.Thread):
-    """Keeps the first `limit` bytes of a stream; `answered`: something came, or the stream ended."""
-
-    def __init__(self, stream: IO[bytes], limit: int) -> None:
-        super().__init__(daemon=True)
-        self._stream, self._limit = stream, limit
-        self.kept = bytearray()
-        self.truncated = False
-        self.answered = threading.Event()
-
-    def run(self) -> None:
-        with contextlib.suppress(OSError, ValueError), self._stream:
-            while chunk := self._stream.read1(_CHUNK):  # type: ignore[attr-defined]
-                left = self._limit - len(self.kept)
-                self.truncated = self.truncated or len(chunk) > left
-                self.kept += chunk[:left]
-                self.answered.set()
-        self.answered.set()
-
-
-def _feed(stream: IO[bytes], parts: Sequence[bytes], answered: threading.Event) -> None:
+def _feed(stream: Any, parts: Sequence[bytes], answered: threading.Event) -> None:
     # A program that does not read its input closes the pipe early: not our error.
     with contextlib.suppress(OSError, ValueError), stream:
         for index, part in enumerate(parts):
@@ -153,7 +115,7 @@ def _feed(stream: IO[bytes], parts: Sequence[bytes], answered: threading.Event) 
 
 
 class ChildProcess:
-    """A running child, its process id, and the two things one does with it: wait and kill."""
+    """A running child."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
@@ -183,12 +145,7 @@ def spawn(
 ) -> ChildProcess:
     """Start a child in a session of its own, with no standard input and only the descriptors named.
 
-    Args:
-        argv: The program and its arguments.
-        env: Its complete environment.
-        cwd: Its working directory.
-        output: Descriptor for standard output and error.
-        pass_fds: Further descriptors to keep open in the child, under the same numbers.
+    `output` is the descriptor for standard output and error; `pass_fds` stay open under the same numbers.
     """
     streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
     return ChildProcess(_start(argv, env=env, cwd=cwd, pass_fds=tuple(pass_fds), **streams))
@@ -202,15 +159,13 @@ def run_in_terminal(
 
 
 def _start(argv: Sequence[str], *, env: Mapping[str, str] | None, **how: Any) -> subprocess.Popen[bytes]:
-    if not argv or any("\0" in element for element in argv):
-        raise MachineError(f"cannot start {list(argv)!r}: an argument vector without NUL is needed")
     own = helper_environment() if env is None else dict(env)
     try:
         return subprocess.Popen(  # noqa: S603 - argv comes from our own files, never from a shell line
             list(argv), env=own, **{"start_new_session": True, **how}
         )
-    except OSError as error:
-        raise MachineError(f"cannot start {argv[0]!r}: {error.strerror or error}") from None
+    except (OSError, ValueError, IndexError) as error:  # no argv, or a NUL in it
+        raise MachineError(f"cannot start {list(argv)[:1]}: {error}") from None
 
 
 def helper_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:

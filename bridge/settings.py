@@ -1,8 +1,6 @@
 """The owner's files, and the settings: flag over environment over ``config.toml`` over default.
 
-Files are read within a size limit, checked for who else may write them, and parsed into strict models. Every
-reader takes the error class to raise, so that a broken preset is a `PresetError` and a broken policy a
-`PolicyError`; messages name file, key and value. What a machine *allows* is in `bridge.runner.policy`.
+Every reader takes the error class to raise; messages name file, key and value.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ import os
 import stat
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -20,7 +18,7 @@ from bridge import config_dir, state_dir
 from bridge.errors import BridgeError
 from bridge.protocol.sanitize import clean_line
 
-__all__ = ["TRANSPORTS", "Settings", "SettingsError", "config_dir", "load", "state_dir"]
+__all__ = ["Settings", "SettingsError", "config_dir", "load", "state_dir"]
 
 MAX_BYTES = 64 * 1024
 _ROOT = 0
@@ -28,17 +26,6 @@ _ROOT = 0
 STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 Model = TypeVar("Model", bound=BaseModel)
-Transport = Literal["auto", "embedded", "actions"]
-TRANSPORTS: tuple[str, ...] = get_args(Transport)
-# The environment variable of each setting.
-_VARIABLES = {
-    "remote": "KAKEYA_REMOTE",
-    "requested_by": "KAKEYA_REQUESTED_BY",
-    "signing_key": "KAKEYA_SIGNING_KEY",
-    "request_lifetime_s": "KAKEYA_REQUEST_LIFETIME",
-    "transport": "KAKEYA_TRANSPORT",
-    "allow_unsigned": "KAKEYA_ALLOW_UNSIGNED",
-}
 
 
 class SettingsError(BridgeError):
@@ -47,29 +34,13 @@ class SettingsError(BridgeError):
     exit_code = 2
 
 
-# Files ----------------------------------------------------------------------------------------------------
-
-
-def read_file(
-    path: Path,
-    error: type[BridgeError],
-    *,
-    limit: int = MAX_BYTES,
-    owned: bool = False,
-    private: bool = False,
-) -> bytes | None:
-    """The content of a plain file of at most `limit` bytes; None where there is none.
-
-    With `owned` no other user may own or write it, with `private` none may read it either.
-    """
+def read_file(path: Path, error: type[BridgeError], *, limit: int = MAX_BYTES) -> bytes | None:
+    """The content of a plain file of at most `limit` bytes; None where there is none."""
     try:
         # Not blocking, because a pipe would be waited for; checked after opening, so that it is this file.
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise error(f"cannot read {path}: not a plain file")
-            if owned:
-                check_owner(path, status, error, private=private)
             data = file.read(limit + 1)
     except FileNotFoundError:
         return None
@@ -85,22 +56,21 @@ def read_owned_file(
 ) -> bytes | None:
     """Like `read_file`, for a file that decides something: no other user may write it or its folder.
 
-    A link to nothing is an error: its owner meant it to decide something.
+    With `private` none may read it either. A link to nothing is an error: it was meant to decide something.
     """
-    data = read_file(path, error, limit=limit, owned=True, private=private)
-    if data is None:
-        if path.is_symlink():
-            raise error(f"{path} is a link to a file that does not exist")
-        return None
-    for folder in {path.parent, path.resolve().parent}:
-        check_owner(folder, folder.stat(), error)
+    data = read_file(path, error, limit=limit)
+    if data is not None:
+        check_owner(path, error, private=private)
+        for folder in {path.parent, path.resolve().parent}:
+            check_owner(folder, error)
+    elif path.is_symlink():
+        raise error(f"{path} is a link to a file that does not exist")
     return data
 
 
-def check_owner(
-    path: Path, status: os.stat_result, error: type[BridgeError], *, private: bool = False
-) -> None:
+def check_owner(path: Path, error: type[BridgeError], *, private: bool = False) -> None:
     """Refuse a file or folder that another user owns or may write; with `private`, also one they may read."""
+    status = path.stat()
     if status.st_uid not in (os.getuid(), _ROOT):
         message = f"{path} belongs to user {status.st_uid}, not to the user of this process"
         raise error(message, f"chown {os.getuid()} {path}")
@@ -143,24 +113,20 @@ def _plain(text: str) -> str:
     return clean_line(text[:1].lower() + text[1:], limit=400)
 
 
-# Settings -------------------------------------------------------------------------------------------------
-
-
-def _login_name() -> str:
-    return os.environ.get("USER") or os.environ.get("LOGNAME") or f"uid {os.getuid()}"
-
-
 class ConfigFile(BaseModel):
     """What ``config.toml`` may say."""
 
     model_config = STRICT
 
     remote: str | None = None  # URL or name of the git remote; None: the checkout's ``origin``
-    requested_by: str = Field(default_factory=_login_name)  # shown in a manifest; nothing trusts it
+    # Shown in a manifest; nothing trusts it.
+    requested_by: str = Field(
+        default_factory=lambda: os.environ.get("USER") or os.environ.get("LOGNAME") or f"uid {os.getuid()}"
+    )
     # A file, a public key whose private half the SSH agent holds, or ``none``; None: one is looked for.
     signing_key: str | None = None
     request_lifetime_s: Annotated[int, Field(ge=1, le=30 * 86_400)] = 24 * 3600  # until it expires unclaimed
-    transport: Transport = "auto"
+    transport: Literal["auto", "embedded", "actions"] = "auto"
     allow_unsigned: bool = False  # whether results count that no trusted key signed
 
 
@@ -176,19 +142,9 @@ class Settings(ConfigFile):
         return self.config_dir / "trusted_runners"
 
     @property
-    def allowed_signers(self) -> Path:
-        """List of the requesters that this machine's runner knows."""
-        return self.config_dir / "allowed_signers"
-
-    @property
     def own_key(self) -> Path:
         """The key that ``kakeya_mac key --make`` makes for this client's requests."""
         return self.config_dir / "id_ed25519"
-
-    @property
-    def revoked_keys(self) -> Path:
-        """Keys that no longer count on this machine, whatever the other lists say."""
-        return self.config_dir / "revoked_keys"
 
     @property
     def presets(self) -> Path | None:
@@ -197,37 +153,31 @@ class Settings(ConfigFile):
         return folder if folder.is_dir() else None
 
 
-def load(
-    *, remote: str | None = None, signing_key: str | None = None, transport: str | None = None
-) -> Settings:
-    """The settings in force; the arguments are the flags given on the command line."""
+def load(**flags: str | bool | None) -> Settings:
+    """The settings in force; `flags` are those of the command line, by the setting's name."""
     path = config_dir() / "config.toml"
     data = read_file(path, SettingsError)
     values: dict[str, Any] = {}
     if data is not None:
         stored = parse_toml(ConfigFile, data, where=str(path), error=SettingsError)
         values = stored.model_dump(exclude_unset=True)
-    for name, variable in _VARIABLES.items():
-        if text := os.environ.get(variable):
-            values[name] = _read_variable(name, variable, text)
-    flags = {"remote": remote, "signing_key": signing_key, "transport": transport}
+    given = {name: os.environ.get(_variable(name)) for name in ConfigFile.model_fields}
+    values |= {name: _from_text(name, text) for name, text in given.items() if text}
     values |= {name: value for name, value in flags.items() if value}
     try:
         return Settings(**values, state_dir=state_dir(), config_dir=config_dir())
     except ValidationError as error:
         name = str(error.errors()[0]["loc"][0])
-        raise SettingsError(
-            f"{_VARIABLES.get(name, name)}: {fault_text(error)}, got {values[name]!r}"
-        ) from None
+        message = f"{_variable(name)}: {fault_text(error)}, got {values[name]!r}"
+        raise SettingsError(message, "correct or unset it") from None
 
 
-def _read_variable(name: str, variable: str, text: str) -> object:
+def _variable(setting: str) -> str:
+    return f"KAKEYA_{setting.removesuffix('_s').upper()}"  # such as KAKEYA_REQUEST_LIFETIME
+
+
+def _from_text(name: str, text: str) -> object:
+    """What a variable says; text of the wrong type is left to the model."""
     if name == "allow_unsigned":
-        if text not in ("0", "1"):
-            raise SettingsError(f"{variable} must be 0 or 1, got {text!r}")
-        return text == "1"
-    if name == "request_lifetime_s":
-        if not text.isdecimal():
-            raise SettingsError(f"{variable} must be whole seconds, got {text!r}")
-        return int(text)
-    return text
+        return {"0": False, "1": True}.get(text, text)
+    return int(text) if name == "request_lifetime_s" and text.isdecimal() else text

@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from engine.weights import digest
+from evidence_format.weights import digest
 
 PACKED = ("weight", "scales", "biases", "global_scale")  # arrays a packed matrix is stored in
 

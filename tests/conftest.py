@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.houses import House, build_house
 from tests.worlds import World, make_world
@@ -17,7 +18,6 @@ FAST_RECORDS = {
     "test_refs_and_documents",
     "test_signatures_hold_in_their_namespaces",
     "test_documents_keep_the_schema",
-    "test_commands_while_requests_run",
     "test_result",
     "test_unknown_handle",
     "test_unreachable_remote",
@@ -25,13 +25,20 @@ FAST_RECORDS = {
 }
 
 
-def pytest_configure() -> None:
-    """Let signals end programs again where the tests run in a shell's background or under nohup.
+FEW, MANY = 25, 150  # examples of a property
+settings.register_profile("few", max_examples=FEW, deadline=None)
+settings.register_profile("many", max_examples=MANY, deadline=None)
 
-    Such a shell has them ignored, and every child would inherit that. And let what tests write be theirs
-    alone to write, whatever the developer's umask: others' files decide nothing on a runner's machine.
-    And let Python keep what it compiled: a third of a short command's time is compiling otherwise, each time.
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose how many examples of a property are tried, and make the tests' world the same everywhere.
+
+    Signals end programs again where the tests run in a shell's background or under nohup: such a shell has
+    them ignored, and every child would inherit that. What tests write is theirs alone to write, whatever the
+    developer's umask: others' files decide nothing on a runner's machine. Python keeps what it compiled: a
+    third of a short command's time is compiling otherwise, each time.
     """
+    settings.load_profile("few" if "not slow" in config.option.markexpr else "many")
     os.umask(0o022)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # before xdist starts its workers
     for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
@@ -43,13 +50,17 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of the cases of a test marked ``sampled(n, m)``, let one in n be fast; none where n is 0.
 
-    Of the others one in m (without m: every second one) is slow, and the rest are exhaustive.
+    Of the others one in m (without m: every second one) is slow, and the rest are exhaustive. A property is
+    tried on a few examples in `make test`, and on many in `make slow`.
     """
+    many = settings().max_examples == MANY
     for item in items:
         folder = item.nodeid.split("/")[1]
         if folder == "e2e":
             item.add_marker(pytest.mark.e2e)
         elif folder == "frozen" and item.nodeid.partition("::")[2].partition("[")[0] not in FAST_RECORDS:
+            item.add_marker(pytest.mark.slow)
+        if many and getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker(pytest.mark.slow)
     seen: Counter[str] = Counter()
     rest: Counter[str] = Counter()

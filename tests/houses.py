@@ -30,6 +30,11 @@ _RUNNER_NAMESPACES = "kakeya-mac-result,kakeya-mac-claim,kakeya-mac-runner"
 _FIRST = tempfile.TemporaryDirectory(prefix="kakeya-houses-")  # gone with the process
 
 
+def allowed_line(public: Path, name: str, namespaces: str) -> str:
+    """The line of a list that lets the public key in a file sign as `name`."""
+    return f'{name} namespaces="{namespaces}" {public.read_text(encoding="utf-8").strip()}\n'
+
+
 @dataclass(frozen=True)
 class Done:
     """A finished command."""
@@ -73,6 +78,12 @@ class House:
         )
         assert done.returncode == 0, f"git {' '.join(args)}: {done.stderr}"
         return done.stdout.strip()
+
+    def head(self) -> str:
+        """The commit that the clone is on."""
+        folder = self.clone / ".git"
+        _, _, branch = (folder / "HEAD").read_text().strip().partition("ref: ")
+        return (folder / (branch or "HEAD")).read_text().strip()
 
     def kakeya(self, *args: str, cwd: Path | None = None, **env: str) -> Done:
         """What `kakeya_mac` does with these words, environment and folder."""
@@ -185,8 +196,8 @@ def build_house(root: Path, files: dict[str, str] | None = None) -> House:
         tuple((files or {"README.md": "a workload\n"}).items()), house.env.get("GIT_DEFAULT_HASH", "sha1")
     )
     shutil.copytree(built, root, symlinks=True, dirs_exist_ok=True)
-    house.git("remote", "set-url", "origin", str(house.remote))
-    house.git("update-index", "--refresh", "-q")  # the copies are other files to git
+    config = house.clone / ".git" / "config"
+    config.write_text(config.read_text().replace(str(built / "remote.git"), str(house.remote)))
     return house
 
 
@@ -209,6 +220,9 @@ def _built(files: tuple[tuple[str, str], ...], hashed: str) -> Path:
         "-c", "user.name=Tester", "-c", "user.email=tester@example.org", "commit", "--quiet", "-m", "workload"
     )
     house.git("push", "--quiet", "origin", "main")
+    house.git("config", "core.checkStat", "minimal")  # a copy has other inodes, and is as clean
+    house.git("config", "core.trustCtime", "false")
+    house.git("config", "receive.autogc", "false", cwd=house.remote)  # a process less of every push
     for sample in root.rglob("*.sample"):
         sample.unlink()
     return root

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("bridge", "engine", "evidence_format")
 HEAVY = ("mlx", "mlx_lm", "numpy", "transformers", "torch")
 
 # module prefix -> the only files that may import it
@@ -91,9 +92,13 @@ def under(name: str, prefix: str) -> bool:
 
 @pytest.mark.parametrize(
     ("package", "forbidden"),
-    [("bridge", (*HEAVY, "engine")), ("engine", ("bridge", "git", "pydantic_settings"))],
+    [
+        ("bridge", (*HEAVY, "engine")),
+        ("engine", ("bridge", "git", "pydantic_settings")),
+        ("evidence_format", (*HEAVY, "bridge", "engine")),
+    ],
 )
-def test_neither_half_imports_the_other_and_the_bridge_no_array_library(
+def test_neither_half_imports_the_other_and_only_the_engine_an_array_library(
     package: str, forbidden: tuple[str, ...]
 ):
     found = [
@@ -102,6 +107,11 @@ def test_neither_half_imports_the_other_and_the_bridge_no_array_library(
         if any(under(name, prefix) for prefix in forbidden)
     ]
     assert not found
+
+
+def test_the_format_imports_the_standard_library_and_pydantic_alone():
+    allowed = {*sys.stdlib_module_names, "pydantic", "pydantic_core", "evidence_format"}
+    assert {name.partition(".")[0] for _, name in imports("evidence_format")} <= allowed
 
 
 def test_a_public_class_of_the_bridge_has_a_name_of_its_own():
@@ -119,7 +129,7 @@ def test_a_side_effect_has_one_door(door: str):
     allowed = DOORS[door]
     found = [
         f"{file}: {name}"
-        for package in ("bridge", "engine")
+        for package in PACKAGES
         for file, name in imports(package)
         if under(name, door) and file not in allowed
     ]
@@ -164,7 +174,7 @@ def test_only_the_edges_print_or_exit():
     )
     forked = ("bridge/runner/supervisor.py",)  # a fork's child ends with os._exit
     found = []
-    for package in ("bridge", "engine"):
+    for package in PACKAGES:
         for file, tree in sources(package):
             if file.startswith(edges):
                 continue
@@ -181,7 +191,7 @@ def test_only_the_edges_print_or_exit():
 def test_no_import_cycles_between_modules():
     graph: dict[str, set[str]] = {}
     modules = {}
-    for package in ("bridge", "engine"):
+    for package in PACKAGES:
         for file, tree in sources(package):
             name = file[:-3].replace("/", ".").removesuffix(".__init__")
             modules[name] = tree
@@ -227,7 +237,7 @@ def test_importing_the_bridge_loads_no_array_library_and_no_engine():
 def test_every_module_says_what_it_is():
     missing = [
         file
-        for package in ("bridge", "engine")
+        for package in PACKAGES
         for file, tree in sources(package)
         if tree.body and not ast.get_docstring(tree)
     ]
@@ -238,7 +248,7 @@ def test_each_exception_from_the_security_rules_says_why():
     """`noqa: S603 - why`: without the reason nobody can tell whether it still holds."""
     bare = [
         f"{path.relative_to(ROOT)}:{number}"
-        for package in ("bridge", "engine", "scripts", "benchmarks")
+        for package in (*PACKAGES, "scripts", "benchmarks")
         for path in sorted((ROOT / package).rglob("*.py"))
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
         if re.search(r"#\s*(noqa:[A-Z0-9, ]*\bS\d+|nosec)", line)

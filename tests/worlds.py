@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from bridge.bus.claims import Claim, RunnerIdentity, claim
-from bridge.bus.publish import Published, ResultFiles, publish
-from bridge.bus.requests import Submitted, submit
+from bridge.bus.publish import ResultFiles, publish
+from bridge.bus.requests import RefValue, Submitted, submit
 from bridge.bus.results import ExpectedRequest
 from bridge.git.cache import GitCache
 from bridge.git.repo import GitRepo
@@ -54,7 +54,7 @@ class World:
         fields: dict[str, object] = {
             "nonce": nonce,
             "preset": "probe",
-            "workload_sha": self.house.git("rev-parse", "HEAD"),
+            "workload_sha": self.house.head(),
             "result_ref": refs.request_ref("probe", nonce, None),
             "created_at": now,
             "expires_at": now + timedelta(hours=1),
@@ -67,24 +67,29 @@ class World:
 
     def claim(self, submitted: Submitted, identity: RunnerIdentity = RUNNER, **options: Any) -> Claim:
         """Claim a request as a runner does that found it in the inbox, or on its branch alone."""
+        self.bring(submitted)
         held = claim(
             self.cache,
             self.remote,
             nonce=submitted.nonce,
-            request_commit=submitted.commit,
+            place=self.place(submitted),
             identity=identity,
-            found_on=None if submitted.in_inbox else submitted.ref,
             **options,
         )
         assert held is not None
         return held
 
+    def place(self, submitted: Submitted) -> RefValue:
+        """Where a runner finds a request."""
+        ref = refs.INBOX + submitted.nonce if submitted.in_inbox else submitted.ref
+        return RefValue(ref, submitted.commit)
+
     def bring(self, submitted: Submitted) -> None:
         """Fetch a request into the runner's cache."""
-        self.cache.bring_object(submitted.commit)
+        assert not self.cache.bring({submitted.commit: submitted.commit}, [submitted.commit])
 
     def expected(self, submitted: Submitted) -> ExpectedRequest:
-        return ExpectedRequest(submitted.nonce, submitted.commit, self.house.git("rev-parse", "HEAD"))
+        return ExpectedRequest(submitted.nonce, submitted.commit, self.house.head())
 
     def result(
         self,
@@ -131,7 +136,7 @@ class World:
         result: bytes | None = None,
         signature: bytes | None = None,
         files: dict[str, bytes] | None = None,
-    ) -> Published:
+    ) -> RefValue:
         self.bring(submitted)
         listed = FILES if files is None else files
         answer = ResultFiles(

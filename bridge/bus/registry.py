@@ -1,15 +1,13 @@
 """Where runners' registrations are on the bus: published by compare-and-swap, read in one fetch.
 
-A registration is a parentless commit with ``runner.json`` and, from a runner that signs, its signature. It is
-a hint: what cannot be read is left out and counted, and no request is refused because of one. Two runners of
-one name do not overwrite each other while both are alive: the later one is listed under its name and id.
+A registration is a hint: what cannot be read is left out and counted; no request is refused because of one.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from bridge import signing
@@ -17,16 +15,8 @@ from bridge.bus.requests import RefValue
 from bridge.errors import BusError, LeaseLost, PushRejected, SignatureError
 from bridge.git.cache import GitCache
 from bridge.git.repo import RefUpdate
-from bridge.protocol import refs
+from bridge.protocol import refs, runner_info
 from bridge.protocol.manifest import parse_time
-from bridge.protocol.runner_info import (
-    INFO_NAME,
-    INFO_SIGNATURE_NAME,
-    MAX_BYTES,
-    RunnerInfo,
-    is_live,
-    parse_info,
-)
 from bridge.signing.trust import TrustLevel
 
 TIMEOUT_S = 15.0
@@ -46,7 +36,7 @@ class Registration:
     name: str  # the name that the runner is listed under
     ref: str  # where it is
     commit: str  # the commit that ref holds
-    info: RunnerInfo  # what it says
+    info: runner_info.RunnerInfo  # what it says
     trust: TrustLevel  # what its signature is worth here
     signer: str | None  # the trusted name, or the fingerprint of another key; None: unsigned or unchecked
 
@@ -66,12 +56,12 @@ class Registry:
 
     def live(self, now: datetime) -> list[Registration]:
         """Runners that are alive, as far as they say."""
-        return [seen for seen in self.seen if is_live(seen.info, now)]
+        return [seen for seen in self.seen if runner_info.is_live(seen.info, now)]
 
 
 def register(
     cache: GitCache,
-    info: RunnerInfo,
+    info: runner_info.RunnerInfo,
     signature: bytes | None,
     *,
     place: RefValue | None = None,
@@ -83,27 +73,24 @@ def register(
     alive.
     """
     data = info.to_bytes()
-    if len(data) > MAX_BYTES:
-        raise BusError(f"the registration of {info.name} has {len(data)} bytes; at most {MAX_BYTES} are read")
-    files = {INFO_NAME: data, INFO_SIGNATURE_NAME: signature}
+    if len(data) > runner_info.MAX_BYTES:
+        raise BusError(
+            f"the registration of {info.name} has {len(data)} bytes; at most {runner_info.MAX_BYTES} are read"
+        )
+    files = {runner_info.INFO_NAME: data, runner_info.INFO_SIGNATURE_NAME: signature}
     with cache.scratch() as scratch:
         commit = scratch.commit_files(None, files, f"kakeya-mac runner: {info.name} [skip ci]\n")
 
         def put(ref: str, expected: str) -> RefValue:
             for _ in range(_CONTENTION_TRIES):
-                try:
-                    scratch.push(cache.remote, [RefUpdate(ref, commit, expected)], timeout_s=TIMEOUT_S)
-                except LeaseLost:
-                    found = read_registry(cache)
-                else:
+                if scratch.swap(cache.remote, RefUpdate(ref, commit, expected)) is None:
                     return RefValue(ref, commit)
+                found = read_registry(cache)
                 other = next((seen for seen in found.seen if seen.ref == ref), None)
-                if other is not None and other.info.id != info.id and is_live(other.info, now):
+                if other is not None and other.info.id != info.id and runner_info.is_live(other.info, now):
                     ref = f"{ref.rpartition('/')[0]}/{ref_name(info)}-{info.id[:6]}"
                 expected = found.held.get(ref, "")
-            raise LeaseLost(
-                f"{ref} changed hands {_CONTENTION_TRIES} times", "the runner registers again later"
-            )
+            raise LeaseLost(f"{ref} changed hands too often", "the runner registers again later")
 
         if place is not None:
             return put(place.ref, place.commit)
@@ -132,15 +119,14 @@ def read_registry(
     failures = cache.bring(held, named, depth=1)
     read = [_read(cache, ref, held[ref], trusted or {}) for ref in named if ref not in failures]
     readable = [registration for registration in read if registration is not None]
-    seen = sorted(_latest(readable), key=lambda registration: registration.name)
-    return Registry(tuple(seen), len(held) - len(readable), held)
+    return Registry(tuple(_latest(readable)), len(held) - len(readable), held)
 
 
 def remove_old_registrations(cache: GitCache, *, older_than: timedelta, now: datetime) -> list[str]:
     """Delete the registrations of runners not seen for so long; returns their names. Unreadable ones stay."""
     gone = []
     for seen in read_registry(cache).seen:
-        if is_live(seen.info, now) or now - parse_time(seen.info.seen_at) <= older_than:
+        if runner_info.is_live(seen.info, now) or now - parse_time(seen.info.seen_at) <= older_than:
             continue
         try:
             cache.push(cache.remote, [RefUpdate(seen.ref, None, seen.commit)], timeout_s=TIMEOUT_S)
@@ -150,7 +136,7 @@ def remove_old_registrations(cache: GitCache, *, older_than: timedelta, now: dat
     return gone
 
 
-def ref_name(info: RunnerInfo) -> str:
+def ref_name(info: runner_info.RunnerInfo) -> str:
     """A runner's name as the last part of a ref; git takes no ``..`` and no ``.`` or ``.lock`` at the end."""
     return _NOT_IN_REF.sub("-", info.name)
 
@@ -159,11 +145,11 @@ def _read(cache: GitCache, ref: str, commit: str, trusted: Mapping[str, str]) ->
     """A registration; None when it is none, is not that runner's, or its signature does not verify."""
     name = _listed_name(ref)
     try:
-        data = cache.read_file(commit, INFO_NAME, MAX_BYTES)
-        signature = cache.read_file(commit, INFO_SIGNATURE_NAME, signing.MAX_SIGNATURE_BYTES)
+        data = cache.read_file(commit, runner_info.INFO_NAME, runner_info.MAX_BYTES)
+        signature = cache.read_file(commit, runner_info.INFO_SIGNATURE_NAME, signing.MAX_SIGNATURE_BYTES)
         if data is None:
             return None
-        info = parse_info(data)
+        info = runner_info.parse_info(data)
         if name not in (ref_name(info), f"{ref_name(info)}-{info.id[:6]}"):
             return None
         trust, signer = _check_signature(info, data, signature, trusted)
@@ -173,7 +159,7 @@ def _read(cache: GitCache, ref: str, commit: str, trusted: Mapping[str, str]) ->
 
 
 def _check_signature(
-    info: RunnerInfo, data: bytes, signature: bytes | None, trusted: Mapping[str, str]
+    info: runner_info.RunnerInfo, data: bytes, signature: bytes | None, trusted: Mapping[str, str]
 ) -> tuple[TrustLevel, str | None]:
     """What a registration's signature is worth; a `SignatureError` where it names another key."""
     if signature is None:
@@ -190,15 +176,11 @@ def _check_signature(
 
 
 def _latest(found: list[Registration]) -> list[Registration]:
-    """The last registration of each runner (it may have been listed under two names), no two of one name."""
+    """The last registration of each runner, which may be listed under two names."""
     newest: dict[tuple[str, TrustLevel, str | None], Registration] = {}
     for seen in sorted(found, key=lambda seen: (seen.info.seen_at, seen.ref)):
         newest[seen.info.id, seen.trust, seen.signer] = seen
-    named: dict[str, Registration] = {}
-    for seen in sorted(newest.values(), key=lambda seen: seen.ref, reverse=True):  # own refs before branches
-        name = seen.name if seen.name not in named else f"{seen.name}-{seen.info.id[:6]}"
-        named[name] = replace(seen, name=name)
-    return list(named.values())
+    return sorted(newest.values(), key=lambda seen: seen.name)
 
 
 def _listed_name(ref: str) -> str:

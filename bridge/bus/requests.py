@@ -1,29 +1,16 @@
 """A request: the commit that asks, built, pushed and read back; and its state, from a remote's refs alone.
 
-The commit's single parent is the workload; its difference to it is exactly ``.mac-bridge/request.json``, the
-detached signature and, over GitHub Actions, the workflow file where the workload has none, because a push
-runs the workflows of the pushed commit. Nothing here touches a work tree, an index, HEAD or a local ref.
-Whether a preset exists, a signature counts or a machine is willing is decided elsewhere.
-
-A handle is a nonce, a branch name or a unique prefix of either. It works from any clone, days later, because
-nothing is looked up locally.
+The commit differs from its single parent, the workload, by ``.mac-bridge/request.json``, the signature and,
+over GitHub Actions, the workflow file where the workload has none.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bridge.errors import (
-    BusError,
-    ManifestError,
-    PushRejected,
-    RemoteUnreachable,
-    RevisionError,
-    UnknownHandle,
-)
-from bridge.git.repo import FILE_MODE, GitRepo, RefUpdate, Scratch
+from bridge.errors import BusError, LeaseLost, ManifestError, PushRejected, RevisionError, UnknownHandle
+from bridge.git.repo import FILE_MODE, GitRepo, RefUpdate
 from bridge.protocol import refs
 from bridge.protocol.manifest import MAX_BYTES, REQUEST_PATH, SIGNATURE_PATH, Manifest, parse
 from bridge.protocol.result import RESULT_NAME, RESULT_ROOT
@@ -80,42 +67,13 @@ def submit(
     signature: bytes | None,
     *,
     options: SubmitOptions | None = None,
-    timeout_s: float | None = None,
 ) -> Submitted:
     """Push a request: its branch and its inbox ref together, or the branch alone where the server wants that.
 
     `remote` is an address: for a configured name git would also write a tracking ref. A `RevisionError`: the
     workload has a file where a folder belongs, or has the workflow file already.
     """
-    branch = manifest.result_ref
-    with git.scratch() as scratch:
-        commit = build(git, scratch, manifest, signature, options)
-        both = [RefUpdate(branch, commit, ""), RefUpdate(refs.inbox_ref(manifest.nonce), commit, "")]
-        in_inbox = True
-        try:
-            try:
-                scratch.push(remote, both, timeout_s=timeout_s)
-            except PushRejected:
-                in_inbox = False
-                scratch.push(remote, both[:1], timeout_s=timeout_s)
-        except RemoteUnreachable:
-            # The answer may have been lost, not the push.
-            with contextlib.suppress(RemoteUnreachable):
-                if git.list_refs(remote, branch, timeout_s=10.0).get(branch) == commit:
-                    return Submitted(manifest.nonce, commit, branch, in_inbox)
-            raise
-    return Submitted(manifest.nonce, commit, branch, in_inbox)
-
-
-def build(
-    git: GitRepo,
-    scratch: Scratch,
-    manifest: Manifest,
-    signature: bytes | None,
-    options: SubmitOptions | None = None,
-) -> str:
-    """Write the request commit into a scratch store; returns its sha. Errors are those of `submit`."""
-    options = options or SubmitOptions()
+    branch, in_inbox, options = manifest.result_ref, True, options or SubmitOptions()
     files: dict[str, bytes | None] = {REQUEST_PATH: manifest.to_bytes(), SIGNATURE_PATH: signature}
     if options.workflow is not None:
         workload = manifest.workload_sha
@@ -125,7 +83,17 @@ def build(
     message = f"kakeya-mac request: {manifest.preset} {manifest.nonce}\n"
     if not options.starts_run:
         message += f"\n{SKIP_CI}\n"
-    return scratch.commit_files(manifest.workload_sha, files, message)
+    with git.scratch() as scratch:
+        commit = scratch.commit_files(manifest.workload_sha, files, message)
+        asking, pending = (RefUpdate(ref, commit, "") for ref in (branch, refs.INBOX + manifest.nonce))
+        try:
+            there = scratch.swap(remote, asking, [pending], timeout_s=git.timeout_s)
+        except PushRejected:
+            in_inbox = False
+            there = scratch.swap(remote, asking, timeout_s=git.timeout_s)
+    if there is not None:
+        raise LeaseLost(f"there is a request {manifest.nonce} on the remote already", "submit it again")
+    return Submitted(manifest.nonce, commit, branch, in_inbox)
 
 
 def read_request(git: GitRepo, commit: str) -> RequestCommit:
@@ -177,7 +145,7 @@ def bound_manifest(request: RequestCommit, nonce: str) -> Manifest:
 
 def take_back(git: GitRepo, remote: str, submitted: Submitted) -> None:
     """Take a request from the remote that was just pushed there; `LeaseLost`: something has touched it."""
-    places = [submitted.ref, *([refs.inbox_ref(submitted.nonce)] if submitted.in_inbox else [])]
+    places = [submitted.ref, *([refs.INBOX + submitted.nonce] if submitted.in_inbox else [])]
     git.push(remote, [RefUpdate(ref, None, submitted.commit) for ref in places])
 
 
@@ -206,23 +174,20 @@ class RefValue:
 class RequestState:
     """The state of one request, by the refs that exist for it."""
 
-    nonce: str  # the request
-    preset: str | None  # from the branch name; None when the branch is gone
-    branch: RefValue | None  # the request branch: the request commit, later the result on top of it
+    nonce: str
+    preset: str | None  # from the name of its branch; None: the branch is gone
+    branches: tuple[RefValue, ...]  # what may be its branch, the likeliest first: anyone may push others
     inbox: str | None  # the request commit, while it is pending
     claim: RefValue | None  # who runs it, and its heartbeat
     cancel: RefValue | None  # a request to stop it
     result: RefValue | None  # a result that could not go on the branch
-    # Older requests that wait, too. None: not known, because requests wait on their branches alone, and
-    # branches do not tell which ones wait.
+    # Older requests that wait, too. None: not known, because branches do not tell which ones wait.
     ahead: int | None
-    # More branches of its nonce; a request needs one, and anyone may push another
-    others: tuple[RefValue, ...] = ()
 
     @property
-    def branches(self) -> tuple[RefValue, ...]:
-        """Every branch that may be the request's."""
-        return self.others if self.branch is None else (self.branch, *self.others)
+    def branch(self) -> RefValue | None:
+        """The request branch: the request commit, later the result on top of it."""
+        return self.branches[0] if self.branches else None
 
     def is_open(self, commit: str) -> bool:
         """Whether the request `commit` still waits for its one answer."""
@@ -243,7 +208,7 @@ def resolve_handle(git: GitRepo, remote: str, handle: str) -> RequestState:
 
 def find(found: Mapping[str, str], handle: str) -> str:
     """The nonce that a handle names among a remote's refs; `UnknownHandle`: it names none, or several."""
-    asked = _spelled(handle)
+    asked = spelled(handle)
     matches: set[str] = set()
     for ref in found:
         nonce, names = names_of(ref)
@@ -266,29 +231,27 @@ def find(found: Mapping[str, str], handle: str) -> str:
 
 def state_of(found: Mapping[str, str], nonce: str, handle: str = "") -> RequestState:
     """The state of a request, from a remote's refs; of several branches it is the one that `handle` names."""
-    asked = _spelled(handle)
+    asked = spelled(handle)
     names = {ref: named for ref in found if (named := refs.parse_request_ref(ref)) and named.nonce == nonce}
     order = sorted(names, key=lambda ref: (asked not in names_of(ref)[1][1:], ref))
     branches = tuple(RefValue(ref, found[ref]) for ref in order)
-    branch = branches[0] if branches else None
     return RequestState(
         nonce=nonce,
-        preset=None if branch is None else names[branch.ref].preset,
-        branch=branch,
-        inbox=found.get(refs.inbox_ref(nonce)),
+        preset=names[order[0]].preset if order else None,
+        branches=branches,
+        inbox=found.get(refs.INBOX + nonce),
         claim=_held(found, CLAIMS, nonce),
         cancel=_held(found, CANCELS, nonce),
         result=_held(found, RESULTS, nonce),
-        ahead=_ahead(found, nonce, branch),
-        others=branches[1:],
+        ahead=_ahead(found, nonce, has_branch=bool(branches)),
     )
 
 
-def _ahead(found: Mapping[str, str], nonce: str, branch: RefValue | None) -> int | None:
+def _ahead(found: Mapping[str, str], nonce: str, *, has_branch: bool) -> int | None:
     """Older unclaimed requests of the inbox; None: the inbox does not tell."""
     ours = [ref for ref in found if ref.startswith(ALL_REFS)]
     branches_only = bool(ours) and not any(ref.startswith(_CUSTOM) for ref in ours)
-    if refs.inbox_ref(nonce) not in found and (branch is not None or branches_only):
+    if refs.INBOX + nonce not in found and (has_branch or branches_only):
         return None
     waiting = _nonces(found, refs.INBOX) - _nonces(found, *CLAIMS)
     return sum(other < nonce for other in waiting)
@@ -303,7 +266,8 @@ def _held(found: Mapping[str, str], prefixes: tuple[str, ...], nonce: str) -> Re
     return next((RefValue(ref, found[ref]) for ref in places if ref in found), None)
 
 
-def _spelled(handle: str) -> str:
+def spelled(handle: str) -> str:
+    """A handle as a branch is called, without the prefixes that git shows."""
     return handle.strip().removeprefix("refs/heads/").removeprefix("origin/")
 
 

@@ -1,10 +1,7 @@
 """Results on the bus: found, read out of the object store, and believed only after every check.
 
-`fetch` collects what is on the remote and judges nothing. `believe` names the exact reason for which a result
-is not believed. Nonce, request commit and workload are public, so only a signature tells who wrote a result:
-a client that trusts a runner's key believes nothing else, one that trusts none is told so
-(`Believed.sentence`). Live and archived results are read by the same code (`bridge.bus.archive`). Files come
-out of the object store; nothing is ever checked out.
+`fetch` judges nothing; `believe` names the reason for which a result is not believed. Nonce, request commit
+and workload are public, so only a signature tells who wrote a result.
 """
 
 from __future__ import annotations
@@ -17,28 +14,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bridge import signing
-from bridge.bus.requests import RefValue, RequestState, has_result
+from bridge.bus.requests import RefValue, RequestCommit, RequestState, has_result
 from bridge.errors import BusError, EvidenceError, MachineError, ManifestError, ResultError, SignatureError
-from bridge.git.repo import FileChange, GitRepo
+from bridge.git.repo import FileChange, GitRepo, Scratch
+from bridge.protocol import result as records
 from bridge.protocol.manifest import MAX_BYTES, REQUEST_PATH, Manifest, ParamValue, parse
-from bridge.protocol.result import MAX_BYTES as MAX_RECORD_BYTES
-from bridge.protocol.result import (
-    RESULT_NAME,
-    RESULT_ROOT,
-    RESULT_SIGNATURE_NAME,
-    Result,
-    Status,
-    parse_result,
-)
 from bridge.protocol.sanitize import clean_line
-from bridge.signing.trust import Signature, Trust, TrustLevel, weigh
+from bridge.signing.trust import Signature, TrustLevel, weigh
 
 # In the commit message of a result: the digest of its result.json.
 TRAILER = "Result-SHA256"
 MAX_RESULT_BYTES = 256 * 1024 * 1024
 MAX_RESULT_FILES = 1002  # what a result can list, itself and its signature
 # How deep below a branch's tip its request is looked for.
-MAX_WALK = 32
+MAX_WALK = 100
 
 _TRAILER = re.compile(rf"^{TRAILER}: ([0-9a-f]{{64}})$", re.MULTILINE)
 
@@ -46,29 +35,9 @@ _TRAILER = re.compile(rf"^{TRAILER}: ([0-9a-f]{{64}})$", re.MULTILINE)
 _SAID = {
     TrustLevel.TRUSTED: "signed by {signer}",
     TrustLevel.REVOKED: "worthless: signed by {objection}; the thief could have written this",
-    TrustLevel.UNTRUSTED_KEY: "signed by a key that is not trusted here: {signer}",
-    TrustLevel.UNCHECKED: "signed, but not checked: ssh-keygen is not installed",
+    TrustLevel.UNTRUSTED_KEY: "signed by a key that is not trusted here: {objection}",
+    TrustLevel.UNCHECKED: "signed, but not checked: ssh-keygen (openssh-client) is not installed",
     TrustLevel.UNSIGNED: "unsigned: anyone with push rights could have written this",
-}
-# Why a client that trusts runner keys does not believe a result, and what may be done about it.
-_TRUST = "kakeya_mac runners trust NAME --key 'KEY' (the runner prints that line when it starts)"
-_NOT_BELIEVED = {
-    TrustLevel.REVOKED: (
-        "the result is signed by {objection}: the thief could have written this",
-        f"ask again; a runner with a new key is trusted with: {_TRUST}",
-    ),
-    TrustLevel.UNTRUSTED_KEY: (
-        "the result is signed by {objection}",
-        f"if that is your runner's key: {_TRUST}",
-    ),
-    TrustLevel.UNCHECKED: (
-        "the result is signed, but ssh-keygen is not installed to check by whom",
-        "install OpenSSH's client (openssh-client)",
-    ),
-    TrustLevel.UNSIGNED: (
-        "the result carries no signature: anyone with push rights could have written it",
-        f"a runner that signs is trusted with: {_TRUST}",
-    ),
 }
 
 
@@ -100,11 +69,12 @@ class FetchedResult:
     # The request's branch is gone, and it does not wait: nothing is left to compare the result with
     alone: bool = False
     request: str | None = None  # the request commit, where it is known and here
+    asked: RequestCommit | None = None  # the request as the archive has it
 
     @property
     def blobs(self) -> dict[str, str]:
         """Shas of the plain files of the result's folder, by path relative to it."""
-        folder = f"{RESULT_ROOT}/{self.nonce}/"
+        folder = f"{records.RESULT_ROOT}/{self.nonce}/"
         return {
             change.path.removeprefix(folder): change.sha
             for change in self.changes
@@ -116,7 +86,7 @@ class FetchedResult:
 class Believed:
     """A result that passed every check."""
 
-    result: Result  # the parsed ``result.json``
+    result: records.Result  # the parsed ``result.json``
     files: Mapping[str, bytes]  # the files it lists, by path
     commit: str  # the result commit
     ref: str  # where it is
@@ -157,7 +127,8 @@ def fetch(
     if not places:
         return None
     wanted = [v.ref for v in held if (v in places or not expected) and not git.exists(v.commit)]
-    with git.scratch() if wanted else contextlib.nullcontext(git) as scratch:
+    is_own = isinstance(git, Scratch) or not wanted
+    with contextlib.nullcontext(git) if is_own else git.scratch() as scratch:
         if wanted:
             scratch.fetch(remote, wanted, depth=depth, timeout_s=timeout_s)
         return read(scratch, state, places, expected)
@@ -169,23 +140,23 @@ def read(
     """The result of a request out of a repository that holds its refs' commits; see `fetch`."""
     request_commit = expected.commit if expected else state.inbox
     alone = state.branch is None and state.inbox is None
-    found: list[tuple[bool, FetchedResult]] = []
+    found: list[tuple[tuple[bool, bool], FetchedResult]] = []
     faults: list[ResultError] = []
     for place in places:
         if not git.exists(place.commit):
             continue  # it moved meanwhile
         try:
             if (located := locate(git, state, place, request_commit)) is not None:
-                whole = replace(with_files(git, located), alone=alone)
-                whole = replace(whole, expected=expected or _read_expected(git, located))
-                found.append((_is_named_place(git, located), whole))
+                asked, is_named = _read_request(git, located)
+                whole = replace(with_files(git, located), alone=alone, expected=expected or asked)
+                is_partial = (whole.above or 1) > 1 or records.RESULT_NAME not in whole.files
+                found.append(((is_partial, not is_named), whole))
         except ResultError as fault:  # of one place; another may hold the result
             faults.append(fault)
-    if not found and faults and (not state.others or len(faults) == len(places)):
+    if faults and len(faults) == len(places):
         raise faults[0]
     # Another branch of the nonce hides nothing: a whole result first, and the place that the request names.
-    found.sort(key=lambda each: ((each[1].above or 1) > 1 or RESULT_NAME not in each[1].files, not each[0]))
-    return found[0][1] if found else None
+    return min(found, key=lambda each: each[0])[1] if found else None
 
 
 def locate(
@@ -200,8 +171,8 @@ def locate(
     if above == 0:
         return None
     parent = tip.parents[0] if tip.parents and git.exists(tip.parents[0]) else None
-    changes = tuple(git.changes(parent, tip.sha))
-    if not any(change.path.startswith(f"{RESULT_ROOT}/") for change in changes):
+    changes = tuple(git.changes(parent, place.commit))
+    if not any(change.path.startswith(f"{records.RESULT_ROOT}/") for change in changes):
         if above is None and request_commit is None and tip.parents and state.result is None:
             raise ResultError(f"the branch {place.ref} no longer holds the request {nonce}")
         if above == 1 or above is None or not has_result(git, place.commit, nonce):
@@ -214,11 +185,11 @@ def locate(
     return located
 
 
-def read_record(git: GitRepo, located: FetchedResult) -> Result | None:
+def read_record(git: GitRepo, located: FetchedResult) -> records.Result | None:
     """The ``result.json`` of a located result; None: there is none that can be read."""
-    sha = located.blobs.get(RESULT_NAME)
+    sha = located.blobs.get(records.RESULT_NAME)
     try:
-        return None if sha is None else parse_result(git.read_objects([sha], MAX_RECORD_BYTES)[0])
+        return None if sha is None else records.parse_result(git.read_objects([sha], records.MAX_BYTES)[0])
     except (ResultError, BusError):
         return None
 
@@ -234,33 +205,29 @@ def believe(
     """Judge a fetched result; a `ResultError` names the reason for which it is not believed.
 
     One whose request is gone, as a deleted branch leaves it, is shown as such where no key is trusted, or
-    with `allow_unsigned`; where something else is in the request's place, only a trusted key helps.
-
-    Args:
-        fetched: From `fetch`.
-        trusted: Allowed-signers file of the runner keys that count here, with ``revoked_keys`` next to it.
-        expected: The request as this client knows it; None: as `fetch` found it on the remote.
-        allow_unsigned: Also believe what none of the trusted keys signed, unless its signature is wrong.
-        bound: Also refuse one of another preset or workload than was asked.
+    with `allow_unsigned`; where something else is in the request's place, only a trusted key helps. `trusted`
+    lists the runner keys that count, with ``revoked_keys`` next to it; `expected` is the request as this
+    client knows it; `bound` also refuses a result of another preset or workload than was asked.
     """
     expected = expected or fetched.expected
     for objection in _place_objections(fetched, expected):
         raise ResultError(objection)
+    nonce, present = fetched.nonce, fetched.files
     result, files, signature = check_files(
-        fetched.files, nonce=fetched.nonce, expected=expected, trusted=trusted, bound=bound
+        present, nonce=nonce, expected=expected, trusted=trusted, bound=bound
     )
     is_trusted = signature.trust is TrustLevel.TRUSTED
     if not is_trusted and not allow_unsigned and pins_keys(trusted):
-        found, remedy = _NOT_BELIEVED[signature.trust]
+        said = _SAID[signature.trust].format(signer=signature.signer, objection=signature.objection)
         raise ResultError(
-            f"{found.format(objection=signature.objection)}; this client believes only results of the runners"
-            " it trusts",
-            f"{remedy}; --allow-unsigned shows this result all the same",
+            f"the result is {said}; this client accepts no signature but those of the runners it trusts",
+            "trust a runner with: kakeya_mac runners trust NAME --key 'KEY' (the runner prints that line);"
+            " --allow-unsigned shows this result all the same",
         )
     unknown = expected is None and not is_trusted
     if unknown and not fetched.alone:
         raise ResultError(
-            f"the request {fetched.nonce} is no longer on the remote and no trusted key signed the result",
+            f"the request {nonce} is no longer on the remote and no trusted key signed the result",
             "trust the runner's key with `kakeya_mac runners trust`",
         )
     return Believed(
@@ -281,10 +248,8 @@ def evidence_report(believed: Believed) -> bytes:
     result = believed.result
     reports = [file.path for file in result.files if file.role == "evidence"]
     if len(reports) != 1:
-        raise EvidenceError(
-            f"there is nothing to verify: the result of {result.nonce} ({result.preset},"
-            f" {result.verdict.status}) holds {len(reports)} evidence reports, not one"
-        )
+        what = f"the result of {result.nonce} ({result.preset}, {result.verdict.status})"
+        raise EvidenceError(f"nothing to verify: {what} holds {len(reports)} evidence reports, not one")
     return believed.files[reports[0]]
 
 
@@ -295,22 +260,18 @@ def check_files(
     expected: ExpectedRequest | None,
     trusted: Path,
     bound: bool = True,
-) -> tuple[Result, dict[str, bytes], Signature]:
+) -> tuple[records.Result, dict[str, bytes], Signature]:
     """Compare a result's files, by path, with each other and the request; see `believe`."""
-    data = present.get(RESULT_NAME)
+    data = present.get(records.RESULT_NAME)
     if data is None:
-        raise ResultError(f"there is no {RESULT_NAME}")
-    result = parse_result(data)
-    for objection in _objections(result, nonce, expected, bound=bound):
-        raise ResultError(objection)
-    for objection in _file_objections(result, present):
+        raise ResultError(f"there is no {records.RESULT_NAME}")
+    result, signed = records.parse_result(data), present.get(records.RESULT_SIGNATURE_NAME)
+    for objection in (*_objections(result, nonce, expected, bound=bound), *_file_objections(result, present)):
         raise ResultError(objection)
     try:
-        signature = weigh(
-            data, present.get(RESULT_SIGNATURE_NAME), signing.RESULT_NAMESPACE, Trust.by(trusted)
-        )
+        signature = weigh(data, signed, signing.RESULT_NAMESPACE, trusted)
     except SignatureError as error:
-        raise ResultError(f"{RESULT_SIGNATURE_NAME}: {clean_line(error.message)}") from None
+        raise ResultError(f"{records.RESULT_SIGNATURE_NAME}: {clean_line(error.message)}") from None
     return result, {file.path: present[file.path] for file in result.files}, signature
 
 
@@ -332,30 +293,24 @@ def _manifest(git: GitRepo, commit: str) -> Manifest | None:
         return None
 
 
-def _read_expected(git: GitRepo, located: FetchedResult) -> ExpectedRequest | None:
+def _read_request(git: GitRepo, located: FetchedResult) -> tuple[ExpectedRequest | None, bool]:
+    """The request that a result answers; and whether that named the result's place, or it is on no branch."""
     if located.request is None:
-        return None
+        return None, True
     parents, manifest = git.commit(located.request).parents, _manifest(git, located.request)
     expected = ExpectedRequest(located.nonce, located.request, parents[0] if len(parents) == 1 else None)
-    return expected if manifest is None else replace(expected, preset=manifest.preset, params=manifest.params)
-
-
-def _is_named_place(git: GitRepo, located: FetchedResult) -> bool:
-    """Whether a result is where its request said that it would be, or on no branch at all."""
-    if located.request is None or not located.parents:
-        return True
-    manifest = _manifest(git, located.request)
-    return manifest is not None and manifest.result_ref == located.ref
+    if manifest is None:
+        return expected, not located.parents
+    expected = replace(expected, preset=manifest.preset, params=manifest.params)
+    return expected, not located.parents or manifest.result_ref == located.ref
 
 
 def with_files(git: GitRepo, located: FetchedResult) -> FetchedResult:
     """A located result with the contents of its files."""
     blobs = located.blobs
     if len(blobs) > MAX_RESULT_FILES:
-        raise ResultError(
-            f"the commit {located.commit[:12]} holds {len(blobs)} files for {located.nonce};"
-            f" a result has at most {MAX_RESULT_FILES}"
-        )
+        what = f"the commit {located.commit[:12]} holds {len(blobs)} files for {located.nonce}"
+        raise ResultError(f"{what}; a result has at most {MAX_RESULT_FILES}")
     contents = git.read_objects(list(blobs.values()), MAX_RESULT_BYTES)
     return replace(located, files=dict(zip(blobs, contents, strict=True)))
 
@@ -367,8 +322,7 @@ def _find_request(
     for above, commit in enumerate(first_parents(git, tip)):
         if commit == request_commit or (request_commit is None and _is_request(git, commit, nonce)):
             return commit, above
-    known = request_commit if request_commit is not None and git.exists(request_commit) else None
-    return known, None
+    return request_commit if request_commit and git.exists(request_commit) else None, None
 
 
 def _answered_on_branch(git: GitRepo, state: RequestState, located: FetchedResult) -> str | None:
@@ -383,14 +337,14 @@ def _answered_on_branch(git: GitRepo, state: RequestState, located: FetchedResul
     if result is None or result.request_commit not in first_parents(git, branch.commit):
         return None  # `believe` says what is wrong with it
     shown, _ = _find_request(git, branch.commit, state.nonce, None)
-    refused = shown is None and result.verdict.status is Status.REFUSED
+    refused = shown is None and result.verdict.status is records.Status.REFUSED
     return result.request_commit if shown == result.request_commit or refused else None
 
 
-def first_parents(git: GitRepo, tip: str, limit: int = MAX_WALK) -> Iterator[str]:
-    """A commit and its first parents, as far as they are here and at most so many."""
+def first_parents(git: GitRepo, tip: str) -> Iterator[str]:
+    """A commit and its first parents, as far as they are here and at most `MAX_WALK`."""
     commit = tip
-    for _ in range(limit):
+    for _ in range(MAX_WALK):
         if git.kind_and_size(commit)[0] != "commit":
             return
         yield commit
@@ -416,31 +370,27 @@ def _place_objections(fetched: FetchedResult, expected: ExpectedRequest | None) 
     """Why a commit is not the request's only successor, which adds one folder and nothing else."""
     where = f"{fetched.commit[:12]} on {fetched.ref}"
     if fetched.above is not None and fetched.above > 1:
-        yield (
-            f"{fetched.above} commits are on top of the request at {fetched.ref}, a result is exactly one: "
-            "another commit was pushed there"
-        )
+        yield f"{fetched.above} commits are on top of the request at {fetched.ref}, a result is exactly one"
     if fetched.parents and expected is not None and fetched.parents != (expected.commit,):
         names = ", ".join(parent[:12] for parent in fetched.parents)
         yield f"the parent of {where} is {names}, not the request {expected.commit[:12]}"
     if len(fetched.parents) > 1:
         yield f"the commit {where} is a merge, a result is not"
-    folder = f"{RESULT_ROOT}/{fetched.nonce}/"
+    folder = f"{records.RESULT_ROOT}/{fetched.nonce}/"
     for change in fetched.changes:
         if not change.path.startswith(folder):
             yield f"the commit {where} changes {change.path!r}, outside {folder}"
         if change.status != "A" or change.mode != "100644":
             yield f"the commit {where} has {change.path!r} as something else than a new plain file"
-    if RESULT_NAME not in fetched.files:
-        yield f"the commit {fetched.commit[:12]} holds no {RESULT_NAME} for {fetched.nonce}"
-    elif _TRAILER.findall(fetched.message) != [hashlib.sha256(fetched.files[RESULT_NAME]).hexdigest()]:
-        yield f"{RESULT_NAME} is not the one that the commit message names ({TRAILER})"
+    if (data := fetched.files.get(records.RESULT_NAME)) is None:
+        yield f"the commit {fetched.commit[:12]} holds no {records.RESULT_NAME} for {fetched.nonce}"
+    elif _TRAILER.findall(fetched.message) != [hashlib.sha256(data).hexdigest()]:
+        yield f"{records.RESULT_NAME} is not the one that the commit message names ({TRAILER})"
 
 
 def _objections(
-    result: Result, nonce: str, expected: ExpectedRequest | None, *, bound: bool
+    result: records.Result, nonce: str, expected: ExpectedRequest | None, *, bound: bool
 ) -> Iterator[str]:
-    """Why a result does not answer the request."""
     if result.nonce != nonce:
         yield f"the result answers the request {result.nonce}, not {nonce}: it was copied here"
     if expected is None:
@@ -448,7 +398,7 @@ def _objections(
     if result.request_commit != expected.commit:
         answered, asked = result.request_commit[:12], expected.commit[:12]
         yield f"the result answers the request commit {answered}, not {asked}"
-    ran = result.verdict.status in (Status.PASSED, Status.REJECTED)
+    ran = result.verdict.status in (records.Status.PASSED, records.Status.REJECTED)
     if ran and result.preset is None:
         yield "the result names no preset, so nothing can have run for it"
     if bound and expected.preset is not None and result.preset not in (expected.preset, None):
@@ -460,19 +410,15 @@ def _objections(
         yield f"the result is of workload {ran_on}, not {asked}"
 
 
-def _file_objections(result: Result, present: Mapping[str, bytes]) -> Iterator[str]:
-    """Why files are not the ones that a result lists."""
+def _file_objections(result: records.Result, present: Mapping[str, bytes]) -> Iterator[str]:
     listed = {file.path for file in result.files}
     if len(listed) != len(result.files):
-        yield f"{RESULT_NAME} lists a file twice"
-    for path in present.keys() - listed - {RESULT_NAME, RESULT_SIGNATURE_NAME}:
-        yield f"the file {path!r} is not one that {RESULT_NAME} lists"
+        yield f"{records.RESULT_NAME} lists a file twice"
+    for path in present.keys() - listed - {records.RESULT_NAME, records.RESULT_SIGNATURE_NAME}:
+        yield f"the file {path!r} is not one that {records.RESULT_NAME} lists"
     for file in result.files:
         data = present.get(file.path)
         if data is None:
-            yield f"the file {file.path} is listed in {RESULT_NAME} but missing"
+            yield f"the file {file.path} is listed in {records.RESULT_NAME} but missing"
         elif len(data) != file.bytes or hashlib.sha256(data).hexdigest() != file.sha256:
-            yield (
-                f"EVIDENCE_DIGEST: the file {file.path} is not the one that {RESULT_NAME} lists: "
-                "it was altered"
-            )
+            yield f"EVIDENCE_DIGEST: the file {file.path} was altered: {records.RESULT_NAME} lists another"

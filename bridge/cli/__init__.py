@@ -1,9 +1,4 @@
-"""The command ``kakeya_mac``: parse, call one function, render, return a code.
-
-The group knows its commands by name and one line of help, and imports a command's module only when it is
-called, so that ``--help`` answers at once. Errors become one line on stderr (one JSON line with ``--json``)
-here and nowhere else.
-"""
+"""The command ``kakeya_mac``: parse, call one function, print, return a code. Only this prints errors."""
 
 from __future__ import annotations
 
@@ -54,7 +49,7 @@ COMMANDS = {
 
 
 class LazyGroup(click.Group):
-    """A click group that imports a command's module when the command is called, not for its help line."""
+    """Imports a command's module when the command is called, so that ``--help`` answers at once."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -70,7 +65,10 @@ class LazyGroup(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
-EPILOG = """\b
+@click.group(
+    cls=LazyGroup,
+    commands={name: click.Command(name) for name in COMMANDS},  # what click suggests for a misspelt one
+    epilog="""\b
 Examples:
   kakeya_mac demo
   kakeya_mac run --preset throughput -p prompts=code --wait
@@ -78,13 +76,7 @@ Examples:
 
 Exit codes of a finished request: 0 passed, 1 failed, 2 refused, 3 evidence rejected, 4 the wait timed out,
 5 cancelled or lost, 6 git or the network failed, 7 passed, but no trusted key signed it, 70 our own bug,
-130 interrupted, 143 terminated."""
-
-
-@click.group(
-    cls=LazyGroup,
-    commands={name: click.Command(name) for name in COMMANDS},  # what click suggests for a misspelt one
-    epilog=EPILOG,
+130 interrupted, 143 terminated.""",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, prog_name="kakeya_mac")
@@ -110,34 +102,37 @@ def main(argv: list[str] | None = None) -> None:
 
 def run_edge(command: click.Command, arguments: list[str]) -> int:
     """Run `command` and turn whatever it raises into a message and an exit code."""
-    as_json = "--json" in arguments
+    failure: tuple[str, str, str | None, int]
     try:
         code = command.main(arguments, prog_name="kakeya_mac", standalone_mode=False)
+        return code if isinstance(code, int) else 0
     except click.exceptions.Exit as stop:
         return stop.exit_code
-    except click.ClickException as error:
-        error.show()
-        return _fail(as_json, "UsageError", error.format_message(), None, error.exit_code)
     except (KeyboardInterrupt, click.Abort) as stop:  # click turns the one into the other
         terminated = isinstance(stop, Terminated) or isinstance(stop.__cause__, Terminated)
         click.echo("terminated" if terminated else "interrupted", err=True)
         return EXIT_TERMINATED if terminated else EXIT_INTERRUPTED
-    except BridgeError as error:
-        show_error(error)
-        return _fail(as_json, type(error).__name__, error.message, error.remedy, error.exit_code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader went away (| head)
         return 0
+    except click.ClickException as error:
+        error.show()
+        failure = ("UsageError", error.format_message(), None, error.exit_code)
+    except BridgeError as error:
+        show_error(error)
+        failure = (type(error).__name__, error.message, error.remedy, error.exit_code)
     except Exception as error:  # the last line of defence: our bug must not look like the user's mistake
         _show_bug(error)
         return EXIT_BUG
-    return code if isinstance(code, int) else 0
+    document = dict(zip(("error", "message", "remedy", "exit_code"), failure, strict=True))
+    untrusted = () if failure[0] == "UsageError" else ("message", "remedy")
+    return show("--json" in arguments, document | {"status": "error"}, untrusted=untrusted)
 
 
 def show(
     as_json: bool,
     document: Mapping[str, Any],
-    lines: Iterable[str | Table],
+    lines: Iterable[str | Table] = (),
     *,
     untrusted: Collection[str] = (),
     note: bool = False,
@@ -147,7 +142,7 @@ def show(
     `untrusted` names the keys whose values come from the bus, `note` says so below the lines.
     """
     if as_json:
-        echo_json(document, untrusted=untrusted)
+        click.echo(json.dumps(terminal.document(document, untrusted), sort_keys=True))
     else:
         for line in lines:
             if isinstance(line, str):
@@ -159,19 +154,12 @@ def show(
     return int(document.get("exit_code", 0))
 
 
-def echo_json(document: Mapping[str, Any], *, untrusted: Collection[str] = ()) -> None:
-    """Print one JSON line that names the keys that hold text from the bus."""
-    click.echo(json.dumps(terminal.document(document, untrusted), sort_keys=True))
-
-
 def warn(sentences: Iterable[str]) -> None:
-    """Print warnings on standard error."""
     for sentence in sentences:
         click.echo(f"warning: {sentence}", err=True)
 
 
 def show_error(error: BridgeError, *, label: str = "error: ") -> None:
-    """Print an error and its remedy on standard error."""
     click.echo(f"{label}{clean(error.message)}", err=True)
     if error.remedy:
         click.echo(f"  {clean(error.remedy)}", err=True)
@@ -204,13 +192,6 @@ def _terminate_later(lost: sys.UnraisableHookArgs) -> None:
         sys.__unraisablehook__(lost)
 
 
-def _fail(as_json: bool, name: str, message: str, remedy: str | None, code: int) -> int:
-    if as_json:
-        document = {"status": "error", "error": name, "message": message, "remedy": remedy, "exit_code": code}
-        echo_json(document, untrusted=() if name == "UsageError" else ("message", "remedy"))
-    return code
-
-
 def _show_bug(error: Exception) -> None:
     text = "".join(traceback.format_exception(error))
     where = state_dir() / "crashes" / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}.txt"
@@ -218,8 +199,7 @@ def _show_bug(error: Exception) -> None:
         where.parent.mkdir(parents=True, exist_ok=True)
         command = without_credentials(" ".join(sys.argv))
         where.write_text(f"kakeya_mac {__version__}\n{command}\n\n{text}", encoding="utf-8")
-        kept = f"The details are in {where}; please attach that file to a report"
     except OSError:
-        kept = f"{text}\nPlease attach this to a report"
+        click.echo(text, err=True)
     click.echo(f"internal error: {type(error).__name__}: {error}", err=True)
-    click.echo(f"  This is a bug in kakeya-mac, not in your request. {kept} (see CONTRIBUTING.md).", err=True)
+    click.echo(f"  a bug in kakeya-mac; report it with {where} (see CONTRIBUTING.md)", err=True)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 import click
 
+from bridge.bus.requests import resolve_handle
 from bridge.cli import show, warn
-from bridge.cli.options import handle_options, signing_key_option, wait_option
-from bridge.cli.output import Connection, Presentation, connect, follow, present, stop_run
+from bridge.cli.options import signing_key_option, wait_option
+from bridge.cli.output import Connection, Presentation, api_warnings, follow, present, request_command
 from bridge.client import cancel as client
-from bridge.client.runners import read_runners, require_signatures
-from bridge.client.signing_key import choose
+from bridge.client import runners, signing_key
 from bridge.errors import BridgeError
-
-_NAMED = 5
+from bridge.github.api import RunView
 
 
 @click.command(
@@ -23,45 +23,40 @@ Examples:
   kakeya_mac cancel 20260301t120000z0123456789ab
   kakeya_mac cancel 20260301t12 --reason "wrong model" --wait 60 --json
 
-Exit code: 0 once the cancel request is on the remote, or when the request had finished before. With --wait
-that of its end: 5 cancelled, or what it came to all the same."""
+Exit code: 0 once the cancel request is on the remote, or when the request had finished; with --wait that of
+its end: 5 cancelled, or what it came to all the same."""
 )
-@handle_options
+@request_command
 @click.option("--reason", metavar="TEXT", help="Why, for the result (at most 500 characters).")
 @wait_option("it has ended")
 @signing_key_option
-def cancel(
-    handle: str,
-    remote: str | None,
-    as_json: bool,
-    reason: str | None,
-    wait_s: float | None,
-    signing_key: str | None,
-) -> int:
+def cancel(link: Connection, handle: str, as_json: bool, reason: str | None, wait_s: float | None) -> int:
     """Stop the request HANDLE, whether it waits or runs.
 
     The cancel request is signed where there is a key (see `kakeya_mac key`): a machine that takes only signed
     requests obeys only their signer. A stopped job's result is `cancelled`, with what it had printed so far.
     """
-    link = connect(remote, signing_key=signing_key)
-    signer = choose(link.config, link.git)
+    signer = signing_key.choose(link.config, link.git)
     done = client.cancel(link.config, link.git, link.bus, handle, reason=reason, signer=signer)
-    warnings = list(signer.warnings)
-    if done.finished is None and not done.signed:
-        warnings += _warn_unsigned(link)
+    warnings, run = list(signer.warnings), None
+    line, document = f"{done.nonce}: {done.outcome}", dict[str, Any]()
+    if done.finished is not None:
+        ended = done.finished[0].result.verdict
+        line += f": {ended.status} ({ended.reason})"
+        document = {"result_status": ended.status}
+    else:
+        warnings += [] if done.signed else _warn_unsigned(link)
+        run = _stop_run(link, done.nonce)
     warn(warnings)
-    run = None if done.finished is not None else stop_run(link, done.nonce)
-    run_json = None if run is None else run.as_json()
+    run_json = run and run.as_json()
     if wait_s is None:
-        document = {"status": done.outcome, "nonce": done.nonce, "signed": done.signed, "run": run_json}
+        document |= {"status": done.outcome, "nonce": done.nonce, "signed": done.signed, "run": run_json}
         document |= {"warnings": warnings, "exit_code": 0}
-        if done.finished is not None:
-            document["result_status"] = done.finished[0].result.verdict.status
-        return show(as_json, document, [_sentence(done)], untrusted=("warnings",))
+        return show(as_json, document, [line], untrusted=("warnings",))
     how = Presentation(as_json, document={"cancel": done.outcome})
     if done.finished is not None:
-        return present(link.config, done.finished[1], how)
-    click.echo(_sentence(done), err=True)
+        return present(link, done.finished[1], how)
+    click.echo(line, err=True)
     how.document["run"] = run_json
     return follow(link, done.nonce, how, wait_s=wait_s)
 
@@ -69,21 +64,22 @@ def cancel(
 def _warn_unsigned(link: Connection) -> list[str]:
     """That live runners ignore an unsigned cancel request, or that none could be looked at."""
     try:
-        strict = require_signatures(read_runners(link.config, link.git, link.bus), datetime.now(UTC))
+        registry = runners.read_runners(link.config, link.git, link.bus)
+        strict = runners.require_signatures(registry, datetime.now(UTC))
     except BridgeError as error:
         return [f"cannot tell which runners are there: {error.message}"]
-    if not strict:
-        return []
-    return [
-        f"the cancel request is unsigned, and {', '.join(strict[:_NAMED])} will ignore it: only the key that"
-        " signed a request stops it there; cancel again with --signing-key and that key"
-    ]
+    said = f"the cancel request is unsigned: {', '.join(strict)} will ignore it; use the request's key"
+    return [said] if strict else []
 
 
-def _sentence(done: client.Cancelled) -> str:
-    if done.outcome is client.Outcome.ALREADY_ASKED:
-        return f"{done.nonce}: a cancel request is there already"
-    if done.finished is None:
-        return f"{done.nonce}: asked for it to be stopped; see: kakeya_mac wait {done.nonce}"
-    verdict = done.finished[0].result.verdict
-    return f"{done.nonce}: had finished already: {verdict.status} ({verdict.reason})"
+def _stop_run(link: Connection, nonce: str) -> RunView | None:
+    """Stop the workflow run, too, if a machine has it; one that waits reads the cancel request later."""
+    github = link.api()
+    if github is None:
+        return None
+    run = link.find_run(resolve_handle(link.git, link.bus.address, nonce))
+    if run is not None and run.machine is not None and run.state != "completed":
+        with api_warnings():
+            github.cancel(run.id)
+            click.echo(f"its run was stopped, too: {run.url}", err=True)
+    return run

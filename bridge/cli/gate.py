@@ -2,43 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
 import click
+from rich.table import Table
 
 from bridge.cli import show
 from bridge.cli.options import json_option
 from bridge.errors import EvidenceError
-from bridge.evidence.gate import Binding, Judgement, find_reports, judge_file
-from bridge.evidence.rules import ELSEWHERE, RULES, explain
-from bridge.protocol.sanitize import clean_line
-
-_NAMED = 5
+from bridge.evidence.gate import Binding, find_reports, judge_file
+from bridge.evidence.rules import ELSEWHERE, RULES
+from bridge.render.evidence import as_rich, evidence_tables
 
 
 @click.command(
     epilog="""\b
 Examples:
-  kakeya_mac gate report.json
-  kakeya_mac gate out/report.json --json
-  kakeya_mac gate benchmarks/results/ out/
+  kakeya_mac gate out/report.json benchmarks/results/ --json
   kakeya_mac gate report.json --nonce 20260301t120000z0123456789ab
   kakeya_mac gate --explain SPEEDUP_SAMPLES
-  kakeya_mac gate --explain all
 
 Exit code 0: every report accepted; 3: at least one rejected or not readable, or a folder without any."""
 )
 @click.argument("paths", metavar="[FILE|FOLDER]...", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--nonce", metavar="NONCE", help="The request the reports must belong to.")
 @click.option("--workload-sha", metavar="SHA", help="The workload commit they must belong to.")
-@click.option(
-    "--explain",
-    "code",
-    metavar="CODE",
-    help="Say when a rule rejects, and what to do about it; all: of every rule.",
-)
+@click.option("--explain", "code", metavar="CODE", help="When a rule (or all) rejects, and what to do.")
 @json_option
 def gate(
     paths: tuple[Path, ...], nonce: str | None, workload_sha: str | None, code: str | None, as_json: bool
@@ -56,29 +46,21 @@ def gate(
     binding = None if nonce is None else Binding(nonce=nonce, workload_sha=workload_sha)
     files, skipped = _spread(paths)
     judgements = [(path, judge_file(path, binding=binding)) for path in files]
+    lines: list[str | Table] = []
+    for path, judgement in judgements:
+        verdict = "accepted" if judgement.accepted else "REJECTED"
+        lines.append(f"{path}: {verdict} ({judgement.kind or 'not a report'})")
+        lines += map(as_rich, evidence_tables(judgement))
+    if skipped:
+        lines.append(f"skipped {len(skipped)} JSON files that are no evidence reports")
     accepted = all(judgement.accepted for _, judgement in judgements)
     document = {
         "status": "accepted" if accepted else "rejected",
         "files": [{"file": str(path), **judgement.to_document()} for path, judgement in judgements],
         "skipped": [str(path) for path in skipped],
     }
-    show(as_json, document, _lines(judgements, skipped), untrusted=("files", "skipped"))
+    show(as_json, document, lines, untrusted=("files", "skipped"))
     return 0 if accepted else 3
-
-
-def _lines(judgements: Sequence[tuple[Path, Judgement]], skipped: Sequence[Path]) -> Iterator[str]:
-    for path, judgement in judgements:
-        verdict = "accepted" if judgement.accepted else "REJECTED"
-        yield f"{path}: {verdict} ({judgement.kind or 'not a report'})"
-        for claim in judgement.claims:
-            figure = "no figure" if claim.figure is None else f"{claim.figure:g}"
-            yield f"  claim {clean_line(claim.name)}: {figure}{'' if claim.met else '  NOT MET'}"
-        for violation in judgement.violations:
-            yield f"  {violation.code}: {clean_line(violation.message, limit=2000)}"
-    if skipped:
-        named = ", ".join(clean_line(str(path)) for path in skipped[:_NAMED])
-        rest = f" and {len(skipped) - _NAMED} more" if len(skipped) > _NAMED else ""
-        yield f"skipped {len(skipped)} JSON files that are no evidence reports: {named}{rest}"
 
 
 def _spread(paths: tuple[Path, ...]) -> tuple[list[Path], list[Path]]:
@@ -86,10 +68,7 @@ def _spread(paths: tuple[Path, ...]) -> tuple[list[Path], list[Path]]:
     files: list[Path] = []
     skipped: list[Path] = []
     for path in paths:
-        if not path.is_dir():
-            files.append(path)
-            continue
-        reports, others = find_reports(path)
+        reports, others = find_reports(path) if path.is_dir() else ([path], [])
         if not reports:
             raise EvidenceError(
                 f"no evidence report in the folder {str(path)!r} ({len(others)} other JSON files)",
@@ -101,18 +80,15 @@ def _spread(paths: tuple[Path, ...]) -> tuple[list[Path], list[Path]]:
 
 
 def _explain(code: str, as_json: bool) -> int:
-    known = [*ELSEWHERE, *RULES]
+    known = {**ELSEWHERE, **RULES}
     name = code.strip().upper().replace("-", "_")
-    if explain(name) is None and name != "ALL":
+    if name not in (*known, "ALL"):
         near = get_close_matches(name, known, n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else f"rules: {', '.join(known)}"
         raise click.BadParameter(f"no rule is called {code!r}; {hint}", param_hint="--explain")
     entries = [
-        {"code": each, "rejected_when": found.rejected_when, "remedy": found.remedy}
+        {"code": each, "rejected_when": known[each].rejected_when, "remedy": known[each].remedy}
         for each in (known if name == "ALL" else [name])
-        if (found := explain(each)) is not None
     ]
-    lines = (
-        f"{entry['code']}: rejected when {entry['rejected_when']}\n  {entry['remedy']}" for entry in entries
-    )
+    lines = [f"{each['code']}: rejected when {each['rejected_when']}\n  {each['remedy']}" for each in entries]
     return show(as_json, {"rules": entries} if name == "ALL" else entries[0], lines)

@@ -7,13 +7,11 @@ import time
 import click
 
 from bridge.cli import show
-from bridge.cli.options import json_option, option_with_default, remote_option
-from bridge.cli.output import connect
+from bridge.cli.options import option_with_default
+from bridge.cli.output import Connection, bus_command
 from bridge.client.history import history as read_history
 from bridge.protocol.result import Status
 from bridge.render.outcome import request_table, row_json
-
-_STATUSES = ("passed", "failed", "refused", "rejected", "cancelled", "lost")
 
 
 @click.command(
@@ -23,31 +21,29 @@ Examples:
   kakeya_mac history -n 100 --preset throughput --status failed
   kakeya_mac history --json
 
-JSON: one line {"requests": [...], "complete": BOOL}. Each request has nonce, preset, state (finished), status
-and reason (null where its result cannot be read), runner, attempt, requested_at, age_s, elapsed_s (took),
-finished_at and archived. complete is false where a filter gave up before the oldest request.
-
-Without partial clones on the server the first look into the archive fetches all of it."""
+JSON: {"requests": [...], "complete": BOOL}; each request has nonce, preset, state (finished), status, reason
+(null: not readable), runner, attempt, requested_at, age_s, elapsed_s (took), finished_at and archived.
+complete is false where a filter gave up before the oldest request."""
 )
-@option_with_default("-n", "count", type=click.IntRange(min=1), default=20, help="So many at most.")
+@option_with_default("-n", "count", type=click.IntRange(1), default=20, help="So many at most.")
 @click.option("--preset", metavar="NAME", help="Only requests of this preset.")
-@click.option("--status", type=click.Choice(_STATUSES), help="Only requests that ended so.")
-@json_option
-@remote_option
-def history(count: int, preset: str | None, status: str | None, as_json: bool, remote: str | None) -> int:
+@click.option(
+    "--status", type=click.Choice([each.value for each in Status]), help="Only requests that ended so."
+)
+@bus_command
+def history(link: Connection, count: int, preset: str | None, status: str | None, as_json: bool) -> int:
     """The newest finished requests, the retired ones in the archive included.
 
     Statuses are shown as published and not checked; `kakeya_mac result HANDLE` checks digests, signature and
     evidence of one.
     """
     wanted = None if status is None else Status(status)
-    found, now = read_history(connect(remote).cache(), limit=count, preset=preset, status=wanted), time.time()
+    rows, is_complete = read_history(link.cache(), limit=count, preset=preset, status=wanted)
+    now = time.time()
     none = "no finished request" + ("" if preset is None and status is None else " of that kind")
-    document = {"requests": [row_json(row, now) for row in found.rows], "complete": found.complete}
-    lines = [request_table(found.rows, now) if found.rows else none]
-    show(as_json, document, lines, untrusted=("requests",), note=bool(found.rows))
-    if not as_json and found.rows:
-        click.echo("statuses as published; `kakeya_mac result HANDLE` checks one", err=True)
-    if not as_json and not found.complete:
+    document = {"requests": [row_json(row, now) for row in rows], "complete": is_complete}
+    lines = [request_table(rows, now) if rows else none]
+    show(as_json, document, lines, untrusted=("requests",), note=bool(rows))
+    if not as_json and not is_complete:
         click.echo("older requests were not looked through", err=True)
     return 0

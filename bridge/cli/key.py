@@ -16,9 +16,6 @@ from bridge.errors import SignatureError
 from bridge.git.repo import GitRepo
 from bridge.protocol.sanitize import clean_line
 
-# Nothing else is ever signed as this: the trial below can be used for nothing.
-_TRIAL = "kakeya-mac-trial"
-
 
 @click.command(
     epilog="""\b
@@ -27,9 +24,8 @@ Examples:
   kakeya_mac key --make
   kakeya_mac key --signing-key ~/.ssh/id_ed25519 --json
 
-Tried in this order: --signing-key, KAKEYA_SIGNING_KEY, signing_key in config.toml, the key that --make
-made, git's user.signingkey where gpg.format is ssh, the SSH agent. Exit code 2 when there is none, or the one
-there is cannot sign without a passphrase."""
+Tried in this order: --signing-key, KAKEYA_SIGNING_KEY, signing_key in config.toml, the key of --make, git's
+user.signingkey where gpg.format is ssh, the SSH agent. Exit code 2: none, or one that needs a passphrase."""
 )
 @click.option("--make", "make_one", is_flag=True, help="Make a key for requests, unless it is there already.")
 @signing_key_option
@@ -42,17 +38,15 @@ def key(make_one: bool, signing_key: str | None, as_json: bool) -> int:
     config = settings.load(signing_key=signing_key)
     name = re.sub(r"[^A-Za-z0-9._@+-]+", "-", config.requested_by).strip("-._@+")[:64] or "me"
     if make_one:
-        there = config.own_key.is_file()
+        said = "already there" if config.own_key.is_file() else "made"
         signing.ensure_key(config.own_key, f"{name} on {platform.node().split('.')[0]}")
-        click.echo(f"{'already there' if there else 'made'}: {config.own_key}", err=True)
+        click.echo(f"{said}: {config.own_key}", err=True)
     choice = choose(config, GitRepo(Path.cwd()))
     if choice.key is None:
-        raise SignatureError(
-            "; ".join(("no key was found to sign requests with", *choice.notes)),
-            "make one: kakeya_mac key --make",
-        )
-    signing.sign(choice.key.material, _TRIAL, b"")
-    public = choice.key.public()
+        why = "; ".join(("no key was found to sign requests with", *choice.notes))
+        raise SignatureError(why, "make one: kakeya_mac key --make")
+    signing.sign(choice.key.material, "kakeya-mac-trial", b"")  # nothing else is ever signed as this
+    public = signing.public_half(choice.key.material)
     line = clean_line(f"{public.line} {public.comment}", limit=8192).replace("'", "")
     document = {
         "status": "ok",
@@ -63,7 +57,6 @@ def key(make_one: bool, signing_key: str | None, as_json: bool) -> int:
         "notes": list(choice.notes),
         "exit_code": 0,
     }
-    for note in () if as_json else choice.notes:
-        click.echo(note, err=True)
     signed = f"requests are signed with {public.fingerprint} ({choice.key.source})"
-    return show(as_json, document, [signed, "a Mac's owner lists it with", f"  {document['command']}"])
+    lines = [*choice.notes, signed, "a Mac's owner lists it with", f"  {document['command']}"]
+    return show(as_json, document, lines)

@@ -1,141 +1,96 @@
-"""What commands about lists of keys share: options, and what `signers` and `peers` have in common."""
+"""``kakeya_mac runner signers``, ``peers`` and ``key``: whom a Mac knows by which key, and its own."""
 
 from __future__ import annotations
 
 import sys
-from datetime import UTC, datetime, time, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import click
 
 from bridge import settings
 from bridge.cli import show
-from bridge.cli.options import json_option
-from bridge.signing.keyfiles import KeyList, ListedKey
-from bridge.signing.ssh import MAX_LINE, PublicKey, parse_key, read_key
+from bridge.cli.options import all_option, json_option, keys_of_name, until_option
+from bridge.runner.config import checked_name, ensure_key, host_name
+from bridge.signing import keyfiles, ssh, trust
 
 
-def parse_until(text: str) -> datetime:
-    """When a key stops to count: ``2027-01-31`` (its end, in local time) or ``2027-01-31T12:00[:00][Z]``."""
-    if len(text) == len("2027-01-31"):
-        day = datetime.fromisoformat(text).date() + timedelta(days=1)
-        return datetime.combine(day, time()).astimezone()
-    return datetime.fromisoformat(text).astimezone(UTC)
+def _key_group(
+    kind: str, file: str, namespaces: tuple[str, ...], *, about: str, examples: str
+) -> click.Group:
+    """The group of commands for one list of keys; `kind` is its name, and the key of the list in JSON."""
+    group = click.Group(kind, help=about)
 
+    def open_list() -> keyfiles.KeyList:
+        return keyfiles.KeyList(settings.load().config_dir / file, namespaces)
 
-def _until(_context: click.Context, _parameter: click.Parameter, text: str | None) -> datetime | None:
-    try:
-        return None if text is None else parse_until(text)
-    except (ValueError, OverflowError):
-        raise click.UsageError(
-            f"--valid-until takes 2027-01-31 or 2027-01-31T12:00Z, not {ascii(text)[:60]}."
-        ) from None
+    def show_changed(
+        keys: keyfiles.KeyList, who: str, changed: list[ssh.PublicKey], word: str, as_json: bool, **more: Any
+    ) -> int:
+        prints = list(dict.fromkeys(key.fingerprint for key in changed))
+        document = {"file": str(keys.allowed), "name": who, "keys": prints, **more, "exit_code": 0}
+        if kind == "signers":
+            document["revoked_file"] = str(keys.revoked)
+        changed_file = keys.revoked if word == "revoked" else keys.allowed
+        return show(as_json, document, (f"{word}: {who} {each} ({changed_file})" for each in prints))
 
-
-until_option = click.option(
-    "--valid-until",
-    callback=_until,
-    metavar="TIME",
-    help="It counts until then: 2027-01-31 (all that day) or 2027-01-31T12:00Z.",
-)
-which_option = click.option(
-    "--key",
-    "which",
-    metavar="KEY",
-    help="Only this key of NAME: its fingerprint SHA256:…, the key itself, or a .pub file.",
-)
-all_option = click.option("--all", "every", is_flag=True, help="All keys of NAME.")
-
-
-def open_list(file: str, namespaces: tuple[str, ...]) -> KeyList:
-    """A list of keys in the configuration folder, and what its keys may sign."""
-    folder = settings.load().config_dir
-    return KeyList(folder / file, folder / "revoked_keys", namespaces)
-
-
-def add_list_commands(
-    group: click.Group,
-    file: str,
-    namespaces: tuple[str, ...],
-    *,
-    owner: str,
-    state: str,
-    empty: str,
-    texts: dict[str, str],
-    example: str,
-) -> None:
-    """Give a group the commands ``add``, ``list`` and ``remove`` of a list of keys.
-
-    The group's name is the list's key in JSON. `state` is the word for a key in the list, `empty` the
-    sentence of an empty one; `texts` has the help of each command, `example` is the epilog of ``add``.
-    """
-
-    @group.command(help=texts["add"], epilog=example)
+    @group.command(help="Let the key speak for NAME.", epilog=f"\b\nExamples:\n{examples}")
     @click.argument("name")
     @click.option(
-        "--key",
-        "given",
-        required=True,
-        metavar="KEY",
-        help=f"The {owner}'s public key: 'ssh-ed25519 AAAA…', a .pub file, or - for standard input.",
+        "--key", "given", required=True, metavar="KEY", help="The public key, a .pub file, or - (stdin)."
     )
     @until_option
     @json_option
     def add(name: str, given: str, valid_until: datetime | None, as_json: bool) -> int:
-        keys = open_list(file, namespaces)
-        key = parse_key(sys.stdin.read(MAX_LINE + 1)) if given == "-" else read_key(given)
+        keys = open_list()
+        key = ssh.parse_key(sys.stdin.read(ssh.MAX_LINE + 1)) if given == "-" else ssh.read_key(given)
         added = keys.add(name, key, valid_before=valid_until, now=datetime.now(UTC))
-        word = state if added else f"already {state}"
-        return show_changed(group, keys, name, [key], word, as_json=as_json, added=added)
+        word = "listed" if added else "already listed"
+        return show_changed(keys, name, [key], word, as_json, added=added)
 
-    @group.command(name="list", help=texts["list"])
+    @group.command(name="list", help="Show every key of the list, and whether it counts.")
     @json_option
     def list_(as_json: bool) -> int:
-        keys = open_list(file, namespaces)
+        keys = open_list()
         found = keys.all(datetime.now(UTC))
-        rows = [entry_json(entry) for entry in found]
-        document = {"file": str(keys.allowed), str(group.name): rows, "exit_code": 0}
-        add_one = f"  kakeya_mac runner {group.name} add NAME --key 'ssh-ed25519 …'"
-        none = [f"{empty} ({keys.allowed})", add_one]
-        return show(as_json, document, map(entry_line, found) if found else none)
+        document = {"file": str(keys.allowed), kind: [_entry_json(entry) for entry in found], "exit_code": 0}
+        lines = [
+            f"{entry.listed.name}  {entry.listed.key.fingerprint}  {entry.words}  {entry.listed.key.comment}"
+            for entry in found
+        ]
+        return show(as_json, document, lines or [f"no key is listed yet ({keys.allowed})"])
 
-    @group.command(help=texts["remove"])
-    @click.argument("name")
-    @which_option
+    @group.command(help="Remove the keys of NAME from the list. Revoke a stolen key instead.")
+    @keys_of_name
     @json_option
     def remove(name: str, which: str | None, as_json: bool) -> int:
-        keys = open_list(file, namespaces)
+        keys = open_list()
         gone = [line.key for line in keys.remove(name, which)]
-        return show_changed(group, keys, name, gone, "removed", as_json=as_json)
+        return show_changed(keys, name, gone, "removed", as_json)
+
+    if kind != "signers":
+        return group
+
+    @group.command(
+        epilog="""\b
+Examples:
+  kakeya_mac runner signers revoke alice --all
+  kakeya_mac runner signers revoke alice --key SHA256:…
+
+The key is added to revoked_keys in the same folder. A runner applies it from the next request on."""
+    )
+    @keys_of_name
+    @all_option
+    @json_option
+    def revoke(name: str, which: str | None, every: bool, as_json: bool) -> int:
+        """Stop a key of NAME from counting, for good."""
+        keys = open_list()
+        return show_changed(keys, name, keys.revoke(name, which, every=every), "revoked", as_json)
+
+    return group
 
 
-def show_changed(
-    group: click.Group,
-    keys: KeyList,
-    name: str,
-    changed: list[PublicKey],
-    word: str,
-    *,
-    as_json: bool,
-    **more: object,
-) -> int:
-    """Say which keys a command changed, and in which file."""
-    prints = list(dict.fromkeys(key.fingerprint for key in changed))
-    document = {"file": str(keys.allowed), "name": name, "keys": prints, **more, "exit_code": 0}
-    if "revoke" in group.commands:
-        document["revoked_file"] = str(keys.revoked)
-    file = keys.revoked if word == "revoked" else keys.allowed
-    return show(as_json, document, (f"{word}: {name} {key.fingerprint} ({file})" for key in changed))
-
-
-def entry_line(entry: ListedKey) -> str:
-    """A listed key for people."""
-    line = entry.listed
-    return "  ".join(filter(None, (line.name, line.key.fingerprint, entry.words, line.key.comment)))
-
-
-def entry_json(entry: ListedKey) -> dict[str, Any]:
-    """A listed key as JSON."""
+def _entry_json(entry: keyfiles.ListedKey) -> dict[str, Any]:
     line = entry.listed
     return {
         "name": line.name,
@@ -143,7 +98,71 @@ def entry_json(entry: ListedKey) -> dict[str, Any]:
         "fingerprint": line.key.fingerprint,
         "comment": line.key.comment,
         "state": entry.state,
-        "namespaces": None if line.namespaces is None else list(line.namespaces),
-        "valid_after": None if line.valid_after is None else line.valid_after.isoformat(),
-        "valid_before": None if line.valid_before is None else line.valid_before.isoformat(),
+        "namespaces": line.namespaces,
+        "valid_after": line.valid_after and line.valid_after.isoformat(),
+        "valid_before": line.valid_before and line.valid_before.isoformat(),
     }
+
+
+signers = _key_group(
+    "signers",
+    "allowed_signers",
+    (trust.REQUEST_NAMESPACE, trust.CANCEL_NAMESPACE),
+    about="Whose signed requests this Mac accepts: the list allowed_signers in the configuration folder.",
+    examples="""\
+  kakeya_mac runner signers add alice --key 'ssh-ed25519 AAAA… alice on laptop'
+  kakeya_mac runner signers add ci@example.org --key ci.pub --valid-until 2027-01-31
+  ssh-add -L | head -1 | kakeya_mac runner signers add alice --key -
+
+The requester gets this command from `kakeya_mac key`. Compare the key over a channel you trust. A new key
+under a name that has one already is added to it; then `revoke` the old one.""",
+)
+peers = _key_group(
+    "peers",
+    "known_runners",
+    (trust.CLAIM_NAMESPACE, trust.RUNNER_NAMESPACE),
+    about="Runners of other Macs, in the list known_runners: whose claims hold a signed request.",
+    examples="""\
+  kakeya_mac runner peers add studio --key 'ssh-ed25519 AAAA… kakeya-mac runner studio'
+
+The other Mac's owner gets this command from `kakeya_mac runner key`. Macs of one bus list each other.""",
+)
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  kakeya_mac runner key
+  kakeya_mac runner key --name studio --renew
+
+--renew deletes the old key; a serving runner signs with the new one from then on. Give the printed commands
+to everyone who trusts the old one."""
+)
+@click.option("--name", metavar="NAME", help="The runner's name (default: the host's).")
+@click.option("--renew", is_flag=True, help="Make a new key, for good.")
+@json_option
+def key(name: str | None, renew: bool, as_json: bool) -> int:
+    """Show the key with which this runner signs, and the commands that make others believe it."""
+    runner, state = checked_name(name or host_name()), settings.load().state_dir
+    file = str(ssh.public_key(ensure_key(state, runner)))
+    replaced = None
+    if renew:
+        replaced = ssh.read_key(file).fingerprint
+        ensure_key(state, runner, renew=True)
+    public = ssh.read_key(file)
+    line = f"{public.line} {public.comment}".strip()
+    document = {
+        "name": runner,
+        "key": public.line,
+        "fingerprint": public.fingerprint,
+        "clients": f"kakeya_mac runners trust {runner} --key '{line}'",
+        "macs": f"kakeya_mac runner peers add {runner} --key '{line}'",
+        "replaced": replaced,
+        "exit_code": 0,
+    }
+    lines = [f"{runner}  {public.fingerprint}", "clients and other Macs know it with"]
+    lines += [f"  {document['clients']}", f"  {document['macs']}"]
+    if replaced is not None:
+        lines.append("and no longer know the old one with")
+        lines.append(f"  kakeya_mac runners revoke {runner} --key {replaced}")
+    return show(as_json, document, lines)

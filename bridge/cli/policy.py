@@ -4,20 +4,34 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import IO, Any
 
 import click
 
-from bridge import settings
+from bridge import presets, settings
+from bridge.bus.requests import RequestCommit
 from bridge.cli import show
 from bridge.cli.options import json_option
-from bridge.protocol.manifest import MAX_BYTES
+from bridge.errors import BridgeError, ManifestError, RequestRefused
+from bridge.protocol.manifest import MAX_BYTES, parse
+from bridge.protocol.result import Reason
 from bridge.protocol.sanitize import clean_line
-from bridge.runner import explain as library
+from bridge.runner import admission, models
 from bridge.runner import policy as policies
-from bridge.signing import MAX_SIGNATURE_BYTES
+from bridge.runner.config import RunnerConfig, survey_config
+from bridge.runner.job import program_words
+from bridge.signing import keyfiles, ssh, trust
+
+NOT_ASKED = (
+    "whether the requester has too much waiting",
+    "whether the request was answered before",
+    "whether its commit has the files that it names",
+    "whether its commit is on a branch of allow_workloads",
+    "whether it is on the branch that it names, where allow_refs decides",
+)
+_NO_COMMIT = "0" * 40
 
 
 @click.group()
@@ -64,25 +78,59 @@ Exit code 0: a runner would serve with it (notes do not matter); 2: it would not
 def check(as_json: bool) -> int:
     """Check everything that a runner here reads from its owner."""
     folder = settings.config_dir()
-    rules, findings = library.check_config(folder, state_dir=settings.state_dir())
-    document = {
-        "ok": rules is not None,
-        "folder": str(folder),
-        "findings": [asdict(finding) for finding in findings],
-        "summary": None if rules is None else rules.summary(),
-    }
-    lines = []
-    for finding in findings:
-        lines.append(f"{'fault' if finding.fault else 'note'}: {_line(finding.message)}")
-        lines += [f"  {_line(finding.remedy)}"] if finding.remedy is not None else []
-    if rules is None:
-        lines.append(f"a runner would not serve with {folder}")
-    else:
-        path = folder / policies.FILE_NAME
-        written = path if rules.is_written else f"the default ({path} does not exist)"
-        lines += [f"policy: {written}", rules.summary()]
-    show(as_json, document, lines)
-    return 2 if rules is None else 0
+    path, summary = folder / policies.FILE_NAME, None
+    try:
+        config = survey_config("", state_dir=settings.state_dir(), config_dir=folder)
+        notes = _notes(config, {entry.name for entry in keyfiles.read_keys(config.allowed_signers)})
+        findings = [{"fault": False, "message": message, "remedy": remedy} for message, remedy in notes]
+        summary = config.rulebook.summary()
+        written = path if config.rulebook.is_written else f"the default ({path} does not exist)"
+        end = f"policy: {written}\n{summary}"
+    except BridgeError as error:
+        findings = [{"fault": True, "message": error.message, "remedy": error.remedy}]
+        end = f"a runner would not serve with {folder}"
+    ok, lines = summary is not None, []
+    for each in findings:
+        lines.append(f"{'fault' if each['fault'] else 'note'}: {each['message']}")
+        lines += [f"  {each['remedy']}"] if each["remedy"] else []
+    document = {"ok": ok, "folder": str(folder), "findings": findings, "summary": summary}
+    show(as_json, document, [*lines, end])
+    return 0 if ok else 2
+
+
+def _notes(config: RunnerConfig, signers: set[str]) -> Iterator[tuple[str, str | None]]:
+    """Names in the policy that change nothing, and presets that are allowed and cannot run here."""
+    yield from ((f"{policies.FILE_NAME}: {note}", None) for note in _unused_names(config, signers))
+    for preset in filter(config.policy.allows, config.presets.values()):
+        try:
+            admission.check_machine(preset, config)
+        except RequestRefused as refusal:
+            why = refusal.message.removeprefix(f"the preset {preset.name} cannot run here: ")
+            yield f"the preset {preset.name} is allowed and cannot run here: {why}", refusal.remedy
+
+
+def _unused_names(config: RunnerConfig, signers: set[str]) -> Iterator[str]:
+    policy, installed = config.policy, config.rulebook.installed
+    for name in policy.allow_presets or ():
+        if name not in installed:
+            yield f"allow_presets: {name} is not a preset of this machine"
+    for name, rule in policy.presets.items():
+        if rule.network and not installed[name].network:
+            yield f"presets.{name}.network: {name} does not ask for the network and gets none"
+    needed = {name for preset in installed.values() for name in preset.models}
+    for name, path in policy.models.items():
+        if not path.is_dir():
+            yield f"models.{name}: there is no folder {path}"
+        if name not in needed:
+            yield f"models.{name}: no preset needs a model of the name {name}"
+    if policy.require_signature and not signers:
+        yield "require_signature: allowed_signers lists no key, so every request is refused"
+    lists = {"allow_requesters": policy.allow_requesters, "quotas": tuple(policy.quotas)}
+    lists |= {f"presets.{name}.requesters": rule.requesters for name, rule in policy.presets.items()}
+    for key, listed in lists.items():
+        for name in listed or ():
+            if name not in {keyfiles.UNSIGNED, *signers} and not set(name) & set("*?["):
+                yield f"{key}: no key in allowed_signers belongs to {name}"
 
 
 @policy.command(
@@ -108,47 +156,64 @@ def explain(
     """Show whether this request would run here and with what, or which key of the policy refuses it."""
     if signature is not None and requester is not None:
         raise click.UsageError("Give --signature or --requester: one of them says who asks.")
-    answer = library.explain(
-        manifest.read(MAX_BYTES + 1),
-        state_dir=settings.state_dir(),
-        config_dir=settings.config_dir(),
-        now=datetime.now(UTC),
-        remote=remote,
-        signature=None if signature is None else signature.read(MAX_SIGNATURE_BYTES + 1),
-        requester=requester,
-    )
-    show(as_json, answer, _explanation(answer))
+    sealed = None if signature is None else signature.read(ssh.MAX_SIGNATURE_BYTES + 1)
+    answer: dict[str, Any] = {"allowed": True, "message": "", "not_asked": list(NOT_ASKED)}
+    answer |= dict.fromkeys(("reason", "remedy", "line", "job"))
+    told = _explain(manifest.read(MAX_BYTES + 1), sealed, requester, remote)
+    if not isinstance(told, tuple):
+        answer["job"] = told
+        lines = ["allowed", *(f"  {name:<12} {json.dumps(value)}" for name, value in told.items())]
+    else:
+        refusal, line = told
+        answer |= {"allowed": False, "reason": refusal.reason, "line": line}
+        answer |= {"message": refusal.message, "remedy": refusal.remedy}
+        texts = (refusal.message, line, refusal.remedy)
+        lines = [f"refused: {refusal.reason}"]
+        lines += [f"  {clean_line(text, limit=2000)}" for text in texts if text]
+    show(as_json, answer, lines)
     return 0 if answer["allowed"] else 2
 
 
-def _explanation(answer: dict[str, Any]) -> Iterator[str]:
-    if not answer["allowed"]:
-        yield f"refused: {answer['reason']}"
-        yield from (f"  {_line(answer[key])}" for key in ("message", "line", "remedy") if answer[key])
-        return
-    yield "allowed"
-    job = answer["job"]
-    rows = {
-        "preset": job["preset"],
-        "requester": job["requester"] or "unsigned",
-        "begins": "at once" if job["waits_for"] is None else f"within {job['waits_for']}",
-        "params": json.dumps(job["params"]),
-        "argv": json.dumps(job["argv"]),
-        "time": f"{job['timeout_s']} s",
-        "limits": ", ".join(_limit(name, limit) for name, limit in job["limits"].items()),
-        "network": "the machine's" if job["network"] else "none",
-        "environment": ", ".join(job["environment"]) or "the usual variables",
-    }
-    yield from (f"  {name:<12} {_line(text)}" for name, text in rows.items())
-
-
-def _limit(name: str, limit: int | None) -> str:
-    if limit is None:
-        amount = "four fifths of the machine's"
+def _explain(
+    data: bytes, signature: bytes | None, requester: str | None, remote: str | None
+) -> dict[str, Any] | tuple[admission.Refusal, str | None]:
+    """What the job of a manifest would get here; or its refusal, and the line of the policy that refuses."""
+    try:
+        manifest = parse(data)
+    except ManifestError as error:
+        return admission.Refusal(Reason.BAD_MANIFEST, error.message, error.remedy), None
+    folders = {"state_dir": settings.state_dir(), "config_dir": settings.config_dir()}
+    config, now = survey_config(remote or manifest.audience, **folders), datetime.now(UTC)
+    if remote is None:
+        config = replace(config, audience=manifest.audience)
+    commit = RequestCommit(_NO_COMMIT, manifest.workload_sha, data, signature)
+    request = admission.Request(
+        manifest.nonce, _NO_COMMIT, manifest.result_ref, data=commit, manifest=manifest
+    )
+    if requester is None:
+        admission.find_signer(request, config, now)
     else:
-        amount = f"{limit / (1 << 20):g} MiB" if name.endswith("_bytes") else str(limit)
-    return f"{name.removesuffix('_bytes')} {amount}"
+        request.signer = trust.Signature(trust.TrustLevel.TRUSTED, requester)
+    decision = request.refusal or admission.decide(request, config, now, assumed=requester is not None)
+    policy = config.policy
+    if isinstance(decision, admission.Refusal):
+        return decision, None if decision.key is None else policy.setting(decision.key)
+    preset = decision.preset
+    found = {} if preset.runs_repo_code else models.resolve(preset.models, config.model_places())
 
+    def resolve(kind: str, name: str) -> list[str]:
+        if kind == "model" and name in found:
+            return [str(found[name].folder)]
+        return program_words(kind) or presets.show(kind, name)  # only a running job has the rest
 
-def _line(text: str) -> str:
-    return clean_line(text, limit=2000)
+    return {
+        "preset": preset.name,
+        "requester": request.requester,
+        "waits_for": None if policy.is_open(now) else policy.hours_text,
+        "params": dict(decision.params),
+        "argv": presets.argv(preset, decision.params, resolve),
+        "timeout_s": policy.timeout_s(preset, manifest.timeout_s),
+        "limits": policy.limits.model_dump(),
+        "network": policy.opens_network(preset),
+        "environment": [name for name in policy.environment if name in config.environment],
+    }

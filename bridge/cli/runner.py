@@ -1,82 +1,76 @@
-"""``kakeya_mac runner``: the Mac's side. `serve` is the embedded daemon."""
+"""``kakeya_mac runner``: the Mac's side, a daemon (`serve`) or a workflow (`execute`, `publish`)."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import dataclasses
+import functools
 import logging
+import os
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event, Lock
+from typing import Any
 
 import click
 
 from bridge import settings
-from bridge.cli import on_signals
-from bridge.cli.options import remote_option, seconds_option
-from bridge.cli.peers import key, log_key, peers
+from bridge.cli import on_signals, options, show
+from bridge.cli.keys import key, peers, signers
 from bridge.cli.policy import policy
-from bridge.cli.signers import signers
-from bridge.cli.workflow import execute, publish
 from bridge.client.remotes import resolve_remote
+from bridge.git.cache import GitCache
 from bridge.git.repo import GitRepo
+from bridge.github import execute as execution
+from bridge.github.publish import Delivery, WorkflowPublisher
+from bridge.github.workflow import WorkflowFormatter, WorkflowRun, annotation, read_workflow_run
 from bridge.log import configure
 from bridge.mac.setup import main as run_setup
+from bridge.protocol.result import RESULT_SIGNATURE_NAME, Verdict
+from bridge.render.evidence import summary
 from bridge.runner.config import RunnerConfig, host_name, open_config
 from bridge.runner.daemon import Daemon
+from bridge.settings import Settings
 
 log = logging.getLogger(__name__)
 
-# Of a lease, so many heartbeats may be late or lost before others take the request over.
-BEATS_A_LEASE = 3
 
-
-@click.group(commands=[policy, signers, peers, key, execute, publish])
+@click.group(commands=[policy, signers, peers, key])
 def runner() -> None:
     """Commands for the machine that does the work."""
 
 
-_SETUP_FLAGS = """\b
+_SETUP_EPILOG = """\b
+Examples:
+  kakeya_mac runner {name} --url https://github.com/me/workload {example}
+
 Flags: --url URL, --remote URL, --service actions|serve|both|none, --prefix DIR, --name NAME, --labels A,B,
 --token-file FILE, --runner-token TOKEN, --runner-version V, --runner-sha256 HEX, --sudo, --tailnet,
 --dry-run, --json; `--help` explains each.
 
-\b
-JSON: command, dry_run, ready, changed, steps [{name, state (done, to do, advice, missing), looked_at,
-finding, fix, done, would (of a dry run)}], exit_code.
+JSON: command, dry_run, ready, changed, steps [{{name, state (done, to do, advice, missing), looked_at,
+finding, fix, done, would (of a dry run)}}], exit_code.
+
 Exit code: 0 ready; 1 something is missing, each with its fix; 2 wrong flags."""
 
 
-def _add_setup_command(name: str, summary: str, *examples: str) -> None:
+def _add_setup_command(name: str, example: str, summary: str) -> None:
     """Add a command of `bridge.mac.setup`, which has its own flags because it also runs without click."""
-    lines = "\n".join(f"  kakeya_mac runner {name} {flags}".rstrip() for flags in examples)
+    epilog = _SETUP_EPILOG.format(name=name, example=example)
+    context = {"ignore_unknown_options": True, "help_option_names": list[str]()}
 
-    @runner.command(
-        name,
-        help=summary,
-        epilog=f"\b\nExamples:\n{lines}\n\n{_SETUP_FLAGS}",
-        context_settings={"ignore_unknown_options": True, "help_option_names": []},
-    )
+    @runner.command(name, help=summary, epilog=epilog, context_settings=context)
     @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
     def run(flags: tuple[str, ...]) -> int:
         return run_setup([name, *flags])
 
 
-_URL = "--url https://github.com/me/workload"
-_add_setup_command(
-    "setup",
-    "Set this Mac up: environment, models, policy, GitHub's runner, access to the remote, services.",
-    f"--dry-run {_URL}",
-    f"{_URL} --sudo",
-)
-_add_setup_command("check", "Look at everything that `setup` sees to; change nothing.", "", f"{_URL} --json")
-_add_setup_command(
-    "uninstall",
-    "Remove what `setup` made, services first; models, policy, state, logs and results stay.",
-    "--sudo",
-)
+_add_setup_command("setup", "--dry-run", "Set this Mac up: environment, models, policy, runner, services.")
+_add_setup_command("check", "--json", "Look at everything that `setup` sees to; change nothing.")
+_add_setup_command("uninstall", "--sudo", "Remove what `setup` made; models, policy, state and logs stay.")
 
 
 @runner.command(
@@ -86,48 +80,29 @@ Examples:
   kakeya_mac runner serve --once --idle-timeout 60
 
 SIGTERM or Ctrl-C: finish the running job, then stop; a second one stops the job, too. What this machine
-allows is in policy.toml of the configuration folder; the default runs no code of a repository."""
+allows is in policy.toml of the configuration folder; the default runs no code of a repository.
+
+A heartbeat comes every 2 s on a local remote, 15 s on a server and 60 s on public hosts such as github.com,
+and three times in a lease, which is 120 s, on public hosts 300 s."""
 )
-@remote_option
+@options.remote_option
 @click.option("--name", metavar="NAME", help="The runner's name in claims and results (default: the host's).")
 @click.option("--once", is_flag=True, help="Answer one request, then stop.")
-@seconds_option("--idle-timeout", least=0, text="With --once: give up after waiting.")
-@seconds_option(
-    "--idle",
-    "idle_s",
-    least=0.1,
-    most=3600,
-    text="Longest pause between two looks at an idle queue (default: 5).",
+@options.seconds_option("--idle-timeout", bounds=(0, None), text="With --once: give up after waiting.")
+@options.seconds_option(
+    "--idle", "idle_s", bounds=(0.1, 3600), text="Longest pause between looks (default: 5)."
 )
-@seconds_option(
+@options.seconds_option(
     "--lease",
     "lease_s",
-    least=2,
-    most=900,
-    text="After so long without a heartbeat another runner may take the request (default: 120; 300 on public"
-    " hosts such as github.com).",
+    bounds=(2, 900),
+    text="Others may take the request of a runner that is silent so long.",
 )
-@seconds_option(
-    "--beat",
-    "beat_s",
-    least=0.2,
-    most=300,
-    text="Pause between heartbeats, at most a third of the lease (default: 2 on a local remote, 15 on a"
-    " server, 60 on public hosts).",
-)
+@options.seconds_option("--beat", "beat_s", bounds=(0.2, 300), text="Pause between heartbeats.")
 @click.option(
-    "--jobs",
-    type=click.IntRange(min=1),
-    default=1,
-    metavar="N",
-    help="Jobs at once. Runners of one state folder run one at a time: more than 1 is said and stays 1.",
+    "--jobs", type=click.IntRange(1), default=1, metavar="N", help="One job runs at a time all the same."
 )
-@click.option(
-    "--prune/--no-prune",
-    default=True,
-    show_default=True,
-    help="Between jobs, archive results older than 14 days or beyond the newest 500; delete their branches.",
-)
+@options.option_with_default("--prune/--no-prune", default=True, help="Archive old results between jobs.")
 def serve(
     remote: str | None,
     name: str | None,
@@ -144,9 +119,7 @@ def serve(
     With --once: exit code 0 when a request was answered, 4 when none came within --idle-timeout.
     """
     if idle_timeout is not None and not once:
-        raise click.UsageError(
-            "--idle-timeout needs --once: without it the runner serves until it is stopped."
-        )
+        raise click.UsageError("--idle-timeout needs --once: without it the runner serves until stopped.")
     own = settings.load(remote=remote)
     bus = resolve_remote(GitRepo(Path.cwd()), own.remote)
     config = open_config(
@@ -157,37 +130,26 @@ def serve(
         beat_s=beat_s,
         lease_s=lease_s,
     )
-    config = _with_possible_lease(config, given=beat_s)
+    longest = config.timing.lease_s / 3  # so many heartbeats may be late before others take the request over
+    if beat_s is not None and beat_s > longest:
+        lease = f"a lease of {config.timing.lease_s:g} s"
+        raise click.UsageError(
+            f"--beat {beat_s:g} is too slow for {lease}; give at most --beat {longest:.3g}"
+        )
+    timing = dataclasses.replace(config.timing, heartbeat_s=min(config.timing.heartbeat_s, longest))
+    config = dataclasses.replace(config, timing=timing)
     configure(stream=sys.stdout)
     if jobs > 1:
-        log.warning(
-            "--jobs %d: one job runs at a time all the same, among all runners that keep their state in %s"
-            " (KAKEYA_STATE)",
-            jobs,
-            own.state_dir,
-        )
+        log.warning("--jobs %d: runners with their state in %s run one job at a time", jobs, own.state_dir)
     tempfile.tempdir = str(config.temporary)  # made, and cleared of what a killed process left, by `serve`
     log.info("serving %s as %s; %s", bus.shown, config.identity.name, config.rulebook.summary())
-    log_key(config)
+    _log_key(config)
     daemon = Daemon(config, idle_s=idle_s, prunes=prune)
     stop = Event()
     with _draining(daemon, stop):
         answered = daemon.serve(once=once, stop=stop, idle_timeout_s=idle_timeout)
     log.info("stopped after %d request(s)", answered)
     return 4 if once and not answered and not stop.is_set() else 0
-
-
-def _with_possible_lease(config: RunnerConfig, *, given: float | None) -> RunnerConfig:
-    """A lease outlives some heartbeats: a default that is too slow is shortened, a flag is refused."""
-    timing = config.timing
-    longest = timing.lease_s / BEATS_A_LEASE
-    if given is not None and given > longest:
-        raise click.UsageError(
-            f"--beat {given:g} is too slow for a lease of {timing.lease_s:g} s: a lease must outlive"
-            f" {BEATS_A_LEASE} heartbeats; give at most --beat {longest:.3g}."
-        )
-    heartbeat_s = min(timing.heartbeat_s, longest)
-    return dataclasses.replace(config, timing=dataclasses.replace(timing, heartbeat_s=heartbeat_s))
 
 
 @contextlib.contextmanager
@@ -205,3 +167,123 @@ def _draining(daemon: Daemon, stop: Event) -> Iterator[None]:
 
     with on_signals(heed):
         yield
+
+
+_WHICH = """Without flags the request is the one of the workflow run: KAKEYA_REQUEST_COMMIT and
+KAKEYA_REQUEST_BRANCH (a dispatched run sets them), else GITHUB_SHA and GITHUB_REF. The remote is
+KAKEYA_REMOTE, else the run's repository, with the token in KAKEYA_GITHUB_TOKEN."""
+
+
+def _request_options(function: options.Function) -> options.Function:
+    """The options that name the request; the command gets them as `run`, and the settings as `own`."""
+
+    @functools.wraps(function)
+    def started(*, commit: str | None, branch: str | None, remote: str | None, **given: Any) -> Any:
+        configure(stream=sys.stdout, formatter=WorkflowFormatter())
+        run = read_workflow_run(os.environ, commit=commit, branch=branch, remote=remote)
+        return function(run=run, own=settings.load(remote=run.remote), **given)
+
+    decorated = options.json_option(options.remote_option(started))
+    decorated = click.option("--branch", metavar="REF", help="The branch it was pushed to.")(decorated)
+    return click.option("--commit", metavar="SHA", help="The request commit.")(decorated)
+
+
+@runner.command(
+    epilog=f"""\b
+Examples:
+  kakeya_mac runner execute --out "$RUNNER_TEMP/result"
+  kakeya_mac runner execute --out out --commit SHA --branch mac-bridge/probe-20260301t120000z0123456789ab
+
+{_WHICH}
+
+\b
+Step outputs and JSON: nonce, status, reason, digest (of the folder), signature (base64 of result.json.sig).
+All but nonce are empty for a request that is left to a runner's daemon.
+
+Exit code: 0 when a result is in DIR, whatever it says, or the request is left alone; else there is no result.
+SIGINT or SIGTERM ends the job and writes a result that says cancelled."""
+)
+@options.path_option("--out", required=True, text="Where the result is written; must be empty or not exist.")
+@_request_options
+@click.option("--name", metavar="NAME", help="The runner's name in results (default: the host's, -actions).")
+def execute(run: WorkflowRun, own: Settings, out: Path, as_json: bool, name: str | None) -> int:
+    """In a workflow, on the Mac: run one request by this machine's policy and write its result into DIR."""
+    config = open_config(
+        name or execution.runner_name(), run.remote, state_dir=own.state_dir, config_dir=own.config_dir
+    )
+    runner, request, policy = config.identity.name, run.request, config.rulebook.summary()
+    log.info("request %s on %s, for %s; %s", request.nonce, request.branch, runner, policy)
+    _log_key(config)
+    tempfile.tempdir = str(config.temporary)  # created, and emptied after a killed run, by the executor
+    stop = Event()
+    with on_signals(stop.set):  # GitHub sends SIGINT, and soon after SIGTERM
+        done = execution.WorkflowExecutor(config, click.echo, stop).execute(request, out, attempt=run.attempt)
+    signature = b"" if done is None else done.files.get(RESULT_SIGNATURE_NAME, b"")
+    outputs = _outputs(request.nonce, None if done is None else done.verdict) | {
+        "digest": "" if done is None else done.digest,
+        "signature": base64.b64encode(signature).decode("ascii"),
+    }
+    run.write_outputs(outputs)
+    return show(as_json, {**outputs, "output": str(out), "exit_code": 0})
+
+
+@runner.command(
+    epilog=f"""\b
+Examples:
+  kakeya_mac runner publish --results result --digest "$DIGEST" --run-result "$RUN_RESULT"
+
+{_WHICH}
+
+\b
+Step outputs and JSON: nonce, status, reason, verdict (status/reason), result_commit, result_ref, published.
+All but nonce are empty for a request that is left to a runner's daemon.
+
+Exit code: that of the request's status; 0 when it is left alone; 6 when the result could not be published."""
+)
+@options.path_option(
+    "--results", required=True, text="Where the run's artifact was unpacked; need not exist."
+)
+@click.option("--digest", default="", metavar="HEX", help="What the run gave as its result's digest.")
+@click.option(
+    "--run-result",
+    type=click.Choice(["success", "failure", "cancelled", "skipped", ""]),
+    help="How the run's job ended.",
+)
+@_request_options
+def publish(
+    run: WorkflowRun, own: Settings, results: Path, digest: str, run_result: str | None, as_json: bool
+) -> int:
+    """In a workflow, where a token may write: check what the run wrote, judge it again, commit it."""
+    cache = GitCache(own.state_dir / "publisher.git", run.remote)
+    publisher = WorkflowPublisher(cache, trusted=own.trusted_runners)
+    delivery = Delivery(results, digest.strip(), run_result or None, run.run_url, run.attempt)
+    outcome = publisher.publish(run.request, delivery)
+    judged = outcome.judged
+    verdict = None if judged is None else judged.verdict
+    outputs = _outputs(outcome.nonce, verdict) | {
+        "verdict": "" if verdict is None else f"{verdict.status}/{verdict.reason}",
+        "result_commit": "" if judged is None else judged.believed.commit,
+        "result_ref": "" if judged is None else judged.believed.ref,
+        "published": "true" if outcome.is_news else "false",
+    }
+    run.write_outputs(outputs)
+    run.write_summary(summary(outcome.nonce, judged))
+    level = "notice" if outcome.exit_code == 0 else "error"
+    message = "for a runner's daemon" if verdict is None else verdict.message
+    click.echo(annotation(level, outputs["verdict"] or "left alone", f"{outcome.nonce} {message}"))
+    document = {**outputs, "message": verdict.message if verdict else "", "exit_code": outcome.exit_code}
+    return show(as_json, document, untrusted=("message",))
+
+
+def _outputs(nonce: str, verdict: Verdict | None) -> dict[str, str]:
+    status, reason = ("", "") if verdict is None else (verdict.status.value, verdict.reason.value)
+    return {"nonce": nonce, "status": status, "reason": reason}
+
+
+def _log_key(config: RunnerConfig) -> None:
+    """Log how clients come to trust the results of a runner that starts."""
+    name, own = config.identity.name, config.public_key
+    if own is None:
+        log.warning("results are unsigned: ssh-keygen is not installed")
+    else:
+        log.info("clients trust this runner with: kakeya_mac runners trust %s --key '%s'", name, own)

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import click
 
-from bridge.cli.options import allow_unsigned_option, handle_options, option_with_default, output_option
-from bridge.cli.output import Presentation, connect, follow, present, watch_run
-from bridge.errors import UnknownHandle
+from bridge.cli.options import allow_unsigned_option, path_option, seconds_option
+from bridge.cli.output import Connection, Presentation, follow, present, request_command
 
 
 @click.command(
@@ -19,24 +18,15 @@ Examples:
 
 Exit codes as of `run --wait`."""
 )
-@handle_options
-@option_with_default("--seconds", type=click.FloatRange(min=0), default=3600.0, help="Give up after.")
-@output_option("Save the result.")
+@request_command
+@seconds_option("--seconds", bounds=(0, None), default=3600.0, show_default=True, text="Give up after.")
+@path_option("-o", "--output", text="Save the result.")
 @allow_unsigned_option
-def wait(
-    handle: str, remote: str | None, as_json: bool, seconds: float, output: Path | None, allow_unsigned: bool
-) -> int:
+def wait(link: Connection, handle: str, as_json: bool, seconds: float, output: Path | None) -> int:
     """Follow the request HANDLE until its result is published."""
-    link = connect(remote)
-    how = Presentation(as_json, output, allow_unsigned)
-    found = link.look_up(handle)
-    if found.answer is None:
-        state, nonce = found.state, found.nonce
-        try:
-            watcher = watch_run(link, state)
-            return follow(link, nonce, how, wait_s=seconds, state=state, watcher=watcher)
-        except UnknownHandle:  # published and archived between two looks?
-            found = link.look_up(nonce)
-            if found.answer is None:
-                raise
-    return present(link.config, found.answer, how)
+    how = Presentation(as_json, output)
+    state, answer = link.look_up(handle)
+    if answer is not None:
+        return present(link, answer, how)
+    request = link.workflow_request(state)
+    return follow(link, state.nonce, how, wait_s=seconds, state=state, request=request)

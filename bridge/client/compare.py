@@ -1,13 +1,6 @@
-"""Does the result answer the request? Request, result and reports are compared. Pure.
+"""Does the result answer the request? A perfect report of ``limit=5`` does not answer ``limit=8``. Pure.
 
-A signature says who wrote a result, the gate says that its report is consistent. Neither says that the report
-is of what was asked: `limit=8` may be answered by a perfect report of `limit=5`. Compared here are preset,
-parameters with their defaults, workload, engine source and digest, weights, and machine.
-
-Defaults come from the preset file installed here, if it is the file that the result names by digest. Where it
-is another one (another version, an owner's own preset), only the parameters that were asked for are compared
-with the result's, the others are as the result states them. What could not be compared is listed, never
-passed over in silence.
+What could not be compared is listed, never passed over in silence.
 """
 
 from __future__ import annotations
@@ -16,8 +9,8 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 from pathlib import PurePosixPath
 from typing import Any
@@ -25,16 +18,15 @@ from typing import Any
 from bridge import presets
 from bridge.bus.results import ExpectedRequest
 from bridge.errors import ParameterError
-from bridge.evidence.model import Report, ReportRequest
-from bridge.evidence.policies import parse_policy
-from bridge.evidence.rules.identity import SWITCHES
-from bridge.evidence.text import shown
-from bridge.evidence.verification import NAME as VERIFICATION
-from bridge.evidence.verification import Verification
 from bridge.presets import Preset
 from bridge.presets.argv import switches
 from bridge.protocol.manifest import ParamValue
 from bridge.protocol.result import ENGINE_FACT, WEIGHTS_FACT, Result, Status
+from evidence_format.model import SWITCHES, Report, ReportRequest
+from evidence_format.policies import policy_of
+from evidence_format.text import shown
+from evidence_format.verification import NAME as VERIFICATION
+from evidence_format.verification import Verification
 
 ENGINE = "${engine}"
 NONCE_SEED = "nonce"
@@ -73,6 +65,9 @@ class Agreement:
     not_compared: tuple[str, ...] = ()  # what one of them does not state, in words
 
 
+Findings = Iterator[Difference | str]  # a text: what could not be compared
+
+
 def compare(
     expected: ExpectedRequest | None,
     result: Result,
@@ -83,166 +78,194 @@ def compare(
     """Compare a result with its request, and its reports, by path, with both.
 
     Of a result that did not run only preset and workload are compared. `preset` is the one of that name that
-    is installed here, `verification` the record of a result that replayed another request's report.
+    is installed here; its defaults count where it is the very file that the runner has. `verification` is the
+    record of a result that replayed another request's report.
     """
     known = preset if preset is not None and preset.digest == result.preset_digest else None
-    found = _Comparison(result, preset, known, result.params)
-    if expected is None:
-        found.skip("the request, which is gone from the remote")
-    else:
-        found.compare_request(expected)
-    if known is not None:
-        found.compare("engine source", known.engine, result.engine_source)
-    elif result.preset is not None:
-        found.skip(f"defaults of the preset {result.preset}: the runner has another version of it")
+    params, found = _wanted(expected, result, known)
+    found += _request(expected, result, known, params)
     for path, report in reports.items():
-        found.file = path
-        found.compare_stated(report.request)
-        found.compare_configuration(report)
-        found.compare_machine(report.environment.model_dump())
-        found.compare_weights(report)
+        found += _in_file(
+            path,
+            _stated(result, report.request),
+            _configuration(params, preset, known, report),
+            _machine(result, preset, report.environment.model_dump()),
+            _weights(result, preset, known, report),
+        )
     if verification is not None:
-        found.file = VERIFICATION
-        found.compare_stated(verification.request)
-        found.compare_replay(verification)
-        found.compare_machine(verification.environment)
-    return Agreement(tuple(found.differences), tuple(found.not_compared))
+        found += _in_file(
+            VERIFICATION,
+            _stated(result, verification.request),
+            _replay(params, verification),
+            _machine(result, preset, verification.environment),
+        )
+    differences = tuple(each for each in found if isinstance(each, Difference))
+    return Agreement(differences, tuple(dict.fromkeys(each for each in found if isinstance(each, str))))
 
 
-@dataclass
-class _Comparison:
-    """What was compared so far."""
+def _in_file(path: str, *found: Findings) -> Findings:
+    for each in (each for some in found for each in some):
+        yield each if isinstance(each, str) else replace(each, file=path)
 
-    result: Result
-    preset: Preset | None  # the preset of that name that is installed here
-    known: Preset | None  # the same, where it is the very file that the runner has
-    # What was asked for, with the defaults; until the request is compared, what the result says
-    params: Mapping[str, ParamValue]
-    file: str | None = None  # the report that is compared; None: the result
-    differences: list[Difference] = field(default_factory=list)
-    not_compared: list[str] = field(default_factory=list)
 
-    def compare(self, name: str, asked: Any, answered: Any, equal: bool | None = None) -> None:
-        if not (_same(asked, answered) if equal is None else equal):
-            self.differences.append(Difference(name, asked, answered, self.file))
+def _check(name: str, asked: Any, answered: Any, equal: bool | None = None) -> Iterator[Difference]:
+    if not (_same(asked, answered) if equal is None else equal):
+        yield Difference(name, asked, answered)
 
-    def skip(self, what: str) -> None:
-        if what not in self.not_compared:
-            self.not_compared.append(what)
 
-    def compare_request(self, expected: ExpectedRequest) -> None:
-        result = self.result
-        has_run = result.verdict.status in (Status.PASSED, Status.REJECTED)
+def _wanted(
+    expected: ExpectedRequest | None, result: Result, known: Preset | None
+) -> tuple[Mapping[str, ParamValue], list[Difference | str]]:
+    """What was asked for, with the runner's defaults where they are known, else as the result says."""
+    if expected is None or expected.params is None or not _has_run(result):
+        return result.params, []
+    if known is None or expected.preset != result.preset:
+        return {**result.params, **expected.params}, []
+    try:
+        return presets.validate(known, expected.params), []
+    except ParameterError as error:
+        return expected.params, [Difference("params", error.message, dict(result.params))]
+
+
+def _request(
+    expected: ExpectedRequest | None, result: Result, known: Preset | None, params: Mapping[str, ParamValue]
+) -> Findings:
+    has_run = _has_run(result)
+    if expected is None:
+        yield "the request, which is gone from the remote"
+    else:
         if expected.preset is not None and (has_run or result.preset is not None):
-            self.compare("preset", expected.preset, result.preset)
+            yield from _check("preset", expected.preset, result.preset)
         if expected.workload_sha is not None and (has_run or result.workload_sha is not None):
-            self.compare("workload", expected.workload_sha, result.workload_sha)
-        if not has_run:
-            return
-        if expected.params is None:
-            self.skip("parameters: the request cannot be read")
-            return
-        wanted = dict(expected.params)
-        if self.known is not None and expected.preset == result.preset:
-            try:
-                wanted = presets.validate(self.known, expected.params)
-            except ParameterError as error:
-                self.compare("params", error.message, dict(result.params), equal=False)
-            for name in result.params.keys() - wanted.keys():
-                self.compare(f"params.{name}", None, result.params[name])
-        for name, value in wanted.items():
-            self.compare(f"params.{name}", value, result.params.get(name))
-        self.params = {**result.params, **wanted}
+            yield from _check("workload", expected.workload_sha, result.workload_sha)
+        if has_run and expected.params is None:
+            yield "parameters: the request cannot be read"
+        elif has_run:
+            for name in dict.fromkeys((*result.params, *params)):
+                yield from _check(f"params.{name}", params.get(name), result.params.get(name))
+    if known is not None:
+        yield from _check("engine source", known.engine, result.engine_source)
+    elif result.preset is not None:
+        yield f"defaults of the preset {result.preset}: the runner has another version of it"
 
-    def compare_stated(self, stated: ReportRequest | None) -> None:
-        """What a report says of its request with the result that carries it."""
-        for name in ("nonce", "workload_sha", "preset_digest", "engine_source"):
-            self.compare(f"request.{name}", getattr(self.result, name), getattr(stated, name, None))
 
-    def compare_configuration(self, report: Report) -> None:
-        """The switches that a report says its engine had with the parameters.
+def _stated(result: Result, stated: ReportRequest | None) -> Findings:
+    """What a report says of its request with the result that carries it."""
+    for name in ("nonce", "workload_sha", "preset_digest", "engine_source"):
+        yield from _check(f"request.{name}", getattr(result, name), getattr(stated, name, None))
 
-        The preset's argv says which switch a parameter becomes. With the same preset file as the runner's,
-        the switches that the preset itself sets are compared, too.
-        """
-        preset, stated = self.preset, report.configuration
-        if preset is None or preset.argv[0] != ENGINE:
-            if self.params:
-                self.skip("parameters with the report: no preset that is installed here says what they set")
-            return
-        given = switches(preset.argv)
-        words = takewhile(lambda word: not word.startswith(("-", "{", "$")), preset.argv[1:])
-        command, told = " ".join(words), stated.get("command")
-        if told is not None or self.known is not None:
-            is_held = isinstance(told, str) and f"{told} ".startswith(f"{command} ")
-            self.compare("configuration.command", command, told, equal=is_held)
-        for switch in given:
-            key = switch.flag.replace("-", "_")
-            asked = switch.literal if switch.param is None else self.params.get(switch.param)
-            if asked is None or (switch.param is None and self.known is None):
-                continue
-            if key in REPEATED:
-                self._compare_switch(key, asked, report)
-            elif switch.param is not None:
-                self.skip(f"parameter {switch.param} with the report: its configuration does not repeat it")
-        if self.known is not None and "seed" in stated and all(switch.flag != "seed" for switch in given):
-            # The engine's default: generated prompts are the nonce's, a file's come in its order.
-            self._compare_switch("seed", 0 if stated.get("context") is None else NONCE_SEED, report)
 
-    def _compare_switch(self, key: str, asked: Any, report: Report) -> None:
-        answered = report.configuration.get(key)
-        if key == "kv" and report.configuration.get("command") == "eval server":
-            # Of a server, the channel that its model was asked through.
-            answered = str(report.configuration.get("model_id")).rpartition("@")[2]
-        equal = _READERS.get(key, _is_plain)(asked, answered, report)
-        self.compare(f"configuration.{key}", asked, answered, equal=equal)
+def _configuration(
+    params: Mapping[str, ParamValue], preset: Preset | None, known: Preset | None, report: Report
+) -> Findings:
+    """The switches that a report says its engine had: the preset's argv says which a parameter becomes."""
+    stated = report.configuration
+    if preset is None or preset.argv[0] != ENGINE:
+        if params:
+            yield "parameters with the report: no preset that is installed here says what they set"
+        return
+    words = takewhile(lambda word: not word.startswith(("-", "{", "$")), preset.argv[1:])
+    command, told = " ".join(words), stated.get("command")
+    if told is not None or known is not None:
+        is_held = isinstance(told, str) and f"{told} ".startswith(f"{command} ")
+        yield from _check("configuration.command", command, told, is_held)
+    given: dict[str, Any] = {
+        switch.flag.replace("-", "_"): switch.literal if switch.param is None else params.get(switch.param)
+        for switch in switches(preset.argv)
+        if switch.param is not None or known is not None
+    }
+    if known is not None and "seed" in stated:
+        # The engine's default: generated prompts are the nonce's, a file's come in its order.
+        given.setdefault("seed", 0 if stated.get("context") is None else NONCE_SEED)
+    for key, asked in given.items():
+        if asked is not None and key in REPEATED:
+            answered = stated.get(key)
+            if key == "kv" and told == "eval server":  # the channel that its model was asked through
+                answered = str(stated.get("model_id")).rpartition("@")[2]
+            equal = _is_switch(key, asked, answered, report)
+            yield from _check(f"configuration.{key}", asked, answered, equal)
+    for switch in switches(preset.argv):
+        if switch.param in params and switch.flag.replace("-", "_") not in REPEATED:
+            yield f"parameter {switch.param} with the report: its configuration does not repeat it"
 
-    def compare_replay(self, record: Verification) -> None:
-        """A record of a replay with what was to be replayed, and of how many rows."""
-        if "sample" in self.params:
-            self.compare("draw.sample", self.params["sample"], record.draw.sample)
-        handle = self.params.get("request")
-        named = None if handle is None else _NONCE_START.search(str(handle))
-        if named is None:
-            self.skip("which report was replayed: the request names it by no nonce")
+
+def _is_switch(key: str, asked: Any, answered: Any, report: Report) -> bool:
+    """Whether a configuration repeats a switch, whatever its spelling."""
+    match key:
+        case "golden":  # a folder of the workload; a configuration repeats its name alone
+            return bool(PurePosixPath(asked).name == answered)
+        case "kv":
+            return asked == answered or _policies([asked]) == _policies([answered])
+        case "policies":
+            with contextlib.suppress(TypeError, ValueError):
+                return _policies(asked.split()) == _policies(json.loads(answered))
+            return False
+        case "seed" if asked == NONCE_SEED:  # the number that the engine makes of the request's nonce
+            nonce = "" if report.request is None else report.request.nonce
+            return _same(int(hashlib.sha256(nonce.encode()).hexdigest()[:8], 16), answered)
+        case "thinking" if asked == "default" and report.configuration.get("command") == "eval server":
+            return answered in ("default", "on", "off")  # left to the served model's own entry
+    if isinstance(answered, (int, float)) and isinstance(asked, str):  # a literal of the argv
+        with contextlib.suppress(ValueError):
+            return asked == str(answered) or float(asked) == answered
+    return _same(asked, answered)
+
+
+def _policies(listed: Any) -> list[object] | None:
+    """KV policies, whatever their spelling; None: these are none."""
+    if not isinstance(listed, list) or not all(isinstance(each, str) for each in listed):
+        return None
+    return [policy_of(each) or each for each in listed]
+
+
+def _replay(params: Mapping[str, ParamValue], record: Verification) -> Findings:
+    """A record of a replay with what was to be replayed, and of how many rows."""
+    if "sample" in params:
+        yield from _check("draw.sample", params["sample"], record.draw.sample)
+    handle = params.get("request")
+    named = None if handle is None else _NONCE_START.search(str(handle))
+    if named is None:
+        yield "which report was replayed: the request names it by no nonce"
+    else:
+        replayed = record.report.nonce
+        yield from _check("report.nonce", handle, replayed, (replayed or "").startswith(named[0]))
+
+
+def _machine(result: Result, preset: Preset | None, environment: Mapping[str, Any]) -> Findings:
+    facts = result.runner.machine
+    for name in MACHINE:
+        yield from _check(f"machine.{name}", facts.get(name), environment.get(name))
+    if ENGINE_FACT in facts or (preset is not None and preset.argv[0] == ENGINE):
+        source = environment.get("git")
+        answered = source.get("source_sha256") if isinstance(source, Mapping) else None
+        yield from _check("engine digest", facts.get(ENGINE_FACT), answered)
+    else:
+        yield "engine digest: neither the result nor a preset that is installed here states one"
+
+
+def _weights(result: Result, preset: Preset | None, known: Preset | None, report: Report) -> Findings:
+    facts, reported = result.runner.machine, report.environment.models
+    weights = {
+        name.removeprefix(WEIGHTS_FACT): value
+        for name, value in facts.items()
+        if name.startswith(WEIGHTS_FACT)
+    }
+    if not weights and (preset is None or not any(_roles(preset).values())):
+        if reported:
+            yield "model digests: the result states none, and no preset installed here names a model"
+        return
+    roles = None if known is None else _roles(known)
+    if roles is not None and roles.get("target") and "target" not in reported:
+        yield from _check("weights of the target", weights.get(roles["target"] or ""), None)
+    for role, model in reported.items():
+        name, answered = f"weights of the {role}", model.weights_sha256
+        if roles is None:
+            stated = ", ".join(map(str, weights.values())) or None
+            yield from _check(name, stated, answered, answered in weights.values())
+        elif role in roles:
+            yield from _check(name, weights.get(roles[role] or ""), answered)
         else:
-            replayed = record.report.nonce
-            self.compare("report.nonce", handle, replayed, (replayed or "").startswith(named[0]))
-
-    def compare_machine(self, environment: Mapping[str, Any]) -> None:
-        facts = self.result.runner.machine
-        for name in MACHINE:
-            self.compare(f"machine.{name}", facts.get(name), environment.get(name))
-        if ENGINE_FACT in facts or (self.preset is not None and self.preset.argv[0] == ENGINE):
-            source = environment.get("git")
-            answered = source.get("source_sha256") if isinstance(source, Mapping) else None
-            self.compare("engine digest", facts.get(ENGINE_FACT), answered)
-        else:
-            self.skip("engine digest: neither the result nor a preset that is installed here states one")
-
-    def compare_weights(self, report: Report) -> None:
-        facts, reported = self.result.runner.machine, report.environment.models
-        weights = {
-            name.removeprefix(WEIGHTS_FACT): value
-            for name, value in facts.items()
-            if name.startswith(WEIGHTS_FACT)
-        }
-        if not weights and (self.preset is None or not any(_roles(self.preset).values())):
-            if reported:
-                self.skip("model digests: the result states none, and no preset installed here names a model")
-            return
-        roles = None if self.known is None else _roles(self.known)
-        if roles is not None and roles.get("target") and "target" not in reported:
-            self.compare("weights of the target", weights.get(roles["target"] or ""), None)
-        for role, model in reported.items():
-            name, answered = f"weights of the {role}", model.weights_sha256
-            if roles is None:
-                stated = ", ".join(map(str, weights.values())) or None
-                self.compare(name, stated, answered, answered in weights.values())
-            elif role in roles:
-                self.compare(name, weights.get(roles[role] or ""), answered)
-            else:
-                self.skip(f"{name}: the preset names no model for it")
+            yield f"{name}: the preset names no model for it"
 
 
 def _roles(preset: Preset) -> dict[str, str | None]:
@@ -254,56 +277,10 @@ def _roles(preset: Preset) -> dict[str, str | None]:
     }
 
 
+def _has_run(result: Result) -> bool:
+    return result.verdict.status in (Status.PASSED, Status.REJECTED)
+
+
 def _same(asked: Any, answered: Any) -> bool:
     """Equal as JSON has it: 1 is 1.0, and neither is true."""
     return isinstance(asked, bool) is isinstance(answered, bool) and bool(asked == answered)
-
-
-def _is_plain(asked: Any, answered: Any, _report: Report) -> bool:
-    if isinstance(answered, (int, float)) and isinstance(asked, str):  # a literal of the argv
-        with contextlib.suppress(ValueError):
-            return asked == str(answered) or float(asked) == answered
-    return _same(asked, answered)
-
-
-def _policies(listed: Any) -> list[object] | None:
-    """KV policies, whatever their spelling; None: these are none."""
-    if not isinstance(listed, list) or not all(isinstance(each, str) for each in listed):
-        return None
-    return [parse_policy(each) or each for each in listed]
-
-
-def _is_policy(asked: Any, answered: Any, _report: Report) -> bool:
-    return asked == answered or (isinstance(answered, str) and _policies([asked]) == _policies([answered]))
-
-
-def _are_policies(asked: Any, answered: Any, _report: Report) -> bool:
-    """Several policies, which a configuration repeats as a JSON list."""
-    try:
-        return _policies(asked.split()) == _policies(json.loads(answered))
-    except (TypeError, ValueError):
-        return False
-
-
-def _is_seed(asked: Any, answered: Any, report: Report) -> bool:
-    """A number, or `nonce`: the number that the engine makes of the request's."""
-    if asked != NONCE_SEED:
-        return _is_plain(asked, answered, report)
-    nonce = "" if report.request is None else report.request.nonce
-    return _same(int(hashlib.sha256(nonce.encode()).hexdigest()[:8], 16), answered)
-
-
-def _is_thinking(asked: Any, answered: Any, report: Report) -> bool:
-    """`default` leaves it to the served model's own entry, and the configuration says what that came to."""
-    is_left = asked == "default" and report.configuration.get("command") == "eval server"
-    return bool(answered == asked) or (is_left and answered in ("on", "off"))
-
-
-_READERS: dict[str, Callable[[Any, Any, Report], bool]] = {
-    # A folder of the workload; a configuration repeats its name alone.
-    "golden": lambda asked, answered, _report: bool(PurePosixPath(asked).name == answered),
-    "kv": _is_policy,
-    "policies": _are_policies,
-    "seed": _is_seed,
-    "thinking": _is_thinking,
-}

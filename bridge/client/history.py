@@ -1,44 +1,21 @@
-"""List what waits, runs and ran on a bus, from its refs, heartbeats, results and archive.
-
-A list shows what was published and judges nothing: a status here is what the runner, or anyone who can push,
-says. `bridge.client.fetch` is for one result. Texts come back cleaned for a terminal.
-"""
+"""List what waits, runs and ran on a bus, as it was published: nothing is judged. Texts come back cleaned."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from bridge.bus.archive import DEPTH, ResultSummary, open_archive, summarize
-from bridge.bus.claims import MAX_LEASE_S, read_claim, read_status
+from bridge.bus.claims import MAX_LEASE_S
 from bridge.bus.requests import ALL_REFS, RefValue, RequestState, has_result, names_of, state_of
-from bridge.client.watch import trust_in
+from bridge.client.watch import keys_in, read_beat
 from bridge.errors import BusError, ManifestError, ResultError
 from bridge.git.cache import GitCache
-from bridge.protocol import refs
-from bridge.protocol.manifest import MAX_BYTES as MAX_MANIFEST_BYTES
-from bridge.protocol.manifest import (
-    MAX_LIFETIME,
-    MAX_NONCE_SKEW,
-    REQUEST_PATH,
-    format_time,
-    parse,
-    parse_time,
-)
-from bridge.protocol.result import (
-    MAX_BYTES,
-    RESULT_NAME,
-    RESULT_ROOT,
-    Phase,
-    Progress,
-    Reason,
-    RunStatus,
-    Status,
-    parse_result,
-)
+from bridge.protocol import manifest, refs, result
+from bridge.protocol.result import Phase, Progress, Reason, RunStatus, Status
 from bridge.protocol.sanitize import clean_line
 from bridge.signing.trust import Signature
 
@@ -56,57 +33,46 @@ _MAX_WITHOUT_INBOX = 64
 
 @dataclass(frozen=True)
 class Row:
-    """One request in a list."""
+    """One request in a list; None where something does not apply or is not known."""
 
     nonce: str
-    preset: str | None  # from its branch or its result; None: neither is known
+    preset: str | None  # from its branch or its result
     phase: Phase  # `done` when it has a result
-    requested_at: str | None  # from the nonce; None: that names no moment
-    ahead: int | None = None  # older requests that wait too; None unless it is queued
-    expected_s: float | None = None  # seconds until it is likely to start; None: not queued, or not known
+    requested_at: str | None  # from the nonce
+    ahead: int | None = None  # older requests that wait too, while it is queued
+    expected_s: float | None = None  # seconds until it is likely to start, while it is queued
     runner: str | None = None  # which one runs it, or ran it
     attempt: int | None = None  # how often it has been claimed
     progress: Progress | None = None  # as its runner last said
-    claim: Signature | None = None  # what the last heartbeat's is worth; None: not claimed, or not checked
+    claim: Signature | None = None  # what the last heartbeat's is worth, where it was checked
     elapsed_s: float | None = None  # seconds it has been running, or took
     beat_age_s: float | None = None  # since the last heartbeat, by that machine's clock
-    silent_s: float | None = None  # the same when that is longer than its lease; None: it is not
+    silent_s: float | None = None  # the same when that is longer than its lease
     cancelling: bool = False  # whether a cancel request exists
-    status: Status | None = None  # as published; None: not finished, or its result cannot be read
+    status: Status | None = None  # as published
     reason: Reason | None = None
     finished_at: str | None = None  # as published
     archived: bool = False
 
 
-@dataclass(frozen=True)
-class History:
-    """The newest finished requests."""
-
-    rows: tuple[Row, ...]
-    complete: bool  # whether older ones were looked through as far as they go
-
-
 def queue(cache: GitCache, *, now: datetime, trusted: Path | None = None) -> list[Row]:
     """What waits and what runs at `now` (aware), the oldest first; heartbeats are checked by `trusted`."""
     states = _states(cache.list_remote(*ALL_REFS))
-    trust = trust_in(trusted)
+    keys = keys_in(trusted)
 
     def read() -> list[Row]:
         open_states = [states[nonce] for nonce in sorted(_open_nonces(cache, states, now))]
         claims = {state.claim.ref: state.claim.commit for state in open_states if state.claim is not None}
         failures = cache.bring(claims, list(claims), depth=1)
         rows: list[Row] = []
-        checked = ahead = 0
+        ahead = 0
         for state in open_states:
-            claim, status, signature = state.claim, None, None
-            if claim is not None and claim.ref not in failures:
-                status = read_status(cache, claim.commit)
-                if trust is not None and status is not None and checked < _MAX_CHECKED:
-                    checked += 1
-                    found = read_claim(cache, claim.commit, state.nonce, trust)
-                    signature = None if found is None else found.signature
+            status = signature = None
+            if state.claim is not None and state.claim.ref not in failures:
+                checked_by = keys if len(rows) - ahead < _MAX_CHECKED else None
+                status, signature = read_beat(cache, state.claim, checked_by)
             rows.append(_open_row(state, status, signature, ahead, now))
-            ahead += claim is None
+            ahead += state.claim is None
         return rows
 
     return cache.recover(read)
@@ -114,26 +80,25 @@ def queue(cache: GitCache, *, now: datetime, trusted: Path | None = None) -> lis
 
 def history(
     cache: GitCache, *, limit: int, preset: str | None = None, status: Status | None = None
-) -> History:
-    """The newest finished requests, at most `limit`, on their branches and in the archive."""
+) -> tuple[list[Row], bool]:
+    """The newest finished requests, at most `limit`; False: older ones were not looked through to the end."""
     found = cache.list_remote(*ALL_REFS)
-    states = _states(found)
 
-    def read() -> History:
+    def read() -> tuple[list[Row], bool]:
         rows: list[Row] = []
-        for examined, row in enumerate(_finished(cache, found, states), 1):
+        for examined, row in enumerate(_finished(cache, found), 1):
             if preset in (None, row.preset) and status in (None, row.status):
                 rows.append(row)
             if len(rows) >= limit or examined >= MAX_EXAMINED:
-                return History(tuple(rows), complete=len(rows) >= limit)
-        return History(tuple(rows), complete=True)
+                return rows, len(rows) >= limit
+        return rows, True
 
     return cache.recover(read)
 
 
 def heartbeat_age_s(status: RunStatus, now: datetime) -> float:
     """Seconds since a heartbeat was made, by its machine's clock and this reader's (`now`, aware)."""
-    return (now - parse_time(status.updated_at)).total_seconds()
+    return (now - manifest.parse_time(status.updated_at)).total_seconds()
 
 
 def silence_s(status: RunStatus, now: datetime) -> float | None:
@@ -153,27 +118,23 @@ def _states(found: Mapping[str, str]) -> dict[str, RequestState]:
 
 def _open_nonces(cache: GitCache, states: Mapping[str, RequestState], now: datetime) -> set[str]:
     """Requests that wait or run. Where the refs alone do not tell, their branches are read."""
-    oldest = refs.nonce_time(now - MAX_LIFETIME - MAX_NONCE_SKEW)
-    open_nonces: set[str] = set()
-    unclear: dict[str, RefValue] = {}
+    oldest = refs.nonce_time(now - manifest.MAX_LIFETIME - manifest.MAX_NONCE_SKEW)
+    open_nonces, unclear = set(), list[tuple[str, RefValue]]()
     for nonce, state in sorted(states.items(), reverse=True):
-        branch = state.branch
+        branch, is_active = state.branch, state.inbox is not None or state.claim is not None
         if state.result is not None:
             continue
-        if state.inbox is not None and (branch is None or branch.commit == state.inbox):
+        if is_active and (branch is None or branch.commit == state.inbox):
             open_nonces.add(nonce)
-            continue
-        is_active = state.inbox is not None or state.claim is not None
-        if branch is None:
-            open_nonces |= {nonce} if is_active else set()
-        elif is_active or (nonce > oldest and len(unclear) < _MAX_WITHOUT_INBOX):
-            unclear[nonce] = branch
-    tips = {branch.ref: branch.commit for branch in unclear.values()}
+        elif branch is not None and (is_active or (nonce > oldest and len(unclear) < _MAX_WITHOUT_INBOX)):
+            unclear.append((nonce, branch))
+    tips = {branch.ref: branch.commit for _, branch in unclear}
     failures = cache.bring(tips, list(tips), depth=DEPTH)
-    for nonce, branch in unclear.items():
-        if branch.ref not in failures and _is_request(cache, branch.commit, nonce):
-            open_nonces.add(nonce)
-    return open_nonces
+    return open_nonces | {
+        nonce
+        for nonce, branch in unclear
+        if branch.ref not in failures and _is_request(cache, branch.commit, nonce)
+    }
 
 
 def _is_request(cache: GitCache, commit: str, nonce: str) -> bool:
@@ -181,7 +142,8 @@ def _is_request(cache: GitCache, commit: str, nonce: str) -> bool:
     if has_result(cache, commit, nonce):
         return False
     try:
-        return parse(cache.read_file(commit, REQUEST_PATH, MAX_MANIFEST_BYTES) or b"").nonce == nonce
+        data = cache.read_file(commit, manifest.REQUEST_PATH, manifest.MAX_BYTES)
+        return manifest.parse(data or b"").nonce == nonce
     except (ManifestError, BusError):
         return False
 
@@ -189,13 +151,12 @@ def _is_request(cache: GitCache, commit: str, nonce: str) -> bool:
 def _open_row(
     state: RequestState, status: RunStatus | None, signature: Signature | None, ahead: int, now: datetime
 ) -> Row:
-    is_claimed = state.claim is not None
     row = Row(
         nonce=state.nonce,
         preset=state.preset,
-        phase=Phase.CLAIMED if is_claimed else Phase.QUEUED,
+        phase=Phase.QUEUED if state.claim is None else Phase.CLAIMED,
         requested_at=_requested_at(state.nonce),
-        ahead=None if is_claimed else ahead,
+        ahead=ahead if state.claim is None else None,
         claim=signature,
         cancelling=state.cancel is not None,
     )
@@ -213,13 +174,14 @@ def _open_row(
     )
 
 
-def _finished(cache: GitCache, found: Mapping[str, str], states: Mapping[str, RequestState]) -> Iterator[Row]:
+def _finished(cache: GitCache, found: Mapping[str, str]) -> Iterator[Row]:
     """Every finished request, the newest first; one that is on its branch and in the archive comes once."""
     archive = open_archive(cache, found)
     entries = iter(()) if archive is None else archive.newest()
     archived = (_finished_row(entry.nonce, entry.preset, entry.summary, archived=True) for entry in entries)
+    published = _published(cache, _states(found))
     last = None
-    for row in heapq.merge(_published(cache, states), archived, key=lambda row: row.nonce, reverse=True):
+    for row in heapq.merge(published, archived, key=lambda row: row.nonce, reverse=True):
         if row.nonce != last:
             yield row
         last = row.nonce
@@ -230,44 +192,45 @@ def _published(cache: GitCache, states: Mapping[str, RequestState]) -> Iterator[
     finished = [state for state in states.values() if state.result is not None or state.inbox is None]
     finished.sort(key=lambda state: state.nonce, reverse=True)
     for start in range(0, len(finished), _BATCH):
-        batch = finished[start : start + _BATCH]
-        places = {
-            state.nonce: [place for place in (state.result, *state.branches) if place][:_MAX_PLACES]
-            for state in batch
-        }
-        wanted = {place.ref: place.commit for own in places.values() for place in own}
+        batch = [
+            (state, [place for place in (state.result, *state.branches) if place][:_MAX_PLACES])
+            for state in finished[start : start + _BATCH]
+        ]
+        wanted = {place.ref: place.commit for _, places in batch for place in places}
         failures = cache.bring(wanted, list(wanted), depth=DEPTH)  # as deep as `prune` needs them
-        for state in batch:
-            for place in places[state.nonce]:
+        for state, places in batch:
+            for place in places:
                 if place.ref not in failures and has_result(cache, place.commit, state.nonce):
-                    summary = _read_summary(cache, place.commit, state.nonce)
                     named = refs.parse_request_ref(place.ref)
                     preset = state.preset if named is None else named.preset
+                    summary = _read_summary(cache, place.commit, state.nonce)
                     yield _finished_row(state.nonce, preset, summary, archived=False)
                     break
 
 
 def _finished_row(nonce: str, preset: str | None, summary: ResultSummary | None, *, archived: bool) -> Row:
-    row = Row(nonce, preset, Phase.DONE, _requested_at(nonce), archived=archived)
     if summary is None:
-        return row
-    took = parse_time(summary.finished_at) - parse_time(summary.started_at)
-    return replace(
-        row,
+        return Row(nonce, preset, Phase.DONE, _requested_at(nonce), archived=archived)
+    took = manifest.parse_time(summary.finished_at) - manifest.parse_time(summary.started_at)
+    return Row(
+        nonce=nonce,
         preset=preset or summary.preset,
+        phase=Phase.DONE,
+        requested_at=_requested_at(nonce),
         runner=clean_line(summary.runner),
         attempt=summary.attempt,
         elapsed_s=max(took, timedelta(0)).total_seconds(),
         status=summary.status,
         reason=summary.reason,
         finished_at=summary.finished_at,
+        archived=archived,
     )
 
 
 def _read_summary(cache: GitCache, commit: str, nonce: str) -> ResultSummary | None:
     try:
-        data = cache.read_file(commit, f"{RESULT_ROOT}/{nonce}/{RESULT_NAME}", MAX_BYTES)
-        return summarize(parse_result(data or b""))
+        data = cache.read_file(commit, f"{result.RESULT_ROOT}/{nonce}/{result.RESULT_NAME}", result.MAX_BYTES)
+        return summarize(result.parse_result(data or b""))
     except (ResultError, BusError):  # `result` says what is wrong with it
         return None
 
@@ -275,6 +238,6 @@ def _read_summary(cache: GitCache, commit: str, nonce: str) -> ResultSummary | N
 def _requested_at(nonce: str) -> str | None:
     """The moment that a nonce names; None: there is no such moment."""
     try:
-        return format_time(datetime.strptime(nonce[:16], "%Y%m%dt%H%M%Sz").replace(tzinfo=UTC))
+        return manifest.format_time(refs.nonce_moment(nonce))
     except ValueError:
         return None

@@ -1,14 +1,9 @@
-"""Which remote is the bus: a URL, a folder, a configured name, or the checkout's own.
-
-The address is used instead of the name, because git writes tracking refs into the checkout when it pushes
-to a name. What is kept of a remote on this machine is one bare repository (`open_cache`).
-"""
+"""Which remote is the bus. Its address is used, because git writes tracking refs when it pushes to a name."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,18 +39,18 @@ def resolve_remote(git: GitRepo, named: str | None = None) -> Remote:
             rewritten = True
         elif kind == "pushurl" or name not in urls:
             urls[name] = value
-    if named is None:
-        address = _absolute(_own(urls), git.top)
-    elif named in urls:
-        address = _absolute(urls[named], git.top)
-    elif _is_address(named):
-        address = _absolute(named, Path.cwd)
-    else:
+    name = named or ("origin" if "origin" in urls or len(urls) != 1 else next(iter(urls)))
+    address, base = urls.get(name), git.top
+    if address is None and named is not None and _is_address(named):
+        address, base = named, Path.cwd
+    if address is None:
         known = ", ".join(sorted(urls)) or "none"
         raise NoRemote(
-            f"there is no remote {without_credentials(named)!r}",
-            f"configured remotes: {known}; a URL works too",
+            f"this checkout has no remote {without_credentials(name)!r}",
+            f"configured remotes: {known}; name one with --remote, or a URL",
         )
+    if not refs.is_url(address):
+        address = str(base() / Path(address).expanduser())
     effective = git.remote_url(address) if rewritten else address
     shown = without_credentials(address)
     if os.environ.get("GITHUB_ACTIONS") == "true":  # checkouts there keep no credentials
@@ -77,23 +72,6 @@ def open_cache(state_dir: Path, remote: Remote, checkout: GitRepo, *, timeout_s:
     return cache
 
 
-def _own(urls: dict[str, str]) -> str:
-    if "origin" in urls:
-        return urls["origin"]
-    if len(urls) == 1:
-        return next(iter(urls.values()))
-    if urls:
-        raise NoRemote(f"which of the remotes {', '.join(sorted(urls))}?", "name one with --remote")
-    raise NoRemote("this checkout has no remote", "git remote add origin URL, or give one with --remote")
-
-
 def _is_address(named: str) -> bool:
     plain = bool(named) and named.isprintable() and not named.startswith("-")
     return plain and (refs.is_url(named) or os.sep in named or Path(named).exists())
-
-
-def _absolute(address: str, base: Callable[[], Path]) -> str:
-    if refs.is_url(address):
-        return address
-    path = Path(address).expanduser()
-    return str(path if path.is_absolute() else base() / path)

@@ -1,8 +1,4 @@
-"""A believed result on disk: every published file, all of them or none.
-
-Files are written from the bytes that were checked, each new, into a folder that did not hold anything else. A
-checkout may hold links that others committed, so a relative folder is never reached through one.
-"""
+"""A believed result on disk: every published file, from the bytes that were checked; all of them or none."""
 
 from __future__ import annotations
 
@@ -13,16 +9,9 @@ from pathlib import Path
 from bridge.bus.results import Believed, FetchedResult
 from bridge.errors import MachineError
 
-# A file must not be there yet, not even as a link to another one.
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-
 
 def save(believed: Believed, fetched: FetchedResult, folder: Path) -> list[Path]:
-    """Write ``result.json``, its signature and every file it lists into a new or empty folder.
-
-    Raises:
-        MachineError: The folder holds something or leads through a link, or the disk refuses.
-    """
+    """Write ``result.json``, its signature and every file it lists into a new or empty folder."""
     try:
         _refuse_links(folder)
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -35,7 +24,8 @@ def save(believed: Believed, fetched: FetchedResult, folder: Path) -> list[Path]
             for path, data in {**own, **believed.files}.items():
                 target = whole / path
                 target.parent.mkdir(parents=True, exist_ok=True)
-                _write_new(target, data)
+                with target.open("xb") as file:  # a disk may not tell names apart that differ in case alone
+                    file.write(data)
             if folder.exists():
                 folder.rmdir()
             os.rename(whole, folder)
@@ -45,7 +35,7 @@ def save(believed: Believed, fetched: FetchedResult, folder: Path) -> list[Path]
 
 
 def _refuse_links(folder: Path) -> None:
-    """A relative folder lies in a checkout as often as not; an absolute one was chosen by who typed it."""
+    """A relative folder lies in a checkout, which may hold links of others; an absolute one was typed."""
     parts = [folder] if folder.is_absolute() else [folder, *folder.parents]
     for part in parts:
         if part.is_symlink():
@@ -53,9 +43,3 @@ def _refuse_links(folder: Path) -> None:
                 f"{part} is a link to {os.readlink(part)!r}; nothing was written",
                 "name the folder itself with -o, by its absolute path",
             )
-
-
-def _write_new(path: Path, data: bytes) -> None:
-    """Where file names differ in case alone and the disk does not tell them apart, this fails."""
-    with os.fdopen(os.open(path, _NEW, 0o666), "wb") as sink:
-        sink.write(data)

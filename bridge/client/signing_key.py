@@ -1,9 +1,7 @@
 """Which key signs the requests of this client.
 
-In order: what the user names (``--signing-key``, ``KAKEYA_SIGNING_KEY``, ``signing_key`` in ``config.toml``);
-the key that ``kakeya_mac key --make`` made; git's own ``user.signingkey``, where ``gpg.format`` is ``ssh``;
-the first plain key in the SSH agent. Nothing asks for a passphrase, and no program of git's configuration is
-run.
+In order: what the user names; the key that ``kakeya_mac key --make`` made; git's own ``user.signingkey``; the
+first plain key in the SSH agent. Nothing asks for a passphrase, and no program of git's configuration is run.
 """
 
 from __future__ import annotations
@@ -44,20 +42,10 @@ class SigningKey:
         key = parse_key(self.material)
         return f"{key.kind} {key.fingerprint}"
 
-    def public(self) -> PublicKey:
-        """Its public half; a `SignatureError` where that cannot be read without a passphrase."""
-        if isinstance(self.material, str):
-            return parse_key(self.material)
-        return signing.public_half(self.material)
-
 
 @dataclass
 class RequestSigner:
-    """Signs with the chosen key.
-
-    A key that was found rather than named may need a passphrase. Then nothing is signed, and `warnings` says
-    so: most machines take unsigned requests, too.
-    """
+    """Signs with the chosen key; where one that was found, not named, cannot sign, nothing is signed."""
 
     key: SigningKey | None  # None: nothing is signed
     notes: tuple[str, ...] = ()  # one sentence for each key that was found and is not used
@@ -90,11 +78,9 @@ def choose(settings: Settings, git: GitRepo) -> RequestSigner:
         return RequestSigner(SigningKey(_material(settings.signing_key, Path()), source, named=True))
     if settings.own_key.is_file():
         return RequestSigner(SigningKey(settings.own_key, "kakeya_mac key --make", named=True))
-    key, notes = _of_git(git)
-    if key is not None:
-        return RequestSigner(key, notes)
-    key, more = _of_agent()
-    return RequestSigner(key, (*notes, *more))
+    notes = list[str]()
+    key = _of_git(git, notes) or _of_agent(notes)
+    return RequestSigner(key, tuple(notes))
 
 
 def _material(given: str, folder: Path) -> Path | str:
@@ -104,32 +90,29 @@ def _material(given: str, folder: Path) -> Path | str:
     return folder / Path(given).expanduser()
 
 
-def _of_git(git: GitRepo) -> tuple[SigningKey | None, tuple[str, ...]]:
+def _of_git(git: GitRepo, notes: list[str]) -> SigningKey | None:
     said = dict(git.settings(_GIT_KEYS))
     given, source = said.get("user.signingkey"), "git's user.signingkey"
     if said.get("gpg.format") != "ssh":
-        return None, () if given is None else (f"{source} is left alone: gpg.format is not ssh",)
-    notes = tuple(
-        f"git's {shown} is not run: a key is used from a file or the SSH agent"
-        for shown in ("gpg.ssh.program", "gpg.ssh.defaultKeyCommand")
-        if shown.lower() in said
-    )
-    if not given:
-        return None, notes
+        if given is not None:
+            notes.append(f"{source} is left alone: gpg.format is not ssh")
+        return None
+    for program in ("gpg.ssh.program", "gpg.ssh.defaultKeyCommand"):
+        if program.lower() in said:
+            notes.append(f"git's {program} is not run: a key is used from a file or the SSH agent")
     try:
-        return SigningKey(_material(given, git.directory), source, named=False), notes
+        return SigningKey(_material(given, git.directory), source, named=False) if given else None
     except SignatureError as error:
-        return None, (*notes, f"{source} is not used: {error.message}")
+        notes.append(f"{source} is not used: {error.message}")
+        return None
 
 
-def _of_agent() -> tuple[SigningKey | None, tuple[str, ...]]:
+def _of_agent(notes: list[str]) -> SigningKey | None:
     if not os.environ.get("SSH_AUTH_SOCK") or find_program("ssh-add") is None:
-        return None, ()
+        return None
     done = run_program(["ssh-add", "-L"], timeout_s=_TIMEOUT_S, env=helper_environment())
-    if not done.ok:
-        return None, ()
-    usable, notes = list[PublicKey](), []
-    for line in done.stdout.decode("utf-8", "replace").splitlines():
+    usable = list[PublicKey]()
+    for line in done.stdout.decode("utf-8", "replace").splitlines() if done.ok else ():
         try:
             key = parse_key(line)
         except SignatureError as error:
@@ -140,8 +123,6 @@ def _of_agent() -> tuple[SigningKey | None, tuple[str, ...]]:
             notes.append(f"skipped in the SSH agent: {shown} waits for a touch; name it to use it")
         else:
             usable.append(key)
-    if not usable:
-        return None, tuple(notes)
     if len(usable) > 1:
         notes.append(f"the SSH agent holds {len(usable)} usable keys; the first signs unless one is named")
-    return SigningKey(usable[0].line, "the SSH agent", named=False), tuple(notes)
+    return SigningKey(usable[0].line, "the SSH agent", named=False) if usable else None

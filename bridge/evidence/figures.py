@@ -10,24 +10,17 @@ from dataclasses import dataclass
 from datetime import datetime
 from statistics import median
 
-from bridge.evidence.model import (
-    Arm,
-    ArmSummary,
-    BlockTimes,
-    Comparison,
-    Model,
-    Parity,
-    ParitySummary,
-    Report,
-    ReportClaim,
-    Sample,
-    Summary,
-    quotient,
-)
-from bridge.evidence.text import degeneration, shown
+from evidence_format import model
+from evidence_format.claims import SPEED_CLAIMS
+from evidence_format.model import Arm, Report, Sample, quotient
+from evidence_format.text import degeneration, shown
 
 FIRST_BLOCKS = 8
-SPEED_CLAIMS = frozenset({"speedup", "no_slowdown"})
+
+
+def faults(*found: tuple[object, str]) -> Iterator[str]:
+    """The messages whose condition holds."""
+    return (message for condition, message in found if condition)
 
 
 @dataclass(frozen=True)
@@ -42,104 +35,71 @@ class Binding:
     finished_at: datetime | None = None
 
 
-@dataclass(frozen=True)
 class Case:
     """One report before the rules. `figures` is recomputed from the rows, never read from the report."""
 
-    report: Report
-    binding: Binding | None
-    figures: Summary
+    def __init__(self, report: Report, binding: Binding | None = None) -> None:
+        self.report, self.binding, self.figures = report, binding, summarise(report)
+        self.kind, self.configuration, self.claims = report.kind, report.configuration, report.claims
+        self.tested, self.baselines = report.with_role("sut"), report.with_role("baseline")
+        self.references = self.baselines + report.with_role("oracle")  # what others are compared with
+        models = report.environment.models
+        self.target, self.drafter = models.get("target"), models.get("drafter")
+        # Every row with its arm and a text that names both.
+        self.rows = [
+            (arm, s, f"{arm.label}/{shown(s.prompt_id)}") for arm in report.arms for s in arm.samples
+        ]
+        # Each (arm, baseline) whose speed is claimed, once, as far as both exist; and their arms.
+        pairs = [(arm, self.other_of(claim)) for claim, arm in self.claims_of(*SPEED_CLAIMS)]
+        unique = {(arm.name, other.name): (arm, other) for arm, other in pairs if other}
+        self.speed_pairs = list(unique.values())
+        self.speed_arms = list({arm.name: arm for pair in self.speed_pairs for arm in pair}.values())
 
-    @property
-    def tested(self) -> tuple[Arm, ...]:
-        """The arms under test."""
-        return self.report.with_role("sut")
-
-    @property
-    def baselines(self) -> tuple[Arm, ...]:
-        """The arms that others are compared with for speed and sameness."""
-        return self.report.with_role("baseline")
-
-    @property
-    def references(self) -> tuple[Arm, ...]:
-        """The arms that others are compared with."""
-        return self.baselines + self.report.with_role("oracle")
-
-    @property
-    def target(self) -> Model | None:
-        """The model whose tokens these are."""
-        return self.report.environment.models.get("target")
-
-    @property
-    def drafter(self) -> Model | None:
-        """The drafter that has weights."""
-        return self.report.environment.models.get("drafter")
-
-    def rows(self) -> Iterator[tuple[Arm, Sample, str]]:
-        """Every row with its arm and a text that names both."""
-        for arm in self.report.arms:
-            for sample in arm.samples:
-                yield arm, sample, f"{arm.label}/{shown(sample.prompt_id)}"
-
-    def claims(self, *names: str) -> Iterator[tuple[ReportClaim, Arm]]:
+    def claims_of(self, *names: str) -> Iterator[tuple[model.ReportClaim, Arm]]:
         """The claims of these names about an arm that is there, and the arm."""
-        for claim in self.report.claims:
+        for claim in self.claims:
             if claim.name in names and (arm := self.arm_of(claim)) is not None:
                 yield claim, arm
 
     def claimed(self, arm: Arm) -> frozenset[str]:
         """The names of the claims about an arm."""
-        return frozenset(claim.name for claim in self.report.claims if self.arm_of(claim) is arm)
+        return frozenset(claim.name for claim in self.claims if self.arm_of(claim) is arm)
 
-    def arm_of(self, claim: ReportClaim) -> Arm | None:
+    def arm_of(self, claim: model.ReportClaim) -> Arm | None:
         """The arm a claim is about: the one it names, else the only system under test."""
         return self._one(claim.arm, "sut")
 
-    def other_of(self, claim: ReportClaim, role: str = "baseline") -> Arm | None:
+    def other_of(self, claim: model.ReportClaim, role: str = "baseline") -> Arm | None:
         """The arm a claim compares with: the one it names, else the only one of the role."""
         return self._one(claim.baseline, role)
-
-    def speed_pairs(self) -> list[tuple[Arm, Arm]]:
-        """Each (arm, baseline) whose speed is claimed, once, as far as both exist."""
-        pairs = [(arm, self.other_of(claim)) for claim, arm in self.claims(*SPEED_CLAIMS)]
-        return list({(arm.name, other.name): (arm, other) for arm, other in pairs if other}.values())
-
-    def speed_arms(self) -> list[Arm]:
-        """Each arm that takes part in a speed claim, once."""
-        return list({arm.name: arm for pair in self.speed_pairs() for arm in pair}.values())
 
     def _one(self, name: str | None, role: str) -> Arm | None:
         arms = self.report.with_role(role)
         return self.report.arm(name) if name is not None else arms[0] if len(arms) == 1 else None
 
 
-def summarise(report: Report) -> Summary:
-    """What `report.summary` must say: every arm, and each system under test against the reference.
-
-    The reference is the baseline, or where a report has none, the oracle.
-    """
+def summarise(report: Report) -> model.Summary:
+    """What `report.summary` must say: each arm; those under test against the baseline, or else the oracle."""
     one_graph = report.configuration.get("single_graph") is True
     references = report.with_role("baseline") or report.with_role("oracle")
-    return Summary(
-        arms={arm.name: summarise_arm(arm, one_graph=one_graph) for arm in report.arms},
+    return model.Summary(
+        arms={arm.name: _summarise_arm(arm, one_graph) for arm in report.arms},
         comparisons=tuple(compare(arm, other) for arm in report.with_role("sut") for other in references),
-        **({} if report.parity is None else {"parity": summarise_parity(report.parity)}),
+        **({} if report.parity is None else {"parity": _summarise_parity(report.parity)}),
     )
 
 
-def summarise_arm(arm: Arm, *, one_graph: bool = False) -> ArmSummary:
-    """The figures of one arm; with ``one_graph`` the times of its blocks, too."""
-    samples = arm.samples
+def _summarise_arm(arm: Arm, one_graph: bool) -> model.ArmSummary:
+    samples, (decode_rate, end_to_end_rate) = arm.samples, _rates(arm.samples)
     accepted = [turn.accepted for turn in arm.rounds if turn.block >= 2]
-    blocks = [turn.draft_s + turn.verify_s for turn in arm.rounds] if one_graph else []
     kept = [sample.kv for sample in samples if sample.kv is not None]
-    return ArmSummary(
+    return model.ArmSummary(
         samples=len(samples),
         generated_tokens=sum(len(sample.tokens) for sample in samples),
         decoded_tokens=sum(sample.decoded for sample in samples),
         median_decoded_tokens=median([sample.decoded for sample in samples] or [0]),
-        decode_tokens_per_s=decode_rate(samples),
-        end_to_end_tokens_per_s=end_to_end_rate(samples),
+        decode_tokens_per_s=decode_rate,
+        end_to_end_tokens_per_s=end_to_end_rate,
         verify_rounds=len(accepted),
         acceptance_length=quotient(sum(accepted) + len(accepted), len(accepted)),
         recall=recall(arm),
@@ -148,26 +108,30 @@ def summarise_arm(arm: Arm, *, one_graph: bool = False) -> ArmSummary:
         key_distortion=_mean([kv.key_distortion for kv in kept]),
         value_distortion=_mean([kv.value_distortion for kv in kept]),
         runaway_samples=sum(degeneration(sample.tokens) is not None for sample in samples),
-        block_s=_block_times(blocks) if blocks else None,
+        block_s=_block_times(arm) if one_graph and arm.rounds else None,
     )
 
 
-def _block_times(seconds: list[float]) -> BlockTimes:
-    return BlockTimes(first=tuple(seconds[:FIRST_BLOCKS]), max=max(seconds), mean=sum(seconds) / len(seconds))
+def _block_times(arm: Arm) -> model.BlockTimes:
+    seconds = [turn.draft_s + turn.verify_s for turn in arm.rounds]
+    return model.BlockTimes(
+        first=tuple(seconds[:FIRST_BLOCKS]), max=max(seconds), mean=sum(seconds) / len(seconds)
+    )
 
 
-def compare(arm: Arm, baseline: Arm) -> Comparison:
+def compare(arm: Arm, baseline: Arm) -> model.Comparison:
     """The figures of `arm` relative to `baseline` over the prompts both ran."""
     pairs = paired(arm, baseline)
     ours, theirs = [sample for sample, _ in pairs], [sample for _, sample in pairs]
     ratios = [quotient(plain.step_s, sample.step_s) for sample, plain in pairs]
     known = [ratio for ratio in ratios if ratio is not None]
-    return Comparison(
+    (decode, end_to_end), (plain_decode, plain_end_to_end) = _rates(ours), _rates(theirs)
+    return model.Comparison(
         arm=arm.name,
         baseline=baseline.name,
-        decode_ratio=quotient(decode_rate(ours), decode_rate(theirs)),
+        decode_ratio=quotient(decode, plain_decode),
         median_decode_ratio=median(known) if known else None,
-        end_to_end_ratio=quotient(end_to_end_rate(ours), end_to_end_rate(theirs)),
+        end_to_end_ratio=quotient(end_to_end, plain_end_to_end),
         identical_samples=sum(sample.tokens == plain.tokens for sample, plain in pairs),
         compared_samples=len(pairs),
     )
@@ -180,10 +144,8 @@ def paired(arm: Arm, other: Arm) -> list[tuple[Sample, Sample]]:
 
 
 def hit(sample: Sample) -> bool:
-    """Whether the sample's answer occurs in what it answered; an empty answer is never a hit.
-
-    It must occur in the whole text, too: what is left when reasoning is cut out may not join to an answer.
-    """
+    """Whether the sample's answer occurs in what it answered; an empty answer is never a hit."""
+    # It must occur in the whole text, too: what is left when reasoning is cut out may not join to an answer.
     answer = sample.needle.answer if sample.needle is not None else ""
     return answer != "" and answer in sample.answer and answer in sample.text
 
@@ -194,7 +156,7 @@ def recall(arm: Arm) -> float | None:
     return quotient(sum(hits), len(hits))
 
 
-def parity_difference(parity: Parity | None) -> float | None:
+def parity_difference(parity: model.Parity | None) -> float | None:
     """The largest difference of a hidden state or a logit, or None where one is not finite."""
     if parity is None:
         return None
@@ -204,20 +166,18 @@ def parity_difference(parity: Parity | None) -> float | None:
     return _largest(found)
 
 
-def summarise_parity(parity: Parity) -> ParitySummary:
-    """The figures of a comparison with a reference."""
+def _summarise_parity(parity: model.Parity) -> model.ParitySummary:
     turns = parity.rounds
-    rows = sum(turn.rows for turn in turns)
-    paths = [turn.path_equal for turn in turns if turn.path_equal is not None]
-    return ParitySummary(
+    rows, paths = sum(turn.rows for turn in turns), [turn.path_equal for turn in turns]
+    return model.ParitySummary(
         cases=len({turn.case for turn in turns}),
         rounds=len(turns),
         rows=rows,
         hidden_max_abs=_largest([turn.hidden_max_abs for turn in turns]),
         logits_max_abs=_largest([turn.logits_max_abs for turn in turns]),
         argmax_agreement=quotient(sum(turn.argmax_agreement * turn.rows for turn in turns), rows),
-        paths_equal=sum(paths),
-        paths_compared=len(paths),
+        paths_equal=paths.count(True),
+        paths_compared=len(paths) - paths.count(None),
     )
 
 
@@ -227,14 +187,10 @@ def _largest(figures: Sequence[float | None]) -> float | None:
     return max(known) if known and len(known) == len(figures) else None
 
 
-def decode_rate(samples: Sequence[Sample]) -> float | None:
-    """Tokens per second after the first token."""
-    return quotient(sum(sample.decoded for sample in samples), sum(s.decode_s or 0.0 for s in samples))
-
-
-def end_to_end_rate(samples: Sequence[Sample]) -> float | None:
-    """Tokens per second, the prefill included."""
-    return quotient(sum(len(sample.tokens) for sample in samples), sum(s.seconds for s in samples))
+def _rates(samples: Sequence[Sample]) -> tuple[float | None, float | None]:
+    """Tokens per second after the first token; and of all tokens, the prefill included."""
+    decoding = quotient(sum(sample.decoded for sample in samples), sum(s.decode_s or 0.0 for s in samples))
+    return decoding, quotient(sum(len(s.tokens) for s in samples), sum(s.seconds for s in samples))
 
 
 def _mean(figures: Sequence[float | None]) -> float | None:

@@ -1,23 +1,26 @@
 """The gate: a pure function from a report's bytes to a judgement. No warnings, no modes, no clock.
 
-Parse, recompute every figure from the rows, apply every rule of the registry. A report is accepted when no
-rule is broken; whatever the gate does not know is a broken rule. It cannot tell whether a program that was
-free to write any rows wrote true ones: see `request.engine_source` and the signature of the result.
+It cannot tell whether a program that was free to write any rows wrote true ones: see
+`request.engine_source` and the signature of the result.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 
 from bridge.errors import EvidenceError
-from bridge.evidence.figures import Binding, Case, summarise
-from bridge.evidence.model import Report, Summary
-from bridge.evidence.parse import MAX_BYTES, is_report, parse
+from bridge.evidence.figures import Binding, Case
 from bridge.evidence.rules import RULES
 from bridge.evidence.rules.claims import ClaimFigure, claim_figures
+from bridge.presets import Promise
 from bridge.protocol.result import Violation
+from evidence_format.model import WEIGHTLESS, Parity, Report, Summary, System
+from evidence_format.parse import MAX_BYTES, Unreadable, is_report, parse
+from evidence_format.policies import policy_of
+from evidence_format.text import several, shown
 
 __all__ = ["Binding", "Judgement", "judge", "judge_file"]
 
@@ -27,16 +30,13 @@ MESSAGE_CHARACTERS = 2000
 
 @dataclass(frozen=True)
 class Judgement:
-    """What the gate says of one report; `figures` is recomputed from the rows.
-
-    Without a kind, claims, figures and a report where it could not be read.
-    """
+    """What the gate says of one report; one that could not be read has violations alone."""
 
     accepted: bool
     kind: str | None
     violations: tuple[Violation, ...]
     claims: tuple[ClaimFigure, ...] = ()
-    figures: Summary | None = None
+    figures: Summary | None = None  # recomputed from the rows
     report: Report | None = None
 
     def to_document(self) -> dict[str, object]:
@@ -52,17 +52,22 @@ class Judgement:
 
 def judge(report: bytes, *, binding: Binding | None = None) -> Judgement:
     """Judge a report, by itself or as that of a request. Hostile bytes give violations, no exception."""
-    parsed, violations = parse(report)
-    if parsed is None:
-        return Judgement(accepted=False, kind=None, violations=violations)
-    case = Case(parsed, binding, summarise(parsed))
+    try:
+        case = Case(parse(report), binding)
+    except Unreadable as error:
+        return Judgement(accepted=False, kind=None, violations=tuple(_told(*fault) for fault in error.faults))
     broken: list[Violation] = []
     for code, rule in RULES.items():
         messages = list(islice(rule.check(case), MESSAGES_PER_RULE + 1))
         if len(messages) > MESSAGES_PER_RULE:
             messages[-1] = "... and more of the same"
-        broken += [Violation(code=code, message=message[:MESSAGE_CHARACTERS]) for message in messages]
-    return Judgement(not broken, parsed.kind, tuple(broken), claim_figures(case), case.figures, parsed)
+        broken += [_told(code, message) for message in messages]
+    claims = tuple(claim_figures(case))
+    return Judgement(not broken, case.kind, tuple(broken), claims, case.figures, case.report)
+
+
+def _told(code: str, message: str) -> Violation:
+    return Violation(code=code, message=message[:MESSAGE_CHARACTERS])
 
 
 def find_reports(folder: Path) -> tuple[list[Path], list[Path]]:
@@ -83,3 +88,79 @@ def _read(path: Path) -> bytes:
     except OSError as error:
         message = f"cannot read the report {str(path)!r}: {error.strerror or error}"
         raise EvidenceError(message, "Give the path of an evidence report.") from None
+
+
+def broken_promises(promise: Promise, judgement: Judgement) -> Iterator[Violation]:
+    """Each way in which a judged report is not what its preset promises; none where it cannot be read."""
+    report = judgement.report
+    if report is None:
+        return
+    if report.kind != promise.kind:
+        message = f"the preset promises a {promise.kind} report, this is a {report.kind} report"
+        yield Violation(code="WRONG_KIND", message=message)
+        return
+    problems = (*_claim_problems(promise, report), *_component_problems(promise, report))
+    for code, problem in (*problems, *_parity_problems(promise, report.parity)):
+        yield Violation(code=code, message=f"the preset promises {problem}")
+
+
+def _claim_problems(promise: Promise, report: Report) -> Iterator[tuple[str, str]]:
+    for name in promise.claims:
+        of = [report.arm(claim.arm) if claim.arm else None for claim in report.claims if claim.name == name]
+        if not of:
+            made = several(sorted({claim.name for claim in report.claims})) or "none"
+            yield "CLAIM_MISSING", f"a claim of {name}; the report makes {made}"
+        elif not any(arm is None or _is_promised(arm.system, promise) for arm in of):
+            yield "CLAIM_MISSING", f"a claim of {name} about what it tests; the report makes it of others"
+
+
+def _component_problems(promise: Promise, report: Report) -> Iterator[tuple[str, str]]:
+    tested, source = [arm.system for arm in report.with_role("sut")], promise.restoration
+    if promise.drafter is not None:
+        drafting = tested and all(_drafts(system, promise.drafter) for system in tested)
+        if not drafting or "drafter" not in report.environment.models:
+            declared = several([str(system.drafter) for system in tested])
+            problem = f"a drafter with weights ({promise.drafter}) in every arm under test, and in the models"
+            yield "ENGINE_NEVER_RAN", f"{problem}; the arms declare {declared or 'none'}"
+    if promise.baseline and not any(arm.system.is_plain for arm in report.with_role("baseline")):
+        yield "SPEEDUP_BASELINE_LOOP", "mlx-lm's plain decoding, and no baseline is that"
+    if source is not None and not any(system.restoration == source for system in tested):
+        yield "RESTORATION_CLAIM", f"{source} restoration, and no arm under test declares it"
+    for policy in promise.kv:
+        if not any(_uses(system, policy) for system in tested):
+            yield "SILENT_FALLBACK", f"a {policy} KV cache, and no arm under test declares it"
+    for switch, value in promise.configuration.items():
+        stated = report.configuration.get(switch)
+        if stated != value or type(stated) is not type(value):
+            yield "SILENT_FALLBACK", f"{switch} {value}, and configuration says {shown(stated)}"
+
+
+def _parity_problems(promise: Promise, parity: Parity | None) -> Iterator[tuple[str, str]]:
+    if parity is None:
+        return
+    if promise.dtype not in (None, parity.dtype):
+        yield "PARITY_TOLERANCE", f"a comparison in {promise.dtype}, and this one is in {shown(parity.dtype)}"
+    if promise.tolerance is not None and parity.tolerance > promise.tolerance:
+        limits = f"{promise.tolerance:g}, and this one is {parity.tolerance:g}"
+        yield "PARITY_TOLERANCE", f"a tolerance of {limits}"
+    if promise.hidden_states and not parity.compares_hidden:
+        yield "PARITY_TOLERANCE", "a comparison of hidden states, and this one has logits alone"
+
+
+def _is_promised(system: System, promise: Promise) -> bool:
+    return (
+        promise.restoration in (None, system.restoration)
+        and (not promise.kv or any(_uses(system, policy) for policy in promise.kv))
+        and (promise.drafter is None or _drafts(system, promise.drafter))
+    )
+
+
+def _drafts(system: System, kind: str) -> bool:
+    """Whether an arm's drafter is a network, of that kind or ``any``, perhaps behind look-ups."""
+    network = (system.drafter or "").rpartition("+")[2]
+    return network not in ("", WEIGHTLESS) and kind in ("any", network)
+
+
+def _uses(system: System, promised: str) -> bool:
+    policy = system.policy
+    return policy is not None and (policy == policy_of(promised) or policy.kind == promised)

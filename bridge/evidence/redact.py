@@ -1,12 +1,7 @@
 """Secrets kept out of what is published: which values are secret, cutting them from logs, finding them.
 
-Logs are redacted before they are digested; evidence that holds a secret is refused by the caller: redacted it
-would no longer be the report that the engine wrote.
-
-A value is found as it is and in the usual encodings: JSON, Python, HTML, URL, hexadecimal, and base64 at any
-offset inside a longer text, as in a header of user name and password. Not covered: values shorter than eight
-characters, base64 broken into lines, and what a job encodes in a way of its own. Redaction is for accidents;
-against a job that wants to tell, there is only not giving it the secret.
+A value is found as it is and in JSON, Python, HTML, URL, hexadecimal, and base64 at any offset of a longer
+text. Not covered: short values, base64 broken into lines, and what a job encodes in a way of its own.
 """
 
 from __future__ import annotations
@@ -36,8 +31,7 @@ def is_secret_name(name: str) -> bool:
 
 def secrets_of(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables whose names say that they are secret, as far as their values are long enough to tell."""
-    found = {name: value for name, value in environment.items() if len(value.strip()) >= SHORTEST}
-    return {name: value for name, value in found.items() if is_secret_name(name)}
+    return {name: value for name, value in environment.items() if is_secret_name(name) and _is_long(value)}
 
 
 class Secrets:
@@ -48,9 +42,9 @@ class Secrets:
 
     def __init__(self, values: Mapping[str, str], *, mild: Collection[str] = ()) -> None:
         self._mild = frozenset(mild)
-        self._names = {form: name for name, value in values.items() for form in _forms(value)}
+        found = {form: name for name, value in values.items() if _is_long(value) for form in _forms(value)}
         # Longest first, so that a secret inside another does not leave the rest of it.
-        self._forms = sorted(self._names, key=len, reverse=True)
+        self._names = dict(sorted(found.items(), key=lambda item: len(item[0]), reverse=True))
 
     def cut(self, data: bytes, *, broken_off: bool = False) -> bytes:
         """`data` with every form of every secret replaced by ``[redacted:NAME]``.
@@ -58,14 +52,12 @@ class Secrets:
         Where it was `broken_off`, its end may be the beginning of a secret, which goes, too.
         """
         if broken_off:
-            starts = [form[:end] for form in self._forms for end in range(SHORTEST_START, len(form))]
-            if cut_off := max(filter(data.endswith, starts), key=len, default=b""):
-                form = next(form for form in self._forms if form.startswith(cut_off))
-                data = data.removesuffix(cut_off) + _marker(self._names[form])
-        if not (present := [form for form in self._forms if form in data]):
+            ends = {form[:end]: form for form in self._names for end in range(SHORTEST_START, len(form))}
+            if end := max(filter(data.endswith, ends), key=len, default=b""):
+                data = data.removesuffix(end) + self._marker(ends[end])
+        if not (present := [form for form in self._names if form in data]):
             return data
-        pattern = b"|".join(map(re.escape, present))
-        return re.sub(pattern, lambda match: _marker(self._names[match[0]]), data)
+        return re.sub(b"|".join(map(re.escape, present)), lambda match: self._marker(match[0]), data)
 
     def cut_text(self, text: str, *, broken_off: bool = False) -> str:
         """Like `cut`, of a text."""
@@ -73,31 +65,29 @@ class Secrets:
 
     def found_in(self, data: bytes) -> tuple[str, ...]:
         """The names of the secrets that `data` holds in any form, sorted; none that is mild."""
-        return tuple(sorted({self._names[form] for form in self._forms if form in data} - self._mild))
+        return tuple(sorted({name for form, name in self._names.items() if form in data} - self._mild))
+
+    def _marker(self, form: bytes) -> bytes:
+        return b"[redacted:" + self._names[form].encode("utf-8", "replace") + b"]"
 
 
-def _marker(name: str) -> bytes:
-    return b"[redacted:" + name.encode("utf-8", "replace") + b"]"
+def _is_long(value: str) -> bool:
+    return len(value.strip()) >= SHORTEST
 
 
 def _forms(value: str) -> set[bytes]:
     """The ways a secret may be written: as it is, encoded, and line by line."""
     stripped = value.strip()
-    if len(stripped) < SHORTEST:
-        return set()
     raw = stripped.encode("utf-8", "surrogateescape")  # environment values may hold any bytes
-    forms = {raw, raw.hex().encode(), raw.hex().upper().encode(), *_base64(raw)}
     texts = [json.dumps(stripped, ensure_ascii=flag)[1:-1] for flag in (True, False)]
     texts += [text.replace("/", "\\/") for text in texts]  # as some writers of JSON escape it
     texts += [repr(stripped)[1:-1], html.escape(stripped), html.escape(stripped, quote=False)]
-    forms |= {text.encode("utf-8", "surrogateescape") for text in texts}
     for url in (quote(raw, safe=""), quote(raw), quote_plus(raw)):
-        forms |= {url.encode(), re.sub("%..", lambda match: match[0].lower(), url).encode()}
-    lines = stripped.splitlines()
-    long = [
-        line.strip() for line in lines if len(line.strip()) >= SHORTEST_LINE and not line.startswith("-----")
-    ]
-    return forms | {line.encode("utf-8", "surrogateescape") for line in long if len(lines) > 1}
+        texts += [url, re.sub("%..", lambda match: match[0].lower(), url)]
+    lines = [line.strip() for line in stripped.splitlines() if not line.startswith("-----")]
+    texts += [line for line in lines if len(line) >= SHORTEST_LINE]
+    forms = {text.encode("utf-8", "surrogateescape") for text in texts}
+    return forms | {raw, raw.hex().encode(), raw.hex().upper().encode(), *_base64(raw)}
 
 
 def _base64(raw: bytes) -> Iterator[bytes]:

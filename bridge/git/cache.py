@@ -1,8 +1,6 @@
-"""The one bare repository that this machine keeps of a remote, for what is fetched from it.
+"""The one bare repository that this machine keeps of a remote: rebuilt when it is broken or overgrown.
 
-It holds nothing that cannot be fetched again, so a broken or overgrown one is thrown away and rebuilt. Names
-that others chose never become refs here: commits are fetched by exact names, one failure at a time, and kept
-under the sha that was listed.
+Names that others chose never become refs here: commits are fetched by exact names and kept by their sha.
 """
 
 from __future__ import annotations
@@ -18,15 +16,7 @@ from collections.abc import Callable, Collection, Generator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from bridge.errors import (
-    BusError,
-    FetchTooLarge,
-    LeaseLost,
-    MachineError,
-    PushRejected,
-    RemoteUnreachable,
-    UnknownHandle,
-)
+from bridge.errors import BrokenObject, BusError, LeaseLost, MachineError, RemoteUnreachable
 from bridge.git.remote import config_variables
 from bridge.git.repo import FETCH_LIMIT_BYTES, GitRepo, Scratch, size_of
 
@@ -35,9 +25,7 @@ log = logging.getLogger(__name__)
 # Packs beyond this slow every read down, bytes beyond this fill the disk: then unused objects are dropped.
 MAX_PACKS = 50
 MAX_BYTES = 1024**3
-# So many fetched commits, and those of the last hour, are kept: what a later request shares with them need
-# not travel again.
-KEPT_COMMITS = 16
+# Commits fetched in the last hour are kept: what a later request shares with them need not travel again.
 KEPT_S = 3600
 # A repository that may be broken is rebuilt at most so often: what others push can look like damage.
 REPAIR_S = 600.0
@@ -50,8 +38,7 @@ _Found = TypeVar("_Found")
 class GitCache(GitRepo):
     """The local repository of one remote, made when it is missing. Several processes may use it.
 
-    Network settings (credentials, proxies) of the checkout `origin` count, next to the user's. One fetch may
-    bring at most `limit_bytes`.
+    Network settings (credentials, proxies) of the checkout `origin` count, next to the user's.
     """
 
     def __init__(
@@ -68,20 +55,16 @@ class GitCache(GitRepo):
         super().__init__(directory, timeout_s=timeout_s, environment=environment)
         self.remote = remote
         self._limit_bytes = limit_bytes
-        self._busy = threading.RLock()
-        self._seen: tuple[int, int] | None = None
+        self._busy = threading.Lock()
         self._repaired_at: float | None = None
 
     def prepare(self) -> None:
         """Make the repository if it is missing."""
-        if self._identity() is None:
+        head = self.directory / "HEAD"
+        if not head.is_file():
             with self._exclusive():
-                if self._identity() is None:
+                if not head.is_file():
                     self._make()
-        found = self._identity()
-        if found != self._seen:  # another process rebuilt it
-            self.close()
-            self._seen = found
 
     def list_remote(self, *prefixes: str, timeout_s: float | None = None) -> dict[str, str]:
         """Refs of the remote below some prefixes; see `GitRepo.list_refs`."""
@@ -100,42 +83,34 @@ class GitCache(GitRepo):
     ) -> dict[str, BusError]:
         """Fetch the commits that some refs (`names`) held when they were listed, where they are not here yet.
 
-        Commits that are here with a shorter history than `depth` are not fetched again.
-
-        Returns:
-            What went wrong, by name: too large, or not what was listed any more. The others are here.
+        A name may also be a commit's own sha, which some ref of the remote reaches. Commits that are here
+        with a shorter history than `depth` are not fetched again. Returns what went wrong, by name: too
+        large, or not what was listed any more. The others are here.
         """
         if names:
             self.prepare()
         # Git fetches no two refs into one, so of those that hold the same commit one is fetched.
         missing = {found[name]: name for name in names if not self.exists(found[name])}
-        failed = self._fetch_missing(missing, depth)
+        failed = self._fetch_each(missing, depth)
         broken = {sha: missing[sha] for sha, failure in failed.items() if type(failure) is BusError}
         if broken and self.repair():
-            kept = {sha: failure for sha, failure in failed.items() if sha not in broken}
-            failed = kept | self._fetch_missing(broken, depth)
+            failed = {sha: failed[sha] for sha in failed.keys() - broken.keys()}
+            failed |= self._fetch_each(broken, depth)
+        self._collect_garbage(missing)
         for sha in missing.keys() - failed.keys():
             if not self.exists(sha):
                 failed[sha] = LeaseLost(f"{missing[sha]} moved while it was fetched", "look again")
         return {name: failed[found[name]] for name in names if found[name] in failed}
 
-    def bring_object(self, sha: str, *, depth: int | None = 2) -> None:
-        """Fetch one commit by its sha, which some ref of the remote reaches."""
-        self.prepare()
-        if not self.exists(sha):
-            with self._exclusive():
-                self._fetch({sha: sha}, depth)
-                self._collect_garbage({sha})
-
     def recover(self, work: Callable[[], _Found]) -> _Found:
         """Do something, and once more with a new repository where this one may be what is broken."""
         try:
             return work()
-        except (FetchTooLarge, LeaseLost, PushRejected, RemoteUnreachable, UnknownHandle):
-            raise
-        except BusError:
-            self.rebuild()
-            return work()
+        except BusError as error:
+            if type(error) not in (BusError, BrokenObject):
+                raise
+        self.rebuild()
+        return work()
 
     def repair(self) -> bool:
         """Rebuild the repository, which may be broken, unless that was done lately; whether it was done."""
@@ -154,14 +129,6 @@ class GitCache(GitRepo):
         with self._exclusive():
             self._make()
 
-    def _identity(self) -> tuple[int, int] | None:
-        """Tells this repository from one that takes its place; None: there is none."""
-        try:
-            found = os.stat(self.directory / "HEAD")
-        except OSError:
-            return None
-        return found.st_ino, found.st_ctime_ns
-
     def _make(self) -> None:
         # Put in place whole, because others look at it without the lock.
         new = self.directory.with_suffix(".new")
@@ -173,19 +140,17 @@ class GitCache(GitRepo):
         new.rename(self.directory)
         self.close()
 
-    def _fetch_missing(self, missing: Mapping[str, str], depth: int) -> dict[str, BusError]:
-        """Fetch commits, named by sha with a ref that holds each; returns what failed, by sha."""
+    def _fetch_each(self, missing: Mapping[str, str], depth: int) -> dict[str, BusError]:
+        """Fetch commits, named by sha with a ref that holds each; returns what failed, by sha.
+
+        All at once; if that fails, in halves, so that one bad ref does not hide the others.
+        """
         if not missing:
             return {}
-        with self._exclusive():
-            failed = self._fetch_each(missing, depth)
-            self._collect_garbage(missing.keys())
-        return failed
-
-    def _fetch_each(self, missing: Mapping[str, str], depth: int) -> dict[str, BusError]:
-        """Fetch all at once; if that fails, in halves, so that one bad ref does not hide the others."""
+        wanted = {name: f"{_KEPT}{int(time.time()):012d}-{sha}" for sha, name in missing.items()}
         try:
-            self._fetch({name: sha for sha, name in missing.items()}, depth)
+            with self._exclusive():
+                self.fetch(self.remote, wanted, depth=depth, limit_bytes=self._limit_bytes)
         except BusError as error:
             rows = list(missing.items())
             if len(rows) > 1:
@@ -198,24 +163,18 @@ class GitCache(GitRepo):
             return {sha: error}
         return {}
 
-    def _fetch(self, found: Mapping[str, str], depth: int | None) -> None:
-        wanted = {name: f"{_KEPT}{int(time.time()):012d}-{sha}" for name, sha in found.items()}
-        self.fetch(self.remote, wanted, depth=depth, limit_bytes=self._limit_bytes)
-
     def _collect_garbage(self, fetched: Collection[str]) -> None:
         """Drop what is no longer needed, where much of it may be here; never what was fetched just now."""
         packs = list((self.directory / "objects" / "pack").glob("*.pack"))
         size = size_of(packs)
         if len(packs) <= MAX_PACKS and size <= MAX_BYTES:
             return
-        refs = sorted(self.run("for-each-ref", "--format=%(refname)", _KEPT).decode().split())
-        if size <= MAX_BYTES:
-            oldest = f"{_KEPT}{int(time.time()) - KEPT_S:012d}-"
-            refs = [ref for ref in refs[:-KEPT_COMMITS] if ref < oldest]
-        dropped = [ref for ref in refs if ref.rpartition("-")[2] not in fetched]
-        self.delete_refs(dropped)
-        self.run("gc", "--quiet", "--prune=now")
-        self.close()
+        with self._exclusive():
+            refs = self.run("for-each-ref", "--format=%(refname)", _KEPT).decode().split()
+            oldest = f"{_KEPT}{int(time.time()) - (0 if size > MAX_BYTES else KEPT_S):012d}."
+            self.delete_refs(ref for ref in refs if ref < oldest and ref.rpartition("-")[2] not in fetched)
+            self.run("gc", "--quiet", "--prune=now")
+            self.close()
 
     @contextlib.contextmanager
     def _exclusive(self) -> Generator[None, None, None]:

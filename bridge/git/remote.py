@@ -1,14 +1,7 @@
-"""A remote's address as git may be given it, and the refs below some prefixes of it.
+"""A remote's address as git may be given it, without credentials; and the refs below some prefixes of it.
 
-Arguments of a process can be read by everyone on the machine, and git hands the address it is given on to the
-processes it starts. So user name and password of an http(s) address go through the environment, where git's
-own mechanism for credentials finds them; nothing is written to disk.
-
-``git ls-remote PATTERN`` downloads the names of all refs and filters them here, and a fetch by pattern would
-turn names that others chose into local refs. So the one command that filters on the server, ``ls-refs`` of
-protocol version 2, is spoken directly, over connections that git's own programs make: ``git upload-pack`` for
-a folder, ``ssh`` as git calls it, and the ``git remote-http`` helper. See gitprotocol-v2(5) and
-gitremote-helpers(7).
+``git ls-remote PATTERN`` downloads every name, and a fetch by pattern makes local refs of others' names. So
+``ls-refs`` of protocol version 2 is spoken here: gitprotocol-v2(5), gitremote-helpers(7).
 """
 
 from __future__ import annotations
@@ -22,7 +15,6 @@ from urllib.parse import unquote, unquote_to_bytes, urlsplit
 from bridge.errors import BusError
 from bridge.git import errors
 from bridge.protocol.refs import is_url
-from bridge.protocol.sanitize import without_credentials
 
 if TYPE_CHECKING:
     from bridge.git.repo import GitRepo
@@ -33,21 +25,15 @@ _SSH_SCHEMES = ("ssh", "git+ssh", "ssh+git")
 _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<authority>[^/?#]*)(?P<rest>.*)", re.DOTALL)
 _HOST = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(:[0-9]*)?")
 _UNENCODED = re.compile(r"[\x00-\x20\x7f]")
-# Git asks a helper with the argument `get`. The first answers for itself. The second knows a user name only:
-# it asks the user's own helpers, as if this one were not there, and falls back on an empty password, which is
-# what curl sends for such an address.
-_KNOWN = (
+# Git asks a helper with the argument `get`.
+_HELPER = (
     f'!f() {{ test "$1" = get && printf "username=%s\\npassword=%s\\n" "${_USERNAME}" "${_PASSWORD}"; }}; f'
 )
-_ASKED = (
-    "!f() {{ export GIT_CONFIG_COUNT={count}; case $1 in"
-    " get) git credential fill 2>/dev/null || echo password=;;"
-    " erase) git credential reject;; esac; }}; f"
-)
 
+_BYTES = ("utf-8", "surrogateescape")
 _FLUSH, _DELIMITER = b"0000", b"0001"
 _REF_LINE = re.compile(rb"([0-9a-f]{40}) ([^ \n]+)(?: [^\n]*)?\n?")
-_HELPER = re.compile(r"[A-Za-z0-9][A-Za-z0-9+.-]*::")  # names a program that git starts
+_FOREIGN = re.compile(r"[A-Za-z0-9][A-Za-z0-9+.-]*::")  # names a program that git starts
 _SCP = re.compile(r"(?P<host>[^/:]+|[^/:]*\[[^\]]*\]):(?P<path>.*)", re.DOTALL)
 
 
@@ -55,11 +41,9 @@ def for_git(remote: str, environ: Mapping[str, str] | None = None) -> tuple[str,
     """What git's arguments may hold, and the environment variables that bring the credentials.
 
     ``https://user:password@host/path`` becomes ``https://host/path`` and a credential helper for that host
-    alone, before which no other is asked. ``https://user@host/path`` becomes the same address and a
-    user name; the user's own helpers are asked for the password, and without an answer it is empty. From
-    ``ssh://user:password@host`` the password goes, which SSH would not use. Everything else is unchanged.
-
-    The variables go on counting where those of `environ` (None: our environment) end.
+    alone. ``https://user@host/path`` becomes the same address and a user name, for which git asks the user's
+    own helpers. From ``ssh://user:password@host`` the password goes. Everything else is unchanged. The
+    variables go on counting where those of `environ` (None: our environment) end.
     """
     match = _URL.fullmatch(remote)
     scheme = match["scheme"].lower() if match else ""
@@ -67,34 +51,37 @@ def for_git(remote: str, environ: Mapping[str, str] | None = None) -> tuple[str,
         return remote, {}
     # A raw @ belongs to the password: the host begins after the last one.
     userinfo, at, host = match["authority"].rpartition("@")
+    name, colon, word = (unquote_to_bytes(part) for part in userinfo.encode(*_BYTES).partition(b":"))
     split_wrongly = not _HOST.fullmatch(host) and (at or "@" in match["rest"])
-    if split_wrongly or _UNENCODED.search(userinfo):
+    if split_wrongly or _UNENCODED.search(userinfo) or set(name + word) & set(b"\n\r\0"):
         raise BusError(
-            f"the user name or password in the {scheme} address of the remote is not percent-encoded",
+            f"the user name or password in the {scheme} address of the remote is not percent-encoded,"
+            " or holds a line break",
             "in it, write / as %2F, ? as %3F, # as %23, a blank as %20 and % as %25",
         )
-    name, colon, word = userinfo.partition(":")
-    username, password = _decoded(name, remote), _decoded(word, remote)
     if scheme in _SSH_SCHEMES:
-        return f"{scheme}://{name}@{host}{match['rest']}" if colon else remote, {}
+        kept = userinfo.partition(":")[0]
+        return f"{scheme}://{kept}@{host}{match['rest']}" if colon else remote, {}
     plain = f"{scheme}://{host}{match['rest']}" if at else remote
-    if not username and not colon:
+    if not name and not colon:
         return plain, {}
-    given, helper = os.environ if environ is None else environ, f"credential.{scheme}://{host}.helper"
+    key = f"credential.{scheme}://{host}"
     # What the user's insteadOf makes of the address without credentials is not what was asked for; of all
     # rules git takes the longest.
-    settings = [(f"url.{plain}.insteadOf", plain), (f"url.{plain}.pushInsteadOf", plain), (helper, "")]
-    if not colon:
-        settings += [(f"credential.{scheme}://{host}.username", username)]
-        settings += [(helper, _ASKED.format(count=_config_count(given)))]
-        return plain, config_variables(settings, given)
-    variables = config_variables([*settings, (helper, _KNOWN)], given)
-    return plain, {**variables, _USERNAME: username, _PASSWORD: password}
+    settings = [(f"url.{plain}.insteadOf", plain), (f"url.{plain}.pushInsteadOf", plain)]
+    secrets = {}
+    if colon:
+        settings += [(f"{key}.helper", ""), (f"{key}.helper", _HELPER)]
+        secrets = {_USERNAME: os.fsdecode(name), _PASSWORD: os.fsdecode(word)}
+    else:
+        settings += [(f"{key}.username", os.fsdecode(name))]
+    return plain, config_variables(settings, os.environ if environ is None else environ) | secrets
 
 
 def config_variables(settings: Sequence[tuple[str, str]], environ: Mapping[str, str]) -> dict[str, str]:
     """Settings of git as environment variables, after those that the environment brings already."""
-    first = _config_count(environ)
+    count = environ.get("GIT_CONFIG_COUNT", "")
+    first = int(count) if re.fullmatch(r"[0-9]{1,6}", count) else 0
     variables = {"GIT_CONFIG_COUNT": str(first + len(settings))}
     for index, (key, value) in enumerate(settings, start=first):
         variables[f"GIT_CONFIG_KEY_{index}"] = key
@@ -126,28 +113,9 @@ def list_refs(
     return _parse_refs(done.stdout.removeprefix(b"\n")) if done.exit_code == 0 else None
 
 
-def _decoded(text: str, remote: str) -> str:
-    data = unquote_to_bytes(text.encode("utf-8", "surrogateescape"))
-    if any(byte in data for byte in b"\n\r\0"):
-        raise BusError(
-            f"the credentials of {without_credentials(remote)} hold a line break or a NUL: git takes neither",
-            "check the address for %0A, %0D and %00",
-        )
-    return os.fsdecode(data)
-
-
-def _config_count(environ: Mapping[str, str]) -> int:
-    text = environ.get("GIT_CONFIG_COUNT") or "0"
-    if not re.fullmatch(r"[0-9]{1,6}", text):
-        raise BusError(
-            f"GIT_CONFIG_COUNT is {text!r}, and git wants a number there", "unset GIT_CONFIG_COUNT"
-        )
-    return int(text)
-
-
 def _upload_pack(repo: GitRepo, address: str) -> list[str] | None:
     """Arguments of git that connect to ``upload-pack`` of a folder or over SSH; None: another scheme."""
-    if _HELPER.match(address):
+    if _FOREIGN.match(address):
         return None
     if not is_url(address):
         return ["upload-pack", "--", address]
@@ -180,7 +148,7 @@ def _ssh(repo: GitRepo, host: str, port: int | None, path: str) -> list[str] | N
 
 
 def _packet(text: str) -> bytes:
-    data = text.encode("utf-8", "surrogateescape")
+    data = text.encode(*_BYTES)
     return b"%04x" % (len(data) + 4) + data
 
 
@@ -188,11 +156,8 @@ def _parse_refs(answer: bytes) -> dict[bytes, str] | None:
     """Refs from the server's greeting and its answer; None: it does not speak version 2, or broke off."""
     sections: list[list[bytes]] = [[]]
     at = 0
-    while at + 4 <= len(answer):
-        try:
-            length = int(answer[at : at + 4], 16)
-        except ValueError:
-            return None
+    while size := re.fullmatch(rb"[0-9a-f]{4}", answer[at : at + 4]):
+        length = int(size[0], 16)
         if length < 4:  # a flush, or the end of a response
             sections.append([])
         else:

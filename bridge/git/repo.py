@@ -1,11 +1,6 @@
-"""Git in one repository: objects read and written, refs listed, pushes and fetches.
+"""Git in one repository: objects through GitPython, everything else by git commands under fixed rules.
 
-Objects go through GitPython's object model: reading keeps one ``git cat-file`` open, writing starts no
-process. Everything else is a git command under fixed rules: no shell, an own process group, a deadline,
-capped output, the C locale, no prompt, no hook, no automatic maintenance, and no ``GIT_*`` variable that
-names another repository. The user's credential helpers, SSH and proxy settings stay in force: a client needs
-only a working ``git push``. Nothing here checks out a file, moves HEAD or touches an index. What commits mean
-is `bridge.bus`.
+Nothing here checks out a file, moves HEAD or touches an index.
 """
 
 from __future__ import annotations
@@ -22,11 +17,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from bridge.errors import BrokenObject, BusError, FetchTooLarge, MachineError, RevisionError
-from bridge.git import errors
+from bridge import errors
 from bridge.git import remote as remotes
+from bridge.git.errors import command_error, push_error, timed_out, unreachable
 from bridge.proc import ProgramResult, find_program, run_program
 from bridge.protocol.sanitize import without_credentials
 
@@ -34,6 +29,7 @@ if TYPE_CHECKING:
     import git as gitpython
 
 NETWORK_TIMEOUT_S = 60.0
+SWAP_TIMEOUT_S = 30.0
 FETCH_LIMIT_BYTES = 4 * 1024**3
 MAX_OUTPUT_BYTES = 256 * 1024 * 1024
 # Sizes of objects that are read whole; larger ones were made to cost memory. A folder of 400,000 files fits.
@@ -46,12 +42,13 @@ TREE_MODE = "040000"
 FILE_MODE = "100644"
 AUTHOR = ("kakeya-mac", "kakeya-mac@localhost")
 
+_LOOK_TIMEOUT_S = 15.0
+_CONTENTION_TRIES = 5
 _COMMIT = re.compile(rb"tree ([0-9a-f]{40})\n((?:parent [0-9a-f]{40}\n)*)(?!parent )")
 _KEPT_VARIABLES = re.compile(
     r"GIT_(SSH|SSH_COMMAND|SSH_VARIANT|ASKPASS|PROXY_COMMAND|EXEC_PATH|ALLOW_PROTOCOL|CEILING_DIRECTORIES"
     r"|CONFIG_(GLOBAL|SYSTEM|NOSYSTEM|COUNT|KEY_\d+|VALUE_\d+)|SSL_\w+|HTTP_\w+)"
 )
-_MISLEADING = ("GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY", "GIT_INDEX_FILE")
 _ENVIRONMENT = {
     "LC_ALL": "C",
     "GIT_TERMINAL_PROMPT": "0",
@@ -60,21 +57,15 @@ _ENVIRONMENT = {
     "GCM_INTERACTIVE": "never",
 }
 _OPTIONS = (
-    "--no-pager",
-    "--literal-pathspecs",
     *("-c", "core.hooksPath=/dev/null"),
     *("-c", "core.fsmonitor=false"),
-    *("-c", "core.quotePath=false"),
     *("-c", "core.bigFileThreshold=16m"),  # what is larger passes through memory piece by piece
     *("-c", "gc.auto=0"),
     *("-c", "maintenance.auto=false"),
-    *("-c", "submodule.recurse=false"),
     *("-c", "fetch.recurseSubmodules=false"),
     *("-c", "fetch.unpackLimit=1"),  # a pack's size can be limited, unpacked objects cannot
     *("-c", "fetch.writeCommitGraph=false"),
     *("-c", "pack.useSparse=true"),
-    *("-c", "push.gpgSign=false"),
-    *("-c", "push.followTags=false"),
     *("-c", "protocol.version=2"),
     *("-c", "http.lowSpeedLimit=1"),
     *("-c", "http.lowSpeedTime=30"),
@@ -94,9 +85,8 @@ class RefUpdate:
 
 @dataclass(frozen=True)
 class CommitData:
-    """A commit: its sha, its tree's sha, its parents' shas, its message."""
+    """A commit: its tree's sha, its parents' shas, its message."""
 
-    sha: str
     tree: str
     parents: tuple[str, ...]
     message: str
@@ -115,7 +105,7 @@ class FileChange:
 class GitRepo:
     """Git in a work tree, a bare repository or a folder inside one. Safe for use by several threads.
 
-    A command has `timeout_s`, unless the call names another deadline; `environment` is added to each.
+    The user's credential helpers, SSH and proxy settings stay in force. `environment` is added to them.
     """
 
     def __init__(
@@ -130,7 +120,6 @@ class GitRepo:
         self._environment = dict(environment or {})
         self._lock = threading.RLock()
         self._repo: gitpython.Repo | None = None
-        self._settings: list[tuple[str, str, str]] | None = None
 
     def close(self) -> None:
         """End the process that is kept open for reading; the next read starts another one."""
@@ -145,19 +134,13 @@ class GitRepo:
 
     # Commands ---------------------------------------------------------------------------------------------
 
-    def run(
-        self,
-        *args: str,
-        input: bytes = b"",  # noqa: A002 - the word every process API uses
-        timeout_s: float | None = None,
-    ) -> bytes:
+    def run(self, *args: str, input: bytes = b"") -> bytes:  # noqa: A002 - the word every process API uses
         """Run a local git command and return its standard output; a `BusError` where it fails."""
-        done = self.attempt(*args, input=input, timeout_s=timeout_s)
+        done = self.attempt(*args, input=input)
         if done.timed_out:
-            limit = self.timeout_s if timeout_s is None else timeout_s
-            raise BusError(f"git {args[0]} did not end within {limit:g} s in {self.directory}")
+            raise errors.BusError(f"git {args[0]} did not end in time in {self.directory}")
         if done.exit_code != 0:
-            raise errors.command_error(args[0], str(self.directory), done.exit_code, done.stderr)
+            raise command_error(args[0], str(self.directory), done.exit_code, done.stderr)
         return done.stdout
 
     def attempt(
@@ -169,7 +152,6 @@ class GitRepo:
         guard: Callable[[], str | None] | None = None,
     ) -> ProgramResult:
         """Run a git command like `bridge.proc.run_program`; a failure or a timeout is a value."""
-        _require_git()
         return run_program(
             ["git", "-C", str(self.directory), *_OPTIONS, *args],
             input=input,
@@ -180,32 +162,26 @@ class GitRepo:
         )
 
     def _variables(self) -> dict[str, str]:
-        kept = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith("GIT_") or _KEPT_VARIABLES.fullmatch(name)
-        }
-        return {**kept, **_ENVIRONMENT, **self._environment}
+        if find_program("git") is None:
+            raise errors.MachineError("git was not found on PATH", "install git 2.31 or later")
+        for name in list(os.environ):  # those that hooks of git set would mislead GitPython, too
+            if name.startswith("GIT_") and not _KEPT_VARIABLES.fullmatch(name):
+                os.environ.pop(name, None)
+        return {**os.environ, **_ENVIRONMENT, **self._environment}
 
     # Reading ----------------------------------------------------------------------------------------------
 
     def resolve(self, rev: str) -> str:
         """The commit a revision names; a `RevisionError` where it names none."""
         if not rev or rev.startswith("-") or not rev.isprintable():
-            raise RevisionError(f"{rev!r} is not a revision", "give a branch, a tag or a commit")
-        with contextlib.suppress(BusError):
-            if (found := self._ask(f"{rev}^{{commit}}", 0)) is not None:
-                return found[0]
-        done = self.attempt("rev-parse", "--verify", "--quiet", f"{rev}^{{commit}}")  # what is wrong
-        if b"fatal:" in done.stderr:
-            raise errors.command_error("rev-parse", str(self.directory), done.exit_code, done.stderr)
-        if len(done.stdout.strip()) == 64:
-            raise RevisionError(
-                f"{self.directory} is a SHA-256 repository", "use a repository with SHA-1 object names"
+            raise errors.RevisionError(f"{rev!r} is not a revision", "give a branch, a tag or a commit")
+        found = self._ask(f"{rev}^{{commit}}", 0)
+        if found is None:
+            raise errors.RevisionError(
+                f"no commit is called {rev!r} in {self.directory}",
+                "git fetch it first, or check the spelling; repositories of SHA-256 names are not read",
             )
-        raise RevisionError(
-            f"no commit is called {rev!r} in {self.directory}", "git fetch it first, or check the spelling"
-        )
+        return found[0]
 
     def current_branch(self) -> str | None:
         """The branch HEAD is on, without ``refs/heads/``; None: detached."""
@@ -221,19 +197,12 @@ class GitRepo:
 
     def settings(self, pattern: str, *, local: bool = False) -> list[tuple[str, str]]:
         """Configured values whose key matches a pattern, in order; with `local` only the repository's own."""
-        with self._lock:
-            if self._settings is None:
-                done = self.attempt("config", "--null", "--show-scope", "--list")
-                fields = done.stdout.decode("utf-8", "surrogateescape").split("\0")
-                self._settings = []
-                for scope, text in zip(fields[::2], fields[1::2], strict=False):
-                    key, line_end, value = text.partition("\n")
-                    self._settings.append((scope, key, value if line_end else "true"))
-        return [
-            (key, value)
-            for scope, key, value in self._settings
-            if re.search(pattern, key) and (not local or scope in ("local", "worktree"))
+        scope = ["--local"] if local else []
+        done = self.attempt("config", *scope, "--null", "--get-regexp", pattern)
+        rows = [
+            row.partition("\n") for row in done.stdout.decode("utf-8", "surrogateescape").split("\0") if row
         ]
+        return [(key, value if line_end else "true") for key, line_end, value in rows]
 
     def is_dirty(self, timeout_s: float) -> bool | None:
         """Whether tracked files differ from HEAD; None: not known in time, or there is no work tree."""
@@ -255,10 +224,10 @@ class GitRepo:
         data = self._read("commit", sha, MAX_COMMIT_BYTES)
         match = _COMMIT.match(data)
         if match is None:
-            raise BrokenObject(f"the commit {sha[:12]} is broken: it does not begin with a tree and parents")
+            raise errors.BrokenObject(f"the commit {sha[:12]} is broken: it begins with no tree and parents")
         parents = tuple(line.removeprefix("parent ") for line in match[2].decode().splitlines())
         message = data[match.end() :].partition(b"\n\n")[2].decode("utf-8", "replace")
-        return CommitData(sha, match[1].decode(), parents, message)
+        return CommitData(match[1].decode(), parents, message)
 
     def tree_entries(self, tree: str) -> dict[str, tuple[str, str]]:
         """Mode and sha of each entry of one tree, by name; `tree`: a sha, or ``<commit>:folder``."""
@@ -266,10 +235,10 @@ class GitRepo:
         try:
             rows = _gitpython().objects.fun.tree_entries_from_data(data)
         except ValueError as error:
-            raise BrokenObject(f"the tree {tree[:12]} is broken: {error}") from None
+            raise errors.BrokenObject(f"the tree {tree[:12]} is broken: {error}") from None
         entries = {name: (f"{mode:06o}", sha.hex()) for sha, mode, name in rows}
         if len(entries) != len(rows):
-            raise BrokenObject(f"the tree {tree[:12]} is broken: it holds a name twice")
+            raise errors.BrokenObject(f"the tree {tree[:12]} is broken: it holds a name twice")
         return entries
 
     def changes(self, old: str | None, new: str) -> list[FileChange]:
@@ -278,24 +247,22 @@ class GitRepo:
         Folders beyond the first `MAX_CHANGED_FOLDERS` come back closed, with the mode `TREE_MODE`.
         """
         found: list[FileChange] = []
-        waiting: list[tuple[str, str | None, str]] = [("", old, new)]
-        opened = 0
-        while waiting:
-            inside, before, after = waiting.pop(0)
+        folders: list[tuple[str, str | None, str]] = [("", old, new)]
+        for inside, before, after in folders:  # which grows meanwhile
             was, now = {} if before is None else self.tree_entries(before), self.tree_entries(after)
-            opened += 1
             for name in sorted(was.keys() | now.keys()):
-                old_entry, new_entry = was.get(name), now.get(name)
-                if old_entry == new_entry:
+                mine, theirs = was.get(name), now.get(name)
+                if mine == theirs:
                     continue
-                change = _change(inside + name, old_entry, new_entry)
-                if change.mode != TREE_MODE or opened + len(waiting) > MAX_CHANGED_FOLDERS:
-                    found.append(change)
-                    continue
-                folder = old_entry[1] if old_entry is not None and old_entry[0] == TREE_MODE else None
-                waiting.append((f"{change.path}/", folder, change.sha))
-                if not self.tree_entries(change.sha):  # an empty folder would not show otherwise
-                    found.append(change)
+                mode, sha = theirs or ("000000", "0" * 40)
+                if mode == TREE_MODE and len(folders) <= MAX_CHANGED_FOLDERS:
+                    folder = mine[1] if mine is not None and mine[0] == TREE_MODE else None
+                    folders.append((f"{inside}{name}/", folder, sha))
+                    if self.tree_entries(sha):  # an empty one would not show otherwise
+                        continue
+                same_kind = mine is not None and mine[0][:3] == mode[:3]
+                status = "A" if mine is None else "D" if theirs is None else "M" if same_kind else "T"
+                found.append(FileChange(status, inside + name, mode, sha))
         return sorted(found, key=lambda change: change.path)
 
     def read_file(self, commit: str, path: str, limit: int) -> bytes | None:
@@ -307,7 +274,7 @@ class GitRepo:
         """Like `read_file`; None also where the file is too large or cannot be read."""
         try:
             return self.read_file(commit, path, limit)
-        except BusError:
+        except errors.BusError:
             return None
 
     def read_objects(self, shas: Sequence[str], limit: int) -> list[bytes]:
@@ -315,14 +282,14 @@ class GitRepo:
         found = [self._ask(sha, 0) for sha in shas]
         total = sum(size for _, _, size, _ in filter(None, found))
         if total > limit:
-            raise BusError(f"{len(shas)} files with {total} bytes, but at most {limit} are read")
+            raise errors.BusError(f"{len(shas)} files with {total} bytes, but at most {limit} are read")
         return [self._read("blob", sha, limit) for sha in shas]
 
     def _read(self, kind: str, name: str, limit: int) -> bytes:
         found = self._ask(name, limit)
         if found is None or found[1] != kind:
             what = "missing" if found is None else f"a {found[1]}, not a {kind}"
-            raise BusError(f"the object {name} is {what} in {self.directory}")
+            raise errors.BusError(f"the object {name} is {what} in {self.directory}")
         return found[3]
 
     def _ask(self, name: str, limit: int) -> tuple[str, str, int, bytes] | None:
@@ -330,20 +297,28 @@ class GitRepo:
         if "\n" in name:
             return None
         with self._lock:
-            try:
-                return _asked(self._opened().git, name, limit)
-            except (OSError, ValueError, AttributeError):
-                self.close()  # the process died, or the repository was rebuilt under it: once more
-            try:
-                return _asked(self._opened().git, name, limit)
-            except (OSError, ValueError, AttributeError) as error:
-                self.close()
-                raise BusError(f"git cat-file failed in {self.directory}: {error}") from None
+            for _ in range(2):  # the process may have died, or the repository been rebuilt under it
+                try:
+                    return _asked(self._opened().git, name, limit)
+                except (OSError, ValueError, AttributeError) as error:
+                    self.close()
+                    failure = error
+        self.run("rev-parse", "--git-dir")  # which says more
+        raise errors.BusError(f"git cat-file failed in {self.directory}: {failure}")
 
     def _opened(self) -> gitpython.Repo:
+        variables, git = self._variables(), _gitpython()
         with self._lock:
             if self._repo is None:
-                self._repo = _open(self.directory, self._variables())
+                try:
+                    self._repo = repo = git.Repo(self.directory, search_parent_directories=True)
+                except (git.exc.InvalidGitRepositoryError, git.exc.NoSuchPathError):
+                    message = f"{self.directory} is not a git repository"
+                    raise errors.BusError(message, "run this inside a checkout") from None
+                except (configparser.Error, ValueError) as error:
+                    message = f"the configuration of {self.directory} is broken: {error}".replace("\n", " ")
+                    raise errors.BusError(message) from None
+                repo.git.update_environment(**variables)
             return self._repo
 
     # Writing ----------------------------------------------------------------------------------------------
@@ -375,20 +350,48 @@ class GitRepo:
     ) -> None:
         """Change refs of a remote, each only if it still holds what is expected; all of them or none.
 
-        An update to the commit that a ref already holds sends nothing, and fails the push if that has
-        changed.
-
-        Raises:
-            LeaseLost: A ref did not hold what was expected.
-            PushRejected: The remote said no; the message has its words.
-            RemoteUnreachable: It did not answer, or refused the credentials.
+        An update to what a ref holds already sends nothing, and fails the push if that has changed. Errors:
+        see `bridge.git.errors.push_error`.
         """
         leases = [f"--force-with-lease={update.ref}:{update.expected}" for update in updates]
         specs = [f"{update.new or ''}:{update.ref}" for update in updates]
         flags = ["--atomic"] if atomic and len(updates) > 1 else []
         done = self._talk(remote, [*_PUSH, *flags, *leases], specs, timeout_s)
         if done.exit_code != 0:
-            raise errors.push_error(remote, done.stdout, done.stderr)
+            raise push_error(remote, done.stdout, done.stderr)
+
+    def swap(
+        self,
+        remote: str,
+        update: RefUpdate,
+        same: Sequence[RefUpdate] = (),
+        *,
+        other: str | None = None,
+        timeout_s: float | None = None,
+    ) -> dict[str, str] | None:
+        """Push one change with others (all or none), again while the server only has a ref locked.
+
+        None: it is done, also where only the answer was lost. Else what the refs (and `other`, which must not
+        be there) hold now. After an error, which are those of `push`, it may be done a little later.
+        """
+        updates = [update, *same]
+        for _ in range(_CONTENTION_TRIES):
+            try:
+                self.push(remote, updates, timeout_s=timeout_s or SWAP_TIMEOUT_S)
+            except (errors.LeaseLost, errors.RemoteUnreachable, errors.PushRejected) as error:
+                names = [each.ref for each in updates] + ([other] if other else [])
+                found = self.list_refs(remote, *names, timeout_s=_LOOK_TIMEOUT_S)
+                if found.get(update.ref) == update.new:
+                    return None
+                if isinstance(error, errors.RemoteUnreachable):
+                    raise
+                if other in found or any(found.get(each.ref, "") != each.expected for each in updates):
+                    break
+                if isinstance(error, errors.PushRejected):
+                    raise
+            else:
+                return None
+        return found
 
     def fetch(
         self,
@@ -403,8 +406,7 @@ class GitRepo:
 
         No other fetch into this repository may go on. A `FetchTooLarge`: more than `limit_bytes` come.
         """
-        local = list(wanted.values()) if isinstance(wanted, Mapping) else []
-        specs = [f"+{name}:{wanted[name]}" for name in wanted] if isinstance(wanted, Mapping) else wanted
+        local = wanted if isinstance(wanted, Mapping) else dict.fromkeys(wanted, "")
         packs = self.objects / "pack"
         before = set(packs.glob("*"))
 
@@ -415,17 +417,16 @@ class GitRepo:
 
         flags = [f"--depth={depth}"] if depth else []
         # By standard input, because the system limits what a command line holds.
-        lines = "\n".join(specs).encode()
+        lines = "\n".join(f"+{name}:{ref}" if ref else name for name, ref in local.items()).encode()
         done = self._talk(remote, [*_FETCH, *flags], (), timeout_s, input=lines, guard=too_large)
         if done.stopped is not None:
-            # It may have just been finished.
-            self.delete_refs(local)
+            self.delete_refs(filter(None, local.values()))  # it may have just been finished
             unfinished = [self.objects.glob(name) for name in ("tmp_obj_*", "??/tmp_obj_*", "pack/tmp_*")]
             for path in {*packs.glob("*"), *(path for found in unfinished for path in found)} - before:
                 path.unlink(missing_ok=True)
-            raise FetchTooLarge(done.stopped)
+            raise errors.FetchTooLarge(done.stopped)
         if done.exit_code != 0:
-            raise errors.unreachable(remote, done.stderr)
+            raise unreachable(remote, done.stderr)
 
     def delete_refs(self, names: Iterable[str]) -> None:
         """Delete local refs."""
@@ -436,22 +437,18 @@ class GitRepo:
 
         Only those travel where the server speaks protocol version 2. Names that are not UTF-8 are left out.
         """
-        found = None
-        if prefixes:
-            limit = self.timeout_s if timeout_s is None else timeout_s
-            address, secrets = self._address(remote)
-            found = remotes.list_refs(self, address, prefixes, timeout_s=limit, env=secrets)
+        address, secrets = self._address(remote)
+        limit = self.timeout_s if timeout_s is None else timeout_s
+        found = remotes.list_refs(self, address, prefixes, timeout_s=limit, env=secrets) if prefixes else None
         if found is None:
             done = self._talk(remote, ["ls-remote", "--quiet", "--refs"], [], timeout_s)
             if done.exit_code != 0:
-                raise errors.unreachable(remote, done.stderr)
+                raise unreachable(remote, done.stderr)
             lines = [line.partition(b"\t") for line in done.stdout.split(b"\n") if line]
             found = {name: sha.decode() for sha, _, name in lines}
             if any(len(sha) != 40 for sha in found.values()):
-                raise BusError(
-                    f"{without_credentials(remote)} is a SHA-256 repository",
-                    "use a repository with SHA-1 object names",
-                )
+                shown = without_credentials(remote)
+                raise errors.BusError(f"{shown} has SHA-256 object names", "use one with SHA-1")
         wanted = tuple(prefix.encode() for prefix in prefixes) or (b"",)
         listed = {}
         for name, sha in found.items():
@@ -479,13 +476,12 @@ class GitRepo:
         input: bytes = b"",  # noqa: A002 - see run
         guard: Callable[[], str | None] | None = None,
     ) -> ProgramResult:
-        """Run a command that talks to a remote."""
         address, secrets = self._address(remote)
         limit = self.timeout_s if timeout_s is None else timeout_s
         words = (*args, "--", address, *specs)
         done = self.attempt(*words, input=input, timeout_s=limit, env=secrets, guard=guard)
         if done.timed_out:
-            raise errors.timed_out(remote, limit)
+            raise timed_out(remote, limit)
         return done
 
 
@@ -493,14 +489,10 @@ class Scratch(GitRepo):
     """A repository whose new objects go to another folder. Made by `GitRepo.scratch`."""
 
     def __init__(self, base: GitRepo, folder: Path) -> None:
-        others = base._environment.get("GIT_ALTERNATE_OBJECT_DIRECTORIES")
-        reach = [_quoted(str(base.objects)), *([others] if others else [])]
-        overlay = {
-            "GIT_OBJECT_DIRECTORY": str(folder),
-            "GIT_ALTERNATE_OBJECT_DIRECTORIES": os.pathsep.join(reach),
-        }
-        environment = {**base._environment, **overlay}
+        environment = {**base._environment, "GIT_OBJECT_DIRECTORY": str(folder)}
         super().__init__(base.directory, timeout_s=base.timeout_s, environment=environment)
+        (folder / "info").mkdir(exist_ok=True)
+        (folder / "info" / "alternates").write_text(f"{base.objects}\n")
         self._base = base
         self._folder = folder
 
@@ -544,7 +536,7 @@ class Scratch(GitRepo):
         for name, inner in folders.items():
             mode, sha = entries.get(name, (TREE_MODE, None))
             if mode != TREE_MODE:
-                raise RevisionError(
+                raise errors.RevisionError(
                     f"the commit {parent[:12]} has a file named {name} where a folder belongs",
                     "rename that file, or ask for another commit",
                 )
@@ -570,7 +562,7 @@ class Scratch(GitRepo):
         try:
             return str(store.store(gitdb.IStream(kind.encode(), len(data), BytesIO(data))).hexsha, "ascii")
         except OSError as error:
-            raise MachineError(f"cannot write to {self._folder}: {error.strerror or error}") from None
+            raise errors.MachineError(f"cannot write to {self._folder}: {error.strerror or error}") from None
 
 
 def size_of(files: Iterable[Path]) -> int:
@@ -580,11 +572,6 @@ def size_of(files: Iterable[Path]) -> int:
         with contextlib.suppress(FileNotFoundError):
             total += file.stat().st_size
     return total
-
-
-def _require_git() -> None:
-    if find_program("git") is None:
-        raise MachineError("git was not found on PATH", "install git 2.31 or later")
 
 
 @functools.cache
@@ -600,28 +587,6 @@ def _gitpython() -> Any:
     return git
 
 
-def _open(directory: Path, variables: Mapping[str, str]) -> gitpython.Repo:
-    _require_git()
-    git = _gitpython()
-    for name in _MISLEADING:  # as hooks of git set them; GitPython would obey them, and no caller of ours may
-        os.environ.pop(name, None)
-    try:
-        repo = git.Repo(directory, search_parent_directories=True)
-    except (git.exc.InvalidGitRepositoryError, git.exc.NoSuchPathError):
-        raise BusError(f"{directory} is not a git repository", "run this inside a checkout") from None
-    except (configparser.Error, ValueError) as error:
-        raise BusError(f"the configuration of {directory} is broken: {error}".replace("\n", " ")) from None
-    # Whatever the caller's GIT_DIR says, objects are read here.
-    places = {
-        "GIT_DIR": str(repo.git_dir),
-        "GIT_COMMON_DIR": str(repo.common_dir),
-        "GIT_OBJECT_DIRECTORY": str(repo.odb.root_path()),
-        "GIT_ALTERNATE_OBJECT_DIRECTORIES": "",
-    }
-    repo.git.update_environment(**{**places, **variables})
-    return cast("gitpython.Repo", repo)
-
-
 def _asked(git: Any, name: str, limit: int) -> tuple[str, str, int, bytes] | None:
     try:
         sha, kind, size = git.get_object_header(name)
@@ -633,21 +598,5 @@ def _asked(git: Any, name: str, limit: int) -> tuple[str, str, int, bytes] | Non
     if not limit:
         return sha, kind, size, b""
     if size > limit:
-        raise BrokenObject(f"the {kind} {sha[:12]} has {size} bytes, but at most {limit} are read")
+        raise errors.BrokenObject(f"the {kind} {sha[:12]} has {size} bytes, but at most {limit} are read")
     return sha, kind, size, git.get_object_data(sha)[3]
-
-
-def _change(path: str, old: tuple[str, str] | None, new: tuple[str, str] | None) -> FileChange:
-    if new is None:
-        return FileChange("D", path, "000000", "0" * 40)
-    if old is None:
-        return FileChange("A", path, *new)
-    return FileChange("M" if old[0][:3] == new[0][:3] else "T", path, *new)
-
-
-def _quoted(path: str) -> str:
-    """A path as an element of GIT_ALTERNATE_OBJECT_DIRECTORIES, where a colon separates."""
-    if ":" not in path and not path.startswith('"'):
-        return path
-    escaped = path.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'

@@ -1,13 +1,7 @@
 """GitHub's REST API: which repository a remote's address means, the token, and the calls the product makes.
 
-Reads are retried on connection errors and 5xx (`urllib3.util.Retry`); a rate limit is an error that says how
-long to wait. Calls that change something are sent once: after an error it is unknown whether they took
-effect. The token goes to the API's own host only, and no error or representation shows it. Names, titles and
-messages in answers are untrusted text.
-
-Sources: the REST API's pages on rate limits, troubleshooting and permissions. A secondary limit is a 403 or
-429, with or without ``Retry-After``. A token without a permission gets 403, or 404 where it may not know that
-the thing exists. A run that cannot be re-run in its state is a 403, too: only its message tells.
+Reads are retried on connection errors and 5xx, changes are sent once: after an error it is unknown whether
+they took effect. The token goes to the API's own host only, and no error or representation shows it.
 """
 
 from __future__ import annotations
@@ -16,23 +10,16 @@ import os
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, TypeVar
-from urllib.parse import quote, urlencode, urlsplit
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from urllib.parse import quote, urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from bridge import __version__
-from bridge.errors import (
-    ApiConflict,
-    ApiError,
-    ApiFault,
-    ApiNotFound,
-    RateLimited,
-    ScopeMissing,
-    TokenRejected,
-)
+from bridge import __version__, errors
+from bridge.bus.requests import WORKFLOW_NAME
+from bridge.errors import ApiConflict, ApiError, ApiFault
 from bridge.protocol import refs
 from bridge.protocol.sanitize import clean_line
 
@@ -42,51 +29,45 @@ if TYPE_CHECKING:
 HOST = "github.com"
 API = "https://api.github.com"
 TOKEN_VARIABLES = ("KAKEYA_GITHUB_TOKEN", "GITHUB_TOKEN", "GH_TOKEN")
+MAC_JOB = "run"  # its name in mac-bridge.yaml
 MAX_ROWS = 100  # of a list: the API's longest page
 # Where a token may be sent: over TLS, or to this machine.
 _SAFE_API = re.compile(
     r"(https://([\w.-]+|\[[0-9a-f:]+\])|http://(localhost|127(\.\d+){3}|\[::1\]))(:\d{1,5})?(/[^?#@\s]*)?",
     re.IGNORECASE,
 )
-_SLUG = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]{0,99})/(?!\.{1,2}$)([A-Za-z0-9._-]{1,100})")
-# Other names of the same host; the first is for networks that block SSH.
-_ALIASES = {"ssh.github.com": HOST, "www.github.com": HOST}
-_RETRIES = 4
-_TIMEOUT_S = 30.0
-_CONNECT_TIMEOUT_S = 10.0
-_BACKOFF_S = 0.5
-_MAX_REDIRECTS = 3
+_SLUG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}/(?!\.{1,2}$)[A-Za-z0-9._-]{1,100}")
 _HEADERS = {
     "Accept": "application/vnd.github+json",
     "X-GitHub-Api-Version": "2022-11-28",
     "User-Agent": f"kakeya-mac/{__version__}",
 }
-_DEFAULT_WAIT_S = 60.0  # what the documentation asks for when a limit names no time
+_WORKFLOW = f"/actions/workflows/{WORKFLOW_NAME}"
+# A secondary limit may be a 403 whose message alone tells.
 _LIMIT_MESSAGE = re.compile(r"rate limit|abuse detection", re.IGNORECASE)
-_STATE_MESSAGE = re.compile(r"already running|unable to retry|cannot be (retried|re-?run)", re.IGNORECASE)
+# Statuses that mean the same for every call, and what helps.
+_REFUSALS: dict[int, tuple[type[ApiError], str]] = {
+    401: (
+        errors.TokenRejected,
+        f"{{source}} is wrong, revoked or expired: set {TOKEN_VARIABLES[0]} to another",
+    ),
+    403: (errors.ScopeMissing, "{source} needs {needed}; in a workflow, under the job's `permissions:`"),
+    404: (errors.ApiNotFound, "check the name, and that {source} may see it: {needed}"),
+    409: (ApiConflict, "see the run's page"),
+    422: (ApiConflict, "see the run's page"),
+}
 
-Text = Annotated[str, Field(max_length=2000)]
+Text = Annotated[str, AfterValidator(clean_line)]  # others may have written it
+Query = Mapping[str, str | int | None] | None
 Record = TypeVar("Record", bound="_Answer")
 
 
 @dataclass(frozen=True)
 class Repository:
-    """A repository on a GitHub server; `name` has no ``.git``, the base addresses no final slash."""
+    """A repository on a GitHub server."""
 
-    owner: str
-    name: str
-    api: str = API
-    web: str = f"https://{HOST}"
-
-    @property
-    def slug(self) -> str:
-        """``owner/name``."""
-        return f"{self.owner}/{self.name}"
-
-    @property
-    def url(self) -> str:
-        """Its page."""
-        return f"{self.web}/{self.slug}"
+    slug: str  # ``owner/name``, without ``.git``
+    api: str = API  # without a final slash
 
 
 @dataclass(frozen=True)
@@ -102,45 +83,32 @@ def repository_of(address: str, environ: Mapping[str, str] | None = None) -> Rep
 
     Known are ``github.com``, the server of the workflow this runs in (``GITHUB_SERVER_URL``,
     ``GITHUB_API_URL``), and, where ``KAKEYA_GITHUB_API`` names an API, the remote's own host.
-
-    Raises:
-        ApiError: The API's address is neither HTTPS nor on this machine.
     """
     environ = os.environ if environ is None else environ
     api = environ.get("KAKEYA_GITHUB_API", "").strip()
-    slug = environ.get("KAKEYA_GITHUB_REPOSITORY", "").strip()
-    if api and slug:
-        # The remote is a mirror of the repository, or a folder on this machine.
-        return _repository(slug, api, f"https://{HOST}")
-    if refs.is_local(address):
-        return None
-    host, _, path = refs.audience_of(address).partition("/")
-    server = host.partition(":")[0]
-    server = _ALIASES.get(server, server)
-    if api or server == HOST:
-        return _repository(path, api or API, f"https://{server}")
     ours = environ.get("GITHUB_SERVER_URL", "").rstrip("/")
-    if ours and server == (urlsplit(ours).hostname or "").lower():
-        return _repository(path, environ.get("GITHUB_API_URL") or f"{ours}/api/v3", ours)
-    return None
-
-
-def _repository(slug: str, api: str, web: str) -> Repository | None:
+    slug = environ.get("KAKEYA_GITHUB_REPOSITORY", "").strip()
+    if not (api and slug):  # else the remote is a mirror of that repository, or a folder on this machine
+        if refs.is_local(address):
+            return None
+        host, _, slug = refs.audience_of(address).partition("/")
+        server = host.partition(":")[0]
+        if api or server in (HOST, f"www.{HOST}", f"ssh.{HOST}"):  # the last where networks block SSH
+            api = api or API
+        elif ours and server == (urlsplit(ours).hostname or "").lower():
+            api = environ.get("GITHUB_API_URL") or f"{ours}/api/v3"
+        else:
+            return None
     if not _SAFE_API.fullmatch(api):
         raise ApiError(
             "the API address is not one that a token may be sent to",
             "set KAKEYA_GITHUB_API to an address like https://github.example.org/api/v3, without credentials",
         )
-    found = _SLUG.fullmatch(slug)
-    return None if found is None else Repository(found[1], found[2], api.rstrip("/"), web)
+    return Repository(slug, api.rstrip("/")) if _SLUG.fullmatch(slug) else None
 
 
 def find_token(environ: Mapping[str, str] | None = None) -> Token | None:
-    """The token of the first variable that holds one.
-
-    Raises:
-        ApiError: It holds characters that no token has.
-    """
+    """The token of the first variable that holds one."""
     environ = os.environ if environ is None else environ
     for name in TOKEN_VARIABLES:
         value = environ.get(name, "").strip()
@@ -173,21 +141,7 @@ class _Answer(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
 
-class RunRecord(_Answer):
-    """A workflow run; `run_attempt` counts from 1, `head_branch` has no ``refs/heads/``."""
-
-    id: int
-    status: Text | None = None
-    conclusion: Text | None = None
-    html_url: Text = ""
-    head_branch: Text | None = None
-    run_attempt: int = 1
-    display_title: Text = ""
-
-
-class StepRecord(_Answer):
-    """A step of a job."""
-
+class _Step(_Answer):
     name: Text
     status: Text | None = None
 
@@ -198,27 +152,81 @@ class JobRecord(_Answer):
     id: int
     name: Text
     status: Text | None = None
-    steps: list[StepRecord] = []
+    steps: tuple[_Step, ...] = ()
     runner_name: Text | None = None
-    labels: list[Text] = []
+    labels: tuple[Text, ...] = ()
 
     @property
-    def step(self) -> StepRecord | None:
+    def step(self) -> str | None:
         """The step in progress; None: none."""
-        return next((step for step in self.steps if step.status == "in_progress"), None)
+        return next((step.name for step in self.steps if step.status == "in_progress"), None)
 
 
-class _Permissions(_Answer):
-    push: bool = False
+class RunView(_Answer):
+    """A workflow run at one moment; None: there is none, or it is not known."""
+
+    id: int
+    url: Text = Field("", alias="html_url")
+    # ``queued``, ``pending``, ``waiting``, ``requested``, ``in_progress`` or ``completed``
+    state: Text | None = Field(None, alias="status")
+    conclusion: Text | None = None
+    attempt: int = Field(1, alias="run_attempt")
+    branch: Text | None = Field(None, alias="head_branch")  # without ``refs/heads/``
+    title: Text = Field("", alias="display_title")
+    jobs: tuple[JobRecord, ...] | None = None  # of its newest attempt; None: not asked for
+
+    @property
+    def mac_job(self) -> JobRecord | None:
+        """The Mac's job."""
+        return next((job for job in self.jobs or () if job.name.rpartition(" / ")[2] == MAC_JOB), None)
+
+    @property
+    def machine(self) -> str | None:
+        """The runner of the Mac's job."""
+        return (self.mac_job.runner_name or None) if self.mac_job else None
+
+    @property
+    def is_evicted(self) -> bool:
+        """Whether the run was cancelled before any machine had a job of it."""
+        is_cancelled = self.conclusion == "cancelled" and self.jobs is not None
+        return is_cancelled and not any(job.runner_name or job.steps for job in self.jobs or ())
+
+    @property
+    def sentence(self) -> str:
+        """Where the run is, on one line, with its page."""
+        now = self.as_json()
+        if self.is_evicted:
+            said = "evicted before a machine had it"
+        elif self.state == "completed":
+            said = f"ended: {self.conclusion or 'unknown'}"
+        else:
+            where = f"on {self.machine}" if self.machine else None
+            parts = (now["state"].replace("_", " "), where, now["job"], now["step"])
+            said = ", ".join(filter(None, parts))
+        again = "" if self.attempt == 1 else f", attempt {self.attempt}"
+        return f"run {said}{again}: {self.url}"
+
+    def as_json(self) -> dict[str, Any]:
+        """The keys that commands print with ``--json``."""
+        live = next((job for job in self.jobs or () if job.status == "in_progress"), None)
+        return {
+            "id": self.id,
+            "url": self.url,
+            "state": self.state or "unknown",
+            "conclusion": self.conclusion,
+            "attempt": self.attempt,
+            "machine": self.machine,
+            "job": None if live is None else live.name,  # the job in progress
+            "step": None if live is None else live.step,  # and its step
+        }
 
 
 class RepositoryFacts(_Answer):
     """A repository; `permissions` is None where the API does not tell those of the token's user."""
 
     private: bool
-    visibility: Text = ""
     default_branch: Text
-    permissions: _Permissions | None = None
+    permissions: dict[str, bool] | None = None
 
 
 class _Dispatched(_Answer):
@@ -230,32 +238,75 @@ class _Refused(_Answer):
 
 
 class _RunList(_Answer):
-    workflow_runs: list[RunRecord]
+    workflow_runs: tuple[RunView, ...]
 
 
 class _JobList(_Answer):
-    jobs: list[JobRecord]
+    jobs: tuple[JobRecord, ...]
 
 
+@dataclass
 class GitHub:
     """One repository's API. Every call raises an `ApiError` when the API does not answer or refuses.
 
-    Without a token public repositories allow 60 calls an hour. `timeout_s` is the server's longest silence,
-    `backoff_s` the base of the exponential pause between retries.
+    `timeout_s` is the longest silence of the server, `backoff_s` the base of the pauses between retries.
     """
 
-    def __init__(
-        self,
-        repository: Repository,
-        token: Token | None,
-        *,
-        retries: int = _RETRIES,
-        timeout_s: float = _TIMEOUT_S,
-        backoff_s: float = _BACKOFF_S,
-    ) -> None:
-        self.repository, self.token = repository, token
-        self._retries, self._timeout_s, self._backoff_s = retries, timeout_s, backoff_s
-        self._base = f"{repository.api}/repos/{repository.owner}/{repository.name}"
+    repository: Repository
+    token: Token | None
+    _: KW_ONLY
+    retries: int = 4
+    timeout_s: float = 30.0
+    backoff_s: float = 0.5
+
+    def runs(self, *, head_sha: str | None = None, limit: int = MAX_ROWS) -> tuple[RunView, ...]:
+        """The newest runs of our workflow, of one commit if given (actions: read)."""
+        query = {"head_sha": head_sha, "per_page": limit}
+        return self._read(_RunList, f"{_WORKFLOW}/runs", "the workflow runs", query).workflow_runs
+
+    def run(self, run_id: int) -> RunView:
+        """A run (actions: read)."""
+        return self._read(RunView, f"/actions/runs/{run_id}", f"the run {run_id}")
+
+    def jobs(self, run_id: int) -> tuple[JobRecord, ...]:
+        """The jobs of a run's newest attempt, with their steps (actions: read)."""
+        path = f"/actions/runs/{run_id}/jobs"
+        return self._read(_JobList, path, f"the jobs of the run {run_id}", {"per_page": MAX_ROWS}).jobs
+
+    def job_log(self, job_id: int) -> bytes:
+        """A job's log, which exists once the job has ended (actions: read)."""
+        return self._call("GET", f"/actions/jobs/{job_id}/logs", f"the log of the job {job_id}").content
+
+    def rerun(self, run_id: int) -> None:
+        """Re-run a run, as its next attempt (actions: write)."""
+        self._call("POST", f"/actions/runs/{run_id}/rerun", f"re-running the run {run_id}")
+
+    def cancel(self, run_id: int) -> None:
+        """Cancel a run (actions: write)."""
+        self._call("POST", f"/actions/runs/{run_id}/cancel", f"cancelling the run {run_id}")
+
+    def dispatch(self, ref: str, branch: str, commit: str) -> int | None:
+        """Start our workflow's file as the branch `ref` has it, for one request (actions: write).
+
+        Returns the run's id where the server tells it. After an `ApiFault` a run may have started.
+        """
+        path, what = f"{_WORKFLOW}/dispatches", f"starting the workflow {WORKFLOW_NAME}"
+        inputs = {"branch": branch.removeprefix("refs/heads/"), "commit": commit}
+        body = {"ref": ref, "inputs": inputs}
+        try:
+            answer = self._call("POST", path, what, body={**body, "return_run_details": True})
+        except ApiConflict as error:
+            if "return_run_details" not in error.message:
+                raise
+            answer = self._call("POST", path, what, body=body)  # an older server, which refused
+        try:
+            return _parse(_Dispatched, answer, what).workflow_run_id
+        except ApiError:  # the run started, whatever the body is
+            return None
+
+    def facts(self) -> RepositoryFacts:
+        """Whether the repository is private, and its default branch (metadata: read)."""
+        return self._read(RepositoryFacts, "", f"the repository {self.repository.slug}")
 
     @cached_property
     def _session(self) -> requests.Session:
@@ -263,17 +314,16 @@ class GitHub:
         from urllib3.util import Retry
 
         retry = Retry(
-            total=self._retries,
+            total=self.retries,
             status_forcelist=(500, 502, 503, 504),
             respect_retry_after_header=False,
             allowed_methods={"GET"},
-            backoff_factor=self._backoff_s,
+            backoff_factor=self.backoff_s,
             raise_on_status=False,
         )
         session = requests.Session()
         for scheme in ("https://", "http://"):
             session.mount(scheme, requests.adapters.HTTPAdapter(max_retries=retry))
-        session.max_redirects = _MAX_REDIRECTS
         session.headers.update(_HEADERS)
         session.auth = self._authorize
         return session
@@ -285,77 +335,20 @@ class GitHub:
             request.headers["Authorization"] = f"Bearer {self.token.value}"
         return request
 
-    def runs(
-        self, *, workflow: str, head_sha: str | None = None, event: str | None = None, limit: int = MAX_ROWS
-    ) -> list[RunRecord]:
-        """The newest runs of a workflow's file, of one commit or event if given (actions: read)."""
-        filters = {"head_sha": head_sha, "event": event, "per_page": limit}
-        query = urlencode({name: value for name, value in filters.items() if value is not None})
-        path = f"/actions/workflows/{quote(workflow, safe='')}/runs?{query}"
-        return self._read(_RunList, path, "the workflow runs").workflow_runs
+    def _read(self, kind: type[Record], path: str, what: str, query: Query = None) -> Record:
+        return _parse(kind, self._call("GET", path, what, query=query), what)
 
-    def run(self, run_id: int) -> RunRecord:
-        """A run (actions: read)."""
-        return self._read(RunRecord, f"/actions/runs/{run_id}", f"the run {run_id}")
-
-    def jobs(self, run_id: int) -> list[JobRecord]:
-        """The jobs of a run's newest attempt, with their steps (actions: read)."""
-        path = f"/actions/runs/{run_id}/jobs?filter=latest&per_page={MAX_ROWS}"
-        return self._read(_JobList, path, f"the jobs of the run {run_id}").jobs
-
-    def job_log(self, job_id: int) -> bytes:
-        """A job's log, which exists once the job has ended (actions: read)."""
-        return self._send("GET", f"/actions/jobs/{job_id}/logs", f"the log of the job {job_id}").content
-
-    def rerun(self, run_id: int) -> None:
-        """Re-run a run, as its next attempt (actions: write)."""
-        self._send("POST", f"/actions/runs/{run_id}/rerun", f"re-running the run {run_id}")
-
-    def cancel(self, run_id: int) -> None:
-        """Cancel a run (actions: write)."""
-        self._send("POST", f"/actions/runs/{run_id}/cancel", f"cancelling the run {run_id}")
-
-    def dispatch(self, workflow: str, ref: str, inputs: Mapping[str, str]) -> int | None:
-        """Start a workflow's file as the branch `ref` has it (actions: write).
-
-        Returns:
-            The run's id; None: the server does not tell it.
-
-        Raises:
-            ApiFault: The server did not answer; a run may have started.
-            ApiError: No run was started.
-        """
-        path = f"/actions/workflows/{quote(workflow, safe='')}/dispatches"
-        what = f"starting the workflow {workflow}"
-        body: dict[str, object] = {"ref": ref, "inputs": dict(inputs)}
-        try:
-            answer = self._send("POST", path, what, {**body, "return_run_details": True})
-        except ApiConflict as error:
-            if "return_run_details" not in error.message:
-                raise
-            answer = self._send("POST", path, what, body)  # an older server, which refused
-        try:
-            return _parse(_Dispatched, answer, what).workflow_run_id
-        except ApiError:  # the run started, whatever the body is
-            return None
-
-    def facts(self) -> RepositoryFacts:
-        """The repository's visibility and default branch (metadata: read)."""
-        return self._read(RepositoryFacts, "", f"the repository {self.repository.slug}")
-
-    def _read(self, kind: type[Record], path: str, what: str) -> Record:
-        return _parse(kind, self._send("GET", path, what), what)
-
-    def _send(
-        self, method: str, path: str, what: str, body: Mapping[str, object] | None = None
+    def _call(
+        self, method: str, path: str, what: str, *, query: Query = None, body: Mapping[str, Any] | None = None
     ) -> requests.Response:
         """Send one call; a status of 300 or more is raised as the error it means."""
         try:
             answer = self._session.request(
                 method,
-                self._base + path,
+                f"{self.repository.api}/repos/{self.repository.slug}{path}",
+                params=query,
                 json=body,
-                timeout=(min(_CONNECT_TIMEOUT_S, self._timeout_s), self._timeout_s),
+                timeout=self.timeout_s,
                 allow_redirects=method == "GET",  # a change is not repeated elsewhere
             )
         except (OSError, ValueError) as error:  # every error of `requests` is an OSError
@@ -379,55 +372,35 @@ def _parse(kind: type[Record], answer: requests.Response, what: str) -> Record:
 
 
 def _refusal(answer: requests.Response, what: str, token: Token | None) -> ApiError:
-    """The error that an answer with a status of 300 or more means."""
     status, headers = answer.status_code, answer.headers
-    source = f"the token in {token.source}" if token else "no token"
-
-    def shown(text: str) -> str:
-        return clean_line(text if token is None else text.replace(token.value, "[token]"), limit=300)
-
     try:
         message = _Refused.model_validate_json(answer.content).message
     except ValidationError:
         message = ""
-    said = f" ({status})" + (f": {shown(message)}" if message else "")
-    needed = shown(headers.get("x-accepted-github-permissions") or headers.get("x-accepted-oauth-scopes", ""))
+    needed = headers.get("x-accepted-github-permissions") or headers.get("x-accepted-oauth-scopes") or ""
+    if token is not None:  # a server may repeat it
+        message, needed = (text.replace(token.value, "[token]") for text in (message, needed))
     wait_s = _wait_s(answer, message)
-    if status in (403, 429) and wait_s is not None:
-        fix = "wait, or use another token" if token else f"set {TOKEN_VARIABLES[0]}: 5,000 calls an hour"
-        return RateLimited(f"{what}: rate limited for {_duration(wait_s)}{said}", fix, wait_s=wait_s)
-    if status == 401:
-        fix = f"{source} is wrong, revoked or expired (one of a workflow run ends with its job); make another"
-        fix = fix if token else f"set {TOKEN_VARIABLES[0]}"
-        return TokenRejected(f"{what}: the API wants {'another' if token else 'a'} token{said}", fix)
-    if status in (409, 422) or (status == 403 and _STATE_MESSAGE.search(message)):
-        return ApiConflict(f"{what}: the API refused{said}", "see the run's page")
-    if status == 403:
-        fix = f"grant it {needed or 'actions: write and contents: write'}; in a workflow, under the job's"
-        fix += " `permissions:`; for an organisation with single sign-on, authorise it there"
-        return ScopeMissing(f"{what}: {source} lacks a permission{said}", fix)
-    if status == 404:
-        fix = f"check the name, and that {source} may see it: {needed or 'a repository may be private'}"
-        return ApiNotFound(f"{what}: not found{said}", fix)
+    kind, fix = _REFUSALS.get(status, (ApiFault, "try again later"))
     if status < 400:
-        fix = "update the remote's address if the repository was renamed"
-        return ApiError(f"{what}: the API redirects to another address{said}", fix)
-    pause = "" if wait_s is None else f", retry after {_duration(wait_s)}"
-    return ApiFault(f"{what}: the API failed{pause}{said}", "try again later", wait_s=wait_s)
+        kind, fix = ApiError, "the API redirects to another address: was the repository renamed?"
+    elif status in (403, 429) and wait_s is not None:
+        kind, fix = errors.RateLimited, "rate limited: wait, or use another token"
+    pause = "" if wait_s is None else f", retry after {wait_s:.0f} s"
+    source = f"the token in {token.source}" if token else "no token"
+    fix = fix.format(source=source, needed=clean_line(needed) or "actions: write, contents: write")
+    return kind(f"{what}: the API answered {status}{pause}: {clean_line(message)}", fix, wait_s=wait_s)
 
 
 def _wait_s(answer: requests.Response, message: str) -> float | None:
     """Seconds until the API takes calls again; None: no limit was met, and it names no time."""
-    status, headers = answer.status_code, answer.headers
-    number = re.compile(r"[0-9]{1,12}")
+    headers = answer.headers
+    after, reset = headers.get("retry-after", ""), headers.get("x-ratelimit-reset", "")
     is_used_up = headers.get("x-ratelimit-remaining") == "0"
-    if after := number.fullmatch(headers.get("retry-after", "")):
-        return float(after[0])
-    if is_used_up and (reset := number.fullmatch(headers.get("x-ratelimit-reset", ""))):
-        return max(0.0, int(reset[0]) - time.time())
-    is_limit = status == 429 or is_used_up or _LIMIT_MESSAGE.search(message) is not None
-    return _DEFAULT_WAIT_S if is_limit and status in (403, 429) else None
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+    if after.isdecimal():
+        return float(after)
+    if is_used_up and reset.isdecimal():
+        return max(0.0, float(reset) - time.time())
+    is_limit = answer.status_code == 429 or is_used_up or _LIMIT_MESSAGE.search(message) is not None
+    # The documentation asks for a minute when a limit names no time.
+    return 60.0 if is_limit and answer.status_code in (403, 429) else None

@@ -1,9 +1,6 @@
 """The job on a hosted runner, which may write: compare, read, judge again, commit the result.
 
-It runs no code of a request and believes nothing the first job says: the artifact is read as hostile, its
-digest compared, the result checked against the request commit, its evidence judged by the gate installed
-here. A result is published byte for byte, because its signature covers these bytes. A run without a usable
-result is answered with one of the publisher's own, which no runner's key signs.
+It runs no code of a request, and believes nothing that the first job says.
 """
 
 from __future__ import annotations
@@ -17,37 +14,20 @@ from pathlib import Path
 from bridge import __version__
 from bridge.bus.publish import AlreadyAnswered, ResultFiles, publish
 from bridge.bus.requests import state_of
-from bridge.bus.results import Believed, ExpectedRequest, believe, check_files, fetch, pins_keys
+from bridge.bus.results import ExpectedRequest, believe, check_files, fetch, pins_keys
 from bridge.client.fetch import Judged, judge
 from bridge.errors import BusError, EvidenceError
 from bridge.git.cache import GitCache
 from bridge.github.dispatch import RequestRef
-from bridge.github.workflow import (
-    Artifact,
-    TamperedArtifact,
-    list_request,
-    load_request,
-    read_artifact,
-    result_branch,
-)
+from bridge.github.workflow import list_request, load_request, read_artifact, result_branch
+from bridge.protocol import result as protocol
 from bridge.protocol.manifest import format_time
-from bridge.protocol.result import (
-    EXIT_CODES,
-    RESULT_NAME,
-    RESULT_SIGNATURE_NAME,
-    Reason,
-    Result,
-    RunnerFacts,
-    Status,
-    Verdict,
-)
+from bridge.protocol.result import RESULT_NAME, Reason, Result, Status, Verdict
 from bridge.runner.admission import Request
-from bridge.signing.trust import TrustLevel
 
 log = logging.getLogger(__name__)
 
-PUBLISHER = RunnerFacts(name="publisher", id="0" * 16, version=__version__)
-_MAX_MESSAGE = 4000
+PUBLISHER = protocol.RunnerFacts(name="publisher", id="0" * 16, version=__version__)
 
 
 @dataclass(frozen=True)
@@ -60,27 +40,17 @@ class Delivery:
     run_url: str | None = None
     attempt: int = 1
 
-    def read(self) -> Artifact | None:
-        """The artifact whose digest the run gave; None: there is none. Any other is a `TamperedArtifact`."""
-        return read_artifact(self.folder, self.digest)
-
     def verdict(self, status: Status, reason: Reason, message: str) -> Verdict:
         """A verdict of this job's own, with the run's page."""
         page = f"; see {self.run_url}" if self.run_url else ""
-        return Verdict(status=status, reason=reason, message=f"{message}{page}"[:_MAX_MESSAGE])
-
-    def tampered(self, status: Status, why: str) -> Verdict:
-        """The verdict on an artifact that is not the run's."""
-        message = f"the artifact is not the result that the run signed: {why}"
-        return self.verdict(status, Reason.TAMPERED, message)
+        return Verdict(status=status, reason=reason, message=f"{message}{page}"[:4000])
 
     def lost(self) -> Verdict:
         """The verdict on a run that left no artifact."""
         if self.run_result == "cancelled":
             message = "the workflow run was cancelled before it gave a result"
             return self.verdict(Status.CANCELLED, Reason.REQUESTED, message)
-        ended = f" ({self.run_result})" if self.run_result else ""
-        message = f"the workflow run ended{ended} without a result"
+        message = f"the workflow run ended ({self.run_result or 'unknown'}) without a result"
         if self.digest:
             message = "the workflow run gave a result, and its artifact is missing"
         return self.verdict(Status.LOST, Reason.RUN_LOST, message)
@@ -91,17 +61,13 @@ class PublishOutcome:
     """How a request ended."""
 
     nonce: str
-    verdict: Verdict | None  # as judged here; None: a runner's daemon takes the request
-    commit: str | None = None  # the result commit
-    ref: str | None = None  # where it is
-    judged: Judged | None = None  # the result with this gate's judgement; None: there is none to judge
+    judged: Judged | None  # the published result as it counts here; None: a runner's daemon takes the request
     is_news: bool = False  # whether this call published it
-    notes: tuple[str, ...] = ()  # for readers
 
     @property
     def exit_code(self) -> int:
         """The job's exit code."""
-        return 0 if self.verdict is None else EXIT_CODES[self.verdict.status]
+        return 0 if self.judged is None else protocol.EXIT_CODES[self.judged.verdict.status]
 
 
 @dataclass(frozen=True)
@@ -116,61 +82,47 @@ class WorkflowPublisher:
     trusted: Path
 
     def publish(self, ref: RequestRef, delivery: Delivery) -> PublishOutcome:
-        """Answer one request. Idempotent: a request that has its answer keeps it.
-
-        Raises:
-            PushRejected, LeaseLost, RemoteUnreachable: The remote did not take the result.
-            BusError: The request cannot be fetched.
-        """
+        """Answer one request. Idempotent: a request that has its answer keeps it."""
         request = load_request(self.cache, ref)
         if request is None:
             return PublishOutcome(ref.nonce, None)
-        if request.refusal is not None:
-            log.info("cannot read the request: %s", request.refusal.message)
-        if (answer := self._published(request, delivery)) is not None:
-            return answer
-        try:
-            artifact = delivery.read()
-            judged = None if artifact is None else self._judge(request, artifact)
-        except TamperedArtifact as error:
-            log.error("not published: %s", error.message)
-            status = Status.LOST if request.manifest is None else Status.REJECTED
-            return self._publish_own(request, delivery, delivery.tampered(status, error.message))
-        if artifact is None or judged is None:
-            return self._publish_own(request, delivery, delivery.lost())
-        verdict, notes = self._counted(judged), tuple[str, ...]()
-        if verdict.status is not judged.believed.result.verdict.status:
-            notes = ("The result is published as the run signed it, and it is not believed here.",)
-            log.warning(notes[0])
-        outcome = PublishOutcome(request.nonce, verdict, judged=judged, notes=notes)
-        return self._push(request, delivery, artifact.files, outcome)
-
-    def _judge(self, request: Request, artifact: Artifact) -> Judged:
-        """Check an artifact against its request, and judge it."""
-        nonce, expected = request.nonce, _expected(request)
-        if artifact.nonce != nonce:
-            raise TamperedArtifact(f"it is of the request {artifact.nonce}, not of {nonce}")
-        try:
-            result, files, signature = check_files(
-                artifact.files, nonce=nonce, expected=expected, trusted=self.trusted
-            )
-        except EvidenceError as error:
-            raise TamperedArtifact(error.message) from None
-        return judge(
-            Believed(
-                result=result,
-                files=files,
-                commit="",
-                ref=result_branch(request),
-                signature=signature.trust,
-                signer=signature.signer,
-                objection=signature.objection,
-                expected=expected,
-            )
+        if (judged := self._published(request, delivery)) is not None:
+            log.info("answered already, as %s on %s", judged.believed.commit[:12], judged.believed.ref)
+            return PublishOutcome(request.nonce, judged)
+        files = dict(self._result_files(request, delivery))
+        result = ResultFiles(
+            nonce=request.nonce,
+            request_commit=request.commit,
+            result_ref=result_branch(request),
+            result=files.pop(RESULT_NAME),
+            signature=files.pop(protocol.RESULT_SIGNATURE_NAME, None),
+            files=files,
         )
+        try:
+            place = publish(self.cache, self.cache.remote, result, claim=None)
+            is_news, said = True, f"published as {place.commit[:12]} on {place.ref}"
+        except AlreadyAnswered as error:
+            is_news, said = False, error.message
+        log.info("%s", said)
+        if (judged := self._published(request, delivery)) is None:
+            raise BusError(f"the published result of {request.nonce} cannot be believed")
+        return PublishOutcome(request.nonce, judged, is_news)
 
-    def _publish_own(self, request: Request, delivery: Delivery, verdict: Verdict) -> PublishOutcome:
-        """Answer with a result of the publisher's own, which says nothing of the job."""
+    def _result_files(self, request: Request, delivery: Delivery) -> Mapping[str, bytes]:
+        """What the run wrote if it answers the request, else a result of this job's own."""
+        try:
+            artifact = read_artifact(delivery.folder, request.nonce, delivery.digest)
+            if artifact is not None:
+                expected = _expected(request)
+                check_files(artifact.files, nonce=request.nonce, expected=expected, trusted=self.trusted)
+                return artifact.files
+            verdict = delivery.lost()
+        except EvidenceError as error:
+            log.error("not published: %s", error.message)
+            message = f"the artifact is not the result that the run signed: {error.message}"
+            # No reader believes that a result without a preset is more than lost.
+            status = Status.LOST if request.manifest is None else Status.REJECTED
+            verdict = delivery.verdict(status, Reason.TAMPERED, message)
         moment, manifest = format_time(datetime.now(UTC)), request.manifest
         result = Result(
             nonce=request.nonce,
@@ -185,38 +137,10 @@ class WorkflowPublisher:
             finished_at=moment,
             verdict=verdict,
         )
-        files = {RESULT_NAME: result.to_bytes()}
-        return self._push(request, delivery, files, PublishOutcome(request.nonce, verdict))
+        return {RESULT_NAME: result.to_bytes()}
 
-    def _push(
-        self, request: Request, delivery: Delivery, files: Mapping[str, bytes], outcome: PublishOutcome
-    ) -> PublishOutcome:
-        """Commit a result; its outcome, or that of another one that was published meanwhile."""
-        others = dict(files)
-        result = ResultFiles(
-            nonce=request.nonce,
-            request_commit=request.commit,
-            result_ref=result_branch(request),
-            result=others.pop(RESULT_NAME),
-            signature=others.pop(RESULT_SIGNATURE_NAME, None),
-            files=others,
-        )
-        try:
-            place = publish(self.cache, self.cache.remote, result, claim=None)
-        except AlreadyAnswered as error:
-            log.info(error.message)
-            if (answer := self._published(request, delivery)) is None:
-                raise BusError(f"the published result of {request.nonce} cannot be believed") from None
-            return answer
-        log.info("published as %s on %s", place.commit[:12], place.ref)
-        return replace(outcome, commit=place.commit, ref=place.ref, is_news=True)
-
-    def _published(self, request: Request, delivery: Delivery) -> PublishOutcome | None:
-        """The outcome of the result that the remote holds already; None: it holds none.
-
-        Anybody who may push can publish before this job does. A pass that is not the run's own result, or
-        whose run failed, does not make this job succeed unless a trusted key signed it.
-        """
+    def _published(self, request: Request, delivery: Delivery) -> Judged | None:
+        """The result that the remote holds, with the verdict that counts here; None: it holds none."""
         expected = _expected(request)
         state = state_of(list_request(self.cache, request), request.nonce, result_branch(request))
         try:
@@ -227,40 +151,34 @@ class WorkflowPublisher:
         except EvidenceError as error:
             log.warning("the published result cannot be believed: %s", error.message)
             return None
-        judged, place = judge(believed), f"{fetched.commit[:12]} on {fetched.ref}"
-        log.info("answered already, as %s", place)
-        verdict, ended = self._counted(judged), delivery.run_result
-        has_failed = ended in ("failure", "skipped") and believed.signature is not TrustLevel.TRUSTED
-        if verdict.status is Status.PASSED and _is_other_result(delivery, fetched.files[RESULT_NAME]):
-            verdict = delivery.tampered(Status.REJECTED, f"another result was published first, {place}")
-        elif verdict.status is Status.PASSED and has_failed:
-            why = f"the run ended as {ended}, and the published result is a pass, {place}"
-            verdict = delivery.tampered(Status.REJECTED, why)
-        notes = ("The request was answered before this job.",)
-        return PublishOutcome(request.nonce, verdict, fetched.commit, fetched.ref, judged, notes=notes)
+        judged = judge(believed)
+        objection = self._objection(judged, delivery, fetched.files[RESULT_NAME])
+        if judged.verdict.status is Status.PASSED and objection is not None:
+            verdict = delivery.verdict(Status.REJECTED, Reason.TAMPERED, objection)
+            judged = replace(judged, verdict=verdict)
+        if judged.verdict.status is not believed.result.verdict.status:
+            log.warning("the result is on the remote as it was written, and it is not believed here")
+        return judged
 
-    def _counted(self, judged: Judged) -> Verdict:
-        """The verdict here: with a list of trusted keys, a pass counts only when one of them signed it."""
-        verdict = judged.verdict
-        if verdict.status is not Status.PASSED or judged.verified or not pins_keys(self.trusted):
-            return verdict
-        sentence = judged.believed.sentence
-        message = f"a pass counts here only when a trusted runner key signed it; {sentence}"
-        return Verdict(status=Status.REJECTED, reason=Reason.TAMPERED, message=message[:_MAX_MESSAGE])
+    def _objection(self, judged: Judged, delivery: Delivery, published: bytes) -> str | None:
+        """Why a published pass does not count here: anybody who may push can publish one before this job."""
+        if pins_keys(self.trusted) and not judged.verified:
+            said = judged.believed.sentence
+            return f"a pass counts here only when a trusted runner key signed it; {said}"
+        try:
+            own = read_artifact(delivery.folder, judged.believed.result.nonce, delivery.digest)
+            is_same = own is None or own.files[RESULT_NAME] == published
+            is_same = is_same or (own is not None and own.verdict.reason is Reason.REPLAYED)
+        except EvidenceError:
+            is_same = False
+        if not is_same:
+            return "another result was published first"
+        if delivery.run_result in ("failure", "skipped") and not judged.verified:
+            return f"the run ended as {delivery.run_result}, and the published result is a pass"
+        return None
 
 
 def _expected(request: Request) -> ExpectedRequest:
-    """What a result must answer."""
     manifest, workload = request.manifest, None if request.data is None else request.data.parent
     preset, params = (manifest.preset, manifest.params) if manifest else (None, None)
     return ExpectedRequest(request.nonce, request.commit, workload, preset, params)
-
-
-def _is_other_result(delivery: Delivery, published: bytes) -> bool:
-    """Whether the run wrote another result than the published one, or an altered one."""
-    try:
-        found = delivery.read()
-        is_replay = found is None or found.verdict.reason is Reason.REPLAYED
-    except EvidenceError:
-        return True
-    return found is not None and not is_replay and found.files[RESULT_NAME] != published

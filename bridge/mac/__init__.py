@@ -1,8 +1,6 @@
 """Set a Mac up as a runner, and take it down again: ``scripts/setup_mac.sh``, ``kakeya_mac runner setup``.
 
-options.py is what the owner asks for, setup.py the steps in their order. Here is what a step reports, and
-what carries steps out: a dry run prints the changes that they propose, setup makes them. It all runs before
-anything is installed, so only the standard library and modules that need no more may be imported.
+All of it runs before anything is installed: only the standard library and modules that need no more.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ log = logging.getLogger(__name__)
 ROOT = Path("/")  # programs start here, never in the current folder, which may hold anything
 ANSWER_S = 30.0
 _STOPS = ("machine", "environment")  # nothing after these makes sense while they are missing
-_LONGEST_S = 3600.0
 _RUNNERS_TOKEN = "ACTIONS_RUNNER_INPUT_TOKEN"  # noqa: S105 - a variable's name
 # Variables of the owner's shell that would leak a secret or send a program elsewhere.
 _DROPPED = ("KAKEYA_RUNNER_TOKEN", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
@@ -97,15 +94,14 @@ def command(
     line = f"{_RUNNERS_TOKEN}=… {shlex.join(words)}" if token else shlex.join(words)
 
     def run() -> None:
-        env, said = owners_environment(), ""
+        env, said, secret = owners_environment(), "", token() if token else ""
         if sudo:
             code = run_in_terminal(words, env=env, cwd=ROOT)
         else:
-            secret = {_RUNNERS_TOKEN: token()} if token else {}
-            ended = run_program(words, env={**env, **secret}, cwd=ROOT, timeout_s=_LONGEST_S)
+            env |= {_RUNNERS_TOKEN: secret} if secret else {}
+            ended = run_program(words, env=env, cwd=ROOT, timeout_s=3600.0)
             code, said = ended.exit_code, f": {last_words(ended)}"
-            for hidden in filter(None, secret.values()):
-                said = said.replace(hidden, "…")
+            said = said.replace(secret, "…") if secret else said
         if code != 0 and not may_fail:
             raise MachineError(f"{line} ended with {code}{said}", remedy)
 
@@ -171,7 +167,6 @@ def _look(look: Look, sudo: bool) -> StepReport:
 
 
 def _apply(report: StepReport, look: Look, sudo: bool) -> StepReport:
-    """Do what a step asks for, and look again."""
     try:
         for action in report.actions:
             log.info("      $ %s", action.line)
@@ -179,7 +174,4 @@ def _apply(report: StepReport, look: Look, sudo: bool) -> StepReport:
     except (MachineError, OSError) as error:
         fix = getattr(error, "remedy", None) or "mend that, and run it again"
         return missing(report.looked_at, str(error), fix)
-    after = _look(look, sudo)
-    if after.state == "to do":
-        return replace(after, state="missing", fix="still so: please report this bug")
-    return after
+    return _look(look, sudo)

@@ -118,12 +118,8 @@ def _objections(options: SetupOptions) -> Iterator[tuple[str, str]]:
         yield f"--service {options.service} needs --remote", "the git remote that the daemon serves"
     for flag, text, pattern in (
         ("--url", options.url or _EXAMPLE, _PAGE.pattern),
-        ("--prefix", str(options.prefix), r".+"),
         ("--name", options.name, _NAME),
         *(("--labels", label, _NAME) for label in options.labels or [""]),
-        ("--service", options.service, "|".join(SERVICES)),
-        ("--runner-version", options.runner_version, r"\d+\.\d+\.\d+"),
-        ("--runner-sha256", options.runner_sha256, "[0-9a-f]{64}"),
     ):
         if not re.fullmatch(pattern, text):
             yield f"{flag}: {text!r} is malformed", f"it must match {pattern}"
@@ -131,8 +127,8 @@ def _objections(options: SetupOptions) -> Iterator[tuple[str, str]]:
 
 def prefix_around(environment: Path) -> Path | None:
     """The prefix that an environment (link or folder) belongs to; None if setup did not make it."""
-    folders = [p for p in environment.parents if (p / OPTIONS_FILE).is_file() and (p / ENVIRONMENTS).is_dir()]
-    return folders[0] if folders else None
+    places = (path for path in environment.parents if (path / ENVIRONMENTS).is_dir())
+    return next((path for path in places if (path / OPTIONS_FILE).is_file()), None)
 
 
 def read_stored(prefix: Path) -> dict[str, Any]:
@@ -140,17 +136,13 @@ def read_stored(prefix: Path) -> dict[str, Any]:
     path = prefix / OPTIONS_FILE
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
+        return {name: found[name] for name in (*_STORED, *FOLDERS) if found.get(name) is not None}
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, RecursionError):
-        found = None
-    if isinstance(found, dict):
-        known = {name: found[name] for name in (*_STORED, *FOLDERS) if found.get(name) is not None}
-        types = {"labels": list, "tailnet": bool}
-        if all(isinstance(value, types.get(name, str)) for name, value in known.items()):
-            return known
-    remedy = "remove it, and give --url, --remote, --service and the others again"
-    raise SetupUsage(f"{path} is damaged, so the options of the last run are unknown", remedy)
+    except (OSError, ValueError, AttributeError, RecursionError):
+        message = f"{path} is damaged, so the options of the last run are unknown"
+        fix = "remove it, and give --url, --remote, --service and the others again"
+        raise SetupUsage(message, fix) from None
 
 
 def parser() -> argparse.ArgumentParser:

@@ -32,13 +32,14 @@ from bridge import mac
 from bridge.errors import BridgeError
 from bridge.mac.options import ENVIRONMENTS, OPTIONS_FILE, SetupOptions, parser
 from bridge.proc import run_program
-from bridge.weights import faults
+from evidence_format.weights import faults
 
 log = logging.getLogger("bridge.mac")
 
 ACTIONS_LABEL = "org.kakeya-mac.actions-runner"
 SERVE_LABEL = "org.kakeya-mac.serve"
 SERVICE_LABELS = (ACTIONS_LABEL, SERVE_LABEL)
+_STOPPED = "launchd knows it, and it does not run"
 _AUTHORIZE = "give a token of {}/settings/actions/runners, or from gh, in KAKEYA_RUNNER_TOKEN or --token-file"
 _REMOVED = """
 Removed. Left: models (%s), policy (%s), state with the key that signs results (%s), logs (%s), git-lfs's \
@@ -222,7 +223,8 @@ def _environment(options: SetupOptions) -> mac.StepReport:
 def _source_digest(root: Path) -> str:
     """SHA-256 over the names and contents of what is installed: lock file and packages."""
     total, files = hashlib.sha256(), [root / "uv.lock", root / "pyproject.toml"]
-    for path in sorted([*files, *(root / "bridge").rglob("*"), *(root / "engine").rglob("*")]):
+    files += [path for name in ("bridge", "engine", "evidence_format") for path in (root / name).rglob("*")]
+    for path in sorted(files):
         if path.is_file() and "__pycache__" not in path.parts:
             data = path.read_bytes()
             total.update(f"{path.relative_to(root)}\0{len(data)}\0".encode() + data)
@@ -251,7 +253,7 @@ def _models(folder: Path) -> mac.StepReport:
     if not folder.is_dir():
         return mac.todo(folder, "there is none", mac.make_folder(folder))
     found = {path.name: faults(path) for path in sorted(folder.iterdir()) if path.is_dir()}
-    if broken := [f"{name}: {lacks[0]}" for name, lacks in found.items() if lacks]:
+    if broken := [lacks[0] for lacks in found.values() if lacks]:
         return mac.advice(folder, f"not complete: {'; '.join(broken)}", "fetch it again into that folder")
     return mac.done(folder, f"complete: {', '.join(found)}" if found else "no models yet")
 
@@ -382,12 +384,6 @@ def read_installed(label: str) -> str | None:
     return mac.answer("cat", _installed(label))
 
 
-def is_current(prefix: Path, label: str) -> bool:
-    """Whether the installed property list is the staged one, so that launchd runs what setup wants."""
-    path = staged(prefix, label)
-    return path.is_file() and path.read_text(encoding="utf-8").strip() == read_installed(label)
-
-
 def query(label: str) -> str | None:
     """A service's state, ``running`` if it has a process; None if launchd does not know the label."""
     said = mac.answer("launchctl", "print", f"system/{label}")
@@ -405,25 +401,33 @@ def is_ours(prefix: Path, label: str) -> bool | None:
     return None if text is None else f"<string>{output}</string>" in text
 
 
+def service_problem(prefix: Path, label: str) -> str | None:
+    """Why a service does not run as setup wants it now; None: it does."""
+    state, wanted = query(label), staged(prefix, label)
+    if state is None:
+        return "launchd does not know it"
+    if not wanted.is_file() or wanted.read_text(encoding="utf-8").strip() != read_installed(label):
+        return "it has to be restarted with what is wanted now"
+    return None if state == "running" else f"{_STOPPED}: {state}"
+
+
 def _service(options: SetupOptions, label: str) -> mac.StepReport:
-    prefix, target, state = options.prefix, _installed(label), query(label)
+    prefix, target, problem = options.prefix, _installed(label), service_problem(options.prefix, label)
     if is_ours(prefix, label) is False:
         fix = "a machine has one service of a kind: run uninstall there, or choose another --service here"
         return mac.missing(target, "it belongs to the setup of another folder", fix)
-    if state is None or not is_current(prefix, label):
-        finding = "it has to be restarted with what is wanted now" if state else "launchd does not know it"
-        install = ("install", "-o", "root", "-g", "wheel", "-m", "644", staged(prefix, label), target)
-        bootstrap = mac.command("launchctl", "bootstrap", "system", target, sudo=True)
-        # For a moment after a service has gone launchd refuses another of that name, and a program that ends
-        # at once runs for a moment, too; after that the service is looked at again.
-        pause = mac.command("sleep", "5")
-        restart = (*_stop_actions(options, label), mac.command(*install, sudo=True), pause, bootstrap, pause)
-        return mac.todo(target, finding, *restart)
-    where = f"launchctl print system/{label}"
-    if state == "running":
-        return mac.done(where, "runs, also after a restart")
-    fix = f"see why: tail {log_file(prefix, label)}; launchd tries again by itself"
-    return mac.missing(where, f"launchd knows it, and it does not run: {state}", fix)
+    if problem is None:
+        return mac.done(target, "runs, also after a restart")
+    if problem.startswith(_STOPPED):
+        fix = f"see why: tail {log_file(prefix, label)}; launchd tries again by itself"
+        return mac.missing(target, problem, fix)
+    install = ("install", "-o", "root", "-g", "wheel", "-m", "644", staged(prefix, label), target)
+    bootstrap = mac.command("launchctl", "bootstrap", "system", target, sudo=True)
+    # For a moment after a service has gone launchd refuses another of that name, and a program that ends at
+    # once runs for a moment, too; after that the service is looked at again.
+    pause = mac.command("sleep", "5")
+    restart = (*_stop_actions(options, label), mac.command(*install, sudo=True), pause, bootstrap, pause)
+    return mac.todo(target, problem, *restart)
 
 
 def _unwanted_service(options: SetupOptions, label: str) -> mac.StepReport:

@@ -1,6 +1,4 @@
-"""Presets: the jobs a machine may be asked for. `preset` reads them, `values` holds their parameters, `argv`
-what runs. The format is ``docs/schema/preset.json``. A Mac's owner may add presets of the same format.
-"""
+"""Presets: the jobs a machine may be asked for. The format is ``docs/schema/preset.json``."""
 
 from bridge.presets.argv import show as show
 from bridge.presets.argv import switches as switches

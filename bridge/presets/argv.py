@@ -21,9 +21,6 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bridge.errors import ParameterError
-from bridge.protocol.manifest import ParamValue
-
 Resolver = Callable[[str, str], list[str]]
 
 _SEVERAL = frozenset({"engine", "bridge", "request", "replay"})
@@ -81,16 +78,6 @@ def parse_element(text: str) -> Element:
 def switches(template: Sequence[str]) -> list[Element]:
     """The elements of a template that begin with a flag, in order."""
     return [element for element in map(parse_element, template) if element.flag]
-
-
-def value_word(element: Element, value: ParamValue) -> str:
-    """What an element becomes with the value of its parameter."""
-    word = str(value).lower() if isinstance(value, bool) else str(value)
-    if element.flag:
-        return f"--{element.flag}={word}"
-    if word.startswith("-"):
-        raise ParameterError(f"parameter {element.param}: {word!r} would be read as an option")
-    return word
 
 
 def show(kind: str, name: str) -> list[str]:

@@ -1,15 +1,13 @@
 """Presets: the jobs that a machine may be asked for, one TOML file each.
 
-A preset says which argv runs, with which typed parameters, for how long, on what kind of machine, and which
-evidence must come out. Its file lies on the machine that runs it; a request only names it and gives values.
+The file lies on the machine that runs it; a request only names the preset and gives values.
 """
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,7 +16,7 @@ import pydantic
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from bridge.errors import ParameterError, PresetError
-from bridge.presets.argv import Resolver, parse_element, value_word
+from bridge.presets.argv import Resolver, parse_element
 from bridge.presets.values import Parameter, check_value, read_word
 from bridge.protocol.manifest import ParamName, ParamValue, PresetName
 from bridge.protocol.sanitize import quoted
@@ -39,16 +37,7 @@ class Requires(BaseModel):
     modules: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...] = ()
 
 
-@dataclass(frozen=True)
-class ModelNeed:
-    """A model that the argv names; what a Mac holds under that name, and what is used without Metal."""
-
-    name: str
-    mac: str
-    stand_in: str | None = None
-
-
-class ModelEntry(BaseModel):
+class ModelNeed(BaseModel):
     """What one ``${model:NAME}`` of argv means."""
 
     model_config = STRICT
@@ -62,28 +51,33 @@ class ModelEntry(BaseModel):
 
 @pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
 class Promise:
-    """What the report of a preset must be and show, whatever values the request gives.
-
-    Attributes:
-        kind: Its kind.
-        claims: Names of claims that it must make (else CLAIM_MISSING); the gate judges whether they hold.
-        drafter: Every arm under test drafts: ``any`` network, or of that kind (else ENGINE_NEVER_RAN).
-        baseline: An arm is mlx-lm's plain decoding (else SPEEDUP_BASELINE_LOOP).
-        restoration: What an arm under test restores evicted positions from (else RESTORATION_CLAIM).
-        kv: KV policies, or kinds of them; for each, an arm under test must use it (else SILENT_FALLBACK).
-        configuration: Switches that the report must name with these values (else SILENT_FALLBACK).
-        dtype: In which a parity report compared (else PARITY_TOLERANCE).
-        tolerance: The loosest that a parity report may have compared with (else PARITY_TOLERANCE).
-        hidden_states: A parity report compares hidden states, not logits alone (else PARITY_TOLERANCE).
-    """
+    """What the report must be and show, whatever values the request gives."""
 
     kind: Literal["throughput", "recall", "kv", "parity", "quality", "probe"]
-    claims: tuple[Annotated[str, Field(pattern=r"^[a-z]+(_[a-z]+)*$")], ...] = ()
-    drafter: Literal["any", "dflash", "dflash2", "autoregressive", "masked-diffusion"] | None = None
-    baseline: bool = False
-    restoration: Literal["exact", "learned"] | None = None
-    kv: tuple[Annotated[str, Field(pattern=_KV)], ...] = ()
-    configuration: Mapping[str, ParamValue] = field(default_factory=dict)
+    claims: Annotated[
+        tuple[Annotated[str, Field(pattern=r"^[a-z]+(_[a-z]+)*$")], ...],
+        Field(description="claims that it must make (else CLAIM_MISSING); the gate judges whether they hold"),
+    ] = ()
+    drafter: Annotated[
+        Literal["any", "dflash", "dflash2", "autoregressive", "masked-diffusion"] | None,
+        Field(description="every arm under test drafts: any network, or that kind (else ENGINE_NEVER_RAN)"),
+    ] = None
+    baseline: Annotated[
+        bool, Field(description="an arm is mlx-lm's plain decoding (else SPEEDUP_BASELINE_LOOP)")
+    ] = False
+    restoration: Annotated[
+        Literal["exact", "learned"] | None,
+        Field(description="what restores evicted positions in an arm under test (else RESTORATION_CLAIM)"),
+    ] = None
+    kv: Annotated[
+        tuple[Annotated[str, Field(pattern=_KV)], ...],
+        Field(description="KV policies, or kinds of them, that arms under test use (else SILENT_FALLBACK)"),
+    ] = ()
+    configuration: Annotated[
+        Mapping[str, ParamValue],
+        Field(description="switches that it must name with these values (else SILENT_FALLBACK)"),
+    ] = field(default_factory=dict)
+    # Of a parity report (else PARITY_TOLERANCE): type, loosest tolerance, whether it compares hidden states.
     dtype: Literal["float32", "float16", "bfloat16"] | None = None
     tolerance: Annotated[float, Field(gt=0)] | None = None
     hidden_states: bool = False
@@ -92,7 +86,7 @@ class Promise:
 class Preset(BaseModel):
     """One job that a machine may be asked for; a preset file holds one."""
 
-    model_config = STRICT | ConfigDict(validate_by_name=True, title="kakeya-mac preset, version 1")
+    model_config = STRICT | ConfigDict(title="kakeya-mac preset, version 1")
 
     name: PresetName
     aliases: tuple[PresetName, ...] = ()
@@ -119,9 +113,8 @@ class Preset(BaseModel):
         " parameters, or all of it."
     )
     requires: Requires = Requires()
-    model_table: dict[PresetName, ModelEntry] = Field(
+    models: dict[PresetName, ModelNeed] = Field(
         default={},
-        alias="models",
         description="What each ${model:NAME} of argv means. The runner looks in its policy,"
         " KAKEYA_MODEL_<NAME> and ~/kakeya-models/NAME.",
     )
@@ -147,7 +140,7 @@ class Preset(BaseModel):
         replayed = {element.name for element in elements if element.kind == "replay"}
         used = {element.param for element in elements if element.param} | replayed
         _same("parameter", used, set(self.params))
-        _same("model", {each.name for each in elements if each.kind == "model"}, set(self.model_table))
+        _same("model", {each.name for each in elements if each.kind == "model"}, set(self.models))
         if {name for name, each in self.params.items() if each.format == "request"} != replayed:
             raise ValueError("${replay:PARAM} goes with a parameter of the format request")
         if self.workspace == "none" and any(each.format == "repo-path" for each in self.params.values()):
@@ -167,20 +160,9 @@ class Preset(BaseModel):
         return self._digest
 
     @property
-    def models(self) -> tuple[ModelNeed, ...]:
-        """The models that the argv names."""
-        table = self.model_table.items()
-        return tuple(ModelNeed(name, entry.mac, entry.stand_in) for name, entry in table)
-
-    @property
     def evidence_kind(self) -> str | None:
         """The kind of the report it promises; None: none."""
         return None if self.evidence is None else self.evidence.kind
-
-    @property
-    def replays(self) -> bool:
-        """Whether it replays the report of another request."""
-        return any(parameter.format == "request" for parameter in self.params.values())
 
     @property
     def runs_repo_code(self) -> bool:
@@ -212,7 +194,19 @@ def read(path: Path) -> Preset:
 def load_all(extra: Path | None = None) -> dict[str, Preset]:
     """Every preset by its own name, sorted; with the owner's from the folder `extra`."""
     own = [] if extra is None else [read(path) for path in sorted(extra.glob("*.toml"))]
-    return _index([*_bundled(), *own])
+    owner: dict[str, str] = {}
+    found = sorted([*_bundled(), *own], key=lambda preset: preset.name)
+    for preset in found:
+        for name in (preset.name, *preset.aliases):
+            if name in owner:
+                raise PresetError(f"the presets {owner[name]} and {preset.name} both answer to {name!r}")
+            owner[name] = preset.name
+    return {preset.name: preset for preset in found}
+
+
+@cache
+def _bundled() -> list[Preset]:
+    return [read(path) for path in BUNDLED.glob("*.toml")]
 
 
 def get(name: str, extra: Path | None = None) -> Preset:
@@ -221,13 +215,11 @@ def get(name: str, extra: Path | None = None) -> Preset:
 
 
 def find(name: str, presets: Mapping[str, Preset]) -> Preset:
-    """The preset of that name or alias; the remedy of a `PresetError` names the closest ones."""
+    """The preset of that name or alias; the remedy of a `PresetError` names all."""
     names = {alias: preset for preset in presets.values() for alias in (preset.name, *preset.aliases)}
     if name in names:
         return names[name]
-    close = difflib.get_close_matches(name, names, n=2, cutoff=0.5)
-    hint = f"did you mean {' or '.join(close)}? " if close else ""
-    raise PresetError(f"no preset is named {quoted(name)}", f"{hint}presets: {', '.join(presets)}")
+    raise PresetError(f"no preset is named {quoted(name)}", f"presets: {', '.join(presets)}")
 
 
 def validate(preset: Preset, params: Mapping[str, object]) -> dict[str, ParamValue]:
@@ -250,10 +242,9 @@ def validate(preset: Preset, params: Mapping[str, object]) -> dict[str, ParamVal
 
 
 def parse_cli(preset: Preset, items: Sequence[str], asked: str | None = None) -> dict[str, ParamValue]:
-    """Typed values from ``key=value`` words, by the preset's types; no defaults are filled in.
+    """Typed values from ``key=value`` words, without defaults; `asked`: under which name.
 
-    Where the preset was asked for under an alias, the parameters of the job of that name are known, too:
-    values have the new names, and what has no counterpart is left out.
+    Under an alias the parameters of the job of that name are known; what has no counterpart is left out.
     """
     values: dict[str, ParamValue] = {}
     for item in items:
@@ -285,9 +276,12 @@ def argv(preset: Preset, params: Mapping[str, ParamValue], resolver: Resolver) -
         if element.is_switch and element.param:
             filled += [f"--{element.flag}"] if params[element.param] is True else []
         elif element.param:
-            word = value_word(element, params[element.param])
+            value = params[element.param]
+            word = str(value).lower() if isinstance(value, bool) else str(value)
+            if word.startswith("-") and not element.flag:
+                raise ParameterError(f"parameter {element.param}: {word!r} would be read as an option")
             if word or element.flag or preset.params[element.param].format is None:
-                filled.append(word)
+                filled.append(f"--{element.flag}={word}" if element.flag else word)
         elif element.kind:
             words = resolver(element.kind, element.name)
             filled += [f"--{element.flag}={words[0]}"] if element.flag else words
@@ -302,32 +296,15 @@ def evidence_name(preset: Preset) -> str | None:
     return next((f"{element.name}.json" for element in elements if element.kind == "out"), None)
 
 
-@cache
-def _bundled() -> list[Preset]:
-    return [read(path) for path in sorted(BUNDLED.glob("*.toml"))]
-
-
-def _index(presets: list[Preset]) -> dict[str, Preset]:
-    owner: dict[str, str] = {}
-    for preset in presets:
-        for name in (preset.name, *preset.aliases):
-            if name in owner:
-                raise PresetError(f"the presets {owner[name]} and {preset.name} both answer to {name!r}")
-            owner[name] = preset.name
-    return {preset.name: preset for preset in sorted(presets, key=lambda preset: preset.name)}
-
-
 def _same(what: str, used: set[str], declared: set[str]) -> None:
-    for name in sorted(used - declared):
-        raise ValueError(f"argv names the {what} {name!r}, which is not declared")
-    for name in sorted(declared - used):
-        raise ValueError(f"the {what} {name!r} is declared but argv never uses it")
+    if used - declared:
+        raise ValueError(f"argv names the {what} {min(used - declared)!r}, which is not declared")
+    if declared - used:
+        raise ValueError(f"the {what} {min(declared - used)!r} is declared but argv never uses it")
 
 
 def _unknown(preset: Preset, name: str) -> ParameterError:
     message = f"preset {preset.name}: unknown parameter {quoted(name)}"
     if new := preset.renamed.get(name):
         return ParameterError(f"{message}: it is called {new} here", f"write: -p {new}=VALUE")
-    close = difflib.get_close_matches(name, preset.params, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]}? " if close else ""
-    return ParameterError(message, f"{hint}known parameters: {', '.join(preset.params) or 'none'}")
+    return ParameterError(message, f"known parameters: {', '.join(preset.params) or 'none'}")

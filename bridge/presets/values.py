@@ -1,23 +1,22 @@
 """Parameters of a preset: JSON Schema properties of one scalar each, and the values they allow.
 
-`jsonschema` validates values. Three things are stricter than JSON Schema: 3.0 is no integer, a pattern must
-match the whole text, and a repository path can neither leave the workload nor look like an option.
+Stricter than JSON Schema: 3.0 is no integer, a pattern must match the whole text, and a repository path can
+neither leave the workload nor look like an option.
 """
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import re
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from bridge.errors import ParameterError
 from bridge.protocol.manifest import ParamValue
+from bridge.protocol.runner_info import Bound
 from bridge.protocol.sanitize import clean_line, quoted
 from bridge.settings import STRICT
 
@@ -25,33 +24,42 @@ DEFAULT_LENGTH = 1000  # characters of a text without maxLength
 _MAX_PATH = 512
 # A nonce or a branch, or the beginning of either; never an option.
 _HANDLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9/_-]{3,199}")
-_COMPONENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+ -]*")
+_PATH = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+ -]*(/[A-Za-z0-9_][A-Za-z0-9._+ -]*)*/?")
+_PATH_WORDS = (
+    f"a relative path of at most {_MAX_PATH} characters, each part beginning with a letter, a digit or _ and"
+    " holding only letters, digits, spaces and . _ + -"
+)
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 # A pattern with these would change its meaning when it is joined to another one.
 _NOT_JOINED = re.compile(r"\\[1-9]|\(\?P[=<]|\(\?\(|^\(\?[a-zA-Z]")
 
 
-def _is_number(value: object) -> bool:
-    return type(value) is int or (type(value) is float and math.isfinite(value))
-
-
-def _require_number(value: object) -> object:
-    if not _is_number(value):
-        raise ValueError(f"must be a finite number, got {quoted(value)}")
-    return value
-
-
-# As wide as what a registration says of a parameter.
-_Bound = Annotated[int | float, BeforeValidator(_require_number), Field(ge=-1e300, le=1e300)]
+# Whether a policy's bound is wider than the preset's own.
+_WIDER: dict[str, Callable[[Any, Any], bool]] = {
+    "minimum": lambda own, new: new < own,
+    "maximum": lambda own, new: new > own,
+    "maxLength": lambda own, new: new > own,
+    "prefix": lambda own, new: not new.startswith(own),
+    "suffix": lambda own, new: not new.endswith(own),
+}
 
 
 # What values of a type are called, and how they are recognised.
-_TYPES: dict[str, tuple[str, Callable[[object], bool]]] = {
+_TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "string": ("a text", lambda value: isinstance(value, str)),
     "integer": ("a whole number", lambda value: type(value) is int),
-    "number": ("a finite number", _is_number),
+    "number": ("a finite number", lambda value: type(value) in (int, float) and math.isfinite(value)),
     "boolean": ("true or false", lambda value: isinstance(value, bool)),
 }
+
+
+def _require_number(value: object) -> object:
+    if (fault := _fault({"type": "number"}, value)) is not None:
+        raise ValueError(fault)
+    return value
+
+
+_Bound = Annotated[Bound, BeforeValidator(_require_number)]
 
 
 class ParameterBounds(BaseModel):
@@ -127,8 +135,13 @@ class Parameter(ParameterBounds):
     def narrowed(self, bounds: ParameterBounds) -> Parameter:
         """This parameter within tighter bounds; a `ValueError` where they are wider, or leave nothing."""
         own, new = self.keywords(), bounds.keywords()
+        compared = {"maxLength": DEFAULT_LENGTH, **own}
         for word, value in new.items():
-            if any(self._is_widened_by(word, each) for each in (value if word == "enum" else [value])):
+            if word in ("enum", "default"):
+                wider = any(self.fault(each) for each in (value if word == "enum" else [value]))
+            else:
+                wider = word in _WIDER and word in compared and _WIDER[word](compared[word], value)
+            if wider:
                 raise ValueError(f"{word} = {quoted(value)} is wider than the preset's {own.get(word)}")
         if "pattern" in new and self.pattern is not None:
             if _NOT_JOINED.search(new["pattern"]):
@@ -140,29 +153,13 @@ class Parameter(ParameterBounds):
             merged["enum"] = [each for each in merged["enum"] if _fault(rest, each) is None]
         return Parameter.model_validate_json(json.dumps(merged))
 
-    def _is_widened_by(self, word: str, bound: Any) -> bool:
-        match word:
-            case "enum" | "default":
-                return self.fault(bound) is not None
-            case "minimum":
-                return self.minimum is not None and bound < self.minimum
-            case "maximum":
-                return self.maximum is not None and bound > self.maximum
-            case "maxLength":
-                return bool(bound > (self.max_length or DEFAULT_LENGTH))
-            case "prefix":
-                return not bound.startswith(self.prefix or "")
-            case "suffix":
-                return not bound.endswith(self.suffix or "")
-        return False
-
 
 def check_value(preset: str, name: str, parameter: Parameter, value: object) -> ParamValue:
     """The value itself; a `ParameterError` where the parameter does not allow it."""
     if (fault := parameter.fault(value)) is not None:
-        close = difflib.get_close_matches(str(value)[:100], map(str, parameter.enum or ()), n=1)
-        hint = f"did you mean {close[0]}?" if close else None
-        raise ParameterError(f"preset {preset}: parameter {name}: {fault}", hint)
+        raise ParameterError(
+            f"preset {preset}: parameter {name}: {fault}", f"see: kakeya_mac presets {preset}"
+        )
     return cast("ParamValue", value)
 
 
@@ -181,62 +178,28 @@ def read_word(preset: str, name: str, parameter: Parameter, text: str) -> ParamV
     return check_value(preset, name, parameter, value)
 
 
-def _fault(keywords: dict[str, Any], value: object) -> str | None:
-    # The type comes first: the other keywords say nothing of a value of another type.
-    schema = {"type": keywords["type"], "maxLength": DEFAULT_LENGTH, **keywords}
-    error = next(_validator_type()(schema).iter_errors(value), None)
-    return None if error is None else clean_line(error.message, limit=300)
+def _fault(keywords: dict[str, Any], value: Any) -> str | None:
+    """What is wrong with a value, by JSON Schema and what is stricter here."""
+    from jsonschema import Draft202012Validator
 
-
-@cache
-def _validator_type() -> Any:
-    from jsonschema import Draft202012Validator, ValidationError, validators
-
-    def keyword(fault: Callable[[Any, Any], str | None]) -> Callable[..., Iterator[ValidationError]]:
-        def check(_validator: object, bound: Any, value: Any, _schema: object) -> Iterator[ValidationError]:
-            if (said := fault(bound, value)) is not None:
-                yield ValidationError(said)
-
-        return check
-
-    checks = {name: keyword(fault) for name, fault in _KEYWORDS.items()}
-    return validators.extend(Draft202012Validator, checks)  # type: ignore[no-untyped-call]
-
-
-def _type_fault(name: str, value: object) -> str | None:
-    words, accepts = _TYPES[name]
-    return None if accepts(value) else f"must be {words}, got {quoted(value)}"
-
-
-def _format_fault(name: str, value: str) -> str | None:
-    if name == "request":
-        is_one = _HANDLE.fullmatch(value) is not None
-        return None if is_one else f"{quoted(value)} is not a handle; see: kakeya_mac history"
-    if not value or len(value) > _MAX_PATH or value.startswith("/"):
-        return f"{quoted(value)} is not a relative path of 1 to {_MAX_PATH} characters"
-    for part in value.removesuffix("/").split("/"):
-        if part in (".", "..") or not _COMPONENT.fullmatch(part):
-            return (
-                f"{quoted(value)}: each part must start with a letter, a digit or _ and hold only letters,"
-                " digits, spaces and . _ + -"
-            )
+    words, accepts = _TYPES[keywords["type"]]
+    if not accepts(value):
+        return f"must be {words}, got {quoted(value)}"
+    # jsonschema's own type would call 3.0 an integer, and its pattern may match a part.
+    schema = {"maxLength": DEFAULT_LENGTH, **keywords, "pattern": ""}
+    if (error := next(Draft202012Validator(schema).iter_errors(value), None)) is not None:
+        return clean_line(error.message, limit=300)
+    if not isinstance(value, str):
+        return None
+    if (pattern := keywords.get("pattern")) is not None and not re.fullmatch(pattern, value):
+        return f"{quoted(value)} does not match {pattern}"
+    if not value.startswith(prefix := keywords.get("prefix", "")):
+        return f"{quoted(value)} does not lie under {prefix}"
+    if not value.endswith(suffix := keywords.get("suffix", "")):
+        return f"{quoted(value)} does not end in {suffix}"
+    match keywords.get("format"):
+        case "request" if not _HANDLE.fullmatch(value):
+            return f"{quoted(value)} is not a handle; see: kakeya_mac history"
+        case "repo-path" if len(value) > _MAX_PATH or not _PATH.fullmatch(value):
+            return f"{quoted(value)} is not {_PATH_WORDS}"
     return None
-
-
-def _must(fits: Callable[[Any, Any], object], words: str) -> Callable[[Any, Any], str | None]:
-    def fault(bound: Any, value: Any) -> str | None:
-        # As in JSON Schema, a keyword of texts says nothing of other values.
-        is_allowed = not isinstance(value, str) or fits(bound, value)
-        return None if is_allowed else f"{quoted(value)} {words} {bound}"
-
-    return fault
-
-
-# What is wrong with a value, by the keywords that JSON Schema lacks or is less strict about.
-_KEYWORDS: dict[str, Callable[[Any, Any], str | None]] = {
-    "type": _type_fault,
-    "format": _format_fault,
-    "pattern": _must(re.fullmatch, "does not match"),
-    "prefix": _must(lambda prefix, value: value.startswith(prefix), "does not lie under"),
-    "suffix": _must(lambda suffix, value: value.endswith(suffix), "does not end in"),
-}

@@ -18,9 +18,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 INBOX = "refs/mac-bridge/inbox/"
@@ -43,12 +43,10 @@ _NAME = re.compile(
 )
 _AGENT_BRANCH = re.compile(r"AgentMemory/.*-(?P<suffix>[A-Za-z0-9]+)")
 _MAX_PRESET = 64
-_ENTROPY_BYTES = 6
 _PORTS = {"https": 443, "http": 80, "ssh": 22, "git": 9418}
 
 
-@dataclass(frozen=True)
-class RequestName:
+class RequestName(NamedTuple):
     """What a request branch's name says: the preset asked for and the nonce."""
 
     preset: str
@@ -56,15 +54,21 @@ class RequestName:
 
 
 def new_nonce(now: datetime, entropy: bytes) -> str:
-    """A name for one request, e.g. ``20260301t120000z0123456789ab``: sorts by time, cannot be guessed."""
-    if len(entropy) < _ENTROPY_BYTES:
-        raise ValueError(f"a nonce needs {_ENTROPY_BYTES} random bytes, got {len(entropy)}")
-    return nonce_time(now) + entropy[:_ENTROPY_BYTES].hex()
+    """A name for one request, e.g. ``20260301t120000z0123456789ab``: sorts by time; takes 6 random bytes."""
+    return nonce_time(now) + entropy[:6].hex()
 
 
 def nonce_time(now: datetime) -> str:
     """How nonces of that moment (aware) begin; sorts before all of them."""
     return now.astimezone(UTC).strftime("%Y%m%dt%H%M%Sz")
+
+
+def nonce_moment(nonce: str) -> datetime:
+    """The moment that a nonce begins with; a ValueError: there is no such moment."""
+    try:
+        return datetime.strptime(nonce[:16], "%Y%m%dt%H%M%Sz").replace(tzinfo=UTC)
+    except ValueError:
+        raise ValueError("the nonce does not begin with a time") from None
 
 
 def is_nonce(text: str) -> bool:
@@ -101,29 +105,9 @@ def nonce_of(ref: str, prefix: str) -> str | None:
     return name if name != ref and is_nonce(name) else None
 
 
-def inbox_ref(nonce: str) -> str:
-    """Where a request is pending."""
-    return INBOX + nonce
-
-
-def claim_ref(nonce: str) -> str:
-    """Who runs a request."""
-    return CLAIMS + nonce
-
-
 def claim_places(nonce: str) -> tuple[str, str]:
     """Where a claim may be: among the bridge's own refs, or on a branch where those are declined."""
-    return claim_ref(nonce), BRANCH_CLAIMS + nonce
-
-
-def cancel_ref(nonce: str) -> str:
-    """Asks for a request to be stopped."""
-    return CANCELS + nonce
-
-
-def result_ref(nonce: str) -> str:
-    """A result whose branch moved or vanished."""
-    return RESULTS + nonce
+    return CLAIMS + nonce, BRANCH_CLAIMS + nonce
 
 
 def is_url(remote: str) -> bool:

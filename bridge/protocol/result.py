@@ -1,7 +1,5 @@
 """What a runner answers: status, reason, and the record that lets a reader check both.
 
-`Result` is the content of ``result.json``; `RunStatus` is the content of a claim's ``status.json``. Both are
-read back from a remote that anyone with push rights can write to, so parsing is as strict as a manifest's.
 Every text of a result is one line without control and bidirectional characters (written so, refused
 otherwise); only a command's argv is kept as it ran, so it is never shown uncleaned.
 """
@@ -9,26 +7,13 @@ otherwise); only a command's argv is kept as it ran, so it is never shown unclea
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
 from bridge.errors import ResultError
-from bridge.protocol.manifest import (
-    RECORD,
-    Digest,
-    Moment,
-    Nonce,
-    ParamName,
-    ParamValue,
-    PresetName,
-    SchemaVersion,
-    Sha,
-    parse_document,
-    with_texts,
-)
+from bridge.protocol import manifest
 from bridge.protocol.sanitize import one_line
 
 RESULT_ROOT = ".mac-bridge/results"
@@ -117,7 +102,7 @@ class Phase(StrEnum):
 
 
 class _Record(BaseModel):
-    model_config = RECORD
+    model_config = manifest.RECORD
 
 
 class Violation(_Record):
@@ -171,7 +156,7 @@ class File(_Record):
     path: Annotated[
         str, Field(max_length=200, pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*$")
     ]
-    sha256: Digest
+    sha256: manifest.Digest
     bytes: Annotated[int, Field(ge=0)]
     role: Annotated[str, Field(pattern=r"^(evidence|log|report|other)$")] = "other"
 
@@ -179,18 +164,18 @@ class File(_Record):
 class Result(_Record):
     """The answer to one request; ``result.json`` on the result branch."""
 
-    schema_version: SchemaVersion = SCHEMA_VERSION
-    nonce: Nonce
-    request_commit: Sha
-    workload_sha: Sha | None
-    preset: PresetName | None
-    preset_digest: Digest | None
-    params: dict[ParamName, ParamValue] = {}
+    schema_version: manifest.SchemaVersion = SCHEMA_VERSION
+    nonce: manifest.Nonce
+    request_commit: manifest.Sha
+    workload_sha: manifest.Sha | None
+    preset: manifest.PresetName | None
+    preset_digest: manifest.Digest | None
+    params: dict[manifest.ParamName, manifest.ParamValue] = {}
     engine_source: Annotated[str, Field(pattern=r"^(installed|workload)$")] | None
     runner: RunnerFacts
     attempt: Annotated[int, Field(ge=1, le=1_000_000)]
-    started_at: Moment
-    finished_at: Moment
+    started_at: manifest.Moment
+    finished_at: manifest.Moment
     phase_seconds: dict[str, float] = {}
     commands: tuple[Command, ...] = ()
     files: Annotated[tuple[File, ...], Field(max_length=1000)] = ()
@@ -199,15 +184,15 @@ class Result(_Record):
 
     def to_bytes(self) -> bytes:
         """The exact bytes that are committed and signed. Texts are brought onto one line without controls."""
-        return _json_bytes(_with_plain_texts(self.model_dump(mode="json"), one_line))
+        return _json_bytes(manifest.with_texts(self.model_dump(mode="json"), one_line))
 
 
 class RunStatus(_Record):
     """A claim's heartbeat: who holds it, since when, and how far the job is."""
 
-    schema_version: SchemaVersion = SCHEMA_VERSION
-    nonce: Nonce
-    request_commit: Sha
+    schema_version: manifest.SchemaVersion = SCHEMA_VERSION
+    nonce: manifest.Nonce
+    request_commit: manifest.Sha
     runner: Annotated[str, Field(max_length=64)]
     runner_id: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
     pid: Annotated[int, Field(ge=0, le=1 << 32)]
@@ -216,7 +201,7 @@ class RunStatus(_Record):
     beat: Annotated[int, Field(ge=0, le=1 << 53)]
     lease_s: Annotated[float, Field(gt=0)]
     session: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$", description="the runner process")]
-    updated_at: Moment
+    updated_at: manifest.Moment
     phase: Phase
     elapsed_s: Annotated[float, Field(ge=0)]
     progress: Progress | None = None
@@ -229,20 +214,15 @@ class RunStatus(_Record):
 
 def parse_result(data: bytes) -> Result:
     """Read a ``result.json`` from the bus; a `ResultError` says what is wrong with it."""
-    return parse_document(
-        Result, data, what=RESULT_NAME, limit=MAX_BYTES, error=ResultError, plain=_with_plain_texts
-    )
+    return manifest.parse_document(Result, data, what=RESULT_NAME, limit=MAX_BYTES, error=ResultError)
 
 
 def parse_status(data: bytes) -> RunStatus:
     """Read a claim's ``status.json``; a `ResultError` says what is wrong. Clean its texts before use."""
-    return parse_document(RunStatus, data, what=STATUS_NAME, limit=MAX_BYTES, error=ResultError)
+    return manifest.parse_document(
+        RunStatus, data, what=STATUS_NAME, limit=MAX_BYTES, error=ResultError, plain=False
+    )
 
 
 def _json_bytes(document: Any) -> bytes:
     return (json.dumps(document, indent=2, sort_keys=True) + "\n").encode()
-
-
-def _with_plain_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """A result's JSON with every text changed but the argv of its commands, which is kept as it ran."""
-    return with_texts(value, change, keep=("commands", "argv"))

@@ -1,33 +1,16 @@
-"""What a runner says of itself: its registration, content of ``runner.json``.
-
-A hint for people, never a reason to refuse: anyone with push rights can write one. Parsing is as strict as a
-result's, so what was parsed is safe to show; whether it is true is another matter. `bridge.bus.registry` puts
-registrations on the bus and reads them.
-"""
+"""What a runner says of itself in ``runner.json``: a hint, for anyone with push rights can write one."""
 
 from __future__ import annotations
 
 import json
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
 from bridge.errors import BusError
-from bridge.protocol.manifest import (
-    STRICT_RECORD,
-    Digest,
-    Moment,
-    Nonce,
-    ParamName,
-    ParamValue,
-    PresetName,
-    SchemaVersion,
-    parse_document,
-    parse_time,
-    with_texts,
-)
+from bridge.protocol import manifest
 from bridge.protocol.sanitize import one_line
 
 INFO_NAME = "runner.json"
@@ -56,14 +39,14 @@ class State(StrEnum):
 
 
 class _Record(BaseModel):
-    model_config = STRICT_RECORD
+    model_config = manifest.STRICT_RECORD
 
 
 class Work(_Record):
     """The running job."""
 
-    nonce: Nonce
-    preset: PresetName
+    nonce: manifest.Nonce
+    preset: manifest.PresetName
     elapsed_s: Seconds
 
 
@@ -80,8 +63,8 @@ class Property(_Record):
 
     type: Literal["string", "integer", "number", "boolean"]
     description: Text = ""
-    default: ParamValue | None = None
-    enum: Annotated[tuple[ParamValue, ...], Field(max_length=256)] | None = None
+    default: manifest.ParamValue | None = None
+    enum: Annotated[tuple[manifest.ParamValue, ...], Field(max_length=256)] | None = None
     minimum: Bound | None = None
     maximum: Bound | None = None
     pattern: Text | None = None
@@ -94,14 +77,14 @@ class Property(_Record):
 class Offer(_Record):
     """One installed preset: what it is, whether it can run on that machine now, and if not, why."""
 
-    name: PresetName
-    aliases: Annotated[tuple[PresetName, ...], Field(max_length=32)] = ()
+    name: manifest.PresetName
+    aliases: Annotated[tuple[manifest.PresetName, ...], Field(max_length=32)] = ()
     summary: Text = ""
-    digest: Digest
+    digest: manifest.Digest
     engine: Literal["installed", "workload"]
     evidence: Word | None = None
     timeout_s: Annotated[int, Field(ge=1, le=10**9)]
-    parameters: Annotated[dict[ParamName, Property], Field(max_length=64)] = {}
+    parameters: Annotated[dict[manifest.ParamName, Property], Field(max_length=64)] = {}
     available: bool
     why: Annotated[Text, Field(description="reads on after the runner's name")] | None = None
     typical_s: Annotated[Seconds, Field(description="median of its recent runs there")] | None = None
@@ -118,7 +101,7 @@ class Limits(_Record):
 class RunnerInfo(_Record):
     """Who a runner is, what it does, and what it offers."""
 
-    schema_version: SchemaVersion = 1
+    schema_version: manifest.SchemaVersion = 1
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
     id: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
     session: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$", description="the runner process")]
@@ -127,8 +110,8 @@ class RunnerInfo(_Record):
     public_key: (
         Annotated[str, Field(max_length=4096, pattern=r"^[a-z0-9@.-]{1,64} [A-Za-z0-9+/]{32,}={0,3}$")] | None
     ) = None
-    started_at: Moment
-    seen_at: Moment
+    started_at: manifest.Moment
+    seen_at: manifest.Moment
     interval_s: Annotated[float, Field(ge=1, le=3600, description="how often the registration is renewed")]
     state: State
     job: Work | None = None
@@ -141,13 +124,13 @@ class RunnerInfo(_Record):
     tools: Annotated[dict[Word, Word], Field(max_length=64)] = {}
     limits: Limits
     answered: Annotated[
-        tuple[Nonce, ...],
+        tuple[manifest.Nonce, ...],
         Field(max_length=MAX_ANSWERED, description="of earlier versions; not read"),
     ] = ()
 
     def to_bytes(self) -> bytes:
         """The exact bytes that are committed and signed. Texts are brought onto one line without controls."""
-        document = with_texts(self.model_dump(mode="json", exclude_none=True), one_line)
+        document = manifest.with_texts(self.model_dump(mode="json", exclude_none=True), one_line)
         return (json.dumps(document, indent=1, sort_keys=True) + "\n").encode()
 
     def offer(self, preset: str) -> Offer | None:
@@ -157,17 +140,12 @@ class RunnerInfo(_Record):
 
 def parse_info(data: bytes) -> RunnerInfo:
     """Read a ``runner.json`` from the bus; a `BusError` says what is wrong with it."""
-    return parse_document(RunnerInfo, data, what=INFO_NAME, limit=MAX_BYTES, error=BusError, plain=with_texts)
+    return manifest.parse_document(RunnerInfo, data, what=INFO_NAME, limit=MAX_BYTES, error=BusError)
 
 
 def is_live(info: RunnerInfo, now: datetime) -> bool:
     """Whether a runner is there, as far as its registration tells; clocks may differ by `SKEW`."""
     if info.state is State.STOPPED:
         return False
-    age = now - parse_time(info.seen_at)
+    age = now - manifest.parse_time(info.seen_at)
     return -FURTHEST_AHEAD <= age <= timedelta(seconds=MISSED_INTERVALS * info.interval_s) + SKEW
-
-
-def json_schema() -> dict[str, Any]:
-    """The JSON Schema of a registration, exported to ``docs/schema/runner.json``."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **RunnerInfo.model_json_schema()}

@@ -1,15 +1,9 @@
-"""A request as one runner knows it, and whether it may run here, now.
-
-Every question that needs no job is asked in order, each with its reason. What is learnt on the way (the
-preset, the values) is kept even when a later question refuses, so that the refusal is published under the
-right name. Whether paths exist in the workload is asked when the workspace is made.
-"""
+"""A request as one runner knows it, and whether it may run here, now."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 
@@ -17,7 +11,7 @@ from bridge import interpreter, presets, signing
 from bridge.bus.archive import SETTLED, open_archive
 from bridge.bus.registry import read_registry
 from bridge.bus.requests import RefValue, RequestCommit, has_result
-from bridge.errors import BusError, KeyListError, ParameterError, PresetError, RequestRefused, SignatureError
+from bridge.errors import BusError, ParameterError, PresetError, RequestRefused, SignatureError
 from bridge.git.cache import GitCache
 from bridge.presets import Preset
 from bridge.protocol import refs
@@ -27,17 +21,18 @@ from bridge.runner import machine, models
 from bridge.runner.config import RunnerConfig
 from bridge.runner.policy import BRANCHES, FILE_NAME, Key, PolicyRefusal
 from bridge.runner.store import Store
-from bridge.signing import Signer
+from bridge.signing import Signature
 from bridge.signing.keyfiles import UNSIGNED
 
 # Refusals about this machine alone: another runner that says it takes the preset gets so much time first.
 OWN_REASONS = frozenset((Reason.UNKNOWN_PRESET, Reason.POLICY, Reason.MACHINE_UNFIT, Reason.MODEL_MISSING))
 PATIENCE = timedelta(minutes=5)
 _LOOK_AGAIN = timedelta(seconds=30)
-# Of more branches the histories are not fetched: a pattern that wide protects nothing.
-_MAX_BRANCHES = 100
-_HISTORY_S = 600.0
-_PLAIN = re.compile(r"refs/heads/[A-Za-z0-9_][A-Za-z0-9_./+-]{0,240}")
+_REASONS = {
+    PresetError: Reason.UNKNOWN_PRESET,
+    ParameterError: Reason.BAD_PARAMETER,
+    models.ModelMissing: Reason.MODEL_MISSING,
+}
 # Branches of the bus itself: requesters write them, so they vouch for nothing.
 _BUS_BRANCHES = (refs.BRANCHES, refs.AGENT_BRANCHES, "refs/heads/mac-bridge-")
 
@@ -50,20 +45,20 @@ class Admitted:
     params: Mapping[str, ParamValue]
 
 
-@dataclass(frozen=True)
-class Refused:
-    """It is answered with ``refused`` and this reason."""
+class Refusal(RequestRefused):
+    """It is answered with ``refused`` and this reason; `key` is the setting of the policy that refuses."""
 
-    reason: Reason
-    message: str
-    remedy: str | None = None
-    key: Key | None = None  # the setting of the policy that refuses
-    # Known as far as they were checked.
-    preset: Preset | None = None
-    params: Mapping[str, ParamValue] = field(default_factory=dict)
+    def __init__(
+        self, reason: Reason, message: str, remedy: str | None = None, *, key: Key | None = None
+    ) -> None:
+        super().__init__(message, remedy)
+        self.reason, self.key = reason, key
+        # Known as far as they were checked: the refusal is published under the right name.
+        self.preset: Preset | None = None
+        self.params: Mapping[str, ParamValue] = {}
 
 
-Decision = Admitted | Refused
+Decision = Admitted | Refusal
 
 
 @dataclass(frozen=True)
@@ -73,22 +68,6 @@ class NotNow:
     reason: str
     until: datetime
     decision: Decision
-
-
-class Refusal(RequestRefused):
-    """The request is refused for a reason of the closed set."""
-
-    def __init__(
-        self, reason: Reason, message: str, remedy: str | None = None, *, key: Key | None = None
-    ) -> None:
-        super().__init__(message, remedy)
-        self.reason = reason
-        self.key = key
-
-    @classmethod
-    def of(cls, reason: Reason, error: RequestRefused | BusError) -> Refusal:
-        """The same message under a reason of the closed set."""
-        return cls(reason, error.message, error.remedy, key=getattr(error, "key", None))
 
 
 @dataclass
@@ -108,15 +87,15 @@ class Request:
     is_read: bool = False  # whether `data` to `refusal` are known
     data: RequestCommit | None = None  # None: it has not the shape of a request
     manifest: Manifest | None = None
-    signer: Signer | None = None  # None: it is unsigned, or nothing can be verified here
-    refusal: Refused | None = None  # why it cannot be read, or its signature does not verify
-    over_quota: str | None = None  # why its requester has too many waiting
+    signer: Signature | None = None  # None: it is unsigned, or nothing can be verified here
+    refusal: Refusal | None = None  # why it cannot be read, or its signature does not verify
+    over_quota: bool = False  # its requester has too many waiting
     first_refused: datetime | None = None  # here, while another runner offered its preset
 
     @property
     def place(self) -> str:
         """The ref it was found under."""
-        return self.ref or refs.inbox_ref(self.nonce)
+        return self.ref or refs.INBOX + self.nonce
 
     @property
     def requester(self) -> str | None:
@@ -145,21 +124,24 @@ class Admission:
         """Ask every question about a request; `found`: the remote's refs, as of the last look."""
         manifest, now, policy = request.manifest, self.now(), self.config.policy
         if request.refusal is not None or manifest is None:
-            return request.refusal or Refused(Reason.BAD_MANIFEST, "the manifest cannot be read")
+            return request.refusal or Refusal(Reason.BAD_MANIFEST, "the manifest cannot be read")
         if manifest.on is not None and now < manifest.expires_at:
             lacking = unmet(manifest.on, self.config.facts(), self.config.identity.name)
             if lacking:
                 reason = f"the request is for machines with {', '.join(map(str, lacking))}"
-                return NotNow(reason, manifest.expires_at, Refused(Reason.MACHINE_UNFIT, reason))
-        answered = self.store.is_answered(request.nonce) or self._is_archived(request.nonce, found, now)
+                return NotNow(reason, manifest.expires_at, Refusal(Reason.MACHINE_UNFIT, reason))
+        answered = self.store.get(request.nonce).answered_at is not None
+        if not answered and request.nonce <= refs.nonce_time(now - SETTLED):  # nothing younger is archived
+            archive = open_archive(self.cache, found)
+            answered = archive is not None and archive.get(request.nonce) is not None
         decision = decide(request, self.config, now, answered=answered)
         if isinstance(decision, Admitted):
             try:
                 self._check_workload(manifest.workload_sha)
                 self._check_place(request, manifest.result_ref)
             except RequestRefused as error:
-                decision = _refused(error, decision.preset, decision.params)
-        if isinstance(decision, Refused):
+                decision = _refusal(error, decision.preset, decision.params)
+        if isinstance(decision, Refusal):
             if self._leave_to_another(request, manifest.preset, decision.reason, now):
                 reason = f"another live runner offers {manifest.preset}; here: {decision.message}"
                 return NotNow(reason, now + _LOOK_AGAIN, decision)
@@ -168,33 +150,22 @@ class Admission:
             return NotNow(reason, min(now + timedelta(minutes=1), manifest.expires_at), decision)
         return decision
 
-    def _is_archived(self, nonce: str, found: Mapping[str, str], now: datetime) -> bool:
-        if nonce > refs.nonce_time(now - SETTLED):
-            return False  # nothing so young is archived
-        archive = open_archive(self.cache, found)
-        return archive is not None and archive.get(nonce) is not None
-
     def _check_workload(self, commit: str) -> None:
         """Refuse a commit that is no tip of a branch of ``allow_workloads``, nor in the history of one.
 
-        Who may move these branches is for the server to protect: on one that protects nothing, this says
-        nothing.
+        Who may move these branches is for the server to protect.
         """
-        patterns, key = self.config.policy.allow_workloads, "allow_workloads"
+        patterns = self.config.policy.allow_workloads
         if patterns is None:
             return
         tips = {
             ref: tip
             for ref, tip in self.cache.list_remote(BRANCHES).items()
-            if _PLAIN.fullmatch(ref)
-            and not ref.startswith(_BUS_BRANCHES)
+            if not ref.startswith(_BUS_BRANCHES)
             and any(fnmatchcase(ref.removeprefix(BRANCHES), pattern) for pattern in patterns)
         }
         if commit in tips.values():
             return
-        if len(tips) > _MAX_BRANCHES:
-            message = f"the commit {commit[:12]} is no tip, and {len(tips)} branches match allow_workloads"
-            raise PolicyRefusal(key, message, owner_can=f"name fewer than {_MAX_BRANCHES} in {key}")
         # The runner's own repository is shallow, so histories are kept in another one.
         folder = self.cache.directory.with_name(f"histories-{self.config.tag}.git")
         histories = GitCache(folder, self.config.remote)
@@ -205,7 +176,7 @@ class Admission:
         if not trusted:
             message = f"the commit {commit[:12]} is on no branch that this machine trusts"
             remedy = "ask for a commit that was merged into one of them: " + (", ".join(patterns) or "none")
-            raise PolicyRefusal(key, message, remedy)
+            raise PolicyRefusal(("allow_workloads",), message, remedy)
 
     def _check_place(self, request: Request, branch: str) -> None:
         """Refuse what is not on its branch, where the policy goes by branches: anyone may push elsewhere."""
@@ -241,11 +212,11 @@ class Admission:
         )
 
 
-def _is_in_history(histories: GitCache, commit: str, tips: Iterable[str]) -> bool:
+def _is_in_history(histories: GitCache, commit: str, tips: Mapping[str, str]) -> bool:
     histories.prepare()
     # Numbered here, so that no name is in the way of another.
     places = {ref: f"refs/trusted/{number}" for number, ref in enumerate(sorted(tips))}
-    histories.fetch(histories.remote, places, timeout_s=_HISTORY_S)
+    histories.fetch(histories.remote, places)
     if not histories.exists(commit):
         return False
     holding = histories.run("for-each-ref", f"--contains={commit}", "--format=%(refname)", "refs/trusted/")
@@ -260,7 +231,7 @@ def decide(
     Pure, given the owner's files. `answered`: it has its result. `assumed`: its requester is assumed, so
     whether a signature counts is not asked.
     """
-    manifest = request.manifest
+    manifest, policy = request.manifest, config.policy
     assert manifest is not None  # noqa: S101 - it was read
     preset: Preset | None = None
     params: Mapping[str, ParamValue] = {}
@@ -268,115 +239,85 @@ def decide(
         # Early: of what is refused later it is known who asked, and strangers learn nothing of it.
         if not assumed:
             _check_signature(request, config)
-        preset = presets.find(manifest.preset, dict(config.presets))
-        # As installed: tighter bounds of this machine's policy are asked with the policy.
-        params = presets.validate(config.installed[preset.name], manifest.params)
-        params = _check_policy(manifest, preset, config)
+        preset = presets.find(manifest.preset, config.presets)
+        params = _check_params(preset, manifest, config)
+        policy.check(preset)
+        policy.check_ref(manifest.result_ref)
+        if changed := interpreter.objection():
+            raise Refusal(Reason.MACHINE_UNFIT, changed, interpreter.REMEDY)
         check_machine(preset, config)
-        config.policy.check_requester(preset, request.requester)
-        config.policy.check_hours(now)
+        policy.check_requester(preset, request.requester)
+        policy.check_hours(now)
         _check_quota(request, config)
         _check_time(manifest, config, now, answered=answered)
     except RequestRefused as error:
-        return _refused(error, preset, params)
+        return _refusal(error, preset, params)
     return Admitted(preset, params)
 
 
-def _refused(error: RequestRefused, preset: Preset | None, params: Mapping[str, ParamValue]) -> Refused:
-    reasons = {PresetError: Reason.UNKNOWN_PRESET, ParameterError: Reason.BAD_PARAMETER}
-    reason = error.reason if isinstance(error, Refusal) else reasons.get(type(error), Reason.POLICY)
-    return Refused(reason, error.message, error.remedy, getattr(error, "key", None), preset, params)
+def _refusal(error: RequestRefused, preset: Preset | None, params: Mapping[str, ParamValue]) -> Refusal:
+    reason = _REASONS.get(type(error), Reason.POLICY)
+    key = getattr(error, "key", None)
+    refusal = error if isinstance(error, Refusal) else Refusal(reason, error.message, error.remedy, key=key)
+    refusal.preset, refusal.params = preset, params
+    return refusal
 
 
 def find_signer(request: Request, config: RunnerConfig, now: datetime) -> None:
-    """Find out who signed a request, by the machine's lists: sets its `signer`, or why it is refused.
-
-    Without a signer it is unsigned, or nothing can be verified here.
-    """
+    """Find out who signed a request, by the machine's lists: sets its `signer`, or why it is refused."""
     data = request.data
     if data is None or data.signature is None or config.key is None:
         return
+    space, signers = signing.REQUEST_NAMESPACE, config.allowed_signers
     try:
-        request.signer = signing.identify(
-            data.data,
-            data.signature,
-            signing.REQUEST_NAMESPACE,
-            config.allowed_signers,
-            revoked=config.revoked_keys,
-            now=now,
-        )
+        request.signer = signing.identify(data.data, data.signature, space, signers, now=now)
     except SignatureError as error:
-        request.refusal = request.refusal or Refused(Reason.BAD_SIGNATURE, error.message, error.remedy)
-    except KeyListError as error:
-        message = f"this machine cannot tell whose signature it is: {error.message}"
-        request.refusal = request.refusal or Refused(Reason.POLICY, message, error.remedy)
+        request.refusal = request.refusal or Refusal(Reason.BAD_SIGNATURE, error.message, error.remedy)
 
 
 def _check_signature(request: Request, config: RunnerConfig) -> None:
     """A request without a signature that counts is refused where the policy requires one."""
     if request.requester is not None or not config.policy.require_signature:
         return
-    takes = "this machine takes only requests of listed signers, and"
     if request.signer is not None:
-        message = f"{takes} this one is signed by {request.signer.objection}"
-        remedy = "its owner can add a key with: kakeya_mac runner signers add NAME --key 'ssh-ed25519 …'"
+        why = f"this one is signed by {request.signer.objection}"
     elif request.data is not None and request.data.signature is not None:
-        message = f"{takes} it cannot check a signature: ssh-keygen is not installed there"
-        remedy = "its owner can install OpenSSH's client (openssh-client)"
+        why = "it cannot check a signature: ssh-keygen is not installed there"
     else:
-        message = f"{takes} this one is unsigned"
-        remedy = "see which key would sign, and what to give to the machine's owner: kakeya_mac key"
+        why = "this one is unsigned"
+    message = f"this machine takes only requests of listed signers, and {why}"
+    remedy = "see which key would sign, and what to give to the machine's owner: kakeya_mac key"
     raise Refusal(Reason.BAD_SIGNATURE, message, remedy, key=("require_signature",))
 
 
-def _check_policy(manifest: Manifest, preset: Preset, config: RunnerConfig) -> Mapping[str, ParamValue]:
-    """Whether the owner allows this preset, on this branch, with these values; its values with defaults."""
-    config.policy.check(preset)
-    config.policy.check_ref(manifest.result_ref)
-    installed = config.installed[preset.name]
-    for name, value in manifest.params.items():
-        if preset.params[name] == installed.params[name]:
-            continue
-        try:
-            presets.check_value(preset.name, name, preset.params[name], value)
-        except ParameterError as error:
-            message = f"{error.message}: this machine's policy allows less than the preset does"
-            key = ("presets", preset.name, "params", name)
-            raise Refusal(Reason.POLICY, message, error.remedy, key=key) from None
-    if changed := interpreter.objection():
-        raise Refusal(Reason.MACHINE_UNFIT, changed, interpreter.REMEDY)
-    # Only a parameter that has to be given has no default.
-    values = {name: manifest.params.get(name, each.default) for name, each in preset.params.items()}
-    return {name: value for name, value in values.items() if value is not None}
+def _check_params(preset: Preset, manifest: Manifest, config: RunnerConfig) -> Mapping[str, ParamValue]:
+    """The values of a request, with defaults, within the bounds of this machine's policy."""
+    try:
+        return presets.validate(preset, manifest.params)
+    except ParameterError as error:
+        # Within the preset's own bounds; else the request itself is wrong.
+        presets.validate(config.rulebook.installed[preset.name], manifest.params)
+        message = f"{error.message}: this machine's policy allows less than the preset does"
+        name = next(name for name, value in manifest.params.items() if preset.params[name].fault(value))
+        key = ("presets", preset.name, "params", name)
+        raise Refusal(Reason.POLICY, message, error.remedy, key=key) from None
 
 
 def check_machine(preset: Preset, config: RunnerConfig) -> None:
-    """Raise a `Refusal` for a preset that this machine cannot run, or whose models are not here.
-
-    Models of a workload that brings its own are looked for when it is laid out.
-    """
+    """Raise a `RequestRefused` for a preset that this machine cannot run, or whose models are not here."""
     if lacking := machine.unfit(preset, allow_unsandboxed=config.policy.allow_unsandboxed):
         raise Refusal(Reason.MACHINE_UNFIT, f"the preset {preset.name} cannot run here: {lacking}")
-    if not preset.runs_repo_code:
-        try:
-            models.resolve(preset.models, config.model_places())
-        except models.ModelMissing as error:
-            raise Refusal.of(Reason.MODEL_MISSING, error) from None
-
-
-def over_quota(requester: str | None, limit: int) -> str:
-    """Why a request beyond a requester's quota is refused, in one sentence."""
-    who = "unsigned requests together" if requester is None else f"the requester {requester}"
-    return f"this machine lets {who} have at most {limit} waiting, and older ones fill that"
+    if not preset.runs_repo_code:  # whose models may be the workload's, which is laid out later
+        models.resolve(preset.models, config.model_places())
 
 
 def _check_quota(request: Request, config: RunnerConfig) -> None:
     """Whether its requester may have it waiting; with a quota of 0 not even the first."""
     policy, name = config.policy, request.requester or UNSIGNED
-    message = request.over_quota
-    if message is None and policy.max_queued(request.requester) == 0:
-        message = over_quota(request.requester, 0)
-    if message is not None:
+    limit = policy.max_queued(request.requester)
+    if request.over_quota or limit == 0:
+        who = "unsigned requests together" if request.requester is None else f"the requester {name}"
+        message = f"this machine lets {who} have at most {limit} waiting, and older ones fill that"
         raised = "the machine's owner can raise max_queued_per_requester or a number under [quotas]"
         remedy = f"ask again when some have ended, or cancel some; {raised} in {FILE_NAME}"
         key = ("quotas", name) if name in policy.quotas else ("max_queued_per_requester",)
@@ -387,9 +328,8 @@ def _check_time(manifest: Manifest, config: RunnerConfig, now: datetime, *, answ
     if now >= manifest.expires_at:
         raise Refusal(Reason.EXPIRED, f"the request expired at {format_time(manifest.expires_at)}")
     if manifest.created_at - now > MAX_NONCE_SKEW:  # else it could outlive what is known of its result
-        message = (
-            f"the request is dated {format_time(manifest.created_at)}, and it is {format_time(now)} here"
-        )
+        dated, here = format_time(manifest.created_at), format_time(now)
+        message = f"the request is dated {dated}, and it is {here} here"
         raise Refusal(Reason.BAD_MANIFEST, message, "set the clock that is wrong, and ask again")
     if manifest.audience != config.audience:
         message = f"the request is meant for {manifest.audience}, and this runner serves {config.audience}"

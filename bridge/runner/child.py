@@ -1,8 +1,4 @@
-"""The runner's side of a supervised job: start it, follow its output, stop it, learn how it ended.
-
-Opening a `Supervisor` takes the machine's lock; closing it kills whatever is left of the job and releases the
-lock. The other side, and the wire between them, is `bridge.runner.supervisor`.
-"""
+"""The runner's side of a supervised job; the other side, and the wire, is `bridge.runner.supervisor`."""
 
 from __future__ import annotations
 
@@ -14,15 +10,14 @@ import select
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from bridge.errors import MachineError
+from bridge.errors import MachineError, describe
 from bridge.proc import helper_environment, spawn
-from bridge.runner.sandbox.base import Access, Sandbox
-from bridge.runner.sandbox.watchdog import Breach, end_orphans
+from bridge.runner.supervisor import Breach, end_orphans
 
 # How the supervisor is started: the installed package, apart from the environment and the working directory.
 SUPERVISOR = ("-m", "bridge.runner.supervisor")
@@ -39,34 +34,18 @@ class MachineBusy(MachineError):
 
 @dataclass(frozen=True)
 class JobCommand:
-    """A job to start."""
+    """A job to start, as the supervisor is told."""
 
-    argv: tuple[str, ...]
+    argv: list[str]  # with the sandbox
     env: Mapping[str, str]
-    access: Access
-    sandbox: Sandbox
+    folder: str  # its folders, which are measured
+    cwd: str
+    wrappers: int  # processes of the sandbox above the job's program
     limits: Mapping[str, int]  # the kernel's, by RLIMIT name
+    allowed: Mapping[str, int]  # for all its processes, by `Breach.what`
     timeout_s: float
+    max_output: int  # bytes, after which it is stopped
     grace_s: float = 2.0  # between being asked to end and being killed
-    max_output: int = 8 << 20  # bytes, after which it is stopped
-    allowed: Mapping[str, int] = field(default_factory=dict)  # for all its processes, by `Breach.what`
-
-    def message(self) -> dict[str, object]:
-        """What the supervisor is told."""
-        dirs = self.access.dirs
-        kept_together = self.sandbox.enforcement(network=False).tree == "process namespace"
-        return {
-            "argv": self.sandbox.command(self.argv, self.access),
-            "env": dict(self.env),
-            "cwd": str(dirs.workspace),
-            "folder": str(dirs.root),
-            "home": None if kept_together else str(dirs.home),
-            "wrappers": self.sandbox.wrappers,
-            "limits": dict(self.limits),
-            "allowed": dict(self.allowed),
-            "timeout_s": self.timeout_s,
-            "grace_s": self.grace_s,
-        }
 
 
 @dataclass(frozen=True)
@@ -84,39 +63,26 @@ class JobExit:
 
 
 class Supervisor(AbstractContextManager["Supervisor"]):
-    """The supervisor of one job, which holds the machine's lock. As a context manager it leaves nothing.
-
-    The lock is taken here, because that takes no time, and handed over. The program starts meanwhile; see
-    `await_start`.
-
-    Raises:
-        MachineBusy: Another job holds the lock.
-        MachineError: The supervisor cannot be started.
-    """
+    """The supervisor of one job, which takes over the machine's lock; `close` leaves nothing of the job."""
 
     def __init__(self, lock: Path) -> None:
-        held = _take_lock(lock)
-        try:
-            control, self._control = os.pipe()
-            self._status, status = os.pipe()
-            self._output, output = os.pipe()
-        except OSError as error:
-            os.close(held)
-            raise MachineError(f"cannot start the job supervisor: {error.strerror}") from None
-        self._open: tuple[int, ...] = (self._control, self._status, self._output)
-        setup = {"lock": held, "control": control, "status": status, "output": output}
-        try:
-            self._process = spawn(
-                [sys.executable, "-I", *SUPERVISOR, json.dumps(setup)],
-                env=helper_environment(),
-                pass_fds=setup.values(),
-            )
-        except MachineError:
-            self.release()
-            raise
-        finally:
-            for descriptor in setup.values():
-                os.close(descriptor)
+        with ExitStack() as theirs, ExitStack() as ours:
+            try:
+                lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                held = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+                theirs.callback(os.close, held)
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                control, self._control = _pipe(theirs, ours)
+                self._status, status = _pipe(ours, theirs)
+                self._output, output = _pipe(ours, theirs)
+            except BlockingIOError:
+                raise MachineBusy(f"another job runs on this machine (lock {lock})") from None
+            except OSError as error:
+                raise MachineError(f"cannot start the job supervisor: {describe(error)}") from None
+            passed = (control, status, output, held)
+            argv = [sys.executable, "-I", *SUPERVISOR, *map(str, passed)]
+            self._process = spawn(argv, env=helper_environment(), pass_fds=passed)
+            self._opened = ours.pop_all()
         self.pid = self._process.pid
         self._has_started = False
 
@@ -125,7 +91,7 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         if self._has_started:
             return
         is_ready = select.select([self._status], [], [], START_S)[0]
-        if not is_ready or not os.read(self._status, 1):
+        if not is_ready or self._event() is None:
             raise MachineError("the job supervisor did not start", f"try: {sys.executable} -m bridge --help")
         self._has_started = True
 
@@ -134,51 +100,49 @@ class Supervisor(AbstractContextManager["Supervisor"]):
     ) -> JobExit:
         """Run the job to its end and write its output to `log` as it comes, up to the limit.
 
-        Args:
-            job: What to start.
-            log: An open file.
-            on_line: Called with each line of output (cut at `MAX_LINE` characters).
-            stop: Asked about ten times a second; True ends the job (TERM, then KILL after the grace).
-
-        Raises:
-            MachineError: The supervisor died.
+        `on_line` takes each line of output (cut at `MAX_LINE` characters). `stop` is asked about ten times a
+        second; True ends the job (TERM, then KILL after the grace). A `MachineError`: the supervisor died.
         """
         self.await_start()
-        self._tell(job.message())
-        pump = _Pump(job.max_output, on_line)
-        stopped = False
+        self._tell(asdict(job))
+        left, partial = job.max_output, b""
+        flooded = stopped = False
         ended: dict[str, Any] | None = None
         last = math.inf  # a survivor may go on printing
         while time.monotonic() < last:
             ready = select.select([self._status, self._output], [], [], _POLL_S)[0]
             if self._output in ready and (chunk := os.read(self._output, _CHUNK)):
-                log.write(pump.take(chunk))
+                log.write(chunk[:left])
+                flooded = flooded or len(chunk) > left
+                left = max(0, left - len(chunk))
+                *lines, partial = (partial + chunk.replace(b"\r", b"\n")).split(b"\n")
+                partial = partial[:MAX_LINE]
+                for line in filter(bytes.strip, lines):
+                    on_line(line[:MAX_LINE].decode("utf-8", "replace"))
             elif ended is not None:
                 break
             if ended is None and self._status in ready:
                 ended, last = self._event(), time.monotonic() + _REST_S
                 if ended is None:
-                    end_orphans(str(job.access.dirs.home))
+                    end_orphans(job.env["HOME"])
                     raise MachineError("the job supervisor died, and the job with it")
-            if ended is None and not stopped and (pump.flooded or stop()):
+            if ended is None and not stopped and (flooded or stop()):
                 stopped = True
-                self._tell({"stop": 0.0 if pump.flooded else job.grace_s})
+                self._tell({"stop": 0.0 if flooded else job.grace_s})
         assert ended is not None  # noqa: S101 - the loop ends after it
-        flooded = pump.flooded and not ended["timed_out"]
-        stopped = stopped and not pump.flooded and not ended["timed_out"]
-        pump.take(b"\n")  # hands out a last line that has no end
-        breach = Breach(**ended["breach"]) if ended["breach"] else None
-        return JobExit(**{**ended, "breach": breach}, stopped=stopped, flooded=flooded)
-
-    def release(self) -> None:
-        """Have the supervisor kill what is left and release the lock, without waiting for that."""
-        descriptors, self._open = self._open, ()
-        for descriptor in descriptors:
-            os.close(descriptor)
+        if partial.strip():  # a last line that has no end
+            on_line(partial.decode("utf-8", "replace"))
+        breach, stopped = ended.pop("breach"), stopped and not ended["timed_out"]
+        return JobExit(
+            **ended,
+            breach=Breach(*breach) if breach else None,
+            stopped=stopped and not flooded,
+            flooded=flooded and not ended["timed_out"],
+        )
 
     def close(self) -> None:
-        """Release; nothing of the job is left and the lock is free when this returns."""
-        self.release()
+        """End the supervisor: nothing of the job is left and the lock is free when this returns."""
+        self._opened.close()
         if self._process.wait(START_S) is None:
             self._process.kill()
 
@@ -200,33 +164,9 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         return event
 
 
-def _take_lock(path: Path) -> int:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        raise MachineBusy(f"another job runs on this machine (lock {path})") from None
-    return lock
-
-
-class _Pump:
-    """Cuts output at the limit and hands out its lines."""
-
-    def __init__(self, limit: int, on_line: Callable[[str], None]) -> None:
-        self._left = limit
-        self._on_line = on_line
-        self._partial = b""
-        self.flooded = False
-
-    def take(self, chunk: bytes) -> bytes:
-        """The part of `chunk` that still fits into the log."""
-        kept = chunk[: self._left]
-        self.flooded = self.flooded or len(kept) < len(chunk)
-        self._left -= len(kept)
-        *lines, self._partial = (self._partial + chunk.replace(b"\r", b"\n")).split(b"\n")
-        self._partial = self._partial[:MAX_LINE]
-        for line in filter(bytes.strip, lines):
-            self._on_line(line[:MAX_LINE].decode("utf-8", "replace"))
-        return kept
+def _pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:
+    """A pipe whose ends are closed with these stacks."""
+    ends = os.pipe()
+    for stack, end in zip((reader, writer), ends, strict=True):
+        stack.callback(os.close, end)
+    return ends

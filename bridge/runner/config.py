@@ -8,7 +8,6 @@ import os
 import platform
 import re
 import secrets
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from bridge.runner.machine import Fact, machine_facts, secret_files, secrets_of_
 from bridge.runner.models import Places
 from bridge.runner.policy import FILE_NAME, Policy, load
 from bridge.settings import check_owner
-from bridge.signing.keyfiles import check_revoked, read_keys, stamps
+from bridge.signing.keyfiles import read_keys, read_revoked, stamps
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +36,7 @@ _PRESETS = "presets"
 
 @dataclass(frozen=True)
 class Timing:
-    """How often a runner talks to its remote, in seconds."""
+    """How often a runner talks to its remote, in seconds: by the kind of remote, see `timing_of`."""
 
     heartbeat_s: float  # between renewals of a lease: each is a push
     lease_s: float  # silence after which others may take over
@@ -58,37 +57,31 @@ class Rulebook:
     """The rules of one configuration folder, read again when its files change.
 
     A file that became wrong is a `fault` until it is right again. Take no request meanwhile: an older policy,
-    or the default, might allow what the owner no longer wants.
-
-    Raises:
-        PolicyError, PresetError, KeyListError: A file is wrong, or others may write one that decides.
+    or the default, might allow what the owner no longer wants. At first it is an error.
     """
 
     policy: Policy
     installed: Mapping[str, Preset]  # the presets as they are installed, by name
     presets: Mapping[str, Preset]  # the same within the bounds that the policy sets
-    is_written: bool  # the policy is in a file; otherwise it is the default
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.fault: BridgeError | None = None
-        self.is_written = False
+        self.is_written = False  # the policy is in a file; otherwise it is the default
         self._stamps = self._stamp()
         self._read()
 
     def refresh(self) -> bool:
-        """Read the files again if they changed; whether rules or fault are different from before."""
+        """Read the files again if they changed; whether they did."""
         stamps = self._stamp()
         if stamps == self._stamps:
             return False
-        self._stamps = stamps
-        before = (self.policy, self.presets, str(self.fault))
+        self._stamps, self.fault = stamps, None
         try:
             self._read()
-            self.fault = None
         except BridgeError as error:
             self.fault = error
-        return before != (self.policy, self.presets, str(self.fault))
+        return True
 
     def summary(self) -> str:
         """Which presets are allowed, and which are not, in one line."""
@@ -100,22 +93,22 @@ class Rulebook:
         folder = self.folder
         for path in (folder, folder / _PRESETS, *self._preset_files()):
             if path.exists():
-                check_owner(path, path.stat(), PolicyError)
+                check_owner(path, PolicyError)
             elif path.is_symlink():
                 raise PolicyError(f"policy: {path} is a link to a file that does not exist")
-        *listed, revoked = (folder / name for name in _KEY_LISTS)
+        *listed, _ = (folder / name for name in _KEY_LISTS)
         for path in listed:
             read_keys(path)
-        check_revoked(revoked)
+        read_revoked(listed[0])
         policy = load(folder / FILE_NAME)
         # Asked after it was read: a file that vanishes meanwhile must not turn into the default policy.
         is_written = (folder / FILE_NAME).exists()
         if self.is_written and not is_written:
             remedy = "write it again, or start the runner again to serve with the default policy"
             raise PolicyError(f"the policy {folder / FILE_NAME} is gone", remedy)
-        installed = load_all(folder / _PRESETS if (folder / _PRESETS).is_dir() else None)
-        self.presets = policy.narrowed(installed)
-        self.policy, self.installed, self.is_written = policy, installed, is_written
+        self.installed = load_all(folder / _PRESETS if (folder / _PRESETS).is_dir() else None)
+        self.presets = policy.narrowed(self.installed)
+        self.policy, self.is_written = policy, is_written
 
     def _stamp(self) -> tuple[tuple[object, ...], ...]:
         names = ("", FILE_NAME, _PRESETS, *_KEY_LISTS)
@@ -154,19 +147,9 @@ class RunnerConfig:
         return self.rulebook.policy
 
     @property
-    def installed(self) -> Mapping[str, Preset]:
-        """The presets as they are installed, by name."""
-        return self.rulebook.installed
-
-    @property
     def presets(self) -> Mapping[str, Preset]:
-        """The same within the bounds that the policy sets."""
+        """The installed presets within the bounds that the policy sets, by name."""
         return self.rulebook.presets
-
-    @property
-    def private(self) -> tuple[Path, ...]:
-        """State, keys and configuration of this machine's runners, which no job may read."""
-        return (self.lock.parent, self.config_dir)
 
     @property
     def tag(self) -> str:
@@ -233,16 +216,8 @@ def open_config(
     beat_s: float | None = None,
     lease_s: float | None = None,
 ) -> RunnerConfig:
-    """Set up or find again the runner `name` on this machine: its folder, id and key, the owner's rules.
-
-    `beat_s` and `lease_s` (see `Timing`) go by the kind of remote where they are None.
-
-    Raises:
-        MachineError: The name is not usable, or the folder cannot be made.
-        PolicyError, PresetError, KeyListError: As `Rulebook`.
-    """
-    checked_name(name)
-    folder = state_dir / "runner" / name
+    """Set up or find again the runner `name` on this machine; `beat_s` and `lease_s`: see `Timing`."""
+    folder = state_dir / "runner" / checked_name(name)
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         identity = RunnerIdentity(name, _id(folder / "id"), secrets.token_hex(8))
@@ -311,23 +286,12 @@ def key_path(state_dir: Path, name: str) -> Path:
     return state_dir / "runner" / name / "id_ed25519"
 
 
-def ensure_key(state_dir: Path, name: str) -> Path:
-    """The private key of a runner, made on first use."""
-    return signing.ensure_key(key_path(state_dir, name), f"kakeya-mac runner {name}")
-
-
-def renew_key(state_dir: Path, name: str) -> Path:
-    """Put a new key in the place of a runner's old one, which is gone then."""
+def ensure_key(state_dir: Path, name: str, *, renew: bool = False) -> Path:
+    """The private key of a runner, made on first use, or in place of its old one with `renew`."""
     path = key_path(state_dir, name)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".key-") as folder:
-            fresh = signing.ensure_key(Path(folder) / path.name, f"kakeya-mac runner {name}")
-            os.replace(signing.public_key(fresh), signing.public_key(path))
-            os.replace(fresh, path)
-    except OSError as error:
-        raise MachineError(f"cannot write the key {path}: {error.strerror or error}") from None
-    return path
+    for each in (path, signing.public_key(path)) if renew else ():
+        each.unlink(missing_ok=True)
+    return signing.ensure_key(path, f"kakeya-mac runner {name}")
 
 
 def _id(path: Path) -> str:

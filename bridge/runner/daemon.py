@@ -1,15 +1,10 @@
-"""The runner's loop: poll, admit, claim, run and publish, one request at a time, until told to stop.
-
-A remote that is away costs nothing but waiting: results are kept in the store and pushed when it is back.
-What goes wrong with one request counts against it alone, because anyone with push rights can provoke it.
-"""
+"""The runner's loop: poll, admit, claim, run and publish, one request at a time, until told to stop."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import logging
-import os
 import random
 import threading
 import time
@@ -23,7 +18,7 @@ from bridge.errors import AccessDenied, BusError, MachineError, RemoteUnreachabl
 from bridge.git.cache import GitCache
 from bridge.protocol.result import Reason, Status
 from bridge.protocol.runner_info import State, Work
-from bridge.runner.admission import Admission, Admitted, Decision, NotNow, Refused, Request
+from bridge.runner.admission import Admission, Admitted, Decision, NotNow, Refusal, Request
 from bridge.runner.child import MachineBusy, Supervisor
 from bridge.runner.config import RunnerConfig
 from bridge.runner.job import Job, JobReport
@@ -40,18 +35,15 @@ MAX_ATTEMPTS = 3
 # After activity the pauses between looks are short for so long, and then grow.
 FAST_WINDOW_S = 20.0
 SLOWER_S = 2.0
-# Claims that one look may lose to other runners before the next look.
-MAX_LOST_CLAIMS = 2
-# Pauses while other runners have claims.
-SHARED_S = (0.2, 0.6)
+MAX_LOST_CLAIMS = 2  # that one look may lose to other runners before the next look
+SHARED_S = (0.2, 0.6)  # pauses while other runners have claims
 MAX_BACKOFF_S = 60.0
 # Pruning, a batch between two jobs.
 PRUNE_EVERY_S = 6 * 3600.0
 PRUNE_FIRST_S = 600.0
 PRUNE_AGAIN_S = 20.0
 PRUNE_BATCH = 100
-# Cancelled requests that are answered in one look while a job runs: each costs a few pushes.
-MAX_CANCELLED = 5
+MAX_CANCELLED = 5  # requests, answered in one look while a job runs: each costs a few pushes
 
 
 class NameInUse(MachineError):
@@ -61,9 +53,9 @@ class NameInUse(MachineError):
 class Daemon:
     """One embedded runner on one remote.
 
+    What goes wrong with one request counts against it alone, because anyone with push rights can provoke it.
     `idle_s` is the longest pause between two looks at an idle queue; None: by the kind of remote. With
-    `prunes` old results are retired between jobs. `clock` gives monotonic seconds, `now` the time of day
-    (aware).
+    `prunes` old results are retired between jobs.
     """
 
     def __init__(
@@ -75,10 +67,8 @@ class Daemon:
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        self._config = config
+        self._config, self._clock, self._now = config, clock, now
         self._idle_s = idle_s or config.timing.poll_s
-        self._clock = clock
-        self._now = now
         self._cache = cache = GitCache(config.folder / f"remote-{config.tag}.git", config.remote)
         self._store = store = Store(
             config.folder / f"store-{config.tag}.sqlite", clock=lambda: now().timestamp()
@@ -91,14 +81,13 @@ class Daemon:
         self._leases = Leases(config, cache, store, sessions=sessions, clock=clock)
         self._cancels = CancelMonitor(config, cache)
         self._publisher = Publisher(config, cache, store, sessions=sessions)
-        every_s = config.timing.registration_s
-        self._registrar = Registrar(config, cache, store, interval_s=every_s, clock=clock, now=now)
+        self._registrar = Registrar(config, cache, store, clock=clock, now=now)
         self._prune_at = clock() + random.uniform(PRUNE_FIRST_S / 2, PRUNE_FIRST_S) if prunes else None  # noqa: S311 - spreads the work
         self._abort = threading.Event()
         self._active_at = clock()
         self._failures = 0  # looks in a row
         self._reached = False  # the remote, once
-        self._busy_machine = self._was_busy = False  # another runner's job has it, in this look and the last
+        self._busy = ""  # who has the machine, as far as the last look found
         self._lost_claims = 0  # in this look
         self._done = 0
 
@@ -109,21 +98,13 @@ class Daemon:
     def serve(
         self, *, once: bool = False, stop: threading.Event | None = None, idle_timeout_s: float | None = None
     ) -> int:
-        """Serve requests until `stop` is set; the running job is finished first (see `abort`).
+        """Serve until `stop` is set; the running job is finished first. Return how many were answered.
 
-        With `once`, only until one was answered, or for `idle_timeout_s` seconds without one.
-
-        Returns:
-            How many requests were answered.
-
-        Raises:
-            NameInUse: Another runner of this name runs on this machine.
-            AccessDenied: The remote refused the credentials at the first look; later that is retried.
+        With `once`, only until one was answered, or for `idle_timeout_s` seconds without one. An
+        `AccessDenied`: the remote refused the credentials at the first look; later that is retried.
         """
-        stop = stop or threading.Event()
-        self._done = 0
+        stop, began, self._done = stop or threading.Event(), self._clock(), 0
         with hold_name(self._config):
-            began = self._clock()
             try:
                 while not stop.is_set():
                     handled = self._safe_tick()
@@ -141,9 +122,9 @@ class Daemon:
 
     def tick(self) -> bool:
         """Handle at most one request. Return whether one was handled."""
-        requests, self._lost_claims = self._queue.poll(), 0
-        self._was_busy, self._busy_machine = self._busy_machine, False
+        requests = self._queue.poll()
         self._reached = True
+        self._lost_claims, waited, self._busy = 0, self._busy, ""
         self._publisher.flush(self._queue.found)
         if not self._policy_is_valid():
             return False
@@ -153,22 +134,24 @@ class Daemon:
                 return True
             if self._lost_claims == MAX_LOST_CLAIMS:
                 break  # other runners were faster: what else was seen is old, too
+        if self._busy and not waited:
+            log.info("waiting: %s", self._busy)
         return False
 
     def _try(self, request: Request, *, only_cancelled: bool = False) -> bool:
         """`_consider` a request; what goes wrong with it defers it, and longer each time."""
         try:
             handled = self._consider(request, only_cancelled)
+            if not handled:
+                return False
         except RemoteUnreachable:
             raise
         except Exception as error:  # whatever this request provokes, the next one must be served
             if type(error) is BusError:  # git failed on this side: the copy here may be broken
                 self._cache.repair()
-            self._queue.note_turn(request)
             self._store.back_off(request.nonce, describe(error))
-            return False
-        if handled:
-            self._queue.note_turn(request)
+            handled = False
+        self._queue.note_turn(request)
         return handled
 
     def _consider(self, request: Request, only_cancelled: bool) -> bool:
@@ -185,78 +168,65 @@ class Daemon:
                     log.info("%s: not now: %s", request.label, decision.reason)
                 return False
             decision = decision.decision
-        return self._handle(request, decision, cancelled)
+        runs = isinstance(decision, Admitted) and cancelled is None
+        if not runs or self._leases.next_attempt(request) > MAX_ATTEMPTS:
+            return self._handle(request, decision, cancelled, None)
+        try:
+            supervisor = Supervisor(self._config.lock)
+        except MachineBusy as busy:
+            self._busy = busy.message
+            return False
+        with supervisor:
+            return self._handle(request, decision, None, supervisor)
 
-    def _handle(self, request: Request, decision: Decision, cancelled: str | None) -> bool:
+    def _handle(
+        self, request: Request, decision: Decision, cancelled: str | None, supervisor: Supervisor | None
+    ) -> bool:
         """Claim, run and publish one request. Return whether it was ours."""
-        admitted = isinstance(decision, Admitted)
-        runs = admitted and cancelled is None and self._leases.next_attempt(request) <= MAX_ATTEMPTS
-        with contextlib.ExitStack() as stack:
-            supervisor = self._supervise() if runs else None
+        held = self._leases.claim(request, admitted=isinstance(decision, Admitted))
+        self._queue.note_claim(request, won=held is not None)
+        if held is None:
+            self._lost_claims += 1
+            return False
+        claim, deleted = held
+        log.info("%s: claimed, attempt %d", request.label, claim.attempt)
+        # The published refusal does not show the value: lists hold the names of other requesters.
+        if isinstance(decision, Refusal) and decision.key is not None:
+            log.info("%s: by %s", request.nonce, self._config.policy.setting(decision.key))
+        try:
             if supervisor is not None:
-                stack.callback(supervisor.close)
-            elif runs:
-                return False  # another job has the machine
-            held = self._leases.claim(request, admitted=admitted)
-            self._queue.note_claim(request, won=held is not None)
-            if held is None:
-                self._lost_claims += 1
-                return False
-            claim, deleted, last = held
-            log.info("%s: claimed, attempt %d", request.label, claim.attempt)
-            # The published refusal does not show the value: lists hold the names of other requesters.
-            if isinstance(decision, Refused) and decision.key is not None:
-                log.info("%s: by %s", request.nonce, self._config.policy.setting(decision.key))
-            try:
-                if supervisor is not None:
-                    supervisor.await_start()
-                job = Job(self._config, self._cache, request, decision, claim.attempt, now=self._now)
-            except Exception:  # as on a full disk
-                claim.release()
-                raise
-            stack.callback(job.clean_up)
-            report: JobReport | None
-            if claim.attempt > MAX_ATTEMPTS:
-                report = job.give_up(last)
-            elif (reason := cancelled or deleted) is not None:
-                report = job.cancel(reason)
-            else:
-                report = self._run(job, request, claim, supervisor)
+                supervisor.await_start()
+            job = Job(self._config, self._cache, request, decision, claim.attempt, now=self._now)
+            if supervisor is not None:
+                self._store.begin(request.nonce, claim.attempt)  # durable before anything runs
+        except Exception:  # as on a full disk
+            claim.release()
+            raise
+        try:
+            report = self._run(job, request, claim, supervisor, cancelled or deleted)
             if report is None:
                 log.warning("%s: the lease was lost, the job was stopped", request.nonce)
             else:
                 self._publish(request, report, claim)
+        finally:
+            job.clean_up()
         return True
 
-    def _supervise(self) -> Supervisor | None:
-        """The machine's lock, with the process that runs the next job; None: another runner's job has it."""
-        try:
-            return Supervisor(self._config.lock)
-        except MachineBusy as busy:
-            if not self._was_busy and not self._busy_machine:
-                log.info("waiting: %s", busy.message)
-            self._busy_machine = True
-            return None
-
     def _run(
-        self, job: Job, request: Request, claim: Claim, supervisor: Supervisor | None
+        self, job: Job, request: Request, claim: Claim, supervisor: Supervisor | None, cancelled: str | None
     ) -> JobReport | None:
         """What came of a claimed request; None: the lease was lost, so another runner gives the result."""
-        if supervisor is not None:
-            try:
-                self._store.begin(request.nonce, claim.attempt)  # durable before anything runs
-            except MachineError as error:
-                said = "cannot persist the attempt count; after a restart the job may run once too often"
-                log.error("%s: %s: %s", request.nonce, said, error.message)
+        if claim.attempt > MAX_ATTEMPTS:
+            return job.give_up(request.status)
+        if cancelled is not None:
+            return job.cancel(cancelled)
         started, timing = self._clock(), self._config.timing
         heartbeat = HeartbeatThread(
-            claim,
+            lambda beat: self._cache.recover(lambda: claim.renew(beat)),
             interval_s=timing.heartbeat_s,
             secrets=job.secrets,
             poll=lambda: self._poll_cancels(request, started),
             poll_s=timing.cancel_s,
-            tells_phases=timing.fast_s is not None,
-            repair=self._cache.rebuild,
             clock=self._clock,
         )
         return job.run(heartbeat, supervisor, abort=self._abort.is_set)
@@ -264,8 +234,8 @@ class Daemon:
     def _publish(self, request: Request, report: JobReport, claim: Claim) -> None:
         verdict = report.verdict
         log.info("%s: %s/%s %s", request.nonce, verdict.status, verdict.reason, verdict.message)
-        if report.preset is not None and verdict.status in (Status.PASSED, Status.REJECTED):
-            self._store.note_duration(request.nonce, report.preset, report.seconds)
+        if request.manifest is not None and verdict.status in (Status.PASSED, Status.REJECTED):
+            self._store.note_duration(request.nonce, request.manifest.preset, report.seconds)
         untouched = request.ref is None and request.cancel is None
         self._publisher.publish(report.result, claim, untouched=untouched)
         if verdict.reason is Reason.REPLAYED:
@@ -277,15 +247,13 @@ class Daemon:
         if reason is not None:
             return reason
         preset = "" if request.manifest is None else request.manifest.preset
-        elapsed_s = self._clock() - started
-        self._register(State.BUSY, Work(nonce=request.nonce, preset=preset, elapsed_s=elapsed_s))
-        if others:
-            due = others.keys() - self._publisher.waiting()
+        self._register(
+            State.BUSY, Work(nonce=request.nonce, preset=preset, elapsed_s=self._clock() - started)
+        )
+        if due := others - self._publisher.waiting():
             waiting = [each for each in self._queue.poll(due) if each.nonce in due]
             self._done += sum(self._try(each, only_cancelled=True) for each in waiting[:MAX_CANCELLED])
         return None
-
-    # Around the jobs --------------------------------------------------------------------------------------
 
     def _safe_tick(self) -> bool:
         """`tick`; a daemon outlives its own bugs and a remote that is away, with growing pauses."""
@@ -307,7 +275,6 @@ class Daemon:
         policy = self._config.rulebook
         if policy.refresh():
             self._store.release_deferred()
-            self._registrar.refresh()
             if policy.fault is None:
                 log.info("the policy was read again; %s", policy.summary())
             else:
@@ -320,7 +287,7 @@ class Daemon:
             return
         if idle:
             self._register(State.IDLE)
-        if self._prune_at is None or self._busy_machine or self._clock() < self._prune_at:
+        if self._prune_at is None or self._busy or self._clock() < self._prune_at:
             return
         pause = PRUNE_EVERY_S * random.uniform(0.75, 1.25)  # noqa: S311 - spreads the work
         try:
@@ -351,7 +318,7 @@ class Daemon:
         if self._failures:
             return min(self._idle_s * 2.0 ** min(self._failures - 1, 8), MAX_BACKOFF_S)
         quiet, fast_s = self._clock() - self._active_at, self._config.timing.fast_s
-        if self._busy_machine or fast_s is None:
+        if self._busy or fast_s is None:
             return self._idle_s
         if self._lost_claims:
             return random.uniform(0.0, 0.05)  # noqa: S311 - spreads the looks of runners that wait for each other
@@ -369,16 +336,9 @@ def hold_name(config: RunnerConfig) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            handle.seek(0)
-            process = handle.read().strip() or "unknown"
-            message = (
-                f"a runner named {config.identity.name} already runs on this machine (process {process})"
-            )
+            message = f"a runner named {config.identity.name} already runs on this machine"
             raise NameInUse(message, "stop it, or start this one with another --name") from None
         try:
-            handle.truncate(0)
-            handle.write(f"{os.getpid()}\n")
-            handle.flush()
             for folder in (config.temporary, config.jobs):
                 remove_tree(folder)
                 folder.mkdir(exist_ok=True, mode=0o700)

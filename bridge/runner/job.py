@@ -1,13 +1,4 @@
-"""One request from claim to result: prepared, run, judged, signed. Every way out is a verdict.
-
-What may run was settled by admission before the claim. A lease that is lost stops the job, and then there is
-no result: another runner gives it. What the workload or this machine lacks is a `Refusal`. A failure of our
-own becomes ``failed/runner_error``, with its traceback in the log only. How a job ended is put into words in
-`verdict`.
-
-A job that replays a report gets that of a finished request: the requester names a handle, and what is
-replayed is decided by the refs, the digests and the signature of that request's result.
-"""
+"""One request from claim to result: prepared, run, judged, signed. Every way out is a verdict."""
 
 from __future__ import annotations
 
@@ -15,12 +6,13 @@ import contextlib
 import hashlib
 import logging
 import os
+import signal
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -29,105 +21,100 @@ from bridge.bus import results
 from bridge.bus.archive import find_archived
 from bridge.bus.publish import ResultFiles
 from bridge.bus.requests import ALL_REFS, find, state_of
-from bridge.errors import (
-    BridgeError,
-    BusError,
-    EvidenceError,
-    LeaseLost,
-    ParameterError,
-    ResultError,
-    UnknownHandle,
-    describe,
-)
-from bridge.evidence.gate import Binding
-from bridge.evidence.parse import parse
+from bridge.errors import BridgeError, BusError, EvidenceError, ParameterError, UnknownHandle, describe
+from bridge.evidence.gate import Binding, broken_promises
+from bridge.evidence.gate import judge as gate
 from bridge.git.cache import GitCache
 from bridge.presets import Preset
 from bridge.presets.argv import switches
-from bridge.protocol.manifest import Manifest, ParamValue, format_time
-from bridge.protocol.result import (
-    Command,
-    File,
-    Phase,
-    Reason,
-    Result,
-    RunnerFacts,
-    RunStatus,
-    Status,
-    Verdict,
-    Violation,
-)
-from bridge.runner import models, workspace
-from bridge.runner.admission import Admitted, Decision, Refusal, Refused, Request, check_machine
+from bridge.protocol import result as protocol
+from bridge.protocol.manifest import Manifest, format_time
+from bridge.protocol.result import Phase, Reason, Status, Verdict, Violation
+from bridge.runner import models, sandbox, workspace
+from bridge.runner.admission import Decision, Refusal, Request, check_machine
 from bridge.runner.child import JobCommand, JobExit, Supervisor
 from bridge.runner.config import RunnerConfig
 from bridge.runner.lease import HeartbeatThread
-from bridge.runner.machine import Fact, find_sandbox, input_facts, keep_awake, memory_bytes, model_facts
+from bridge.runner.machine import Fact, job_facts, keep_awake
 from bridge.runner.models import FoundModel
-from bridge.runner.sandbox.base import (
-    Access,
-    Enforcement,
-    JobDirs,
-    NoSandbox,
-    Sandbox,
-    allowed,
-    environment,
-    installation,
-    resource_limits,
-)
-from bridge.runner.verdict import cancelled, failed, judge, of_exit
+from bridge.runner.supervisor import Breach
+from evidence_format.parse import Unreadable, parse
 
 log = logging.getLogger(__name__)
 
 LOG_NAME = "log.txt"
-SHUTDOWN = cancelled(Reason.SHUTDOWN, "the runner was told to stop")
 ENGINE = "${engine}"  # how the argv of a preset begins that runs the engine
 MLX_CACHE = "mlx"  # the folder below TMPDIR in which mlx's CPU backend keeps the kernels it compiles
-# How long a result waits for space on the disk before it is built without what the job brought.
-_SPACE_S, _POLL_S = 30.0, 0.5
+_SPACE_S, _POLL_S = 30.0, 2.0  # how long a result waits for space on the disk
+_GIB = 1 << 30
+_STATUS = {
+    Reason.OK: Status.PASSED,
+    Reason.EVIDENCE: Status.REJECTED,
+    Reason.REQUESTED: Status.CANCELLED,
+    Reason.SHUTDOWN: Status.CANCELLED,
+    Reason.ATTEMPTS: Status.LOST,
+}
+_REASONS: Mapping[type[BridgeError], Reason] = {
+    ParameterError: Reason.BAD_PARAMETER,
+    models.ModelMissing: Reason.MODEL_MISSING,
+    workspace.WorkloadRefused: Reason.BAD_WORKLOAD,
+    workspace.ReportUnusable: Reason.NO_EVIDENCE,
+}
+
+
+def make_verdict(
+    reason: Reason, message: str, *violations: Violation, status: Status | None = None
+) -> Verdict:
+    """A verdict whose status follows from its reason, and whose message is as long as a result may hold."""
+    status = status or _STATUS.get(reason, Status.FAILED)
+    return Verdict(status=status, reason=reason, message=message[:4000], violations=violations)
+
+
+def verdict_of(why: BridgeError) -> Verdict:
+    """The verdict of a request that is refused, or whose job an error ended."""
+    reason = why.reason if isinstance(why, Refusal) else _REASONS.get(type(why), Reason.RUNNER_ERROR)
+    status = None if reason in (Reason.NO_EVIDENCE, Reason.RUNNER_ERROR) else Status.REFUSED
+    message = why.message if why.remedy is None else f"{why.message}; {why.remedy}"
+    return make_verdict(reason, message, status=status)
+
+
+SHUTDOWN = make_verdict(Reason.SHUTDOWN, "the runner was told to stop")
 
 
 @dataclass(frozen=True)
 class JobReport:
-    """What came of a request: the result to publish, how it ended, and how long it took.
-
-    `preset` is the name of what it asked for; None: unknown.
-    """
+    """What came of a request: the result to publish, how it ended, and how long it took."""
 
     result: ResultFiles
     verdict: Verdict
-    preset: str | None
     seconds: float
 
 
 @dataclass
 class Job:
-    """One request that is ours, whatever admission decided about it; `cache` holds it and its workload.
-
-    `attempt` counts from 1; `clock` gives monotonic seconds, `now` the time of day (aware).
-    """
+    """One request that is ours, whatever admission decided about it; `cache` holds it and its workload."""
 
     config: RunnerConfig
     cache: GitCache
     request: Request
     decision: Decision
-    attempt: int
-    _: KW_ONLY
-    clock: Callable[[], float] = time.monotonic
-    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    attempt: int  # from 1
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)  # the time of day (aware)
 
     def __post_init__(self) -> None:
-        self._began_at, self._started = self.clock(), self.now()
-        self._dirs = JobDirs(self.config.jobs / self.request.nonce)
+        self._began_at, self._started = time.monotonic(), self.now()
+        self.dirs = sandbox.JobDirs(self.config.jobs / self.request.nonce)
         self.secrets = self.config.secrets()
         # Has no name, so nothing the job does to files can put another file in its place.
         self._log = tempfile.TemporaryFile(dir=self.config.folder)  # noqa: SIM115 - closed by `clean_up`
-        self._ran = False
-        self._survivors: int | None = None  # None: no child ended
-        # What the result says of the job, gathered while it goes on.
-        self._enforced: Enforcement | None = None
+        self._tell: Callable[[str], None] = lambda _: None  # takes a line for the requester
+        self._is_stopped: Callable[[], bool] = lambda: False
+        self._ran = self._shares_kernels = False
+        self._models: Mapping[str, FoundModel] = {}
+        self._replayed_models: list[Path] = []
+        # What the result says of the job.
         self._seconds: dict[str, float] = {}
-        self._commands: list[Command] = []
+        self._command: protocol.Command | None = None
         self._files: dict[str, tuple[bytes, str]] = {}
         self._machine: dict[str, Fact] = {}
 
@@ -139,45 +126,39 @@ class Job:
         abort: Callable[[], bool] = lambda: False,
         aborted: Verdict = SHUTDOWN,
     ) -> JobReport | None:
-        """Do the job; its result, or None when the lease was lost.
+        """Do the job; its result, or None when the lease was lost: another runner gives it.
 
-        Args:
-            heartbeat: Started and stopped here.
-            supervisor: The machine's lock and the process that runs the child; None for a refused request.
-            abort: True when the runner is to stop at once.
-            aborted: How a job ends that `abort` stopped.
+        `supervisor` is None for a refused request. When `abort` is true the job ends at once, as `aborted`.
         """
-        self._heartbeat, self._ran = heartbeat, supervisor is not None
+        if isinstance(self.decision, Refusal):
+            return self._report(verdict_of(self.decision))
+        self._tell, self._ran = heartbeat.line, True
         self._is_stopped = lambda: heartbeat.lost or heartbeat.cancelled is not None or abort()
         heartbeat.start()
         try:
-            verdict = self._verdict(supervisor) or aborted
-        except LeaseLost:
-            return None
-        except Refusal as refusal:
-            verdict = Verdict(status=Status.REFUSED, reason=refusal.reason, message=_sentence(refusal))
+            verdict = self._work(heartbeat, supervisor) or aborted
         except BridgeError as error:
-            verdict = failed(Reason.RUNNER_ERROR, _sentence(error))
+            verdict = verdict_of(error)
         except Exception:  # our own bug: the requester gets a result, the log gets the traceback
             self._note(traceback.format_exc())
-            verdict = failed(Reason.RUNNER_ERROR, "the runner itself failed; the log has the details")
+            verdict = make_verdict(Reason.RUNNER_ERROR, "the runner itself failed; the log has the details")
         finally:
             heartbeat.stop()
             if supervisor is not None:
-                supervisor.release() if self._survivors == 0 else supervisor.close()
+                supervisor.close()
         return None if heartbeat.lost else self._report(verdict)
 
-    def give_up(self, last: RunStatus | None) -> JobReport:
+    def give_up(self, last: protocol.RunStatus | None) -> JobReport:
         """Answer a request whose earlier attempts were all lost; its log shows the last heartbeat."""
         if last is not None:
             seen = f"attempt {last.attempt} on {last.runner} was last seen {last.phase} at {last.updated_at}"
             self._note("\n".join([f"runner: {seen}, after {last.elapsed_s:.0f} s", *last.log_tail, ""]))
         message = f"{self.attempt - 1} attempts lost their runner; not tried again"
-        return self._report(Verdict(status=Status.LOST, reason=Reason.ATTEMPTS, message=message))
+        return self._report(make_verdict(Reason.ATTEMPTS, message))
 
     def cancel(self, reason: str) -> JobReport:
         """Answer a request that was cancelled before it was started."""
-        return self._report(cancelled(Reason.REQUESTED, f"{reason}; it had not been started"))
+        return self._report(make_verdict(Reason.REQUESTED, f"{reason}; it had not been started"))
 
     def clean_up(self) -> None:
         """Remove the job's folders and whatever it put next to them. One that did not run has none."""
@@ -186,174 +167,289 @@ class Job:
         if [path for path in left if not workspace.remove_tree(path)]:
             log.warning("%s: what the job left cannot be removed", self.request.nonce)
 
-    # The job ----------------------------------------------------------------------------------------------
-
-    def _verdict(self, supervisor: Supervisor | None) -> Verdict | None:
-        """How it ends; None: the runner was told to stop."""
-        decision, manifest = self.decision, self.request.manifest
-        if isinstance(decision, Refused):
-            raise Refusal(decision.reason, decision.message, decision.remedy)
-        if manifest is None or supervisor is None:
-            raise ValueError("an admitted request has a manifest and a supervisor")
+    def _work(self, heartbeat: HeartbeatThread, supervisor: Supervisor | None) -> Verdict | None:
+        """From the workspace to the gate; None: the runner was told to stop, or the lease is lost."""
+        assert supervisor is not None  # noqa: S101 - an admitted request has one
+        preset, manifest = self._asked()
         with keep_awake() as kept_awake:
             if kept_awake is not None:
                 self._machine["kept_awake"] = kept_awake
-            sandbox = self._sandbox(decision.preset)
-            with self._phase(Phase.WORKSPACE):
-                command = self._command(decision, manifest, sandbox)
-            with self._phase(Phase.RUNNING):
+            with self._phase(heartbeat, Phase.WORKSPACE):
+                argv, command = self._prepare(preset, manifest)
+            with self._phase(heartbeat, Phase.RUNNING):
                 began = self.now()
-                ended = self._run_child(command, supervisor)
+                ended = supervisor.run(command, self._log, on_line=self._tell, stop=self._is_stopped)
                 finished = self.now()
-        if not ended.stopped:
-            with self._phase(Phase.GATING):
-                preset = decision.preset
-                binding = Binding(
-                    manifest.nonce, manifest.workload_sha, preset.digest, preset.engine, began, finished
-                )
-                return self._judge(preset, ended, binding)
-        if self._heartbeat.lost:
-            raise LeaseLost("the request is another runner's now")
-        if self._heartbeat.cancelled is None:
-            return None
-        reason = f"{self._heartbeat.cancelled}; stopped after {ended.seconds:.1f} s"
-        return cancelled(Reason.REQUESTED, reason)
+        self._note_exit(argv, ended)
+        if ended.stopped:
+            if heartbeat.cancelled is None:
+                return None
+            reason = f"{heartbeat.cancelled}; stopped after {ended.seconds:.1f} s"
+            return make_verdict(Reason.REQUESTED, reason)
+        with self._phase(heartbeat, Phase.GATING):
+            sha, digest = manifest.workload_sha, preset.digest
+            binding = Binding(manifest.nonce, sha, digest, preset.engine, began, finished)
+            return self._judge(preset, ended, binding)
 
-    def _sandbox(self, preset: Preset) -> Sandbox:
-        """The sandbox; what it enforces is recorded, and that the owner allows a job to run without one."""
-        check_machine(preset, self.config)  # admission found a sandbox, and now there may be none
-        sandbox = find_sandbox()
-        enforced = sandbox.enforcement(network=self.config.policy.opens_network(preset))
-        if isinstance(sandbox, NoSandbox) and preset.runs_repo_code:
-            enforced = replace(enforced, sandbox="none (allow_unsandboxed)")
-        self._enforced = enforced
-        return sandbox
+    def _asked(self) -> tuple[Preset, Manifest]:
+        preset, manifest = self.decision.preset, self.request.manifest
+        assert preset is not None and manifest is not None  # noqa: S101, PT018 - an admitted request has both
+        return preset, manifest
 
-    def _command(self, admitted: Admitted, manifest: Manifest, sandbox: Sandbox) -> JobCommand:
-        """Make what the job needs; the command that runs it."""
-        policy, preset = self.config.policy, admitted.preset
-        preparation = Preparation(
-            self.config,
-            self.cache,
-            manifest,
-            admitted,
-            self._dirs,
-            note=self._note,
-            tell=self._heartbeat.line,
-        )
-        self._dirs.make()
+    @contextlib.contextmanager
+    def _phase(self, heartbeat: HeartbeatThread, phase: Phase) -> Iterator[None]:
+        heartbeat.phase = phase
+        began = time.monotonic()
         try:
-            preparation.lay_out(self._is_stopped)
+            yield
+        finally:
+            self._seconds[phase.value] = round(time.monotonic() - began, 4)
+
+    def _note(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            self._log.write(text.encode("utf-8", "replace"))
+
+    def _say(self, line: str) -> None:
+        self._note(f"runner: {line}\n")
+        self._tell(line)
+
+    def _prepare(self, preset: Preset, manifest: Manifest) -> tuple[list[str], JobCommand]:
+        """Make what the job needs; its command line, and the command that runs it in the sandbox."""
+        policy = self.config.policy
+        check_machine(preset, self.config)  # admission found a sandbox, and now there may be none
+        wall = sandbox.find_sandbox()
+        self._machine |= {**wall.enforced(network=policy.opens_network(preset)), "survivors": 0}
+        if isinstance(wall, sandbox.NoSandbox) and preset.runs_repo_code:
+            self._machine["sandbox"] = "none (allow_unsandboxed)"
+        try:
+            self.lay_out()
         except BusError:  # objects that were fetched cannot be read: the copy here is at fault
             self.cache.rebuild()
             place = self.request.ref or manifest.result_ref
             self.cache.bring({place: self.request.commit}, [place])
-            self._dirs.make()
-            preparation.lay_out(self._is_stopped)
-        preparation.find_models()
-        self._machine |= model_facts(preparation.models) | input_facts(preset, preparation.models)
-        return JobCommand(
-            argv=tuple(preparation.argv()),
-            env=environment(self._dirs, self.config.environment, policy.environment),
-            access=preparation.access(),
-            sandbox=sandbox,
-            limits=resource_limits(policy.limits),
+            self.lay_out()
+        places = self.config.model_places(workload=self.dirs.workspace if preset.runs_repo_code else None)
+        self._models = models.resolve(preset.models, places)
+        for name, model in self._models.items():
+            self._say(f"model {name}: {model}")
+        self._machine |= job_facts(preset, self._models)
+        argv = self.argv()
+        return argv, JobCommand(
+            argv=wall.command(argv, self._access(preset)),
+            env=sandbox.environment(self.dirs, self.config.environment, policy.environment),
+            folder=str(self.dirs.root),
+            cwd=str(self.dirs.workspace),
+            wrappers=wall.wrappers,
+            limits=sandbox.resource_limits(policy.limits),
+            allowed=sandbox.allowed(policy.limits),
             timeout_s=policy.timeout_s(preset, manifest.timeout_s),
             max_output=policy.limits.output_bytes,
-            allowed=allowed(policy.limits, memory_bytes()),
         )
 
-    def _run_child(self, command: JobCommand, supervisor: Supervisor) -> JobExit:
-        ended = supervisor.run(command, self._log, on_line=self._heartbeat.line, stop=self._is_stopped)
-        self._survivors = ended.survivors
-        if ended.exit_code != 0:
-            for cache in command.access.writable:  # a compiler that was killed leaves half a kernel
-                workspace.remove_tree(cache)
+    def lay_out(self) -> None:
+        """Make the job's folders, and put in them what the preset wants of the workload and of Git LFS."""
+        self.dirs.make()
+        preset, manifest = self._asked()
+        params, workload = self.decision.params, manifest.workload_sha
+        if preset.workspace == "none":
+            return
+        paths = {
+            name: str(params[name]) for name, item in preset.params.items() if item.format == "repo-path"
+        }
+        wanted = None if preset.workspace == "full" else list(paths.values())
+        folder = self.dirs.workspace
+        pointers = workspace.lay_out(self.cache, workload, folder, wanted)
+        for name, path in paths.items():
+            if not (folder / path).exists():
+                raise ParameterError(f"parameter {name}: the commit {workload[:12]} has no {path!r}")
+        if pointers:
+            what, rule = f"fetching {len(pointers)} files of Git LFS", self.config.policy.lfs
+            self._tell(f"progress 0/1 {what}")
+            scratch, stop = self.config.jobs, self._is_stopped
+            size = workspace.replace_pointers(folder, pointers, rule, scratch_dir=scratch, stop=stop)
+            self._note(f"runner: {len(pointers)} files of Git LFS, {size} bytes\n")
+            self._tell(f"progress 1/1 {what}")
+
+    def argv(self) -> list[str]:
+        """The job's command line; a `RequestRefused`: a parameter does not fit, or a variable is not set."""
+        return presets.argv(self._asked()[0], self.decision.params, self._words)
+
+    def _words(self, kind: str, name: str) -> list[str]:
+        """The words for ``${kind:name}`` of a preset on this machine, for this job."""
+        if (program := program_words(kind)) is not None:
+            return program
+        if kind == "out":
+            return [str(self.dirs.out / f"{name}.json")]
+        if kind == "model":
+            return [str(self._models[name].folder)]
+        if kind == "replay":
+            return self._replay(str(self.decision.params[name]))
+        if kind == "env":
+            if name not in self.config.environment:
+                raise Refusal(Reason.MACHINE_UNFIT, f"the runner's environment has no {name}")
+            return [self.config.environment[name]]
+        preset, manifest = self._asked()
+        return [
+            *("--request-nonce", manifest.nonce, "--workload-sha", manifest.workload_sha),
+            *("--preset-digest", preset.digest, "--engine-source", preset.engine),
+        ]
+
+    def _access(self, preset: Preset) -> sandbox.Access:
+        """Everything that the job may reach: the preset, the policy and this machine's models decide it."""
+        folders = [*(model.folder for model in self._models.values()), *self._replayed_models]
+        # A model may be a folder of links, as in the cache of Hugging Face.
+        linked = [path.resolve() for folder in folders for path in folder.rglob("*") if path.is_symlink()]
+        own = []  # programs and data of the owner, which the preset's own argv names
+        for element in preset.argv:
+            value = element.rpartition("=")[2] if element.startswith("--") else element
+            value = self.config.environment.get(value[6:-1], "") if value.startswith("${env:") else value
+            own += [Path(value)] if os.path.isabs(value) else []
+        # mlx keeps kernels for the installed engine alone: other code could leave some that a later job runs.
+        self._shares_kernels = not preset.runs_repo_code and preset.argv[0] == ENGINE
+        if self._shares_kernels:
+            self.config.kernel_cache.mkdir(mode=0o700, exist_ok=True)
+            (self.dirs.temporary / MLX_CACHE).symlink_to(self.config.kernel_cache)
+        return sandbox.Access(
+            self.dirs,
+            readable=(*sandbox.installation(), *own, *folders, *linked),
+            writable=(self.config.kernel_cache,) if self._shares_kernels else (),
+            hidden=(self.config.lock.parent, self.config.config_dir),  # state and keys of all runners
+            network=self.config.policy.opens_network(preset),
+        )
+
+    def _replay(self, handle: str) -> list[str]:
+        """Lay out the report of a finished request; the words that name it, and where its models may lie.
+
+        The requester names a handle; what is replayed is decided by that request's refs, digests, signature.
+        """
+        try:
+            believed, report = self._find_report(handle)
+        except (UnknownHandle, EvidenceError) as error:
+            message, remedy = f"parameter request: {error.message}", "see: kakeya_mac history"
+            raise Refusal(Reason.BAD_PARAMETER, message, remedy) from None
+        path, result = self.dirs.workspace / "report.json", believed.result
+        path.write_bytes(report)
+        which = "the same" if result.runner.id == self.config.identity.id else "another"
+        self._say(
+            f"the report of {result.nonce} ({result.preset}), sha256 {hashlib.sha256(report).hexdigest()}"
+        )
+        self._say(f"its result: {believed.sentence}")
+        self._say(f"made by {result.runner.name}, verified by {self.config.identity.name}: {which} runner")
+        preset = self.config.rulebook.installed.get(result.preset or "")
+        if preset is not None:
+            # Where they are not here, the engine, which compares digests, says what is missing.
+            with contextlib.suppress(models.ModelMissing):
+                found = models.resolve(preset.models, self.config.model_places())
+                wanted = {switch.model for switch in switches(preset.argv)}
+                self._replayed_models = [model.folder for name, model in found.items() if name in wanted]
+        return [str(path), *(f"--among={folder}" for folder in self._replayed_models)]
+
+    def _find_report(self, handle: str) -> tuple[results.Believed, bytes]:
+        """The result of a finished request that can be believed, and the report of that request in it."""
+        cache = self.cache
+        found = cache.list_remote(*ALL_REFS)
+        fetched: results.FetchedResult | None
+        try:
+            state = state_of(found, find(found, handle), handle)
+        except UnknownHandle:
+            fetched = find_archived(cache, handle, found=found)
+        else:
+            fetched = results.fetch(cache, cache.remote, state, depth=3)
+        if fetched is None:
+            raise EvidenceError(f"the request {handle} is not finished, so it has no report to verify")
+        trusted = self.config.allowed_signers.with_name("trusted_runners")
+        believed = results.believe(fetched, trusted=trusted)
+        data = results.evidence_report(believed)
+        try:
+            report = parse(data)
+        except Unreadable as error:
+            raise EvidenceError(f"the report of {fetched.nonce} cannot be read: {error}") from None
+        if report.request is None or report.request.nonce != fetched.nonce:
+            raise EvidenceError(f"the report in the result of {fetched.nonce} is not of that request")
+        return believed, data
+
+    def _note_exit(self, argv: list[str], ended: JobExit) -> None:
+        self._machine["survivors"] = ended.survivors
+        if ended.exit_code != 0 and self._shares_kernels:  # a compiler that was killed leaves half a kernel
+            workspace.remove_tree(self.config.kernel_cache)
         if ended.escaped:
             self._note(f"runner: {ended.escaped} processes had left the job's tree and were killed\n")
-        self._commands.append(
-            Command(
-                argv=tuple(map(self.secrets.cut_text, command.argv)),
-                exit_code=ended.exit_code,
-                seconds=ended.seconds,
-                log=LOG_NAME,
-                timed_out=ended.timed_out,
-                truncated=ended.flooded,
-            )
+        self._command = protocol.Command(
+            argv=tuple(map(self.secrets.cut_text, argv)),
+            exit_code=ended.exit_code,
+            seconds=ended.seconds,
+            log=LOG_NAME,
+            timed_out=ended.timed_out,
+            truncated=ended.flooded,
         )
-        return ended
 
     def _judge(self, preset: Preset, ended: JobExit, binding: Binding) -> Verdict:
         """How the child ended, then what the gate says of its report."""
         name = presets.evidence_name(preset)
-        try:
-            report = workspace.read_report(self._dirs.out, name) if name else None
-        except workspace.ReportUnusable as error:
-            return failed(Reason.NO_EVIDENCE, str(error))
-        if report is not None and (leaked := self.secrets.found_in(report)):
-            message = f"the report contains the runner's {', '.join(leaked)}"
-            violation = Violation(code="SECRET_IN_EVIDENCE", message=message, file=name)
-            return Verdict(
-                status=Status.REJECTED, reason=Reason.EVIDENCE, message=message, violations=(violation,)
-            )
+        report = workspace.read_report(self.dirs.out, name) if name else None
         if report is not None and name is not None:
+            if leaked := self.secrets.found_in(report):
+                message = f"the report contains the runner's {', '.join(leaked)}"
+                secret = Violation(code="SECRET_IN_EVIDENCE", message=message, file=name)
+                return make_verdict(Reason.EVIDENCE, message, secret)
             # Of a preset that promises no report for the gate it is one about something else.
             self._files[name] = (report, "evidence" if preset.evidence else "report")
-        return of_exit(preset, ended) or judge(preset, report, name, binding)
-
-    # The result -------------------------------------------------------------------------------------------
+        if (verdict := of_exit(preset, ended)) is not None:
+            return verdict
+        if preset.evidence is None:
+            return make_verdict(Reason.OK, "the job ended with exit code 0")
+        if report is None:
+            return make_verdict(Reason.NO_EVIDENCE, "the job ended with exit code 0 but left no report")
+        judgement = gate(report, binding=binding)
+        broken = [*judgement.violations, *broken_promises(preset.evidence, judgement)]
+        if broken:
+            codes = ", ".join(dict.fromkeys(violation.code for violation in broken))
+            named = (violation.model_copy(update={"file": name}) for violation in broken[:1000])
+            return make_verdict(Reason.EVIDENCE, f"the gate rejected the report: {codes}", *named)
+        return make_verdict(Reason.OK, "the gate accepted the report")
 
     def _report(self, verdict: Verdict) -> JobReport:
-        """The result with what the job brought; if that fails, one without it."""
-        try:
-            result = self._when_there_is_space(verdict)
-        except Exception as error:
-            verdict = failed(Reason.RUNNER_ERROR, f"the runner could not build the result: {describe(error)}")
-            result = self._when_there_is_space(verdict, bare=True)
-        preset = self.decision.preset
-        seconds = self.clock() - self._began_at
-        return JobReport(result, verdict, None if preset is None else preset.name, seconds)
-
-    def _when_there_is_space(self, verdict: Verdict, *, bare: bool = False) -> ResultFiles:
-        """A disk that is full for a moment must not cost what the job brought."""
-        deadline, said = time.monotonic() + _SPACE_S, False
+        """The result, when there is space: a disk that is full for a moment must not cost the job's work."""
+        deadline = time.monotonic() + _SPACE_S
         while True:
             try:
-                return self._result(verdict, bare=bare)
+                result = self._result(verdict)
+                return JobReport(result, verdict, time.monotonic() - self._began_at)
             except OSError as error:
                 if time.monotonic() >= deadline:
                     raise
-                if not said:
-                    why = describe(error)
-                    log.warning("%s: its result waits for disk space: %s", self.request.nonce, why)
-                said = True
+                log.warning("%s: its result waits for disk space: %s", self.request.nonce, describe(error))
                 time.sleep(_POLL_S)
 
-    def _result(self, verdict: Verdict, *, bare: bool) -> ResultFiles:
-        """The signed result; with `bare`, without what came from the request or the job."""
+    def _result(self, verdict: Verdict) -> ResultFiles:
+        """The signed result."""
         request, preset, manifest = self.request, self.decision.preset, self.request.manifest
-        files: dict[str, tuple[bytes, str]] = {}
-        params: Mapping[str, ParamValue] = {}
-        if not bare:
-            files = {**self._files, LOG_NAME: (self._log_so_far(), "log")}
-            params = self.decision.params or (manifest.params if manifest else {})
-        data = Result(
+        identity = self.config.identity
+        self._log.seek(0)
+        is_cut = self._command is not None and self._command.truncated
+        files = {**self._files, LOG_NAME: (self.secrets.cut(self._log.read(), broken_off=is_cut), "log")}
+        machine = {**self.config.machine, **self._machine}
+        if self.config.policy.allow_unsandboxed:
+            machine["allow_unsandboxed"] = True
+        data = protocol.Result(
             nonce=request.nonce,
             request_commit=request.commit,
             workload_sha=manifest.workload_sha if manifest else None,
             preset=manifest.preset if manifest else None,
             preset_digest=preset.digest if preset else None,
-            params=dict(params),
+            params=dict(self.decision.params or (manifest.params if manifest else {})),
             engine_source=preset.engine if preset else None,
-            runner=self._runner_facts(),
+            runner=protocol.RunnerFacts(
+                name=identity.name, id=identity.id, version=__version__, machine=machine
+            ),
             attempt=self.attempt,
             started_at=format_time(self._started),
             finished_at=format_time(self.now()),
             phase_seconds=self._seconds,
-            commands=() if bare else tuple(self._commands),
+            commands=() if self._command is None else (self._command,),
             files=tuple(
-                File(path=path, sha256=hashlib.sha256(content).hexdigest(), bytes=len(content), role=role)
-                for path, (content, role) in sorted(files.items())
+                protocol.File(path=path, sha256=hashlib.sha256(body).hexdigest(), bytes=len(body), role=role)
+                for path, (body, role) in sorted(files.items())
             ),
             verdict=verdict,
             tools=dict(self.config.tools),
@@ -367,213 +463,6 @@ class Job:
             files={path: content for path, (content, _) in files.items()},
         )
 
-    def _runner_facts(self) -> RunnerFacts:
-        identity, enforced = self.config.identity, self._enforced
-        facts = {} if enforced is None else {**enforced.facts(), "survivors": self._survivors or 0}
-        if self.config.policy.allow_unsandboxed:
-            facts["allow_unsandboxed"] = True
-        machine = {**self.config.machine, **facts, **self._machine}
-        return RunnerFacts(name=identity.name, id=identity.id, version=__version__, machine=machine)
-
-    def _log_so_far(self) -> bytes:
-        flooded = any(command.truncated for command in self._commands)
-        self._log.seek(0)
-        return self.secrets.cut(self._log.read(), broken_off=flooded)
-
-    @contextlib.contextmanager
-    def _phase(self, phase: Phase) -> Iterator[None]:
-        self._heartbeat.enter(phase)
-        began = self.clock()
-        try:
-            yield
-        finally:
-            self._seconds[phase.value] = round(self.clock() - began, 4)
-
-    def _note(self, text: str) -> None:
-        with contextlib.suppress(OSError):
-            self._log.write(text.encode("utf-8", "replace"))
-
-
-def _sentence(error: BridgeError) -> str:
-    return (error.message if error.remedy is None else f"{error.message}; {error.remedy}")[:4000]
-
-
-# What a job gets before it starts -------------------------------------------------------------------------
-
-
-@dataclass
-class Preparation:
-    """Workspace, models, argv and access of one job. Its methods are called in their order."""
-
-    config: RunnerConfig
-    cache: GitCache
-    manifest: Manifest
-    admitted: Admitted
-    dirs: JobDirs  # made, and empty
-    _: KW_ONLY
-    note: Callable[[str], object]  # takes text for the job's log
-    tell: Callable[[str], object]  # takes a line for the requester
-    models: Mapping[str, FoundModel] = field(default_factory=dict, init=False)
-    _replayed_models: list[Path] = field(default_factory=list, init=False)
-
-    def lay_out(self, stop: Callable[[], bool] = lambda: False) -> None:
-        """Put what the preset wants of the workload into the workspace, objects of Git LFS as well.
-
-        `stop` is asked while objects are fetched.
-
-        Raises:
-            Refusal: The workload cannot be laid out, or it lacks a file that a parameter names, or an object.
-            BusError: Objects of the workload cannot be read here.
-        """
-        preset, workload = self.admitted.preset, self.manifest.workload_sha
-        if preset.workspace == "none":
-            return
-        paths = {
-            name: str(self.admitted.params[name])
-            for name, item in preset.params.items()
-            if item.format == "repo-path"
-        }
-        wanted = None if preset.workspace == "full" else list(paths.values())
-        try:
-            pointers = workspace.lay_out(self.cache, workload, self.dirs.workspace, wanted)
-            for name, path in paths.items():
-                if not (self.dirs.workspace / path).exists():
-                    message = f"parameter {name}: the commit {workload[:12]} has no {path!r}"
-                    raise Refusal(Reason.BAD_PARAMETER, message)
-            if pointers:
-                self._replace_pointers(pointers, stop)
-        except workspace.WorkloadRefused as error:
-            raise Refusal.of(Reason.BAD_WORKLOAD, error) from None
-
-    def _replace_pointers(self, pointers: frozenset[str], stop: Callable[[], bool]) -> None:
-        what, rule = f"fetching {len(pointers)} files of Git LFS", self.config.policy.lfs
-        if rule.endpoint is not None:
-            self.tell(f"progress 0/1 {what}")
-        scratch = self.config.jobs
-        size = workspace.replace_pointers(self.dirs.workspace, pointers, rule, scratch_dir=scratch, stop=stop)
-        self.note(f"runner: {len(pointers)} files of Git LFS, {size} bytes\n")
-        self.tell(f"progress 1/1 {what}")
-
-    def find_models(self) -> None:
-        """Find the preset's models on this machine, or refuse the request."""
-        preset = self.admitted.preset
-        places = self.config.model_places(workload=self.dirs.workspace if preset.runs_repo_code else None)
-        try:
-            self.models = models.resolve(preset.models, places)
-        except models.ModelMissing as error:
-            raise Refusal.of(Reason.MODEL_MISSING, error) from None
-        for name, model in self.models.items():
-            self._say(f"model {name}: {model}")
-
-    def argv(self) -> list[str]:
-        """The job's command line, or a `Refusal`: a parameter does not fit, a variable is not set here."""
-        try:
-            return presets.argv(self.admitted.preset, self.admitted.params, self._words)
-        except ParameterError as error:
-            raise Refusal.of(Reason.BAD_PARAMETER, error) from None
-
-    def access(self) -> Access:
-        """Everything that the job may reach. The kernel cache is put in place.
-
-        The preset, the policy and this machine's models decide it, never a value of the request.
-        """
-        folders = [*(model.folder for model in self.models.values()), *self._replayed_models]
-        # A model may be a folder of links, as in the cache of Hugging Face.
-        linked = [path.resolve() for folder in folders for path in folder.rglob("*") if path.is_symlink()]
-        own = [Path(word) for word in self._own_words() if os.path.isabs(word)]
-        return Access(
-            self.dirs,
-            readable=(*installation(), *own, *folders, *linked),
-            writable=self._kernel_cache(),
-            hidden=self.config.private,
-            network=self.config.policy.opens_network(self.admitted.preset),
-        )
-
-    def _own_words(self) -> Iterator[str]:
-        """What the preset's own argv names: programs and data of the owner."""
-        for element in self.admitted.preset.argv:
-            value = element.rpartition("=")[2] if element.startswith("--") else element
-            yield self.config.environment.get(value[6:-1], "") if value.startswith("${env:") else value
-
-    def _kernel_cache(self) -> tuple[Path, ...]:
-        """Let mlx keep compiled kernels between jobs of the installed engine, and of no other program.
-
-        Code of a requester could leave kernels there that a later job would run.
-        """
-        if self.admitted.preset.runs_repo_code or self.admitted.preset.argv[0] != ENGINE:
-            return ()
-        self.config.kernel_cache.mkdir(mode=0o700, exist_ok=True)
-        (self.dirs.temporary / MLX_CACHE).symlink_to(self.config.kernel_cache)
-        return (self.config.kernel_cache,)
-
-    def _words(self, kind: str, name: str) -> list[str]:
-        """The words for ``${kind:name}`` of a preset on this machine, for this job."""
-        if (program := program_words(kind)) is not None:
-            return program
-        if kind == "out":
-            return [str(self.dirs.out / f"{name}.json")]
-        if kind == "model":
-            return [str(self.models[name].folder)]
-        if kind == "replay":
-            return self._replay(str(self.admitted.params[name]))
-        if kind == "env":
-            if name not in self.config.environment:
-                raise Refusal(Reason.MACHINE_UNFIT, f"the runner's environment has no {name}")
-            return [self.config.environment[name]]
-        return [
-            *("--request-nonce", self.manifest.nonce),
-            *("--workload-sha", self.manifest.workload_sha),
-            *("--preset-digest", self.admitted.preset.digest),
-            *("--engine-source", self.admitted.preset.engine),
-        ]
-
-    def _replay(self, handle: str) -> list[str]:
-        """Lay out the report of a finished request; the words that name it, and where its models may lie."""
-        believed, report = self._find_report(handle)
-        path, result = self.dirs.workspace / "report.json", believed.result
-        path.write_bytes(report)
-        digest = hashlib.sha256(report).hexdigest()
-        which = "the same" if result.runner.id == self.config.identity.id else "another"
-        self._say(f"the report of {result.nonce} ({result.preset}), sha256 {digest}")
-        self._say(f"its result: {believed.sentence}")
-        self._say(f"made by {result.runner.name}, verified by {self.config.identity.name}: {which} runner")
-        self._replayed_models = _model_folders(self.config, result.preset)
-        return [str(path), *(f"--among={folder}" for folder in self._replayed_models)]
-
-    def _find_report(self, handle: str) -> tuple[results.Believed, bytes]:
-        """The result of a finished request that can be believed, and the report of that request in it."""
-        try:
-            fetched = self._fetch(handle)
-            trusted = self.config.allowed_signers.with_name("trusted_runners")
-            believed = results.believe(fetched, trusted=trusted)
-            data = results.evidence_report(believed)
-        except (UnknownHandle, ResultError, EvidenceError) as error:
-            raise _no_report(error.message) from None
-        report, faults = parse(data)
-        if report is None:
-            raise _no_report(f"the report of {fetched.nonce} cannot be read: {faults[0].message}")
-        if report.request is None or report.request.nonce != fetched.nonce:
-            raise _no_report(f"the report in the result of {fetched.nonce} is not of that request")
-        return believed, data
-
-    def _fetch(self, handle: str) -> results.FetchedResult:
-        cache = self.cache
-        found = cache.list_remote(*ALL_REFS)
-        try:
-            state = state_of(found, find(found, handle), handle)
-        except UnknownHandle:
-            return find_archived(cache, handle, found=found)
-        held = {value.ref: value.commit for value in (*state.branches, state.result) if value is not None}
-        cache.bring(held, list(held), depth=3)
-        fetched = results.fetch(cache, cache.remote, state, depth=3)
-        if fetched is None:
-            raise _no_report(f"the request {state.nonce} is not finished, so it has no report to verify")
-        return fetched
-
-    def _say(self, line: str) -> None:
-        self.note(f"runner: {line}\n")
-        self.tell(line)
-
 
 def program_words(kind: str) -> list[str] | None:
     """The words for a placeholder that is a program of this installation; None: it is something else."""
@@ -582,22 +471,34 @@ def program_words(kind: str) -> list[str] | None:
     return [sys.executable, "-I", "-m", kind] if kind in ("engine", "bridge") else None
 
 
-def _no_report(message: str) -> Refusal:
-    return Refusal(Reason.BAD_PARAMETER, f"parameter request: {message}", "see: kakeya_mac history")
+def of_exit(preset: Preset, ended: JobExit) -> Verdict | None:
+    """The verdict of a child that did not end well; None: it did, and its report decides."""
+    code = ended.exit_code
+    reason = Reason.RESOURCE_LIMIT
+    if ended.timed_out:
+        reason, said = Reason.TIMEOUT, "did not end within its time and was killed"
+    elif ended.flooded:
+        reason, said = Reason.OUTPUT_LIMIT, "printed too much and was killed"
+    elif ended.breach is not None:
+        said = f"{_exceeded(ended.breach)} and was killed"
+    elif code == -signal.SIGXFSZ:
+        said = "wrote a bigger file than it may"
+    elif code is None:
+        reason, said = Reason.RUNNER_ERROR, "ended, and its exit code could not be collected"
+    elif code == preset.rejected_exit_code:
+        reason, said = Reason.EVIDENCE, f"rejected the evidence it was given (exit code {code}); see the log"
+    elif code != 0:
+        how = f"ended with exit code {code}" if code > 0 else f"was killed by signal {-code}"
+        reason, said = Reason.EXIT_CODE, f"{how}; see the log"
+    else:
+        return None
+    return make_verdict(reason, f"the job {said} (after {ended.seconds:.1f} s)")
 
 
-def _model_folders(config: RunnerConfig, name: str | None) -> list[Path]:
-    """Where the models of an installed preset lie on this machine.
-
-    None where it is not installed, or they are not here: then the shipped ones do, or the engine, which
-    compares their digests, says what is missing.
-    """
-    preset = config.installed.get(name or "")
-    if preset is None:
-        return []
-    try:
-        found = models.resolve(preset.models, config.model_places(workload=None))
-    except models.ModelMissing:
-        return []
-    wanted = {switch.model for switch in switches(preset.argv)}
-    return [model.folder for model_name, model in found.items() if model_name in wanted]
+def _exceeded(breach: Breach) -> str:
+    used, limit = (f"{each / _GIB:.3g} GiB" for each in (breach.used, breach.allowed))
+    if breach.what == "left":
+        return f"left too little of the disk ({used})"
+    if breach.what not in ("memory", "disk"):
+        used, limit = str(breach.used), str(breach.allowed)
+    return f"took more {breach.what} than it may ({used}, at most {limit})"

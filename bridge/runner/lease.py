@@ -1,9 +1,4 @@
-"""Holding a request: the claim that makes it ours, its renewal while the job runs, and requests to stop it.
-
-Only this module touches a claim ref while a job runs. A claim of another runner is left alone while its
-heartbeat continues, unless it is one of this runner's own processes, from before a crash. Where the policy
-requires signatures, a claim on a signed request counts only if a known runner signed it.
-"""
+"""Holding a request: its claim, the claim's renewal while the job runs, and requests to stop it."""
 
 from __future__ import annotations
 
@@ -15,82 +10,61 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Protocol
 
 from bridge.bus import cancels
 from bridge.bus.claims import Claim, Heartbeat, claim, has_expired, read_claim, read_status
 from bridge.bus.requests import CANCELS, RESULTS, RefValue, has_result, state_of
-from bridge.errors import BusError, KeyListError, LeaseLost, PushRejected, describe
+from bridge.errors import LeaseLost, PushRejected, describe
 from bridge.evidence.redact import Secrets
 from bridge.git.cache import GitCache
 from bridge.git.repo import RefUpdate
 from bridge.protocol import refs
-from bridge.protocol.result import Phase, Progress, RunStatus
+from bridge.protocol.result import Phase, Progress
 from bridge.runner.admission import Request
 from bridge.runner.config import RunnerConfig
 from bridge.runner.queue import held_by_nonce
 from bridge.runner.store import Store
-from bridge.signing.trust import Trust, TrustLevel
+from bridge.signing.trust import TrustLevel
 
 log = logging.getLogger(__name__)
 
 TAIL_LINES = 12
-# A claim is read, and its signature verified, again after so many seconds.
-_READ_AGAIN_S = 30.0
+_READ_AGAIN_S = 30.0  # until a claim is read, and its signature verified, again
 _LINE = 500  # characters of a line that are shown
-# Phases of a short job follow each other faster than anyone could see them.
-_SETTLE_S = 0.25
 _PROGRESS = re.compile(r"progress (\d{1,9})/(\d{1,9})(?: (.*))?")
-
-
-class LeaseHolder(Protocol):
-    """What keeps a request ours while its job runs: a claim on the bus, or a workflow run of GitHub."""
-
-    def renew(self, beat: Heartbeat) -> None:
-        """Say how far the job is; a `LeaseLost` means that the request is another runner's now."""
 
 
 @dataclass
 class HeartbeatThread:
-    """Renews a lease every `interval_s` and after a change of phase, and asks whether the job shall stop."""
+    """Renews a lease every `interval_s`, and asks every `poll_s` whether the job shall stop."""
 
-    holder: LeaseHolder  # not touched by another thread until `stop` returned
+    renew: Callable[[Heartbeat], None]  # a `LeaseLost`: another runner has the request now
     _: KW_ONLY
     interval_s: float
     secrets: Secrets  # values that must not appear in the lines shown
     poll: Callable[[], str | None] = lambda: None  # a sentence that says why the job shall stop
     poll_s: float = 1.5
-    tells_phases: bool = True  # a change of phase is a heartbeat of its own
     show: Callable[[str], None] = lambda _: None  # takes each line of the job's output, without the secrets
-    repair: Callable[[], None] = lambda: None  # called when git failed on this side
     clock: Callable[[], float] = time.monotonic
     lost: bool = field(default=False, init=False)  # the request is another runner's now
     cancelled: str | None = field(default=None, init=False)  # why the job shall stop
 
     def __post_init__(self) -> None:
         self._started = self.clock()
-        self._phase = Phase.CLAIMED
+        self.phase = Phase.CLAIMED  # that the job is in; the next heartbeat says it
         self._progress: Progress | None = None
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
-        self._wake = threading.Event()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Begin; until `stop` returned nothing else may use what `renew` uses."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End; the caller may use the holder when this returns."""
+        """End."""
         self._ending.set()
-        self._wake.set()
         self._thread.join()
-
-    def enter(self, phase: Phase) -> None:
-        """Say which phase the job is in."""
-        self._phase = phase
-        if self.tells_phases:
-            self._wake.set()
 
     def line(self, text: str) -> None:
         """Take a line of the job's output: progress, or a line of the log's tail."""
@@ -99,51 +73,30 @@ class HeartbeatThread:
         if match := _PROGRESS.fullmatch(text.rstrip()):
             done, total, step = int(match[1]), int(match[2]), match[3] or ""
             self._progress = Progress(done=min(done, total), total=total, step=step[:200])
-            text = text.rstrip()
             if self._tail and _PROGRESS.fullmatch(self._tail[-1]):
                 self._tail.pop()  # of progress, the log's tail shows the newest
-        self._tail.append(text[:_LINE])
+        self._tail.append(text.rstrip()[:_LINE])
 
     def _run(self) -> None:
         next_beat, next_poll = self._started + self.interval_s, self._started + self.poll_s
-        while not self.lost:
-            woken = self._wake.wait(max(0.0, min(next_beat, next_poll) - self.clock()))
-            # Cleared before `_ending` is asked: a stop that comes between the two is not slept through.
-            self._wake.clear()
-            if self._ending.wait(_SETTLE_S if woken else 0):
-                return
-            if woken or self.clock() >= next_beat:
-                self._attempt("the lease was not renewed", self._renew)
-                next_beat = self.clock() + self.interval_s
-            if not self.lost and self.cancelled is None and self.clock() >= next_poll:
-                self._attempt("cannot ask whether the job shall stop", self._ask)
-                next_poll = self.clock() + self.poll_s
-
-    def _renew(self) -> None:
-        beat = Heartbeat(self._phase, self.clock() - self._started, self._progress, tuple(self._tail))
-        try:
-            self.holder.renew(beat)
-        except LeaseLost:
-            self.lost = True
-        except BusError as error:
-            if type(error) is BusError:  # git failed on this side: the repository here may be broken
-                self.repair()
-            raise
-
-    def _ask(self) -> None:
-        self.cancelled = self.poll()
-
-    def _attempt(self, failure: str, work: Callable[[], None]) -> None:
-        """Do what may fail: neither that nor a bug of ours must end the heartbeat, the next one may do."""
-        try:
-            work()
-        except Exception as error:
-            log.warning("%s: %s", failure, describe(error))
+        while not self._ending.wait(max(0.0, min(next_beat, next_poll) - self.clock())) and not self.lost:
+            try:
+                if self.clock() >= next_beat:
+                    next_beat = self.clock() + self.interval_s
+                    elapsed_s = self.clock() - self._started
+                    self.renew(Heartbeat(self.phase, elapsed_s, self._progress, tuple(self._tail)))
+                if self.clock() >= next_poll:
+                    next_poll = self.clock() + self.poll_s
+                    self.cancelled = self.cancelled or self.poll()
+            except LeaseLost:
+                self.lost = True
+            except Exception as error:  # a bug, too, must not end the heartbeat: the next one may succeed
+                log.warning("a heartbeat failed: %s", describe(error))
 
 
 @dataclass
 class Leases:
-    """Who has claimed what is pending, and claiming it.
+    """Who has claimed what is pending, and claiming it; only this touches a claim ref while a job runs.
 
     `sessions` are processes of this runner, this one among them: claims of theirs are ours.
     """
@@ -178,16 +131,11 @@ class Leases:
         claimed = request.status.attempt if request.status is not None and request.claim_counts else 0
         return max(claimed, self.store.get(request.nonce).attempts) + 1
 
-    def claim(
-        self, request: Request, *, admitted: bool = True
-    ) -> tuple[Claim, str | None, RunStatus | None] | None:
+    def claim(self, request: Request, *, admitted: bool = True) -> tuple[Claim, str | None] | None:
         """Claim a request as of the last look; None: another runner has it, or it was answered.
 
-        A request that was `admitted` is to run, so under ``allow_refs`` it has to be on its branch still.
-
-        Returns:
-            The claim; why the request is cancelled, where its branch was deleted a moment ago; and the last
-            heartbeat of the claim that was replaced.
+        A request that was `admitted` is to run, so under ``allow_refs`` it has to be on its branch still. The
+        text says why the request is cancelled, where its branch was deleted a moment ago.
         """
         # What was read long ago may have been dropped here, and git pushes no ref without its object.
         if self.cache.bring({request.place: request.commit}, [request.place]):
@@ -200,13 +148,11 @@ class Leases:
             self.cache,
             self.config.remote,
             nonce=request.nonce,
-            request_commit=request.commit,
+            place=RefValue(request.place, request.commit),
             identity=self.config.identity,
-            found_on=request.ref,
             attempt=self.next_attempt(request),
             lease_s=self.config.timing.lease_s,
             replaces=request.claim,
-            unchanged={request.place: request.commit},
             sign=self.config.sign_claim,
         )
         if held is None:
@@ -217,17 +163,16 @@ class Leases:
         finally:
             if not is_open:
                 held.release()
-        return (held, reason, request.status) if is_open else None
+        return (held, reason) if is_open else None
 
     def _look_again(self, request: Request, admitted: bool) -> tuple[bool, str | None]:
         """Whether a request that was just claimed is open, and why it is cancelled.
 
-        What the claim's push left unchanged was compared when that began, so it may have been answered since.
+        The claim's push compared with what the remote held when it began: an answer may have come since.
         """
-        nonce, branch = request.nonce, request.ref
-        if request.manifest is not None:
-            branch = request.manifest.result_ref
-        names = (refs.inbox_ref(nonce), *refs.claim_places(nonce), *(prefix + nonce for prefix in RESULTS))
+        nonce = request.nonce
+        branch = request.ref if request.manifest is None else request.manifest.result_ref
+        names = (refs.INBOX + nonce, *refs.claim_places(nonce), *(prefix + nonce for prefix in RESULTS))
         found = self.cache.list_remote(*names, *([branch] if branch else []))
         if not state_of(found, nonce).is_open(request.commit):
             return False, None
@@ -241,8 +186,8 @@ class Leases:
         if self.cache.bring(found, [branch]) or not has_result(self.cache, tip, nonce):
             return not by_branch, None
         self.store.back_off(nonce, f"it has its result on {branch}, and leaves the inbox")
-        left = RefUpdate(refs.inbox_ref(nonce), None, request.commit)
         with contextlib.suppress(PushRejected, LeaseLost):  # a server may keep its refs
+            left = RefUpdate(refs.INBOX + nonce, None, request.commit)
             self.cache.push(self.config.remote, [left])
         return False, None
 
@@ -257,24 +202,17 @@ class Leases:
 
     def _is_known(self, request: Request, commit: str) -> bool:
         """Whether a claim is signed by a runner of this machine, or one of ``known_runners``."""
-        known_runners = self.config.config_dir / "known_runners"
-        try:
-            record = read_claim(self.cache, commit, request.nonce, Trust.by(known_runners))
-        except KeyListError:  # then only claims of this machine count
-            record = None
+        record = read_claim(self.cache, commit, request.nonce, self.config.config_dir / "known_runners")
         if record is None:
             return False
-        signature = record.signature
+        signature = record[1]
         if signature.trust is TrustLevel.TRUSTED or signature.signer in self.config.own_fingerprints():
             return True
         if signature.trust is TrustLevel.UNTRUSTED_KEY and signature.signer not in self._reported:
             self._reported.add(str(signature.signer))
-            what = f"the claim of {record.status.runner} does not count"
-            why = f"known_runners does not list its key {signature.signer}"
-            remedy = (
-                "if that Mac is yours, have each list the other (kakeya_mac runner key prints the command)"
-            )
-            log.warning("%s: %s: %s; %s", request.nonce, what, why, remedy)
+            what = "the claim of %s does not count: known_runners does not list its key %s"
+            remedy = "if that Mac is yours, let each list the other: kakeya_mac runner key"
+            log.warning(f"%s: {what}; {remedy}", request.nonce, record[0].runner, signature.signer)
         return False
 
 
@@ -303,7 +241,6 @@ class CancelMonitor:
             require_signature=self.config.policy.require_signature,
             requester=request.requester,
             allowed_signers=self.config.allowed_signers,
-            revoked_keys=self.config.revoked_keys,
         )
         if objection is None:
             cancel = cancels.read_cancel(self.cache, held.commit)
@@ -313,18 +250,15 @@ class CancelMonitor:
             log.warning("%s: not cancelled: %s", request.nonce, objection)
         return None
 
-    def poll(self, request: Request) -> tuple[str | None, dict[str, RefValue]]:
-        """Why a running request shall stop, or None; and the cancel requests of other requests, by nonce."""
+    def poll(self, request: Request) -> tuple[str | None, set[str]]:
+        """Why a running request shall stop, or None; and the nonces of others with a cancel request."""
         branch = None if request.manifest is None else request.manifest.result_ref
         found = self.cache.list_remote(*CANCELS, refs.INBOX, *([branch] if branch else []))
-        others = held_by_nonce(found, CANCELS)
-        own = others.pop(request.nonce, None)
+        asked = held_by_nonce(found, CANCELS)
+        own = asked.pop(request.nonce, None)
         request.cancel = own or request.cancel  # goes with the result
-        others = {
-            nonce: value
-            for nonce, value in others.items()
-            if value.commit not in self._refused and refs.inbox_ref(nonce) in found
-        }
+        waiting = {nonce for nonce in asked if refs.INBOX + nonce in found}
+        others = {nonce for nonce in waiting if asked[nonce].commit not in self._refused}
         if branch is not None and branch not in found and (deleted := deleted_branch(self.config)):
             return deleted, others
         return (None if own is None else self.reason(request)), others

@@ -1,9 +1,4 @@
-"""What this machine allows, decided by its owner in ``policy.toml``.
-
-Without the file the defaults hold: every installed preset, no code of a repository, no network, two hours at
-most. An unknown key or a wrong value is an error that names file, key and value. ``docs/operations.md``
-explains every key, and ``default_policy.toml`` is the file that an owner starts with.
-"""
+"""What this machine allows, decided by its owner in ``policy.toml``: see docs/operations.md."""
 
 from __future__ import annotations
 
@@ -16,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ByteSize, ConfigDict, Field, model_validator
 
 from bridge.errors import MachineError, PolicyError
 from bridge.evidence.redact import is_secret_name
@@ -28,7 +23,6 @@ from bridge.settings import STRICT, fault_text, parse_toml, read_owned_file
 from bridge.signing.keyfiles import NAME_PATTERN, UNSIGNED
 
 FILE_NAME = "policy.toml"
-LABEL_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 DEFAULT_FILE = Path(__file__).with_name("default_policy.toml")
 BRANCHES = "refs/heads/"
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
@@ -39,10 +33,11 @@ Key = tuple[str, ...]
 _DAY = 24 * 60  # minutes
 _MIB = 1 << 20
 _TIB = 1 << 40
-_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": _MIB, "GiB": 1 << 30, "TiB": _TIB}
-_UNITS |= {"kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,3})?) ?([A-Za-z]{1,3})")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]"
+_DAYS = rf"(?:{'|'.join(DAYS)})(?:-(?:{'|'.join(DAYS)}))?"
+_SPAN = re.compile(
+    rf"(?P<days>{_DAYS}(?:,{_DAYS})*)?(?P<times>(?(days) )(?P<start>{_TIME})-(?P<end>{_TIME}|24:00))?"
+)
 # Variables that every job gets of its own, that make a program load or run something else, or that lead to
 # credentials: whole names, and beginnings.
 _RESERVED = {"HOME", "PATH", "PWD", "TMPDIR", "TMP", "TEMP", "LANG", "LC_ALL", "HF_HUB_OFFLINE"}
@@ -61,22 +56,11 @@ def _check_text(text: str) -> str:
 
 
 def _check_variable(name: str) -> str:
-    if not _VARIABLE.fullmatch(name):
-        raise ValueError(f"{name!r} is no name of a variable (letters, digits and _)")
     if is_secret_name(name):
         raise ValueError(f"{name!r} names a secret, and whatever a job prints is published")
     if name.upper() in _RESERVED or name.upper().startswith(_STEERING):
         raise ValueError(f"{name!r} changes what programs load or run, leads to keys, or is each job's own")
     return name
-
-
-def _read_size(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    match = _SIZE.fullmatch(value)
-    if match is None or match[2] not in _UNITS:
-        raise ValueError(f'must be bytes or a text like "8 GiB", got {value!r}; units: {", ".join(_UNITS)}')
-    return int(float(match[1]) * _UNITS[match[2]])
 
 
 def _check_path(path: Path) -> Path:
@@ -111,10 +95,6 @@ def _check_actions(actions: dict[str, Any]) -> dict[str, Any]:
     return actions
 
 
-# Hours: ``mon-fri 22:00-06:00`` is the night after each of these days, ``sat,sun`` are whole days,
-# ``08:00-12:30`` is every day.
-
-
 def check_span(text: str) -> str:
     """The text itself; a `ValueError` if it is no span of hours."""
     _parse_span(text)
@@ -131,34 +111,25 @@ def is_within(spans: Sequence[str], local: datetime) -> bool:
     )
 
 
-def _parse_span(text: str) -> tuple[list[int], int, int]:
-    """Days (Monday is 0), the minute of the day at which the span begins, and how many minutes it has."""
-    words = text.split(" ")
-    times = re.fullmatch(r"(\d\d:\d\d)-(\d\d:\d\d)", words[-1], re.ASCII)
-    names = words[:-1] if times else words
-    if len(names) > 1 or not words[0]:
+def _parse_span(text: str) -> tuple[set[int], int, int]:
+    """Days (Monday is 0), the minute of the day at which the span begins, and how many minutes it has.
+
+    ``mon-fri 22:00-06:00`` is the night after each of these days, ``08:00-12:30`` is every day.
+    """
+    match = _SPAN.fullmatch(text)
+    if match is None or not text or (match["times"] and match["start"] == match["end"]):
         raise ValueError(f"{text!r}: write days, times or both, like 'mon-fri 22:00-06:00' or 'sat,sun'")
-    days = [day for part in names[0].split(",") for day in _days(part)] if names else list(range(7))
-    start, end = (_minute(times[1]), _minute(times[2])) if times else (0, _DAY)
-    if start in (end, _DAY):
-        raise ValueError(f"{text!r} is empty: leave the times out for the whole day")
-    return days, start, (end - start) % _DAY or _DAY
-
-
-def _days(text: str) -> list[int]:
-    first, dash, last = text.partition("-")
-    if first not in DAYS or (dash and last not in DAYS):
-        raise ValueError(f"{text!r} is no day: write {', '.join(DAYS)}, or a range of them")
-    start = DAYS.index(first)
-    length = (DAYS.index(last) - start) % 7 if dash else 0
-    return [(start + step) % 7 for step in range(length + 1)]
+    days = set()
+    for part in (match["days"] or "mon-sun").split(","):
+        first, _, last = part.partition("-")
+        start = DAYS.index(first)
+        days |= {(start + step) % 7 for step in range((DAYS.index(last or first) - start) % 7 + 1)}
+    begin, end = _minute(match["start"] or "00:00"), _minute(match["end"] or "24:00")
+    return days, begin, (end - begin) % _DAY or _DAY
 
 
 def _minute(text: str) -> int:
-    hour, minute = map(int, text.split(":"))
-    if minute > 59 or hour * 60 + minute > _DAY:
-        raise ValueError(f"{text} is no time of a day")
-    return hour * 60 + minute
+    return int(text[:2]) * 60 + int(text[3:])
 
 
 Text = Annotated[str, AfterValidator(_check_text)]
@@ -167,7 +138,7 @@ Branches = tuple[Annotated[Text, AfterValidator(_check_branch)], ...]
 AbsolutePath = Annotated[Path, AfterValidator(_check_path)]
 Seconds = Annotated[int, Field(ge=1, le=86_400)]
 Requests = Annotated[int, Field(ge=0, le=100_000)]
-Bytes = Annotated[int, BeforeValidator(_read_size)]
+Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"), AfterValidator(_check_variable)]
 Requester = Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")]
 
 
@@ -180,13 +151,15 @@ class PolicySection(BaseModel):
 class JobLimits(PolicySection):
     """What a job may have at most, all its processes together unless said otherwise."""
 
-    memory_bytes: Bytes | None = Field(default=None, alias="memory", ge=64 * _MIB, le=64 * _TIB)  # None: 4/5
-    disk_bytes: Bytes = Field(default=16 << 30, alias="disk", ge=_MIB, le=1024 * _TIB)
+    # Of memory four fifths of the machine's, where it is None.
+    memory_bytes: ByteSize | None = Field(default=None, alias="memory", ge=64 * _MIB, le=64 * _TIB)
+    disk_bytes: ByteSize = Field(default=ByteSize(16 << 30), alias="disk", ge=_MIB, le=1024 * _TIB)
     files: int = Field(default=200_000, ge=16, le=100_000_000)  # folders count
     processes: int = Field(default=1024, ge=4, le=1_000_000)  # threads count
-    output_bytes: Bytes = Field(default=8 * _MIB, alias="output", ge=1024, le=64 * _MIB)
-    file_bytes: Bytes = Field(default=4 << 30, alias="file_size", ge=64 * 1024, le=1024 * _TIB)  # of one file
-    open_files: int = Field(default=4096, ge=64, le=1_000_000)  # of one process
+    output_bytes: ByteSize = Field(default=ByteSize(8 * _MIB), alias="output", ge=1024, le=64 * _MIB)
+    # Of one file and of one process.
+    file_bytes: ByteSize = Field(default=ByteSize(4 << 30), alias="file_size", ge=64 << 10, le=1024 * _TIB)
+    open_files: int = Field(default=4096, ge=64, le=1_000_000)
 
 
 class PresetRule(PolicySection):
@@ -204,16 +177,16 @@ class LfsRule(PolicySection):
     # The only server that objects come from, as git-lfs takes it; None: pointers refuse a job.
     endpoint: Annotated[Text, AfterValidator(_check_endpoint)] | None = None
     # What one job is given of them at most, every copy counted.
-    max_bytes: Bytes = Field(default=2 << 30, alias="max", ge=1, le=_TIB)
+    max_bytes: ByteSize = Field(default=ByteSize(2 << 30), alias="max", ge=1, le=_TIB)
 
 
 class PolicyRefusal(PolicyError):
     """The policy refuses a request by a key of the file or of the defaults; no other requester is named."""
 
-    def __init__(self, key: Key | str, message: str, remedy: str = "", *, owner_can: str = "") -> None:
-        hint = f"its owner can {owner_can} in {FILE_NAME}" if owner_can else ""
-        super().__init__(f"policy: {message}", "; ".join(filter(None, (remedy, hint))) or None)
-        self.key: Key = (key,) if isinstance(key, str) else key
+    def __init__(self, key: Key, message: str, remedy: str = "") -> None:
+        owner = f"its owner can change {'.'.join(key)} in {FILE_NAME}"
+        super().__init__(f"policy: {message}", f"{remedy}; {owner}" if remedy else owner)
+        self.key = key
 
 
 class Policy(PolicySection):
@@ -226,7 +199,7 @@ class Policy(PolicySection):
     allow_refs: Branches | None = None
     allow_workloads: Branches | None = None
     require_signature: bool = False
-    labels: tuple[Annotated[str, Field(pattern=LABEL_PATTERN)], ...] = ()
+    labels: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")], ...] = ()
     max_timeout_s: Seconds = 7200
     max_queued_per_requester: Annotated[Requests, Field(ge=1)] = 1000
     max_running_per_requester: Requests = 0
@@ -234,7 +207,7 @@ class Policy(PolicySection):
     hours: tuple[Annotated[str, AfterValidator(check_span)], ...] | None = None
     outside_hours: Literal["wait", "refuse"] = "wait"
     models: dict[str, AbsolutePath] = {}
-    environment: tuple[Annotated[str, AfterValidator(_check_variable)], ...] = ()
+    environment: tuple[Variable, ...] = ()
     limits: JobLimits = JobLimits()
     presets: dict[str, PresetRule] = {}
     actions: Annotated[dict[str, Any], AfterValidator(_check_actions)] = {}
@@ -264,11 +237,10 @@ class Policy(PolicySection):
         """Raise a `PolicyRefusal` for a preset that the owner did not allow."""
         if self.allow_presets is not None and preset.name not in self.allow_presets:
             message = f"the preset {preset.name} is not allowed on this machine"
-            raise PolicyRefusal("allow_presets", message, owner_can=f"add {preset.name!r} to allow_presets")
+            raise PolicyRefusal(("allow_presets",), message)
         if preset.runs_repo_code and not self.allow_repo_code:
-            runs = f"the preset {preset.name} runs code of the requested commit"
-            message = f"{runs}, which is not allowed on this machine"
-            raise PolicyRefusal("allow_repo_code", message, owner_can="set allow_repo_code = true")
+            message = f"the preset {preset.name} runs code of the requested commit, which is not allowed here"
+            raise PolicyRefusal(("allow_repo_code",), message)
 
     def allows(self, preset: Preset) -> bool:
         """Whether the policy allows a preset at all."""
@@ -284,7 +256,7 @@ class Policy(PolicySection):
         if self.allow_refs is not None and not any(fnmatchcase(branch, each) for each in self.allow_refs):
             message = f"requests on the branch {branch} are not allowed on this machine"
             remedy = f"ask on a branch like {', '.join(self.allow_refs) or 'none'}"
-            raise PolicyRefusal("allow_refs", message, remedy, owner_can="add a pattern to allow_refs")
+            raise PolicyRefusal(("allow_refs",), message, remedy)
 
     def check_requester(self, preset: Preset, requester: str | None) -> None:
         """Raise a `PolicyRefusal` where a requester (None: unsigned) may not ask, or not for this preset."""
@@ -294,8 +266,7 @@ class Policy(PolicySection):
             if listed is not None and not _is_listed(requester, listed):
                 who = "unsigned requests" if requester is None else requester
                 what = "ask this machine" if key != own_key else f"run the preset {preset.name}"
-                owner_can = f"add the requester to {'.'.join(key)}"
-                raise PolicyRefusal(key, f"{who} may not {what}", owner_can=owner_can)
+                raise PolicyRefusal(key, f"{who} may not {what}")
 
     def is_open(self, now: datetime) -> bool:
         """Whether jobs may begin at a moment (aware), by this machine's time zone."""
@@ -310,12 +281,11 @@ class Policy(PolicySection):
         """Raise a `PolicyRefusal` outside the hours, where the owner wants that rather than waiting."""
         if self.outside_hours == "refuse" and not self.is_open(now):
             message = f"this machine runs jobs only within {self.hours_text} of its local time"
-            raise PolicyRefusal("hours", message, "ask then", owner_can='set outside_hours = "wait"')
+            raise PolicyRefusal(("hours",), message, "ask then")
 
     def timeout_s(self, preset: Preset, requested: int | None) -> int:
-        """Seconds a job gets: the least of what preset, policy and request say."""
-        own = self._rule(preset).timeout_s or preset.timeout_s
-        return min(preset.timeout_s, own, self.max_timeout_s, requested or preset.timeout_s)
+        """Seconds a job gets: the least of what the narrowed preset, the policy and the request say."""
+        return min(preset.timeout_s, self.max_timeout_s, requested or preset.timeout_s)
 
     def max_queued(self, requester: str | None) -> int:
         """How many requests of one requester may wait; None: of all unsigned ones together."""
@@ -369,10 +339,8 @@ def load(path: Path) -> Policy:
 
 def default_text(*, require_signature: bool = False) -> str:
     """The policy file to start with: every default, explained."""
-    text = DEFAULT_FILE.read_text(encoding="utf-8")
-    if require_signature:
-        text = text.replace("\nrequire_signature = false\n", "\nrequire_signature = true\n")
-    return text
+    strict = f"require_signature = {str(require_signature).lower()}"
+    return DEFAULT_FILE.read_text(encoding="utf-8").replace("require_signature = false", strict)
 
 
 def write_default(path: Path, text: str, *, force: bool = False) -> None:

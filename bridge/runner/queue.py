@@ -1,16 +1,4 @@
-"""The requests that wait on the remote: found, read once, and put in the order in which they are tried.
-
-One look is one listing of the bridge's refs and at most one fetch of what is new, by exact names. Requests
-of clients whose server takes only branches are found by a listing of the branches' names now and then.
-Reading a request and verifying its signature happens once, a bounded number of each in one look, because
-anyone with push rights can push thousands of them.
-
-Requesters take turns, the one served longest ago first; within one, the oldest request first. A turn is
-whatever the runner does for a request, a refusal included, so a flood of refusals is paid for by who caused
-it. Unsigned requests are one requester together. What a requester queues beyond its quota, the newest, is
-refused before the next of its requests runs; after some refusals in a row one runs all the same, for unsigned
-requests have many authors. What it may not run at the same time waits.
-"""
+"""The requests that wait on the remote: found, read once, and put in the order in which they are tried."""
 
 from __future__ import annotations
 
@@ -30,24 +18,21 @@ from bridge.git.cache import GitCache
 from bridge.protocol import refs
 from bridge.protocol.manifest import MAX_LIFETIME, MAX_NONCE_SKEW
 from bridge.protocol.result import Reason
-from bridge.runner.admission import Refused, Request, find_signer, over_quota
+from bridge.runner.admission import Refusal, Request, find_signer
 from bridge.runner.config import RunnerConfig
 from bridge.runner.store import Store
 from bridge.signing.keyfiles import stamps
 
 log = logging.getLogger(__name__)
 
-SCAN_INTERVAL_S = 60.0
+SCAN_INTERVAL_S = 60.0  # branches are listed for clients whose server takes only these
 # A claim is read when it was seen for so long: those of short jobs are gone before, and no lease is as short.
 CLAIM_READ_S = 2.0
-MAX_READ = 500
+MAX_READ = 500  # in one look: anyone with push rights can push thousands
 MAX_VERIFIED = 50
-# Branches never seen before that one look reads.
-MAX_SCANNED = 64
+MAX_SCANNED = 64  # branches never seen before that one look reads
 # So many refusals for a quota may come before a request of the same requester that may run.
 REFUSALS_IN_A_ROW = 20
-# A pause between two scans is so many times as long as a scan, if that is longer than the interval.
-_SCAN_SHARE = 300
 # How much wider the choice among requests is after a lost claim (twice), and after one that was won.
 _MAX_SPREAD, _NARROWER = 8.0, 0.9
 _LISTED = ("refs/mac-bridge/", "refs/heads/mac-bridge-")
@@ -56,26 +41,13 @@ _LISTED = ("refs/mac-bridge/", "refs/heads/mac-bridge-")
 Requester = str | None
 
 
-class TurnMemory:
-    """Whom a runner served last, since it started. None is forgotten: one that came back would be first."""
-
-    def __init__(self) -> None:
-        self._turns = 0
-        self._known: dict[Requester, tuple[int, int]] = {}
-
-    def note(self, requester: Requester, *, refused: bool = False) -> None:
-        """Something was done for a requester in its turn; `refused`: for its quota."""
-        self._turns += 1
-        self._known[requester] = (self._turns, self.of(requester)[1] + 1 if refused else 0)
-
-    def of(self, requester: Requester) -> tuple[int, int]:
-        """The number of its last turn, 0 where it had none; and how many refusals in a row its last were."""
-        return self._known.get(requester, (0, 0))
+# The number of a requester's last turn, and how many refusals for a quota its last ones were.
+Turns = dict[Requester, tuple[int, int]]
 
 
 def order(
     requests: Iterable[Request],
-    memory: TurnMemory,
+    turns: Turns,
     *,
     requester: Callable[[Request], Requester],
     max_queued: Callable[[Requester], int],
@@ -83,31 +55,40 @@ def order(
 ) -> list[Request]:
     """The order in which to try what is pending until something was done; sets what is `over_quota`.
 
-    What is claimed keeps a place, because its runner may have fallen silent, and takes no turn: it comes just
-    before the next request of its requester. With a `max_running` of 0 any number may be claimed.
+    Requesters take turns, the one served longest ago first; within one, the oldest request first. A refusal
+    is a turn, too, so a flood of them is paid for by who caused it. What exceeds a quota, the newest, is
+    refused first; after some refusals in a row one request runs all the same, for unsigned ones have many
+    authors. What is claimed takes no turn, and keeps a place just before the next of its requester, because
+    its runner may have fallen silent. A `max_running` of 0 is no bound.
     """
     by_age = sorted(requests, key=attrgetter("nonce"))
     known: dict[Requester, list[Request]] = {}
     for request in by_age:
-        request.over_quota = None
+        request.over_quota = False
         if request.is_read:
             known.setdefault(requester(request), []).append(request)
     running = Counter(who for who, own in known.items() for request in own if request.claim is not None)
-    turns = sorted(known, key=lambda who: (memory.of(who)[0], running[who], known[who][0].nonce))
     lines = []
-    for who in turns:
-        limit, refusals = max_queued(who), memory.of(who)[1]
+    last = {who: turns.get(who, (0, 0)) for who in known}
+    for who in sorted(known, key=lambda who: (last[who][0], running[who], known[who][0].nonce)):
         claimed = [request for request in known[who] if request.claim is not None]
         waiting = [request for request in known[who] if request.claim is None]
-        refused = waiting[limit:]
+        waiting, refused = waiting[: max_queued(who)], waiting[max_queued(who) :]
         for request in refused:
-            request.over_quota = over_quota(who, limit)
-        at_once = max(0, REFUSALS_IN_A_ROW - refusals)
-        may_run = max_running == 0 or running[who] < max_running
-        line = [*refused[:at_once], *(waiting[:limit] if may_run else ()), *refused[at_once:]]
+            request.over_quota = True
+        if 0 < max_running <= running[who]:
+            waiting = []
+        at_once = max(0, REFUSALS_IN_A_ROW - last[who][1])
+        line = [*refused[:at_once], *waiting, *refused[at_once:]]
         lines.append([[*claimed, *line[:1]], *([request] for request in line[1:])])
     rounds = chain.from_iterable(zip_longest(*lines, fillvalue=[]))
     return [*chain.from_iterable(rounds), *(request for request in by_age if not request.is_read)]
+
+
+def note_turn(turns: Turns, requester: Requester, *, refused: bool = False) -> None:
+    """Something was done for a requester in its turn; `refused`: for its quota."""
+    number = max((number for number, _ in turns.values()), default=0) + 1
+    turns[requester] = (number, turns.get(requester, (0, 0))[1] + 1 if refused else 0)
 
 
 @dataclass
@@ -124,39 +105,40 @@ class Queue:
     claimed: int = field(default=0, init=False)  # requests that some runner has
     found: Mapping[str, str] = field(default_factory=dict, init=False)  # the remote's refs
     _requests: dict[str, Request] = field(default_factory=dict, init=False)
-    # Tips of the request branches that hold an open request or are to be read, and of those that hold none.
+    # Tips of the request branches that were chosen to be read, and those of them that hold no open request.
     _branches: dict[str, str] = field(default_factory=dict, init=False)
-    _closed: dict[str, str] = field(default_factory=dict, init=False)
-    _scan_at: float | None = field(default=None, init=False)
+    _closed: set[str] = field(default_factory=set, init=False)
+    _scan_at: float = field(default=float("-inf"), init=False)
     _lists: object = field(default=None, init=False)
-    _memory: TurnMemory = field(default_factory=TurnMemory, init=False)
+    _turns: Turns = field(default_factory=dict, init=False)
     _spread: float = field(default=1.0, init=False)
 
     def __len__(self) -> int:
         return len(self._requests)
-
-    def scan_soon(self) -> None:
-        """Let the next look list the branches, whenever the last one did."""
-        self._scan_at = None
 
     def poll(self, only: Collection[str] | None = None) -> list[Request]:
         """Look at the remote once; the requests that may be tried now, in the order to try them.
 
         While a job runs, new requests are fetched and read only where `only` has their nonces.
         """
-        self._look(only)
+        scans = only is None and self.clock() >= self._scan_at
+        branches = (refs.BRANCHES, refs.AGENT_BRANCHES) if scans else ()
+        self.found = self.cache.list_remote(*_LISTED, *branches)
+        if scans:
+            self._scan()
+            self._scan_at = self.clock() + self.scan_interval_s
+        self._update()
+        self._read_new(only)
         policy, requests = self.config.policy, self._requests.values()
         self.claimed = sum(request.claim is not None for request in requests)
         ordered = order(
             [each for each in requests if each.manifest is None or each.manifest.transport == "embedded"],
-            self._memory,
+            self._turns,
             requester=self._requester,
             max_queued=policy.max_queued,
             max_running=policy.max_running_per_requester,
         )
-        due = [request for request in ordered if request.is_read and self._is_due(request)]
-        self._shuffle(due)
-        return due
+        return self._shuffled([each for each in ordered if each.is_read and self._is_due(each)])
 
     def _is_due(self, request: Request) -> bool:
         """Whether it may be tried; one that was cancelled does not wait for what it was deferred for."""
@@ -164,23 +146,20 @@ class Queue:
         return is_cancelled or self.store.is_due(request.nonce)
 
     def note_claim(self, request: Request, *, won: bool) -> None:
-        """A claim was pushed: the more of them other runners win, the wider the choice; see `_shuffle`."""
+        """A claim was pushed: the more of them other runners win, the wider the choice; see `_shuffled`."""
         self._spread = max(1.0, self._spread * _NARROWER) if won else min(self._spread * 2, _MAX_SPREAD)
         if request.ref and not won:
-            self.scan_soon()
+            self._scan_at = self.clock()  # the branch may hold the result by now
 
-    def _shuffle(self, due: list[Request]) -> None:
+    def _shuffled(self, due: list[Request]) -> list[Request]:
         """Choose by chance among the first requests while other runners work.
 
         Runners that all begin with the same request lose most of their pushes to each other.
         """
-        if self.claimed or self._spread > 1.0:
-            unclaimed = [index for index, request in enumerate(due) if request.claim is None]
-            chosen = unclaimed[: int(2 * (self.claimed + 1) * self._spread)]
-            picked = [due[index] for index in chosen]
-            random.shuffle(picked)
-            for index, request in zip(chosen, picked, strict=True):
-                due[index] = request
+        if not self.claimed and self._spread == 1.0:
+            return due
+        first = due[: int((3 * self.claimed + 2) * self._spread)]
+        return [*random.sample(first, len(first)), *due[len(first) :]]
 
     def _requester(self, request: Request) -> Requester:
         """Whose it is. An expired one counts as unsigned: anyone can push an old signed request again."""
@@ -189,36 +168,23 @@ class Queue:
 
     def note_turn(self, request: Request) -> None:
         """Something was done for a request: its requester comes last in the next round."""
-        self._memory.note(self._requester(request), refused=request.over_quota is not None)
+        note_turn(self._turns, self._requester(request), refused=request.over_quota)
 
-    # One look ---------------------------------------------------------------------------------------------
-
-    def _look(self, only: Collection[str] | None) -> None:
-        began = self.clock()
-        scans = only is None and (self._scan_at is None or began >= self._scan_at)
-        found = self.cache.list_remote(*_LISTED, *((refs.BRANCHES, refs.AGENT_BRANCHES) if scans else ()))
-        if scans:
-            self._scan(found)
-            # Where there are very many branches a listing takes long: it stays a small share of the time.
-            pause = max(self.scan_interval_s, _SCAN_SHARE * (self.clock() - began))
-            self._scan_at = self.clock() + (pause if self.scan_interval_s else 0.0)
-        self.found = found
-        self._update()
-        self._read_new(only)
-
-    def _scan(self, found: Mapping[str, str]) -> None:
+    def _scan(self) -> None:
         """Choose the branches that may hold a request, the newest of those never seen before."""
+        found = self.found
         self._branches = {ref: tip for ref, tip in self._branches.items() if found.get(ref) == tip}
-        self._closed = {ref: tip for ref, tip in self._closed.items() if found.get(ref) == tip}
+        self._closed &= self._branches.keys()
         oldest = refs.nonce_time(self.now() - MAX_LIFETIME - MAX_NONCE_SKEW)
         unknown = (
             (named.nonce, ref)
-            for ref in found.keys() - self._branches.keys() - self._closed.keys()
+            for ref in found.keys() - self._branches.keys()
             if (named := refs.parse_request_ref(ref)) is not None and named.nonce > oldest
         )
-        newest = sorted(unknown, reverse=True)
         due = (
-            ref for nonce, ref in newest if refs.inbox_ref(nonce) not in found and self.store.is_due(nonce)
+            ref
+            for nonce, ref in sorted(unknown, reverse=True)
+            if refs.INBOX + nonce not in found and self.store.is_due(nonce)
         )
         self._branches |= {ref: found[ref] for ref in islice(due, MAX_SCANNED)}
 
@@ -231,9 +197,9 @@ class Queue:
         claims, cancels = held_by_nonce(self.found, CLAIMS), held_by_nonce(self.found, CANCELS)
         inbox, results = held_by_nonce(self.found, (refs.INBOX,)), held_by_nonce(self.found, RESULTS)
         found = [Request(nonce, held.commit) for nonce, held in inbox.items()]
-        for ref, tip in self._branches.items():
+        for ref in self._branches.keys() - self._closed:
             if (named := refs.parse_request_ref(ref)) is not None and named.nonce not in inbox:
-                found.append(Request(named.nonce, tip, ref))
+                found.append(Request(named.nonce, self._branches[ref], ref))
         self._requests = {}
         for new in sorted(found, key=attrgetter("nonce")):
             nonce = new.nonce
@@ -273,19 +239,17 @@ class Queue:
             request.data = read_request(self.cache, request.commit)
             request.manifest = bound_manifest(request.data, request.nonce)
             is_open = request.ref is None or not has_result(self.cache, request.commit, request.nonce)
-        except ManifestError as error:
+        except (ManifestError, BrokenObject) as error:
             reason = Reason.BAD_COMMIT if request.data is None else Reason.BAD_MANIFEST
-            request.refusal = Refused(reason, error.message, error.remedy)
-        except BrokenObject as error:
-            request.refusal = Refused(Reason.BAD_COMMIT, error.message, error.remedy)
+            request.refusal = Refusal(reason, error.message, error.remedy)
         except (BusError, MachineError) as error:  # the copy here may be at fault; if not, others go on
             self.store.back_off(request.nonce, error.message)
             raise
         except Exception as error:  # whatever one request provokes, the others must be read
-            request.refusal = Refused(Reason.BAD_COMMIT, describe(error))
+            request.refusal = Refusal(Reason.BAD_COMMIT, describe(error))
         if request.ref is not None and (request.refusal is not None or not is_open):
             # The branch ends in a result, or in a commit of the user's.
-            self._closed[request.ref] = self._branches.pop(request.ref)
+            self._closed.add(request.ref)
             del self._requests[request.place]
             return
         find_signer(request, self.config, self.now())

@@ -1,15 +1,9 @@
-"""What a runner knows of requests beyond one process: one SQLite file per runner and remote.
-
-A request's attempts, deferrals, result and answer are columns of one row, so what is known of it is asked
-here and nowhere else. Results are kept here until the remote was seen to hold them. A damaged database is set
-aside and an empty one takes its place: then a job may run once more than allowed, and nothing else is lost.
-"""
+"""What a runner knows of requests beyond one process: one SQLite file per runner and remote."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import sqlite3
 import statistics
 import threading
@@ -31,23 +25,12 @@ log = logging.getLogger(__name__)
 # What fails is tried again after so many seconds, doubled each time, up to the longest.
 FIRST_PAUSE_S = 2.0
 LONGEST_PAUSE_S = 300.0
-# How many earlier processes of a runner are remembered: each may have left a claim when it was killed.
-MAX_SESSIONS = 64
+MAX_SESSIONS = 64  # of a runner's last processes: each may have left a claim when it was killed
 _TYPICAL_OF = 9
-# What sqlite says of a full disk, missing rights or another process; everything else is damage.
-_NO_DAMAGE = {
-    sqlite3.SQLITE_BUSY,
-    sqlite3.SQLITE_CANTOPEN,
-    sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_LOCKED,
-    sqlite3.SQLITE_NOMEM,
-    sqlite3.SQLITE_PERM,
-}
 _REMEDY = "free disk space"
 
-_SCHEMA_VERSION = 1
-_SCHEMA = """
+_SCHEMA_VERSION = 2
+_SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS request(
   nonce TEXT PRIMARY KEY,
   preset TEXT,
@@ -63,9 +46,7 @@ CREATE TABLE IF NOT EXISTS result(
   request_commit TEXT NOT NULL,
   result_ref TEXT,
   body BLOB NOT NULL,
-  signature BLOB,
-  rejections INT NOT NULL DEFAULT 0, -- pushes in a row that the remote refused although it is there
-  rejected_at REAL                   -- Unix time of the first of them
+  signature BLOB
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS file(
   nonce TEXT NOT NULL REFERENCES result ON DELETE CASCADE,
@@ -78,6 +59,7 @@ CREATE TABLE IF NOT EXISTS session(
   place TEXT NOT NULL,               -- machine and folder: a copy of the folder takes over no claims
   started REAL NOT NULL
 ) WITHOUT ROWID;
+PRAGMA user_version = {_SCHEMA_VERSION};
 """
 
 
@@ -93,10 +75,10 @@ class RequestRecord:
 
 
 class Store:
-    """The database of one runner on one remote. Safe for use by several threads.
+    """The database of one runner on one remote; `clock` gives Unix seconds.
 
-    Every method raises a `MachineError` when the file cannot be written, as on a full disk; `clock` gives
-    Unix seconds.
+    Every method raises a `MachineError` when the file cannot be written, as on a full disk. A damaged file is
+    set aside for an empty one: then a job may run once more than allowed.
     """
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.time) -> None:
@@ -105,17 +87,20 @@ class Store:
         self._lock = threading.RLock()
         try:
             self._database = _connect(path)
-        except (sqlite3.Error, UnicodeDecodeError) as error:
-            if not _is_damage(error, path):
-                raise MachineError(f"cannot open {path}: {error}", _REMEDY) from None
-            self._database = _replaced(path, error)
+        except sqlite3.OperationalError as error:  # the disk, its rights or another process
+            raise MachineError(f"cannot write {path}: {error}", _REMEDY) from None
+        except sqlite3.DatabaseError as error:
+            kept = f"{path.name}.damaged-{int(time.time())}"
+            for suffix in ("", "-wal", "-shm"):
+                with contextlib.suppress(FileNotFoundError):
+                    path.with_name(path.name + suffix).rename(path.with_name(kept + suffix))
+            said = "set aside as %s: a job that was running may run once more than allowed"
+            log.error(f"%s cannot be used (%s); {said}", path, error, kept)
+            self._database = _connect(path)
 
     def close(self) -> None:
         """Close the file."""
-        with self._lock:
-            self._database.close()
-
-    # Requests ---------------------------------------------------------------------------------------------
+        self._database.close()
 
     def get(self, nonce: str) -> RequestRecord:
         """What is known of a request; an empty record where nothing is."""
@@ -134,19 +119,17 @@ class Store:
 
     def defer(self, nonce: str, until: float, reason: str) -> bool:
         """Leave a request alone until a Unix time, ending a row of failures; whether that reason is new."""
-        with self._transaction():
-            known = self.get(nonce).reason == reason
-            self._upsert(nonce, not_before=until, reason=reason, failures=0)
+        known = self.get(nonce).reason == reason
+        self._upsert(nonce, not_before=until, reason=reason, failures=0)
         return not known
 
-    def back_off(self, nonce: str, reason: str, *, longest_s: float = LONGEST_PAUSE_S) -> float:
-        """Log a failure, and leave its request alone: longer with each in a row; for how many seconds."""
-        with self._transaction():
+    def back_off(self, nonce: str, reason: str) -> None:
+        """Log a failure, and leave its request alone: longer with each in a row."""
+        with self._lock:
             failures = self.get(nonce).failures + 1
-            pause = float(min(FIRST_PAUSE_S * 2 ** min(failures - 1, 16), longest_s))
+            pause = float(min(FIRST_PAUSE_S * 2 ** min(failures - 1, 16), LONGEST_PAUSE_S))
+            log.warning("%s: retrying in %g s: %s", nonce, pause, reason)
             self._upsert(nonce, failures=failures, not_before=self.clock() + pause, reason=reason)
-        log.warning("%s: retrying in %g s: %s", nonce, pause, reason)
-        return pause
 
     def release_deferred(self) -> None:
         """Try everything again: what deferred requests may have changed."""
@@ -154,13 +137,8 @@ class Store:
 
     def answer(self, nonce: str) -> None:
         """Note that a request has its result; its own result is no longer waiting here."""
-        with self._transaction():
-            self._upsert(nonce, answered_at=self.clock(), not_before=None, reason=None, failures=0)
-            self.drop_result(nonce)
-
-    def is_answered(self, nonce: str) -> bool:
-        """Whether this runner saw the request's result."""
-        return self.get(nonce).answered_at is not None
+        self._upsert(nonce, answered_at=self.clock(), not_before=None, reason=None, failures=0)
+        self.drop_result(nonce)
 
     def note_duration(self, nonce: str, preset: str, seconds: float) -> None:
         """Note how long a finished job took."""
@@ -177,17 +155,15 @@ class Store:
         oldest = refs.nonce_time(now - MAX_LIFETIME - 2 * MAX_NONCE_SKEW - timedelta(hours=1))
         self._query("DELETE FROM request WHERE nonce < ? AND nonce NOT IN (SELECT nonce FROM result)", oldest)
 
-    # Results that wait to be published --------------------------------------------------------------------
-
     def keep(self, result: ResultFiles) -> None:
         """Keep a result until it is published, in place of an older one; durable before it is pushed."""
-        values = (result.nonce, result.request_commit, result.result_ref, result.result, result.signature)
-        insert = "INSERT INTO result(nonce, request_commit, result_ref, body, signature) VALUES (?,?,?,?,?)"
-        with self._transaction():
-            self.drop_result(result.nonce)
-            self._query(insert, *values)
-            for path, data in result.files.items():
-                self._query("INSERT INTO file(nonce, path, data) VALUES (?,?,?)", result.nonce, path, data)
+        nonce = result.nonce
+        values = (nonce, result.request_commit, result.result_ref, result.result, result.signature)
+        files = [(nonce, path, data) for path, data in result.files.items()]
+        with self._transaction() as database:
+            database.execute("DELETE FROM result WHERE nonce = ?", (nonce,))
+            database.execute("INSERT INTO result VALUES (?,?,?,?,?)", values)
+            database.executemany("INSERT INTO file VALUES (?,?,?)", files)
 
     def unpublished(self) -> list[str]:
         """Nonces of the results that wait here, the oldest first."""
@@ -195,55 +171,27 @@ class Store:
 
     def result(self, nonce: str) -> ResultFiles | None:
         """A result that waits here; None: there is none."""
-        columns = "SELECT request_commit, result_ref, body, signature"
-        with self._transaction():
-            rows = self._query(f"{columns} FROM result WHERE nonce = ?", nonce)
-            files = dict(self._query("SELECT path, data FROM file WHERE nonce = ?", nonce))
-        for request_commit, result_ref, body, signature in rows:
-            return ResultFiles(nonce, request_commit, result_ref, body, signature, files)
+        rows = self._query("SELECT * FROM result WHERE nonce = ?", nonce)
+        files = dict(self._query("SELECT path, data FROM file WHERE nonce = ?", nonce))
+        for _, commit, ref, body, signature in rows:
+            return ResultFiles(nonce, commit, ref, body, signature, files)
         return None
 
     def drop_result(self, nonce: str) -> None:
         """Forget a result that was published, or is not published after all."""
         self._query("DELETE FROM result WHERE nonce = ?", nonce)
 
-    def note_rejection(self, nonce: str, *, rejected: bool) -> tuple[int, float]:
-        """Count a push that the remote refused although it is there, or else start again from 0.
-
-        Returns:
-            How many there were in a row, and since when (Unix time).
-        """
-        with self._transaction():
-            if rejected:
-                counted = "rejections = rejections + 1, rejected_at = coalesce(rejected_at, ?)"
-                self._query(f"UPDATE result SET {counted} WHERE nonce = ?", self.clock(), nonce)  # noqa: S608 - no value in it
-            else:
-                self._query("UPDATE result SET rejections = 0, rejected_at = NULL WHERE nonce = ?", nonce)
-            rows = self._query("SELECT rejections, rejected_at FROM result WHERE nonce = ?", nonce)
-        count, since = rows[0] if rows else (0, None)
-        return count, self.clock() if since is None else since
-
-    # Processes --------------------------------------------------------------------------------------------
-
     def add_session(self, session: str) -> frozenset[str]:
         """Note this process; returns the last few of this runner here, this one included.
 
         A claim of one of them is ours: the runner's name is locked, so no other process of ours has it.
         """
-        place = self._place()
+        folder = self._path.parent.stat()
+        place = f"{uuid.getnode():x}-{folder.st_dev}-{folder.st_ino}"
         newest = "SELECT id FROM session WHERE place = ? ORDER BY started DESC LIMIT ?"
-        with self._transaction():
-            self._query("INSERT OR REPLACE INTO session VALUES (?, ?, ?)", session, place, self.clock())
-            self._query(f"DELETE FROM session WHERE id NOT IN ({newest})", place, MAX_SESSIONS)  # noqa: S608 - no value in it
-            return frozenset(row[0] for row in self._query("SELECT id FROM session"))
-
-    def _place(self) -> str:
-        """Tells the folder from its copies."""
-        node, status = uuid.getnode(), self._path.parent.stat()
-        is_random = node >> 40 & 1  # where there is no hardware address: another one the next time
-        return f"{0 if is_random else node:x}-{status.st_dev}-{status.st_ino}"
-
-    # ------------------------------------------------------------------------------------------------------
+        self._query("INSERT OR REPLACE INTO session VALUES (?,?,?)", session, place, self.clock())
+        self._query(f"DELETE FROM session WHERE id NOT IN ({newest})", place, MAX_SESSIONS)  # noqa: S608 - no value in it
+        return frozenset(row[0] for row in self._query("SELECT id FROM session"))
 
     def _query(self, statement: str, *values: object) -> list[Any]:
         with self._transaction() as database:
@@ -262,68 +210,26 @@ class Store:
     @contextlib.contextmanager
     def _transaction(self) -> Generator[sqlite3.Connection, None, None]:
         with self._lock:
-            outer = self._database.in_transaction
             try:
-                if not outer:
-                    self._database.execute("BEGIN IMMEDIATE")
-                yield self._database
-                if not outer:
-                    self._database.execute("COMMIT")
-            except BaseException as error:
-                with contextlib.suppress(sqlite3.Error):
-                    if self._database.in_transaction:
-                        self._database.execute("ROLLBACK")
-                bugs = (sqlite3.IntegrityError, sqlite3.ProgrammingError)
-                if not isinstance(error, sqlite3.Error | UnicodeDecodeError) or isinstance(error, bugs):
-                    raise
-                if not _is_damage(error, self._path):
-                    raise MachineError(f"cannot write {self._path}: {error}", _REMEDY) from None
-                self._database.close()
-                self._database = _replaced(self._path, error)
-                said = f"{self._path} was damaged: {error}; an empty one takes its place"
-                raise MachineError(said) from None
+                with self._database:  # commits, or rolls back after an error
+                    yield self._database
+            except sqlite3.DatabaseError as error:
+                raise MachineError(f"cannot write {self._path}: {error}", _REMEDY) from None
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    database = sqlite3.connect(path, timeout=30.0, isolation_level=None, check_same_thread=False)
+    database = sqlite3.connect(path, timeout=30.0, check_same_thread=False)
     try:
-        database.execute("PRAGMA journal_mode = WAL")
-        database.execute("PRAGMA synchronous = FULL")
-        database.execute("PRAGMA foreign_keys = ON")
-        [(tables,)] = database.execute("SELECT count(*) FROM sqlite_master").fetchall()
-        [(version,)] = database.execute("PRAGMA user_version").fetchall()
+        database.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA foreign_keys=ON")
+        [(tables,)] = database.execute("SELECT count(*) FROM sqlite_master")
+        [(version,)] = database.execute("PRAGMA user_version")
         if tables and version != _SCHEMA_VERSION:
             raise sqlite3.DatabaseError(f"its schema has the version {version}, not {_SCHEMA_VERSION}")
-        # IMMEDIATE: a reader that turns writer while another process writes is refused without any waiting.
-        database.executescript(f"BEGIN IMMEDIATE; {_SCHEMA}; PRAGMA user_version = {_SCHEMA_VERSION}; COMMIT")
-        [(verdict,)] = database.execute("PRAGMA quick_check(1)").fetchall()
+        database.executescript(f"BEGIN; {_SCHEMA} COMMIT")
+        [(verdict,)] = database.execute("PRAGMA quick_check(1)")
         if verdict != "ok":
             raise sqlite3.DatabaseError(verdict)
-    except (sqlite3.Error, UnicodeDecodeError):
+    except sqlite3.Error:
         database.close()
         raise
     return database
-
-
-def _is_damage(error: Exception, path: Path) -> bool:
-    """Whether the file is at fault, not the disk, its rights or another process."""
-    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
-    if code == sqlite3.SQLITE_READONLY:  # also said of a file whose header has a version that does not exist
-        return os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
-    return code not in _NO_DAMAGE
-
-
-def _replaced(path: Path, error: Exception) -> sqlite3.Connection:
-    """An empty database in place of a damaged one, which is set aside."""
-    kept = path.with_name(f"{path.name}.damaged-{int(time.time())}")
-    for suffix in ("", "-wal", "-shm"):
-        with contextlib.suppress(FileNotFoundError):
-            path.with_name(path.name + suffix).rename(kept.with_name(kept.name + suffix))
-    log.error(
-        "%s cannot be used (%s); set aside as %s, starting with an empty one: a job that was running may run"
-        " once more than allowed",
-        path,
-        error,
-        kept.name,
-    )
-    return _connect(path)

@@ -1,12 +1,7 @@
-"""The small program between the runner and a job: holds the machine's lock and ends everything of the job.
+"""The small program between the runner and a job: starts it, measures it, and ends everything of it.
 
-The runner starts ``python -I -m bridge.runner.supervisor SETUP`` for each job. It inherits the lock (one job
-a machine), starts the one command it is told to, measures it, enforces its timeout, and reports how it ended.
-When the control pipe closes, because the runner finished or died, it kills everything the job started and
-only then releases the lock. The command line comes with the sandbox in it; nothing here reads a manifest.
-
-Wire: one JSON object a line. In: the job, then perhaps ``{"stop": grace_s}``. Out: an empty line at the
-start, then how the job ended. The runner's side is `bridge.runner.child`.
+It inherits the machine's lock and releases it when nothing of the job is left, also where the runner died.
+Wire: a JSON object a line. In: the job, perhaps ``{"stop": grace_s}``. Out: ``{}`` at the start, the end.
 """
 
 from __future__ import annotations
@@ -18,116 +13,109 @@ import os
 import resource
 import select
 import signal
+import stat
 import sys
 import time
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import IO, Any, NamedTuple, NoReturn
 
-from bridge.runner.sandbox.watchdog import LOOK_S, Breach, Watchdog, descendants, end_tree, reap
+import psutil
 
+LOOK_S = 0.25
+_FOLDERS_S, _SHARE = 1.0, 20  # folders are measured every second, and for a twentieth of the time at most
+_MAX_DEPTH = 400
+_BLOCK = 512
+_PATIENCE_S, _PAUSE_S = 60.0, 0.01
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
-def main(setup: dict[str, int]) -> int:
-    """Run one job and wait to be released; `setup` names the descriptors, of which the lock stays open."""
+def main(control: int, status: int, output: int, lock: int) -> int:
+    """Run one job and wait to be released: `control` closes when the runner finished or died."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    for descriptor in setup.values():
+    for descriptor in (control, status, output, lock):
         os.set_inheritable(descriptor, False)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # on Linux orphans of the job come to this process
-    os.write(setup["status"], b"\n")  # started
-    supervision = _Supervision(setup["control"])
-    job = supervision.next_message()
-    if job is not None:
-        _send(setup["status"], **supervision.run(job, setup["output"]))
-        while supervision.next_message() is not None:
-            pass
+    _send(status, {})
+    with os.fdopen(control, "rb", buffering=0) as messages:  # so that `select` sees each line
+        if line := messages.readline():
+            _send(status, _run(json.loads(line), messages, output))
+            while messages.readline():
+                pass
     return 0
 
 
-class _Supervision:
-    """Starts the job, waits for it or for word from the runner, and leaves nothing of it behind."""
+def _send(descriptor: int, message: Mapping[str, object]) -> None:
+    # A runner that died reads no more: the tree is killed all the same.
+    with contextlib.suppress(BrokenPipeError):
+        os.write(descriptor, (json.dumps(message) + "\n").encode())
 
-    def __init__(self, control: int) -> None:
-        self._control = control
-        self._buffer = b""
 
-    def run(self, job: dict[str, Any], output: int) -> dict[str, object]:
-        """Run the job to its end; what the runner is told of it."""
-        waker, wakes = os.pipe()
-        os.set_blocking(wakes, False)
-        signal.set_wakeup_fd(wakes)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        started = time.monotonic()
-        pid = os.fork()
-        if pid == 0:
-            _become(job, output)
-        os.close(output)
-        watchdog = Watchdog(job["allowed"], job["folder"])
-        code, timed_out, breach = self._wait(job, pid, waker, watchdog)
-        end = end_tree(watchdog.seen, job["home"])
-        code = end.exit_codes.get(pid, code)
-        if code is not None and job["wrappers"] and 128 < code < 128 + signal.NSIG:
-            code = 128 - code  # so bubblewrap reports that a signal killed the job
-        breach = breach or watchdog.look_at_folders()
-        return {
-            "exit_code": code,
-            "timed_out": timed_out,
-            "breach": None if breach is None else breach._asdict(),
-            "seconds": time.monotonic() - started,
-            "survivors": end.survivors,
-            "escaped": end.escaped,
-        }
+def _run(job: dict[str, Any], messages: IO[bytes], output: int) -> dict[str, object]:
+    """Run the job to its end; what the runner is told of it."""
+    waker, wakes = os.pipe()
+    os.set_blocking(wakes, False)
+    signal.set_wakeup_fd(wakes)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    started = time.monotonic()
+    pid = os.fork()
+    if pid == 0:
+        _become(job, output)
+    os.close(output)
+    watchdog = Watchdog(job["allowed"], job["folder"])
+    code, timed_out, breach = _wait(job, pid, messages, waker, watchdog)
+    codes, escaped, survivors = end_tree(watchdog.seen, job["env"]["HOME"])
+    code = codes.get(pid, code)
+    if code is not None and job["wrappers"] and 128 < code < 128 + signal.NSIG:
+        code = 128 - code  # so bubblewrap reports that a signal killed the job
+    return {
+        "exit_code": code,
+        "timed_out": timed_out,
+        "breach": breach or watchdog.look_at_folders(),
+        "seconds": time.monotonic() - started,
+        "survivors": survivors,
+        "escaped": escaped,
+    }
 
-    def _wait(
-        self, job: dict[str, Any], pid: int, waker: int, watchdog: Watchdog
-    ) -> tuple[int | None, bool, Breach | None]:
-        """Until the job ended, was stopped, ran out of time, or exceeded a limit: its code, and which."""
-        timed_out = stopping = False
+
+def _wait(
+    job: dict[str, Any], pid: int, messages: IO[bytes], waker: int, watchdog: Watchdog
+) -> tuple[int | None, bool, Breach | None]:
+    """Until the job ended, was stopped, ran out of time, or exceeded a limit: its code, and which."""
+    timed_out = stopping = False
+    now = time.monotonic()
+    deadline, look = now + job["timeout_s"], now + LOOK_S
+    while (code := _reap().get(pid)) is None:
         now = time.monotonic()
-        deadline, look = now + job["timeout_s"], now + LOOK_S
-        while True:
-            code = reap().get(pid)
-            if code is not None:
-                return code, timed_out, None
-            now = time.monotonic()
-            if now >= deadline:
-                if stopping:
-                    return None, timed_out, None
-                timed_out = stopping = True
-                deadline = _terminate(pid, job) + job["grace_s"]
-            elif now >= look:
-                if (breach := watchdog.look()) is not None:
-                    return None, timed_out, breach
-                look = time.monotonic() + LOOK_S
-            ready = select.select([self._control, waker], [], [], max(0.0, min(deadline, look) - now))[0]
-            if waker in ready:
-                os.read(waker, 512)
-            if self._control in ready:
-                message = self.next_message()
-                if message is None:
-                    return None, timed_out, None
-                if not stopping:
-                    stopping = True
-                    deadline = _terminate(pid, job) + message["stop"]
-
-    def next_message(self) -> dict[str, Any] | None:
-        """The next line from the runner; None when it closed the pipe or died."""
-        while b"\n" not in self._buffer:
-            chunk = os.read(self._control, 1 << 16)
-            if not chunk:
-                return None
-            self._buffer += chunk
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        message: dict[str, Any] = json.loads(line)
-        return message
+        if now >= deadline:
+            if stopping:
+                break
+            timed_out = stopping = True
+            _terminate(pid, job["wrappers"])
+            deadline = now + job["grace_s"]
+        elif now >= look:
+            if (breach := watchdog.look()) is not None:
+                return None, timed_out, breach
+            look = time.monotonic() + LOOK_S
+        ready = select.select([messages.fileno(), waker], [], [], max(0.0, min(deadline, look) - now))[0]
+        if waker in ready:
+            os.read(waker, 512)
+        if messages.fileno() in ready:
+            line = messages.readline()
+            if not line:
+                break
+            if not stopping:
+                stopping = True
+                _terminate(pid, job["wrappers"])
+                deadline = time.monotonic() + json.loads(line)["stop"]
+    return code, timed_out, None
 
 
-def _terminate(pid: int, job: dict[str, Any]) -> float:
-    """Ask the job's processes to end, but not the sandbox around them; return the time."""
-    for number in [pid, *(each.pid for each in descendants() if each.pid != pid)][job["wrappers"] :]:
+def _terminate(pid: int, wrappers: int) -> None:
+    """Ask the job's processes to end, but not the sandbox around them."""
+    for number in [pid, *(each.pid for each in _descendants() if each.pid != pid)][wrappers:]:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(number, signal.SIGTERM)
-    return time.monotonic()
 
 
 def _become(job: dict[str, Any], output: int) -> NoReturn:
@@ -145,7 +133,10 @@ def _become(job: dict[str, Any], output: int) -> NoReturn:
             signal.signal(getattr(signal, name), signal.SIG_DFL)
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         for name, value in job["limits"].items():
-            _limit(getattr(resource, f"RLIMIT_{name}"), value)
+            kind = getattr(resource, f"RLIMIT_{name}")
+            hard = resource.getrlimit(kind)[1]
+            wanted = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(kind, (wanted, wanted))
         os.umask(0o077)
         os.chdir(job["cwd"])
         os.execvpe(job["argv"][0], job["argv"], job["env"])  # noqa: S606 - argv comes from a preset
@@ -154,22 +145,170 @@ def _become(job: dict[str, Any], output: int) -> NoReturn:
     os._exit(127)
 
 
-def _limit(kind: int, value: int) -> None:
-    hard = resource.getrlimit(kind)[1]
-    wanted = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(kind, (wanted, wanted))
-
-
 def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, ctypes.c_ulong(value), 0, 0, 0)
 
 
-def _send(descriptor: int, **event: object) -> None:
-    # A runner that died reads no more: the tree is killed all the same.
-    with contextlib.suppress(BrokenPipeError):
-        os.write(descriptor, (json.dumps(event) + "\n").encode())
+# Limits ---------------------------------------------------------------------------------------------------
+
+
+class Breach(NamedTuple):
+    """A limit that a job exceeded."""
+
+    what: str  # memory, disk, left (on the disk): in bytes; processes (threads count), files, depth
+    used: int  # what was measured; counting may have ended at the limit
+    allowed: int  # of ``left``, the least
+
+
+class Watchdog:
+    """Measures the processes that descend from this one, and a job's folder; `seen` has all that were found.
+
+    The kernel's limits count per process or per user, so what a job takes together is measured, a few times a
+    second. `allowed` has the limits by `Breach.what`; what is missing is not measured.
+    """
+
+    def __init__(self, allowed: Mapping[str, int], folder: str) -> None:
+        self._allowed = allowed
+        # Held open: whatever the job puts in its place, this is what is measured.
+        self._folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        self._due = time.monotonic() + _FOLDERS_S
+        self._least_left = min(allowed.get("left", 0), self._left() // 2)
+        self.seen: set[psutil.Process] = set()
+
+    def look(self) -> Breach | None:
+        """The first limit that is exceeded now; folders are measured less often the longer that takes."""
+        running = _descendants()
+        self.seen.update(running)
+        memory = sum(_each(running, lambda each: each.memory_info().rss))
+        if sys.platform == "linux" and self._over("memory", memory):
+            # Pages that several processes share were counted for each of them: be exact before the job dies.
+            exact = _each(running, psutil.Process.memory_full_info)
+            memory = sum(int(each.pss + each.swap) for each in exact)
+        found = self._over("processes", sum(_each(running, psutil.Process.num_threads)))
+        found = found or self._over("memory", memory)
+        if found is None and (left := self._left()) < self._least_left:
+            found = Breach("left", left, self._least_left)
+        began = time.monotonic()
+        if found is None and began >= self._due:
+            found = self.look_at_folders(running)
+            now = time.monotonic()
+            self._due = now + max(_FOLDERS_S, _SHARE * (now - began))
+        return found
+
+    def look_at_folders(self, running: Iterable[psutil.Process] = ()) -> Breach | None:
+        """The first limit of the job's folders that is exceeded now, which the job may change meanwhile.
+
+        No link is followed. What the processes in `running` hold open without a name counts, too.
+        """
+        files, size, seen = 0, 0, set[int]()
+        for path, folders, names, handle in os.fwalk(".", dir_fd=self._folder):
+            if path.count("/") > _MAX_DEPTH:
+                return Breach("depth", _MAX_DEPTH + 1, _MAX_DEPTH)
+            for name in (*folders, *names):
+                files += 1
+                if (found := self._over("files", files)) is not None:
+                    return found
+                with contextlib.suppress(OSError):  # it may be gone again
+                    status = os.lstat(name, dir_fd=handle)
+                    size += 0 if status.st_ino in seen else status.st_blocks * _BLOCK
+                    seen.add(status.st_ino)
+                    if stat.S_ISDIR(status.st_mode) and status.st_mode & 0o500 != 0o500:
+                        # A job may close a folder to itself, not to us.
+                        os.chmod(name, 0o700, dir_fd=handle, follow_symlinks=False)
+        return self._over("disk", size + sum(_unnamed_bytes(self._folder, running)))
+
+    def _left(self) -> int:
+        disk = os.fstatvfs(self._folder)
+        return disk.f_bavail * disk.f_frsize
+
+    def _over(self, what: str, used: int) -> Breach | None:
+        allowed = self._allowed.get(what)
+        return None if allowed is None or used <= allowed else Breach(what, used, allowed)
+
+
+def _unnamed_bytes(folder: int, running: Iterable[psutil.Process]) -> Iterator[int]:
+    """Sizes of files on the disk of a folder that processes hold open and that have no name (Linux)."""
+    device, seen = os.fstat(folder).st_dev, set[int]()
+    for each in running:
+        with contextlib.suppress(OSError):
+            for link in os.scandir(f"/proc/{each.pid}/fd"):
+                with contextlib.suppress(OSError):
+                    status = link.stat()
+                    fresh = status.st_ino not in seen and status.st_dev == device
+                    if fresh and status.st_nlink == 0 and stat.S_ISREG(status.st_mode):
+                        seen.add(status.st_ino)
+                        yield status.st_blocks * _BLOCK
+
+
+# Processes ------------------------------------------------------------------------------------------------
+
+
+def _descendants() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+def _reap() -> dict[int, int]:
+    """Collect children that ended: exit codes by process id, negative for signals."""
+    ended: dict[int, int] = {}
+    with contextlib.suppress(ChildProcessError):
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            ended[found[0]] = os.waitstatus_to_exitcode(found[1])
+    return ended
+
+
+def end_tree(seen: Iterable[psutil.Process], home: str) -> tuple[dict[int, int], int, int]:
+    """Kill and collect everything that descends from this process, and what escaped from the tree.
+
+    Where orphans go to another parent (macOS), what leaves its session is found if a look saw it, or by the
+    HOME that only this job has. Returns exit codes by process id, how many had left, and how many survive.
+    """
+    codes: dict[int, int] = {}
+    known, escaped = set(seen), set[psutil.Process]()
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        below = set(_descendants())
+        known |= below
+        apart = _living({*known, *_with_home(home)}) - below
+        escaped |= apart
+        running = below | apart
+        if not running or time.monotonic() > deadline:
+            return codes, len(escaped), len(running)
+        # Stopped first, so that nothing forks while the rest is killed.
+        list(_each(running, psutil.Process.suspend))
+        list(_each(running, psutil.Process.kill))
+        codes |= _reap()
+        time.sleep(_PAUSE_S)
+
+
+def end_orphans(home: str) -> None:
+    """Kill what a job left whose supervisor was killed, found by its HOME."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while (left := _living(_with_home(home))) and time.monotonic() < deadline:
+        list(_each(left, psutil.Process.kill))
+        time.sleep(_PAUSE_S)
+
+
+def _with_home(home: str) -> Iterator[psutil.Process]:
+    for each in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if each.pid != os.getpid() and each.environ().get("HOME") == home:
+                yield each
+
+
+def _living(processes: Iterable[psutil.Process]) -> set[psutil.Process]:
+    states = _each(
+        processes, lambda each: each.is_running() and each.status() != psutil.STATUS_ZOMBIE and each
+    )
+    return {each for each in states if each}
+
+
+def _each(processes: Iterable[psutil.Process], ask: Callable[[psutil.Process], Any]) -> Iterator[Any]:
+    """The answer of each process that is still there and lets us ask."""
+    for each in processes:
+        with contextlib.suppress(psutil.Error):
+            yield ask(each)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(json.loads(sys.argv[1])))
+    os._exit(main(*map(int, sys.argv[1:])))  # the runner waits, and an interpreter ends slowly

@@ -1,21 +1,8 @@
-"""A job's files: lays out a commit for it, reads the report it wrote, and removes everything it left.
-
-A commit is laid out from git objects, not by a checkout: no hook, filter, attribute, submodule or LFS smudge
-runs. Every path is checked part by part. Folders come first, then plain files, created exclusively, then
-links, so nothing is ever written through a link; a link that leads outside is refused.
-
-Pointers of Git LFS are replaced by the objects they name, or the job is refused. Objects come only from the
-one server that the owner names (``[lfs] endpoint``): the workload's ``.lfsconfig`` and attributes are
-ignored, because git-lfs runs in a repository that holds nothing but pointers written here from hash and size.
-Both are compared with what arrives. Format: https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
-
-A job may leave anything: links, devices, folders that cannot be entered, trees deeper than any path.
-"""
+"""A job's files: lays out a commit and its LFS objects, reads the report, removes what the job left."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
 import shutil
@@ -25,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from bridge.errors import BusError, MachineError, RequestRefused, describe
+from bridge.errors import BusError, MachineError, RequestRefused
 from bridge.git.repo import GitRepo
 from bridge.proc import run_program
 from bridge.runner.policy import LfsRule
-from bridge.weights import LFS_MARK
+from evidence_format.weights import POINTER, file_sha256
 
 MAX_FILES = 100_000
 MAX_BYTES = 2 << 30
@@ -38,8 +25,6 @@ MAX_REPORT = 32 << 20
 MAX_POINTERS = 10_000
 _FETCH_S, _REMOVAL_S = 3600.0, 600.0
 _LINK, _SUBMODULE, _EXECUTABLE = "120000", "160000", "100755"
-_MAX_LINK = 4096
-_MISSING = "BAD"  # as git ls-tree says it
 # What Apple's file systems leave out of a name when they look for a file.
 _IGNORED = re.compile("[\u200c-\u200f\u202a-\u202e\u206a-\u206f\ufeff]")
 _POINTER = re.compile(
@@ -47,15 +32,15 @@ _POINTER = re.compile(
 )
 _MAX_POINTER = 1024
 _NAMED = 3  # pointers that a message names
-_CHUNK = 1 << 20
+_SLACK = 1 << 20  # what git-lfs writes beside objects
 
 
 class WorkloadRefused(RequestRefused):
     """The workload cannot be laid out safely, or lacks a named file or an object of Git LFS."""
 
 
-class ReportUnusable(Exception):
-    """The report cannot be read; the message says why."""
+class ReportUnusable(MachineError):
+    """The report that a job wrote cannot be read."""
 
 
 class _Blob(NamedTuple):
@@ -68,11 +53,9 @@ class _Blob(NamedTuple):
 def lay_out(git: GitRepo, commit: str, folder: Path, paths: Sequence[str] | None = None) -> frozenset[str]:
     """Write the files of a commit below an existing, empty folder; the paths that are LFS pointers.
 
-    With `paths` only these files and folders, each of which must exist in the commit.
-
-    Raises:
-        WorkloadRefused: A path is missing, a name or link is unsafe, or the caps are exceeded.
-        BusError: The objects cannot be read.
+    With `paths` only these files and folders, each of which must exist in the commit. There is no checkout,
+    so no hook, filter, attribute, submodule or LFS smudge runs. Folders come first, then plain files, created
+    exclusively, then links, so nothing is ever written through a link.
     """
     folder = folder.resolve()
     wanted = [path.removesuffix("/") for path in paths or ()]
@@ -82,34 +65,28 @@ def lay_out(git: GitRepo, commit: str, folder: Path, paths: Sequence[str] | None
             raise WorkloadRefused(f"the commit {commit[:12]} has no file {path!r}")
     total = sum(blob.size for blob in blobs)
     if len(blobs) > MAX_FILES or total > MAX_BYTES:
-        raise WorkloadRefused(
-            f"the commit {commit[:12]} has {len(blobs)} files with {total} bytes; at most {MAX_FILES} files"
-            f" and {MAX_BYTES} bytes are laid out"
-        )
+        most = f"at most {MAX_FILES} files and {MAX_BYTES} bytes are laid out"
+        raise WorkloadRefused(f"the commit {commit[:12]} has {len(blobs)} files with {total} bytes; {most}")
     for path in _folders(commit, blobs):
         with _creating(path):
             (folder / path).mkdir(mode=0o700, exist_ok=True)
-    pointers = set()
-    for blob in (blob for blob in blobs if blob.mode != _LINK):
-        data = _read(git, blob)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        mode = 0o700 if blob.mode == _EXECUTABLE else 0o600
-        with _creating(blob.path), os.fdopen(os.open(folder / blob.path, flags, mode), "wb") as sink:
-            sink.write(data)
-        if data.startswith(LFS_MARK):
-            pointers.add(blob.path)
-    links = [blob for blob in blobs if blob.mode == _LINK]
-    for blob in links:
-        target = os.fsdecode(_read(git, blob))
-        if not target or target.startswith("/") or "\0" in target:
-            raise WorkloadRefused(
-                f"the link {blob.path!r} leads to {target!r}, which is outside the workload"
-            )
+    pointers, links = set[str](), []
+    for blob in sorted(blobs, key=lambda blob: blob.mode == _LINK):
+        data = git.read_objects([blob.sha], limit=blob.size)[0]
         with _creating(blob.path):
-            (folder / blob.path).symlink_to(target)
-    for blob in links:
-        if not Path(os.path.realpath(folder / blob.path)).is_relative_to(folder):
-            raise WorkloadRefused(f"the link {blob.path!r} of the commit {commit[:12]} leads outside it")
+            if blob.mode == _LINK:
+                (folder / blob.path).symlink_to(os.fsdecode(data))
+                links.append(blob.path)
+                continue
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            mode = 0o700 if blob.mode == _EXECUTABLE else 0o600
+            with os.fdopen(os.open(folder / blob.path, flags, mode), "wb") as sink:
+                sink.write(data)
+        if data.startswith(POINTER):
+            pointers.add(blob.path)
+    for path in links:
+        if not Path(os.path.realpath(folder / path)).is_relative_to(folder):
+            raise WorkloadRefused(f"the link {path!r} of the commit {commit[:12]} leads outside it")
     return frozenset(pointers)
 
 
@@ -121,14 +98,13 @@ def _list_blobs(git: GitRepo, commit: str, wanted: Sequence[str]) -> Iterator[_B
         if mode == _SUBMODULE:
             continue
         path = os.fsdecode(raw)
-        if path.count("/") >= MAX_DEPTH:
-            raise WorkloadRefused(f"the workload holds a path of more than {MAX_DEPTH} parts: {path[:80]!r}…")
-        if any(part in ("", ".", "..") or "\\" in part or _is_git_folder(part) for part in path.split("/")):
-            raise WorkloadRefused(f"the workload holds a path that is not laid out: {path!r}")
-        if size == _MISSING:
+        parts = path.split("/")
+        if len(parts) > MAX_DEPTH or any(
+            part in ("", ".", "..") or "\\" in part or _is_git_folder(part) for part in parts
+        ):
+            raise WorkloadRefused(f"the workload holds a path that is not laid out: {path[:200]!r}")
+        if size == "BAD":  # so git ls-tree says that it is missing
             raise BusError(f"the object {sha} of {commit[:12]} is missing in {git.directory}")
-        if mode == _LINK and int(size) > _MAX_LINK:
-            raise WorkloadRefused(f"the link {path!r} has {size} bytes")
         yield _Blob(mode, sha, int(size), path)
 
 
@@ -146,14 +122,8 @@ def _folders(commit: str, blobs: Iterable[_Blob]) -> list[str]:
         while (path := path.rpartition("/")[0]) and path not in found:
             found.add(path)
         if len(found) > MAX_FILES:
-            raise WorkloadRefused(
-                f"the commit {commit[:12]} has more than {MAX_FILES} folders; no more are laid out"
-            )
+            raise WorkloadRefused(f"the commit {commit[:12]} has more than {MAX_FILES} folders")
     return sorted(found)
-
-
-def _read(git: GitRepo, blob: _Blob) -> bytes:
-    return git.read_objects([blob.sha], limit=blob.size)[0]
 
 
 @contextlib.contextmanager
@@ -161,8 +131,8 @@ def _creating(path: str) -> Iterator[None]:
     """Refuse what fails: two names that are one on this file system, a file for a folder, a long name."""
     try:
         yield
-    except OSError as error:
-        raise WorkloadRefused(f"cannot lay out {path!r}: {error.strerror}") from None
+    except (OSError, ValueError) as error:  # a ValueError: a link with a NUL in it
+        raise WorkloadRefused(f"cannot lay out {path!r}: {getattr(error, 'strerror', error)}") from None
 
 
 # Git LFS --------------------------------------------------------------------------------------------------
@@ -181,20 +151,14 @@ def replace_pointers(
     scratch_dir: Path,
     stop: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Replace the pointer files at these paths of a workspace by the objects they name.
+    """Replace the pointer files at these paths of a workspace by the objects they name; bytes fetched.
 
-    `scratch_dir` is on the same disk, for objects on their way. When `stop` says so, asked a few times a
-    second, some or all stay pointers.
-
-    Returns:
-        Bytes that were fetched.
-
-    Raises:
-        WorkloadRefused: The policy names no server, a file is no valid pointer, the objects are too many or
-            too big, or the server does not deliver them.
+    Objects come only from the one server that the owner names: the workload's ``.lfsconfig`` and attributes
+    are ignored, because git-lfs runs in a repository that holds nothing but pointers written here from hash
+    and size, which are compared with what arrives. `scratch_dir` is on the same disk, for objects on their
+    way. When `stop` says so, asked a few times a second, some or all stay pointers.
     """
     wanted = {path: _read_pointer(folder, path) for path in sorted(pointers)}
-    objects = set(wanted.values())
     placed = sum(each.size for each in wanted.values())  # one object may have several pointers
     more = f" and {len(wanted) - _NAMED} more" if len(wanted) > _NAMED else ""
     shown = ", ".join(map(repr, list(wanted)[:_NAMED])) + more
@@ -210,18 +174,19 @@ def replace_pointers(
             f" {MAX_POINTERS} files and {rule.max_bytes} bytes are accepted: {shown}",
             "its owner can raise [lfs] max in policy.toml",
         )
+    objects = set(wanted.values())
     with tempfile.TemporaryDirectory(prefix="lfs-", dir=scratch_dir) as scratch:
-        store = Path(scratch) / "lfs" / "objects"
         said = _fetch(Path(scratch), objects, rule.endpoint, stop)
-        for path, wants in wanted.items():
+        for path, (oid, size) in wanted.items():
             if stop():
                 return 0
-            if not _put(store / wants.oid[:2] / wants.oid[2:4] / wants.oid, folder / path, wants):
+            source = Path(scratch) / "lfs" / "objects" / oid[:2] / oid[2:4] / oid
+            if not source.is_file() or (source.stat().st_size, file_sha256(source)) != (size, oid):
                 raise WorkloadRefused(
-                    f"{path}: the server of Git LFS does not give the object {wants.oid[:12]} of {wants.size}"
-                    f" bytes{said}",
-                    "was it pushed? `git lfs push --all` sends a clone's objects",
+                    f"{path}: the LFS server does not give the object {oid[:12]} of {size} bytes{said}",
+                    "was it pushed (`git lfs push --all`), and is git-lfs installed on the runner?",
                 )
+            shutil.copyfile(source, folder / path)
     return sum(each.size for each in objects)
 
 
@@ -239,67 +204,36 @@ def _read_pointer(folder: Path, path: str) -> _Object:
 def _fetch(scratch: Path, objects: set[_Object], endpoint: str, stop: Callable[[], bool]) -> str:
     """Fetch objects into a folder; return what git-lfs said, empty if all went well."""
     total = sum(each.size for each in objects)
-    own = GitRepo(scratch, timeout_s=60.0)
     pointers: dict[str, bytes | None] = {
-        oid: LFS_MARK + f"v1\noid sha256:{oid}\nsize {size}\n".encode("ascii") for oid, size in objects
+        oid: POINTER + f"v1\noid sha256:{oid}\nsize {size}\n".encode("ascii") for oid, size in objects
     }
     settings = (
-        f"lfs.url={endpoint}",
-        f"remote.lfs.url={endpoint}",
-        "lfs.concurrenttransfers=4",
-        "lfs.fetchrecentalways=false",
-        "lfs.activitytimeout=30",
+        *(f"lfs.url={endpoint}", f"remote.lfs.url={endpoint}", "lfs.concurrenttransfers=4"),
+        *("lfs.fetchrecentalways=false", "lfs.activitytimeout=30"),
     )
-    words = [word for setting in settings for word in ("-c", setting)]
 
     def objection() -> str | None:
-        return "told to stop" if stop() else _too_much(scratch / "lfs", total)
+        if stop():
+            return "told to stop"
+        size = 0
+        for file in (scratch / "lfs").rglob("*"):
+            with contextlib.suppress(OSError):  # moved to its place meanwhile
+                size += file.lstat().st_size
+        return f"the server sends more than the {total} bytes it should" if size > total + _SLACK else None
 
-    try:
-        own.run("init", "--quiet", "--bare", str(scratch))
-        with own.scratch() as wanted:
-            commit = wanted.commit_files(None, pointers, "what is wanted\n")
-            command = (*words, "lfs", "fetch", "lfs", commit)
-            done = wanted.attempt(*command, timeout_s=_FETCH_S, guard=objection)
-    except (BusError, MachineError) as error:
-        raise WorkloadRefused(f"git-lfs cannot be used here: {describe(error)}") from None
-    if b"is not a git command" in done.stderr:
-        raise WorkloadRefused(
-            "the workload holds Git LFS pointers, and git-lfs is not installed on this machine",
-            "its owner can install git-lfs; `kakeya_mac runner check` says whether it is there",
-        )
+    own = GitRepo(scratch, timeout_s=60.0)
+    own.run("init", "--quiet", "--bare", str(scratch))
+    with own.scratch() as wanted:
+        commit = wanted.commit_files(None, pointers, "what is wanted\n")
+        words = [word for setting in settings for word in ("-c", setting)]
+        command = (*words, "lfs", "fetch", "lfs", commit)
+        done = wanted.attempt(*command, timeout_s=_FETCH_S, guard=objection)
     if done.ok:
         return ""
-    if done.timed_out:
-        return f": it took more than {_FETCH_S:.0f} s"
-    lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
-    return f": {done.stopped or (lines[-1][:300] if lines else f'exit code {done.exit_code}')}"
-
-
-def _too_much(store: Path, total: int) -> str | None:
-    """Whether the server sends more than the pointers announce."""
-    size = 0
-    for root, _, names in os.walk(store):
-        for name in names:
-            with contextlib.suppress(OSError):  # moved to its place meanwhile
-                size += os.lstat(os.path.join(root, name)).st_size
-    return f"the server sends more than the {total} bytes it should" if size > total + _CHUNK else None
-
-
-def _put(source: Path, target: Path, wants: _Object) -> bool:
-    """Copy an object over its pointer; False: hash or size say that it is not the object."""
-    digest, size = hashlib.sha256(), 0
-    try:
-        reader = source.open("rb")
-    except OSError:
-        return False
-    with reader, target.open("r+b") as writer:
-        while size <= wants.size and (chunk := reader.read(_CHUNK)):
-            digest.update(chunk)
-            size += len(chunk)
-            writer.write(chunk)
-        writer.truncate()
-    return size == wants.size and digest.hexdigest() == wants.oid
+    if b"is not a git command" in done.stderr:
+        return ": git-lfs is not installed on this machine"
+    lines = done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit code {done.exit_code}"]
+    return f": {done.stopped or lines[-1][:300]}{' (timeout)' if done.timed_out else ''}"
 
 
 # After the job --------------------------------------------------------------------------------------------
@@ -309,18 +243,15 @@ def read_report(folder: Path, name: str) -> bytes | None:
     """The bytes of the report that a job wrote into its result folder; None when it wrote none.
 
     It must be a plain file with one name, within `MAX_REPORT`, and no part of its path may be a link: the job
-    may have replaced the folder and its parent.
-
-    Raises:
-        ReportUnusable: It is something else.
+    may have replaced the folder and its parent. Else `ReportUnusable`.
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with contextlib.ExitStack() as stack:
         try:
             handle = os.open(folder.parents[1], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             stack.callback(os.close, handle)
-            parts = (folder.parent.name, folder.name, name)
-            for part, kind in zip(parts, (os.O_DIRECTORY, os.O_DIRECTORY, 0), strict=True):
+            kinds = {folder.parent.name: os.O_DIRECTORY, folder.name: os.O_DIRECTORY, name: 0}
+            for part, kind in kinds.items():
                 handle = os.open(part, flags | kind, dir_fd=handle)
                 stack.callback(os.close, handle)
         except FileNotFoundError:

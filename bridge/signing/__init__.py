@@ -1,12 +1,8 @@
-"""Detached SSH signatures of requests, cancels, results, claims, registrations and verification records.
+"""Detached SSH signatures over the exact bytes of a file under a namespace.
 
-A signature covers the exact bytes of a file under a namespace, so that one for a request can never pass for a
-result. `ssh` calls ``ssh-keygen``, which does all cryptography; `keyfiles` reads and changes the lists of
-keys; `trust` says whose signature it is, at the verifier's time. Where ``ssh-keygen`` is missing everything
-works unsigned; callers ask `available` and say so.
+Where ``ssh-keygen`` is missing everything works unsigned; callers ask `available` and say so.
 """
 
-from bridge.signing.keyfiles import allowed_line as allowed_line
 from bridge.signing.keyfiles import read_keys as read_keys
 from bridge.signing.ssh import MAX_SIGNATURE_BYTES as MAX_SIGNATURE_BYTES
 from bridge.signing.ssh import available as available
@@ -22,5 +18,5 @@ from bridge.signing.trust import REQUEST_NAMESPACE as REQUEST_NAMESPACE
 from bridge.signing.trust import RESULT_NAMESPACE as RESULT_NAMESPACE
 from bridge.signing.trust import RUNNER_NAMESPACE as RUNNER_NAMESPACE
 from bridge.signing.trust import VERIFICATION_NAMESPACE as VERIFICATION_NAMESPACE
-from bridge.signing.trust import Signer as Signer
+from bridge.signing.trust import Signature as Signature
 from bridge.signing.trust import identify as identify

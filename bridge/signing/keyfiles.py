@@ -1,14 +1,7 @@
-"""The files that say whose keys count: lists of allowed signers, and lists of revoked keys.
+"""The files that say whose keys count: lists of allowed signers, each with ``revoked_keys`` next to it.
 
-A list of allowed signers has the format of ``ssh-keygen -Y verify``, one name and one key a line:
-
-    alice@example.org namespaces="kakeya-mac-request,kakeya-mac-cancel" ssh-ed25519 AAAA… laptop
-    ci valid-before="20270101" ssh-ed25519 AAAA…
-
-Not supported are patterns in place of names, and ``cert-authority``. Revoked keys are a plain list of public
-keys or a revocation list of ``ssh-keygen -k``. ``ssh-keygen`` skips lines that it does not understand; here
-such a line is an error, because a key that was meant to be revoked would go on counting. A file counts only
-while no other user can write it.
+Lines are those of ``ssh-keygen -Y verify`` with one name and one plain key each. ``ssh-keygen`` skips what it
+does not understand; here that is an error, because a key that was meant to be revoked would go on counting.
 """
 
 from __future__ import annotations
@@ -17,19 +10,18 @@ import contextlib
 import fcntl
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from bridge.errors import KeyListError, MachineError, SignatureError
 from bridge.proc import write_atomic
 from bridge.protocol.sanitize import quoted, unsafe_character
 from bridge.settings import read_owned_file
-from bridge.signing import ssh
 from bridge.signing.ssh import PublicKey, parse_key, read_key
 
 # The name of all unsigned requests together; no key may be listed under it.
@@ -37,12 +29,15 @@ UNSIGNED = "unsigned"
 NAME_PATTERN = "[A-Za-z0-9][A-Za-z0-9._@+-]{0,127}"
 
 _MAX_BYTES = 1 << 20
-_KRL = b"SSHKRL\n\0"
-_NAME_HELP = "a name is up to 128 letters, digits and . _ @ + - , and begins with a letter or digit"
-_OPTION = re.compile(r'(?P<name>[A-Za-z-]+)(?:="(?P<value>[^"\\]*)")?(?P<end>,|[ \t]+|$)')
-_MOMENT = re.compile(r"(\d{8})(\d{4})?(\d{2})?(Z)?")
+_REVOKED = "revoked_keys"
+_OPTION = r'([A-Za-z-]+)="([^"\\]*)"'
+_LINE = re.compile(
+    rf"(?P<name>\S+)\s+(?:(?P<options>{_OPTION}(?:,{_OPTION})*)\s+)?(?P<key>(?:ssh|ecdsa|sk)-.*)"
+)
+_FORM = 'a line is NAME KEY, or NAME namespaces="…",valid-after="…",valid-before="…" KEY'
+_SHOWN_TIME = "%Y-%m-%d %H:%M:%S %Z"
+_TIME_FORMATS = {8: "%Y%m%d", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
 _Parsed = TypeVar("_Parsed")
-_NAMESPACES = re.compile(r"[A-Za-z0-9.*?@_-]+(,[A-Za-z0-9.*?@_-]+)*")
 
 
 class KeyState(StrEnum):
@@ -59,22 +54,25 @@ class KeyState(StrEnum):
 class AllowedSigner:
     """One line of a list: this key speaks for this name, in these namespaces, in this time."""
 
-    name: str  # whose key it is
-    key: PublicKey  # the key
+    name: str
+    key: PublicKey
     namespaces: tuple[str, ...] | None = None  # names or patterns with ``*`` and ``?``; None: any
-    valid_after: datetime | None = None  # it does not count before (aware); None: no such bound
-    valid_before: datetime | None = None  # it does not count after this second (aware); None: no such bound
+    valid_after: datetime | None = None  # aware; None: no such bound
+    valid_before: datetime | None = None  # aware; it counts up to this second
     line: int = 0  # its number in the file, from 1; 0: it is in none yet
 
-    def state(self, namespace: str, now: datetime) -> KeyState:
-        """Whether the key counts in a namespace at a moment (aware), apart from revocation."""
-        if self.namespaces is not None and not any(fnmatchcase(namespace, each) for each in self.namespaces):
-            return KeyState.OTHER_USE
-        if self.valid_after is not None and now < self.valid_after:
-            return KeyState.NOT_YET
-        if self.valid_before is not None and now.replace(microsecond=0) > self.valid_before:
-            return KeyState.EXPIRED
-        return KeyState.COUNTS
+    def judge(self, namespace: str, now: datetime, *, revoked: bool) -> ListedKey:
+        """Whether the key counts in a namespace at a moment (aware)."""
+        after, before, spaces = self.valid_after, self.valid_before, self.namespaces
+        if revoked:
+            return ListedKey(self, KeyState.REVOKED, "was revoked")
+        if spaces is not None and not any(fnmatchcase(namespace, each) for each in spaces):
+            return ListedKey(self, KeyState.OTHER_USE, f"counts for {','.join(spaces)} only")
+        if after is not None and now < after:
+            return ListedKey(self, KeyState.NOT_YET, f"counts only from {after:{_SHOWN_TIME}} on")
+        if before is not None and now.replace(microsecond=0) > before:
+            return ListedKey(self, KeyState.EXPIRED, f"expired at {before:{_SHOWN_TIME}}")
+        return ListedKey(self, KeyState.COUNTS, f"counts until {before:{_SHOWN_TIME}}" if before else "")
 
     def text(self, zone: str = "Z") -> str:
         """The line with its newline, times in UTC; older versions of ``ssh-keygen`` know no zone ``Z``."""
@@ -91,22 +89,7 @@ class ListedKey:
 
     listed: AllowedSigner
     state: KeyState
-
-    @property
-    def words(self) -> str:
-        """The state for people; empty where the key simply counts."""
-        line = self.listed
-        match self.state:
-            case KeyState.REVOKED:
-                return "revoked"
-            case KeyState.OTHER_USE:
-                return f"for {','.join(line.namespaces or ())} only"
-            case KeyState.NOT_YET:
-                return f"from {line.valid_after:%Y-%m-%d %H:%M %Z} on"
-            case KeyState.EXPIRED:
-                return f"expired {line.valid_before:%Y-%m-%d %H:%M %Z}"
-            case KeyState.COUNTS:
-                return "" if line.valid_before is None else f"until {line.valid_before:%Y-%m-%d %H:%M %Z}"
+    words: str  # the state as a clause about the key; empty where it simply counts
 
 
 @dataclass(frozen=True)
@@ -117,39 +100,43 @@ class KeyList:
     listed, signatures of either count.
     """
 
-    allowed: Path  # which key belongs to which name
-    revoked: Path  # keys that no longer count, whatever the other file says
+    allowed: Path  # which key belongs to which name; need not exist
     # What a key that is added may sign; the first one says whether a listed key counts
     namespaces: tuple[str, ...]
 
+    @property
+    def revoked(self) -> Path:
+        """Keys that no longer count, whatever the other file says; need not exist."""
+        return self.allowed.with_name(_REVOKED)
+
     def all(self, now: datetime) -> list[ListedKey]:
-        """Every line of the list, in its order."""
-        return [ListedKey(line, self._state(line, now)) for line in read_keys(self.allowed)]
+        """Every line of the list, in its order, and whether it counts at a moment (aware)."""
+        gone = read_revoked(self.allowed)
+        return [
+            line.judge(self.namespaces[0], now, revoked=line.key.text in gone)
+            for line in read_keys(self.allowed)
+        ]
 
     def add(self, name: str, key: PublicKey, *, valid_before: datetime | None, now: datetime) -> bool:
         """Let a key speak for a name, up to a second (aware); False when it could already. Idempotent."""
         if valid_before is not None and valid_before <= now:
             raise SignatureError(f"{valid_before:%Y-%m-%d %H:%M %Z} is over", "give a later time")
-        if re.fullmatch(NAME_PATTERN, name) is None or name == UNSIGNED:
-            raise SignatureError(f"{quoted(name)} cannot be a signer's name", _NAME_HELP)
-        if is_revoked(self.revoked, key):
+        entry = AllowedSigner(_checked_name(name), key, self.namespaces, None, valid_before)
+        if key.text in read_revoked(self.allowed):
             raise SignatureError(
                 f"the key {key.fingerprint} was revoked and would not count",
                 f"make a new one; or take its line out of {self.revoked} if that was a mistake",
             )
-        entry = AllowedSigner(name, key, self.namespaces, None, valid_before)
         with _locked(self.allowed):
-            for known in read_keys(self.allowed):
-                if known.key.text != key.text:
-                    continue
-                if known.name != name:
+            known = [line for line in read_keys(self.allowed) if line.key.text == key.text]
+            for line in known:
+                if line.name != name:
                     raise SignatureError(
-                        f"{self.allowed}:{known.line}: this key belongs to {known.name}",
-                        "one key has one name",
+                        f"{self.allowed}:{line.line}: this key belongs to {line.name}", "one key has one name"
                     )
-                if replace(known, line=0, key=key) == entry:
-                    return False
-            _append(self.allowed, entry.text().encode())
+            if entry in [replace(line, line=0, key=key) for line in known]:
+                return False
+            _append(self.allowed, entry.text())
         return True
 
     def remove(self, name: str, key: str | None = None) -> list[AllowedSigner]:
@@ -166,37 +153,29 @@ class KeyList:
 
         Its line stays in the list, so that what it signed is refused with the reason.
         """
-        keys = {line.key.text: line.key for line in self._find(name, key)}.values()
-        left = [each for each in keys if not is_revoked(self.revoked, each)]
+        keys, gone = {line.key.text: line.key for line in self._find(name, key)}, read_revoked(self.allowed)
+        left = [each for text, each in keys.items() if text not in gone]
         if not left:
             raise SignatureError(f"the key of {name} was revoked before")
         if key is None and len(left) > 1 and not every:
+            shown = ", ".join(each.fingerprint for each in left)
             raise SignatureError(
-                f"{name} has {len(left)} keys that count: {_prints(left)}",
+                f"{name} has {len(left)} keys that count: {shown}",
                 "say which with --key SHA256:…, or --all",
             )
-        revoke(self.revoked, left)
+        with _locked(self.revoked):
+            _append(self.revoked, "".join(f"{each.line} {each.comment}".strip() + "\n" for each in left))
         return left
 
     def _find(self, name: str, key: str | None) -> list[AllowedSigner]:
         lines = read_keys(self.allowed)
-        own = [line for line in lines if line.name == name]
-        if not own:
-            names = ", ".join(dict.fromkeys(line.name for line in lines)) or "none"
-            raise SignatureError(f"{self.allowed} has no key of {quoted(name)}", f"names in it: {names}")
-        if key is None:
-            return own
-        wanted = key if key.startswith("SHA256:") else read_key(key).fingerprint
-        found = [line for line in own if line.key.fingerprint == wanted]
+        wanted = key if key is None or key.startswith("SHA256:") else read_key(key).fingerprint
+        found = [line for line in lines if line.name == name and wanted in (None, line.key.fingerprint)]
         if not found:
-            keys = _prints(line.key for line in own)
-            raise SignatureError(f"{quoted(wanted)} is no key of {name}", f"keys of {name}: {keys}")
+            known = ", ".join(f"{line.name} {line.key.fingerprint}" for line in lines) or "none"
+            which = "no key" if wanted is None else f"no key {quoted(wanted)}"
+            raise SignatureError(f"{self.allowed} has {which} of {quoted(name)}", f"keys in it: {known}")
         return found
-
-    def _state(self, line: AllowedSigner, now: datetime) -> KeyState:
-        if is_revoked(self.revoked, line.key):
-            return KeyState.REVOKED
-        return line.state(self.namespaces[0], now)
 
 
 def read_keys(path: Path) -> tuple[AllowedSigner, ...]:
@@ -209,69 +188,23 @@ def parse_line(line: str) -> AllowedSigner:
     """Read one line of a list of allowed signers; a `SignatureError` says what is not understood."""
     if (character := unsafe_character(line.replace("\t", " ").rstrip("\r"))) is not None:
         raise SignatureError(f"the character U+{ord(character):04X} is not allowed in a list of keys")
-    name, _, rest = line.strip().partition(" ")
-    if re.fullmatch(NAME_PATTERN, name) is None or name == UNSIGNED:
-        raise SignatureError(
-            f"{quoted(name)} is no name: patterns and lists of names are not supported", _NAME_HELP
-        )
-    options, rest = _options(rest.strip())
-    if "cert-authority" in options:
-        raise SignatureError("cert-authority is not supported", "list each person's own key instead")
-    namespaces = options.pop("namespaces", None)
-    if namespaces is not None and not _NAMESPACES.fullmatch(namespaces):
-        raise SignatureError(f"namespaces={quoted(namespaces, 80)} is no list of namespaces")
-    bounds = {option: _moment(option, value) for option, value in options.items()}
-    spaces = None if namespaces is None else tuple(namespaces.split(","))
-    return AllowedSigner(name, parse_key(rest), spaces, bounds.get("valid-after"), bounds.get("valid-before"))
+    match = _LINE.fullmatch(line.strip())
+    if match is None:
+        raise SignatureError(f"{quoted(line.strip(), 60)} is not understood", _FORM)
+    found: dict[str, Any] = {}
+    for name, value in re.findall(_OPTION, match["options"] or ""):
+        option = name.lower()
+        if option in found or option not in _OPTIONS:
+            raise SignatureError(f"the option {quoted(option, 40)} is unknown or given twice", _FORM)
+        found[option] = _OPTIONS[option](value)
+    spaces, after, before = (found.get(option) for option in _OPTIONS)
+    return AllowedSigner(_checked_name(match["name"]), parse_key(match["key"]), spaces, after, before)
 
 
-def allowed_line(public: Path, principal: str, namespace: str) -> str:
-    """The line that lets the public key in a file speak as `principal` in one namespace."""
-    return AllowedSigner(principal, read_key(str(public)), (namespace,)).text()
-
-
-def is_revoked(path: Path, key: PublicKey) -> bool:
-    """Whether a list of revoked keys holds a key; False where there is no file."""
-    data = read_revoked(path)
-    if not data.startswith(_KRL):
-        return key.line in data.decode().splitlines()
-    with ssh.temporary_files(krl=data, keys=f"{key.line}\n".encode()) as folder:
-        done = ssh.run("-Q", "-f", str(folder / "krl"), str(folder / "keys"))
-    if not done.ok and not (done.exit_code == 1 and b": REVOKED" in done.stdout):
-        raise KeyListError(f"{path} is no key revocation list: {ssh.output_of(done)}")
-    return not done.ok
-
-
-def read_revoked(path: Path) -> bytes:
-    """A list of revoked keys as ``ssh-keygen`` takes it, a plain one without comments; empty: no file."""
-    data = _read(path)
-    if data.startswith(_KRL):
-        return data
-    return "".join(f"{key.line}\n" for _, key in _parsed(path, data, parse_key)).encode()
-
-
-def check_revoked(path: Path) -> None:
-    """Whether a list of revoked keys can be used; the errors are those of `is_revoked`."""
-    # An arbitrary key: only whether there is an answer matters.
-    is_revoked(path, PublicKey("ssh-ed25519", "AAAAC3NzaC1lZDI1NTE5AAAAI" + "A" * 43))
-
-
-def revoke(path: Path, keys: Iterable[PublicKey]) -> None:
-    """Add keys to a list of revoked keys, in the form it has. Idempotent."""
-    with _locked(path):
-        fresh = [key for key in keys if not is_revoked(path, key)]
-        if not fresh:
-            return
-        lines = b"".join(f"{key.line} {key.comment}".strip().encode() + b"\n" for key in fresh)
-        data = _read(path)
-        if not data.startswith(_KRL):
-            _append(path, lines)
-            return
-        with ssh.temporary_files(krl=data, keys=lines) as folder:
-            done = ssh.run("-k", "-u", "-f", str(folder / "krl"), str(folder / "keys"))
-            if not done.ok:
-                raise KeyListError(f"cannot add to {path}: {ssh.output_of(done)}")
-            write_atomic(path, (folder / "krl").read_bytes())
+def read_revoked(allowed: Path) -> dict[str, PublicKey]:
+    """The revoked keys next to a list, by their base64 text; none where there is no file."""
+    path = allowed.with_name(_REVOKED)
+    return {key.text: key for _, key in _parsed(path, _read(path), parse_key)}
 
 
 def stamps(*paths: Path) -> tuple[tuple[object, ...], ...]:
@@ -307,10 +240,10 @@ def _parsed(path: Path, data: bytes, parse: Callable[[str], _Parsed]) -> Iterato
                 raise KeyListError(f"{path}:{number}: {error.message}", error.remedy) from None
 
 
-def _append(path: Path, lines: bytes) -> None:
+def _append(path: Path, lines: str) -> None:
     before = _read(path)
     gap = b"\n" if before and not before.endswith(b"\n") else b""
-    write_atomic(path, before + gap + lines)
+    write_atomic(path, before + gap + lines.encode())
 
 
 @contextlib.contextmanager
@@ -328,42 +261,34 @@ def _locked(path: Path) -> Iterator[None]:
         raise MachineError(f"cannot write {path}: {error.strerror or error}") from None
 
 
-def _options(rest: str) -> tuple[dict[str, str | None], str]:
-    """The options in front of the key, and the key."""
-    found: dict[str, str | None] = {}
-    if rest.startswith(("ssh-", "ecdsa-", "sk-")):
-        return found, rest
-    while (match := _OPTION.match(rest)) is not None:
-        name = match["name"].lower()
-        if name not in ("namespaces", "valid-after", "valid-before", "cert-authority"):
-            raise SignatureError(
-                f"unknown option {quoted(name, 40)}", "known: namespaces, valid-after, valid-before"
-            )
-        if name in found:
-            raise SignatureError(f"the option {name} is given twice")
-        if match["value"] is None and name != "cert-authority":
-            raise SignatureError(f"the option {name} has no value", f'it is written {name}="…"')
-        found[name] = match["value"]
-        rest = rest[match.end() :]
-        if match["end"] != ",":
-            return found, rest
-    raise SignatureError(f"{quoted(rest, 60)} is neither an option nor a public key")
-
-
-def _moment(option: str, value: str | None) -> datetime:
-    """``YYYYMMDD[HHMM[SS]]``, in local time; in UTC with a ``Z`` behind it."""
-    match = _MOMENT.fullmatch(value or "")
-    if match is None:
+def _checked_name(name: str) -> str:
+    if re.fullmatch(NAME_PATTERN, name) is None or name == UNSIGNED:
         raise SignatureError(
-            f"{option}={quoted(value, 40)} is no time", "it is written YYYYMMDD[HHMM[SS]][Z]; Z: in UTC"
+            f"{quoted(name)} cannot be a signer's name",
+            "a name is up to 128 letters, digits and . _ @ + - , and begins with a letter or digit",
         )
-    day, minute, second, utc = match.groups()
+    return name
+
+
+def _namespaces(value: str) -> tuple[str, ...]:
+    if not re.fullmatch(r"[A-Za-z0-9.*?@_-]+(,[A-Za-z0-9.*?@_-]+)*", value):
+        raise SignatureError(f"{quoted(value, 80)} is no list of namespaces", _FORM)
+    return tuple(value.split(","))
+
+
+def _moment(value: str) -> datetime:
+    """``YYYYMMDD[HHMM[SS]]``, in local time; in UTC with a ``Z`` behind it."""
+    text = value.removesuffix("Z")
     try:
-        parsed = datetime.strptime(day + (minute or "0000") + (second or "00"), "%Y%m%d%H%M%S")
-    except ValueError:
-        raise SignatureError(f"{option}={quoted(value, 40)} is no time of the calendar") from None
-    return parsed.replace(tzinfo=UTC) if utc else parsed.astimezone()
+        # Without a format for its length nothing but an empty text is a time.
+        moment = datetime.strptime(text or "-", _TIME_FORMATS.get(len(text), ""))
+        return moment.replace(tzinfo=UTC) if value.endswith("Z") else moment.astimezone()
+    except (ValueError, OverflowError):
+        raise SignatureError(f"{quoted(value, 40)} is no time YYYYMMDD[HHMM[SS]][Z] (Z: in UTC)") from None
 
 
-def _prints(keys: Iterable[PublicKey]) -> str:
-    return ", ".join(dict.fromkeys(key.fingerprint for key in keys))
+_OPTIONS: Mapping[str, Callable[[str], Any]] = {
+    "namespaces": _namespaces,
+    "valid-after": _moment,
+    "valid-before": _moment,
+}

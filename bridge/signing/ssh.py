@@ -1,18 +1,13 @@
-"""``ssh-keygen``: keys made, bytes signed, signatures verified; and public keys as text.
-
-Whose keys count is decided by the lists of `bridge.signing.keyfiles`.
-"""
+"""``ssh-keygen``: keys made, bytes signed, signatures verified; and public keys as text."""
 
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
 import hashlib
 import os
 import re
 import shutil
-import struct
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -70,31 +65,22 @@ class PublicKey:
 
 def parse_key(line: str) -> PublicKey:
     """Read ``kind base64 [comment]``; a `SignatureError` says what is wrong with it."""
-    words = line.strip().split(None, 2)
-    no_key = SignatureError(f"{quoted(line, 60)} is not a public key", _WRITTEN)
-    if len(line) > MAX_LINE or len(words) < 2 or "\n" in line.strip():
-        raise no_key
-    kind, text = words[:2]
-    if "-cert-v01@" in kind:
-        raise SignatureError(
-            f"{quoted(kind)} is a certificate, and certificates are not supported",
-            "list the plain key: its line begins with ssh-ed25519, without -cert-v01",
-        )
-    if kind not in KINDS:
+    kind, text, comment, *_ = (*line.strip().split(None, 2), "", "", "")
+    if text and kind not in KINDS:
         raise SignatureError(f"{quoted(kind)} is not a supported kind of key", f"kinds: {', '.join(KINDS)}")
     try:
         blob = base64.b64decode(text, validate=True)
         fields = _fields(blob)
-    except (binascii.Error, struct.error, ValueError):
-        raise no_key from None
-    if fields[0] != kind.encode():
-        raise SignatureError(f"{quoted(line, 60)} is not a public key: it says it is another kind", _WRITTEN)
+    except ValueError:
+        fields = []
+    if len(line) > MAX_LINE or "\n" in line.strip() or len(fields) < 2 or fields[0] != kind.encode():
+        raise SignatureError(f"{quoted(line, 60)} is not a public key", _WRITTEN)
     if kind == "ssh-rsa" and (bits := int.from_bytes(fields[-1]).bit_length()) < MIN_RSA_BITS:
         raise SignatureError(
             f"an RSA key of {bits} bits is too short", f"at least {MIN_RSA_BITS}, or ed25519"
         )
     # Base64 has spare bits at its end: the same key in another spelling must be revoked with it.
-    return PublicKey(kind, base64.b64encode(blob).decode(), words[2].strip() if len(words) > 2 else "")
+    return PublicKey(kind, base64.b64encode(blob).decode(), comment.strip())
 
 
 def read_key(given: str) -> PublicKey:
@@ -120,16 +106,18 @@ def public_key(path: Path) -> Path:
     return path.with_name(path.name + ".pub")
 
 
-def public_half(path: Path) -> PublicKey:
-    """The public key in a file, or of the private key in it if that needs no passphrase."""
-    if not path.is_file():
-        raise SignatureError(f"the signing key {path} does not exist", "correct the path, or unset it")
-    for file in (path, public_key(path)):
+def public_half(key: Path | str) -> PublicKey:
+    """The public half of a key as `sign` takes it, if that needs no passphrase."""
+    if isinstance(key, str):
+        return parse_key(key)
+    if not key.is_file():
+        raise SignatureError(f"the signing key {key} does not exist", "correct the path, or unset it")
+    for file in (key, public_key(key)):
         with contextlib.suppress(SignatureError):
             return read_key(str(file))
-    done = run("-y", "-P", "", "-f", str(path))
+    done = run("-y", "-P", "", "-f", str(key))
     if not done.ok:
-        raise SignatureError(f"{path} holds no key that can be used without a prompt: {output_of(done)}")
+        raise SignatureError(f"{key} holds no key that can be used without a prompt: {output_of(done)}")
     return parse_key(done.stdout.decode("utf-8", "replace"))
 
 
@@ -151,10 +139,9 @@ def ensure_key(path: Path, comment: str) -> Path:
         done = run("-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(fresh))
         if not done.ok:
             raise MachineError(f"cannot make the key {path}: {output_of(done)}")
-        fresh.chmod(0o600)
         with contextlib.suppress(FileExistsError):
             os.link(fresh, path)
-            fresh.with_name("key.pub").replace(public_key(path))
+            public_key(fresh).replace(public_key(path))
     return path
 
 
@@ -164,18 +151,11 @@ def sign(key: Path | str, namespace: str, data: bytes) -> bytes:
     The key is the file of a private key, or of a public key whose private half the SSH agent holds; or such a
     public key itself, ``ssh-ed25519 AAAA…``.
     """
-    if isinstance(key, str):
-        line = parse_key(key).line
-        with temporary_files(key=f"{line}\n".encode()) as folder:
-            return _sign(folder / "key", line, namespace, data)
-    if not key.is_file():
-        raise SignatureError(f"the signing key {key} does not exist", "unset it, or make one with ssh-keygen")
-    return _sign(key, str(key), namespace, data)
-
-
-def _sign(file: Path, shown: str, namespace: str, data: bytes) -> bytes:
-    # An empty passphrase is given, so that there is nothing to ask for.
-    done = run("-Y", "sign", "-q", "-P", "", "-n", namespace, "-f", str(file), input_bytes=data)
+    shown = key if isinstance(key, Path) else parse_key(key).line
+    with temporary_files(key=f"{shown}\n".encode()) as folder:
+        file = key if isinstance(key, Path) else folder / "key"
+        # An empty passphrase is given, so that there is nothing to ask for.
+        done = run("-Y", "sign", "-q", "-P", "", "-n", namespace, "-f", str(file), input_bytes=data)
     if not done.ok or not done.stdout.startswith(_HEADER):
         raise SignatureError(
             f"cannot sign with {shown}: {output_of(done)}",
@@ -184,43 +164,36 @@ def _sign(file: Path, shown: str, namespace: str, data: bytes) -> bytes:
     return done.stdout
 
 
-def signer_fingerprint(data: bytes, signature: bytes, namespace: str) -> str:
-    """The fingerprint (``SHA256:…``) of the key that made a signature, whether or not the key is known.
-
-    Raises:
-        SignatureError: It does not fit these bytes and this namespace, or was made with a certificate.
-    """
-    with signature_file(signature) as path:
-        done = run("-Y", "check-novalidate", "-n", namespace, "-s", str(path), input_bytes=data)
-    found = good_fingerprint(done, namespace)
-    if found is None:
-        raise SignatureError(f"the signature does not verify: {output_of(done)}")
-    return found
-
-
-def good_fingerprint(done: ProgramResult, namespace: str) -> str | None:
-    """The fingerprint in the answer of ``ssh-keygen`` to a good signature; None: it is not good."""
-    match = _GOOD.match(done.stdout.decode("utf-8", "replace"))
-    if not done.ok or match is None or match["namespace"] != namespace:
-        return None
-    if match["kind"].endswith("-CERT"):
-        raise SignatureError(
-            f"the signature was made with a certificate of the key {match['print']}, and certificates do not"
-            " count",
-            "sign with the plain key",
-        )
-    return match["print"]
-
-
-@contextlib.contextmanager
-def signature_file(signature: bytes) -> Iterator[Path]:
-    """A file that holds a signature, in a temporary folder of its own."""
-    if len(signature) > MAX_SIGNATURE_BYTES or not signature.startswith(_HEADER):
+def signing_key(signature: bytes) -> str:
+    """The base64 text of the public key that a signature says it was made with; nothing is verified."""
+    header, *lines, _ = (*signature.strip().split(b"\n"), b"")
+    try:
+        # "SSHSIG" and a version, then the key, as the first field of several.
+        fields = _fields(base64.b64decode(b"".join(lines[:-1]))[10:])
+    except ValueError:
+        fields = []
+    if len(signature) > MAX_SIGNATURE_BYTES or header != _HEADER or not fields:
         raise SignatureError(
             f"the signature does not verify: {len(signature)} bytes that are no SSH signature"
         )
+    return base64.b64encode(fields[0]).decode()
+
+
+def signer_fingerprint(data: bytes, signature: bytes, namespace: str) -> str:
+    """The fingerprint (``SHA256:…``) of the key that made a signature, known or not."""
+    signing_key(signature)
     with temporary_files(signature=signature) as folder:
-        yield folder / "signature"
+        argv = ("-Y", "check-novalidate", "-n", namespace, "-s", str(folder / "signature"))
+        done = run(*argv, input_bytes=data)
+    match = _GOOD.match(done.stdout.decode("utf-8", "replace"))
+    if not done.ok or match is None or match["namespace"] != namespace:
+        raise SignatureError(f"the signature does not verify: {output_of(done)}")
+    if match["kind"].endswith("-CERT"):
+        raise SignatureError(
+            f"the signature was made with a certificate of the key {match['print']}",
+            "sign with the plain key",
+        )
+    return match["print"]
 
 
 @contextlib.contextmanager
@@ -250,11 +223,9 @@ def _fields(blob: bytes) -> list[bytes]:
     """The length-prefixed fields of a key (RFC 4253, section 6.6), which must fill it exactly."""
     fields, at = [], 0
     while at < len(blob):
-        (length,) = struct.unpack_from(">I", blob, at)
+        length = int.from_bytes(blob[at : at + 4])
         at += 4 + length
         if at > len(blob):
             raise ValueError("a field reaches beyond the key")
         fields.append(blob[at - length : at])
-    if len(fields) < 2:
-        raise ValueError("too few fields")
     return fields

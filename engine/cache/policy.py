@@ -1,22 +1,9 @@
-"""Which keys and values a cache keeps, and how: one text chooses for all layers.
+"""The caches that a KV policy makes of a model's own; `evidence_format.policies` has the grammar of `--kv`.
 
-    native                      all the model can see, as it is
-    sliding-bounded[:S,W]       sliding layers keep S pinned positions and the last W; full layers everything
-    sink-window[:S,W]           every attention layer does, with the true positions
-    affine[:BITS,GROUP]         in mlx's affine code, attention on the codes
-    rotated[:BITS,GROUP]        likewise, turned by a Hadamard matrix before
-    lattice[:d4|e8,Q]           points of a lattice, equal to the published codec; decoded at every read
-    lattice-packed[:d4|e8,BITS] points of a lattice in BITS bits a value; decoded at every read
-    restored:SOURCE[:S,W]       positions older than the last W are supplied from SOURCE at prefill
-
-    … @LAYERS                   all, full, sliding, inner:N (not the first and last N), or numbers: 2,5 or 2-6
-
-Layers of one kind share a mask in most models, so bounds hold for all layers of a kind or for none.
 A layer whose own window is not wider than W keeps that window alone: pinned positions would be more than it
 sees. Recurrent layers keep their state under every policy.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,106 +11,40 @@ from typing import Any
 
 from mlx_lm.models.cache import CacheList, KVCache, RotatingKVCache, make_prompt_cache
 
-from engine.cache.codecs.affine import BITS, GROUPS, Affine, Rotated
+from engine.cache.codecs.affine import Affine, Rotated
 from engine.cache.codecs.base import Codec
 from engine.cache.codecs.lattice import LatticeCompat, LatticePacked
 from engine.cache.coded import CodedKV
 from engine.cache.restored import RestoredKV
 from engine.cache.ring import SlidingRing
 from engine.errors import ConfigurationError
-
-LATTICES = ("d4", "e8")
-PACKED_BITS = range(2, 9)
-LARGEST_Q = 1023
-LARGEST_WINDOW = 2**20
-SOURCES = ("exact", "learned", "zeros", "noise")
-MEANINGFUL = ("exact", "learned")  # sources of which restoration can be claimed; the others are controls
-LAYERS = re.compile(r"all|full|sliding|inner:[0-9]{1,4}|[0-9]{1,4}(-[0-9]{1,4})?(,[0-9]{1,4}(-[0-9]{1,4})?)*")
+from evidence_format import policies
 
 
 @dataclass(frozen=True)
-class Kind:
-    """One kind of policy.
+class Code:
+    """A kind that codes: from the values and a head dimension to the code; whether attention reads codes."""
 
-    Attributes:
-        defaults: what its text says where it is left out, after the colon.
-        layers: those it applies to by default.
-        codec: from the values and a head dimension to the code, for kinds that code.
-        attended: attention reads the codes.
-    """
-
-    defaults: str
-    layers: str
-    codec: Callable[[Sequence[str], int], Codec] | None = None
-    parts: int = 0
+    codec: Callable[[Sequence[str], int], Codec]
+    parts: int
     attended: bool = False
 
 
-KINDS: dict[str, Kind] = {
-    "native": Kind("", "all"),
-    "sliding-bounded": Kind("4,64", "sliding"),
-    "sink-window": Kind("4,64", "all"),
-    "affine": Kind(
-        "4,64", "all", lambda v, dim: Affine(int(v[0]), int(v[1]), dim), Affine.parts, attended=True
-    ),
-    "rotated": Kind(
-        "4,64", "all", lambda v, dim: Rotated(int(v[0]), int(v[1]), dim), Rotated.parts, attended=True
-    ),
-    "lattice": Kind(
-        "e8,38", "inner:2", lambda v, dim: LatticeCompat(v[0], int(v[1]), dim), LatticeCompat.parts
-    ),
-    "lattice-packed": Kind(
-        "e8,5", "inner:2", lambda v, dim: LatticePacked(v[0], int(v[1]), dim), LatticePacked.parts
-    ),
-    "restored": Kind("4,64", "full"),
+CODES = {
+    "affine": Code(lambda v, dim: Affine(int(v[0]), int(v[1]), dim), Affine.parts, attended=True),
+    "rotated": Code(lambda v, dim: Rotated(int(v[0]), int(v[1]), dim), Rotated.parts, attended=True),
+    "lattice": Code(lambda v, dim: LatticeCompat(v[0], int(v[1]), dim), LatticeCompat.parts),
+    "lattice-packed": Code(lambda v, dim: LatticePacked(v[0], int(v[1]), dim), LatticePacked.parts),
 }
-BOUNDED = {"sliding-bounded": ("sliding",), "sink-window": ("all", "full", "sliding")}  # and their layers
-BOUNDING = (*BOUNDED, "restored")
 
 
-@dataclass(frozen=True)
-class KVPolicy:
-    """A policy as chosen; `parse_policy` makes it.
-
-    Attributes:
-        kind: a key of `KINDS`.
-        values: what follows the kind, apart: sink and window, bits and group, lattice and its number.
-        layers: which attention layers it applies to, as in the text.
-        source: what restores evicted positions; None for other kinds.
-    """
-
-    kind: str = "native"
-    values: tuple[str, ...] = ()
-    layers: str = "all"
-    source: str | None = None
-
-    @property
-    def spec(self) -> str:
-        """The whole text, defaults written out."""
-        if self.kind == "native":
-            return self.kind
-        source = f"{self.source}:" if self.source else ""
-        return f"{self.kind}:{source}{','.join(self.values)}@{self.layers}"
-
-    @property
-    def coded(self) -> bool:
-        """Whether keys and values are kept in a code."""
-        return KINDS[self.kind].codec is not None
+class KVPolicy(policies.KVPolicy):
+    """A policy that makes caches; `parse_policy` makes it."""
 
     @property
     def attended(self) -> bool:
         """Whether attention reads codes."""
-        return KINDS[self.kind].attended
-
-    @property
-    def sink(self) -> int:
-        """Pinned positions of a bounding policy."""
-        return int(self.values[0])
-
-    @property
-    def window(self) -> int:
-        """Positions a query sees besides the pinned ones, of a bounding policy."""
-        return int(self.values[1])
+        return self.coded and CODES[self.kind].attended
 
     def new_caches(self, model: Any, headroom: int) -> list[Any]:
         """Empty caches for one sequence.
@@ -165,7 +86,7 @@ class KVPolicy:
             outer = min(int(self.layers.removeprefix("inner:")), max(len(attending) - 1, 0) // 2)
             chosen = attending[outer : len(attending) - outer]
         else:
-            chosen = _numbers(self.layers)
+            chosen = sorted(self.numbers or ())
             if odd := [layer for layer in chosen if layer not in attending]:
                 raise ConfigurationError(
                     f"--kv {self.spec}: layer {odd[0]} is no attention layer with a cache of its own; "
@@ -181,10 +102,9 @@ class KVPolicy:
         return chosen
 
     def _kept(self, cache: Any, headroom: int) -> Any:
-        kind = KINDS[self.kind]
-        if kind.codec is not None:
-            stores = [_like(cache) for _ in range(kind.parts)]
-            return CodedKV(self.spec, partial(kind.codec, self.values), stores, attended=kind.attended)
+        if code := CODES.get(self.kind):
+            stores = [_like(cache) for _ in range(code.parts)]
+            return CodedKV(self.spec, partial(code.codec, self.values), stores, attended=code.attended)
         if self.source is not None:
             return RestoredKV()  # type: ignore[no-untyped-call]
         if type(cache) is SlidingRing and cache.window <= self.window:
@@ -196,81 +116,12 @@ NATIVE = KVPolicy()
 
 
 def parse_policy(text: str) -> KVPolicy:
-    """What a ``--kv`` text says; see the top of this file.
-
-    Raises:
-        ConfigurationError: it is no policy; the message says which part, and what it may be.
-    """
-    body, at, layers = text.partition("@")
-    name, colon, rest = body.partition(":")
-    if name not in KINDS:
-        raise ConfigurationError(f"--kv {text!r}: {name!r} is none of {', '.join(KINDS)}")
-    kind, source = KINDS[name], None
-    if name == "native":
-        if colon or at:
-            raise ConfigurationError(f"--kv {text!r}: native takes nothing behind it")
-        return NATIVE
-    if name == "restored":
-        source, colon, rest = rest.partition(":")
-        if source not in SOURCES:
-            raise ConfigurationError(
-                f"--kv {text!r}: {source!r} is no source; restored: takes {', '.join(SOURCES)}"
-            )
-    values = tuple((rest if colon else kind.defaults).split(","))
-    if problem := _problem(name, values):
-        raise ConfigurationError(f"--kv {text!r}: {problem}, as in {name}:{_example(name, source)}")
-    if at and name in BOUNDED and layers not in BOUNDED[name]:
-        raise ConfigurationError(
-            f"--kv {text!r}: a model's layers of one kind share a mask, so all of them are bounded or none; "
-            f"{name} takes {', '.join('@' + word for word in BOUNDED[name])}, not @{layers}"
-        )
-    if at and not LAYERS.fullmatch(layers):
-        raise ConfigurationError(
-            f"--kv {text!r}: {layers!r} names no layers; give all, full, sliding, inner:N, "
-            "or numbers such as 2,5 or 2-6"
-        )
-    return KVPolicy(name, _plain(values), layers if at else kind.layers, source)
-
-
-def _plain(values: Sequence[str]) -> tuple[str, ...]:
-    return tuple(str(int(value)) if value.isdigit() else value for value in values)
-
-
-def _example(name: str, source: str | None) -> str:
-    return f"{source}:{KINDS[name].defaults}" if source else KINDS[name].defaults
-
-
-def _problem(name: str, values: Sequence[str]) -> str | None:
-    """What is wrong with the values of a kind, or None."""
-    if len(values) != 2:
-        return f"{name} takes two values"
-    first, second = values
-    lattice = name.startswith("lattice")
-    if lattice and first not in LATTICES:
-        return f"{first!r} is no lattice; there are {', '.join(LATTICES)}"
-    if odd := [value for value in values[lattice:] if not re.fullmatch("[0-9]{1,7}", value)]:
-        return f"{odd[0]!r} is no whole number"
-    number = int(second)
-    if name == "lattice":
-        return None if 1 <= number <= LARGEST_Q else f"Q must lie in 1 to {LARGEST_Q}, not {number}"
-    if name == "lattice-packed":
-        return None if number in PACKED_BITS else f"BITS must lie in 2 to 8, not {number}"
-    if name in BOUNDING:
-        if not 1 <= number <= LARGEST_WINDOW or int(first) > LARGEST_WINDOW:
-            return f"W must lie in 1 to {LARGEST_WINDOW} and S in 0 to that, not {number} and {first}"
-        return None
-    if int(first) not in BITS:
-        return f"BITS must be one of {', '.join(map(str, BITS))}, not {first}"
-    return None if number in GROUPS else f"GROUP must be one of {', '.join(map(str, GROUPS))}, not {number}"
-
-
-def _numbers(text: str) -> list[int]:
-    """Layer numbers of a list such as 2,5 or 2-6."""
-    found: set[int] = set()
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return sorted(found)
+    """What a ``--kv`` text says; ConfigurationError where it is no policy."""
+    try:
+        read = policies.parse_policy(text)
+    except policies.PolicyFault as fault:
+        raise ConfigurationError(f"--kv {text!r}: {fault}") from None
+    return KVPolicy(read.kind, read.values, read.layers, read.source)
 
 
 def _native(model: Any, headroom: int) -> list[Any]:

@@ -177,24 +177,20 @@ def take_request(values: dict[str, Any]) -> Any:
     Raises:
         ConfigurationError: some of the four flags are given, but not all, or one is malformed.
     """
-    import re
-
     given = {name: values.pop(name) for name in BINDING}
     if not any(given.values()):
         return None
     if missing := [name for name, value in given.items() if not value]:
         flags = ", ".join("--" + name.replace("_", "-") for name in missing)
         raise ConfigurationError(f"a report is bound to a request by four flags; {flags} missing")
-    patterns = {
-        "request_nonce": r"[0-9]{8}t[0-9]{6}z[0-9a-f]{12}",
-        "workload_sha": r"[0-9a-f]{40}([0-9a-f]{24})?",
-        "preset_digest": r"[0-9a-f]{64}",
-    }
-    for name, pattern in patterns.items():
-        if not re.fullmatch(pattern, given[name]):
-            raise ConfigurationError(f"--{name.replace('_', '-')} {given[name]!r} has the wrong form")
-    from engine.evaluation.report import Request
+    from pydantic import ValidationError
 
-    return Request(
-        given["request_nonce"], given["workload_sha"], given["preset_digest"], given["engine_source"]
-    )
+    from evidence_format.model import ReportRequest
+
+    try:
+        fields = {name.removeprefix("request_"): value for name, value in given.items()}
+        return ReportRequest.model_validate(fields)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        flag = next(name for name in given if name.endswith(str(fault["loc"][0])))
+        raise ConfigurationError(f"--{flag.replace('_', '-')} {given[flag]!r} has the wrong form") from None

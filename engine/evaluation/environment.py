@@ -19,6 +19,7 @@ from engine.child import printed_by
 from engine.evaluation.strain import StrainWatch
 from engine.loading import LoadedTarget, ModelCard
 from engine.runtime import Runtime
+from evidence_format.weights import source_digest
 
 PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -51,7 +52,7 @@ def describe(runtime: Runtime, watch: StrainWatch, models: dict[str, ModelCard])
             "mlx_lm": version("mlx-lm"),
             "kakeya": _own_version(),
         },
-        "git": _git() | {"source_sha256": source_digest()},
+        "git": _git() | {"source_sha256": source_digest(PACKAGE)},
         "models": {role: asdict(card) for role, card in models.items()},
     }
 
@@ -74,15 +75,6 @@ def _cache_layers(model: Any) -> Iterator[CacheLayer]:
         values = keys.shape[1] * keys.shape[3] + cache.values.shape[1] * cache.values.shape[3]
         sliding = isinstance(cache, RotatingKVCache)
         yield CacheLayer("sliding" if sliding else "full", values, cache.max_size if sliding else None)
-
-
-def source_digest() -> str:
-    """sha256 over the engine's own Python files: lines ``<sha256>  <path>`` in path order."""
-    lines = [
-        f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.relative_to(PACKAGE).as_posix()}\n"
-        for file in sorted(PACKAGE.rglob("*.py"))
-    ]
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def _own_version() -> str:

@@ -15,7 +15,8 @@ from typing import Any
 
 from engine.evaluation.journal import Fingerprint
 from engine.evaluation.prompts import Prompt
-from engine.evaluation.report import Request, tokens_digest
+from evidence_format.model import ReportRequest
+from evidence_format.text import tokens_digest
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 VOLATILE = ("power_source", "thermal_state", "swapping", "load", "versions", "git", "models")
@@ -26,7 +27,7 @@ def fingerprint(
     configuration: Mapping[str, Any],
     prompts: Sequence[Prompt],
     encoded: Sequence[Sequence[int]],
-    request: Request | None,
+    request: ReportRequest | None,
 ) -> Fingerprint:
     """The values that must be equal.
 
@@ -44,7 +45,7 @@ def fingerprint(
         for key, value in card.items()
         if key != "cache_layers"  # a list; the weights and the engine's source settle it
     }
-    bound = {} if request is None else asdict(request)
+    bound = {} if request is None else request.model_dump()
     return {
         **configuration,
         **{f"version of {name}": value for name, value in environment["versions"].items()},

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from engine.cache.policy import BOUNDING, MEANINGFUL, NATIVE, KVPolicy, parse_policy
+from engine.cache.policy import NATIVE, KVPolicy, parse_policy
 from engine.config import Engine, Options, open_engine
 from engine.errors import ConfigurationError, PromptError
 from engine.evaluation.environment import describe
@@ -22,12 +22,14 @@ from engine.evaluation.interleave import Lane, Progress, run_interleaved, scored
 from engine.evaluation.journal import Journals
 from engine.evaluation.kv_arms import NO_NEEDLE, ORACLE, Examiner, arms_of, cards_of, runner
 from engine.evaluation.prompts import Prompt, load_prompts
-from engine.evaluation.report import Arm, Report, Request, now
+from engine.evaluation.report import Arm, Report, now
 from engine.evaluation.strain import StrainWatch
 from engine.evaluation.templates import ChatSwitches
 from engine.evaluation.throughput import configuration, encode_all
 from engine.loading import SHIPPED_DRAFTER, SHIPPED_TARGET
 from engine.runtime import Runtime
+from evidence_format.model import ReportRequest
+from evidence_format.policies import MEANINGFUL
 
 POLICIES = (
     "sliding-bounded:0,16",  # half of the shipped target's own windows
@@ -132,7 +134,7 @@ class KVSwitches:
     @property
     def widest(self) -> int:
         """The most positions that a policy keeps where it drops others."""
-        return max((each.sink + each.window for each in self.parsed if each.kind in BOUNDING), default=0)
+        return max((each.span for each in self.parsed), default=0)
 
 
 def with_defaults(haystack: Haystack) -> Haystack:
@@ -177,7 +179,7 @@ def measure_kv(
     runtime: Runtime,
     *,
     progress: Progress,
-    request: Request | None = None,
+    request: ReportRequest | None = None,
     journals: Journals | None = None,
 ) -> Report:
     """Run all arms over all prompts.
@@ -255,7 +257,7 @@ def _refuse_short(
     prompts: Sequence[Prompt], encoded: Sequence[Sequence[int]], policies: Sequence[KVPolicy]
 ) -> None:
     """Raise PromptError for a prompt of which a policy that restores would restore nothing."""
-    kept = max((each.sink + each.window for each in policies if each.source is not None), default=0)
+    kept = max((each.span for each in policies if each.source is not None), default=0)
     for prompt, tokens in zip(prompts, encoded, strict=True):
         if len(tokens) <= kept:
             raise PromptError(

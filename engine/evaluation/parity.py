@@ -30,6 +30,7 @@ from engine.networks.dflash2 import DFlash2, build_network
 from engine.networks.dflash_config import DFlashConfig
 from engine.target_config import check_depth
 from engine.weights import read_json, require_file, tensor_shapes, weight_files
+from evidence_format.claims import FEWEST_EQUAL
 
 GOLDEN = "golden.npz"
 REALS, WHOLES, TEXT = "f", "iu", "U"  # numpy's kinds of types
@@ -39,8 +40,6 @@ DIFFERENCES = ("hidden_max_abs", "logits_max_abs")
 # The largest difference that passes unless told otherwise. In float32 it is the order of additions that
 # differs; half precision rounds every intermediate value, and logits of 10 are told apart by 0.008 and 0.06.
 TOLERANCES = {"float32": 1e-4, "float16": 0.25, "bfloat16": 1.0}
-# The smallest share of a block's rows whose likeliest token is the same: half precision turns near ties.
-FEWEST_EQUAL = {"float32": 1.0, "float16": 0.9, "bfloat16": 0.9}
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 

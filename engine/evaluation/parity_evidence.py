@@ -12,10 +12,11 @@ from engine.evaluation.interleave import Progress
 from engine.evaluation.parity import DIFFERENCES, Parity, finite
 from engine.evaluation.prompts import load_prompts
 from engine.evaluation.reference import plain_reference, stored_reference
-from engine.evaluation.report import Report, Request, now
+from engine.evaluation.report import Report, now
 from engine.evaluation.strain import StrainWatch
 from engine.evaluation.target_parity import compare_target, open_target
 from engine.runtime import Runtime
+from evidence_format.model import ReportRequest
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class ParitySwitches:
 
 
 def measure_parity(
-    switches: ParitySwitches, runtime: Runtime, *, progress: Progress, request: Request | None = None
+    switches: ParitySwitches, runtime: Runtime, *, progress: Progress, request: ReportRequest | None = None
 ) -> tuple[Parity, Report]:
     """Compare, and report it. The report claims parity within the tolerance, whatever came out.
 

@@ -12,14 +12,15 @@ import mlx.core as mx
 from engine.blas import INSTALL_HINT
 from engine.cache.ring import SlidingRing
 from engine.evaluation.environment import describe
-from engine.evaluation.report import Report, Request, now
+from engine.evaluation.report import Report, now
 from engine.evaluation.strain import StrainWatch
 from engine.runtime import Runtime
+from evidence_format.model import ReportRequest
 
 SIZE = 512
 
 
-def probe_machine(runtime: Runtime, request: Request | None = None) -> Report:
+def probe_machine(runtime: Runtime, request: ReportRequest | None = None) -> Report:
     """Look at the machine."""
     started, watch = now(), StrainWatch()
     facts: dict[str, Any] = {

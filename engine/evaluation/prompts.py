@@ -20,6 +20,8 @@ from engine.errors import ModelError, PromptError
 from engine.evaluation.layouts import translated
 from engine.evaluation.templates import ChatSwitches, chat_tokens
 from engine.foreign import foreign
+from evidence_format.prompt_sets import known_sets
+from evidence_format.text import prompt_set
 
 SHIPPED = Path(__file__).parent / "prompts"
 SHIPPED_SETS = ("code", "chat", "retrieval")
@@ -103,13 +105,12 @@ def _refuse_shipped(prompts: Sequence[Prompt]) -> None:
     """Raise PromptError for a shipped prompt, or another one under its id, in a file of one's own: the gate
     knows these prompts by digest, and wants all that a set and its limit select.
     """
-    shipped = [prompt for name in SHIPPED_SETS for prompt in _read(SHIPPED / f"{name}.jsonl")]
-    kinds = {prompt.source_sha256: prompt.kind for prompt in shipped}
-    taken = {prompt.id for prompt in shipped}
+    known = known_sets()
     for prompt in prompts:
-        if kind := kinds.get(prompt.source_sha256):
+        if shipped := known.ids.get(prompt.source_sha256):
+            kind = prompt_set(shipped)
             raise PromptError(f"prompt {prompt.id} belongs to the shipped set {kind}; use --prompts {kind}")
-        if prompt.id in taken:
+        if prompt.id in known.prompts:
             raise PromptError(f"the id {prompt.id} is taken by a shipped prompt; rename this one")
 
 
@@ -177,11 +178,6 @@ def tokens_of(prompt: Prompt, tokenizer: Any, switches: ChatSwitches) -> list[in
     with foreign(lambda reason: PromptError(f"prompt {prompt.id} cannot be tokenized: {reason}")):
         special = tokenizer.bos_token is None or not text.startswith(tokenizer.bos_token)
         return [int(token) for token in tokenizer.encode(text, add_special_tokens=special)]
-
-
-def prompt_set(identifier: str) -> str:
-    """The set a prompt belongs to: its id without the number at the end."""
-    return re.sub(r"[-_.:/]?[0-9]+\Z", "", identifier)
 
 
 def raw_prompt(text: str, identifier: str = "prompt") -> Prompt:

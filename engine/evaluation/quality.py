@@ -19,8 +19,8 @@ from engine.evaluation.environment import describe
 from engine.evaluation.fingerprint import fingerprint
 from engine.evaluation.interleave import Lane, Progress, run_interleaved, scored_rows
 from engine.evaluation.journal import Journals
-from engine.evaluation.prompts import Prompt, prompt_set
-from engine.evaluation.report import Arm, Report, Request, now
+from engine.evaluation.prompts import Prompt
+from engine.evaluation.report import Arm, Report, now
 from engine.evaluation.strain import StrainWatch
 from engine.evaluation.templates import ChatSwitches
 from engine.evaluation.throughput import (
@@ -35,8 +35,12 @@ from engine.evaluation.throughput import (
 )
 from engine.pace import Pace
 from engine.runtime import Runtime
+from evidence_format.claims import CLAIMS as CLAIMED
+from evidence_format.model import ReportRequest
+from evidence_format.text import prompt_set
 
 PLAIN, OURS = "plain", "ours"
+LEAST_MATCH = CLAIMED["exact_match"].lowest
 CLAIMS = ("auto", "identity", "match", "none")
 
 
@@ -72,8 +76,8 @@ class QualitySwitches:
             raise ConfigurationError(f"--claim {self.claim!r} is not one of {', '.join(CLAIMS)}")
         if (self.claim == "match") != (self.min_match is not None):
             raise ConfigurationError("--claim match and --min-match go together")
-        if self.min_match is not None and not 0.5 <= self.min_match <= 1:
-            raise ConfigurationError(f"--min-match must lie in [0.5, 1], not {self.min_match}")
+        if self.min_match is not None and not LEAST_MATCH <= self.min_match <= 1:
+            raise ConfigurationError(f"--min-match must lie in [{LEAST_MATCH}, 1], not {self.min_match}")
 
 
 def measure_quality(
@@ -83,7 +87,7 @@ def measure_quality(
     runtime: Runtime,
     *,
     progress: Progress,
-    request: Request | None = None,
+    request: ReportRequest | None = None,
     journals: Journals | None = None,
 ) -> Report:
     """Run both arms over the prompts and compare what came out.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from engine.cache.policy import MEANINGFUL, KVPolicy
+from engine.cache.policy import KVPolicy
 from engine.config import Engine
 from engine.errors import ConfigurationError, PromptError
 from engine.evaluation.arms import OUR_LOOP, PLAIN_LOOP, Outcome, plain, speculate_together
@@ -24,7 +24,7 @@ from engine.evaluation.interleave import Lane, Progress, run_interleaved, scored
 from engine.evaluation.journal import Journals
 from engine.evaluation.kv_arms import under
 from engine.evaluation.prompts import Prompt
-from engine.evaluation.report import Arm, Report, Request, now
+from engine.evaluation.report import Arm, Report, now
 from engine.evaluation.sound import refuse_unsound
 from engine.evaluation.strain import StrainWatch
 from engine.evaluation.templates import ChatSwitches
@@ -39,10 +39,14 @@ from engine.evaluation.throughput import (
 )
 from engine.pace import Adaptive, Pace, Tour
 from engine.runtime import Runtime
+from evidence_format.claims import CLAIMS
+from evidence_format.model import ReportRequest
+from evidence_format.policies import MEANINGFUL
 
 ORACLE, CONTROL = "oracle", "no_needle"
 RESTORING_CONTROLS = ("exact", "noise")
 LOSSLESS = ("native", "sliding-bounded")  # policies of which parity with the oracle is claimed
+LEAST_RECALL = CLAIMS["recall"].lowest
 DEPTHS = 12  # recall is told for each of so many depths
 
 
@@ -71,8 +75,8 @@ class RecallSwitches:
         self.chat.check()
         if self.max_tokens < 1:
             raise ConfigurationError(f"--max-tokens must be at least 1, not {self.max_tokens}")
-        if self.min_recall is not None and not 0 < self.min_recall <= 1:
-            raise ConfigurationError(f"--min-recall must lie in (0, 1], not {self.min_recall}")
+        if self.min_recall is not None and not LEAST_RECALL <= self.min_recall <= 1:
+            raise ConfigurationError(f"--min-recall must lie in [{LEAST_RECALL}, 1], not {self.min_recall}")
         if self.limit is not None and self.limit < 1:
             raise ConfigurationError(f"--limit must be at least 1, not {self.limit}")
         if self.batch < 1:
@@ -86,7 +90,7 @@ def measure_recall(
     runtime: Runtime,
     *,
     progress: Progress,
-    request: Request | None = None,
+    request: ReportRequest | None = None,
     journals: Journals | None = None,
 ) -> Report:
     """Run the three arms over the prompts that have a needle.

@@ -4,7 +4,6 @@ The format is ``kakeya.evidence/1``. Times are rounded to 1e-7 s in the rows, an
 derived from what the rows say then.
 """
 
-import hashlib
 import json
 import os
 import tempfile
@@ -18,19 +17,9 @@ from engine.errors import EngineError
 from engine.evaluation.arms import Outcome
 from engine.evaluation.prompts import Needle, Prompt
 from engine.evaluation.summary import liveness, parity_summary, summarise
-
-SCHEMA = "kakeya.evidence/1"
-LARGEST = 32 * 2**20
-
-
-@dataclass(frozen=True)
-class Request:
-    """What binds a report to a job: all of it or nothing."""
-
-    nonce: str
-    workload_sha: str
-    preset_digest: str
-    engine_source: str
+from evidence_format.model import SCHEMA_ID, ReportRequest
+from evidence_format.parse import MAX_BYTES
+from evidence_format.text import text_digest, tokens_digest
 
 
 @dataclass
@@ -169,16 +158,6 @@ def needle_fields(needle: Needle, prompt: str, answer: str, text: str) -> dict[s
     }
 
 
-def text_digest(text: str) -> str:
-    """sha256 of a text."""
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def tokens_digest(tokens: Sequence[int]) -> str:
-    """sha256 of the tokens as ASCII decimals joined by single spaces."""
-    return hashlib.sha256(" ".join(map(str, tokens)).encode("ascii")).hexdigest()
-
-
 @dataclass(frozen=True)
 class Report:
     """A finished report; `write` puts it into a file."""
@@ -200,17 +179,12 @@ class Report:
         divergences: Sequence[dict[str, Any]] = (),
         restarts: Sequence[dict[str, Any]] = (),
         parity: dict[str, Any] | None = None,
-        request: Request | None = None,
+        request: ReportRequest | None = None,
     ) -> "Report":
         """Put the parts together and derive the rest."""
-        document: dict[str, Any] = {"schema": SCHEMA, "kind": kind}
+        document: dict[str, Any] = {"schema": SCHEMA_ID, "kind": kind}
         if request is not None:
-            document["request"] = {
-                "nonce": request.nonce,
-                "workload_sha": request.workload_sha,
-                "preset_digest": request.preset_digest,
-                "engine_source": request.engine_source,
-            }
+            document["request"] = request.model_dump()
         document |= {
             "started_at": stamp(started),
             "finished_at": stamp(now()),
@@ -246,8 +220,8 @@ def write_document(path: Path, document: dict[str, Any]) -> None:
         EngineError: it is larger than a report may be, or cannot be written.
     """
     data = json.dumps(document, allow_nan=False, ensure_ascii=False, indent=1).encode() + b"\n"
-    if len(data) > LARGEST:
-        raise EngineError(f"the report has {len(data)} bytes, more than {LARGEST}; use a smaller --limit")
+    if len(data) > MAX_BYTES:
+        raise EngineError(f"the report has {len(data)} bytes, more than {MAX_BYTES}; use a smaller --limit")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as part:

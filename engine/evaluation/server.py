@@ -18,7 +18,7 @@ from engine.evaluation.http import Client, ServerFault
 from engine.evaluation.interleave import Lane, Progress, run_interleaved, scored_rows
 from engine.evaluation.prompts import Prompt
 from engine.evaluation.question import Question, outcome, question, whole
-from engine.evaluation.report import Arm, Report, Request, now
+from engine.evaluation.report import Arm, Report, now
 from engine.evaluation.served import served
 from engine.evaluation.server_checks import ANSWERS, DOORS, KEEPING, Check, Examinee, examine
 from engine.evaluation.server_switches import Offer, ServerSwitches
@@ -37,6 +37,7 @@ from engine.registry.entries import ModelEntry
 from engine.runtime import Runtime
 from engine.server.decoding.models import Model
 from engine.server.decoding.worker import Finder
+from evidence_format.model import ReportRequest
 
 PLAIN, SERVER = "plain", "server"
 SHORT = 24  # tokens of the answers that checks ask for
@@ -94,7 +95,7 @@ def measure_server(
     runtime: Runtime,
     *,
     progress: Progress,
-    request: Request | None = None,
+    request: ReportRequest | None = None,
 ) -> Report:
     """Check the server and compare its answers.
 

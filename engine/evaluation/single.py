@@ -13,12 +13,13 @@ from engine.errors import ConfigurationError
 from engine.evaluation.arms import OUR_LOOP, Outcome, Wish, speculate
 from engine.evaluation.environment import describe
 from engine.evaluation.prompts import Prompt, encode
-from engine.evaluation.report import Arm, Report, Request, now, sample
+from engine.evaluation.report import Arm, Report, now, sample
 from engine.evaluation.strain import StrainWatch
 from engine.evaluation.summary import summarise
 from engine.evaluation.throughput import configuration, models
 from engine.runtime import Runtime
 from engine.sampling import Sampling
+from evidence_format.model import ReportRequest
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def generate_stream(
 
 
 def generate_report(
-    engine: Engine, runtime: Runtime, generation: Generation, request: Request | None
+    engine: Engine, runtime: Runtime, generation: Generation, request: ReportRequest | None
 ) -> Report:
     """An evidence report with this one row and no claim."""
     return Report.build(

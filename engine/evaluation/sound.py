@@ -7,9 +7,8 @@ only in a set of them, and whether the answer stands beside the needle.
 from collections.abc import Sequence
 
 from engine.errors import PromptError
-from engine.evaluation.prompts import SHOWN, Prompt, prompt_set
-
-BARE_SETS = ("code", "chat")  # their prompts ask nothing beside their content
+from engine.evaluation.prompts import SHOWN, Prompt
+from evidence_format.text import BARE_SETS, prompt_set
 
 
 def refuse_unsound(prompts: Sequence[Prompt]) -> None:

@@ -12,13 +12,15 @@ from math import inf
 from statistics import median
 from typing import Any
 
-LARGEST_SPREAD = 3.0
-SPREAD_TOKENS = 16  # rows that decode fewer tokens are not timed against others
-SPREAD_S = 0.025  # prefills that differ by less are as good as equal
-SAME_LENGTH = 1.1  # prompts whose lengths differ by less are the same amount of prefill
-# A plain step of mlx-lm's loop in steps of ours at block 1: in the median row, and in total.
-MOST_LOOP_GAIN, MOST_TOTAL_LOOP_GAIN = 2.0, 2.25
-FEWEST_SAMPLES = 5  # of a speed claim
+from evidence_format.claims import (
+    FEWEST_SAMPLES,
+    LARGEST_SPREAD,
+    MOST_LOOP_GAIN,
+    MOST_TOTAL_LOOP_GAIN,
+    SAME_LENGTH,
+    SPREAD_S,
+    SPREAD_TOKENS,
+)
 
 
 def disturbance(

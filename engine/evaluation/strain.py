@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 
 from engine.child import printed_by
+from evidence_format.claims import MOST_OTHER_CPU, MOST_SERVICE_CPU
 
 SWAP_COUNTERS = ("pswpin", "pswpout")
 MOST_SWAPPED = 64 * 2**20  # bytes in an evaluation; any process's page counts, and a few always go
@@ -27,9 +28,6 @@ POWER = ("not_applicable", "ac", "unknown", "battery")
 HEAT = ("not_applicable", "nominal", "fair", "unknown", "serious", "critical")
 
 
-# The gate's MACHINE_BUSY has the same limits.
-MOST_OTHER_CPU = 0.10  # of the CPU time of all cores
-MOST_SERVICE_CPU = 0.10  # of one core, a service
 SETTLE_S = 1.0  # seconds over which an idle machine is looked at
 # macOS starts these by itself, and they keep disks, memory or the neural engine busy.
 SERVICES = {

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from engine.evaluation.runaway import runs_away
+from evidence_format.text import degeneration
 
 if TYPE_CHECKING:
     from engine.evaluation.report import Arm
@@ -66,7 +66,7 @@ def _arm_summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         ),
         "key_distortion": _mean([kv["key_distortion"] for kv in coded]),
         "value_distortion": _mean([kv["value_distortion"] for kv in coded]),
-        "runaway_samples": sum(runs_away(row["tokens"]) for row in rows),
+        "runaway_samples": sum(degeneration(row["tokens"]) is not None for row in rows),
     }
 
 

@@ -11,21 +11,11 @@ from typing import Any
 
 from engine.errors import ConfigurationError, PromptError
 from engine.foreign import foreign
+from evidence_format.text import MARKS, without_reasoning
 
 THINKING = ("default", "on", "off")
 # What templates call the switch. A template that knows none of the names ignores them.
 THINKING_NAMES = ("enable_thinking", "thinking")
-# (begin, end) of reasoning in a model's text.
-REASONING = (
-    ("<think>", "</think>"),
-    ("<thinking>", "</thinking>"),
-    ("<longcat_think>", "</longcat_think>"),
-    ("<|think:start|>", "<|think:end|>"),
-    ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
-    ("[THINK]", "[/THINK]"),
-    ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),
-    ("<|channel>thought", "<channel|>"),
-)
 TAIL = 16  # tokens of a prompt in which the template may have begun the reasoning
 
 
@@ -118,25 +108,5 @@ def answer_of(tokenizer: Any, prompt: Sequence[int], text: str) -> str:
         text: what the model said.
     """
     tail = str(tokenizer.decode(list(prompt[-TAIL:]))).rstrip() if prompt else ""
-    answer = text
-    for begin, end in REASONING:
-        answer = _without(answer, begin, end, opened=tail.endswith(begin))
-    return text if answer == text else answer.strip()
-
-
-def _without(text: str, begin: str, end: str, *, opened: bool) -> str:
-    """The text without what stands between the marks, and without the marks.
-
-    An end before any beginning ends reasoning that began before the text.
-    """
-    kept = ""
-    first, last = text.find(begin), text.find(end)
-    if opened or 0 <= last < (first if first >= 0 else len(text)):
-        text = text[last + len(end) :] if last >= 0 else ""
-    while (start := text.find(begin)) >= 0:
-        kept += text[:start]
-        stop = text.find(end, start)
-        if stop < 0:
-            return kept
-        text = text[stop + len(end) :]
-    return kept + text
+    opened = (number for number, (begin, _) in enumerate(MARKS) if tail.endswith(begin))
+    return without_reasoning(text, next(opened, None))

@@ -26,28 +26,28 @@ from engine.evaluation.fingerprint import fingerprint
 from engine.evaluation.interleave import Lane, Progress, run_interleaved, scored_rows
 from engine.evaluation.journal import Journals
 from engine.evaluation.prompts import Prompt, encode
-from engine.evaluation.report import Arm, Report, Request, now
+from engine.evaluation.report import Arm, Report, now
 from engine.evaluation.rounding import Run, block_error, plain_gap
-from engine.evaluation.steady import FEWEST_SAMPLES, disturbance
+from engine.evaluation.steady import disturbance
 from engine.evaluation.strain import StrainWatch, idle_load
 from engine.evaluation.templates import ChatSwitches
 from engine.pace import Adaptive, Pace, Tour
 from engine.runtime import Runtime
+from evidence_format.claims import CLAIMS as CLAIMED
+from evidence_format.claims import FEWEST_SAMPLES, FEWEST_TOKENS, SPEED_CLAIMS, WATCHED
+from evidence_format.model import ReportRequest
 
 PLAIN, SPECULATIVE, BLOCK_1 = "plain", "speculative", "block-1"
 IGNORE_STOPS = "ignore_stops"  # the arm, and the control it is
 CLAIMS = ("auto", "speedup", "no-slowdown", "identity", "none")
-LEAST_STOPS = 0.5  # texts of which fewer end by themselves are not what the claim is about
+LEAST_STOPS = CLAIMED["natural_stops"].lowest
 NO_SLOWDOWN = 0.9
 ROUNDING_TEXTS = 3
 MADE_UP_BLOCKS = (2, 4, 8, 16)
 WARM_UPS = 4
 STEP = "drafting/verifying"
-SPEED_CLAIMS = ("speedup", "no_slowdown")
 # What the gate asks of a speed; with less, `auto` claims identical output alone.
-FEWEST_TOKENS = 32
 TOO_FEW_TO_TIME = f"a speed needs {FEWEST_SAMPLES} prompts and more than {FEWEST_TOKENS} tokens of each"
-WATCHED = 0.9  # of the timed seconds, beside which the load must be known
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def measure_throughput(
     runtime: Runtime,
     *,
     progress: Progress,
-    request: Request | None = None,
+    request: ReportRequest | None = None,
     journals: Journals | None = None,
 ) -> Report:
     """Run the arms over the prompts: both, or plain decoding alone where there is nothing of ours to compare.

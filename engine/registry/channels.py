@@ -11,7 +11,7 @@ Restored policies have no channel: they need a projector of the model, and bound
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from engine.cache.policy import KINDS, KVPolicy, parse_policy
+from engine.cache.policy import CODES, KVPolicy, parse_policy
 from engine.errors import ConfigurationError, UnknownModel
 
 SEPARATOR = "@"  # between the name of a model and that of a channel
@@ -92,12 +92,12 @@ def fitting(head_dims: Iterable[int]) -> list[str]:
 
 def _misfit(channel: Channel, head_dims: Iterable[int]) -> str | None:
     """Why no code can be made for one of these dimensions; None if it can for all."""
-    codec = KINDS[channel.policy.kind].codec
-    if codec is None:
+    code = CODES.get(channel.policy.kind)
+    if code is None:
         return None
     try:
         for dim in head_dims:
-            codec(channel.policy.values, dim)
+            code.codec(channel.policy.values, dim)
     except ConfigurationError as error:
         return str(error)
     return None

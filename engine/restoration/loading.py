@@ -27,7 +27,8 @@ from engine.restoration.session import RestorationPlan
 from engine.restoration.sites import sites_of
 from engine.restoration.sources import LEARNED, Learned
 from engine.target import Target
-from engine.weights import digest, read_json, weight_files
+from engine.weights import read_json, weight_files
+from evidence_format.weights import digest
 
 SHIPPED_PROJECTOR = SHIPPED / "projector"
 BESIDE = "drafter"

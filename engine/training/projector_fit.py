@@ -17,7 +17,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.optimizers as optim
 
-from engine.cache.policy import LARGEST_WINDOW, LAYERS, KVPolicy, parse_policy
+from engine.cache.policy import KVPolicy, parse_policy
 from engine.errors import ConfigurationError, EngineError
 from engine.host import read_float, read_token
 from engine.restoration.session import RestorationPlan
@@ -27,6 +27,7 @@ from engine.training.corpora.batches import encode, program_document
 from engine.training.corpora.lexicon import HELD_OUT, TRAIN, Lexicon, generator
 from engine.training.distillation import Sight, Texts, Watcher, losses, relative_error
 from engine.training.tokenizer import DemoTokenizer
+from evidence_format.policies import LARGEST_WINDOW, LAYERS
 
 Progress = Callable[[int, int, str, str], None]  # done, total, phase, detail
 Weights = list[dict[str, mx.array]]  # of each layer, in whitened features

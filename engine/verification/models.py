@@ -16,9 +16,11 @@ from engine.loading import SHIPPED
 from engine.registry.entries import Published
 from engine.registry.locate import Places
 from engine.registry.registry import Registry
-from engine.verification.claimed import ClaimedModel
-from engine.verification.record import Finding
-from engine.weights import digest, weight_files
+from engine.verification.record import finding
+from engine.weights import weight_files
+from evidence_format.model import Model, Role
+from evidence_format.verification import ReplayFinding
+from evidence_format.weights import digest
 
 FLAGS = {"target": "--model", "drafter": "--drafter", "projector": "--projector"}
 SHIPPED_FOLDERS = ("target", "drafter", "proposer", "projector")
@@ -29,11 +31,11 @@ class Folders:
     """Folders by role, and what speaks against them."""
 
     found: Mapping[str, Path]
-    findings: tuple[Finding, ...]
+    findings: tuple[ReplayFinding, ...]
 
 
 def find_models(
-    models: Mapping[str, ClaimedModel],
+    models: Mapping[Role, Model],
     given: Mapping[str, Path | None],
     among: Sequence[Path],
     places: Places,
@@ -50,15 +52,11 @@ def find_models(
         The folders with the claimed digests; a finding for each model whose folder has another one.
 
     Raises:
-        ConfigurationError: a model is not at hand, or a role is unknown.
+        ConfigurationError: a model is not at hand.
     """
     found: dict[str, Path] = {}
-    findings: list[Finding] = []
+    findings: list[ReplayFinding] = []
     for role, model in models.items():
-        if role not in FLAGS:
-            raise ConfigurationError(
-                f"the report names a model of the role {role!r}, which verify cannot load"
-            )
         folder = given.get(role)
         candidates = [folder] if folder is not None else list(_candidates(model, among, places))
         digests = {each: _digest(each, strict=each == folder) for each in candidates}
@@ -78,7 +76,7 @@ def find_models(
             )
         folder, value = named[0]
         findings.append(
-            Finding(
+            finding(
                 role,
                 "models",
                 f"the report ran the {role} {model.id!r} with weights {model.weights_sha256[:12]}…, "
@@ -93,7 +91,7 @@ def folder_with(weights: str, among: Sequence[Path]) -> Path | None:
     return next((folder for folder in (*_shipped(), *among) if _digest(folder) == weights), None)
 
 
-def _candidates(model: ClaimedModel, among: Sequence[Path], places: Places) -> Iterator[Path]:
+def _candidates(model: Model, among: Sequence[Path], places: Places) -> Iterator[Path]:
     yield from _shipped()
     yield from among
     yield from (folder for folder in _named(places) if _is(folder, model))
@@ -116,7 +114,7 @@ def _named(places: Places) -> Iterator[Path]:
                 yield from (path for _, path in places.of(source) if path is not None)
 
 
-def _is(folder: Path, model: ClaimedModel) -> bool:
+def _is(folder: Path, model: Model) -> bool:
     return folder.is_dir() and identity(folder) == model.id
 
 

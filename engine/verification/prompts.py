@@ -20,7 +20,7 @@ from engine.evaluation.prompts import SHIPPED_SETS, Prompt, load_prompts
 from engine.evaluation.recall import reach
 from engine.evaluation.templates import ChatSwitches
 from engine.evaluation.throughput import encode_all
-from engine.verification.claimed import ClaimedArm, Scalar
+from evidence_format.model import Arm
 
 NO_NEEDLE = "no_needle"
 COMMANDS = ("eval throughput", "eval quality", "eval server", "eval recall", "eval kv", "generate")
@@ -48,7 +48,7 @@ class Prompts:
     whole: Mapping[str, Asked]
     emptied: Mapping[str, Asked]
 
-    def of(self, arm: ClaimedArm) -> Mapping[str, Asked]:
+    def of(self, arm: Arm) -> Mapping[str, Asked]:
         """Those that an arm was given."""
         return self.emptied if arm.control == NO_NEEDLE else self.whole
 
@@ -57,7 +57,7 @@ class Prompts:
 class Switches:
     """A report's configuration, read one switch at a time."""
 
-    values: Mapping[str, Scalar]
+    values: Mapping[str, Any]
 
     def text(self, name: str) -> str:
         """A switch that must be a text."""

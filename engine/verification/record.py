@@ -1,127 +1,19 @@
-"""The verification record, ``kakeya.verification/1``: which report was replayed, how, and what was found.
+"""The verification record, ``kakeya.verification/1``, while a replay fills it; the format has its parts."""
 
-The schema is docs/schema/verification.json; whoever reads records checks against it. Nothing here decides.
-"""
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from evidence_format.model import ReportRequest
+from evidence_format.verification import Draw, ReplayedRow, ReplayFinding, Subject, Tolerances
 
 SCHEMA = "kakeya.verification/1"
-CONFIRMED, REFUTED = "confirmed", "refuted"
+LONGEST = 4000  # characters of a finding's message
+Check = Literal["models", "prompts", "rows", "text", "tokens", "rounds", "memory"]
 
 
-@dataclass(frozen=True)
-class Finding:
-    """Something that the report says and the replay does not.
-
-    Attributes:
-        where: the row as ``arm/prompt_id``, a model's role, or ``report``.
-        check: models, prompts, rows, text, tokens, rounds or memory.
-        message: what was claimed and what was found.
-    """
-
-    where: str
-    check: str
-    message: str
-
-
-@dataclass(frozen=True)
-class TokensChecked:
-    """A row's tokens against the target's logits.
-
-    Attributes:
-        checked: how many tokens.
-        forward: ``one`` over prompt and tokens, or ``rounds`` under the row's own policy.
-        largest_gap: by which the best logit lay above a claimed token's, at worst; 0: all are the best.
-        at: the position of that token.
-        allowed: the largest gap that rounding explains.
-    """
-
-    checked: int
-    forward: str
-    largest_gap: float
-    at: int
-    allowed: float
-
-
-@dataclass(frozen=True)
-class RoundsReplayed:
-    """A row's rounds, drafted again.
-
-    Attributes:
-        replayed: rounds of two tokens or more.
-        differing: how many of them confirmed another number of drafts, or had fewer drafts to confirm.
-        claimed_accepted, accepted: drafts confirmed in all of them, as claimed and as found.
-        reason: why they were not replayed; None: they were.
-    """
-
-    replayed: int = 0
-    differing: int = 0
-    claimed_accepted: int = 0
-    accepted: int = 0
-    reason: str | None = None
-
-
-@dataclass(frozen=True)
-class RowVerified:
-    """A row that the models were run for.
-
-    Attributes:
-        arm, prompt_id: the row.
-        drawn: by the draw; false: there was time to look at beside those.
-        tokens, rounds: what was found; tokens None where they cannot be run.
-    """
-
-    arm: str
-    prompt_id: str
-    drawn: bool
-    tokens: TokensChecked | None
-    rounds: RoundsReplayed
-
-
-@dataclass(frozen=True)
-class Draw:
-    """How rows were drawn: after the report was there, by a number that its author could not know.
-
-    Attributes:
-        seed: repeats the draw.
-        source: ``os``: from the system's random numbers; ``given``.
-        sample: rows asked for.
-        rows: rows of the report.
-    """
-
-    seed: int
-    source: str
-    sample: int
-    rows: int
-
-
-@dataclass(frozen=True)
-class Subject:
-    """The report that was replayed.
-
-    Attributes:
-        sha256: of its bytes.
-        kind: its kind.
-        nonce: of the request it answers; None: it answers none.
-        source_sha256: of the engine that wrote it.
-    """
-
-    sha256: str
-    kind: str
-    nonce: str | None
-    source_sha256: str
-
-
-@dataclass(frozen=True)
-class Tolerances:
-    """What may differ, see `engine.verification.verify`."""
-
-    rounds: float
-    rounding: float
-    resident: float
-    distortion: float
-    accepted: float
+def finding(where: str, check: Check, message: str) -> ReplayFinding:
+    """What the report says of a row (``arm/prompt_id``) or a model (its role), and the replay does not."""
+    return ReplayFinding(where=where, check=check, message=message[:LONGEST])
 
 
 @dataclass
@@ -133,17 +25,25 @@ class Record:
     draw: Draw
     tolerances: Tolerances
     environment: dict[str, Any]
-    request: dict[str, str] | None = None
-    rows: list[RowVerified] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
+    request: ReportRequest | None = None
+    rows: list[ReplayedRow] = field(default_factory=list)
+    findings: list[ReplayFinding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     finished_at: str = ""
 
-    @property
-    def verdict(self) -> str:
-        """``refuted`` where anything was found."""
-        return REFUTED if self.findings else CONFIRMED
-
     def document(self) -> dict[str, Any]:
-        """As it stands in the file."""
-        return {"schema": SCHEMA, "verdict": self.verdict} | asdict(self)
+        """As it is in the file."""
+        return {
+            "schema": SCHEMA,
+            "verdict": "refuted" if self.findings else "confirmed",
+            "started_at": self.started_at,
+            "report": self.report.model_dump(),
+            "draw": self.draw.model_dump(),
+            "tolerances": self.tolerances.model_dump(),
+            "environment": self.environment,
+            "request": self.request and self.request.model_dump(),
+            "rows": [row.model_dump() for row in self.rows],
+            "findings": [each.model_dump() for each in self.findings],
+            "notes": self.notes,
+            "finished_at": self.finished_at,
+        }

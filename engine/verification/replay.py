@@ -18,7 +18,7 @@ from engine.config import Engine
 from engine.drafters.base import Drafter
 from engine.host import launch, read_float, read_tokens, wait
 from engine.session import Session
-from engine.verification.claimed import ClaimedRound
+from evidence_format.model import Round
 
 SMALL_CHUNK = 64
 
@@ -56,7 +56,7 @@ def follow(
     drafter: Drafter | None,
     prompt: Sequence[int],
     tokens: Sequence[int],
-    rounds: Sequence[ClaimedRound],
+    rounds: Sequence[Round],
 ) -> Followed:
     """The target over prompt and tokens once, on mlx-lm's own caches, and the drafter along the rounds.
 
@@ -178,7 +178,7 @@ def policy_steps(engine: Engine, prompt: Sequence[int], tokens: Sequence[int]) -
     """
     small = min(SMALL_CHUNK, engine.options.prefill_chunk)
     engine = replace(engine, options=replace(engine.options, prefill_chunk=small))
-    steps = [ClaimedRound(block=1, accepted=0)] * (len(tokens) - 1)
+    steps = [Round(block=1, accepted=0, draft_s=0, verify_s=0)] * (len(tokens) - 1)
     return redo(engine, None, prompt, tokens, steps).logits
 
 
@@ -187,7 +187,7 @@ def redo(
     drafter: Drafter | None,
     prompt: Sequence[int],
     tokens: Sequence[int],
-    rounds: Sequence[ClaimedRound],
+    rounds: Sequence[Round],
 ) -> Followed:
     """Run rounds again, each of the block that is claimed of it, under the engine's policy.
 
@@ -232,7 +232,7 @@ def redo(
     return Followed(mx.concatenate(logits), drafts, accepted, held)
 
 
-def kept_by(rounds: Sequence[ClaimedRound], tokens: int) -> list[int]:
+def kept_by(rounds: Sequence[Round], tokens: int) -> list[int]:
     """How many tokens each round gave; the prompt gave the first of all, and the end may cut the last round.
 
     Raises:

@@ -27,26 +27,17 @@ from engine.evaluation.distortion import examine, held_after
 from engine.evaluation.environment import describe
 from engine.evaluation.interleave import Progress
 from engine.evaluation.kv_arms import under
-from engine.evaluation.report import Request, now, stamp
+from engine.evaluation.report import now, stamp
 from engine.evaluation.strain import StrainWatch
 from engine.evaluation.throughput import models as cards_of
 from engine.loading import DTYPES
 from engine.networks.projector import ProjectorConfig
 from engine.registry.locate import Places
 from engine.runtime import Runtime
-from engine.verification.claimed import Claimed, ClaimedArm, ClaimedModel, ClaimedRow
+from engine.verification.claimed import Claimed
 from engine.verification.models import find_models, folder_with
 from engine.verification.prompts import Asked, Prompts, Switches, make_prompts
-from engine.verification.record import (
-    Draw,
-    Finding,
-    Record,
-    RoundsReplayed,
-    RowVerified,
-    Subject,
-    TokensChecked,
-    Tolerances,
-)
+from engine.verification.record import Check, Record, finding
 from engine.verification.replay import (
     Followed,
     Held,
@@ -61,6 +52,8 @@ from engine.verification.replay import (
 )
 from engine.verification.rows import check_row, check_set, name_of
 from engine.weights import read_json
+from evidence_format.model import Arm, Model, ReportRequest, Sample
+from evidence_format.verification import Draw, ReplayedRow, Rounds, Subject, Tokens, Tolerances
 
 # Near ties of a drafter fall otherwise on another machine, in a batch, and in blocks that are not compiled:
 # of the rounds of genuine reports one in a hundred confirms another number of drafts. Where acceptance was
@@ -78,7 +71,7 @@ CARD = ("dtype", "quantization", "parameters", "vocab_size", "largest_block", "c
 EXTRA_S = 5.0  # rows that were not drawn are looked at as long as this lasts
 CHEAP = 2e10  # … but tokens of all rows of a small model in any case: parameters times positions
 
-ArmRow = tuple[ClaimedArm, ClaimedRow]
+ArmRow = tuple[Arm, Sample]
 
 
 @dataclass(frozen=True)
@@ -99,7 +92,7 @@ class Verification:
     folders: Mapping[str, Path | None] = field(default_factory=dict)
     among: tuple[Path, ...] = ()
     prompts: Path | None = None
-    request: Request | None = None
+    request: ReportRequest | None = None
 
     def check(self) -> None:
         """Raise ConfigurationError where a switch does not make sense."""
@@ -113,8 +106,8 @@ class Verification:
 class _Row:
     """A row with everything it is run with."""
 
-    arm: ClaimedArm
-    row: ClaimedRow
+    arm: Arm
+    row: Sample
     asked: Asked
     engine: Engine
     drawn: bool
@@ -178,11 +171,27 @@ def verify(
     seed = randbits(48) if what.seed is None else what.seed
     record = Record(
         started_at=stamp(now()),
-        report=Subject(claimed.sha256, document.kind, request, document.environment.git.source_sha256),
-        draw=Draw(seed, "os" if what.seed is None else "given", what.sample, sum(1 for _ in claimed.rows)),
-        tolerances=Tolerances(ROUNDS_MAY_DIFFER, ROUNDING, RESIDENT, DISTORTION, ACCEPTED),
+        report=Subject(
+            sha256=claimed.sha256,
+            kind=document.kind,
+            nonce=request,
+            source_sha256=document.environment.git.source_sha256,
+        ),
+        draw=Draw(
+            seed=seed,
+            source="os" if what.seed is None else "given",
+            sample=what.sample,
+            rows=sum(1 for _ in claimed.rows),
+        ),
+        tolerances=Tolerances(
+            rounds=ROUNDS_MAY_DIFFER,
+            rounding=ROUNDING,
+            resident=RESIDENT,
+            distortion=DISTORTION,
+            accepted=ACCEPTED,
+        ),
         environment={},
-        request=None if what.request is None else vars(what.request),
+        request=what.request,
     )
     progress(0, 1, "finding models", "")
     folders = find_models(document.environment.models, what.folders, what.among, places)
@@ -213,14 +222,14 @@ def draw_rows(claimed: Claimed, seed: int, sample: int) -> tuple[list[ArmRow], l
     named = {claim.arm for claim in claimed.document.claims}
     arms = [arm for arm in claimed.document.arms if arm.samples]
     source.shuffle(arms)
-    arms.sort(key=lambda arm: (arm.name not in named, not any(row.verified for row in arm.samples)))
+    arms.sort(key=lambda arm: (arm.name not in named, not any(row.drafted_blocks for row in arm.samples)))
     piles = [source.sample([(arm, row) for row in arm.samples], len(arm.samples)) for arm in arms]
     longest = max(map(len, piles), default=0)
     order = [pile[turn] for turn in range(longest) for pile in piles if turn < len(pile)]
     drawn = order[: max(sample, sum(arm.name in named for arm in arms))]
     for pile in piles:
-        with_distortion = [each for each in pile if each[1].has_distortion]
-        covered = any(arm is pile[0][0] and row.has_distortion for arm, row in drawn)
+        with_distortion = [each for each in pile if each[1].is_distortion_known]
+        covered = any(arm is pile[0][0] and row.is_distortion_known for arm, row in drawn)
         if pile[0][0].name in named and with_distortion and not covered:
             drawn.append(with_distortion[0])
     drawn_ids = {id(row) for _, row in drawn}
@@ -282,8 +291,8 @@ class _Replayer:
         self._check_overall()
         self.progress(len(rows), len(rows), "replayed", f"{len(self._seen)} rows")
 
-    def _find(self, where: str, check: str, message: str) -> None:
-        self.record.findings.append(Finding(where, check, message))
+    def _find(self, where: str, check: Check, message: str) -> None:
+        self.record.findings.append(finding(where, check, message))
 
     def _check_cards(self) -> None:
         """What the report says of models beside their digests."""
@@ -324,7 +333,7 @@ class _Replayer:
             self.record.notes.append(
                 f"the models were not run for {skipped} rows that already have a finding"
             )
-        tokens = {row.prompt_id: row.tokens for _, row in self.claimed.rows if not row.verified}
+        tokens = {row.prompt_id: row.tokens for _, row in self.claimed.rows if not row.drafted_blocks}
 
         def late(row: _Row) -> tuple[bool, bool]:
             """Behind the drawn rows, texts that are not plain decoding's come first."""
@@ -332,7 +341,7 @@ class _Replayer:
 
         return sorted(rows, key=late)
 
-    def _under(self, arm: ClaimedArm) -> Engine:
+    def _under(self, arm: Arm) -> Engine:
         """The engine under an arm's policy; at block 1 without its drafter, so without room for blocks."""
         policy = parse_policy(arm.system.kv)
         if policy.spec not in self._engines:
@@ -368,7 +377,7 @@ class _Replayer:
     def _run(self, row: _Row) -> "_Seen":
         """Run the models over a row."""
         asked, said = row.asked.tokens, row.row
-        drafter = self.engine.drafter.drafter if self.engine.drafter and said.verified else None
+        drafter = self.engine.drafter.drafter if self.engine.drafter and said.drafted_blocks else None
         if not row.native:
             found = redo(row.engine, drafter, asked, said.tokens, said.rounds)
             self._check_held(row, found.held)
@@ -415,19 +424,23 @@ class _Replayer:
         """Hold a row against what the models say, and enter it into the record."""
         row = seen.row
         tokens = self._check_tokens(seen)
-        if not row.row.verified:
-            rounds = RoundsReplayed(reason="no speculative rounds")
+        if not row.row.drafted_blocks:
+            rounds = _not_replayed("no speculative rounds")
         elif self.engine.drafter is None:
-            rounds = RoundsReplayed(reason="the report names no drafter")
+            rounds = _not_replayed("the report names no drafter")
             where = name_of(row.arm, row.row)
             self._find(where, "rounds", "the row has rounds of drafts, but the configuration no drafter")
         elif seen.followed is None:
-            rounds = RoundsReplayed(reason="row not sampled")
+            rounds = _not_replayed("row not sampled")
         else:
             rounds = self._check_rounds(row, seen.followed)
-        self.record.rows.append(RowVerified(row.arm.name, row.row.prompt_id, row.drawn, tokens, rounds))
+        self.record.rows.append(
+            ReplayedRow(
+                arm=row.arm.name, prompt_id=row.row.prompt_id, drawn=row.drawn, tokens=tokens, rounds=rounds
+            )
+        )
 
-    def _check_tokens(self, seen: "_Seen") -> TokensChecked:
+    def _check_tokens(self, seen: "_Seen") -> Tokens:
         """Every token is the target's best, or within rounding of it."""
         row, found = seen.row, seen.gaps
         worst = max(range(len(found)), key=found.__getitem__)
@@ -440,9 +453,15 @@ class _Replayer:
                 f"token {row.row.tokens[wrong[0]]} at position {wrong[0]} lies {found[wrong[0]]:.3g} below "
                 f"the target's best; rounding explains {allowed:.3g} ({len(wrong)} such tokens)",
             )
-        return TokensChecked(len(found), "one" if row.native else "rounds", found[worst], worst, allowed)
+        return Tokens(
+            checked=len(found),
+            forward="one" if row.native else "rounds",
+            largest_gap=found[worst],
+            at=worst,
+            allowed=allowed,
+        )
 
-    def _check_rounds(self, row: _Row, followed: Followed) -> RoundsReplayed:
+    def _check_rounds(self, row: _Row, followed: Followed) -> Rounds:
         """As many drafts are confirmed as reported, but for a few near ties."""
         claimed = [each for each in row.row.rounds if each.block > 1]
         again = [
@@ -453,11 +472,12 @@ class _Replayer:
         differing = sum(
             (each.block - 1, each.accepted) != found for each, found in zip(claimed, again, strict=True)
         )
-        result = RoundsReplayed(
-            len(claimed),
-            differing,
-            sum(each.accepted for each in claimed),
-            sum(accepted for _, accepted in again),
+        result = Rounds(
+            replayed=len(claimed),
+            differing=differing,
+            claimed_accepted=sum(each.accepted for each in claimed),
+            accepted=sum(accepted for _, accepted in again),
+            reason=None,
         )
         if differing > max(1, ROUNDS_MAY_DIFFER * len(claimed)):
             self._find(
@@ -546,6 +566,10 @@ class _Replayer:
                 )
 
 
+def _not_replayed(reason: str) -> Rounds:
+    return Rounds(replayed=0, differing=0, claimed_accepted=0, accepted=0, reason=reason)
+
+
 def _near(said: float, found: float, share: float) -> bool:
     return abs(said - found) <= share * max(abs(said), abs(found))
 
@@ -606,6 +630,6 @@ def _silent(projector: Path | None, what: Verification) -> str:
     return str(given or folder_with(wanted, what.among) or "none")
 
 
-def _dtype(model: ClaimedModel, device: str, runtime: Runtime) -> str | None:
+def _dtype(model: Model, device: str, runtime: Runtime) -> str | None:
     """What the target computed in; on two machines with Metal, as it is stored."""
     return None if (runtime.metal and device == "metal") or model.dtype not in DTYPES else model.dtype

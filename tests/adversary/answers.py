@@ -14,6 +14,7 @@ from bridge.bus.results import TRAILER, ExpectedRequest, FetchedResult
 from bridge.git.repo import FileChange
 from bridge.protocol.result import RESULT_NAME, RESULT_ROOT, RESULT_SIGNATURE_NAME
 from tests.adversary.attack import ABSENT
+from tests.houses import allowed_line
 
 NONCE, OTHER_NONCE = "20260301t120000z0123456789ab", "20260301t120001z0123456789ab"
 REQUEST, WORKLOAD, COMMIT = "b" * 40, "a" * 40, "c" * 40
@@ -230,7 +231,7 @@ class Keys:
         for name in ("trusted", "mallory"):
             signing.ensure_key(self.folder / name, name)
         public = signing.public_key(self.folder / "trusted")
-        self.trusted.write_text(signing.allowed_line(public, "mac", signing.RESULT_NAMESPACE))
+        self.trusted.write_text(allowed_line(public, "mac", signing.RESULT_NAMESPACE))
 
     def sign(self, name: str, namespace: str, data: bytes) -> bytes:
         """Sign with one of them."""

@@ -71,13 +71,13 @@ class Siege:
 
     def push(self, forged: list[Forged]) -> None:
         """Push all of them, each as a branch and into the inbox, with one plain git."""
-        specs = [f"{one.commit}:{ref}" for one in forged for ref in (one.branch, refs.inbox_ref(one.nonce))]
+        specs = [f"{one.commit}:{ref}" for one in forged for ref in (one.branch, refs.INBOX + one.nonce)]
         for start in range(0, len(specs), 200):
             self.house.git("push", "-q", str(self.house.remote), *specs[start : start + 200])
 
     def wait(self, nonces: list[str], seconds: float) -> None:
         """Until the inbox holds none of these."""
-        inbox = {refs.inbox_ref(nonce) for nonce in nonces}
+        inbox = {refs.INBOX + nonce for nonce in nonces}
         wait_for(
             lambda: not inbox & self.house.remote_refs(), seconds, f"an answer to each: {self.said()[-2000:]}"
         )
@@ -88,7 +88,7 @@ class Siege:
 
     def result(self, nonce: str, branch: str) -> Result:
         """The answer, from the bare repository itself."""
-        ref = refs.result_ref(nonce) if self.bench.tip(refs.result_ref(nonce)) else branch
+        ref = refs.RESULTS + nonce if self.bench.tip(refs.RESULTS + nonce) else branch
         text = self.house.git("show", f"{ref}:{RESULT_ROOT}/{nonce}/{RESULT_NAME}", cwd=self.house.remote)
         return parse_result(text.encode())
 

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from bridge.errors import RequestRefused
 from bridge.git.cache import GitCache
 from bridge.protocol import refs
 from bridge.protocol.result import Reason
-from bridge.runner.admission import Admission, Admitted, Refusal, Refused
+from bridge.runner.admission import Admission, Admitted, Refusal
 from bridge.runner.config import RunnerConfig
-from bridge.runner.job import Preparation
+from bridge.runner.job import Job, verdict_of
 from bridge.runner.queue import Queue
-from bridge.runner.sandbox.base import JobDirs
 from bridge.runner.store import Store
 from tests.adversary.attack import Forge, Forged
 from tests.bridge.runner.bench import Bench
@@ -63,7 +63,7 @@ class Stage:
 
     def ask(self, forged: Forged) -> Answer:
         """Put one request into the inbox, and ask all that the runner asks before it starts a job."""
-        inbox = self.cache.directory / refs.inbox_ref(forged.nonce)
+        inbox = self.cache.directory / f"{refs.INBOX}{forged.nonce}"
         inbox.parent.mkdir(parents=True, exist_ok=True)
         inbox.write_text(f"{forged.commit}\n")
         try:
@@ -71,27 +71,17 @@ class Stage:
         finally:
             inbox.unlink()
         decision = self.admission.check(request, self.queue.found)
-        if isinstance(decision, Refused):
+        if isinstance(decision, Refusal):
             return Answer(decision.reason, decision.message)
         assert isinstance(decision, Admitted), decision
-        assert request.manifest is not None
-        dirs = JobDirs(self.config.jobs / forged.nonce)
-        dirs.make()
-        preparation = Preparation(
-            self.config,
-            self.cache,
-            request.manifest,
-            decision,
-            dirs,
-            note=lambda _: None,
-            tell=lambda _: None,
-        )
+        job = Job(self.config, self.cache, request, decision, attempt=1)
         try:
-            preparation.lay_out()
-            return Answer(Reason.OK, argv=tuple(preparation.argv()))
-        except Refusal as refusal:
-            return Answer(refusal.reason, refusal.message)
+            job.lay_out()
+            return Answer(Reason.OK, argv=tuple(job.argv()))
+        except RequestRefused as error:
+            return Answer(verdict_of(error).reason, error.message)
         finally:
+            job.clean_up()
             shutil.rmtree(self.config.jobs, ignore_errors=True)
 
 

@@ -56,7 +56,7 @@ def huge(siege: Siege) -> None:
             f" tree=$(printf '100644 blob %s\\t{REQUEST_PATH.rpartition('/')[2]}\\n' $blob | git mktree) &&"
             f" tree=$(printf '040000 tree %s\\t.mac-bridge\\n' $tree | git mktree) &&"
             " commit=$(git -c user.name=m -c user.email=m@x commit-tree $tree -p main -m huge) &&"
-            f" git update-ref {refs.inbox_ref(nonce)} $commit"
+            f" git update-ref {refs.INBOX + nonce} $commit"
         )
         subprocess.run(["sh", "-c", script], cwd=siege.house.remote, env=siege.house.env, check=True)
 
@@ -64,7 +64,7 @@ def huge(siege: Siege) -> None:
 def seconds_to_answer(siege: Siege) -> float:
     """From its push until a signed request is answered."""
     asked, began = siege.bench.ask_signed(siege.house.root / "keys" / "ann"), time.monotonic()
-    inbox = refs.inbox_ref(asked.nonce)
+    inbox = refs.INBOX + asked.nonce
     wait_for(lambda: siege.bench.tip(inbox) is None, 100, f"the answer: {siege.said()[-2000:]}")
     seconds = time.monotonic() - began
     assert siege.result(asked.nonce, asked.result_ref).verdict.status is Status.PASSED

@@ -55,7 +55,7 @@ def test_requests_whose_objects_are_missing_keep_no_other_from_its_answer(house:
         torn = [forge.make(name, attack) for name, attack in share(slice(None)).items() if not attack.whole]
         assert torn
         for one in torn:
-            siege.bench.point(refs.inbox_ref(one.nonce), one.commit)
+            siege.bench.point(refs.INBOX + one.nonce, one.commit)
         good = siege.bench.ask()
         with house.runner("--idle", "0.2", trusted=False):
             siege.wait([good.nonce], 60)

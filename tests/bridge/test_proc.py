@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bridge.errors import MachineError
-from bridge.proc import find_program, helper_environment, run_program, spawn, write_atomic
+from bridge.proc import helper_environment, run_program, spawn, write_atomic
 from tests.houses import wait_for
 
 PYTHON = [sys.executable, "-I", "-c"]
@@ -44,7 +44,6 @@ def test_a_timeout_is_a_value_and_leaves_no_process(tmp_path: Path) -> None:
 def test_a_flood_is_cut_but_read_to_its_end() -> None:
     done = run_program([*PYTHON, "print('x' * 5_000_000)"], timeout_s=20, limit_bytes=1000)
     assert done.exit_code == 0
-    assert done.truncated
     assert done.stdout == b"x" * 1000
 
 
@@ -134,11 +133,6 @@ def test_a_spawned_child_writes_where_it_is_told_and_can_be_killed(tmp_path: Pat
         time.sleep(0.01)
     child.kill()
     assert child.wait(1) == -9
-
-
-def test_programs_are_found_on_the_path() -> None:
-    assert find_program("git") is not None
-    assert find_program("no-such-program-here") is None
 
 
 def _alive(pid: int) -> bool:

@@ -191,4 +191,4 @@ class Workshop:
         return str(path)
 
     def has_inbox(self, nonce: str) -> bool:
-        return refs.inbox_ref(nonce) in self.house.remote_refs()
+        return refs.INBOX + nonce in self.house.remote_refs()

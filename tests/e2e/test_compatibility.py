@@ -228,7 +228,7 @@ def test_archive_of_old_version_is_read_and_continued(both: Versions) -> None:
         for nonce in archived:
             assert both.result(nonce)["result_ref"] == "refs/heads/mac-bridge-archive"
     assert "hello test" in both.new.kakeya("logs", recent).out
-    rows = {row["nonce"] for row in both.new.kakeya("history", "--json").json["requests"]}
+    rows = {row["nonce"] for row in both.new.kakeya("history", "-n", "100", "--json").json["requests"]}
     assert set(archived) <= rows
     again = both.new.kakeya("again", recent, "-p", "word=more", "--signing-key", "none", "--json")
     assert again.code == 0, again.err

@@ -58,7 +58,7 @@ def test_the_demo_passes_and_its_result_commit_holds_an_accepted_report(
     for word in ("plain", "speculative", "acceptance", "identical", "passed"):
         assert word in done.out.lower()
     total = sum(len(arm["samples"]) for arm in document["arms"])
-    steps = ("queued", "claimed by", "running on", f"/{total} ", "gating on", "done (")
+    steps = ("queued", "running on", f"/{total} ", "\ndone")
     seen = [done.err.find(word) for word in steps]
     assert seen == sorted(seen)
     assert seen[0] >= 0

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from bridge import presets
-from bridge.demo import write_policy
+from bridge.cli.demo import write_policy
 from tests.bridge.evidence import reports
 from tests.bridge.runner.bench import Bench
 from tests.houses import House, build_house
@@ -240,7 +240,7 @@ SABOTAGES = {
 def install(folder: Path, sabotage: Sabotage) -> Path:
     """An environment of its own with a copy of the installed code, sabotaged; its interpreter."""
     library = folder / "library"
-    for package in ("bridge", "engine"):
+    for package in ("bridge", "engine", "evidence_format"):
         shutil.copytree(ROOT / package, library / package, ignore=shutil.ignore_patterns("__pycache__"))
     file = library / sabotage.file
     text = file.read_text(encoding="utf-8")

@@ -46,7 +46,7 @@ def models() -> dict[str, Any]:
     return {family: tiny.build(family) for family in tiny.FAMILIES}
 
 
-@pytest.mark.sampled(8, 3)
+@pytest.mark.sampled(12, 3)
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 @pytest.mark.parametrize("wrong", [0.0, 0.25, 1.0])
 def test_every_block_gives_the_plain_tokens(models: dict[str, Any], family: str, wrong: float):
@@ -59,7 +59,7 @@ def test_every_block_gives_the_plain_tokens(models: dict[str, Any], family: str,
         assert steps[-1].finish == "length"
 
 
-@pytest.mark.sampled(5, 1)
+@pytest.mark.sampled(6, 1)
 @pytest.mark.parametrize("length", [1, 2, 7, 8, 9, 40])
 def test_prompts_on_both_sides_of_the_window_in_any_chunks(gemma, length: int):
     prompt = prompt_of(length)
@@ -69,7 +69,7 @@ def test_prompts_on_both_sides_of_the_window_in_any_chunks(gemma, length: int):
         assert tokens_of(run(gemma, drafter, prompt, 24, Fixed(6), prefill_chunk=chunk)) == truth
 
 
-@pytest.mark.sampled(12, 3)
+@pytest.mark.sampled(24, 3)
 @pytest.mark.parametrize("count", range(1, 24))
 def test_max_tokens_is_exact(gemma, count: int):
     prompt = prompt_of(5)

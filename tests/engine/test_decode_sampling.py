@@ -366,7 +366,7 @@ def test_a_wrong_acceptance_shows_in_long_texts(monkeypatch: pytest.MonkeyPatch)
         assert_every_token_is_drawn_from_the_target(steps, HOT, seed=3)
 
 
-@pytest.mark.sampled(10, 8)
+@pytest.mark.sampled(16, 8)
 @pytest.mark.parametrize("pace", ["block 3", "auto", "seams"])
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_a_seed_repeats_a_text_and_another_gives_another(kind: str, pace: str):

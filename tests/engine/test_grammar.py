@@ -165,6 +165,7 @@ def test_drawn_text_is_valid_at_any_temperature(shipped: Engine, name: str):
     assert len(seen) > 1 or name == "choice"  # which may be taken with near certainty
 
 
+@pytest.mark.slow
 def test_a_text_may_be_cut_but_ends_by_itself_only_where_it_is_complete(loaded: LoadedTarget):
     prompt = list(b"words")
     vocabulary = vocabulary_of(loaded)

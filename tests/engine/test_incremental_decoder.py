@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.detokenize import TextStream, text_of
@@ -39,7 +39,6 @@ def draw_stops(data: st.DataObject, whole: str) -> list[str]:
 
 
 @pytest.mark.sampled(5, 1)
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_stop_strings_are_found_where_decoding_everything_finds_them(tokenizer: Any, data: st.DataObject):
     tokens = draw_tokens(data, tokenizer)
@@ -55,7 +54,6 @@ def test_stop_strings_are_found_where_decoding_everything_finds_them(tokenizer: 
 
 
 @pytest.mark.sampled(3, 1)
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_streamed_text_is_the_whole_text_in_pieces(tokenizer: Any, data: st.DataObject):
     tokens = draw_tokens(data, tokenizer)
@@ -72,7 +70,6 @@ def test_streamed_text_is_the_whole_text_in_pieces(tokenizer: Any, data: st.Data
 
 
 @pytest.mark.sampled(5, 1)
-@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_a_text_behind_a_prompt_is_what_it_adds_to_the_whole(tokenizer: Any, data: st.DataObject):
     tokens = draw_tokens(data, tokenizer)

@@ -73,7 +73,7 @@ def test_a_mark_holds_the_bytes_of_what_cannot_go_back():
         session.close()
 
 
-@pytest.mark.sampled(4, 1)
+@pytest.mark.sampled(4, 2)
 @pytest.mark.parametrize(
     "spec", ["affine:8,32", "rotated:4,32", "sink-window:2,6", "lattice-packed:e8,8@all"]
 )

@@ -20,7 +20,7 @@ _BLOCK = re.compile(r"^(\w+)<<(\S+)\n(.*?)\n\2$", re.MULTILINE | re.DOTALL)
 
 def copied(root: Path) -> Path:
     """What a client is installed from, without anything that git ignores."""
-    for name in ("bridge", "engine", "scripts"):
+    for name in ("bridge", "engine", "evidence_format", "scripts"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__", "*.npz"))
     for name in ("pyproject.toml", "uv.lock", "README.md", "LICENSE", "CHANGELOG.md"):
         shutil.copy2(ROOT / name, root / name)

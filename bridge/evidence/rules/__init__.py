@@ -7,7 +7,7 @@ its docstring says when a report is rejected. The order is that of judgement and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from bridge.evidence.figures import Case
 from bridge.evidence.rules import claims, identity, memory, output, recall, rows
@@ -15,19 +15,12 @@ from bridge.evidence.rules import claims, identity, memory, output, recall, rows
 Check = Callable[[Case], Iterator[str]]
 
 
-@dataclass(frozen=True)
-class Explanation:
-    """What a code means: when it is raised, and what to do about it."""
+class Rule(NamedTuple):
+    """What a code means: when it is raised, what to do about it, and the check where it is the gate's own."""
 
     rejected_when: str
     remedy: str
-
-
-@dataclass(frozen=True)
-class Rule(Explanation):
-    """A rule of the gate, explained by the docstring of its check."""
-
-    check: Check
+    check: Check = lambda _: iter(())
 
 
 _NEWER = "Use an engine and a gate of the same version."
@@ -36,37 +29,37 @@ _QUIET = "The machine was busy with something else; run again when it is quiet."
 
 # Raised before the rules (the report could not be read) or outside the gate (files against a signed result).
 ELSEWHERE = {
-    "SCHEMA": Explanation(
+    "SCHEMA": Rule(
         "the bytes are not strict JSON, or a value breaks the report's schema",
         "Write the report with this version's engine; do not edit it.",
     ),
-    "LEGACY_SCHEMA": Explanation(
+    "LEGACY_SCHEMA": Rule(
         "the report names another schema, or none; reports of the earlier system do not",
         "Run the job again with an engine of this version.",
     ),
-    "UNKNOWN_KIND": Explanation(
+    "UNKNOWN_KIND": Rule(
         "the report's kind is not one the gate can judge",
         "Update the gate's side, or produce a kind it knows.",
     ),
-    "UNKNOWN_FIELD": Explanation("the report carries a field the schema does not know", _NEWER),
-    "WRONG_KIND": Explanation(
+    "UNKNOWN_FIELD": Rule("the report carries a field the schema does not know", _NEWER),
+    "WRONG_KIND": Rule(
         "the report is not of the kind that the preset promises (checked by the runner)",
         "Use an engine and presets of the same version.",
     ),
-    "CLAIM_MISSING": Explanation(
+    "CLAIM_MISSING": Rule(
         "the report does not make a claim that the preset promises, or makes it of arms without the "
         "components that the preset tests (checked by the runner and the client)",
         "Ask for what the preset measures; an engine that cannot claim it has not done that job.",
     ),
-    "NO_EVIDENCE": Explanation(
+    "NO_EVIDENCE": Rule(
         "the preset promises a report, and the result holds none (checked when a result is read)",
         "Find out why the job wrote no report; its log says what it did.",
     ),
-    "SECRET_IN_EVIDENCE": Explanation(
+    "SECRET_IN_EVIDENCE": Rule(
         "the report contains a secret-named value of the runner's environment (checked by the runner)",
         "Keep secrets out of the runner's environment, or out of what the job writes.",
     ),
-    "EVIDENCE_DIGEST": Explanation(
+    "EVIDENCE_DIGEST": Rule(
         "a file is not the one whose sha256 the signed result names (checked when a result is read)",
         "Fetch the result again; if it stays, the published files were edited.",
     ),
@@ -130,16 +123,3 @@ def _rule(check: Check, remedy: str) -> Rule:
 
 
 RULES = {check.__name__.upper(): _rule(check, remedy) for check, remedy in _REMEDIES.items()}
-
-
-def explain(code: str) -> Explanation | None:
-    """The meaning and remedy of a code, or None when the gate has no such code."""
-    return RULES.get(code) or ELSEWHERE.get(code)
-
-
-def rules_table() -> str:
-    """Every code as a Markdown table, for the docs."""
-    lines = ["| code | rejected when | what to do |", "| --- | --- | --- |"]
-    for code, entry in (ELSEWHERE | RULES).items():
-        lines.append(f"| `{code}` | {entry.rejected_when} | {entry.remedy} |")
-    return "\n".join(lines) + "\n"

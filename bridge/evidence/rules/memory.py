@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bridge.evidence.figures import Case, paired
-from bridge.evidence.model import Arm, Sample
-from bridge.evidence.policies import CODED, NATIVE, SLIDING, KVPolicy
-from bridge.evidence.rules.claims import SAMENESS
-from bridge.evidence.text import faults, several, shown
+from bridge.evidence.figures import Case, faults, paired
+from evidence_format.claims import SAMENESS
+from evidence_format.model import Arm, Sample
+from evidence_format.policies import CODED, NATIVE, SLIDING, KVPolicy
+from evidence_format.text import several, shown
 
 WIDEST_BITS = 32  # of a value in native caches
 LEAST_SHARE = 0.9  # what native caches held outside the codes' layers may differ a little
@@ -42,12 +42,22 @@ def memory_claim_mismatch(case: Case) -> Iterator[str]:
     native = [row for arm in case.report.arms if arm.system.is_native for row in arm.samples]
     window = max((row.kept_positions for row in native if row.kept_positions is not None), default=None)
     for arm in case.report.arms:
-        policy = arm.system.policy
+        policy, samples, name = arm.system.policy, arm.samples, f"arm {arm.label}"
+        declares = f"{name} declares kv {shown(arm.system.kv)}"
         if policy is None:
-            yield f"arm {arm.label} declares kv {shown(arm.system.kv)}, which is no policy"
+            yield f"{declares}, which is no policy"
             continue
-        yield from (f"arm {arm.label} {problem}" for problem in _class_problems(arm, policy))
-        for sample in arm.samples:
+        held = {name for sample in samples for name in sample.cache.classes}
+        foreign = sorted(held - policy.classes | held & policy.replaced)
+        idle = [s.prompt_id for s in samples if policy.needed and policy.needed.isdisjoint(s.cache.classes)]
+        empty = [s.prompt_id for s in samples if s.cache.measured and not s.cache.resident_bytes]
+        needed = " or ".join(sorted(policy.needed))
+        yield from faults(
+            (foreign, f"{declares}, but held {several(foreign)} in its layers"),
+            (idle, f"{declares}, but held no {needed} at {several(idle)}"),
+            (empty, f"{name} has caches that hold 0 bytes after a run at {several(empty)}"),
+        )
+        for sample in samples:
             for problem in _row_problems(case, sample, policy, window):
                 yield f"{arm.label}/{shown(sample.prompt_id)}: kv {policy.kind} {problem}"
         if policy != NATIVE or "resident_bytes" in case.claimed(arm):
@@ -55,29 +65,14 @@ def memory_claim_mismatch(case: Case) -> Iterator[str]:
     yield from _arms_differ(case)
 
 
-def _class_problems(arm: Arm, policy: KVPolicy) -> Iterator[str]:
-    held = {name for sample in arm.samples for name in sample.cache.classes}
-    foreign = sorted(held - policy.classes | held & policy.replaced)
-    idle = [s.prompt_id for s in arm.samples if policy.needed and policy.needed.isdisjoint(s.cache.classes)]
-    empty = [s.prompt_id for s in arm.samples if s.cache.measured and not s.cache.resident_bytes]
-    declares = f"declares kv {arm.system.kv}, but"
-    return faults(
-        (foreign, f"{declares} held {several(foreign)} in its layers"),
-        (idle, f"{declares} held no {' or '.join(sorted(policy.needed))} at {several(idle)}"),
-        (empty, f"has caches that hold 0 bytes after a run at {several(empty)}"),
-    )
-
-
 def _row_problems(case: Case, sample: Sample, policy: KVPolicy, window: int | None) -> Iterator[str]:
     resident, use, kept, most = sample.cache.resident_bytes, sample.kv, sample.kept_positions, policy.bound
-    least = _least_bytes(case, sample, policy)
     if most is not None and policy.layers == "full":  # the model's own windows may be wider
         most = max(most, (kept or 0) if window is None else window)
+    unbounded = most is not None and (kept is None or kept > most)
+    least = _least_bytes(case, sample, policy)
     yield from faults(
-        (
-            most is not None and (kept is None or kept > most),
-            f"keeps {most} positions, but the row says {kept}",
-        ),
+        (unbounded, f"keeps {most} positions, but the row says {kept}"),
         (resident < LEAST_SHARE * least, f"needs {least:.0f} bytes here, but {resident} were resident"),
         (use is None and policy.coded, "needs a kv block that says how many values it codes"),
         (use is not None and policy == NATIVE, "has no kv block"),
@@ -86,19 +81,17 @@ def _row_problems(case: Case, sample: Sample, policy: KVPolicy, window: int | No
         return
     fewest, widest = policy.stored_bits
     bits, layers, coded = 8 * use.bytes / use.values, len(use.layers), sample.cache.classes.get(CODED, 0)
-    exact = LEAST_DISTORTION * 2 ** (-2 * fewest)
-    too_exact = policy.coded and any(each is not None and each < exact for each in use.distortions)
+    exact, distortions = LEAST_DISTORTION * 2 ** (-2 * fewest), (use.key_distortion, use.value_distortion)
+    too_exact = policy.coded and any(each is not None and each < exact for each in distortions)
     # Each layer's bytes may have been rounded down.
     fits = 8 * (use.bytes + layers) >= fewest * use.values and bits <= widest * (1 + 1e-9)
+    larger = sample.cache.measured and use.bytes > resident
     yield from faults(
-        (too_exact, f"cannot distort so little as {use.distortions}, under {exact:.3g}"),
+        (too_exact, f"cannot distort so little as {distortions}, under {exact:.3g}"),
         (policy.numbers not in (None, set(use.layers)), f"names other layers than the {layers} of kv.layers"),
         (policy.coded and coded != layers, f"has {coded} caches of codes for {layers} layers in kv.layers"),
         (not fits, f"stores {fewest:.4g} to {widest:.4g} bits a value, not {bits:.4g}"),
-        (
-            sample.cache.measured and use.bytes > resident,
-            f"codes {use.bytes} bytes, but {resident} are resident",
-        ),
+        (larger, f"codes {use.bytes} bytes, but {resident} are resident"),
     )
 
 
@@ -133,7 +126,10 @@ def _less_than_native(arm: Arm, policy: KVPolicy, case: Case) -> Iterator[str]:
         for ours, plain in paired(arm, native):
             if policy.coded:
                 is_known = ours.cache.measured and plain.cache.measured
-                share = LEAST_SHARE * policy.stored_bits[0] / WIDEST_BITS * _share_of_rows(ours, plain)
+                # Where buffers grow by steps the last tokens may not have come in yet, and one may be longer.
+                least, most = -(-(ours.positions - 2) // STEP), -(-plain.positions // STEP)
+                rows = 1.0 if least >= most else max(least, 1) / (most + 1)
+                share = LEAST_SHARE * policy.stored_bits[0] / WIDEST_BITS * rows
             else:
                 is_known = not _unmeasured(ours) and not _unmeasured(plain)
                 share = HALF * min(ours.positions, policy.span or ours.positions) / (plain.positions + STEP)
@@ -143,37 +139,24 @@ def _less_than_native(arm: Arm, policy: KVPolicy, case: Case) -> Iterator[str]:
                 yield f"{arm.label}/{shown(ours.prompt_id)}: {held} are too few, where {reference}"
 
 
-def _share_of_rows(ours: Sample, plain: Sample) -> float:
-    """The least share of plain's rows that ours has, where buffers grow by `STEP`s.
-
-    The last tokens may not have come in yet, and a buffer may be one step longer than it has to be.
-    """
-    least, most = -(-(ours.positions - 2) // STEP), -(-plain.positions // STEP)
-    return 1.0 if least >= most else max(least, 1) / (most + 1)
-
-
-def _unmeasured(sample: Sample) -> bool:
-    """Whether a row's bytes are no measurement of its own sequence."""
+def _unmeasured(sample: Sample) -> bool:  # as bytes of its own sequence
     return not sample.cache.measured or BATCHED in sample.cache.classes
 
 
 def _arms_differ(case: Case) -> Iterator[str]:
     """One target has as many caches in every arm, and arms measure their distortion at the same prompts."""
-    rows = [(arm, row.cache.classes) for arm, row, _ in case.rows() if BATCHED not in row.cache.classes]
+    rows = [(arm, row.cache.classes) for arm, row, _ in case.rows if BATCHED not in row.cache.classes]
     counts = {sum(classes.values()): arm.name for arm, classes in rows}
     if len(counts) > 1:
         held = [f"{count} in {name}" for count, name in sorted(counts.items())]
         yield f"the arms hold different numbers of caches: {several(held)}"
-    measured = set()
+    measured: set[frozenset[str]] = set()
     for arm in case.report.arms:
-        found = frozenset(
-            s.prompt_id for s in arm.samples if s.kv is not None and None not in s.kv.distortions
-        )
-        measured.add(found)
-        policy = arm.system.policy
-        if case.report.kind == "kv" and policy is not None and policy.coded and not found:
+        found = frozenset(sample.prompt_id for sample in arm.samples if sample.is_distortion_known)
+        measured |= {found} if found else set()
+        if case.kind == "kv" and arm.system.policy and arm.system.policy.coded and not found:
             yield f"arm {arm.label} keeps values in a code, but no row says how exact it is"
-    if len(measured - {frozenset()}) > 1:
+    if len(measured) > 1:
         yield "the distortions of the arms were measured at different prompts"
 
 
@@ -182,10 +165,9 @@ def policy_no_effect(case: Case) -> Iterator[str]:
     narrower, or every context fits (an arm that claims sameness alone may be such a one).
     """
     native: dict[str, Sample] = {}  # of every prompt; a row that says how far its windows reach, if any does
-    for arm in case.references:
-        for sample in arm.samples if arm.system.is_native else ():
-            if sample.kept_positions is not None or sample.prompt_id not in native:
-                native[sample.prompt_id] = sample
+    for sample in (row for arm in case.references if arm.system.is_native for row in arm.samples):
+        if sample.kept_positions is not None or sample.prompt_id not in native:
+            native[sample.prompt_id] = sample
     for arm in case.tested:
         policy, claimed = arm.system.policy, case.claimed(arm)
         if policy is None or policy.bound is None or not arm.samples or (claimed and claimed <= SAMENESS):
@@ -201,10 +183,8 @@ def _drops(sample: Sample, policy: KVPolicy, native: Sample | None) -> bool:
     A full layer misses something once the context outgrows sink and window. A layer with a window of its own
     does so too, but only where that reaches further back than the policy's.
     """
-    if sample.positions - 1 < policy.span:
-        return False
     full = native is None or bool(native.cache.classes.keys() - SLIDING - RECURRENT)
-    if policy.layers == "full" or (policy.layers == "all" and full):
-        return True
-    own = None if native is None else native.kept_positions
-    return own is not None and own >= int(policy.values[1])
+    own = native.kept_positions if native else None
+    narrowed = own is not None and own >= policy.window
+    outgrown = sample.positions - 1 >= policy.span
+    return outgrown and (policy.layers == "full" or (policy.layers == "all" and full) or narrowed)

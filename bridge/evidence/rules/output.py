@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import product
 
-from bridge.evidence.figures import SPEED_CLAIMS, Case, paired
-from bridge.evidence.model import Arm, Divergence, Parity, ParityRound, Report, Sample
+from bridge.evidence.figures import Case, faults, paired
 from bridge.evidence.rules.identity import PLACEHOLDERS
-from bridge.evidence.text import degeneration, faults, several, shown
+from evidence_format.claims import FEWEST_EQUAL, PARITY_LIMITS, SPEED_CLAIMS
+from evidence_format.model import Arm, Divergence, Report, Sample
+from evidence_format.text import BARE_SETS, degeneration, prompt_set, several, shown, text_digest
 
-NO_INSTRUCTION = hashlib.sha256(b"").hexdigest()
+NO_INSTRUCTION = text_digest("")
 # Of the prompts compared with plain decoding, at most this share may differ and be excused as ties: models in
 # 4 or 16 bits flip at a near tie now and then, but hardly at most prompts of a set; a broken path does.
 MOST_TIES = 0.5
@@ -25,12 +24,7 @@ OF_NO_OUTPUT = frozenset({"machine", "resident_bytes", "parity"})
 # The largest believable difference between the logits of a block forward and of single forwards. Above it the
 # block forward is wrong, and a wrong forward must not excuse the divergences it causes.
 ROUNDING_LIMITS = {"float32": 0.05, "float16": 2.0, "bfloat16": 2.0}
-# The loosest tolerance that still says something, by dtype: outputs of one network differ by the order of its
-# additions, and half precision rounds every value on the way.
-PARITY_LIMITS = {"float32": 1e-3, "float16": 0.5, "bfloat16": 1.0}
 OF_LOGITS = "parity --target"  # the command whose comparisons have no hidden states
-# Half precision cannot tell near ties apart; single precision has to choose alike in every row.
-FEWEST_EQUAL = {"float32": 1.0, "float16": 0.9, "bfloat16": 0.9}
 FEWEST_ROWS = 16
 
 
@@ -43,7 +37,7 @@ def output_diverged(case: Case) -> Iterator[str]:
     if len(recorded) != len(report.divergences):
         yield "a divergence is recorded twice"
     # A run that claims nothing of what was generated is a record.
-    is_judged = any(claim.name not in OF_NO_OUTPUT for claim in report.claims)
+    is_judged = any(claim.name not in OF_NO_OUTPUT for claim in case.claims)
     found: set[tuple[str, str]] = set()
     for arm, baseline in product(case.tested, case.baselines):
         pairs = paired(arm, baseline)
@@ -74,11 +68,8 @@ def _keeps_output(arm: Arm, baseline: Arm, case: Case) -> bool:
     claimed = case.claimed(arm)
     if "identical_output" in claimed or arm.system.policy == baseline.system.policy:
         return True
-    held = any(
-        claim.name == "recall_parity" or (claim.at_least or 0) >= HELD_RECALL
-        for claim, about in case.claims("recall", "recall_parity")
-        if about is arm
-    )
+    recalls = [claim for claim, of in case.claims_of("recall", "recall_parity") if of is arm]
+    held = any(each.name == "recall_parity" or (each.at_least or 0) >= HELD_RECALL for each in recalls)
     return bool(claimed & OF_DECODING) and not held
 
 
@@ -87,16 +78,14 @@ def _excuse(entry: Divergence | None, ours: Sample, plain: Sample, report: Repor
     both = list(zip(ours.tokens, plain.tokens, strict=False))
     at = next((at for at, (our, their) in enumerate(both) if our != their), len(both))
     if at == len(both):
-        problem = "one output ends where the other goes on"
-    elif entry is None or (entry.position, entry.speculative_token, entry.plain_token) != (at, *both[at]):
-        problem = "no divergence with this position and these tokens is recorded"
-    elif report.rounding is None:
-        problem = "the rounding error of this model was not measured"
-    elif not entry.plain_gap < (error := report.rounding.max_abs_logit_error):
-        problem = f"the plain logits' gap {entry.plain_gap:.4g} is not below the rounding error {error:.4g}"
-    else:
+        return f"ends at position {at}, where the other output goes on"
+    if entry is None or (entry.position, entry.speculative_token, entry.plain_token) != (at, *both[at]):
+        return f"differs at position {at}, which no recorded divergence has with these tokens"
+    error = report.rounding.max_abs_logit_error if report.rounding else 0.0
+    if entry.plain_gap < error:
         return None
-    return f"differs at position {at}: {problem}"
+    gap = f"the plain logits' gap {entry.plain_gap:.4g} is not below the rounding error {error:.4g}"
+    return f"differs at position {at}: {gap}"
 
 
 def rounding_implausible(case: Case) -> Iterator[str]:
@@ -111,13 +100,12 @@ def rounding_implausible(case: Case) -> Iterator[str]:
 def output_degenerate(case: Case) -> Iterator[str]:
     """An output that a claim depends on runs away in repetition (controls excepted)."""
     names = set()
-    for claim in case.report.claims:
-        arms = [case.arm_of(claim), case.other_of(claim)]
-        if claim.name == "recall_parity":
-            arms.append(case.other_of(claim, "oracle"))
+    for claim in case.claims:
+        oracle = case.other_of(claim, "oracle") if claim.name == "recall_parity" else None
+        arms = (case.arm_of(claim), case.other_of(claim), oracle)
         if claim.name not in OF_NO_OUTPUT:
             names |= {arm.name for arm in arms if arm is not None and arm.role != "control"}
-    for arm, sample, where in case.rows():
+    for arm, sample, where in case.rows:
         if arm.name in names and (loop := degeneration(sample.tokens)) is not None:
             yield f"{where}: {loop}"
 
@@ -129,10 +117,10 @@ def prompt_contaminated(case: Case) -> Iterator[str]:
     # What must be one, by what it is about; a control without needles differs on purpose, and two of its
     # prompts may become the same.
     found: dict[tuple[str, ...], set[object]] = defaultdict(set)
-    for arm, sample, _ in case.rows():
+    for arm, sample, _ in case.rows:
         prompt, of_set, sought = sample.prompt_id, prompt_set(sample.prompt_id), sample.needle
         found["instructions of set", of_set].add(sample.instruction_sha256)
-        if of_set in ("code", "chat"):
+        if of_set in BARE_SETS:
             found["instructions of set", of_set].add(NO_INSTRUCTION)
         if sought is not None:
             found["needles of", prompt].add((sought.needle, sought.answer, sought.depth))
@@ -142,11 +130,6 @@ def prompt_contaminated(case: Case) -> Iterator[str]:
     for (what, name, *_), variants in found.items():
         if len(variants) > 1:
             yield f"{len(variants)} different {what} {shown(name)}"
-
-
-def prompt_set(prompt_id: str) -> str:
-    """The set a prompt belongs to: its id without the number at the end."""
-    return re.sub(r"[-_.:/]?[0-9]+\Z", "", prompt_id)
 
 
 def parity_tolerance(case: Case) -> Iterator[str]:
@@ -162,39 +145,32 @@ def parity_tolerance(case: Case) -> Iterator[str]:
     if limit is None:
         yield f"the dtype {shown(parity.dtype)} is none of {sorted(PARITY_LIMITS)}"
         return
-    claimed = [claim.at_most for claim in case.report.claims if claim.name == "parity"]
+    claimed = [claim.at_most for claim in case.claims if claim.name == "parity"]
     loosest = max([parity.tolerance, *(tolerance or 0.0 for tolerance in claimed)])
     if loosest > limit:
         yield f"a tolerance of {loosest:g} says nothing in {parity.dtype}, at most {limit:g} does"
-    logits_alone = case.report.configuration.get("command") == OF_LOGITS and not parity.compares_hidden
+    logits_alone = case.configuration.get("command") == OF_LOGITS and not parity.compares_hidden
+    fewest, tolerance = FEWEST_EQUAL[parity.dtype], parity.tolerance
     for turn in parity.rounds:
-        hidden = turn.tokens_equal is None and not logits_alone
-        for problem in _round_problems(turn, parity, hidden=hidden):
+        figures = [turn.logits_max_abs]
+        if turn.tokens_equal is None and not logits_alone:
+            figures.append(turn.hidden_max_abs)
+        apart = [figure for figure in figures if figure is None or figure > tolerance]
+        few, bound = turn.argmax_agreement < fewest, f"(tolerance {tolerance:g}, None: not finite)"
+        for problem in faults(
+            (apart, f"logits or hidden states differ by {apart} {bound}"),
+            (turn.path_equal is False, "the paths through the candidates differ"),
+            (turn.tokens_equal is False, "the tokens differ"),
+            (few, f"{turn.argmax_agreement:.4g} of the rows choose alike, {fewest:g} is needed"),
+        ):
             yield f"{shown(turn.case)} round {turn.round}: {problem}"
-
-
-def _round_problems(turn: ParityRound, parity: Parity, *, hidden: bool) -> Iterator[str]:
-    differences = [turn.logits_max_abs, turn.hidden_max_abs] if hidden else [turn.logits_max_abs]
-    apart = [figure for figure in differences if figure is None or figure > parity.tolerance]
-    fewest = FEWEST_EQUAL[parity.dtype]
-    few = turn.argmax_agreement < fewest
-    return faults(
-        (
-            apart,
-            f"logits or hidden states differ by {apart} (tolerance {parity.tolerance:g}, None: not finite)",
-        ),
-        (turn.path_equal is False, "the paths through the candidates differ"),
-        (turn.tokens_equal is False, "the tokens differ"),
-        (few, f"{turn.argmax_agreement:.4g} of the rows choose alike, {fewest:g} is needed"),
-    )
 
 
 def parity_too_few(case: Case) -> Iterator[str]:
     """Parity is claimed over fewer than 16 rows."""
-    parity = case.report.parity
-    rows = sum(turn.rows for turn in parity.rounds) if parity is not None else 0
-    is_claimed = any(claim.name == "parity" for claim in case.report.claims)
-    if is_claimed and 0 < rows < FEWEST_ROWS:  # without any row it is PARITY_SELF
+    rows = case.figures.parity.rows if case.figures.parity else 0
+    # Without any row it is PARITY_SELF.
+    if 0 < rows < FEWEST_ROWS and any(claim.name == "parity" for claim in case.claims):
         yield f"{rows} rows were compared, a claim of parity needs {FEWEST_ROWS}"
 
 
@@ -205,21 +181,17 @@ def parity_self(case: Case) -> Iterator[str]:
     parity = case.report.parity
     if parity is None:
         return
-    reference, subject = parity.reference, parity.subject
-    taken = {"", *map(_letters, PLACEHOLDERS), _letters(subject.implementation)}
-    is_named = _letters(reference.implementation) not in taken
-    digests = (subject.sha256, case.report.environment.git.source_sha256)
-    may_equal = bool(parity.rounds) and case.report.configuration.get("command") == OF_LOGITS
-    differ = any(turn.hidden_max_abs or turn.logits_max_abs for turn in parity.rounds)
-    yield from faults(
-        (
-            not is_named,
-            f"the reference is called {shown(reference.implementation)}, which is no other's name",
-        ),
-        (reference.sha256 in digests, "the reference's digest is the subject's"),
-        (not differ and not may_equal, f"nothing differs at all in {len(parity.rounds)} rounds"),
+    reference, subject, rounds = parity.reference, parity.subject, parity.rounds
+    name, *taken = (
+        "".join(filter(str.isalnum, each.casefold()))
+        for each in (reference.implementation, subject.implementation, "", *PLACEHOLDERS)
     )
-
-
-def _letters(implementation: str) -> str:
-    return "".join(character for character in implementation.casefold() if character.isalnum())
+    digests = (subject.sha256, case.report.environment.git.source_sha256)
+    may_equal = bool(rounds) and case.configuration.get("command") == OF_LOGITS
+    differ = any(turn.hidden_max_abs or turn.logits_max_abs for turn in rounds)
+    called = f"the reference is called {shown(reference.implementation)}, which is no other's name"
+    yield from faults(
+        (name in taken, called),
+        (reference.sha256 in digests, "the reference's digest is the subject's"),
+        (not differ and not may_equal, f"nothing differs at all in {len(rounds)} rounds"),
+    )

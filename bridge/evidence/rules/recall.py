@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from bridge.evidence.figures import Case, hit, paired, recall
-from bridge.evidence.model import Arm, Sample, System, quotient
-from bridge.evidence.policies import RESTORED
-from bridge.evidence.text import faults, several, shown
+from bridge.evidence.figures import Case, faults, hit, paired, recall
+from evidence_format.model import Arm, Sample, System, quotient
+from evidence_format.policies import MEANINGFUL, RESTORED
+from evidence_format.text import several, shown
 
 RECALL_CLAIMS = ("recall", "recall_parity")
 PARITY_POINTS = 0.05
@@ -22,7 +22,6 @@ RECITED = 0.3
 SOUGHT = 64
 CONTROL_RECALL = 0.1  # a control that must not answer may answer by chance this often
 EXACT_RECALL = 0.5  # a control that must answer, and answers less, shows a target that answers nothing
-MEANINGLESS = ("zeros", "noise")  # sources that can only be controls
 
 
 def recall_vacuous(case: Case) -> Iterator[str]:
@@ -30,9 +29,8 @@ def recall_vacuous(case: Case) -> Iterator[str]:
     does not hold; recall is claimed without needles, with one answer for most prompts, of texts that recite
     the answers of many prompts, or against an oracle that answers nothing or was cut short.
     """
-    for arm, sample, where in case.rows():
-        needle = sample.needle
-        if needle is None:
+    for arm, sample, where in case.rows:
+        if (needle := sample.needle) is None:
             continue
         if not needle.prompt_contains_needle and arm.control != "no_needle":
             yield f"{where}: the needle is sought, but is not in the prompt"
@@ -40,14 +38,14 @@ def recall_vacuous(case: Case) -> Iterator[str]:
         is_elsewhere = needle.prompt_contains_answer_outside_needle or _is_short(needle.answer)
         if arm.role != "control" and (needle.hit or hit(sample)) and (is_elsewhere or not is_found):
             yield f"{where} is counted as a hit, but the answer {shown(needle.answer)} proves nothing"
-    for claim, arm in case.claims(*RECALL_CLAIMS):
+    for claim, arm in case.claims_of(*RECALL_CLAIMS):
         yield from (f"{claim.name} of {arm.label}: {problem}" for problem in _vacuous_claim(arm))
-    for claim in case.report.claims:
-        oracle = case.other_of(claim, "oracle") if claim.name == "recall_parity" else None
-        if oracle is not None and recall(oracle) == 0:
-            yield f"recall_parity: the oracle {oracle.label} answers nothing"
-        if oracle is not None and (claimed := case.arm_of(claim)) is not None:
-            yield from _cut_short(oracle, claimed)
+    for claim in case.claims:
+        if claim.name == "recall_parity" and (oracle := case.other_of(claim, "oracle")) is not None:
+            if recall(oracle) == 0:
+                yield f"recall_parity: the oracle {oracle.label} answers nothing"
+            if (claimed := case.arm_of(claim)) is not None:
+                yield from _cut_short(oracle, claimed)
 
 
 def _is_short(answer: str) -> bool:
@@ -61,12 +59,10 @@ def _vacuous_claim(arm: Arm) -> Iterator[str]:
     sought = sorted(answer for answer in answers if not _is_short(answer))
     sought = sought[:: -(-len(sought) // SOUGHT) or 1]
     recited = [sample.prompt_id for sample in arm.samples if _recites(sample, sought)]
+    constant = total > 2 and times > COMMON_ANSWER * total
     return faults(
         (held < total or not total, f"{total - held} of {total} prompts hold no needle"),
-        (
-            total > 2 and times > COMMON_ANSWER * total,
-            f"{shown(common)} answers more than half of the prompts",
-        ),
+        (constant, f"{shown(common)} answers more than half of the prompts"),
         (recited, f"the text holds the answers of many other prompts, too, at {several(recited)}"),
     )
 
@@ -82,19 +78,18 @@ def _recites(sample: Sample, answers: list[str]) -> bool:
 
 def recall_too_few(case: Case) -> Iterator[str]:
     """Recall is claimed of fewer than 5 prompts, or of needles at one depth."""
-    for claim, arm in case.claims(*RECALL_CLAIMS):
+    for claim, arm in case.claims_of(*RECALL_CLAIMS):
         prompts = {sample.prompt_sha256 for sample in arm.samples if sample.needle is not None}
         depths = {round(needle.depth, 2) for needle in arm.needles}
         if prompts and (len(prompts) < FEWEST_PROMPTS or len(depths) < FEWEST_DEPTHS):
-            needed = f"{FEWEST_PROMPTS} prompts and {FEWEST_DEPTHS} depths are needed"
-            yield f"{claim.name} of {arm.label}: {len(prompts)} prompts, {len(depths)} depths; {needed}"
+            few = f"{len(prompts)} prompts (of {FEWEST_PROMPTS}), {len(depths)} depths (of {FEWEST_DEPTHS})"
+            yield f"{claim.name} of {arm.label} is of too few: {few}"
 
 
 def recall_below_oracle(case: Case) -> Iterator[str]:
     """An arm that claims recall parity lies more than 5 points under the oracle."""
-    for claim, arm in case.claims("recall_parity"):
-        oracle = case.other_of(claim, "oracle")
-        if oracle is not None and _lies_below(arm, oracle):
+    for claim, arm in case.claims_of("recall_parity"):
+        if (oracle := case.other_of(claim, "oracle")) is not None and _lies_below(arm, oracle):
             yield f"{arm.label} recalls {recall(arm):.3f}, the oracle {oracle.label} {recall(oracle):.3f}"
 
 
@@ -105,12 +100,8 @@ def _lies_below(arm: Arm, oracle: Arm) -> bool:
 
 def _cut_short(silent: Arm, other: Arm) -> Iterator[str]:
     """Prompts at which an arm that may be silent was stopped before the other had said as much."""
-    early = [
-        ours.prompt_id
-        for ours, theirs in paired(silent, other)
-        if ours.finish_reason == "length" and len(ours.tokens) < len(theirs.tokens)
-    ]
-    if early:
+    pairs = [pair for pair in paired(silent, other) if pair[0].finish_reason == "length"]
+    if early := [ours.prompt_id for ours, theirs in pairs if len(ours.tokens) < len(theirs.tokens)]:
         yield f"{silent.label} was cut short of {other.label} at {several(early)}"
 
 
@@ -120,17 +111,16 @@ def restoration_claim(case: Case) -> Iterator[str]:
     liveness does not count what the rows hold; or no arm under test declares it, or not from the source
     that a preset promises.
     """
-    for _, claimed in case.claims("restoration"):
-        if claimed.system.restoration in (None, *MEANINGLESS):
-            source = claimed.system.restoration or "nothing"
-            yield f"restoration is claimed of {claimed.label}, which restores {source}"
-    for arm, sample, where in case.rows():
+    arms, stated, counted = case.report.arms, case.report.liveness.restored_positions, 0
+    for _, arm in case.claims_of("restoration"):
+        if (source := arm.system.restoration) not in MEANINGFUL:
+            yield f"restoration is claimed of {arm.label}, which restores {source or 'nothing'}"
+    for arm, sample, where in case.rows:
         restored, (fewest, most) = sample.restored_positions or 0, _restorable(arm.system, sample)
+        counted += restored
         if not fewest <= restored <= most:
             source = shown(arm.system.restoration)
             yield f"{where}: restoration {source} of {restored} positions, not {fewest} to {most}"
-    arms, stated = case.report.arms, case.report.liveness.restored_positions
-    counted = sum(sample.restored_positions or 0 for _, sample, _ in case.rows())
     for arm in arms:
         policy, declared = arm.system.policy, arm.system.restoration
         if policy is not None and policy.source != declared:
@@ -161,22 +151,20 @@ def control_missing(case: Case) -> Iterator[str]:
     restores, claimed or not; no_needle for a claim of recall; a plain oracle for parity; ignore_stops
     where the configuration says so.
     """
-    controls = case.report.with_role("control")
-    ignoring = _control(case.report.arms, "ignore_stops")
+    by_role = case.report.with_role("control")
+    controls = {arm.control: arm for arm in reversed(by_role)}
     needed: list[tuple[Arm, str, Arm | None]] = []
     for arm in case.tested:
         declared = arm.system.restoration
-        alike = [other for other in controls if _but_source(other.system) == _but_source(arm.system)]
-        for source in () if declared is None else ("exact", "noise"):
-            control = _control(alike, source)
-            if control is not None and control.system.restoration != source:
-                control = None
+        for source in ("exact", "noise") if declared is not None else ():
+            same = [other for other in by_role if other.control == other.system.restoration == source]
+            alike = (other for other in same if _but_source(other.system) == _but_source(arm.system))
             if source != declared:
-                needed.append((arm, source, control))
-        if ignoring is not None or case.report.configuration.get("ignore_stops") is True:
-            needed.append((arm, "ignore_stops", ignoring))
-    for claim, arm in case.claims(*RECALL_CLAIMS):
-        needed.append((arm, "no_needle", _control(controls, "no_needle")))
+                needed.append((arm, source, next(alike, None)))
+        if "ignore_stops" in controls or case.configuration.get("ignore_stops") is True:
+            needed.append((arm, "ignore_stops", controls.get("ignore_stops")))
+    for claim, arm in case.claims_of(*RECALL_CLAIMS):
+        needed.append((arm, "no_needle", controls.get("no_needle")))
         if claim.name == "recall_parity":
             oracle = case.other_of(claim, "oracle")
             needed.append((arm, "oracle", oracle))
@@ -185,10 +173,6 @@ def control_missing(case: Case) -> Iterator[str]:
     for arm, name, other in needed:
         if other is None or arm.prompts != other.prompts:
             yield f"the prompts of {arm.label} were not run with the control {name!r}"
-
-
-def _control(arms: Sequence[Arm], control: str) -> Arm | None:
-    return next((arm for arm in arms if arm.control == control), None)
 
 
 def _but_source(system: System) -> tuple[object, ...]:
@@ -214,16 +198,16 @@ def control_failed(case: Case) -> Iterator[str]:
 def _recall_failed(case: Case, arm: Arm) -> Iterator[str]:
     # A control may not hide its answers in what it calls reasoning.
     answered = [s.needle.answer in s.text for s in arm.samples if s.needle and s.needle.answer]
-    share, heard = recall(arm), quotient(sum(answered), len(answered))
+    share, loud = recall(arm) or 0.0, quotient(sum(answered), len(answered)) or 0.0
     control, is_silent = f"control {arm.label} ({arm.control})", arm.control in ("noise", "no_needle")
-    if share is None or heard is None:
-        yield f"{control} has no row with a needle to score"
-    elif is_silent and heard > CONTROL_RECALL:
-        yield f"{control} still answers {heard:.3f} of its prompts"
+    held = arm.control == "no_needle" and any(needle.prompt_contains_needle for needle in arm.needles)
+    below = share < EXACT_RECALL or any(_lies_below(arm, each) for each in case.report.with_role("oracle"))
+    deaf = arm.control == "exact" and bool(arm.needles) and below
+    yield from faults(
+        (not answered, f"{control} has no row with a needle to score"),
+        (is_silent and loud > CONTROL_RECALL, f"{control} still answers {loud:.3f} of its prompts"),
+        (held, f"{control} has the needle in its prompts"),
+        (deaf, f"{control} answers only {share:.3f} of its prompts, under {EXACT_RECALL:g} or the oracle"),
+    )
     for tested in case.tested if is_silent else ():
         yield from _cut_short(arm, tested)
-    if arm.control == "no_needle" and any(needle.prompt_contains_needle for needle in arm.needles):
-        yield f"{control} has the needle in its prompts"
-    below = any(_lies_below(arm, oracle) for oracle in case.report.with_role("oracle"))
-    if arm.control == "exact" and share is not None and (share < EXACT_RECALL or below):
-        yield f"{control} answers only {share:.3f} of its prompts, under {EXACT_RECALL:g} or the oracle"

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import combinations, product
 from statistics import median
-from typing import Any
 
-from bridge.evidence.figures import Case, hit, paired
-from bridge.evidence.model import PLAIN_LOOP, Arm, Parity, Report, Sample, Summary, System
-from bridge.evidence.policies import parse_policy
+from bridge.evidence.figures import Case, faults, hit, paired
 from bridge.evidence.rules.claims import own_steps
-from bridge.evidence.rules.identity import WEIGHTLESS_DRAFTERS
-from bridge.evidence.rules.output import prompt_set
-from bridge.evidence.text import faults, opened_variants, several, shown, without_reasoning
+from evidence_format.model import OUR_LOOP, PLAIN_LOOP, Sample, System
+from evidence_format.policies import policy_of
+from evidence_format.text import opened_variants, prompt_set, several, shown, tokens_digest, without_reasoning
 
-OUR_LOOP = "kakeya.decode"
 RELATIVE = 1e-9
 ROUNDS_SLACK, ROUNDS_SLACK_S = 1.005, 0.0005  # clocks are read at slightly different moments
 # A block's verification is a forward of the target, too. mlx-lm's plain step, against which it is held, takes
@@ -46,36 +41,52 @@ def row_inconsistent(case: Case) -> Iterator[str]:
     outside the target's vocabulary, decoded tokens without a forward, or ran a block longer than the
     drafter takes.
     """
-    report = case.report
-    for arm, sample, where in case.rows():
+    for arm, sample, where in case.rows:
         yield from (f"{where}: {problem}" for problem in _row_problems(case, arm.system, sample))
-    for arm, other in combinations(report.arms, 2):
+    for arm, other in combinations(case.report.arms, 2):
         for ours, theirs in paired(arm, other):
             if ours.tokens == theirs.tokens and ours.text != theirs.text:
-                pair = f"{arm.label} and {other.label}"
-                yield f"{pair} have equal tokens but different texts for {shown(ours.prompt_id)}"
-    yield from _answers_differ(report)
-    if report.parity is not None:
-        yield from _parity_problems(report.parity)
+                yield f"{arm.label} and {other.label} differ in text alone at {shown(ours.prompt_id)}"
+    # Of one set of prompts the chat template opens reasoning for all rows or for none. Were it open to
+    # choose, an answer could be called reasoning to make a reference look deaf.
+    opened: dict[str, set[bool]] = defaultdict(set)
+    for _, sample, _ in case.rows:
+        inside = sample.answer in opened_variants(sample.text)
+        # Where both readings leave the same it makes no difference.
+        if sample.needle is not None and not (inside and sample.answer == without_reasoning(sample.text)):
+            opened[prompt_set(sample.prompt_id)].add(inside)
+    if mixed := [name for name, found in opened.items() if len(found) > 1]:
+        yield f"some rows start inside reasoning and some do not in the sets {several(mixed)}"
+    numbers: dict[str, list[int]] = defaultdict(list)
+    for turn in case.report.parity.rounds if case.report.parity else ():
+        numbers[turn.case].append(turn.round)
+        same = turn.argmax_agreement * turn.rows
+        if abs(same - round(same)) > 1e-4:
+            yield f"{shown(turn.case)} round {turn.round}: {same:.6g} of {turn.rows} rows agree, no count"
+    if odd := [name for name, found in numbers.items() if found != list(range(1, len(found) + 1))]:
+        yield f"the rounds are not numbered from 1 on in {several(odd)}"
 
 
 def _row_problems(case: Case, system: System, sample: Sample) -> Iterator[str]:
     tokens, rounds, decoded, drafter = sample.tokens, sample.rounds, sample.decoded, case.drafter
-    digest = hashlib.sha256(" ".join(map(str, tokens)).encode("ascii")).hexdigest()
-    most = case.report.configuration.get("max_tokens")
+    most, text = case.configuration.get("max_tokens"), sample.text
     fits = most is None or (isinstance(most, int | float) and len(tokens) <= most)
     known = (case.target and case.target.vocab_size) or math.inf
     longest = (system.drafter is not None and drafter and drafter.largest_block) or math.inf
     highest, block = max(tokens, default=0), max((turn.block for turn in rounds), default=0)
-    before = sum(turn.accepted + 1 for turn in rounds[:-1])
     confirmed = sum(turn.accepted + 1 for turn in rounds)
+    before = confirmed - (rounds[-1].accepted + 1 if rounds else 0)
     explained = before < decoded <= confirmed and all(turn.accepted < turn.block for turn in rounds)
     told = sample.needle is not None and sample.needle.hit
+    if sample.answer_text is None:
+        answers = sample.needle is None or without_reasoning(text) == text
+    else:
+        answers = sample.answer_text in {without_reasoning(text), *opened_variants(text)} - {text}
     yield from faults(
         (not tokens, "no token was generated, but the prefill always gives one"),
-        (digest != sample.tokens_sha256, "tokens_sha256 is not the digest of the tokens"),
+        (tokens_digest(tokens) != sample.tokens_sha256, "tokens_sha256 is not the digest of the tokens"),
         (told != hit(sample), f"needle.hit is {told}, but the text says {not told}"),
-        (not _answer_fits(sample), "answer_text is not just what the text leaves without its reasoning"),
+        (not answers, "answer_text is not just what the text leaves without its reasoning"),
         (rounds and not explained, f"rounds that confirmed {confirmed} tokens cannot give {decoded}"),
         (not rounds and decoded and system.loop == OUR_LOOP, f"{decoded} tokens were decoded in no round"),
         (highest >= known, f"token {highest} is outside the vocabulary of {known}"),
@@ -84,49 +95,16 @@ def _row_problems(case: Case, system: System, sample: Sample) -> Iterator[str]:
     )
 
 
-def _answer_fits(sample: Sample) -> bool:
-    if sample.answer_text is None:
-        return sample.needle is None or without_reasoning(sample.text) == sample.text
-    left = {without_reasoning(sample.text), *opened_variants(sample.text)}
-    return sample.answer_text in left - {sample.text}
-
-
-def _answers_differ(report: Report) -> Iterator[str]:
-    """Rows of one set of prompts: the chat template opens reasoning for all of them or for none.
-
-    Were it open to choose, an answer could be called reasoning to make a reference look deaf.
-    """
-    opened: dict[str, set[bool]] = defaultdict(set)
-    for sample in (sample for arm in report.arms for sample in arm.samples if sample.needle is not None):
-        inside = sample.answer in opened_variants(sample.text)
-        if not inside or sample.answer != without_reasoning(sample.text):  # else it makes no difference
-            opened[prompt_set(sample.prompt_id)].add(inside)
-    if mixed := [name for name, found in opened.items() if len(found) > 1]:
-        yield f"some rows start inside reasoning and some do not in the sets {several(mixed)}"
-
-
-def _parity_problems(parity: Parity) -> Iterator[str]:
-    numbers: dict[str, list[int]] = defaultdict(list)
-    for turn in parity.rounds:
-        numbers[turn.case].append(turn.round)
-        same = turn.argmax_agreement * turn.rows
-        if abs(same - round(same)) > 1e-4:
-            yield f"{shown(turn.case)} round {turn.round}: {same:.6g} of {turn.rows} rows agree, no count"
-    if odd := [case for case, found in numbers.items() if found != list(range(1, len(found) + 1))]:
-        yield f"the rounds are not numbered from 1 on in {several(odd)}"
-
-
 def order_mismatch(case: Case) -> Iterator[str]:
     """`order` and the rows do not name the same runs, each once."""
-    rows = Counter((arm.name, sample.prompt_id) for arm, sample, _ in case.rows())
-    runs = Counter(case.report.order)
+    rows, runs = Counter((arm.name, row.prompt_id) for arm, row, _ in case.rows), Counter(case.report.order)
     if odd := ["/".join(run) for run in rows | runs if not rows[run] == runs[run] == 1]:
         yield f"`order` and the rows do not both hold each of these once: {several(odd)}"
 
 
 def missing_stage_timings(case: Case) -> Iterator[str]:
     """A row lacks its prefill or decode time."""
-    for _, sample, where in case.rows():
+    for _, sample, where in case.rows:
         if not sample.prefill_s or sample.decode_s is None or (sample.decode_s == 0 and sample.decoded):
             yield f"{where}: prefill_s is {sample.prefill_s}, decode_s {sample.decode_s}"
 
@@ -137,35 +115,31 @@ def timings_impossible(case: Case) -> Iterator[str]:
     plain steps within the loop less than two fifths on average, or verifications less than nine tenths of a
     step of the same loop at block 1.
     """
-    for _, sample, where in case.rows():
+    for _, sample, where in case.rows:
         rounds_s = sum(turn.draft_s + turn.verify_s for turn in sample.rounds)
         if sample.decode_s and rounds_s > sample.decode_s * ROUNDS_SLACK + ROUNDS_SLACK_S:
             yield f"{where}: rounds of {rounds_s:.4f} s inside a decode time of {sample.decode_s:.4f} s"
         if any(turn.verify_s == 0 or (turn.block > 1 and turn.draft_s == 0) for turn in sample.rounds):
             yield f"{where}: a forward has zero seconds"
-    total = sum(sample.seconds for _, sample, _ in case.rows())
+    total = sum(sample.seconds for _, sample, _ in case.rows)
     lasted = (case.report.finished_at - case.report.started_at).total_seconds()
     if total > lasted + REPORT_SLACK_S and lasted >= 0:
         yield f"the rows took {total:.3f} s, but the whole report {lasted:.3f} s"
-    for arm, baseline in case.speed_pairs():
-        yield from _too_fast(arm, baseline, own_steps(case, arm))
-
-
-def _too_fast(arm: Arm, baseline: Arm, own: Arm | None) -> Iterator[str]:
-    """Forwards that took a fraction of what a step takes, plain or of the same loop at block 1."""
-    verified = [turn.verify_s for turn in arm.rounds if turn.block >= 2] or [math.inf]
-    alone = [turn.verify_s for turn in arm.rounds if turn.block == 1]
-    plain = sum(alone) / len(alone) if len(alone) >= FEWEST_STEPS else math.inf
-    step, own_step = (median(of.steps_s) if of and of.steps_s else 0.0 for of in (baseline, own))
-    for what, seconds, share, of in (
-        ("blocks in the median", median(verified), LEAST_VERIFY, step),
-        ("a block", min(verified), LEAST_VERIFY_ROUND, step),
-        ("plain steps on average", plain, LEAST_STEP, step),
-        ("blocks in the median", median(verified), LEAST_VERIFY_OWN, own_step),
-    ):
-        if seconds < share * of:
-            took = f"{1e3 * seconds:.4f} ms, less than {share:g} of a step of {1e3 * of:.4f} ms"
-            yield f"{arm.label} verified {what} in {took}"
+    for arm, baseline in case.speed_pairs:
+        verified = [turn.verify_s for turn in arm.rounds if turn.block >= 2] or [math.inf]
+        alone = [turn.verify_s for turn in arm.rounds if turn.block == 1]
+        plain = sum(alone) / len(alone) if len(alone) >= FEWEST_STEPS else math.inf
+        own = own_steps(case, arm)
+        step, own_step = (median(of.steps_s) if of and of.steps_s else 0.0 for of in (baseline, own))
+        for what, seconds, share, of_s in (
+            ("blocks in the median", median(verified), LEAST_VERIFY, step),
+            ("a block", min(verified), LEAST_VERIFY_ROUND, step),
+            ("plain steps on average", plain, LEAST_STEP, step),
+            ("blocks in the median", median(verified), LEAST_VERIFY_OWN, own_step),
+        ):
+            if seconds < share * of_s:
+                took = f"{1e3 * seconds:.4f} ms, less than {share:g} of a step of {1e3 * of_s:.4f} ms"
+                yield f"{arm.label} verified {what} in {took}"
 
 
 def summary_mismatch(case: Case) -> Iterator[str]:
@@ -173,7 +147,9 @@ def summary_mismatch(case: Case) -> Iterator[str]:
     pairs = [(pair.arm, pair.baseline) for pair in case.report.summary.comparisons]
     if len(set(pairs)) != len(pairs):
         yield f"summary.comparisons holds a pair twice: {several([str(pair) for pair in pairs])}"
-    stated, computed = _by_name(case.report.summary), _by_name(case.figures)
+    stated, computed = case.report.summary.model_dump(), case.figures.model_dump()
+    for summary in (stated, computed):  # comparisons by what they compare, in any order
+        summary["comparisons"] = {(pair["arm"], pair["baseline"]): pair for pair in summary["comparisons"]}
     for arm in case.report.arms:
         # A figure made of unmeasured bytes is MEMORY_ANALYTIC_AS_MEASURED.
         if not all(sample.cache.measured for sample in arm.samples) and arm.name in stated["arms"]:
@@ -181,24 +157,17 @@ def summary_mismatch(case: Case) -> Iterator[str]:
     yield from _differences("summary", stated, computed)
 
 
-def _by_name(summary: Summary) -> dict[str, Any]:
-    """The figures of a summary; comparisons by what they compare, in any order."""
-    document = summary.model_dump()
-    document["comparisons"] = {(pair["arm"], pair["baseline"]): pair for pair in document["comparisons"]}
-    return document
-
-
 def _differences(where: str, stated: object, computed: object) -> Iterator[str]:
+    equal = stated == computed
     if isinstance(stated, dict) and isinstance(computed, dict):
         for key in sorted(stated.keys() | computed.keys(), key=str):
             yield from _differences(f"{where}.{key}", stated.get(key), computed.get(key))
-    elif isinstance(stated, tuple) and isinstance(computed, tuple) and len(stated) == len(computed):
-        for ours, theirs in zip(stated, computed, strict=True):
-            yield from _differences(where, ours, theirs)
+        return
+    if isinstance(stated, tuple) and isinstance(computed, tuple) and len(stated) == len(computed):
+        equal = all(not list(_differences(where, *pair)) for pair in zip(stated, computed, strict=True))
     elif isinstance(stated, int | float) and isinstance(computed, int | float):
-        if not math.isclose(stated, computed, rel_tol=RELATIVE):
-            yield f"{shown(where)} is {stated}, but the rows give {computed}"
-    elif stated != computed:
+        equal = math.isclose(stated, computed, rel_tol=RELATIVE)
+    if not equal:
         yield f"{shown(where)} is {shown(stated)}, but the rows give {shown(computed)}"
 
 
@@ -209,28 +178,17 @@ def engine_never_ran(case: Case) -> Iterator[str]:
     # Rounds of one token are plain steps: block lengths may adapt to them, but now and then try a longer one.
     speculative = [arm for arm in case.report.arms if arm.system.drafter is not None and arm.samples]
     for arm in speculative:
-        drafted = _drafted_blocks(arm) if arm.role == "sut" else len(arm.rounds)
-        if not drafted:
-            declared = f"arm {arm.label} declares drafter {shown(arm.system.drafter)}"
-            yield f"{declared}, but none of its {len(arm.rounds)} rounds has two tokens or more"
-    if not speculative:
-        return
+        if not (arm.drafted_blocks if arm.role == "sut" else arm.rounds):
+            yield f"none of the {len(arm.rounds)} rounds of arm {arm.label} drafted, which declares a drafter"
     live, rounds = case.report.liveness, sum(len(arm.rounds) for arm in case.report.arms)
-    networks = [arm for arm in speculative if arm.system.drafter not in WEIGHTLESS_DRAFTERS]
-    needed = sum(_drafted_blocks(arm) for arm in networks if not _looks_up(arm.system))
-    if live.rounds != rounds:
-        yield f"liveness counts {live.rounds} rounds, but the rows hold {rounds}"
-    if live.drafter_forwards < max(needed, 1) and networks:
-        yield f"the drafter ran {live.drafter_forwards} times, but the rows hold {needed} drafted blocks"
-
-
-def _drafted_blocks(arm: Arm) -> int:
-    return sum(turn.block >= 2 for turn in arm.rounds)
-
-
-def _looks_up(system: System) -> bool:
-    """Whether the system drafts by look-ups, at least first; each drafts as many tokens as it finds."""
-    return (system.drafter or "").partition("+")[0] in WEIGHTLESS_DRAFTERS
+    networks = [arm for arm in speculative if arm.system.has_network]
+    needed = sum(arm.drafted_blocks for arm in networks if not arm.system.looks_up)
+    miscounted, too_few = speculative and live.rounds != rounds, live.drafter_forwards < max(needed, 1)
+    ran = f"the drafter ran {live.drafter_forwards} times, but the rows hold {needed} drafted blocks"
+    yield from faults(
+        (miscounted, f"liveness counts {live.rounds} rounds, but the rows hold {rounds}"),
+        (networks and too_few, ran),
+    )
 
 
 def silent_fallback(case: Case) -> Iterator[str]:
@@ -239,9 +197,8 @@ def silent_fallback(case: Case) -> Iterator[str]:
     """
     for arm in case.report.arms:
         system, paths = arm.system, {sample.path for sample in arm.samples}
-        expected = PLAIN_PATHS.get(system.loop, set())
-        if system.drafter is not None:
-            expected = {f"speculative:{system.drafter}"} if system.loop == OUR_LOOP else set()
+        speculative = {OUR_LOOP: {f"speculative:{system.drafter}"}}
+        expected = (PLAIN_PATHS if system.drafter is None else speculative).get(system.loop, set())
         if len(paths) == 1 and not paths <= expected:  # several are MIXED_PATHS
             declared = f"loop {shown(system.loop)}, drafter {shown(system.drafter)}"
             yield f"arm {arm.label} declares {declared}, but {several([*paths])} ran"
@@ -261,15 +218,14 @@ def _blocks_fit(system: System, sample: Sample) -> bool:
         return True
     block, left = int(system.block), sample.decoded
     for turn in sample.rounds:
-        if turn.block > block or (turn.block < min(block, left) and not _looks_up(system)):
+        if turn.block > block or (turn.block < min(block, left) and not system.looks_up):
             return False
         left -= turn.accepted + 1
     return True
 
 
 def _contradicted_switches(case: Case) -> Iterator[str]:
-    """Switches that `configuration` names otherwise than arms under test, target or comparison do."""
-    stated = case.report.configuration
+    stated, parity = case.configuration, case.report.parity
     # 8 and "8" are the same block; no policy is the native one.
     texts = {name: str(value) for name, value in stated.items() if value is not None}
     for arm in case.tested:
@@ -278,13 +234,12 @@ def _contradicted_switches(case: Case) -> Iterator[str]:
         for switch, agrees in (
             ("drafter", texts.get("drafter") == system.drafter),
             ("block", texts.get("block") in blocks),
-            ("kv", case.report.kind == "kv" or parse_policy(texts.get("kv", "native")) == system.policy),
+            ("kv", case.kind == "kv" or policy_of(texts.get("kv", "native")) == system.policy),
         ):
             if switch in stated and not agrees:
-                declared = shown(getattr(system, switch))
-                yield f"configuration.{switch} is {shown(stated[switch])}, {arm.label} declares {declared}"
+                yield f"configuration.{switch} is {shown(stated[switch])}, which {arm.label} does not declare"
     ran: list[tuple[str, object]] = [("dtype", case.target.dtype)] if case.target else []
-    if (parity := case.report.parity) is not None:
+    if parity is not None:
         ran += [("dtype", parity.dtype), ("tolerance", parity.tolerance)]
         if parity.subject.sha256 != case.report.environment.git.source_sha256:
             yield "parity.subject.sha256 is not the digest of the engine that ran"
@@ -303,9 +258,8 @@ def mixed_paths(case: Case) -> Iterator[str]:
 
 def baseline_as_sut(case: Case) -> Iterator[str]:
     """A claim is about an arm that is not under test, or the arm under test is plain decoding."""
-    for claim in case.report.claims:
-        arm = case.arm_of(claim)
-        if arm is not None and arm.role != "sut":
+    for claim in case.claims:
+        if (arm := case.arm_of(claim)) is not None and arm.role != "sut":
             yield f"{claim.name} is claimed of {arm.label}, whose role is {arm.role}"
     for arm in case.tested if case.references else ():
         if arm.system.is_plain:
@@ -314,17 +268,17 @@ def baseline_as_sut(case: Case) -> Iterator[str]:
 
 def self_comparison(case: Case) -> Iterator[str]:
     """Both arms of a comparison are the same system or the same measurements."""
-    for claim in case.report.claims:
+    for claim in case.claims:
         if claim.arm is not None and claim.arm == claim.baseline:
             yield f"{claim.name} compares arm {shown(claim.arm)} with itself"
     for arm, reference in product(case.tested, case.references):
-        pair = f"{arm.label} and {reference.label}"
         ours, theirs = (  # by what a system is, however its policy is spelt
             (system.loop, system.drafter, system.block, system.policy or system.kv)
             for system in (arm.system, reference.system)
         )
-        if ours == theirs and not arm.system.is_plain:  # that is BASELINE_AS_SUT
-            yield f"{pair} declare the same system"
         clocks = [{s.prompt_id: (s.prefill_s, s.decode_s) for s in each.samples} for each in (arm, reference)]
-        if len(arm.samples) >= 2 and clocks[0] == clocks[1]:
-            yield f"{pair} hold the same measurements"
+        pair, same = f"{arm.label} and {reference.label}", len(arm.samples) >= 2 and clocks[0] == clocks[1]
+        yield from faults(
+            (ours == theirs and not arm.system.is_plain, f"{pair} declare the same system"),
+            (same, f"{pair} hold the same measurements"),
+        )

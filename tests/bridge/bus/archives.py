@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from bridge.bus.archive import Pruned, find_archived, prune
-from bridge.bus.requests import Submitted, build, resolve_handle
+from bridge.bus.requests import Submitted, resolve_handle
 from bridge.bus.results import TRAILER, ExpectedRequest, FetchedResult, fetch
 from bridge.git.cache import GitCache
 from bridge.git.repo import GitRepo, Scratch
 from bridge.protocol import refs
+from bridge.protocol.manifest import REQUEST_PATH
 from bridge.protocol.result import RESULT_NAME, RESULT_ROOT
 from tests.objects import Objects
 from tests.worlds import World
@@ -59,7 +60,8 @@ def live(world: World, nonce: str) -> FetchedResult:
 
 def archived(world: World, handle: str) -> FetchedResult:
     """As a machine finds it that has nothing of it."""
-    return find_archived(new_cache(world), handle)
+    cache = new_cache(world)
+    return find_archived(cache, handle, found=cache.list_remote(refs.ARCHIVE))
 
 
 def bridge_refs(world: World) -> set[str]:
@@ -73,11 +75,11 @@ def many_answered(
     """Requests on their branches alone, a second between them, the oldest first; with their results."""
     repo, objects = GitRepo(world.house.remote), Objects(world.house.remote)
     scratch = Scratch(repo, objects.folder)
-    workload, lines, nonces = world.house.git("rev-parse", "HEAD"), [], []
+    workload, lines, nonces = world.house.head(), [], []
     for number in range(count):
         nonce = nonce_of_age(age - timedelta(seconds=number))
         manifest = world.manifest(nonce=nonce, workload_sha=workload)
-        tip = build(repo, scratch, manifest, None)
+        tip = scratch.commit_files(workload, {REQUEST_PATH: manifest.to_bytes()}, "request\n")
         if answers:
             data = world.result(ExpectedRequest(nonce, tip, workload), {})
             message = f"result\n\n{TRAILER}: {hashlib.sha256(data).hexdigest()}\n"

@@ -9,6 +9,7 @@ from bridge import signing
 from bridge.bus.requests import Submitted, resolve_handle
 from bridge.bus.results import TRAILER, Believed, believe, fetch
 from bridge.protocol.result import RESULT_NAME, RESULT_ROOT
+from tests.houses import allowed_line
 from tests.objects import Objects
 from tests.worlds import FILES, World
 
@@ -32,7 +33,7 @@ def read(
 
 def trusting(path: Path, key: Path) -> Path:
     """A client's list that trusts one key."""
-    path.write_text(signing.allowed_line(signing.public_key(key), "testmac", signing.RESULT_NAMESPACE))
+    path.write_text(allowed_line(signing.public_key(key), "testmac", signing.RESULT_NAMESPACE))
     return path
 
 

@@ -19,11 +19,11 @@ BAD_MANIFESTS: dict[str, dict[str, bytes | None]] = {
 
 def refusal(world: World, nonce: str, files: dict[str, bytes | None], **changes: object) -> str:
     """Push a commit that is no request as one, and refuse it as a runner does; returns the commit."""
-    workload = world.house.git("rev-parse", "HEAD")
+    workload = world.house.head()
     if not files:
         files = {REQUEST_PATH: world.manifest().to_bytes()}
     commit = world.commit(workload, files)
-    inbox = refs.inbox_ref(nonce)
+    inbox = refs.INBOX + nonce
     world.point(refs.request_ref("probe", nonce, None), commit)
     world.point(inbox, commit)
     assert not world.cache.bring({inbox: commit}, [inbox])

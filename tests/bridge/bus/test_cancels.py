@@ -14,6 +14,7 @@ from bridge.errors import PushRejected
 from bridge.git.repo import GitRepo
 from bridge.protocol import refs
 from bridge.protocol.manifest import CANCEL_NAME, CANCEL_SIGNATURE_NAME, new_cancel
+from tests.houses import allowed_line
 from tests.objects import Objects
 from tests.worlds import World, snapshot
 
@@ -40,7 +41,7 @@ def cancel_refs(world: World) -> dict[str, str]:
 def stray(world: World, submitted: Submitted, files: dict[str, bytes | None]) -> str:
     """A commit that another wrote where the cancel request belongs."""
     commit = Objects(world.house.remote).commit_files(None, files)
-    world.point(refs.cancel_ref(submitted.nonce), commit)
+    world.point(refs.CANCELS + submitted.nonce, commit)
     return commit
 
 
@@ -60,7 +61,7 @@ def why_not(world: World, submitted: Submitted, **changes: object) -> str:
 
 def allow(world: World, **keys: Path) -> None:
     lines = [
-        signing.allowed_line(signing.public_key(key), f"{name}@example.org", signing.CANCEL_NAMESPACE)
+        allowed_line(signing.public_key(key), f"{name}@example.org", signing.CANCEL_NAMESPACE)
         for name, key in keys.items()
     ]
     (world.root / "allowed").write_text("".join(lines))
@@ -71,7 +72,7 @@ def test_cancel_request_is_pushed_once_and_read_back(world: World) -> None:
     assert cancel(world, submitted) is ASKED
     assert cancel(world, submitted) is AGAIN
     [(ref, commit)] = cancel_refs(world).items()
-    assert ref == refs.cancel_ref(submitted.nonce)
+    assert ref == refs.CANCELS + submitted.nonce
     found = read_cancel(GitRepo(world.house.remote), commit)
     assert found is not None
     assert (found.nonce, found.request_commit) == (submitted.nonce, submitted.commit)
@@ -92,9 +93,10 @@ def test_request_without_a_branch_is_cancelled_by_its_inbox_entry(world: World) 
     submitted = world.submit()
     world.house.git("update-ref", "-d", submitted.ref, cwd=world.house.remote)
     assert cancel(world, submitted) is LATE
-    assert cancel(world, submitted, ref=refs.inbox_ref(submitted.nonce)) is ASKED
+    assert cancel(world, submitted, ref=refs.INBOX + submitted.nonce) is ASKED
 
 
+@pytest.mark.slow
 def test_where_only_branches_are_taken_the_cancel_request_is_one(world: World) -> None:
     world.take_branches_only()
     submitted, other = world.submit(), world.submit()
@@ -121,7 +123,6 @@ def test_signed_cancel_request_replaces_one_that_does_less(world: World, first: 
     assert why_not(world, submitted)
     assert cancel(world, submitted, key=mine) is ASKED
     assert why_not(world, submitted) == ""
-    assert cancel(world, submitted, key=mine) is AGAIN
 
 
 def test_with_required_signatures_only_the_requester_may_cancel(world: World) -> None:
@@ -138,9 +139,9 @@ def test_with_required_signatures_only_the_requester_may_cancel(world: World) ->
     assert "another request" in why_not(world, submitted, request_commit="1" * 40)
     (world.root / "allowed").write_text("")
     assert "is not listed here" in why_not(world, submitted)
-    line = signing.allowed_line(signing.public_key(mine), "me@example.org", signing.REQUEST_NAMESPACE)
+    line = allowed_line(signing.public_key(mine), "me@example.org", signing.REQUEST_NAMESPACE)
     (world.root / "allowed").write_text(line)
-    assert signing.CANCEL_NAMESPACE in why_not(world, submitted)
+    assert "which counts for kakeya-mac-request only" in why_not(world, submitted)
 
 
 def test_revoked_or_expired_key_cancels_nothing(world: World) -> None:
@@ -149,12 +150,12 @@ def test_revoked_or_expired_key_cancels_nothing(world: World) -> None:
     (world.root / "allowed").write_text(line)
     submitted, revoked = world.submit(), world.root / "revoked_keys"
     cancel(world, submitted, key=mine)
-    assert why_not(world, submitted, now=datetime(2098, 12, 31, tzinfo=UTC), revoked_keys=revoked) == ""
+    assert why_not(world, submitted, now=datetime(2098, 12, 31, tzinfo=UTC)) == ""
     assert "expired at" in why_not(world, submitted, now=datetime(2099, 1, 1, 0, 0, 1, tzinfo=UTC))
     revoked.write_bytes(signing.public_key(mine).read_bytes())
-    assert "which was revoked" in why_not(world, submitted, revoked_keys=revoked)
+    assert "which was revoked" in why_not(world, submitted)
     revoked.write_text("rubbish\n")
-    assert "not a public key" in why_not(world, submitted, revoked_keys=revoked)
+    assert "not a public key" in why_not(world, submitted)
 
 
 def test_signed_cancel_request_does_not_pass_for_another_request(world: World) -> None:
@@ -163,8 +164,8 @@ def test_signed_cancel_request_does_not_pass_for_another_request(world: World) -
     first, second = world.submit(), world.submit()
     cancel(world, first, key=mine)
     [commit] = cancel_refs(world).values()
-    world.house.git("update-ref", "-d", refs.cancel_ref(first.nonce), cwd=world.house.remote)
-    world.point(refs.cancel_ref(second.nonce), commit)
+    world.house.git("update-ref", "-d", refs.CANCELS + first.nonce, cwd=world.house.remote)
+    world.point(refs.CANCELS + second.nonce, commit)
     for require in (True, False):
         assert "another request" in why_not(world, second, require_signature=require)
 
@@ -183,7 +184,7 @@ def test_altered_cancel_request_does_not_verify(world: World) -> None:
 
 def test_other_objects_are_no_cancel_requests(world: World) -> None:
     objects, git = Objects(world.house.remote), GitRepo(world.house.remote)
-    others = [world.house.git("rev-parse", "HEAD"), objects.blob(b"x"), "1" * 40]
+    others = [world.house.head(), objects.blob(b"x"), "1" * 40]
     others += [objects.commit_files(None, {CANCEL_NAME: data}) for data in (b"{", b"x" * 9000)]
     for commit in others:
         assert read_cancel(git, commit) is None

@@ -43,9 +43,9 @@ def test_same_result_pushed_again_is_the_one_that_is_there(world: World, where: 
         world.point(submitted.ref, world.commit(submitted.commit, {"README.md": b"mine now"}))
     result = world.result(world.expected(submitted))
     first = world.answer(submitted, result=result)
-    world.point(refs.inbox_ref(submitted.nonce), submitted.commit)  # as if deleting it had failed
+    world.point(refs.INBOX + submitted.nonce, submitted.commit)  # as if deleting it had failed
     assert world.answer(submitted, result=result) == first
-    assert refs.inbox_ref(submitted.nonce) not in world.house.remote_refs()
+    assert refs.INBOX + submitted.nonce not in world.house.remote_refs()
     with pytest.raises(AlreadyAnswered):
         world.answer(submitted, result=result, signature=b"another")
 
@@ -61,7 +61,7 @@ def test_result_below_other_commits_is_still_the_result(world: World, commits: i
     world.point(submitted.ref, tip)
     with pytest.raises(LeaseLost, match="already has a result"):
         world.answer(submitted, result=result)
-    assert refs.result_ref(submitted.nonce) not in world.house.remote_refs()
+    assert refs.RESULTS + submitted.nonce not in world.house.remote_refs()
 
 
 def files(world: World, submitted: Submitted, **changes: object) -> ResultFiles:
@@ -99,7 +99,7 @@ def test_untouched_request_that_changed_is_looked_at(world: World):
     held = world.claim(submitted)
     world.point(submitted.ref, world.commit(submitted.commit, {"README.md": b"mine now"}))
     published = publish(world.cache, world.remote, files(world, submitted), claim=held, untouched=True)
-    assert published.ref == refs.result_ref(submitted.nonce)
+    assert published.ref == refs.RESULTS + submitted.nonce
 
 
 def test_result_is_published_from_a_cache_that_lost_the_request(world: World):
@@ -140,7 +140,7 @@ def test_network_that_fails_for_a_while_is_waited_out(world: World):
 
     world.house.remote.rename(away)
     published = publish(world.cache, world.remote, answer, claim=None, sleep=pause)
-    assert pauses == [0.5, 1.0]
+    assert pauses == [0.2, 0.4]
     assert read(world, submitted).commit == published.commit
 
 
@@ -153,5 +153,5 @@ def test_result_of_a_moved_branch_gets_a_ref_of_its_own(world: World, how: str):
     else:
         world.house.git("update-ref", "-d", submitted.ref, cwd=world.house.remote)
     published = world.answer(submitted)
-    assert published.ref == refs.result_ref(submitted.nonce)
+    assert published.ref == refs.RESULTS + submitted.nonce
     assert read(world, submitted).commit == published.commit

@@ -39,11 +39,11 @@ def test_request_adds_its_manifest_and_nothing_else(world: World):
     before = snapshot(world.house.clone)
     submitted = world.submit()
     request = read_request(GitRepo(world.house.remote), submitted.commit)
-    assert request.parent == world.house.git("rev-parse", "HEAD")
+    assert request.parent == world.house.head()
     assert parse(request.data).nonce == submitted.nonce
     assert request.signature is None
     assert changed(world, submitted.commit) == {REQUEST_PATH}
-    assert world.house.remote_refs() >= {submitted.ref, refs.inbox_ref(submitted.nonce)}
+    assert world.house.remote_refs() >= {submitted.ref, refs.INBOX + submitted.nonce}
     assert snapshot(world.house.clone) == before
 
 
@@ -78,7 +78,7 @@ def test_commits_of_another_shape_are_refused(world: World):
         world.commit(own, {**data, WORKFLOW_PATH: FILE}),
         world.commit(own, {**data, WORKFLOW_PATH: None}),
         world.commit("main", {**data, ".github/workflows/other.yaml": FILE}),
-        world.house.git("rev-parse", "HEAD"),
+        world.house.head(),
         of_mode(world, submitted, PLAIN, parents=2),
         *(of_mode(world, submitted, mode) for mode in (LINK, PROGRAM, GITLINK)),
     ):

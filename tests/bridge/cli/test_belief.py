@@ -13,8 +13,6 @@ import pytest
 from bridge import presets, signing
 from bridge.bus.requests import Submitted
 from bridge.protocol import refs
-from bridge.protocol.result import Reason, Status, Verdict
-from tests.bridge.bus.refusals import BAD_MANIFESTS, refusal
 from tests.bridge.evidence import reports
 from tests.bridge.evidence.reports import Document
 from tests.houses import BIN, Done, House, wait_for
@@ -56,7 +54,7 @@ def without_evidence(world: World, key: Path | None = None) -> str:
 def report_for(world: World, nonce: str) -> Document:
     """A report that belongs to a request, and to a job of `TIMES`."""
     document = reports.throughput()
-    document["request"] |= {"nonce": nonce, "workload_sha": world.house.git("rev-parse", "HEAD")}
+    document["request"] |= {"nonce": nonce, "workload_sha": world.house.head()}
     return document
 
 
@@ -91,7 +89,7 @@ def of_a_deleted_branch(world: World, key: Path | None = None) -> str:
     return submitted.nonce
 
 
-@pytest.mark.sampled(8, 2)
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("command", [*HANDLE_COMMANDS, "fetch", "cancel"])
 @pytest.mark.parametrize("signed", ["unsigned", "by a stranger"])
 def test_the_result_of_a_deleted_branch_is_shown_with_the_truth_about_it(
@@ -101,33 +99,11 @@ def test_the_result_of_a_deleted_branch_is_shown_with_the_truth_about_it(
     done = world.house.kakeya(command, nonce)
     passed = 0 if command in ("logs", "fetch", "cancel") else 7
     assert done.code == passed, done.err
-    expected = {"logs": "said by the job", "cancel": "had finished already: passed"}
+    expected = {"logs": "said by the job", "cancel": "already-finished: passed"}
     assert expected.get(command, "so what it answers cannot be checked") in done.out
     if command == "result":
         known = "anyone with push rights" if signed == "unsigned" else "a key that is not trusted here"
         assert known in done.out
-
-
-@pytest.mark.slow
-def test_where_runners_are_trusted_the_result_of_a_deleted_branch_is_theirs_or_asked_for(
-    world: World, key: Path, tmp_path: Path
-):
-    trust(world, signing.ensure_key(tmp_path / "trusted", "runner"))
-    nonce = of_a_deleted_branch(world, key)
-    done = world.house.kakeya("result", nonce)
-    assert (done.code, "not listed here" in done.err) == (3, True), done.err
-    shown = world.house.kakeya("result", nonce, "--allow-unsigned", "--json")
-    assert shown.code == 0, shown.err
-    assert "so what it answers cannot be checked" in shown.json["authenticity"]
-    theirs = world.house.kakeya("result", of_a_deleted_branch(world, tmp_path / "trusted"), "--json")
-    assert theirs.json["authenticity"] == "signed by studio"
-
-
-def test_a_result_of_a_trusted_runner_is_shown_as_signed(world: World, key: Path):
-    trust(world, key)
-    done = world.house.kakeya("result", without_evidence(world, key), "--json")
-    assert done.code == 0, done.err
-    assert done.json["authenticity"] == "signed by studio"
 
 
 @pytest.mark.slow
@@ -227,7 +203,7 @@ def test_a_signed_answer_to_something_else_is_rejected_with_both_values(
     done = world.house.kakeya("result", submitted.nonce, "--json")
     assert (done.code, done.json["status"], done.json["reason"]) == (3, "rejected", "binding"), done.err
     told = {each["field"]: each for each in done.json["binding"]["differences"]}[field]
-    assert (told["asked"], told["answered"]) == (asked or world.house.git("rev-parse", "HEAD"), answered)
+    assert (told["asked"], told["answered"]) == (asked or world.house.head(), answered)
     assert "BINDING" in [violation["code"] for violation in done.json["violations"]]
     text = world.house.kakeya("wait" if case == "report" else "status", submitted.nonce)
     assert text.code == 3
@@ -255,36 +231,9 @@ def test_a_pass_that_nobody_vouches_for_ends_in_7_unless_it_is_allowed(world: Wo
     assert kakeya("wait", nonce).code == 0
     assert kakeya("wait", nonce, KAKEYA_ALLOW_UNSIGNED="0").code == 7
     wrong = kakeya("wait", nonce, KAKEYA_ALLOW_UNSIGNED="yes")
-    assert (wrong.code, "must be 0 or 1, got 'yes'" in wrong.err) == (2, True)
+    assert (wrong.code, "KAKEYA_ALLOW_UNSIGNED" in wrong.err and "got 'yes'" in wrong.err) == (2, True)
     trust(world, key)
     assert kakeya("wait", nonce, KAKEYA_ALLOW_UNSIGNED="0").code == 0
-
-
-def test_what_did_not_pass_keeps_its_code_without_any_key(world: World):
-    submitted = world.submit(preset="tests")
-    failed = Verdict(status=Status.FAILED, reason=Reason.EXIT_CODE)
-    answer(world, submitted, None, preset="tests", engine_source="workload", verdict=failed)
-    assert world.house.kakeya("result", submitted.nonce).code == 1
-
-
-@pytest.mark.slow
-def test_a_promised_report_that_is_missing_is_a_rejection(world: World):
-    submitted = world.submit(preset="throughput")
-    answer(world, submitted, None)
-    done = world.house.kakeya("result", submitted.nonce, "--json")
-    text = world.house.kakeya("result", submitted.nonce)
-    assert_rejected(done, text)
-    assert done.json["violations"][0]["code"] == "NO_EVIDENCE"
-
-
-@pytest.mark.slow
-def test_a_refusal_of_an_unreadable_request_is_shown_from_any_clone(world: World):
-    for files in BAD_MANIFESTS.values():
-        nonce = world.manifest().nonce
-        refusal(world, nonce, files)
-        done = world.house.kakeya("result", nonce, "--json")
-        assert done.code == 2, done.out + done.err
-        assert (done.json["status"], done.json["reason"]) == ("refused", "bad_manifest")
 
 
 @pytest.mark.sampled(0, 1)

@@ -32,7 +32,7 @@ def kakeya(capsys: pytest.CaptureFixture[str]):
 
 
 def cancel_commit(world: World, submitted: Submitted) -> str | None:
-    return world.git.list_refs(world.remote).get(refs.cancel_ref(submitted.nonce))
+    return world.git.list_refs(world.remote).get(refs.CANCELS + submitted.nonce)
 
 
 def end_as(world: World, submitted: Submitted, status: Status, reason: Reason) -> None:
@@ -75,7 +75,7 @@ def test_a_finished_request_is_said_to_be_with_its_status(here: World, kakeya) -
     end_as(here, submitted, Status.FAILED, Reason.EXIT_CODE)
     done = kakeya(submitted.nonce)
     assert done.code == 0
-    assert "finished already: failed (exit_code)" in done.out
+    assert "already-finished: failed (exit_code)" in done.out
     document = kakeya(submitted.nonce, "--json").json
     assert (document["status"], document["result_status"]) == ("already-finished", "failed")
     assert cancel_commit(here, submitted) is None
@@ -83,18 +83,18 @@ def test_a_finished_request_is_said_to_be_with_its_status(here: World, kakeya) -
     assert (followed.code, followed.json["status"]) == (1, "failed")
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(0, 1)
 @pytest.mark.parametrize("wait", [(), ("--wait", "20")], ids=["at once", "with wait"])
 def test_an_archived_request_is_said_to_have_finished(here: World, kakeya, wait: tuple[str, ...]) -> None:
     failed = Verdict(status=Status.FAILED, reason=Reason.EXIT_CODE)
     nonce = answered(here, verdict=failed).nonce
-    assert pruned(here).archived == (nonce,)
+    assert pruned(here).archived == [nonce]
     done = kakeya(nonce[:20], *wait, "--json")
     if wait:
         assert (done.code, done.json["status"], done.json["cancel"]) == (1, "failed", "already-finished")
         return
     assert (done.code, done.json["status"], done.json["result_status"]) == (0, "already-finished", "failed")
-    assert "finished already: failed (exit_code)" in kakeya(f"mac-bridge/probe-{nonce}").out
+    assert "already-finished: failed (exit_code)" in kakeya(f"mac-bridge/probe-{nonce}").out
 
 
 def test_an_unsigned_wish_that_a_live_runner_will_ignore_is_warned_of(
@@ -116,10 +116,13 @@ def test_a_handle_behind_wait_is_not_taken_for_seconds(here: World, kakeya) -> N
     for words in (("--wait", submitted.nonce), ("--wait", submitted.nonce, submitted.nonce)):
         done = kakeya(*words)
         assert done.code == 2
-        assert "--wait takes seconds" in done.err
-        assert "HANDLE goes first" in done.err
-    assert "is not in the range" in kakeya(submitted.nonce, "--wait", "9999999").err
-    assert "--wait takes seconds" in kakeya(submitted.nonce, "--wait", "nan").err
+        assert f"Invalid value for '--wait': '{submitted.nonce}'" in done.err
+    for seconds, said in (
+        ("9999999", "is not in the range"),
+        ("inf", "not in the range"),
+        ("nan", "not finite"),
+    ):
+        assert said in kakeya(submitted.nonce, "--wait", seconds).err
     assert cancel_commit(here, submitted) is None
 
 
@@ -175,12 +178,6 @@ def test_a_wish_is_signed_with_the_configured_key(
     assert files.split() == ["cancel.json", "cancel.json.sig"]
 
 
-def test_a_request_whose_branch_somebody_deleted_can_still_be_cancelled(here: World, kakeya) -> None:
-    submitted = here.submit()
-    here.house.git("update-ref", "-d", submitted.ref, cwd=here.house.remote)
-    assert kakeya(submitted.nonce, "--json").json["status"] == "cancelling"
-
-
 def test_a_result_that_nobody_believes_does_not_keep_a_request_from_being_cancelled(
     here: World, kakeya
 ) -> None:
@@ -189,15 +186,6 @@ def test_a_result_that_nobody_believes_does_not_keep_a_request_from_being_cancel
     here.point(submitted.ref, here.commit(submitted.commit, files))
     done = kakeya(submitted.nonce, "--json")
     assert done.json["status"] == "cancelling", done.err
-
-
-def test_where_only_branches_are_taken_an_answer_is_told_from_a_request(here: World, kakeya) -> None:
-    here.take_branches_only()
-    waiting, answered = here.submit(), here.submit()
-    end_as(here, answered, Status.PASSED, Reason.OK)
-    assert kakeya(waiting.nonce, "--json").json["status"] == "cancelling"
-    assert kakeya(waiting.nonce, "--json").json["status"] == "already-asked"
-    assert kakeya(answered.nonce, "--json").json["status"] == "already-finished"
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.houses import House, isolated_env
 
 
@@ -22,53 +20,10 @@ def test_doctor_finds_a_working_clone_usable_and_says_what_it_looked_at(house: H
     assert checks["trusted runners"]["fix"]
 
 
-@pytest.mark.slow
-def test_doctor_says_how_to_fix_a_clone_that_cannot_be_used(house: House):
-    house.git("remote", "remove", "origin")
-    done = house.kakeya("doctor")
-    assert done.code == 6
-    assert "FAIL" in done.out
-    assert "fix:" in done.out
-    missing = house.kakeya("doctor", "--remote", "/no/such/place.git", "--json")
-    assert missing.code == 6
-    assert {c["name"]: c["level"] for c in missing.json["checks"]}["remote"] == "fail"
-
-
 def test_doctor_leaves_the_remote_as_it_was(house: House):
     before = house.remote_refs()
     house.kakeya("doctor")
     assert house.remote_refs() == before
-
-
-@pytest.mark.slow
-def test_presets_show_types_bounds_and_defaults(house: House):
-    listed = house.kakeya("presets")
-    assert {"probe", "throughput", "recall", "baseline", "tests", "gate"} <= set(listed.out.split())
-    one = house.kakeya("presets", "k3-fused-allmlx-code", "--json").json
-    assert one["name"] == "throughput"
-    limit = one["params"]["properties"]["limit"]
-    assert limit["type"] == "integer"
-    assert limit["minimum"] < limit["default"] < limit["maximum"]
-    unknown = house.kakeya("presets", "thruput")
-    assert unknown.code == 2
-    assert "throughput" in unknown.err
-
-
-@pytest.mark.slow
-def test_gate_rejects_what_is_not_a_report_by_name(house: House, tmp_path: Path):
-    report = tmp_path / "report.json"
-    report.write_text('{"schema": "kakeya.evidence/0"}')
-    done = house.kakeya("gate", str(report), "--json")
-    assert done.code == 3
-    assert done.json["files"][0]["violations"][0]["code"] == "LEGACY_SCHEMA"
-    missing = house.kakeya("gate", str(tmp_path / "nothing.json"))
-    assert missing.code == 3
-    assert "nothing.json" in missing.err
-    assert house.kakeya("gate").code == 2
-    assert "more prompts" in house.kakeya("gate", "--explain", "SPEEDUP_SAMPLES").out.lower()
-    unknown = house.kakeya("gate", "--explain", "SPEEDUP_SAMPLE")
-    assert unknown.code == 2
-    assert "did you mean SPEEDUP_SAMPLES" in unknown.err
 
 
 def test_gate_explains_every_code_alone_and_all_of_them_together(house: House):
@@ -82,17 +37,6 @@ def test_gate_explains_every_code_alone_and_all_of_them_together(house: House):
 
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIO2hFPxuv2uvMyGPxuv2uvMyGPxuv2uvMyGPxuv2uvMy"
-
-
-@pytest.mark.slow
-def test_runners_are_trusted_once_and_distrusted_again(house: House):
-    assert "no runner is trusted" in house.kakeya("runners").out
-    assert house.kakeya("runners", "trust", "studio", "--key", f"{KEY} a comment").code == 0
-    assert "already" in house.kakeya("runners", "trust", "studio", "--key", KEY).out
-    [entry] = house.kakeya("runners", "--json").json["runners"]
-    assert (entry["name"], entry["key"], entry["trusted"]) == ("studio", KEY, True)
-    assert house.kakeya("runners", "distrust", "studio").out.startswith("1 key")
-    assert house.kakeya("runners", "--json").json["runners"] == []
 
 
 def test_a_key_with_a_line_break_or_options_is_not_a_key(house: House):

@@ -22,7 +22,7 @@ def state_of(house: House) -> tuple[str, str, str, set[str], list[str]]:
     return (
         house.git("status", "--porcelain=v2", "--branch"),
         house.git("for-each-ref"),
-        house.git("rev-parse", "HEAD"),
+        house.head(),
         house.remote_refs(),
         [name for name in objects if not name.endswith(("index", "FETCH_HEAD"))],
     )

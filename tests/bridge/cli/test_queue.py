@@ -44,8 +44,7 @@ def test_each_request_is_told_how_long_it_is_likely_to_wait(here: World, kakeya)
     assert [(row["nonce"], row["ahead"]) for row in rows] == list(zip(nonces, (0, 1, 2), strict=True))
     assert [row["expected_s"] for row in rows] == [0.0, 300.0, 600.0]
     text = kakeya().out
-    assert "queued, 1 older one waits, about 5 min to wait" in text
-    assert text.endswith("requesters take turns: an older request need not start first\n")
+    assert "queued, 1 older one waits, about 0:05:00 to wait" in text
 
 
 def test_without_a_runner_nothing_is_promised(here: World, kakeya) -> None:

@@ -119,26 +119,6 @@ def test_result_works_from_another_clone_by_prefix_and_saves_files(
     assert house.git("status", "--porcelain", cwd=other) == ""
 
 
-@pytest.mark.slow
-def test_logs_and_status_of_a_finished_request(answered: tuple[House, dict]):
-    house, last = answered
-    assert house.kakeya("logs", last["nonce"]).code == 0
-    status = house.kakeya("status", last["nonce"], "--json")
-    assert status.code == 0
-    assert status.json["status"] == "passed"
-
-
-@pytest.mark.slow
-def test_a_trusted_key_is_named(answered: tuple[House, dict], tmp_path: Path):
-    house, last = answered
-    key = next((house.root / "state").rglob("id_ed25519.pub")).read_text()
-    config = {"KAKEYA_CONFIG": str(tmp_path / "config")}
-    assert house.kakeya("runners", "trust", "testmac", "--key", key, **config).code == 0
-    done = house.kakeya("result", last["nonce"], "--json", **config)
-    assert done.json["signature"] == "trusted"
-    assert "testmac" in house.kakeya("runners", **config).out
-
-
 Tamper = Callable[[str], str]
 
 
@@ -207,15 +187,6 @@ def test_an_old_result_copied_onto_a_new_request_is_rejected(answered: tuple[Hou
     assert "copied" in done.err
 
 
-@pytest.mark.slow
-def test_a_wait_that_ends_early_exits_4_and_the_request_stays(house: House):
-    done = house.kakeya("run", "--preset", "probe", "--wait", "1", "--json")
-    assert done.code == 4
-    nonce = done.json["nonce"]
-    assert house.kakeya("status", nonce, "--json").json["status"] == "queued"
-    assert house.kakeya("result", nonce).code == 4
-
-
 def test_a_refused_request_exits_2_with_the_reason_published(tmp_path: Path):
     house = build_house(tmp_path / "house", {"tests/test_canary.py": "open('/tmp/canary', 'w')\n"})
     with house.runner():
@@ -257,9 +228,7 @@ def test_bad_condition_pushes_nothing(house: House):
     before = house.remote_refs()
     done = house.kakeya("run", "--preset", "probe", "--on", "chip=M4*,color=red", "--json")
     assert done.code == 2
-    assert (
-        "Invalid value for '--on': 'color=red' is no condition; write NAME=VALUE with NAME one of" in done.err
-    )
+    assert "'color=red' is no condition; write NAME=VALUE with NAME one of" in done.err
     assert house.remote_refs() == before
     shown = house.kakeya("run", "--preset", "probe", "--on", "chip=M4*", "--dry-run", "--json")
     assert shown.json["manifest"]["on"] == "chip=M4*"

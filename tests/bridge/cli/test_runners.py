@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 
 from bridge import presets, signing
 from bridge.protocol import refs
-from bridge.protocol.runner_info import Limits, Property, RunnerInfo, State
+from bridge.protocol.runner_info import Property, RunnerInfo, State
 from tests.bridge.registrations import info, offer, public_line, put, signed
 from tests.houses import House
 
@@ -78,20 +77,19 @@ def test_runners_are_listed_with_what_they_do_and_whether_their_key_counts(house
     assert "(trusted as studio)" in text
     assert "old  stopped at " in text
     assert "offers   probe" in text
-    assert "machine  Apple M4, 64 GB; kakeya-mac" in text
-    assert "labels   lab, quiet" in text
+    assert "machine  chip=Apple M4, label=lab,quiet, memory=64.0, runner=mac; kakeya-mac" in text
     assert "absent  not seen on this remote" in text
 
 
 def test_a_key_that_is_not_trusted_cannot_be_distrusted(house: House, key: Path):
     none = house.kakeya("runners", "distrust", "studio")
     assert none.code == 2
-    assert "names in it: none" in none.err
+    assert "keys in it: none" in none.err
     house.kakeya("runners", "trust", "studio", "--key", public_line(key))
     done = house.kakeya("runners", "distrust", "studi")
     assert done.code == 2
     assert f"{house.root / 'config' / 'trusted_runners'} has no key of 'studi'" in done.err
-    assert "names in it: studio" in done.err
+    assert "keys in it: studio" in done.err
     gone = house.kakeya("runners", "distrust", "studio")
     assert (gone.code, "1 key(s) of studio removed" in gone.out) == (0, True)
 
@@ -109,9 +107,7 @@ def test_runners_without_a_remote_lists_the_trusted_keys_and_says_so(house: Hous
     assert outside.code == 0
     assert f"studio  (trusted)  {public_line(key)}" in outside.out
     assert house.kakeya("runners", "--remote", "nowhere").code == 6
-    away = house.kakeya("runners", "--remote", "/no/such.git")
-    assert away.code == 6
-    assert "studio" in away.out
+    assert house.kakeya("runners", "--remote", "/no/such.git").code == 6
 
 
 def test_hostile_infos_are_counted_and_show_nothing_to_a_terminal(house: House):
@@ -213,20 +209,11 @@ def test_presets_of_live_runners_are_listed_with_who_takes_them(house: House, ke
     assert found["special"]["params"]["properties"]["limit"]["maximum"] == 9
     assert found["tests"]["runners"][0]["why"] == "its policy does not allow tests"
     text = house.kakeya("presets", "tests", "--remote", str(house.remote)).out
-    assert "as published by runners" in text
     assert "-p path=<string>" in text
     assert "mac (trusted key): not now: its policy does not allow tests" in text
     missing = house.kakeya("presets", "nothing", "--remote")
     assert missing.code == 2
     assert "mac" in missing.err
-
-
-@pytest.mark.slow
-def test_presets_of_a_remote_without_runners_say_so(house: House):
-    done = house.kakeya("presets", "--remote")
-    assert done.code == 0
-    assert "no runner is live" in done.out
-    assert house.kakeya("presets", "--remote", "--json").json["presets"] == []
 
 
 def test_run_says_at_once_when_nobody_can_take_it_and_pushes_it_all_the_same(house: House):
@@ -254,47 +241,8 @@ def test_run_says_at_once_which_conditions_no_live_runner_meets(house: House):
         "mac": "the request is for machines with memory>=128, label=studio;"
         " its memory is 64.0, its label is lab, quiet",
         "mini": "the request is for machines with chip=M4*, memory>=128, label=studio;"
-        " no chip of it is known, no memory of it is known, no label of it is known",
+        " its chip is not known, its memory is not known, its label is not known",
     }
     assert "no live runner can take this request now: mac: the request is for machines with" in done.err
     able = house.kakeya(*RUN, "--on", "chip=M4*,memory>=64,label=lab").json["runners"]
     assert (able["able"], list(able["unable"])) == (["mac"], ["mini"])
-
-
-@pytest.mark.slow
-def test_run_names_the_runners_that_can_take_it(house: House):
-    publish(house, here(house))
-    done = house.kakeya(*RUN)
-    assert done.err == ""
-    assert done.json["runners"] == {"live": 1, "able": ["mac"], "unable": {}, "expected_s": None}
-    assert (done.json["warnings"], done.json["ahead"]) == ([], 0)
-    time.sleep(1.1)  # older is by the second
-    assert "  1 runner is live; mac can take it\n" in house.kakeya(*RUN[:-1]).out
-
-
-@pytest.mark.slow
-def test_run_says_how_many_are_ahead_and_how_long_they_take(house: House):
-    house.kakeya(*RUN)
-    publish(house, here(house, presets=(real("probe", typical_s=300.0),)))
-    time.sleep(1.1)  # older is by the second
-    said = house.kakeya(*RUN[:-1]).out
-    assert "  1 older one waits (requesters take turns), about 5 min to wait\n" in said
-
-
-@pytest.mark.slow
-def test_run_says_when_no_runner_was_ever_seen(house: House):
-    done = house.kakeya(*RUN)
-    assert done.code == 0
-    assert "no runner has been seen on this remote" in done.err
-    assert done.json["runners"]["live"] == 0
-
-
-@pytest.mark.slow
-def test_run_names_a_runner_that_wants_a_signature(house: House):
-    strict = Limits(max_timeout_s=60, require_signature=True)
-    publish(house, here(house, limits=strict))
-    assert "takes only signed requests" in house.kakeya(*RUN).err
-    mine = signing.ensure_key(house.root / "mine", "me")
-    done = house.kakeya(*RUN, "--timeout", "300", KAKEYA_SIGNING_KEY=str(mine))
-    assert done.json["runners"]["able"] == ["mac"]
-    assert "at most 60 s; 300 s were asked for" in done.err

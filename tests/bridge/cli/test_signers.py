@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 
 from bridge import signing
-from bridge.cli.keys import parse_until
-from bridge.cli.signers import signers
-from bridge.signing.keyfiles import is_revoked
+from bridge.cli.keys import signers
 from tests.bridge.cli.calls import call
 from tests.bridge.signing.keyring import private, public
 from tests.houses import Done
@@ -50,7 +48,7 @@ class Owner:
     def who(self, key: str, namespace: str = SPACE) -> str | None:
         """By which name the lists know a signature of a key, now."""
         signature = signing.sign(private(key), namespace, b"x")
-        return signing.identify(b"x", signature, namespace, self.allowed, revoked=self.revoked).name
+        return signing.identify(b"x", signature, namespace, self.allowed).name
 
 
 @pytest.fixture
@@ -92,12 +90,12 @@ def test_a_key_is_given_as_a_line_a_file_or_on_standard_input(
         (("add", "ann", "--key", "/no/such/file"), "neither a public key nor a file"),
         (("add", "ann", "--key", "{private}"), "private key"),
         (("add", "ann", "--key", "{ann}", "--valid-until", "2001-01-01"), "is over"),
-        (("add", "ann", "--key", "{ann}", "--valid-until", "soon"), "--valid-until takes"),
-        (("add", "ann", "--key", "{ann}", "--valid-until", "9999-12-31"), "--valid-until takes"),
+        (("add", "ann", "--key", "{ann}", "--valid-until", "soon"), "is no time"),
+        (("add", "ann", "--key", "{ann}", "--valid-until", "9999-12-31"), "is no time"),
         (("add", "eve", "--key", "{bob}"), "this key belongs to bob"),
         (("remove", "ann"), "no key of 'ann'"),
         (("revoke", "ann"), "no key of 'ann'"),
-        (("revoke", "bob", "--key", "SHA256:nothing"), "no key of bob"),
+        (("revoke", "bob", "--key", "SHA256:nothing"), "of 'bob'"),
     ],
     ids=[
         *("pattern", "unsigned", "two-names", "no-key", "no-file", "private", "over", "words", "beyond"),
@@ -129,12 +127,6 @@ def test_a_key_counts_until_the_end_of_its_last_day(owner: Owner) -> None:
     assert (name(timedelta(hours=23)), name(timedelta(hours=49))) == ("ann", None)
 
 
-def test_times_are_days_or_moments() -> None:
-    assert parse_until("2027-01-31T12:00Z") == datetime(2027, 1, 31, 12, tzinfo=UTC)
-    assert parse_until("2027-01-31T12:00:05") == datetime(2027, 1, 31, 12, 0, 5).astimezone()
-    assert parse_until("2027-01-31") == datetime(2027, 2, 1).astimezone()
-
-
 def test_a_key_is_changed_by_adding_the_new_one_and_revoking_the_old(owner: Owner) -> None:
     owner.add("ann", "old")
     owner.add("ann", "new")
@@ -156,11 +148,11 @@ def test_a_key_is_changed_by_adding_the_new_one_and_revoking_the_old(owner: Owne
     assert "was revoked before" in owner.type("revoke", "ann").err
 
 
-def test_all_keys_of_a_name_are_revoked_at_once_and_nobody_elses(owner: Owner) -> None:
+def test_all_keys_of_a_name_are_revoked_at_once_and_no_others(owner: Owner) -> None:
     for name, key in (("ann", "old"), ("ann", "new"), ("bob", "bob")):
         owner.add(name, key)
     assert owner.type("revoke", "ann", "--all").code == 0
-    assert [is_revoked(owner.revoked, public(key)) for key in ("old", "new", "bob")] == [True, True, False]
+    assert [owner.who(key) for key in ("old", "new", "bob")] == [None, None, "bob"]
 
 
 def test_removing_takes_one_key_or_all_and_keeps_the_owners_comments(owner: Owner) -> None:
@@ -172,22 +164,6 @@ def test_removing_takes_one_key_or_all_and_keeps_the_owners_comments(owner: Owne
     assert (owner.who("old"), owner.who("new")) == (None, "ann")
     assert owner.type("remove", "ann", "--json").json["keys"] == [public("new").fingerprint]
     assert owner.allowed.read_text().startswith("# ours\nbob ")
-    assert owner.who("bob") == "bob"
-
-
-def test_a_list_that_others_may_write_is_neither_shown_nor_added_to(owner: Owner) -> None:
-    owner.add("ann", "ann")
-    owner.allowed.chmod(0o666)
-    for args in (
-        ("list",),
-        ("add", "bob", "--key", public("bob").line),
-        ("remove", "ann"),
-        ("revoke", "ann"),
-    ):
-        done = owner.type(*args)
-        assert done.code == 2
-        assert "can be written by others" in done.err
-        assert "chmod go-w" in done.err
 
 
 def test_a_list_by_hand_shows_what_each_line_is_good_for(owner: Owner) -> None:

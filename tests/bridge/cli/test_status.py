@@ -8,7 +8,6 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from bridge.bus.claims import Heartbeat
-from bridge.cli.run import run
 from bridge.cli.status import status
 from bridge.protocol import refs
 from bridge.protocol.result import Phase
@@ -38,7 +37,7 @@ def running(world: World, lease_s: float) -> str:
 
 def test_a_runner_that_outlived_its_lease_without_a_sign_is_said_to_be_silent(here: World, said):
     nonce = running(here, lease_s=0.01)
-    assert re.search(r"running on testmac \(12 s\), no sign for \d+s\n", said(nonce).out)
+    assert re.search(r"running on testmac \(12 s\), no sign for [0-9:]+\n", said(nonce).out)
     assert 0 <= said(nonce, "--json").json["beat_age_s"] < 60
 
 
@@ -52,7 +51,7 @@ def test_what_does_not_apply_to_a_running_request_is_null(here: World, said):
     assert document["heartbeat"]["runner"] == "testmac"
 
 
-def test_who_waits_is_told_how_many_older_ones_wait_and_that_turns_are_taken(here: World, said):
+def test_who_waits_is_told_how_many_older_ones_wait(here: World, said):
     now = datetime.now(UTC)
     nonces = [refs.new_nonce(now + timedelta(seconds=number), b"abcdef") for number in range(3)]
     for nonce in nonces:
@@ -61,20 +60,4 @@ def test_who_waits_is_told_how_many_older_ones_wait_and_that_turns_are_taken(her
     first, last = (said(nonce, "--json").json for nonce in (nonces[0], nonces[2]))
     assert (first["ahead"], first["expected_s"], first["beat_age_s"]) == (0, 0.0, None)
     assert (last["ahead"], last["expected_s"]) == (2, 20.0)
-    assert said(nonces[2]).out == f"{nonces[2]}  queued, 2 older ones wait (requesters take turns)\n"
-
-
-@pytest.mark.slow
-def test_where_only_branches_are_taken_no_place_in_the_queue_is_made_up(
-    here: World, said, capsys: pytest.CaptureFixture[str]
-):
-    here.take_branches_only()
-    first = call(run, capsys, "--preset", "probe", "--json").json
-    second = call(run, capsys, "--preset", "probe", "--json").json
-    assert second["ahead"] is None
-    publish_info(here.cache, info(now=datetime.now(UTC)))
-    lines = call(run, capsys, "--preset", "probe").out.splitlines()
-    assert [line.split()[0] for line in lines] == ["queued", lines[1].split()[0], "follow"]
-    for nonce in (first["nonce"], second["nonce"]):
-        assert said(nonce, "--json").json["ahead"] is None
-        assert said(nonce).out == f"{nonce}  queued\n"
+    assert said(nonces[2]).out == f"{nonces[2]}  queued, 2 older ones wait\n"

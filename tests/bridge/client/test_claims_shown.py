@@ -10,7 +10,7 @@ import pytest
 from bridge import signing
 from bridge.client.history import queue
 from bridge.client.watch import watch
-from bridge.render.outcome import claim_text, request_table, row_json, status_line
+from bridge.render.outcome import request_table, row_json, status_line
 from bridge.render.terminal import console
 from bridge.signing import trust
 from bridge.signing.trust import TrustLevel
@@ -18,8 +18,8 @@ from tests.worlds import World
 
 SAID = {
     "a trusted runner": (TrustLevel.TRUSTED, "signed by studio"),
-    "another runner": (TrustLevel.UNTRUSTED_KEY, "no trusted runner says so"),
-    "a runner whose key was revoked": (TrustLevel.REVOKED, "a revoked key"),
+    "another runner": (TrustLevel.UNTRUSTED_KEY, "its key is not trusted here"),
+    "a runner whose key was revoked": (TrustLevel.REVOKED, "its key was revoked here"),
     "somebody unsigned": (TrustLevel.UNSIGNED, "unsigned"),
 }
 
@@ -45,15 +45,14 @@ def test_where_keys_are_trusted_it_is_said_who_says_that_a_request_runs(world: W
     seen = next(watch(world.git, world.remote, nonce, deadline=60, trusted=trusted))
     assert seen.claim is not None
     assert seen.claim.trust is level
-    line = status_line(seen.status, seen.phase, None, claim=seen.claim)
-    assert line.endswith(claim_text(seen.claim))
-    assert words in line
+    line = status_line(seen)
+    assert line.endswith(f", {words}")
     [row] = queue(world.cache, now=datetime.now(UTC), trusted=trusted)
     assert row.claim == seen.claim
     assert row_json(row, 0.0)["claim"] == {"standing": level.value, "signer": seen.claim.signer}
     out = console()
     with out.capture() as captured:
-        out.print(request_table([row], 0.0, 200))
+        out.print(request_table([row], 0.0))
     assert words.split()[0] in captured.get()
 
 

@@ -5,22 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bridge import presets, weights
+from bridge import presets
 from bridge.bus.results import ExpectedRequest
 from bridge.client.compare import MACHINE, REPEATED, ROLES, Agreement, compare
-from bridge.evidence.parse import parse
 from bridge.presets import Preset, switches
 from bridge.protocol.result import Reason, Result, RunnerFacts, Status, Verdict
-from bridge.runner import machine, models
 from engine.cli.evaluation_options import seed_of
-from engine.evaluation.environment import source_digest
-from engine.evaluation.report import Request
-from engine.weights import digest, weight_files
+from evidence_format.model import ReportRequest
+from evidence_format.parse import parse
 from tests.bridge.evidence import reports
 from tests.bridge.evidence.reports import Document
 
@@ -63,8 +59,7 @@ class Answer:
         self.report["configuration"] |= params
 
     def compare(self) -> Agreement:
-        parsed, violations = parse(reports.dump(self.report))
-        assert parsed is not None, violations
+        parsed = parse(reports.dump(self.report))
         runner = RunnerFacts(name="studio", id="0" * 16, version="0.1.0", machine=self.machine)
         result = Result.model_validate({**self.result, "runner": runner})
         asked = ExpectedRequest(reports.NONCE, "ab" * 20, reports.WORKLOAD, self.preset.name, self.asked)
@@ -200,7 +195,12 @@ def test_what_is_answered_otherwise_is_told_with_both_values(case: str) -> None:
 
 def seeded(nonce: str) -> int:
     """What the engine makes of a nonce where the seed of its prompts is not given."""
-    return seed_of(None, Request(nonce, reports.WORKLOAD, "0" * 64, "installed"))
+    return seed_of(
+        None,
+        ReportRequest(
+            nonce=nonce, workload_sha=reports.WORKLOAD, preset_digest="0" * 64, engine_source="installed"
+        ),
+    )
 
 
 def of(name: str, asked: dict[str, Any], **stated: Any) -> Answer:
@@ -321,18 +321,3 @@ def test_every_switch_of_a_bundled_preset_is_compared(name: str) -> None:
     flags = {switch.flag.replace("-", "_") for switch in switches(preset.argv)}
     assert flags - ROLES.keys() - NOT_REPEATED <= REPEATED
     assert {switch.param for switch in switches(preset.argv)} - {None} == set(preset.params)
-
-
-def test_the_runners_digests_are_those_that_a_report_names(tmp_path: Path) -> None:
-    assert machine.engine_digest() == source_digest()
-    for name in models.SHIPPED:
-        folder = models.shipped(name)
-        assert folder is not None
-        assert weights.digest(folder) == digest(weight_files(folder))
-    parts = [tmp_path / f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
-    for number, part in enumerate(parts):
-        part.write_bytes(bytes(number + 1))
-    assert weights.digest(tmp_path) == digest(parts)
-    parts[0].write_bytes(b"other")
-    assert weights.digest(tmp_path) == digest(parts)
-    assert weights.digest(tmp_path / "none") is None

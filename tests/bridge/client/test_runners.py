@@ -22,7 +22,7 @@ from bridge.client.runners import (
 from bridge.errors import KeyListError, RemoteUnreachable
 from bridge.protocol import refs
 from bridge.protocol.manifest import Manifest, ParamValue, format_time
-from bridge.protocol.runner_info import Limits, Property, RunnerInfo, State
+from bridge.protocol.runner_info import Limits, RunnerInfo, State
 from bridge.signing.trust import TrustLevel
 from tests.bridge.registrations import NOW, info, offer, publish_info
 from tests.worlds import World
@@ -100,36 +100,6 @@ def test_every_obstacle_has_its_reason(config: settings.Settings):
     assert ask(config, seen(limits=strict), signed=True).able == ("mac",)
     other = why(seen(), audience="/another")
     assert other == "it serves /bus, and this request is meant for /another"
-    assert why(seen(), params={"limit": 4, "fresh": 1}) == "its probe has no parameter fresh"
-    needy = seen(presets=(offer(parameters={"must": Property(type="string")}),))
-    assert why(needy, params={}) == "its probe needs the parameter must"
-
-
-VALUES: tuple[tuple[dict[str, Any], ParamValue, str | None], ...] = (
-    ({"type": "integer", "minimum": 1, "maximum": 9}, 9, None),
-    ({"type": "integer", "minimum": 1, "maximum": 9}, 0, "0 is less than the minimum of 1"),
-    ({"type": "integer", "minimum": 1, "maximum": 9}, 10, "10 is greater than the maximum of 9"),
-    ({"type": "integer"}, 1.5, "must be a whole number, got 1.5"),
-    ({"type": "integer"}, True, "must be a whole number, got True"),
-    ({"type": "number"}, 2, None),
-    ({"type": "boolean"}, 1, "must be true or false, got 1"),
-    ({"type": "string", "enum": ("a", "b")}, "c", "'c' is not one of ['a', 'b']"),
-    ({"type": "string", "maxLength": 3}, "abcd", "'abcd' is too long"),
-    ({"type": "string", "pattern": "(a+)+$"}, "a" * 40 + "!", None),  # a stranger's pattern is not tried
-)
-
-
-@pytest.mark.parametrize(("known", "value", "reason"), VALUES)
-def test_a_value_is_compared_with_that_runners_version(
-    config: settings.Settings, known: dict[str, Any], value: ParamValue, reason: str | None
-):
-    one = seen(presets=(offer(parameters={"p": Property(default="", **known)}),))
-    found = ask(config, one, params={"p": value})
-    if reason is None:
-        assert found.able == ("mac",)
-    else:
-        assert found.unable["mac"].startswith("its probe does not take p: ")
-        assert found.unable["mac"].endswith(reason)
 
 
 def test_the_reasons_of_live_runners_are_told_first(config: settings.Settings):
@@ -155,13 +125,6 @@ def test_a_client_that_trusts_keys_is_told_when_only_others_can_take_it(config: 
     assert found.able == ("mac",)
     assert "not trusted here" in found.warnings[0]
     assert ask(config, seen(trusted=True), seen(name="b", id="b" * 16)).warnings == ()
-
-
-def test_a_shorter_time_limit_is_told(config: settings.Settings):
-    short = seen(limits=Limits(max_timeout_s=60, require_signature=False))
-    [note] = ask(config, short, timeout_s=300).warnings
-    assert note == "the live runners allow it at most 60 s; 300 s were asked for"
-    assert ask(config, short, seen(name="b", id="b" * 16), timeout_s=300).warnings == ()
 
 
 def test_the_expected_wait_is_the_median_duration_times_the_older_requests(config: settings.Settings):

@@ -129,18 +129,6 @@ def test_a_locked_key_that_was_named_is_an_error_and_nobody_is_asked(world: Worl
     assert "without a prompt" in (caught.value.remedy or "")
 
 
-def test_a_locked_key_that_was_only_found_leaves_the_request_unsigned_and_says_so(
-    world: World, locked: Path
-) -> None:
-    config(world, gpg__format="ssh", user__signingkey=str(locked))
-    signer = chosen(world)
-    assert signer.sign(SPACE, b"data") is None
-    assert signer.key is None
-    [warning] = signer.warnings
-    assert "git's user.signingkey" in warning
-    assert "passphrase" in warning
-
-
 def test_a_locked_key_signs_once_the_agent_has_it(
     world: World, agent: Path, locked: Path, tmp_path: Path
 ) -> None:
@@ -151,7 +139,7 @@ def test_a_locked_key_signs_once_the_agent_has_it(
     subprocess.run(["ssh-add", "-q", str(locked)], check=True, env=env, stdin=subprocess.DEVNULL)
     choice = chosen(world, signing_key=str(locked))
     assert choice.key is not None
-    assert signs(choice) == choice.key.public().fingerprint
+    assert signs(choice) == signing.public_half(choice.key.material).fingerprint
 
 
 def test_a_program_of_gits_configuration_is_not_run(world: World, tmp_path: Path) -> None:
@@ -201,7 +189,7 @@ def test_an_agent_that_is_gone_is_no_error(world: World, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(
     ("given", "words"),
-    [("key::ssh-ed25519 AAAA", "not a public key"), ("/no/such/key", "does not exist")],
+    [("key::ssh-ed25519 AAAA", "not a public key"), ("/no/such/key", "cannot sign with /no/such/key")],
     ids=["literal", "file"],
 )
 def test_a_named_key_that_is_none_is_an_error(world: World, given: str, words: str) -> None:

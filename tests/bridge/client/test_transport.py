@@ -9,7 +9,7 @@ import pytest
 from bridge.bus.requests import WORKFLOW_PATH
 from bridge.client.remotes import Remote
 from bridge.client.submit import Route, choose_route
-from bridge.errors import ApiError, RevisionError
+from bridge.errors import RevisionError
 from tests.servers.github import GitHubServer, github_server
 from tests.worlds import World
 
@@ -59,7 +59,7 @@ def test_asked_for_it_is_a_workflows_wherever_the_remote_is(world: World) -> Non
 
 
 def test_a_repository_without_the_workflow_is_a_daemons(world: World, server: GitHubServer) -> None:
-    head = world.house.git("rev-parse", "HEAD")
+    head = world.house.head()
     assert route(world, head, tokenless(server)).transport == "embedded"
     with pytest.raises(RevisionError, match="neither the workload") as error:
         route(world, head, tokenless(server), "actions")
@@ -67,7 +67,7 @@ def test_a_repository_without_the_workflow_is_a_daemons(world: World, server: Gi
 
 
 def test_a_workload_without_the_file_brings_the_default_branchs(world: World, server: GitHubServer) -> None:
-    old = world.house.git("rev-parse", "HEAD")
+    old = world.house.head()
     on_main(world, FILE)
     chosen = route(world, old, tokenless(server))
     assert (chosen.transport, chosen.start) == ("actions", "push")
@@ -87,8 +87,6 @@ def test_another_file_than_the_default_branchs_is_refused_or_dispatched(
     assert "KAKEYA_GITHUB_TOKEN" in (error.value.remedy or "")
     chosen = route(world, other, server.environ)
     assert (chosen.transport, chosen.start, chosen.options.starts_run) == ("actions", "dispatch", False)
-    assert chosen.dispatch is not None
-    assert chosen.dispatch.ref == "main"
 
 
 def test_a_file_only_in_the_workload_is_a_warning(world: World, server: GitHubServer) -> None:
@@ -100,20 +98,8 @@ def test_a_file_only_in_the_workload_is_a_warning(world: World, server: GitHubSe
     assert "its runs are unreviewed" in chosen.warnings[0]
 
 
-def test_inside_a_workflow_it_is_dispatched(world: World, server: GitHubServer) -> None:
-    head = world.house.git("rev-parse", "HEAD")
-    inside = {**server.environ, "GITHUB_ACTIONS": "true"}
-    assert route(world, head, inside).transport == "embedded"
-    on_main(world, FILE)
-    chosen = route(world, head, inside)
-    assert (chosen.transport, chosen.start, chosen.options.starts_run) == ("actions", "dispatch", False)
-    with pytest.raises(ApiError, match="no token") as error:
-        route(world, head, {**tokenless(server), "GITHUB_ACTIONS": "true"})
-    assert "actions: write" in (error.value.remedy or "")
-
-
 def test_a_remote_without_branches_has_no_workflow(world: World, server: GitHubServer) -> None:
-    head = world.house.git("rev-parse", "HEAD")
+    head = world.house.head()
     empty = world.root / "empty.git"
     world.house.git("init", "--quiet", "--bare", str(empty))
     chosen = choose_route("auto", world.git, remote(str(empty)), head, environ=tokenless(server))

@@ -44,21 +44,6 @@ def follow(world: World, nonce: str, time: Time, *, deadline: float = 500, **opt
     return list(watched)
 
 
-@pytest.mark.parametrize("fresh", [True, False])
-def test_a_claim_and_a_gating_too_short_to_be_seen_are_shown_to_who_was_there(world: World, fresh: bool):
-    submitted = world.submit()
-    held = world.claim(submitted)
-    held.renew(Heartbeat(Phase.RUNNING, 2.0))
-    result = world.result(world.expected(submitted), phase_seconds={"running": 2.0, "gating": 0.01})
-    time = Time(lambda: world.answer(submitted, held=held, result=result))
-    expected = world.expected(submitted) if fresh else None
-    updates = follow(world, submitted.nonce, time, expected=expected)
-    claimed = [Phase.CLAIMED] if fresh else []
-    assert [u.phase for u in updates] == [*claimed, Phase.RUNNING, Phase.GATING, Phase.DONE]
-    assert all(u.status is not None and u.status.runner == "testmac" for u in updates[:-1])
-    assert [u.result is not None for u in updates] == [False] * (len(updates) - 1) + [True]
-
-
 def test_phases_come_in_order_and_end_with_the_result(world: World):
     submitted = world.submit()
     held = []

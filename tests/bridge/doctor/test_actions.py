@@ -10,7 +10,7 @@ import pytest
 from bridge import settings
 from bridge.bus.requests import WORKFLOW_PATH
 from bridge.client.remotes import Remote
-from bridge.doctor import Check, Level, examine_client, github
+from bridge.doctor import Check, Level, examine, github
 from bridge.git.repo import GitRepo
 from tests.servers.github import TOKEN, Fault, GitHubServer, github_server
 from tests.worlds import World
@@ -26,11 +26,10 @@ def server(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[GitHubServ
         yield started
 
 
-def checks(world: World, **changes: bool) -> dict[str, Check]:
+def checks(world: World, *, role: str = "client", allow_public: bool = False) -> dict[str, Check]:
     remote = Remote(world.remote, world.remote, "hello")
-    found = list(
-        github(settings.load(), GitRepo(world.house.clone), remote, **{"allow_public": False, **changes})
-    )
+    git = GitRepo(world.house.clone)
+    found = list(github(role, settings.load(), git, remote, allow_public=allow_public))
     assert all(check.looked_at and check.finding for check in found)
     assert all(check.fix for check in found if check.level is not Level.OK)
     assert TOKEN not in repr(found)
@@ -78,8 +77,8 @@ def test_a_public_repository_is_a_warning_and_a_refusal_for_the_machine(
 ) -> None:
     server.private = False
     assert checks(world)["repository visibility"].level is Level.WARN
-    assert checks(world, is_dangerous=True)["repository visibility"].level is Level.FAIL
-    assert checks(world, is_dangerous=True, allow_public=True)["repository visibility"].level is Level.OK
+    assert checks(world, role="runner")["repository visibility"].level is Level.FAIL
+    assert checks(world, role="runner", allow_public=True)["repository visibility"].level is Level.OK
 
 
 def test_without_a_token_it_says_what_cannot_be_seen(
@@ -120,33 +119,20 @@ def test_a_token_that_is_refused_is_a_failure_with_the_servers_reason(
 
 
 @pytest.mark.slow
-def test_a_workflows_job_is_told_about_its_event_and_its_token(world: World, server: GitHubServer) -> None:
+def test_a_workflows_job_is_told_about_its_event_and_its_token(
+    world: World, server: GitHubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     on_main(world, SHIPPED.read_bytes())
-    inside = {**server.environ, "GITHUB_ACTIONS": "true", "GITHUB_EVENT_NAME": "pull_request"}
-    found = {
-        check.name: check
-        for check in examine_client(settings.load(), world.house.clone, is_job=True, environ=inside)
-    }
-    assert found["workflow job"].level is Level.OK
+
+    def examined(**environ: str) -> dict[str, Check]:
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        return {check.name: check for check in examine("ci", settings.load(), world.house.clone)}
+
+    assert examined()["event"].level is Level.WARN
+    found = examined(GITHUB_ACTIONS="true", GITHUB_EVENT_NAME="pull_request")
     assert found["event"].level is Level.WARN
     assert found["token"].level is Level.OK
     assert "trusted-runners" in found["trusted runners"].fix
     assert found["push"].level is Level.OK
-    assert found["work tree"].level is Level.OK
-    (world.house.clone / "README.md").write_text("not committed\n")
-    dirty = {
-        check.name: check
-        for check in examine_client(settings.load(), world.house.clone, is_job=True, environ=inside)
-    }
-    assert dirty["work tree"].level is Level.WARN
-    outside = {
-        check.name: check
-        for check in examine_client(settings.load(), world.house.clone, is_job=True, environ={})
-    }
-    assert outside["workflow job"].level is Level.WARN
-    target = {**inside, "GITHUB_EVENT_NAME": "pull_request_target"}
-    bad = {
-        check.name: check
-        for check in examine_client(settings.load(), world.house.clone, is_job=True, environ=target)
-    }
-    assert bad["event"].level is Level.FAIL
+    assert examined(GITHUB_EVENT_NAME="pull_request_target")["event"].level is Level.FAIL

@@ -8,7 +8,7 @@ import pytest
 
 from bridge import settings
 from bridge.client.remotes import Remote
-from bridge.doctor import Check, Level, bus_load, examine_client
+from bridge.doctor import Check, Level, bus_load, examine
 from bridge.git.repo import GitRepo
 from bridge.protocol import refs
 from tests.bridge.registrations import info, put
@@ -17,7 +17,9 @@ from tests.worlds import World
 
 
 def check(world: World, name: str) -> Check:
-    return next(found for found in examine_client(settings.load(), world.house.clone) if found.name == name)
+    return next(
+        found for found in examine("client", settings.load(), world.house.clone) if found.name == name
+    )
 
 
 def test_the_key_that_would_sign_is_named_with_where_it_was_found(

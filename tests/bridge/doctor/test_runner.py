@@ -29,7 +29,7 @@ def bench(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Benc
 
 
 def checks(prefix: Path) -> dict[str, Check]:
-    found = list(doctor.examine_runner(settings.load(), Path.cwd(), prefix=prefix))
+    found = list(doctor.examine("runner", settings.load(), Path.cwd(), prefix=prefix))
     assert all(check.looked_at and check.finding for check in found)
     assert all(check.fix for check in found if check.level is not Level.OK)
     return {check.name: check for check in found}
@@ -37,21 +37,19 @@ def checks(prefix: Path) -> dict[str, Check]:
 
 def test_every_check_of_a_plain_machine(bench: Bench, tmp_path: Path) -> None:
     found = checks(tmp_path)
-    assert {"git", "policy", "interpreter", "service", "awake", "disk", "remote", "git-lfs"} <= set(found)
+    assert {"git", "policy", "interpreter", "service", "disk", "remote", "git-lfs"} <= set(found)
     assert found["interpreter"].level is Level.WARN
     assert "unsigned requests are accepted" in found["policy"].finding
     assert any(name.startswith("jobs: ") for name in found)
     assert found["models: throughput"].level is Level.OK
 
 
-def test_a_variable_that_names_no_model_folder_is_a_failure(
+def test_a_variable_that_names_no_model_folder_is_a_warning(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KAKEYA_MODEL_GEMMA_4_26B_A4B", "/absent")
-    found = checks(tmp_path)
-    named = found["models: KAKEYA_MODEL_GEMMA_4_26B_A4B"]
-    assert (named.level, named.finding) == (Level.FAIL, "it is '/absent', which is no folder")
-    assert found["models: throughput"].level is Level.WARN
+    found = checks(tmp_path)["models: throughput"]
+    assert (found.level, "/absent" in found.finding) == (Level.WARN, True)
 
 
 def test_a_policy_that_is_wrong_is_a_failure(bench: Bench, tmp_path: Path) -> None:
@@ -72,7 +70,7 @@ def test_it_says_who_can_run_code_as_this_account(
     monkeypatch: pytest.MonkeyPatch, uid: int, has_runner: bool, said: str, level: Level
 ) -> None:
     monkeypatch.setattr("os.getuid", lambda: uid)
-    found = doctor.trust(has_runner=has_runner)
+    found = doctor.trust(has_runner)
     assert (found.level, said in found.finding) == (level, True)
 
 
@@ -116,49 +114,33 @@ def test_a_service_that_does_not_run_is_a_failure(
 ) -> None:
     staged = setup.staged(tmp_path, setup.SERVE_LABEL)
     staged.parent.mkdir()
-    staged_text = "<plist/>"
-    staged.write_text(staged_text)
+    staged.write_text("<plist/>")
     monkeypatch.setattr(doctor, "find_program", lambda _: "/bin/launchctl")
-    monkeypatch.setattr("bridge.mac.setup.read_installed", lambda _: staged_text)
-    states = {
-        None: Level.FAIL,
-        "state spawn scheduled, last exit code 78: EX_CONFIG": Level.FAIL,
-        "running": Level.OK,
-    }
-    for known, level in states.items():
+    monkeypatch.setattr("bridge.mac.setup.read_installed", lambda _: "<plist/>")
+    stopped = "state spawn scheduled, last exit code 78: EX_CONFIG"
+    for known in (None, stopped, "running"):
         monkeypatch.setattr("bridge.mac.setup.query", lambda _, known=known: known)
         (found,) = doctor.services(tmp_path)
-        assert found.level is level, found
-        if known not in (None, "running"):
+        assert found.level is (Level.OK if known == "running" else Level.FAIL), found
+        if known == stopped:
             assert "78: EX_CONFIG" in found.finding
             assert str(tmp_path / "logs") in found.fix
     staged.write_text("<plist>another</plist>")
     (found,) = doctor.services(tmp_path)
-    assert found.level is Level.WARN
+    assert (found.level, "has to be restarted" in found.finding) == (Level.FAIL, True)
 
 
 def test_an_interpreter_that_was_replaced_is_a_failure(bench: Bench, tmp_path: Path) -> None:
     seen = interpreter.observe()
     interpreter.write(interpreter.record_path(), seen)
     assert checks(tmp_path)["interpreter"].level is Level.OK
-    assert detect({}) == "runner"
+    assert detect() == "runner"
     interpreter.write(interpreter.record_path(), dataclasses.replace(seen, version="3.9.1"))
     found = checks(tmp_path)["interpreter"]
-    assert (found.level, "Python was 3.9.1" in found.finding) == (Level.FAIL, True)
+    assert (found.level, "version was 3.9.1" in found.finding) == (Level.FAIL, True)
 
 
-def test_the_role_is_told_from_where_it_is_asked(bench: Bench) -> None:
-    assert detect({}) == "client"
-    assert detect({"GITHUB_ACTIONS": "true"}) == "ci"
-
-
-@pytest.mark.slow
-def test_the_command_says_the_role_and_its_exit_code(bench: Bench) -> None:
-    house = bench.house
-    client = house.kakeya("doctor", "--json").json
-    assert (client["role"], client["exit_code"]) == ("client", 0)
-    bench.policy("nonsense = 1\n")
-    done = house.kakeya("doctor", "--role", "runner", "--json")
-    assert (done.code, done.json["role"], done.json["status"]) == (6, "runner", "fail")
-    done = house.kakeya("doctor", "--role", "ci")
-    assert "event: none" in done.out
+def test_the_role_is_told_from_where_it_is_asked(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert detect() == "client"
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    assert detect() == "ci"

@@ -103,6 +103,10 @@ def change(*path: str | int, to: object) -> Breaker:
     return apply
 
 
+def env(*path: str | int, to: object) -> Breaker:
+    return change("environment", *path, to=to)
+
+
 def chain(*breakers: Breaker) -> Breaker:
     def apply(document: Document) -> None:
         for breaker in breakers:

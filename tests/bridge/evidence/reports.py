@@ -7,8 +7,8 @@ import hashlib
 import json
 
 from bridge.client.compare import MACHINE
-from bridge.evidence.rules.identity import known_sets
 from bridge.protocol.result import ENGINE_FACT, WEIGHTS_FACT
+from evidence_format.prompt_sets import known_sets
 from tests.bridge.evidence.derived import Document, digest, settle, summary
 
 __all__ = ["Document", "digest", "settle", "summary"]

@@ -11,7 +11,7 @@ import pytest
 
 from bridge.errors import EvidenceError
 from bridge.evidence.gate import MESSAGES_PER_RULE, Binding, judge, judge_file
-from bridge.evidence.parse import MAX_BYTES
+from evidence_format.parse import MAX_BYTES
 from tests.bridge.evidence import reports
 from tests.bridge.evidence.breakers import BUILDERS
 from tests.bridge.evidence.mutations import places

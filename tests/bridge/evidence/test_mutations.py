@@ -44,7 +44,7 @@ def test_the_reports_are_accepted(name: str) -> None:
 
 @pytest.mark.sampled(6, 4)
 @pytest.mark.parametrize("name", ACCEPTED)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_one_edit_is_rejected_or_leaves_every_figure_equal(name: str, data: st.DataObject) -> None:
     document = ACCEPTED[name]

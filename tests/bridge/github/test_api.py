@@ -10,20 +10,18 @@ from tests.bridge.github.apis import api
 from tests.servers.github import SLUG, TOKEN, Fault, GitHubServer, github_server
 
 
-def test_runs_are_found_by_commit_and_event(server: GitHubServer, github: GitHub):
+def test_runs_are_found_by_commit(server: GitHubServer, github: GitHub):
     mine = server.add_run(head_sha="a" * 40)
     server.add_run(head_sha="b" * 40)
-    server.add_run(head_sha="a" * 40, event="workflow_dispatch")
-    found = github.runs(workflow="mac-bridge.yaml", head_sha="a" * 40, event="push")
+    found = github.runs(head_sha="a" * 40)
     assert [run.id for run in found] == [mine]
-    assert found[0].status == "queued"
-    assert found[0].conclusion is None
-    assert found[0].html_url == f"https://github.com/{SLUG}/actions/runs/{mine}"
+    assert (found[0].state, found[0].conclusion) == ("queued", None)
+    assert found[0].url == f"https://github.com/{SLUG}/actions/runs/{mine}"
 
 
 def test_the_newest_runs_are_listed_in_one_call(server: GitHubServer, github: GitHub):
     made = [server.add_run() for _ in range(30)]
-    assert [run.id for run in github.runs(workflow="mac-bridge.yaml", limit=5)] == made[:-6:-1]
+    assert [run.id for run in github.runs(limit=5)] == made[:-6:-1]
     assert [call.token for call in server.calls] == [TOKEN]
 
 
@@ -32,8 +30,7 @@ def test_the_live_step_of_a_job(server: GitHubServer, github: GitHub):
     server.add_job(run, "run", ("Set up job", "completed"), ("Execute the request", "in_progress"))
     server.add_job(run, "publish")
     first, second = github.jobs(run)
-    assert first.step is not None
-    assert first.step.name == "Execute the request"
+    assert first.step == "Execute the request"
     assert first.runner_name == "studio"
     assert second.step is None
 
@@ -41,7 +38,7 @@ def test_the_live_step_of_a_job(server: GitHubServer, github: GitHub):
 def test_a_run_is_started_again_and_stopped(server: GitHubServer, github: GitHub):
     run = server.add_run(status="completed", conclusion="cancelled")
     github.rerun(run)
-    assert github.run(run).run_attempt == 2
+    assert github.run(run).attempt == 2
     github.cancel(run)
     assert github.run(run).conclusion == "cancelled"
     with pytest.raises(ApiConflict, match=r"409.*completed"):
@@ -51,14 +48,14 @@ def test_a_run_is_started_again_and_stopped(server: GitHubServer, github: GitHub
 def test_a_dispatch_gives_the_run(server: GitHubServer, github: GitHub):
     seen: list[object] = []
     server.on_dispatch = lambda *what: seen.append(what)
-    number = github.dispatch("mac-bridge.yaml", "main", {"branch": "b", "commit": "c"})
+    number = github.dispatch("main", "b", "c")
     assert number in server.runs
     assert seen == [("mac-bridge.yaml", "main", {"branch": "b", "commit": "c"})]
 
 
 def test_dispatch_works_on_servers_that_return_no_run(server: GitHubServer, github: GitHub):
     server.gives_run_id = False
-    assert github.dispatch("mac-bridge.yaml", "main", {}) is None
+    assert github.dispatch("main", "b", "c") is None
     assert len(server.runs) == 1
 
 
@@ -69,7 +66,7 @@ def test_dispatch_works_on_servers_that_return_no_run(server: GitHubServer, gith
 )
 def test_dispatch_with_an_unreadable_answer_started_a_run(server: GitHubServer, fault: Fault):
     server.faults.append(fault)
-    assert api(server, timeout_s=0.5).dispatch("mac-bridge.yaml", "main", {}) is None
+    assert api(server, timeout_s=0.5).dispatch("main", "b", "c") is None
     assert len(server.runs) == 1
 
 
@@ -77,7 +74,7 @@ def test_dispatch_with_an_unreadable_answer_started_a_run(server: GitHubServer, 
 def test_a_dispatch_without_a_whole_answer_is_a_fault(server: GitHubServer, github: GitHub, fault: Fault):
     server.faults.append(fault)
     with pytest.raises(ApiFault, match="did not answer"):
-        github.dispatch("mac-bridge.yaml", "main", {})
+        github.dispatch("main", "b", "c")
     assert len(server.of("POST", "/dispatches")) == len(server.runs) == 1
 
 
@@ -96,7 +93,7 @@ def test_a_change_is_not_sent_to_another_server(server: GitHubServer, github: Gi
         server.faults.append(
             Fault("/rerun", 307, {"location": f"{other.api}/repos/{SLUG}/actions/runs/1/rerun"})
         )
-        with pytest.raises(ApiError, match="redirects to another address"):
+        with pytest.raises(ApiError, match="answered 307"):
             github.rerun(run)
         assert other.calls == []
 
@@ -128,23 +125,6 @@ def test_an_address_that_is_none_is_an_error_of_the_api(
         github.run(1) if method == "GET" else github.rerun(1)
 
 
-@pytest.mark.parametrize("address", [f"https://{'a' * 70}.example", "https://..", "https://127.0.0.1:0"])
-def test_unreachable_api_address_is_an_api_error(server: GitHubServer, address: str):
-    server.api = address
-    with pytest.raises(ApiError, match="did not answer"):
-        api(server, timeout_s=5.0, retries=0).run(1)
-
-
-@pytest.mark.parametrize("name", ["https_proxy", "REQUESTS_CA_BUNDLE"])
-def test_broken_proxy_or_ca_bundle_is_an_api_error(
-    server: GitHubServer, monkeypatch: pytest.MonkeyPatch, name: str
-):
-    monkeypatch.setenv(name, "foo:///nowhere")
-    server.api = "https://127.0.0.1:1"
-    with pytest.raises(ApiError, match="did not answer"):
-        api(server, timeout_s=5.0).run(1)
-
-
 def test_a_renamed_repository_is_followed_on_the_same_server(server: GitHubServer, github: GitHub):
     run = server.add_run()
     server.faults.append(
@@ -154,15 +134,7 @@ def test_a_renamed_repository_is_followed_on_the_same_server(server: GitHubServe
     assert [call.token for call in server.calls] == [TOKEN, TOKEN]
 
 
-def test_redirects_in_a_circle_end(server: GitHubServer, github: GitHub):
-    here = f"{server.api}/repos/{SLUG}/actions/runs/1"
-    server.faults.append(Fault("/actions/runs", 302, {"location": here}, times=99))
-    with pytest.raises(ApiError, match="TooManyRedirects"):
-        github.run(1)
-
-
 def test_facts_of_the_repository(server: GitHubServer, github: GitHub):
     facts = github.facts()
     assert (facts.private, facts.default_branch) == (True, "main")
-    assert facts.permissions is not None
-    assert facts.permissions.push
+    assert facts.permissions == {"push": True, "pull": True}

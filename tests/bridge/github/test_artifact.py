@@ -11,9 +11,8 @@ import pytest
 
 from bridge.bus.publish import ResultFiles
 from bridge.bus.results import MAX_RESULT_BYTES, MAX_RESULT_FILES
-from bridge.errors import MachineError
+from bridge.errors import MachineError, ResultError
 from bridge.github.workflow import (
-    TamperedArtifact,
     read_artifact,
     require_empty,
     write_artifact,
@@ -46,10 +45,9 @@ def root(folder: Path) -> Path:
 
 def test_artifact_is_read_back_with_the_same_digest(packed: Path, tmp_path: Path) -> None:
     digest = write_artifact(ENTRY, tmp_path / "again").digest
-    found = read_artifact(packed, digest)
+    found = read_artifact(packed, NONCE, digest)
     assert found is not None
     assert found.digest == digest
-    assert found.nonce == NONCE
     assert found.files == {
         "result.json": b"{}\n",
         "result.json.sig": b"signed\n",
@@ -60,8 +58,8 @@ def test_artifact_is_read_back_with_the_same_digest(packed: Path, tmp_path: Path
 
 @pytest.mark.parametrize("expected", ["", "0" * 64, "A" * 64, "no digest", "0" * 63])
 def test_another_digest_or_none_is_refused(packed: Path, expected: str) -> None:
-    with pytest.raises(TamperedArtifact):
-        read_artifact(packed, expected)
+    with pytest.raises(ResultError):
+        read_artifact(packed, NONCE, expected)
 
 
 def add(folder: Path, name: str, data: bytes = b"") -> None:
@@ -94,8 +92,8 @@ def test_the_digest_shows_every_change(
 ) -> None:
     digest = write_artifact(ENTRY, tmp_path / "again").digest
     tamper(packed)
-    with pytest.raises(TamperedArtifact, match="changed after the run wrote it"):
-        read_artifact(packed, digest)
+    with pytest.raises(ResultError, match="changed after the run wrote it"):
+        read_artifact(packed, NONCE, digest)
 
 
 def link_to_a_file(folder: Path) -> None:
@@ -140,7 +138,6 @@ SHAPES: dict[str, Callable[[Path], object]] = {
     "no result": lambda folder: (root(folder) / "result.json").unlink(),
     "newline": lambda folder: add(folder, "a\nb"),
     "odd name": lambda folder: add(folder, "-rf"),
-    "deep": lambda folder: root(folder).joinpath(*["d"] * 20).mkdir(parents=True),
     "many files": lambda folder: [add(folder, f"f{number}") for number in range(MAX_RESULT_FILES)],
     "many folders": lambda folder: [
         (root(folder) / f"d{number}").mkdir() for number in range(4 * MAX_RESULT_FILES)
@@ -149,28 +146,29 @@ SHAPES: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize("tamper", SHAPES.values(), ids=SHAPES)
 def test_folder_of_another_shape_is_refused_unread(
     packed: Path, tmp_path: Path, tamper: Callable[[Path], object]
 ) -> None:
     digest = write_artifact(ENTRY, tmp_path / "again").digest
     tamper(packed)
-    with pytest.raises(TamperedArtifact) as refusal:
-        read_artifact(packed, digest)
+    with pytest.raises(ResultError) as refusal:
+        read_artifact(packed, NONCE, digest)
     assert "not yours" not in refusal.value.message
 
 
 def test_a_link_in_the_place_of_the_folder_is_refused(packed: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(packed)
-    with pytest.raises(TamperedArtifact):
-        read_artifact(tmp_path / "link", "0" * 64)
+    with pytest.raises(ResultError):
+        read_artifact(tmp_path / "link", NONCE, "0" * 64)
 
 
 @pytest.mark.parametrize("made", [False, True])
 def test_no_folder_and_an_empty_one_are_no_parcel(tmp_path: Path, made: bool) -> None:
     if made:
         (tmp_path / "out" / ".mac-bridge").mkdir(parents=True)
-    assert read_artifact(tmp_path / "out", "") is None
+    assert read_artifact(tmp_path / "out", NONCE, "") is None
 
 
 def test_folder_that_is_not_empty_is_refused(packed: Path) -> None:

@@ -71,14 +71,14 @@ def test_a_waiting_client_hears_of_machine_and_step(server: GitHubServer, watch:
     run = server.add_run(head_sha=COMMIT)
     first = watch.later(0)
     assert f"/actions/runs/{run}" in first
-    assert "the run is queued" in first
+    assert "run queued" in first
     assert watch.later(1) == "", "the API is asked once an interval"
     server.runs[run]["status"] = "in_progress"
     server.add_job(run, "run", ("Check out", "completed"), ("Run the request", "in_progress"))
-    assert watch.later() == "the run is in progress on studio: run / Run the request"
+    assert watch.later().startswith("run in progress, on studio, run, Run the request: https://")
     assert watch.later() == "", "nothing new"
     server.runs[run].update(status="completed", conclusion="success")
-    assert watch.later() == "the run ended: success"
+    assert watch.later().startswith("run ended: success: ")
     assert watch.watcher.run is not None
     assert watch.watcher.run.as_json()["machine"] == "studio"
 
@@ -88,14 +88,14 @@ def test_a_missing_run_and_a_missing_machine_are_reported(server: GitHubServer, 
     assert "no workflow run exists" in watch.later(LATE_S)
     run = server.add_run(head_sha=COMMIT)
     server.add_job(run, "run")
-    assert "labels self-hosted, macOS" in watch.later()
+    assert "labels: self-hosted, macOS" in watch.later()
 
 
 def test_an_evicted_run_is_rerun_up_to_the_limit(server: GitHubServer, watch: Watch) -> None:
     run = server.add_run(head_sha=COMMIT)
     for attempt in range(1, MAX_RERUNS + 1):
         server.runs[run].update(status="completed", conclusion="cancelled")
-        assert f"attempt {attempt}" in watch.later()
+        assert f"re-run (attempt {attempt + 1})" in watch.later()
         assert server.runs[run]["run_attempt"] == attempt + 1
     server.runs[run].update(status="completed", conclusion="cancelled")
     assert "which is the limit" in watch.later()
@@ -106,14 +106,14 @@ def test_an_evicted_run_is_rerun_up_to_the_limit(server: GitHubServer, watch: Wa
 def test_a_run_cancelled_on_a_machine_is_not_rerun(server: GitHubServer, watch: Watch) -> None:
     run = server.add_run(head_sha=COMMIT, status="completed", conclusion="cancelled")
     server.add_job(run, "run", ("Run the request", "completed"))
-    assert "the run ended: cancelled" in watch.later()
+    assert "run ended: cancelled" in watch.later()
     assert server.of("POST", "/rerun") == []
 
 
 FAILURES = {
     "401": (Fault("/actions", 401, message="Bad credentials"), "token", False),
     "403": (Fault("/actions", 403, message="Resource not accessible"), "not accessible", False),
-    "404": (Fault("/actions", 404, message="Not Found"), "not found", False),
+    "404": (Fault("/actions", 404, message="Not Found"), "404", False),
     "rate limit": (Fault("/actions", 429, {"retry-after": "40"}), "rate limited", True),
     "500": (Fault("/actions", 500, message="oops"), "500", True),
     "truncated": (Fault("/actions", cut=20), "did not answer", True),
@@ -133,7 +133,7 @@ def test_an_api_failure_is_reported_once_and_waiting_goes_on(
     assert TOKEN not in first
     later = [watch.later(600) for _ in range(4)]
     assert not any("goes on over git" in line for line in later), later
-    assert any("the run is queued" in line for line in later) is recovers
+    assert any("run queued" in line for line in later) is recovers
 
 
 def test_a_rate_limit_is_waited_out_before_the_next_call(server: GitHubServer, watch: Watch) -> None:
@@ -144,30 +144,6 @@ def test_a_rate_limit_is_waited_out_before_the_next_call(server: GitHubServer, w
     assert len(server.calls) == calls
     watch.later(2)
     assert len(server.calls) > calls
-
-
-ODD = {
-    "an invalid address": Fault("/actions", 302, {"location": "http://[::1"}),
-    "an invalid port": Fault("/actions", 302, {"location": "http://127.0.0.1:99999/"}),
-    "half a character": Fault("/actions", body=b'{"workflow_runs": [{"id": 1, "status": "\\ud800"}]}'),
-    "thousands of digits": Fault("/actions", body=b'{"workflow_runs": [{"id": %s}]}' % (b"9" * 9999)),
-    "a list of lists": Fault("/actions", body=b'{"workflow_runs": [[]]}'),
-    "an invalid next page": Fault(
-        "/actions", 200, {"link": '<http://[::1>; rel="next"'}, body=b'{"workflow_runs": []}'
-    ),
-}
-
-
-@pytest.mark.sampled(2, 1)
-@pytest.mark.parametrize("name", ODD)
-def test_no_answer_of_the_api_ends_the_wait(
-    server: GitHubServer, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.setenv("no_proxy", "localhost,127.0.0.1")
-    server.faults = [Fault(**{**vars(ODD[name]), "times": 99})]
-    watch = Watch(server, timeout_s=0.5)
-    for _ in range(3):
-        assert TOKEN not in watch.later(600)
 
 
 def test_without_an_api_nothing_is_reported() -> None:

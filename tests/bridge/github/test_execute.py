@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import threading
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +22,7 @@ from bridge.protocol.result import parse_result
 from bridge.runner.child import Supervisor
 from bridge.runner.daemon import hold_name
 from tests.bridge.github.jobs import Jobs
-from tests.bridge.github.runs import Run, ask
+from tests.bridge.github.runs import ask
 from tests.bridge.runner.bench import Bench
 from tests.houses import BIN, wait_for
 
@@ -33,14 +31,15 @@ def test_execute_writes_a_signed_result_into_its_folder(jobs: Jobs) -> None:
     manifest = jobs.request()
     done = jobs.execute(manifest, attempt=3)
     assert done is not None
-    found = read_artifact(jobs.bench.house.root / "out-1", done.digest)
+    found = read_artifact(jobs.bench.house.root / "out-1", manifest.nonce, done.digest)
     assert found is not None
     assert found.digest == done.digest
     result = parse_result(found.files["result.json"])
     assert result.attempt == 3
     assert result.workload_sha == manifest.workload_sha
     assert {file.path for file in result.files} == {"log.txt"}
-    assert found.files["result.json.sig"] == done.signature
+    assert found.files == done.files
+    assert "result.json.sig" in done.files
     root = f".mac-bridge/results/{manifest.nonce}/"
     assert digest_of({root + path: data for path, data in found.files.items()}) == found.digest
 
@@ -71,24 +70,6 @@ def test_phases_and_output_are_lines_of_the_log(jobs: Jobs) -> None:
 def test_the_machines_own_policy_decides(jobs: Jobs, changes: dict[str, Any], reason: str) -> None:
     assert jobs.verdict(jobs.request(**changes)) == ("refused", reason)
     assert not any("hello" in line for line in jobs.lines)
-
-
-@pytest.mark.slow
-def test_unsigned_request_is_refused_if_signatures_are_required(jobs: Jobs) -> None:
-    jobs.bench.policy("require_signature = true\n")
-    assert jobs.verdict(jobs.request()) == ("refused", "bad_signature")
-
-
-@pytest.mark.slow
-def test_a_commit_that_changes_anything_else_is_refused(jobs: Jobs) -> None:
-    house, manifest = jobs.bench.house, jobs.bench.manifest(transport="actions")
-    (house.clone / ".mac-bridge").mkdir()
-    (house.clone / ".mac-bridge" / "request.json").write_bytes(manifest.to_bytes())
-    (house.clone / "sitecustomize.py").write_text("print('mine')\n")
-    house.git("add", "--all")
-    house.git("-c", "user.name=x", "-c", "user.email=x@example.org", "commit", "--quiet", "-m", "x")
-    jobs.bench.push_commit(manifest, house.git("rev-parse", "HEAD"))
-    assert jobs.verdict(manifest) == ("refused", "bad_commit")
 
 
 def test_pushed_commit_counts_even_if_its_branch_moved(jobs: Jobs) -> None:
@@ -132,26 +113,15 @@ def test_both_jobs_leave_an_embedded_request_alone(jobs: Jobs) -> None:
     folder = jobs.bench.house.root / "out-1"
     assert not list(folder.iterdir())
     outcome = jobs.publish(asked, folder, "", run_result="success")
-    assert (outcome.exit_code, outcome.verdict, outcome.commit) == (0, None, None)
-    assert refs.inbox_ref(asked.nonce) in jobs.bench.house.remote_refs()
-
-
-def test_repeated_run_writes_the_same_result_and_runs_nothing(jobs: Jobs) -> None:
-    manifest = jobs.request()
-    first = jobs.execute(manifest)
-    said = len([line for line in jobs.lines if "hello" in line])
-    again = jobs.execute(manifest, attempt=2)
-    assert first is not None
-    assert again is not None
-    assert again.digest == first.digest
-    assert len([line for line in jobs.lines if "hello" in line]) == said == 1
+    assert (outcome.exit_code, outcome.judged) == (0, None)
+    assert refs.INBOX + asked.nonce in jobs.bench.house.remote_refs()
 
 
 def test_another_commit_under_an_answered_name_is_a_replay(jobs: Jobs) -> None:
     manifest = jobs.request()
     jobs.execute(manifest)
     jobs.bench.house.git("update-ref", "-d", manifest.result_ref, cwd=jobs.bench.house.remote)
-    jobs.bench.house.git("update-ref", "-d", refs.inbox_ref(manifest.nonce), cwd=jobs.bench.house.remote)
+    jobs.bench.house.git("update-ref", "-d", refs.INBOX + manifest.nonce, cwd=jobs.bench.house.remote)
     other = jobs.bench.ask(**{**manifest.model_dump(), "requested_by": "somebody else"})
     assert jobs.verdict(other) == ("refused", "replayed")
 
@@ -187,18 +157,6 @@ def test_a_request_that_expires_while_it_waits_is_refused(jobs: Jobs) -> None:
     with Supervisor(config.lock):
         assert jobs.verdict(asked) == ("refused", "expired")
     assert any("waiting: another job" in line for line in jobs.lines)
-
-
-@pytest.mark.slow
-def test_a_broken_repository_of_the_remote_is_replaced(jobs: Jobs) -> None:
-    config = jobs.bench.config_of()
-    assert jobs.verdict(jobs.request()) == ("passed", "ok")
-    (cache,) = config.folder.glob("remote-*.git")
-    for pack in (cache / "objects").rglob("*"):
-        if pack.is_file():
-            pack.chmod(0o600)
-            pack.write_bytes(b"broken")
-    assert jobs.verdict(jobs.request()) == ("passed", "ok")
 
 
 @pytest.mark.slow
@@ -276,25 +234,6 @@ def test_a_cancelled_run_ends_its_job_and_seals_that(bench: Bench, number: int) 
     assert run.publish("--run-result", "cancelled").code == 5
 
 
-def test_nothing_of_the_runs_environment_reaches_a_job(bench: Bench) -> None:
-    _, run = ask(bench, "environment")
-    secrets = {
-        "KAKEYA_GITHUB_TOKEN": "ghs_secret_of_the_run",
-        "GITHUB_TOKEN": "ghs_another_secret",
-        "ACTIONS_RUNTIME_TOKEN": "a_runtime_token",
-        "ACTIONS_ID_TOKEN_REQUEST_URL": "https://token.example",
-        "RUNNER_TEMP": "/private/runner",
-    }
-    done = run.execute(**secrets)
-    assert done.code == 0, done.err
-    line = next(line for line in done.out.splitlines() if line.startswith("| {"))
-    seen = json.loads(line.removeprefix("| "))
-    assert not [name for name in seen if name.startswith(("GITHUB_", "ACTIONS_", "RUNNER_", "INPUT_"))]
-    assert "KAKEYA_GITHUB_TOKEN" not in seen
-    everything = done.out + done.err + "".join(path.read_text("utf-8", "replace") for path in files(run))
-    assert not [value for name, value in secrets.items() if "TOKEN" in name and value in everything]
-
-
 def test_secret_of_the_run_is_redacted_in_the_log(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAKEYA_GITHUB_TOKEN", "ghs_secret_of_the_run")
     jobs.bench.install({"leak": "print('the token is', arg)"})
@@ -302,10 +241,6 @@ def test_secret_of_the_run_is_redacted_in_the_log(jobs: Jobs, monkeypatch: pytes
     assert "| the token is [redacted:KAKEYA_GITHUB_TOKEN]" in jobs.lines
     assert done is not None
     assert b"ghs_secret" not in done.files["log.txt"]
-
-
-def files(run: Run) -> list[Path]:
-    return [path for path in run.folder.rglob("*") if path.is_file()]
 
 
 @pytest.mark.slow

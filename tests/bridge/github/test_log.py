@@ -35,7 +35,7 @@ def is_order(line: str) -> bool:
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_hostile_line_is_shown_and_not_obeyed(text: str) -> None:
     assert not is_order(without_commands(text))
-    line = annotation("error", "title", text, is_actions=True)
+    line = annotation("error", "title", text)
     assert line.startswith("::error title=title::")
     assert "\n" not in line
     assert "##[" not in line
@@ -46,10 +46,6 @@ def test_no_line_of_the_log_is_an_order(text: str) -> None:
     record = logging.makeLogRecord({"name": "bridge", "levelname": "INFO", "msg": "%s", "args": (text,)})
     for line in WorkflowFormatter().format(record).split("\n"):
         assert not is_order(line)
-
-
-def test_outside_of_a_workflow_nothing_is_ordered() -> None:
-    assert annotation("error", "passed/ok", "well", is_actions=False) == "passed/ok: well"
 
 
 def test_a_plain_line_stays_as_it_is() -> None:

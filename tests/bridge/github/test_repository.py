@@ -7,7 +7,7 @@ import pytest
 from bridge.errors import ApiError
 from bridge.github.api import Repository, find_token, repository_of
 
-HELLO = Repository("octo", "hello")
+HELLO = Repository("octo/hello")
 OURS = {"GITHUB_SERVER_URL": "https://git.corp.example", "GITHUB_API_URL": "https://git.corp.example/api/v3"}
 
 
@@ -48,7 +48,7 @@ def test_other_addresses_mean_none(address: str):
 
 def test_the_server_of_the_workflow_is_known():
     found = repository_of("git@git.corp.example:octo/hello.git", OURS)
-    assert found == Repository("octo", "hello", "https://git.corp.example/api/v3", "https://git.corp.example")
+    assert found == Repository("octo/hello", "https://git.corp.example/api/v3")
     plain = repository_of(
         "https://git.corp.example/octo/hello", {"GITHUB_SERVER_URL": OURS["GITHUB_SERVER_URL"]}
     )
@@ -60,7 +60,7 @@ def test_a_named_api_is_that_of_the_remotes_host():
         "git@git.corp.example:octo/hello.git", {"KAKEYA_GITHUB_API": "https://api.corp.example/"}
     )
     assert found is not None
-    assert (found.api, found.url) == ("https://api.corp.example", "https://git.corp.example/octo/hello")
+    assert found == Repository("octo/hello", "https://api.corp.example")
 
 
 def test_folder_remote_uses_the_named_repository():

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from tests.bridge.github.runs import ask
 from tests.bridge.runner.bench import Bench
 
@@ -49,12 +47,3 @@ def test_a_job_of_a_workflow_run_sees_nothing_of_the_run(bench: Bench) -> None:
     assert run.publish().code == 0
     assert seen(bench, manifest.nonce) == ([], False)
     assert TOKEN not in done.out + done.err
-
-
-@pytest.mark.slow
-def test_a_job_of_a_daemon_sees_none_of_its_variables(bench: Bench) -> None:
-    bench.install({"spy": SPY})
-    manifest = bench.ask("spy")
-    with bench.house.runner("--once", **VARIABLES) as process:
-        assert process.wait(60) == 0, bench.house.runner_log()
-    assert seen(bench, manifest.nonce) == ([], False)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.errors import MachineError, NoRemote, RequestRefused
+from bridge.errors import NoRemote, RequestRefused
 from bridge.github.workflow import read_workflow_run
 
 BRANCH = "refs/heads/mac-bridge/probe-20260301t120000z0123456789ab"
@@ -100,9 +100,3 @@ def test_an_output_can_add_no_other(tmp_path: Path) -> None:
     assert path.read_text().endswith(f"\n{mark}\n")
     run.write_outputs({"digest": "0"})
     assert mark not in path.read_text().splitlines()[-1]
-
-
-def test_an_output_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
-    run = read_workflow_run({**EVENT, "GITHUB_OUTPUT": str(tmp_path / "no" / "output")})
-    with pytest.raises(MachineError, match="cannot write to"):
-        run.write_outputs({"status": "passed"})

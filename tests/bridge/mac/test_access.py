@@ -15,12 +15,6 @@ def private(mac: Mac) -> Mac:
 
 
 @pytest.mark.slow
-def test_account_that_may_push_is_enough(mac: Mac) -> None:
-    done = mac.setup(*FULL)
-    assert (done.code, mac.step(done, "remote access")["state"]) == (0, "done")
-
-
-@pytest.mark.slow
 def test_account_without_a_key_is_told_how_to_make_one(private: Mac) -> None:
     done = private.setup(*FULL)
     step = private.step(done, "remote access")

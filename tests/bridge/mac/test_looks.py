@@ -39,13 +39,6 @@ def test_a_dry_run_says_what_is_not_done_and_no_more(mac: Mac) -> None:
 
 
 @pytest.mark.exhaustive
-def test_check_ends_the_same_with_and_without_dry_run(mac: Mac) -> None:
-    assert mac.setup("check", "--dry-run").code == mac.setup("check").code == 1
-    assert mac.setup(*FULL).code == 0
-    assert mac.run("check", "--dry-run").code == mac.run("check").code == 0
-
-
-@pytest.mark.exhaustive
 def test_without_a_service_it_says_that_nothing_is_kept_running(mac: Mac) -> None:
     done = mac.run("--service", "none", "--json", "--name", "studio")
     step = mac.step(done, "service")

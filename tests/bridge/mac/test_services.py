@@ -123,14 +123,6 @@ def test_githubs_runner_is_stopped_only_when_it_has_no_job(mac: Mac) -> None:
 
 
 @pytest.mark.exhaustive
-def test_second_run_goes_on_where_launchd_refused(mac: Mac) -> None:
-    (mac.fake / "refuses-once").touch()
-    done = mac.setup(*FULL)
-    assert (done.code, "Bootstrap failed" in done.err) == (1, True)
-    assert mac.setup(*FULL).code == 0
-
-
-@pytest.mark.exhaustive
 def test_job_of_githubs_runner_is_waited_for(mac: Mac) -> None:
     assert mac.setup(*FULL).code == 0
     (mac.fake / "busy").write_text("x\nx\nx\n")
@@ -164,13 +156,3 @@ def test_what_launchd_says_is_the_services_own_state(monkeypatch: pytest.MonkeyP
     assert setup.query(SERVE) == "running"
     said = ""
     assert setup.query(SERVE) != "running"
-
-
-@pytest.mark.exhaustive
-def test_service_that_ends_at_once_is_reported(mac: Mac) -> None:
-    (mac.fake / "stops").touch()
-    done = mac.setup(*FULL)
-    step = mac.step(done, f"service {SERVE}")
-    assert (done.code, step["state"]) == (1, "missing")
-    assert "it does not run: state spawn scheduled" in step["finding"]
-    assert f"{mac.prefix}/logs/{SERVE}.log" in step["fix"]

@@ -114,6 +114,7 @@ def test_a_dry_run_on_linux_needs_no_flag_and_no_mac(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_dry_run_ends_quietly_if_its_reader_goes_away(mac: Mac) -> None:
     argv = ["sh", "-c", f"sh '{SCRIPT}' --dry-run | head -n 1"]
     for _ in range(3):
@@ -167,18 +168,6 @@ def test_missing_part_is_reported_with_its_fix(mac: Mac, name: str) -> None:
 
 
 @pytest.mark.exhaustive
-def test_after_the_fault_is_mended_it_goes_on(mac: Mac) -> None:
-    (mac.fake / "no-lfs").touch()
-    (mac.fake / "launchd-refuses").touch()
-    assert mac.setup(*FULL).code == 1
-    (mac.fake / "brew").touch()
-    (mac.fake / "launchd-refuses").unlink()
-    done = mac.setup(*FULL)
-    assert done.code == 0, done.err
-    assert done.json["changed"]
-
-
-@pytest.mark.exhaustive
 def test_a_policy_that_is_there_is_never_touched(mac: Mac) -> None:
     path = mac.home / ".config" / "kakeya-mac" / "policy.toml"
     path.parent.mkdir(parents=True, mode=0o700)
@@ -196,26 +185,16 @@ def test_models_that_are_not_whole_are_named(mac: Mac) -> None:
     (folder / "config.json").write_text("{}")
     done = mac.setup(*FULL)
     models = next(step for step in done.json["steps"] if step["name"] == "models")
-    assert (models["state"], "gemma: it holds no" in models["finding"]) == ("advice", True)
+    assert (models["state"], "gemma holds no" in models["finding"]) == ("advice", True)
 
 
+@pytest.mark.slow
 def test_without_a_token_it_says_where_to_get_one(mac: Mac) -> None:
     done = mac.setup(*FULL, KAKEYA_RUNNER_TOKEN="")
     step = mac.step(done, "actions runner")
     assert (done.code, step["state"]) == (1, "missing")
     assert f"{URL}/settings/actions/runners" in step["fix"]
     assert not (mac.prefix / "actions-runner").exists()
-
-
-@pytest.mark.exhaustive
-def test_what_was_asked_is_remembered(mac: Mac) -> None:
-    assert mac.setup(*FULL).code == 0
-    done = mac.run(*["check", "--json"])
-    assert done.code == 0, done.err
-    assert "service org.kakeya-mac.serve" in {step["name"] for step in done.json["steps"]}
-    assert {step["state"] for step in done.json["steps"]} == {"done"}
-    assert mac.run(*["uninstall", "--sudo"]).code == 0
-    assert list((mac.fake / "launchd").iterdir()) == []
 
 
 def test_check_changes_nothing_and_says_what_setup_would_do(mac: Mac) -> None:
@@ -254,6 +233,7 @@ def test_flags_that_cannot_be_meant_are_refused_before_anything(mac: Mac, name: 
     assert not mac.prefix.exists()
 
 
+@pytest.mark.slow
 def test_the_installed_command_runs_the_same(mac: Mac) -> None:
     program = shutil.which("kakeya_mac", path=str(Path(mac.env["REAL_KAKEYA"]).parent))
     assert program is not None

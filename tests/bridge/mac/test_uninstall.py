@@ -19,6 +19,7 @@ def plists(mac: Mac) -> set[str]:
     return {path.stem for path in (mac.fake / "root" / "Library" / "LaunchDaemons").iterdir()}
 
 
+@pytest.mark.slow
 def test_it_takes_all_back_and_leaves_what_is_the_owners(mac: Mac) -> None:
     assert mac.setup(*FULL).code == 0
     before = mac.tree()
@@ -52,15 +53,6 @@ def test_uninstall_without_sudo_removes_nothing(mac: Mac) -> None:
         assert step["state"] == "missing"
         assert "sudo launchctl bootout" in step["fix"]
         assert "sudo rm -f /Library/LaunchDaemons/" in step["fix"]
-
-
-@pytest.mark.exhaustive
-def test_installed_property_list_keeps_the_environment(mac: Mac) -> None:
-    assert mac.setup(*FULL).code == 0
-    for path in (mac.fake / "launchd").iterdir():
-        path.unlink()
-    assert mac.run("uninstall").code == 1
-    assert (mac.prefix / "env").exists()
 
 
 @pytest.mark.exhaustive

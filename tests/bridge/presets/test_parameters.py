@@ -49,10 +49,10 @@ def test_a_wrong_value_is_refused_by_name_value_and_bound(params: dict[str, obje
         presets.validate(THROUGHPUT, params)
 
 
-def test_an_unknown_parameter_names_the_closest() -> None:
+def test_an_unknown_parameter_names_those_that_are_known() -> None:
     with pytest.raises(ParameterError) as caught:
         presets.validate(THROUGHPUT, {"max_token": 3})
-    assert "did you mean max_tokens?" in (caught.value.remedy or "")
+    assert "max_tokens" in (caught.value.remedy or "")
 
 
 def test_a_parameter_without_default_must_be_given() -> None:
@@ -140,12 +140,6 @@ def test_words_of_a_command_line_get_the_presets_types() -> None:
 def test_a_wrong_word_is_refused(words: list[str], message: str) -> None:
     with pytest.raises(ParameterError, match=message):
         presets.parse_cli(THROUGHPUT, words)
-
-
-@pytest.mark.parametrize("word", ["flag=True", "flag=1", "ratio=nan", "ratio=inf", "ratio=x"])
-def test_booleans_and_numbers_are_written_one_way(word: str) -> None:
-    with pytest.raises(ParameterError):
-        presets.parse_cli(TYPES, [word])
 
 
 @given(st.text())

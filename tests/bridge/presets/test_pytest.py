@@ -116,6 +116,7 @@ def test_the_marked_tests_of_any_repository_run(tmp_path: Path, shape: str) -> N
     assert ("2 passed" if shape == "files of one name" else "1 passed") in done.stdout
 
 
+@pytest.mark.slow
 def test_a_repository_without_the_marks_is_not_passed(tmp_path: Path) -> None:
     done = ran(written(tmp_path, {"tests/test_a.py": "def test_a(): pass\n"}), "integration-tests")
     assert done.returncode == 5, "no tests ran"

@@ -18,17 +18,17 @@ from typing import Any
 
 from bridge import signing
 from bridge.bus.claims import Claim, claim
-from bridge.bus.requests import build, resolve_handle, submit
+from bridge.bus.requests import RefValue, resolve_handle, submit
 from bridge.bus.results import Believed, believe, fetch
 from bridge.git.cache import GitCache
 from bridge.git.repo import GitRepo
 from bridge.proc import run_program
 from bridge.protocol import refs
-from bridge.protocol.manifest import Manifest
+from bridge.protocol.manifest import REQUEST_PATH, Manifest
 from bridge.runner.child import SUPERVISOR
 from bridge.runner.config import RunnerConfig, open_config
 from bridge.runner.daemon import Daemon
-from tests.houses import House
+from tests.houses import House, allowed_line
 
 # Every program an owner's preset may run here, by preset name. `arg` is the request's parameter.
 PROGRAMS = {
@@ -160,7 +160,7 @@ class Bench:
         spaces = namespaces or (signing.REQUEST_NAMESPACE, signing.CANCEL_NAMESPACE)
         key = signing.ensure_key(self.house.root / "keys" / name, name)
         with (self.config / "allowed_signers").open("a") as listed:
-            listed.write(signing.allowed_line(signing.public_key(key), name, ",".join(spaces)))
+            listed.write(allowed_line(signing.public_key(key), name, ",".join(spaces)))
         return key
 
     def ask_signed(self, key: Path, preset: str = "echo", **changes: Any) -> Manifest:
@@ -232,7 +232,7 @@ class Bench:
 
     def push_commit(self, manifest: Manifest, commit: str) -> None:
         """Push any commit as if it were the request of `manifest`."""
-        remote, inbox = str(self.house.remote), refs.inbox_ref(manifest.nonce)
+        remote, inbox = str(self.house.remote), refs.INBOX + manifest.nonce
         if self.house.git("cat-file", "--batch-check", cwd=self.house.clone, input=commit).endswith(
             "missing"
         ):
@@ -243,7 +243,8 @@ class Bench:
         """A request commit that no ref holds yet."""
         git = GitRepo(self.house.clone)
         with git.scratch() as scratch:
-            commit = build(git, scratch, manifest, None)
+            files = {REQUEST_PATH: manifest.to_bytes()}
+            commit = scratch.commit_files(manifest.workload_sha, files, "request\n")
             objects = Path(self.house.git("rev-parse", "--git-path", "objects", cwd=self.house.clone))
             shutil.copytree(scratch.objects, self.house.clone / objects, dirs_exist_ok=True)
         return commit
@@ -279,9 +280,6 @@ class Bench:
         with log:
             return subprocess.Popen(argv, env=self.house.env, stdout=log, stderr=log, cwd=self.house.root)
 
-    def daemon_log(self, name: str = "mac") -> str:
-        return (self.house.root / f"{name}.log").read_text(errors="replace")
-
     def claim_as(self, other: RunnerConfig, asked: Manifest, *, signed: bool = True, **options: Any) -> Claim:
         """Claim a request as another runner does."""
         cache = GitCache(self.house.root / "by-hand.git", str(self.house.remote))
@@ -289,18 +287,10 @@ class Bench:
         assert not cache.bring({asked.result_ref: commit}, [asked.result_ref])
         if signed:
             options["sign"] = other.sign_claim
-        held = claim(
-            cache, cache.remote, nonce=asked.nonce, request_commit=commit, identity=other.identity, **options
-        )
+        place = RefValue(asked.result_ref, commit)
+        held = claim(cache, cache.remote, nonce=asked.nonce, place=place, identity=other.identity, **options)
         assert held is not None
         return held
-
-    def supervisors(self) -> list[int]:
-        """Processes that keep a job of this bench."""
-        done = run_program(["ps", "-axo", "pid=,command="], timeout_s=10, limit_bytes=1 << 22)
-        rows = [line.split(None, 1) for line in done.stdout.decode("utf-8", "replace").splitlines()]
-        ours = (SUPERVISOR[1], str(self.config_of().lock))
-        return [int(pid) for pid, command in rows if all(word in command for word in ours)]
 
     def in_rooms(self, name: str) -> list[Path]:
         """Where running jobs have a file of this name in the folder they started in."""

@@ -12,15 +12,16 @@ import pytest
 
 from bridge.proc import run_program
 from bridge.runner.child import JobCommand, JobExit, Supervisor
-from bridge.runner.machine import find_sandbox
-from bridge.runner.sandbox.base import Access, JobDirs, NoSandbox, Sandbox, installation
+from bridge.runner.sandbox import Access, JobDirs, NoSandbox, Sandbox, find_sandbox, installation
 
 SANDBOX = find_sandbox()
 UNSANDBOXED = NoSandbox("left out by the test")
 needs_sandbox = pytest.mark.skipif(isinstance(SANDBOX, NoSandbox), reason=getattr(SANDBOX, "why", ""))
 EITHER = (
     pytest.param(SANDBOX, id="sandbox", marks=needs_sandbox),
-    pytest.param(UNSANDBOXED, id="unsandboxed"),
+    pytest.param(
+        UNSANDBOXED, id="unsandboxed", marks=[] if isinstance(SANDBOX, NoSandbox) else pytest.mark.slow
+    ),
 )
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -42,21 +43,26 @@ class Jobs:
         self,
         script: str,
         *,
+        argv: Sequence[str] = (),
         readable: Sequence[Path] = (),
         hidden: Sequence[Path] = (),
         network: bool = False,
         **changes: object,
     ) -> JobCommand:
+        access = Access(self.dirs, (*installation(), *readable), hidden=tuple(hidden), network=network)
         values: dict[str, object] = {
-            "argv": (sys.executable, "-I", "-c", textwrap.dedent(script)),
             "env": {"PATH": os.environ["PATH"], "HOME": str(self.dirs.home)},
-            "access": Access(self.dirs, (*installation(), *readable), hidden=tuple(hidden), network=network),
-            "sandbox": self.sandbox,
+            "folder": str(self.dirs.root),
+            "cwd": str(self.folder),
+            "wrappers": self.sandbox.wrappers,
             "limits": {},
+            "allowed": {},
             "timeout_s": 30,
+            "max_output": 8 << 20,
             "grace_s": 1.0,
         }
-        return JobCommand(**{**values, **changes})  # type: ignore[arg-type]
+        wrapped = self.sandbox.command(argv or (sys.executable, "-I", "-c", textwrap.dedent(script)), access)
+        return JobCommand(wrapped, **{**values, **changes})  # type: ignore[arg-type]
 
     def run(self, script: str, *, stop: Callable[[], bool] = lambda: False, **changes: object) -> JobExit:
         with Supervisor(self.lock) as supervisor, self.log.open("wb", 0) as log:

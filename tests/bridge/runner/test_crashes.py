@@ -7,12 +7,13 @@ import signal
 import time
 from collections.abc import Callable
 
+import psutil
 import pytest
 
 from bridge.errors import MachineError, RemoteUnreachable
 from bridge.protocol import refs
 from bridge.runner import child
-from bridge.runner.child import MachineBusy, Supervisor
+from bridge.runner.child import SUPERVISOR, MachineBusy, Supervisor
 from bridge.runner.daemon import Daemon
 from bridge.runner.publisher import Publisher
 from bridge.runner.store import Store
@@ -43,8 +44,8 @@ WINDOWS: dict[str, tuple[type, str, bool, int]] = {
     "after begin": (Store, "begin", True, 2),
     "before the result is kept": (Publisher, "publish", False, 2),
     "after the result is kept": (Store, "keep", True, 1),
-    "after the push": (Publisher, "_forget", False, 1),
-    "after the push was noted": (Publisher, "_forget", True, 1),
+    "after the push": (Store, "answer", False, 1),
+    "after the push was noted": (Store, "answer", True, 1),
 }
 
 
@@ -70,7 +71,7 @@ def test_killed_runner_answers_once_after_its_restart(
 
 def test_lost_claim_stops_the_job_and_gives_no_result(bench: Bench) -> None:
     asked = bench.ask("sleep")
-    claim, head = refs.claim_ref(asked.nonce), bench.house.git("rev-parse", "HEAD")
+    claim, head = refs.CLAIMS + asked.nonce, bench.house.head()
     with bench.serving(bench.runner()):
         wait_for(lambda: bench.running("sleep.py"), what="the job")
         bench.point(claim, head)
@@ -89,7 +90,7 @@ def test_request_that_loses_its_claim_each_time_ends_as_lost(bench: Bench) -> No
         for attempt in range(1, 4):
             words = f"claimed, attempt {attempt}"
             wait_for(lambda words=words: bench.has_said(words) and bench.running("sleep.py"), what=words)
-            bench.delete(refs.claim_ref(asked.nonce))
+            bench.delete(refs.CLAIMS + asked.nonce)
             wait_for(lambda: not bench.running("sleep.py"), what="the end of the job")
         wait_for(lambda: bench.has_said("published as"), what="the answer")
     assert bench.verdict(asked.nonce) == ("lost", "attempts")
@@ -121,7 +122,7 @@ def test_killed_process_leaves_no_job_and_the_next_one_finishes(bench: Bench) ->
     daemon.kill()
     daemon.wait(20)
     wait_for(lambda: not bench.running("sleep.py"), 10, "the end of the job's process")
-    assert refs.claim_ref(asked.nonce) in bench.house.remote_refs()
+    assert refs.CLAIMS + asked.nonce in bench.house.remote_refs()
     (bench.house.root / "sleep.py").write_text("print('second try')")
     assert bench.serve_once() == 1, "its own claim is replaced without waiting for the lease"
     answer = bench.answer(asked.nonce)
@@ -130,25 +131,13 @@ def test_killed_process_leaves_no_job_and_the_next_one_finishes(bench: Bench) ->
 
 
 @pytest.mark.slow
-def test_request_whose_runners_always_die_ends_as_lost(bench: Bench) -> None:
-    asked = bench.ask("sleep")
-    for _ in range(3):
-        daemon = bench.daemon()
-        wait_for(lambda: bench.running("sleep.py"), what="the job's process")
-        daemon.kill()
-        daemon.wait(20)
-        wait_for(lambda: not bench.running("sleep.py"), 10, "the end of the job's process")
-    assert bench.serve_once() == 1
-    assert bench.verdict(asked.nonce) == ("lost", "attempts")
-
-
-@pytest.mark.slow
 def test_machine_stays_locked_while_a_dead_runners_job_lives(bench: Bench) -> None:
     bench.ask("sleep")
     lock = bench.config_of().lock
     daemon = bench.daemon()
     wait_for(lambda: bench.running("sleep.py"), what="the job's process")
-    stopped = bench.supervisors()
+    children = psutil.Process(daemon.pid).children()
+    stopped = [child.pid for child in children if SUPERVISOR[1] in child.cmdline()]
     assert stopped
     try:
         for pid in stopped:
@@ -184,7 +173,7 @@ def test_silent_claim_of_another_machine_is_replaced_after_its_lease(bench: Benc
     assert bench.answer(asked.nonce).result.attempt == 2
 
 
-@pytest.mark.sampled(24, 1)
+@pytest.mark.sampled(0, 1)
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("when", ["between looks", "between claim and publication"])
 def test_damaged_cache_costs_a_moment_and_no_request(
@@ -210,19 +199,6 @@ def test_damaged_cache_costs_a_moment_and_no_request(
     serve_until(runner, lambda: bench.has_said(asked.nonce, "published as"))
     assert bench.verdict(asked.nonce) == ("passed", "ok"), bench.said
     assert bench.answer(asked.nonce).result.attempt == 1
-
-
-@pytest.mark.sampled(0, 2)
-@pytest.mark.parametrize("damage", ["no HEAD", "no objects folder", "no folder", "configuration"])
-def test_damaged_cache_does_not_end_the_heartbeat(bench: Bench, damage: str) -> None:
-    nonce = bench.ask("sleep").nonce
-    with bench.serving(bench.runner(), abort=True):
-        wait_for(lambda: bench.running("sleep.py"), what="the job")
-        DAMAGE[damage](next(bench.config_of().folder.glob("remote-*.git")))
-        before = bench.tip(refs.claim_ref(nonce))
-        wait_for(lambda: bench.tip(refs.claim_ref(nonce)) not in (before, None), what="a heartbeat")
-        assert bench.running("sleep.py")
-    assert bench.verdict(nonce) == ("cancelled", "shutdown")
 
 
 @pytest.mark.sampled(0, 2)
@@ -254,23 +230,11 @@ def test_result_that_the_disk_does_not_take_is_published_all_the_same(bench: Ben
     asked, runner = bench.ask("long"), bench.runner()
     fill(runner)
     assert runner.serve(once=True, idle_timeout_s=20) == 1
-    assert bench.has_said("kept in memory only")
+    assert bench.has_said("its result is not kept on this disk")
     assert bench.log(asked.nonce) == "x" * 100_000 + "\n"
 
 
-def test_result_in_memory_is_pushed_when_the_server_takes_it(bench: Bench) -> None:
-    bench.install({"long": "print('x' * 100_000)"})
-    asked, runner = bench.ask("long"), bench.runner()
-    fill(runner)
-    hook = bench.hook("update", 'case "$1" in *claims*) exit 0;; *) echo maintenance; exit 1;; esac')
-    with bench.serving(runner):
-        wait_for(lambda: bench.has_said("its result is kept"), what="the rejection")
-        hook.unlink()
-        wait_for(lambda: bench.has_said("published as"), what="the result")
-    assert bench.log(asked.nonce) == "x" * 100_000 + "\n"
-    assert bench.claimed() == [asked.nonce]
-
-
+@pytest.mark.slow
 def test_claim_whose_request_cannot_be_looked_at_again_costs_no_attempt(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,11 +246,12 @@ def test_claim_whose_request_cannot_be_looked_at_again_costs_no_attempt(
     with monkeypatch.context() as network:
         network.setattr("bridge.runner.lease.Leases._look_again", away)
         assert runner.serve(once=True, idle_timeout_s=0) == 0
-    assert bench.left(asked.nonce) == {asked.result_ref, refs.inbox_ref(asked.nonce)}
+    assert bench.left(asked.nonce) == {asked.result_ref, refs.INBOX + asked.nonce}
     assert runner.serve(once=True, idle_timeout_s=20) == 1
     assert bench.answer(asked.nonce).result.attempt == 1
 
 
+@pytest.mark.slow
 def test_supervisor_that_does_not_start_costs_no_attempt(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,12 +260,13 @@ def test_supervisor_that_does_not_start_costs_no_attempt(
         patched.setattr(child, "SUPERVISOR", ("-c", "raise SystemExit(1)"))
         assert bench.runner().serve(once=True, idle_timeout_s=0) == 0
     assert "the job supervisor did not start" in "".join(bench.said)
-    assert bench.left(asked.nonce) == {asked.result_ref, refs.inbox_ref(asked.nonce)}
+    assert bench.left(asked.nonce) == {asked.result_ref, refs.INBOX + asked.nonce}
     assert bench.runner().serve(once=True, idle_timeout_s=20) == 1
     assert bench.verdict(asked.nonce) == ("passed", "ok")
     assert bench.answer(asked.nonce).result.attempt == 1
 
 
+@pytest.mark.slow
 def test_full_disk_before_the_job_costs_no_attempt(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, runner = bench.ask(), bench.runner()
 
@@ -312,7 +278,7 @@ def test_full_disk_before_the_job_costs_no_attempt(bench: Bench, monkeypatch: py
         for _ in range(4):
             assert runner.serve(once=True, idle_timeout_s=0) == 0
             runner._store._upsert(asked.nonce, not_before=None)
-        assert bench.left(asked.nonce) == {asked.result_ref, refs.inbox_ref(asked.nonce)}
+        assert bench.left(asked.nonce) == {asked.result_ref, refs.INBOX + asked.nonce}
     assert runner.serve(once=True, idle_timeout_s=20) == 1
     assert bench.verdict(asked.nonce) == ("passed", "ok")
     assert bench.answer(asked.nonce).result.attempt == 1
@@ -325,22 +291,11 @@ def test_failure_of_registration_does_not_end_the_daemon(
     def fails(*_: object, **__: object) -> None:
         raise MachineError("cannot start python: Resource temporarily unavailable")
 
-    monkeypatch.setattr("bridge.runner.registration.Registrar._current_offers", fails)
+    monkeypatch.setattr("bridge.runner.registration.Registrar.info", fails)
     with bench.serving(bench.runner()):
         wait_for(lambda: bench.has_said("Resource temporarily unavailable"), what="the failure")
         asked = bench.ask()
         wait_for(lambda: bench.has_said(asked.nonce, "published as"), what="the result")
-
-
-@pytest.mark.slow
-def test_lock_left_by_a_killed_git_does_not_hide_a_cancellation(bench: Bench) -> None:
-    asked = bench.ask("sleep")
-    with bench.serving(bench.runner()):
-        wait_for(lambda: bench.running("sleep.py"), what="the job")
-        [cache] = bench.config_of().folder.glob("remote-*.git")
-        (cache / "shallow.lock").touch()
-        bench.delete(asked.result_ref)
-        wait_for(lambda: bench.has_said(asked.nonce, "cancelled/"), 20, "the end")
 
 
 def serve_until(runner: Daemon, is_reached: Callable[[], bool], tries: int = 12) -> None:

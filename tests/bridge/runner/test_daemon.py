@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from typing import Any
 
 import pytest
 
 from bridge.bus.registry import read_registry, register
 from bridge.git.cache import GitCache
-from bridge.proc import ChildProcess, spawn
 from bridge.protocol import refs
-from bridge.protocol.manifest import Manifest
 from bridge.protocol.result import Reason, Status
 from bridge.protocol.runner_info import RunnerInfo, State
-from bridge.runner import child, daemon
+from bridge.runner import daemon
 from bridge.runner.child import Supervisor
 from bridge.runner.config import LOCAL, OWN_SERVER, PUBLIC_HOST, Timing, timing_of
 from bridge.runner.daemon import PRUNE_EVERY_S, PRUNE_FIRST_S, Daemon
@@ -44,71 +40,6 @@ def test_two_runners_on_one_machine_run_one_job_at_a_time(bench: Bench) -> None:
     times = sorted([float(word) for word in bench.log(nonce).split()] for nonce in nonces)
     for (_, ended), (began, _) in pairwise(times):
         assert ended <= began
-
-
-@pytest.mark.slow
-def test_waiting_for_the_machine_starts_no_process(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = [bench.ask() for _ in range(3)]
-    started, runner = list[Sequence[str]](), bench.runner()
-
-    def counted(argv: Sequence[str], **how: Any) -> ChildProcess:
-        started.append(argv)
-        return spawn(argv, **how)
-
-    with Supervisor(bench.config_of().lock):
-        monkeypatch.setattr(child, "spawn", counted)
-        assert runner.serve(once=True, idle_timeout_s=0) == 0
-    assert started == []
-    assert bench.claimed() == []
-    assert runner.serve(once=True, idle_timeout_s=20) == 1
-    assert bench.claimed()[0] in [each.nonce for each in asked]
-
-
-@pytest.mark.slow
-def test_requester_has_no_more_running_than_the_policy_says(bench: Bench) -> None:
-    bench.policy("max_running_per_requester = 1\n")
-    long = bench.ask("sleep")
-    here = bench.runner("here", state_dir=bench.state / "here")
-    there = bench.runner("there", state_dir=bench.state / "there")
-    with bench.serving(here, abort=True):
-        wait_for(lambda: long.nonce in bench.claimed(), what="the first job")
-        waiting = bench.ask()
-        assert there.serve(once=True, idle_timeout_s=1) == 0, bench.said
-        hers = bench.ask_signed(bench.list_signer("ann"))
-        assert there.serve(once=True, idle_timeout_s=20) == 1
-        assert bench.verdict(hers.nonce) == ("passed", "ok")
-        assert there.serve(once=True, idle_timeout_s=1) == 0
-    assert there.serve(once=True, idle_timeout_s=20) == 1
-    assert bench.answer(waiting.nonce).result.runner.name == "there"
-
-
-def ask_in_order(bench: Bench, count: int) -> list[Manifest]:
-    """Unsigned requests, oldest first."""
-    return sorted((bench.ask() for _ in range(count)), key=lambda manifest: manifest.nonce)
-
-
-@pytest.mark.slow
-def test_newest_beyond_the_quota_are_refused_and_the_others_run(bench: Bench) -> None:
-    bench.policy("max_queued_per_requester = 2\n")
-    asked, runner = ask_in_order(bench, 4), bench.runner()
-    for _ in asked:
-        assert runner.serve(once=True, idle_timeout_s=20) == 1
-    verdicts = [bench.answer(manifest.nonce).result.verdict for manifest in asked]
-    assert [each.reason for each in verdicts] == [Reason.OK, Reason.OK, Reason.QUOTA, Reason.QUOTA]
-    assert verdicts[-1].status is Status.REFUSED
-
-
-@pytest.mark.slow
-def test_signer_waits_for_one_turn_of_the_others(bench: Bench) -> None:
-    """However many they queue, also with cancel requests that do not count."""
-    crowd = ask_in_order(bench, 3)
-    for each in crowd[1:]:
-        bench.point(refs.cancel_ref(each.nonce), bench.tip("refs/heads/main") or "")
-    hers, runner = bench.ask_signed(bench.list_signer("ann")), bench.runner()
-    for _ in range(3):
-        assert runner.serve(once=True, idle_timeout_s=20) == 1
-    assert hers.nonce in bench.claimed()[:2]  # requests of one second have no order
-    assert [nonce for nonce in bench.claimed() if nonce != hers.nonce] == [each.nonce for each in crowd[:2]]
 
 
 @pytest.mark.slow
@@ -183,25 +114,6 @@ def finished(bench: Bench, count: int = 1) -> list[str]:
 
 def pruner(bench: Bench, clock: PruneClock) -> Daemon:
     return bench.runner("pruner", clock=clock, now=clock.now)
-
-
-@pytest.mark.slow
-def test_pruning_begins_minutes_after_the_start_and_rests_for_hours(bench: Bench) -> None:
-    [first] = finished(bench)
-    clock = PruneClock()
-    runner = pruner(bench, clock)
-    clock.after(PRUNE_FIRST_S / 2 - 1, runner)
-    assert bench.tip(first)
-    clock.after(PRUNE_FIRST_S / 2 + 1, runner)
-    assert bench.tip(first) is None
-    assert bench.tip(refs.ARCHIVE)
-    [second] = finished(bench)
-    waiting = bench.ask()
-    clock.after(0.75 * PRUNE_EVERY_S - 1, runner)
-    assert bench.tip(second)
-    clock.after(0.5 * PRUNE_EVERY_S + 1, runner)
-    assert bench.left(waiting.nonce) == {waiting.result_ref, refs.inbox_ref(waiting.nonce)}
-    assert bench.tip(second) is None
 
 
 @pytest.mark.slow

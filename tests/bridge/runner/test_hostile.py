@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -14,8 +13,6 @@ from bridge.protocol import refs
 from bridge.runner.daemon import Daemon
 from tests.bridge.runner.bench import Bench
 from tests.bridge.runner.jobs import needs_sandbox
-
-FIRST = "00010101t000000z000000000000"  # sorts before every honest request
 
 
 def store(bench: Bench, kind: str, data: str) -> str:
@@ -43,33 +40,20 @@ def main(bench: Bench) -> str:
 def put(bench: Bench, sha: str) -> None:
     """As a request in the inbox and on its branch."""
     asked = bench.manifest()
-    for ref in (refs.inbox_ref(asked.nonce), asked.result_ref):
+    for ref in (refs.INBOX + asked.nonce, asked.result_ref):
         bench.point(ref, sha)
 
 
 def huge_status(bench: Bench) -> None:
     blob = store(bench, "blob", "{" + " " * 5_000_000 + "}")
     claim = commit(bench, tree(bench, **{"status.json": f"100644 blob {blob}"}))
-    bench.point(refs.claim_ref(bench.ask().nonce), claim)
-
-
-def name_in_no_encoding(bench: Bench) -> None:
-    for folder in (refs.INBOX, refs.CLAIMS, "refs/heads/mac-bridge/"):
-        ref = bench.house.remote / os.fsdecode(folder.encode() + b"\xff\xfe\xe2\x80\xa8x")
-        ref.parent.mkdir(parents=True, exist_ok=True)
-        ref.write_text(main(bench) + "\n")
-
-
-def objects_that_are_no_requests(bench: Bench) -> None:
-    empty = tree(bench)
-    for number, sha in enumerate((store(bench, "blob", "x"), empty, commit(bench, empty))):
-        bench.point(f"{refs.INBOX}{FIRST[:-1]}{number}", sha)
+    bench.point(refs.CLAIMS + bench.ask().nonce, claim)
 
 
 def refs_below_a_claim(bench: Bench) -> None:
     """The server can never make the claim itself."""
     asked = bench.ask()
-    bench.point(f"{refs.claim_ref(asked.nonce)}/x", main(bench))
+    bench.point(f"{refs.CLAIMS + asked.nonce}/x", main(bench))
     bench.point(f"{refs.BRANCH_CLAIMS}{asked.nonce}/x", main(bench))
 
 
@@ -89,18 +73,11 @@ def parent_in_the_wrong_place(bench: Bench) -> None:
     put(bench, store(bench, "commit", f"{head}parent 0123456789ab\n\nhello\n"))
 
 
-def missing_tree(bench: Bench) -> None:
-    put(bench, commit(bench, "12" * 20, main(bench)))
-
-
 ATTACKS = (
     more_files_than_any_memory_holds,
     huge_status,
-    name_in_no_encoding,
-    objects_that_are_no_requests,
     refs_below_a_claim,
     parent_in_the_wrong_place,
-    missing_tree,
 )
 
 
@@ -142,7 +119,7 @@ def test_made_up_claim_holds_a_request_no_longer_than_a_lease(bench: Bench, atte
     )
     blob = store(bench, "blob", digits)
     claim = commit(bench, tree(bench, **{"status.json": f"100644 blob {blob}"}))
-    bench.point(refs.claim_ref(asked.nonce), claim)
+    bench.point(refs.CLAIMS + asked.nonce, claim)
     runner = bench.runner(clock=lambda: clock[0])
     assert runner.serve(once=True, idle_timeout_s=0) == 0
     clock[0] += MAX_LEASE_S + 1
@@ -215,7 +192,7 @@ print('tried')
 """
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "verdict"),
     [
@@ -231,7 +208,7 @@ def test_what_a_job_leaves_is_removed(bench: Bench, script: str, verdict: tuple[
     assert list(bench.config_of().jobs.iterdir()) == []
 
 
-@pytest.mark.sampled(4, 1)
+@pytest.mark.sampled(0, 1)
 @pytest.mark.parametrize("trick", ["os.symlink('/etc/passwd', '../log')", "os.mkfifo('../log')", "pass"])
 def test_log_is_what_was_printed(bench: Bench, trick: str) -> None:
     bench.install({"trick": f"import os\nprint('printed', flush=True)\n{trick}"})

@@ -68,7 +68,7 @@ def test_progress_is_shown_while_the_job_runs(bench: Bench) -> None:
     asked, git = bench.ask("sleep"), GitRepo(bench.house.remote)
 
     def status() -> RunStatus | None:
-        commit = bench.tip(refs.claim_ref(asked.nonce))
+        commit = bench.tip(refs.CLAIMS + asked.nonce)
         return None if commit is None else read_status(git, commit)
 
     def has_progress() -> bool:
@@ -86,7 +86,7 @@ def test_bug_of_the_runner_becomes_a_result(bench: Bench, monkeypatch: pytest.Mo
     def broken(*_: object) -> None:
         raise ZeroDivisionError("a bug of ours")
 
-    monkeypatch.setattr("bridge.runner.job.Preparation.argv", broken)
+    monkeypatch.setattr("bridge.runner.job.Job.argv", broken)
     asked = bench.ask()
     bench.serve_once()
     answer = bench.answer(asked.nonce)

@@ -64,13 +64,6 @@ def test_hostile_pointers_are_refused_before_anything_is_asked(tmp_path: Path, n
     assert [path.name for path in tmp_path.iterdir()] == ["w"]
 
 
-@pytest.mark.slow
-def test_thousands_of_pointers_are_refused(tmp_path: Path) -> None:
-    paths = laid(tmp_path / "w", **{f"p{i}": pointer(OID, 0) for i in range(10_001)})
-    with pytest.raises(WorkloadRefused, match="10001 files"):
-        replace_pointers(tmp_path / "w", paths, ELSEWHERE, scratch_dir=tmp_path)
-
-
 def test_one_object_in_many_places_counts_in_each(tmp_path: Path) -> None:
     """It is fetched once, and lies in every one of them."""
     paths = laid(tmp_path / "w", a=pointer(OID, 900), b=pointer(OID, 900))

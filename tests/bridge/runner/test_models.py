@@ -8,12 +8,11 @@ import pytest
 
 from bridge.presets import ModelNeed
 from bridge.runner import models
-from bridge.runner.machine import model_facts
 from bridge.runner.models import FoundModel, ModelMissing, Places
 from tests.bridge.runner.folders import model_folder
 
-TARGET = ModelNeed("big", "a big model", "demo-target")
-DRAFTER = ModelNeed("big-drafter", "its drafter", "demo-drafter")
+TARGET = {"big": ModelNeed(mac="a big model", stand_in="demo-target")}
+PAIR = TARGET | {"big-drafter": ModelNeed(mac="its drafter", stand_in="demo-drafter")}
 
 
 def places(
@@ -46,7 +45,7 @@ def test_the_places_are_tried_in_order(tmp_path: Path, metal: bool) -> None:
             "workload": workload,
         }
         here = places(tmp_path, **{**arguments, **changes})  # type: ignore[arg-type]
-        model = models.resolve([TARGET], here)["big"]
+        model = models.resolve(TARGET, here)["big"]
         assert model.stand_in is None
         return model.folder
 
@@ -66,28 +65,26 @@ def test_a_variable_that_names_no_folder_is_an_error_whatever_lies_elsewhere(
         at_home(tmp_path, "big")
     here = places(tmp_path, metal=metal, environment={"KAKEYA_MODEL_BIG": "/absent"})
     with pytest.raises(ModelMissing, match="KAKEYA_MODEL_BIG is '/absent', which is no folder") as caught:
-        models.resolve([TARGET, DRAFTER], here)
+        models.resolve(PAIR, here)
     assert caught.value.remedy == "correct it on the runner, or unset it there"
 
 
 def test_without_metal_the_shipped_models_stand_in_and_say_so(tmp_path: Path) -> None:
-    found = models.resolve([TARGET, DRAFTER], places(tmp_path))
+    found = models.resolve(PAIR, places(tmp_path))
     assert found == {
         "big": FoundModel(models.shipped("demo-target") or Path(), "demo-target"),
         "big-drafter": FoundModel(models.shipped("demo-drafter") or Path(), "demo-drafter"),
     }
-    assert model_facts(found) == {
-        "model:big": f"stand-in demo-target: {found['big'].folder}",
-        "model:big-drafter": f"stand-in demo-drafter: {found['big-drafter'].folder}",
-    }
+    assert str(found["big"]) == f"stand-in demo-target: {found['big'].folder}"
 
 
 def test_with_metal_nothing_stands_in_and_the_refusal_says_where_the_model_belongs(tmp_path: Path) -> None:
     with pytest.raises(ModelMissing, match="the model big is not on this machine") as caught:
-        models.resolve([TARGET, DRAFTER], places(tmp_path, metal=True))
+        models.resolve(PAIR, places(tmp_path, metal=True))
     assert caught.value.remedy == (
         "put a big model in ~/kakeya-models/big on the runner, or name its folder in the policy;"
-        " demo-target replaces it only on machines without Metal"
+        " demo-target replaces it only on machines without Metal, and only where no other model of the preset"
+        " is there"
     )
 
 
@@ -95,7 +92,7 @@ def test_with_metal_nothing_stands_in_and_the_refusal_says_where_the_model_belon
 def test_what_the_owner_named_is_used_also_where_it_is_the_shipped_model(tmp_path: Path, metal: bool) -> None:
     folder = models.shipped("demo-target")
     assert folder is not None
-    found = models.resolve([TARGET], places(tmp_path, metal=metal, configured={"big": folder}))
+    found = models.resolve(TARGET, places(tmp_path, metal=metal, configured={"big": folder}))
     assert found == {"big": FoundModel(folder, "demo-target")}
     assert str(found["big"]) == f"stand-in demo-target: {folder}"
 
@@ -103,16 +100,16 @@ def test_what_the_owner_named_is_used_also_where_it_is_the_shipped_model(tmp_pat
 def test_half_a_pair_is_completed_by_no_stand_in(tmp_path: Path) -> None:
     at_home(tmp_path, "big")
     with pytest.raises(ModelMissing, match="the model big-drafter") as caught:
-        models.resolve([TARGET, DRAFTER], places(tmp_path))
-    assert "demo-drafter does not replace it next to a real big" in (caught.value.remedy or "")
+        models.resolve(PAIR, places(tmp_path))
+    assert "only where no other model of the preset is there" in (caught.value.remedy or "")
     own = at_home(tmp_path, "big-drafter")
-    assert models.resolve([TARGET, DRAFTER], places(tmp_path))["big-drafter"] == FoundModel(own)
+    assert models.resolve(PAIR, places(tmp_path))["big-drafter"] == FoundModel(own)
 
 
 @pytest.mark.parametrize("metal", [True, False])
 def test_a_shipped_model_named_by_its_own_name_is_found_on_every_machine(tmp_path: Path, metal: bool) -> None:
-    own = ModelNeed("demo-target", "the shipped target")
-    found = models.resolve([own], places(tmp_path, metal=metal))["demo-target"]
+    own = {"demo-target": ModelNeed(mac="the shipped target")}
+    found = models.resolve(own, places(tmp_path, metal=metal))["demo-target"]
     assert found.stand_in is None
     assert found.folder.parts[-4:] == ("engine", "models", "demo", "target")
 
@@ -123,7 +120,7 @@ def test_the_refusal_lists_every_place(tmp_path: Path, metal: bool) -> None:
         tmp_path, metal=metal, configured={"gemma-4": tmp_path / "gone"}, workload=tmp_path / "workload"
     )
     with pytest.raises(ModelMissing) as caught:
-        models.resolve([ModelNeed("gemma-4", "Gemma 4")], here)
+        models.resolve({"gemma-4": ModelNeed(mac="Gemma 4")}, here)
     assert caught.value.message == (
         "the model gemma-4 is not on this machine; looked at: models.gemma-4 in the policy (no folder);"
         " KAKEYA_MODEL_GEMMA_4 (not set); ~/kakeya-models/gemma-4 (no folder);"
@@ -134,5 +131,5 @@ def test_the_refusal_lists_every_place(tmp_path: Path, metal: bool) -> None:
 def test_weights_that_are_lfs_pointers_are_refused(tmp_path: Path) -> None:
     pointer = at_home(tmp_path, "big") / "model.safetensors"
     pointer.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
-    with pytest.raises(ModelMissing, match="LFS pointer instead of weights"):
-        models.resolve([TARGET], places(tmp_path))
+    with pytest.raises(ModelMissing, match="is a git-lfs pointer"):
+        models.resolve(TARGET, places(tmp_path))

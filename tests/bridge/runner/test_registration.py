@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -39,12 +38,10 @@ def clock() -> Clock:
     return Clock()
 
 
-def registrar(
-    bench: Bench, clock: Clock, *, config: RunnerConfig | None = None, **changes: float
-) -> Registrar:
+def registrar(bench: Bench, clock: Clock, *, config: RunnerConfig | None = None) -> Registrar:
     config = config or bench.config_of()
     store = Store(config.folder / "store.sqlite")
-    return Registrar(config, cache_of(bench), store, clock=clock, now=clock.now, **changes)
+    return Registrar(config, cache_of(bench), store, clock=clock, now=clock.now)
 
 
 def cache_of(bench: Bench) -> GitCache:
@@ -84,7 +81,7 @@ def test_registration_says_what_the_machine_is_and_offers(bench: Bench, clock: C
     quiet = found.offer("quiet")
     assert quiet is not None
     assert not quiet.available
-    assert quiet.why == "its policy does not allow quiet"
+    assert quiet.why == "policy: the preset quiet is not allowed on this machine"
     tests = found.offer("tests")
     assert tests is not None
     assert not tests.available  # it runs code of the commit, which the policy does not allow
@@ -100,7 +97,8 @@ def test_registration_says_which_model_is_missing(bench: Bench, clock: Clock) ->
     found = registrar(bench, clock).info(State.IDLE)
     big = found.offer("big")
     assert big is not None
-    assert big.why == "it lacks models of big: big"
+    assert big.why is not None
+    assert big.why.startswith("the model big is not on this machine")
     assert found.models["big"] == "missing"
     if not found.machine["metal"]:
         assert found.models["small"].startswith("stand-in demo-target: ")
@@ -131,7 +129,7 @@ def test_registration_tells_of_hours(bench: Bench, clock: Clock) -> None:
         assert echo is not None
         assert echo.available is available
         assert echo.why is not None
-        assert echo.why.startswith("it begins jobs only within ")
+        assert "jobs only within " in echo.why
 
 
 def test_registration_offers_nothing_while_the_policy_is_wrong(bench: Bench, clock: Clock) -> None:
@@ -140,7 +138,6 @@ def test_registration_offers_nothing_while_the_policy_is_wrong(bench: Bench, clo
     assert shown.info(State.IDLE).presets[0].available
     bench.policy("allow = 1")
     assert config.rulebook.refresh()
-    shown.refresh()
     offers = shown.info(State.IDLE).presets
     assert not any(offer.available for offer in offers)
     assert len({offer.why for offer in offers}) == 1
@@ -151,7 +148,7 @@ def test_preset_for_another_machine_is_not_available(bench: Bench, clock: Clock)
     giant = registrar(bench, clock).info(State.IDLE).offer("giant")
     assert giant is not None
     assert giant.why is not None
-    assert giant.why.startswith("it cannot run giant: it needs 100000 GB")
+    assert giant.why.startswith("the preset giant cannot run here: it needs 100000 GB")
 
 
 def test_secrets_of_the_environment_are_not_published(
@@ -181,6 +178,7 @@ def test_registration_is_renewed_at_each_interval(bench: Bench, clock: Clock) ->
     assert published(bench).load.done == 2
 
 
+@pytest.mark.slow
 def test_change_is_told_after_it_settled(bench: Bench, clock: Clock) -> None:
     here = registrar(bench, clock)
     here.tell(State.IDLE)
@@ -196,7 +194,7 @@ def test_change_is_told_after_it_settled(bench: Bench, clock: Clock) -> None:
 
 
 def test_public_host_hears_of_a_change_with_the_next_registration(bench: Bench, clock: Clock) -> None:
-    here = registrar(bench, clock, config=replace(bench.config_of(), timing=PUBLIC_HOST), interval_s=600.0)
+    here = registrar(bench, clock, config=replace(bench.config_of(), timing=PUBLIC_HOST))
     here.tell(State.IDLE)
     first = bench.tip(REF)
     clock.seconds += 599
@@ -207,24 +205,7 @@ def test_public_host_hears_of_a_change_with_the_next_registration(bench: Bench, 
     assert published(bench).state is State.BUSY
 
 
-def test_offers_are_looked_at_once_a_minute(bench: Bench, clock: Clock) -> None:
-    need = '[models.big]\nmac = "a big one"\n'
-    bench.preset("big", ["${python}", "-c", "pass", "${model:big}"], tail=need)
-    here = registrar(bench, clock, interval_s=300)
-    here.tell(State.IDLE)
-    model_folder(Path(bench.house.env["HOME"]) / "kakeya-models" / "big")
-    clock.seconds += 59
-    here.tell(State.IDLE)
-    big = published(bench).offer("big")
-    assert big is not None
-    assert not big.available
-    clock.seconds += 1
-    here.tell(State.IDLE)
-    big = published(bench).offer("big")
-    assert big is not None
-    assert big.available
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("damaged", [False, True])
 def test_registration_is_signed_where_the_key_can_sign(bench: Bench, clock: Clock, damaged: bool) -> None:
     here, key = registrar(bench, clock), bench.config_of().public_key
@@ -269,34 +250,3 @@ def test_end_is_told_only_by_a_runner_that_was_registered(bench: Bench, clock: C
     here.tell(State.IDLE)
     here.stopped(done=5)
     assert (published(bench).state, published(bench).load.done) == (State.STOPPED, 5)
-
-
-@pytest.mark.slow
-def test_deleted_registration_comes_back(bench: Bench, clock: Clock) -> None:
-    here = registrar(bench, clock)
-    here.tell(State.IDLE)
-    bench.delete(REF)
-    clock.seconds += 60
-    here.tell(State.IDLE)
-    assert published(bench).state is State.IDLE
-
-
-@pytest.mark.slow
-def test_server_that_stops_taking_own_refs_gets_a_branch(bench: Bench, clock: Clock) -> None:
-    here = registrar(bench, clock)
-    here.tell(State.IDLE)
-    bench.hook("update", 'case "$1" in refs/heads/*) exit 0;; *) exit 1;; esac')
-    for _ in range(2):
-        clock.seconds += 60
-        here.tell(State.IDLE)
-    assert bench.tip(refs.BRANCH_RUNNERS + "mac") is not None
-
-
-def test_typical_time_is_the_median_and_outlives_the_process(bench: Bench, clock: Clock) -> None:
-    store = Store(bench.config_of().folder / "store.sqlite")
-    for number, seconds in enumerate((1.0, 100.0, 3.0)):
-        store.note_duration(f"20260301t120000z{number:012}", "echo", seconds)
-    store.close()
-    found = registrar(bench, clock).info(State.IDLE).offer("echo")
-    assert found is not None
-    assert found.typical_s == 3.0

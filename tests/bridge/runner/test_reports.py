@@ -17,7 +17,7 @@ def evidence_preset(bench: Bench, program: str) -> None:
     bench.preset("reporter", argv, tail='[evidence]\nkind = "probe"\n')
 
 
-@pytest.mark.sampled(60, 1)
+@pytest.mark.sampled(0, 1)
 @pytest.mark.parametrize(
     ("program", "status", "reason"),
     [

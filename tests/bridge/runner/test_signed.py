@@ -45,7 +45,7 @@ def bench(house: House) -> Bench:
 
 def people(bench: Bench) -> KeyList:
     uses = (signing.REQUEST_NAMESPACE, signing.CANCEL_NAMESPACE)
-    return KeyList(bench.config / "allowed_signers", bench.config / "revoked_keys", uses)
+    return KeyList(bench.config / "allowed_signers", uses)
 
 
 def push(bench: Bench, manifest: Manifest, signature: bytes | None) -> str:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from bridge.bus.results import Believed
-from bridge.demo import write_policy
+from bridge.cli.demo import write_policy
 from bridge.presets import load_all
 from bridge.runner.models import shipped
 from bridge.runner.policy import load
@@ -41,26 +41,17 @@ def test_stand_in_is_named_in_result_and_log(bench: Bench) -> None:
     assert "config.json" in answer.files["log.txt"].decode()
 
 
+@pytest.mark.slow
 def test_request_is_refused_where_metal_needs_the_model(bench: Bench) -> None:
     result = served(bench, {"metal": True}).result
     assert (result.verdict.status, result.verdict.reason) == ("refused", "model_missing")
     assert result.commands == ()
 
 
-@pytest.mark.slow
-def test_owner_may_name_the_shipped_model(bench: Bench) -> None:
-    write_policy(bench.config)
-    policy = bench.config / "policy.toml"
-    policy.write_text(policy.read_text().replace("gemma-4-26b-a4b =", "big ="))
-    result = served(bench, {"metal": True}).result
-    assert result.verdict.status == "passed"
-    assert str(result.runner.machine["model:big"]).endswith("engine/models/demo/target")
-
-
 def test_policy_of_the_demo_names_every_shipped_stand_in(bench: Bench) -> None:
     write_policy(bench.config)
     named = load(bench.config / "policy.toml").models
     for preset in load_all().values():
-        for need in preset.models:
+        for name, need in preset.models.items():
             folder = shipped(need.stand_in) if need.stand_in else None
-            assert folder is None or not folder.is_dir() or named[need.name] == folder
+            assert folder is None or not folder.is_dir() or named[name] == folder

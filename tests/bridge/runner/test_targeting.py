@@ -85,7 +85,7 @@ def test_request_for_another_machine_is_left_to_it(bench: Bench) -> None:
     assert (answer.result.verdict.status, answer.result.runner.name) == ("passed", "labelled")
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(0, 1)
 @pytest.mark.parametrize("restarted", [False, True])
 def test_label_that_the_owner_adds_counts_at_once(bench: Bench, restarted: bool) -> None:
     asked, runner = bench.ask(on="label=lab"), bench.runner()

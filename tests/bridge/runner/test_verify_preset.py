@@ -17,15 +17,15 @@ from bridge.client.compare import Agreement
 from bridge.client.fetch import judge, verify
 from bridge.client.signing_key import RequestSigner
 from bridge.errors import EvidenceError, MachineError
-from bridge.evidence.verification import parse_verification
 from bridge.proc import run_program
 from bridge.protocol.manifest import format_time
 from bridge.protocol.result import RunnerFacts
+from evidence_format.verification import parse_verification
 from tests.bridge.evidence import reports
 from tests.bridge.evidence.derived import Document
 from tests.bridge.runner.bench import Bench
 from tests.engine.verification import forgeries
-from tests.houses import House
+from tests.houses import House, allowed_line
 from tests.worlds import RUNNER, World
 
 SHORT = ("quality", "--prompts", "code", "--limit", "1", "--max-tokens", "8", "--block", "4")
@@ -154,9 +154,7 @@ def test_client_replays_a_result_and_signs_the_record(
     assert record.confirmed is not forged
     assert done.json["verification"]["report"]["nonce"] == nonce
     allowed = tmp_path / "allowed"
-    allowed.write_text(
-        signing.allowed_line(signing.public_key(key), "client", signing.VERIFICATION_NAMESPACE)
-    )
+    allowed.write_text(allowed_line(signing.public_key(key), "client", signing.VERIFICATION_NAMESPACE))
     signature = (out / "verification.json.sig").read_bytes()
     assert signing.identify(data, signature, signing.VERIFICATION_NAMESPACE, allowed).name == "client"
 

@@ -79,54 +79,12 @@ def test_a_path_the_commit_lacks_is_refused(repository: Path, folder: Path, path
     assert tree(folder) == set()
 
 
-def test_neither_filters_nor_hooks_nor_smudging_run(repository: Path, folder: Path, tmp_path: Path) -> None:
-    canary = tmp_path / "canary"
-    git(repository, "config", "filter.evil.smudge", f"touch {canary}; cat")
-    hook = repository / ".git" / "hooks" / "post-checkout"
-    hook.write_text(f"#!/bin/sh\ntouch {canary}\n")
-    hook.chmod(0o755)
-    (repository / ".gitattributes").write_text("* filter=evil text eol=crlf export-subst\n")
-    (repository / "README.md").write_text("$Format:%H$\n")
-    git(repository, "add", "--all")
-    git(repository, "commit", "-qm", "filters")
-    lay_out(GitRepo(repository), git(repository, "rev-parse", "HEAD"), folder)
-    assert (folder / "README.md").read_bytes() == b"$Format:%H$\n"
-    assert not canary.exists()
-
-
 def test_pointers_stay_pointers_and_are_counted(repository: Path, folder: Path) -> None:
     (repository / "data" / "big.bin").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
     git(repository, "add", "--all")
     git(repository, "commit", "-qm", "pointer")
     pointers = lay_out(GitRepo(repository), git(repository, "rev-parse", "HEAD"), folder)
     assert pointers == {"data/big.bin"}
-
-
-def test_submodules_are_left_out(repository: Path, folder: Path) -> None:
-    head = git(repository, "rev-parse", "HEAD")
-    git(repository, "update-index", "--add", "--cacheinfo", f"160000,{head},sub")
-    git(repository, "commit", "-qm", "sub")
-    lay_out(GitRepo(repository), git(repository, "rev-parse", "HEAD"), folder)
-    assert not (folder / "sub").exists()
-
-
-@pytest.mark.parametrize(
-    "links",
-    [
-        {"evil": "/etc/passwd"},
-        {"evil": "../outside"},
-        {"evil": "data/../../outside"},
-        {"data/b/top": "../..", "evil": "data/b/top/../outside"},
-        {"evil": ".."},
-    ],
-)
-def test_a_link_that_leads_outside_is_refused(repository: Path, folder: Path, links: dict[str, str]) -> None:
-    for name, target in links.items():
-        (repository / name).symlink_to(target)
-    git(repository, "add", "--all")
-    git(repository, "commit", "-qm", "links")
-    with pytest.raises(WorkloadRefused, match="outside"):
-        lay_out(GitRepo(repository), git(repository, "rev-parse", "HEAD"), folder)
 
 
 def test_a_hostile_tree_writes_nothing_outside(repository: Path, folder: Path) -> None:

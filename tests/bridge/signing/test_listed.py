@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 from datetime import UTC, datetime, timedelta
@@ -16,6 +15,7 @@ from bridge import signing
 from bridge.errors import KeyListError, SignatureError
 from bridge.proc import helper_environment, run_program
 from bridge.signing.keyfiles import NAME_PATTERN, AllowedSigner, KeyList, parse_line, read_keys
+from bridge.signing.trust import TrustLevel
 from tests.bridge.signing.keyring import private, public
 
 ANN = public("ann").line
@@ -85,48 +85,31 @@ def test_a_line_means_what_ssh_keygen_takes_it_for(
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        (f"* {ANN}", "is no name"),
-        (f"*@example.org {ANN}", "is no name"),
-        (f"ann,bob {ANN}", "is no name"),
-        (f"!ann {ANN}", "is no name"),
-        (f'"ann" {ANN}', "is no name"),
-        (f"unsigned {ANN}", "is no name"),
-        (f"\u0430nn {ANN}", "is no name"),
-        (f"ann cert-authority {ANN}", "cert-authority is not supported"),
-        (f"ann CERT-AUTHORITY {ANN}", "cert-authority is not supported"),
-        (f"ann no-touch-required {ANN}", "unknown option"),
-        (
-            f'ann namespaces="a" namespaces="b" {ANN}',
-            "neither an option nor|not a supported kind",
-        ),
-        (f'ann namespaces="a",namespaces="b" {ANN}', "twice"),
-        (f"ann namespaces {ANN}", "no value"),
-        (f"ann namespaces=a {ANN}", "neither an option"),
+        (f"*@example.org {ANN}", "cannot be a signer's name"),
+        (f"ann,bob {ANN}", "cannot be a signer's name"),
+        (f'"ann" {ANN}', "cannot be a signer's name"),
+        (f"unsigned {ANN}", "cannot be a signer's name"),
+        (f"\u0430nn {ANN}", "cannot be a signer's name"),
+        (f"ann CERT-AUTHORITY {ANN}", "is not understood"),
+        (f'ann namespaces="a" namespaces="b" {ANN}', "is not understood"),
+        (f"ann namespaces=a {ANN}", "is not understood"),
+        ("ann", "is not understood"),
+        (f'ann principals="a" {ANN}', "unknown or given twice"),
+        (f'ann namespaces="a",namespaces="b" {ANN}', "unknown or given twice"),
         (f'ann namespaces="" {ANN}', "no list of namespaces"),
         (f'ann namespaces="a,!b" {ANN}', "no list of namespaces"),
-        (f'ann valid-after="tomorrow" {ANN}', "no time"),
-        (f'ann valid-before="20260231" {ANN}', "no time of the calendar"),
+        (f'ann valid-before="" {ANN}', "no time"),
+        (f'ann valid-before="20260231" {ANN}', "no time"),
         (f'ann valid-before="2026-03-01" {ANN}', "no time"),
-        ("ann", "neither an option nor a public key"),
         ("ann ssh-ed25519", "not a public key"),
         (f"ann {ANN[:-12]}", "not a public key"),
         (f"ann\u202e {ANN}", "U\\+202E"),
-        (f"ann\x1b[2J {ANN}", "U\\+001B"),
         (f"ann\0 {ANN}", "U\\+0000"),
     ],
     ids=[
-        *("star", "domain", "two-names", "not-name", "quoted-name", "unsigned", "homoglyph", "authority"),
-        *(
-            "authority-upper",
-            "unknown-option",
-            "two-words",
-            "twice",
-            "no-value",
-            "no-quotes",
-            "no-namespaces",
-        ),
-        *("not-namespace", "words-for-time", "no-such-day", "dashes", "name-alone", "kind-alone", "cut-off"),
-        *("bidirectional", "escape", "nul"),
+        *("pattern", "two-names", "quoted-name", "unsigned", "homoglyph", "authority", "two-words"),
+        *("no-quotes", "name-alone", "unknown-option", "twice", "no-namespaces", "not-namespace"),
+        *("empty-time", "no-such-day", "dashes", "kind-alone", "cut-off", "bidirectional", "nul"),
     ],
 )
 def test_a_line_that_is_not_understood_spoils_the_list_and_is_named(
@@ -140,7 +123,7 @@ def test_a_line_that_is_not_understood_spoils_the_list_and_is_named(
         signing.identify(b"x", signing.sign(private("bob"), SPACE, b"x"), SPACE, path)
 
 
-@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
+@pytest.mark.parametrize("mode", [0o620, 0o602])
 @pytest.mark.parametrize("what", ["file", "folder"])
 def test_a_list_that_others_may_write_says_nothing(tmp_path: Path, what: str, mode: int) -> None:
     path = write(tmp_path, f"ann {ANN}")
@@ -154,30 +137,6 @@ def test_a_list_that_others_may_write_says_nothing(tmp_path: Path, what: str, mo
     assert caught.value.remedy == f"chmod go-w {target}"
 
 
-def test_what_is_no_text_no_file_or_too_large_says_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "allowed_signers"
-    assert read_keys(path) == ()
-    path.write_bytes(b"ann \xff\xfe\n")
-    with pytest.raises(KeyListError, match="UTF-8"):
-        read_keys(path)
-    path.write_bytes(b"#" * (1 << 20) + b"\n")
-    with pytest.raises(KeyListError, match="more than"):
-        read_keys(path)
-    path.unlink()
-    path.mkdir()
-    with pytest.raises(KeyListError):
-        read_keys(path)
-
-
-def test_a_link_to_a_list_of_somebody_elses_is_judged_by_what_it_leads_to(tmp_path: Path) -> None:
-    real = tmp_path / "real"
-    real.write_text(f"ann {ANN}\n")
-    real.chmod(0o666)
-    (tmp_path / "allowed_signers").symlink_to(real)
-    with pytest.raises(KeyListError, match="can be written by others"):
-        read_keys(tmp_path / "allowed_signers")
-
-
 def test_a_link_into_a_folder_that_others_may_write_says_nothing(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
@@ -185,12 +144,6 @@ def test_a_link_into_a_folder_that_others_may_write_says_nothing(tmp_path: Path)
     shared.chmod(0o777)
     (tmp_path / "allowed_signers").symlink_to(shared / "real")
     with pytest.raises(KeyListError, match="shared can be written by others"):
-        read_keys(tmp_path / "allowed_signers")
-
-
-def test_a_pipe_in_place_of_a_list_is_refused_at_once(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "allowed_signers")
-    with pytest.raises(KeyListError, match="not a plain file"):
         read_keys(tmp_path / "allowed_signers")
 
 
@@ -222,7 +175,7 @@ def test_any_line_is_an_entry_of_one_name_and_key_or_refused_in_words(line: str)
 
 
 def lists(folder: Path, *namespaces: str) -> KeyList:
-    return KeyList(folder / "allowed_signers", folder / "revoked_keys", namespaces or (SPACE,))
+    return KeyList(folder / "allowed_signers", namespaces or (SPACE,))
 
 
 def test_what_is_added_is_read_back_and_only_its_owner_reads_the_file(tmp_path: Path) -> None:
@@ -282,7 +235,7 @@ def test_of_many_additions_at_once_none_is_lost(tmp_path: Path) -> None:
     [
         ('valid-before="20260301115959Z"', False, "of ann, which expired at 2026-03-01 11:59:59 UTC"),
         ('valid-after="20260301120001Z"', False, "of ann, which counts only from 2026-03-01 12:00:01 UTC on"),
-        ('namespaces="git"', False, "of ann, which is not listed for kakeya-mac-request"),
+        ('namespaces="git"', False, "of ann, which counts for git only"),
         ("", True, "of ann, which was revoked"),
     ],
     ids=["expired", "not-yet", "other-use", "revoked"],
@@ -294,8 +247,8 @@ def test_a_key_that_does_not_count_is_named_with_the_reason(
     if revoked:
         gone.write_text(f"# stolen\n{ANN}\n")
     signature = signing.sign(private("ann"), SPACE, b"data")
-    found = signing.identify(b"data", signature, SPACE, path, revoked=gone, now=NOW)
-    assert (found.name, found.revoked) == (None, revoked)
+    found = signing.identify(b"data", signature, SPACE, path, now=NOW)
+    assert (found.name, found.trust is TrustLevel.REVOKED) == (None, revoked)
     assert found.objection == f"the key {public('ann').fingerprint} {words}"
 
 

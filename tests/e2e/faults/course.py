@@ -260,4 +260,4 @@ class Course:
 def _is_answered(found: dict[str, str], accepted: Accepted) -> bool:
     nonce, commit = accepted.submitted.nonce, accepted.submitted.commit
     tip = found.get(accepted.submitted.ref)
-    return (tip is not None and tip != commit) or refs.result_ref(nonce) in found
+    return (tip is not None and tip != commit) or refs.RESULTS + nonce in found

@@ -60,7 +60,7 @@ class Scene:
     def is_answered(self, nonce: str) -> bool:
         accepted = self.desk.accepted[nonce].submitted
         tip = self.house.git("rev-parse", accepted.ref, cwd=self.house.remote)
-        return tip != accepted.commit or refs.result_ref(nonce) in self.house.remote_refs()
+        return tip != accepted.commit or refs.RESULTS + nonce in self.house.remote_refs()
 
     def answered(self, nonce: str, seconds: float = 30.0) -> None:
         """Wait for the answer."""

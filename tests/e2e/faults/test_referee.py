@@ -40,7 +40,7 @@ def twice(scene: Scene, one: str, _: str) -> None:
     who = ("-c", "user.name=x", "-c", "user.email=x@example.org")
     tree = git("rev-parse", f"{first}^{{tree}}", cwd=remote)
     again = git(*who, "commit-tree", tree, "-m", message, cwd=remote)
-    point(scene, refs.result_ref(one), again)
+    point(scene, refs.RESULTS + one, again)
 
 
 def swapped(scene: Scene, one: str, other: str) -> None:
@@ -48,11 +48,11 @@ def swapped(scene: Scene, one: str, other: str) -> None:
 
 
 def still_claimed(scene: Scene, one: str, _: str) -> None:
-    point(scene, refs.claim_ref(one), result_of(scene, one))
+    point(scene, refs.CLAIMS + one, result_of(scene, one))
 
 
 def still_in_the_inbox(scene: Scene, one: str, _: str) -> None:
-    point(scene, refs.inbox_ref(one), scene.desk.accepted[one].submitted.commit)
+    point(scene, refs.INBOX + one, scene.desk.accepted[one].submitted.commit)
 
 
 def ran_once_more(scene: Scene, one: str, _: str) -> None:

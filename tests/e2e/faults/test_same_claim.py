@@ -45,7 +45,7 @@ def ghost_claim(scene: Scene, nonce: str, commit: str) -> str:
 
 def push_claim(scene: Scene, nonce: str, claim: str, expected: str = "") -> int:
     """What `git push` of a claim ends with."""
-    ref = refs.claim_ref(nonce)
+    ref = refs.CLAIMS + nonce
     argv = ["git", "push", "--quiet", f"--force-with-lease={ref}:{expected}", str(scene.house.remote)]
     return subprocess.run(
         [*argv, f"{claim}:{ref}"], cwd=scene.house.clone, env=scene.house.env, capture_output=True
@@ -75,7 +75,7 @@ def test_a_claim_of_a_running_job_pushed_again_changes_nothing(scene: Scene):
     runner.start()
     nonce = scene.ask(3.0)
     scene.started(nonce)
-    ref = refs.claim_ref(nonce)
+    ref = refs.CLAIMS + nonce
     again = 0
     while not scene.is_answered(nonce):
         held = scene.house.git("for-each-ref", "--format=%(objectname)", ref, cwd=scene.house.remote)
@@ -92,7 +92,7 @@ def test_an_older_claim_of_the_holder_put_back_by_force_ends_in_one_result_all_t
     runner.start()
     nonce = scene.ask(3.0)
     scene.started(nonce)
-    ref = refs.claim_ref(nonce)
+    ref = refs.CLAIMS + nonce
     old = scene.house.git("rev-parse", ref, cwd=scene.house.remote)
     time.sleep(1.5)
     assert scene.house.git("rev-parse", ref, cwd=scene.house.remote) != old, "no heartbeat came"

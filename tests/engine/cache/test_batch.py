@@ -105,7 +105,7 @@ def test_after_every_round_each_sequence_holds_what_it_would_alone(kind: str):
             batch.check()
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(5, 1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_exception_or_an_abort_leaves_the_state_of_begin(kind: str):
     with closing(Batch(kind)) as batch:

@@ -12,8 +12,9 @@ import pytest
 
 from engine.attention import CodedAttention
 from engine.cache.batch import merge
-from engine.cache.policy import KINDS, parse_policy
+from engine.cache.policy import parse_policy
 from engine.cache.transaction import new_caches
+from evidence_format.policies import KINDS
 from tests.engine import families, tiny
 
 FAMILIES = ("gemma3_text", "qwen3_5")  # full and sliding attention; full attention and recurrent states

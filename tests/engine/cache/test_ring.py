@@ -54,7 +54,6 @@ def check_step(ring: SlidingRing, new: int, narrow: int | None = None) -> None:
         assert sorted(found) == sorted(expected)
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     window=st.integers(1, 9),
     headroom=st.integers(1, 6),
@@ -233,7 +232,7 @@ def test_a_ring_needs_a_window_and_headroom():
 
 @pytest.mark.parametrize("sink", [0, 3])
 @given(cuts=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 4)), min_size=1, max_size=12))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_trimming_without_a_transaction_takes_back_as_much_as_a_block_may_add(sink, cuts):
     ring = SlidingRing(8, 4, sink)
     check_step(ring, 7)
@@ -258,7 +257,6 @@ def test_trimming_refuses_what_is_gone_and_leaves_transactions_alone():
     assert ring.trim(1) == 1
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     window=st.integers(2, 9),
     headroom=st.integers(1, 6),

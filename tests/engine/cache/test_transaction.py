@@ -40,7 +40,7 @@ def forward(model, caches, tokens: list[int]) -> None:
     mx.eval(model(mx.array([tokens]), cache=caches))
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(8, 1)
 @pytest.mark.parametrize(("prompt_length", "wrong"), [(5, 0.3), (25, 1.0)])
 def test_decoding_leaves_the_caches_of_the_tokens_it_gave(gemma, prompt_length: int, wrong: float):
     random = tiny.seeded(prompt_length)

@@ -78,6 +78,7 @@ def test_a_report_nobody_named_is_kept_among_the_last_ones(
     assert json.loads(Path(written[2]).read_text())["kind"] == "probe"
 
 
+@pytest.mark.slow
 def test_generate_reads_files_and_uses_the_chat_template(capsys, models: list[str], tmp_path: Path):
     (tmp_path / "p.txt").write_text("hi")
     base = ("generate", "--max-tokens", "4", "--json", *models)

@@ -84,6 +84,7 @@ def test_a_shorter_round_is_told(capsys):
     assert "a prompt of 300" not in out
 
 
+@pytest.mark.slow
 def test_all_policies_stand_side_by_side_against_native(capsys):
     line = document(capsys, *TARGET, "--context", "300,1000", "--kv", "all", "--batch", "2")
     assert [row["context"] for row in line["rows"]] == [300] * len(POLICIES) + [1000] * len(POLICIES)

@@ -14,9 +14,9 @@ from engine.cli import run
 from engine.cli.tables import KV_NOTES
 from engine.evaluation.haystack import generate
 from engine.evaluation.prompts import tokens_of
-from engine.evaluation.report import tokens_digest
 from engine.evaluation.templates import ChatSwitches
 from engine.loading import load_target
+from evidence_format.text import tokens_digest
 from tests.engine.evaluation.test_prompts import needle_row, write
 
 
@@ -41,6 +41,7 @@ def last_json(out: str) -> dict[str, Any]:
     return json.loads(out.strip().splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_one_command_prints_the_shootout(capsys, models: list[str], tmp_path: Path):
     report = tmp_path / "kv.json"
     code, out, err = call(

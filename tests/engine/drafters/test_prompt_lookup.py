@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.decode import decode
@@ -51,13 +51,11 @@ def drafted(text: list[int], bonus: int, count: int = 8, **more: Any) -> list[in
     return drafter.propose(bonus, count).tokens.tolist()
 
 
-@settings(deadline=None, max_examples=60)
 @given(TEXTS, st.integers(1, 6))
 def test_the_longest_and_most_recent_match_is_found(text: list[int], shortest: int):
     assert index_of(text[:-1], shortest).find(text[-1]) == searched(text, shortest)
 
 
-@settings(deadline=None, max_examples=40)
 @given(TEXTS, TEXTS, st.integers(1, 20))
 def test_rewinding_leaves_no_trace(text: list[int], more: list[int], shortest: int):
     index = index_of(text + more, shortest)

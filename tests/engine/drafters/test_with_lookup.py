@@ -167,7 +167,7 @@ def test_its_name_and_size_tell_both(model: Target):
     assert drafter.nbytes == parts[0].nbytes + parts[1].nbytes
 
 
-@pytest.mark.sampled(4, 1)
+@pytest.mark.sampled(0, 1)
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_decoding_gives_the_plain_tokens(family: str):
     target = Target(tiny.build(family))

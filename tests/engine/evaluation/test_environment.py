@@ -32,7 +32,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def describe() -> dict[str, object]:
     block = environment.describe(prepare(), StrainWatch(), {})["git"]
-    assert block["source_sha256"] == environment.source_digest()
+    assert block["source_sha256"] == environment.source_digest(environment.PACKAGE)
     return {name: block[name] for name in ("sha", "dirty")}
 
 

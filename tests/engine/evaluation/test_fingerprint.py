@@ -11,7 +11,7 @@ import pytest
 from engine.evaluation.fingerprint import boot_session, fingerprint
 from engine.evaluation.journal import Fingerprint
 from engine.evaluation.prompts import Needle, raw_prompt
-from engine.evaluation.report import Request
+from evidence_format.model import ReportRequest
 
 CARD = {"id": "demo", "weights_sha256": "a" * 64, "dtype": "float32", "quantization": None, "parameters": 5}
 ENVIRONMENT: dict[str, Any] = {
@@ -26,7 +26,12 @@ ENVIRONMENT: dict[str, Any] = {
     "models": {"target": CARD},
 }
 PROMPTS = [raw_prompt("x", "p-1"), raw_prompt("y", "p-2")]
-REQUEST = Request("20260102t030405z0123456789ab", "a" * 40, "b" * 64, "installed")
+REQUEST = ReportRequest(
+    nonce="20260102t030405z0123456789ab",
+    workload_sha="a" * 40,
+    preset_digest="b" * 64,
+    engine_source="installed",
+)
 
 
 def marks(**changes: Any) -> Fingerprint:

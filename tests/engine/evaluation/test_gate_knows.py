@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from bridge.evidence.rules.identity import SWITCHES, known_sets
 from engine.config import Options, open_engine
 from engine.evaluation.environment import target_card
 from engine.evaluation.kv import KVSwitches
@@ -21,6 +20,8 @@ from engine.evaluation.single import GenerateSwitches
 from engine.evaluation.throughput import Switches, configuration
 from engine.loading import LoadedTarget, load_target
 from engine.runtime import prepare
+from evidence_format.model import SWITCHES
+from evidence_format.prompt_sets import known_sets
 from tests.engine import families
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -37,7 +38,7 @@ def test_every_switch_of_the_engine_is_known(folders: tuple[Path, Path]) -> None
 
 def test_the_shipped_prompts_are_those_the_gate_knows() -> None:
     generated = runpy.run_path(str(ROOT / "scripts" / "generate_docs.py"))["prompt_sets_text"]()
-    assert generated == (ROOT / "bridge" / "evidence" / "prompt_sets.json").read_text(encoding="utf-8")
+    assert generated == (ROOT / "evidence_format" / "prompt_sets.json").read_text(encoding="utf-8")
     document = json.loads(generated)
     for name in SHIPPED_SETS:
         assert known_sets().sets[name] == tuple(prompt.id for prompt in load_prompts(name))

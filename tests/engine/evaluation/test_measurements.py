@@ -16,16 +16,17 @@ import mlx.core as mx
 import pytest
 
 from bridge.evidence.gate import judge
+from bridge.runner.machine import engine_digest
 from engine.config import Engine, Options, open_engine
 from engine.drafters.base import Draft
 from engine.drafters.block import BlockDrafter
 from engine.errors import ConfigurationError, PromptError
 from engine.evaluation.arms import speculate_together
-from engine.evaluation.environment import describe, source_digest
+from engine.evaluation.environment import describe
 from engine.evaluation.probe import probe_machine, ring_rolls_back
 from engine.evaluation.prompts import Prompt, load_prompts
 from engine.evaluation.recall import RecallSwitches, measure_recall
-from engine.evaluation.report import Report, Request
+from engine.evaluation.report import Report
 from engine.evaluation.rounding import Run, block_error, plain_gap
 from engine.evaluation.single import GenerateSwitches, generate_report, generate_stream
 from engine.evaluation.strain import Load, StrainWatch, idle_load
@@ -33,12 +34,18 @@ from engine.evaluation.summary import summarise
 from engine.evaluation.throughput import Switches, encode_all, find_divergences, measure_throughput, run_arm
 from engine.runtime import prepare
 from engine.sampling import Sampler
+from evidence_format.model import ReportRequest
 from tests.engine import tiny
 from tests.engine.evaluation.test_prompts import FACT, needle_row, write
 
 ROOT = Path(__file__).resolve().parents[3]
 SCHEMA = json.loads((ROOT / "docs" / "schema" / "evidence.json").read_text())
-REQUEST = Request("20260102t030405z0123456789ab", "a" * 40, "b" * 64, "installed")
+REQUEST = ReportRequest(
+    nonce="20260102t030405z0123456789ab",
+    workload_sha="a" * 40,
+    preset_digest="b" * 64,
+    engine_source="installed",
+)
 
 
 def quiet(done: int, total: int, phase: str, detail: str) -> None:
@@ -64,6 +71,7 @@ def prompts(tmp_path: Path) -> list[Prompt]:
     return load_prompts(str(write(tmp_path / "p.jsonl", *rows, chat)))
 
 
+@pytest.mark.slow
 def test_throughput_compares_the_arms_prompt_by_prompt(engine: Engine, prompts: list[Prompt]):
     switches = Switches(max_tokens=24, claim="no-slowdown")
     document = check(
@@ -194,6 +202,7 @@ def test_too_little_to_time_claims_no_speed_by_itself(
     assert [claim["name"] for claim in document["claims"]] == ["identical_output"]
 
 
+@pytest.mark.slow
 def test_without_a_drafter_only_the_baseline_is_measured(folders: tuple[Path, Path], prompts: list[Prompt]):
     engine = open_engine(Options(folders[0]))
     document = check(measure_throughput(engine, prompts, Switches(max_tokens=8), prepare(), progress=quiet))
@@ -203,6 +212,7 @@ def test_without_a_drafter_only_the_baseline_is_measured(folders: tuple[Path, Pa
         measure_throughput(engine, prompts, Switches(claim="speedup"), prepare(), progress=quiet)
 
 
+@pytest.mark.slow
 def test_recall_runs_the_system_the_oracle_and_the_control(engine: Engine, tmp_path: Path):
     rows = [needle_row(), needle_row(id="r-2", prompt=f"2 {needle_row()['prompt']}")]
     prompts = load_prompts(str(write(tmp_path / "p.jsonl", *rows)))
@@ -401,6 +411,6 @@ def test_look_ups_are_no_forwards(folders: tuple[Path, Path], prompts: list[Prom
 def test_the_environment_names_what_ran(engine: Engine):
     block = describe(prepare(), StrainWatch(), {"target": engine.target.card})
     assert block["models"]["target"]["parameters"] == engine.target.card.parameters > 0
-    assert block["git"]["source_sha256"] == source_digest()
+    assert block["git"]["source_sha256"] == engine_digest()
     assert block["cpu_count"] >= 1
     assert block["memory_bytes"] > 2**28

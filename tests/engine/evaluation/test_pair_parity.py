@@ -112,6 +112,7 @@ def test_folders_may_hold_cases_of_both_layouts(capsys, tmp_path: Path):
     }
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("mixed", [False, True])
 def test_the_gate_accepts_the_report_of_a_pair(mixed: bool, capsys, tmp_path: Path):
     cases = tmp_path / "cases"

@@ -77,6 +77,7 @@ def test_a_window_that_covers_the_sequence_may_claim_identity(
     assert judge(json.dumps(document).encode()).violations == ()
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize(("least", "accepted"), [(0.5, True), (1.0, False)])
 def test_a_share_of_equal_outputs_can_be_claimed_and_is_held_to(
     folders: tuple[Path, Path], prompts: list[Prompt], least: float, accepted: bool

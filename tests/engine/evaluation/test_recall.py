@@ -45,7 +45,7 @@ def test_a_policy_that_restores_has_its_controls():
     assert restoring_controls(parse_policy("sink-window")) == {}
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize(
     ("kv", "claim", "claims"),
     [

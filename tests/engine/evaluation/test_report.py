@@ -13,8 +13,9 @@ from engine.decode import Round
 from engine.errors import EngineError
 from engine.evaluation.arms import Outcome
 from engine.evaluation.prompts import Needle, Prompt, raw_prompt
-from engine.evaluation.report import Arm, Distortion, Report, now, sample, tokens_digest
+from engine.evaluation.report import Arm, Distortion, Report, now, sample
 from engine.evaluation.summary import liveness, parity_summary, summarise
+from evidence_format.text import tokens_digest
 
 
 def outcome(count: int, decode_s: float, rounds: list[Round] | None = None, text: str = "t", **more: Any):

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from bridge.evidence.rules.output import prompt_set as gates_set
 from engine.cli import run
 from engine.errors import PromptError
-from engine.evaluation.prompts import Prompt, load_prompts, prompt_set
+from engine.evaluation.prompts import Prompt, load_prompts
 from engine.evaluation.sound import refuse_unsound
 from tests.engine.evaluation.test_prompts import FACT, HAYSTACK, needle_row, write
 
@@ -57,13 +56,6 @@ def test_sets_that_ask_differently_are_measured_under_ids_of_their_own(tmp_path:
 
 def test_the_shipped_set_is_sound():
     refuse_unsound(load_prompts("retrieval"))
-
-
-@pytest.mark.parametrize(
-    "identifier", ["r-1", "HumanEval/3", "r", "7", "needle-440-0.25-001", "a-1-b", "r-1\n"]
-)
-def test_a_set_is_the_one_the_gate_sees(identifier: str):
-    assert prompt_set(identifier) == gates_set(identifier)
 
 
 def test_recall_refuses_them_before_it_begins(capsys, tmp_path: Path, folders: tuple[Path, Path]):

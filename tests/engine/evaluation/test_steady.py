@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.evidence.gate import judge
@@ -30,7 +30,6 @@ def test_a_steady_measurement_is_steady():
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
 @given(
     row=st.integers(0, 7),
     arm=st.integers(0, 1),
@@ -51,7 +50,6 @@ def test_the_gate_and_the_measurement_agree(
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
 @given(seconds=st.floats(0.001, 0.004), disturbed=st.integers(0, 8), factor=st.floats(1.0, 2.9))
 def test_both_find_plain_decoding_slow_beside_block_1(seconds: float, disturbed: int, factor: float):
     document = reports.throughput()

@@ -4,7 +4,6 @@ import sys
 
 import pytest
 
-from bridge.evidence.rules import identity
 from engine.evaluation import strain
 
 ON_POWER = """Now drawing from 'AC Power'
@@ -137,13 +136,6 @@ def test_services_are_told_by_their_processes() -> None:
 )
 def test_a_machine_is_busy_above_the_limits(load: strain.Load, busy: bool) -> None:
     assert (load.busy is not None) is busy
-
-
-def test_the_limits_are_the_gates() -> None:
-    assert (strain.MOST_OTHER_CPU, strain.MOST_SERVICE_CPU) == (
-        identity.MOST_OTHER_CPU,
-        identity.MOST_SERVICE_CPU,
-    )
 
 
 def test_the_load_of_the_timing_is_kept() -> None:

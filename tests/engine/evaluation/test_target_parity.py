@@ -37,6 +37,7 @@ def compared(target: LoadedTarget, tmp_path: Path, **changes: Any) -> Parity:
     return compare_target(target, prompts, changes.pop("max_tokens", 24), 7, progress=quiet, **changes)
 
 
+@pytest.mark.slow
 def test_blocks_agree_with_single_tokens_also_after_parts_were_rolled_back(
     target: LoadedTarget, tmp_path: Path
 ):

@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from bridge.evidence.text import opened_variants, without_reasoning
 from engine.errors import ConfigurationError, PromptError
 from engine.evaluation.prompts import Prompt, chat_prompt, raw_prompt, tokens_of
-from engine.evaluation.templates import REASONING, ChatSwitches, answer_of, chat_tokens
+from engine.evaluation.templates import ChatSwitches, answer_of, chat_tokens
 from tests.engine import tiny
 
 TURNS = [("user", "hi")]
@@ -132,19 +129,3 @@ def test_reasoning_that_the_prompt_began_is_taken_off():
     assert answer("13? 14?", "hi<assistant><think>\n") == ""
     assert answer("13? 14?</think>12", "hi<assistant><think>\n") == "12"
     assert answer("13? 14?", "hi<assistant>") == "13? 14?"
-
-
-MARKS = [mark for pair in REASONING for mark in pair]
-
-
-@pytest.mark.slow
-@settings(max_examples=300, deadline=None)
-@given(
-    said=st.lists(st.sampled_from([*MARKS, " ", "12", "x\n"]), max_size=8).map("".join),
-    opened=st.sampled_from([None, *[begin for begin, _ in REASONING]]),
-)
-def test_readers_of_a_report_take_off_the_same(said: str, opened: str | None):
-    ours = answer(said, opened or "hi")
-    if opened is None:
-        assert ours == without_reasoning(said)
-    assert ours in {without_reasoning(said), *opened_variants(said)}

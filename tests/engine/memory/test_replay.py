@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.cache.policy import KINDS, NATIVE, parse_policy
+from engine.cache.policy import NATIVE, parse_policy
 from engine.config import Options, open_engine
 from engine.errors import ModelError
 from engine.evaluation.arms import speculate, speculate_together
@@ -14,6 +14,7 @@ from engine.loading import SHIPPED_TARGET, load_target
 from engine.memory.replay import Run, held_by, total
 from engine.pace import Fixed
 from engine.target import Target
+from evidence_format.policies import KINDS
 from tests.engine.batches import prompt_of
 from tests.engine.cache.models import model
 from tests.engine.memory.measured import run_alone, run_together, target_of

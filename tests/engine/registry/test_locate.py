@@ -195,6 +195,7 @@ def test_what_is_on_no_hub_cannot_be_downloaded(tmp_path: Path):
         fetch(ModelEntry("m", "s", Published("m")), places(tmp_path))
 
 
+@pytest.mark.slow
 def test_one_loaded_target_serves_channels_and_drafters(tmp_path: Path):
     """What is handed over is what the loaders take: target and drafter apart, or switches of one engine."""
     registry = Registry.load()

@@ -233,7 +233,7 @@ TOKENS = re.findall(r"[\w.-]+|\s+|.", SHIPPED_FILE.read_text(encoding="utf-8"))
     dropped=st.integers(0, 3),
     put=st.one_of(st.sampled_from([*'[]{}="@\n', "-1", "nan", "1979-05-27", "demo"]), st.text(max_size=4)),
 )
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_registry_that_was_spoilt_is_read_or_refused(at: int, dropped: int, put: str, tmp_path: Path):
     """Nothing but an error of ours, on one line, whatever a slip of the hand leaves in the file."""
     text = "".join([*TOKENS[:at], put, *TOKENS[at + dropped :]])

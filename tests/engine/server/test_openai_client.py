@@ -164,6 +164,7 @@ def test_the_space_between_the_prompt_and_the_text_is_part_of_the_text(client: o
     assert "".join(parts) == whole.text
 
 
+@pytest.mark.sampled(5, 1)
 @pytest.mark.parametrize(
     ("stop", "text"),
     [(" the", ""), ("the", " "), ("e t", " th"), (["zz", "he the"], " t"), ("thethe", " the the the")],
@@ -197,6 +198,7 @@ def test_structured_output_follows_its_schema(client: openai.OpenAI, temperature
         jsonschema.validate(json.loads(reply.choices[0].message.content), SCHEMA)
 
 
+@pytest.mark.slow
 def test_structured_output_is_the_plain_decoders_under_speculation(client: openai.OpenAI):
     def tokens(drafter: str) -> Any:
         body = {"drafter": drafter, "return_token_ids": True}
@@ -309,6 +311,7 @@ def test_models_are_listed_with_their_channels(client: openai.OpenAI):
     assert not listed["away"].x_kakeya["here"]
 
 
+@pytest.mark.slow
 def test_log_probabilities_end_where_the_text_does(client: openai.OpenAI):
     for stream in (False, True):
         reply = asked(client, stop="table", logprobs=True, stream=stream)
@@ -404,7 +407,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], int, str | None]] = [
 ]
 
 
-@pytest.mark.sampled(4, 1)
+@pytest.mark.sampled(8, 1)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("fields", "kind", "status", "param"), WRONG, ids=lambda value: str(value)[:40])
 def test_errors_are_typed_exceptions_that_name_the_field(

@@ -48,6 +48,7 @@ def test_folded_anchors_equal_one_block_at_a_time(tiny_target: Any) -> None:
             assert mx.abs(folded[row, index] - alone[0]).max().item() < 5e-3
 
 
+@pytest.mark.slow
 def test_selfplay_continues_as_the_stock_model_would(
     tiny_target: Any, demo_tokenizer: tokenizer.DemoTokenizer
 ) -> None:

@@ -153,6 +153,7 @@ def test_training_again_gives_the_same_file(
     assert same
 
 
+@pytest.mark.slow
 def test_training_leaves_the_target_as_it_was(
     target: LoadedTarget, folders: tuple[Path, Path], tmp_path: Path
 ):

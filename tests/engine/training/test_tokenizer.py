@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from mlx_lm.utils import load_tokenizer
 
 from engine.training import tokenizer
@@ -11,6 +12,7 @@ from engine.training.corpora.lexicon import HELD_OUT, TRAIN, generator
 from engine.training.corpora.retrieval import Fact
 
 
+@pytest.mark.slow
 def test_digits_and_names_are_single_tokens(demo_tokenizer: tokenizer.DemoTokenizer) -> None:
     assert demo_tokenizer.count("4821") == 4
     for name in TRAIN.names + HELD_OUT.names:

@@ -69,18 +69,14 @@ RULES = Rules(
         ("throughput", bounded("sliding-bounded:4,64@sliding", 67, own=124)),
         ("throughput", bounded("sink-window:4,64@all", 67, full=0)),
         ("throughput", bounded("sink-window:4,64@full", 67, full=0)),
-        (
-            "throughput",
-            chain(bounded("sink-window:4,24@all", 27, full=0), slides_everywhere),
-        ),
+        ("throughput", chain(bounded("sink-window:4,24@all", 27, full=0), slides_everywhere)),
         # that nothing changes is all that is claimed
         (
             "quality",
             chain(
                 bounded("sink-window:4,4096@all", 130, full=0),
                 change(
-                    "claims",
-                    to=[{"name": "identical_output", "arm": "speculative", "baseline": "plain"}],
+                    "claims", to=[{"name": "identical_output", "arm": "speculative", "baseline": "plain"}]
                 ),
             ),
         ),

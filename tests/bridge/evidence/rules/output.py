@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.bridge.evidence import reports
-from tests.bridge.evidence.breakers import Breaker, Rules, both, change, claims, put, rows
+from tests.bridge.evidence.breakers import Breaker, Rules, both, change, claims, env, put, rows
 from tests.bridge.evidence.reports import Document, filler, settle
 
 
@@ -139,13 +139,10 @@ RULES = Rules(
         ("OUTPUT_DIVERGED", "throughput", unmeasured_rounding),
         ("OUTPUT_DIVERGED", "throughput", invented_divergence),
         ("OUTPUT_DIVERGED", "throughput", longer_output),
-        ("ROUNDING_IMPLAUSIBLE", "throughput", change("environment", "models", "target", "dtype", to="int3")),
+        ("ROUNDING_IMPLAUSIBLE", "throughput", env("models", "target", "dtype", to="int3")),
         ("OUTPUT_DEGENERATE", "quality", output_degenerate),
         ("OUTPUT_DEGENERATE", "kv", loops("affine:4,64@all", "native")),
         ("OUTPUT_DEGENERATE", "kv", loops("oracle")),
     ],
-    honest=[
-        ("throughput", excused_tie),
-        ("kv", an_unclaimed_policy_that_loops),
-    ],
+    honest=[("throughput", excused_tie), ("kv", an_unclaimed_policy_that_loops)],
 )

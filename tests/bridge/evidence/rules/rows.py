@@ -6,7 +6,7 @@ import copy
 from collections.abc import Sequence
 from random import Random
 
-from bridge.evidence.rules.identity import known_sets
+from evidence_format.prompt_sets import known_sets
 from tests.bridge.evidence import reports
 from tests.bridge.evidence.breakers import (
     Breaker,
@@ -14,6 +14,7 @@ from tests.bridge.evidence.breakers import (
     chain,
     change,
     claims,
+    env,
     own_prompts,
     resettle,
     rows,
@@ -192,8 +193,8 @@ RULES = Rules(
             "throughput",
             change("arms", 1, "samples", 3, "rounds", 2, "verify_s", to=0.001),
         ),
-        ("ROW_INCONSISTENT", "throughput", change("environment", "models", "target", "vocab_size", to=100)),
-        ("ROW_INCONSISTENT", "throughput", change("environment", "models", "drafter", "largest_block", to=7)),
+        ("ROW_INCONSISTENT", "throughput", env("models", "target", "vocab_size", to=100)),
+        ("ROW_INCONSISTENT", "throughput", env("models", "drafter", "largest_block", to=7)),
         ("ROW_INCONSISTENT", "throughput", uncounted_forwards),
         ("SUMMARY_MISMATCH", "throughput", change("summary", "comparisons", to=[])),
         ("SUMMARY_MISMATCH", "throughput", change("summary", "arms", "plain", "recall", to=1.0)),

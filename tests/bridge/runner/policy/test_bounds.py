@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge import presets
@@ -162,7 +162,6 @@ BOUNDS = st.dictionaries(
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
 @given(st.sampled_from(sorted(JOB.params)), BOUNDS, st.lists(st.one_of(SMALL, st.booleans()), max_size=8))
 def test_whatever_bounds_are_given_nothing_is_taken_that_the_preset_refuses(
     name: str, bounds: dict[str, object], values: list[object]

@@ -57,12 +57,6 @@ def test_a_change_is_read_and_said_once(owner: Owner) -> None:
     assert book.summary().startswith("presets: none; not allowed: ")
 
 
-def test_a_change_that_says_the_same_is_not_said(owner: Owner) -> None:
-    book = owner.book()
-    owner.write("policy.toml", '# mine\nallow_presets = ["echo"]\n')
-    assert not book.refresh()
-
-
 @pytest.mark.parametrize(
     ("name", "text", "mode", "message"),
     [

@@ -14,7 +14,7 @@ import pytest
 
 from bridge.git.repo import GitRepo
 from bridge.proc import run_program
-from bridge.runner.sandbox import linux as linux_sandbox
+from bridge.runner.sandbox import Bubblewrap, find_working
 from tests.bridge.runner.bench import Bench
 from tests.bridge.runner.jobs import linux, needs_sandbox
 
@@ -116,8 +116,8 @@ def test_repository_code_reads_no_canary(bench: Bench, places: list[str]) -> Non
 def test_repository_code_is_refused_without_a_sandbox(
     bench: Bench, places: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(linux_sandbox, "PROGRAM", "no-such-bwrap")
-    linux_sandbox.find_bubblewrap.cache_clear()
+    monkeypatch.setattr(Bubblewrap, "program", "no-such-bwrap")
+    find_working.cache_clear()
     preset(bench)
     refused = bench.ask("hostile", workload_sha=commit(bench, places))
     installed = bench.ask("echo")
@@ -131,13 +131,14 @@ def test_repository_code_is_refused_without_a_sandbox(
     assert bench.answer(installed.nonce).result.runner.machine["sandbox"] == "none"
 
 
+@pytest.mark.slow
 @linux
 def test_owner_may_allow_it_and_every_result_says_so(
     bench: Bench, places: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It also shows that the canaries can be read where nothing keeps a job from them."""
-    monkeypatch.setattr(linux_sandbox, "PROGRAM", "no-such-bwrap")
-    linux_sandbox.find_bubblewrap.cache_clear()
+    monkeypatch.setattr(Bubblewrap, "program", "no-such-bwrap")
+    find_working.cache_clear()
     bench.policy("allow_repo_code = true\nallow_unsandboxed = true\n")
     preset(bench)
     asked = bench.ask("hostile", workload_sha=commit(bench, places))
@@ -167,8 +168,8 @@ def test_sandbox_works_for_an_ordinary_user(tmp_path: Path) -> None:
     code = (
         "import os, sys, tempfile, subprocess; from pathlib import Path\n"
         "sys.path[:0] = [%r]\n"
-        "from bridge.runner.machine import find_sandbox\n"
-        "from bridge.runner.sandbox.base import Access, JobDirs\n"
+        "from bridge.runner.sandbox import find_sandbox\n"
+        "from bridge.runner.sandbox import Access, JobDirs\n"
         "os.setgroups([]); os.setgid(4321); os.setuid(4321)\n"
         "with tempfile.TemporaryDirectory() as folder:\n"
         "    dirs = JobDirs(Path(folder) / 'job'); dirs.make()\n"

@@ -60,6 +60,7 @@ def hostile(bench: Bench) -> Bench:
     return bench
 
 
+@pytest.mark.slow
 def test_nothing_of_the_workload_is_picked_up_as_code(
     hostile: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from bridge.runner.sandbox import base
+from bridge.runner.sandbox import SYSTEM_PATH
 from tests.bridge.runner.bench import Bench
 from tests.bridge.runner.jobs import linux
 
-COMPILES = shutil.which("g++", path=":".join(base.SYSTEM_PATH)) is not None
+COMPILES = shutil.which("g++", path=":".join(SYSTEM_PATH)) is not None
 LOOK = "import os; print(os.path.lexists(os.environ['TMPDIR'] + '/mlx'), flush=True)"
 
 

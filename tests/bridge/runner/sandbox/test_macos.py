@@ -16,9 +16,7 @@ from pathlib import Path
 import pytest
 
 from bridge.errors import MachineError
-from bridge.runner.sandbox import macos
-from bridge.runner.sandbox.base import NOT_ENFORCED, Access, JobDirs
-from bridge.runner.sandbox.macos import SandboxExec, find_sandbox_exec
+from bridge.runner.sandbox import NOT_ENFORCED, Access, JobDirs, SandboxExec, find_working
 from tests.bridge.runner.jobs import Jobs, linux, marked
 
 ODD = ["/tmp/a b", '/tmp/q"uote', "/tmp/back\\slash", "/tmp/new\nline", "/tmp/(allow default)", "/tmp/x=y"]
@@ -65,8 +63,8 @@ class Mac:
 @pytest.fixture
 def mac(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mac:
     made = Mac(tmp_path)
-    monkeypatch.setattr(macos, "PROGRAM", str(made.program))
-    find_sandbox_exec.cache_clear()
+    monkeypatch.setattr(SandboxExec, "program", str(made.program))
+    find_working.cache_clear()
     return made
 
 
@@ -150,26 +148,26 @@ def test_place_behind_a_link_is_named_both_ways(tmp_path: Path) -> None:
 
 @linux
 def test_job_is_started_through_the_profile(mac: Mac, tmp_path: Path) -> None:
-    jobs = Jobs(tmp_path, find_sandbox_exec())
+    jobs = Jobs(tmp_path, find_working(SandboxExec))
     assert jobs.run("print('up')").exit_code == 0
     assert jobs.lines == ["up"]
     trial, job = mac.asked
-    assert trial[-1] == "/usr/bin/true"
+    assert trial[-1] == "true"
     assert job[job.index("-p") + 2] == sys.executable
     assert f"JOB={jobs.dirs.root.resolve()}" in job
-    enforced = jobs.sandbox.enforcement(network=False)
-    held = (enforced.network, enforced.writes, enforced.credentials, enforced.processes)
-    assert set(held) == {"sandbox profile"}
-    assert (enforced.calls, enforced.tree) == (NOT_ENFORCED, "hunted")
+    enforced = jobs.sandbox.enforced(network=False)
+    held = ("network", "writes", "credentials", "processes")
+    assert {enforced[f"isolation_{item}"] for item in held} == {"sandbox profile"}
+    assert (enforced["isolation_calls"], enforced["isolation_tree"]) == (NOT_ENFORCED, "hunted")
 
 
 @linux
 def test_unknown_rules_are_left_out_and_reported(mac: Mac) -> None:
     mac.refuse("same-sandbox")
-    sandbox = find_sandbox_exec()
+    sandbox = find_working(SandboxExec)
     assert not sandbox.strict
-    assert sandbox.enforcement(network=False).processes == NOT_ENFORCED
-    assert sandbox.enforcement(network=False).credentials == "sandbox profile"
+    assert sandbox.enforced(network=False)["isolation_processes"] == NOT_ENFORCED
+    assert sandbox.enforced(network=False)["isolation_credentials"] == "sandbox profile"
 
 
 @linux
@@ -178,8 +176,8 @@ def test_mac_without_a_working_sandbox_is_an_error(mac: Mac, how: str) -> None:
     mac.refuse("version")
     if how == "absent":
         mac.program.unlink()
-    with pytest.raises(MachineError, match="no sandbox-exec" if how == "absent" else "syntax error"):
-        find_sandbox_exec()
+    with pytest.raises(MachineError, match="not installed" if how == "absent" else "syntax error"):
+        find_working(SandboxExec)
 
 
 @linux
@@ -192,13 +190,13 @@ def test_process_that_left_the_tree_is_found_killed_and_counted(
     mac: Mac, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hides: bool
 ) -> None:
     lines = [
-        "import json, sys",
+        "import sys",
         "from bridge.runner import supervisor",
         "supervisor._prctl = lambda *_: None",  # orphans go elsewhere, as on macOS
-        "raise SystemExit(supervisor.main(json.loads(sys.argv[1])))",
+        "raise SystemExit(supervisor.main(*map(int, sys.argv[1:])))",
     ]
     monkeypatch.setattr("bridge.runner.child.SUPERVISOR", ("-c", "\n".join(lines)))
-    jobs = Jobs(tmp_path, find_sandbox_exec())
+    jobs = Jobs(tmp_path, find_working(SandboxExec))
     mark = f"mark-{os.getpid()}-{time.monotonic_ns()}"
     env = {} if hides else {"HOME": str(jobs.dirs.home), "PATH": "/bin"}
     script = f"""
@@ -225,6 +223,6 @@ def test_process_that_left_the_tree_is_found_killed_and_counted(
 
 @linux
 def test_job_that_leaves_nothing_has_no_escaped_processes(mac: Mac, tmp_path: Path) -> None:
-    jobs = Jobs(tmp_path, find_sandbox_exec())
+    jobs = Jobs(tmp_path, find_working(SandboxExec))
     ended = jobs.run("import subprocess; subprocess.run(['sleep', '0.3']); print('done')")
     assert (ended.exit_code, ended.escaped, ended.survivors) == (0, 0, 0)

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
-from bridge.errors import MachineError
-from bridge.runner import machine
-from bridge.runner.child import Supervisor
-from bridge.runner.sandbox import linux as linux_sandbox
-from bridge.runner.sandbox.base import NOT_ENFORCED, Access, JobDirs, NoSandbox, installation
-from bridge.runner.sandbox.linux import Bubblewrap
+from bridge.runner.sandbox import (
+    NOT_ENFORCED,
+    Access,
+    Bubblewrap,
+    JobDirs,
+    NoSandbox,
+    find_sandbox,
+    find_working,
+    installation,
+)
 from tests.bridge.runner.jobs import EITHER, Jobs, linux, marked, needs_sandbox
-from tests.houses import wait_for
 
 
 @pytest.fixture
@@ -189,7 +190,7 @@ print("oom", open("/proc/self/oom_score_adj").read())
     }
     assert said["capabilities"] == "0000000000000000"
     assert (said["privileges"], said["oom"]) == ("1", "1000")
-    if isinstance(jobs.sandbox, Bubblewrap) and not jobs.sandbox.nesting:
+    if isinstance(jobs.sandbox, Bubblewrap) and jobs.sandbox.strict:
         assert said["namespace"] != "0"
 
 
@@ -233,24 +234,6 @@ def test_nothing_that_a_job_started_outlives_it(tmp_path: Path, sandbox: NoSandb
     assert marked(mark) == []
 
 
-@linux
-@needs_sandbox
-def test_killed_supervisor_takes_the_whole_job_with_it(jobs: Jobs) -> None:
-    mark = f"mark-{os.getpid()}-{time.monotonic_ns()}"
-    argv = [sys.executable, "-I", "-c", "import time; time.sleep(60)", mark]
-    script = f"from subprocess import Popen\nPopen({argv!r}, start_new_session=True).wait()"
-    with Supervisor(jobs.lock) as supervisor, jobs.log.open("wb", 0) as log:
-
-        def kill() -> bool:
-            if marked(mark):
-                psutil.Process(supervisor.pid).send_signal(signal.SIGKILL)
-            return False
-
-        with pytest.raises(MachineError, match="supervisor died"):
-            supervisor.run(jobs.command(script), log, on_line=jobs.lines.append, stop=kill)
-        wait_for(lambda: not marked(mark), 10, "the end of what the job started")
-
-
 def test_installation_is_packages_and_interpreter_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,13 +245,13 @@ def test_installation_is_packages_and_interpreter_only(
 
 
 def test_command_line_lists_etc_and_no_value_of_the_environment(tmp_path: Path) -> None:
-    words = Bubblewrap("/usr/bin/bwrap").command(["x"], Access(JobDirs(tmp_path)))
+    words = Bubblewrap().command(["x"], Access(JobDirs(tmp_path)))
     assert {"--unshare-all", "--die-with-parent", "--new-session", "--cap-drop"} <= set(words)
     assert "--setenv" not in words, "command lines can be read by every user of the machine"
     listed = {word for word in words if word.startswith("/etc")}
     assert not listed & {"/etc", "/etc/shadow", "/etc/ssh", "/etc/ssl", "/etc/pki", "/etc/resolv.conf"}
     assert "--share-net" not in words
-    granted = Bubblewrap("/usr/bin/bwrap").command(["x"], Access(JobDirs(tmp_path), network=True))
+    granted = Bubblewrap().command(["x"], Access(JobDirs(tmp_path), network=True))
     assert {"--share-net", "/etc/resolv.conf"} <= set(granted)
 
 
@@ -281,10 +264,10 @@ def test_machine_without_a_working_sandbox_says_so(
     if how == "broken":
         program.write_text("#!/bin/sh\necho 'No permissions to create new namespace' >&2; exit 1\n")
         program.chmod(0o755)
-    monkeypatch.setattr(linux_sandbox, "PROGRAM", str(program))
-    linux_sandbox.find_bubblewrap.cache_clear()
-    found = machine.find_sandbox()
+    monkeypatch.setattr(Bubblewrap, "program", str(program))
+    find_working.cache_clear()
+    found = find_sandbox()
     assert isinstance(found, NoSandbox)
     wanted = "apt-get install bubblewrap" if how == "absent" else "No permissions to create new namespace"
     assert wanted in found.why
-    assert found.enforcement(network=False).writes == NOT_ENFORCED
+    assert found.enforced(network=False)["isolation_writes"] == NOT_ENFORCED

@@ -5,13 +5,12 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.cache.codecs.lattice_packing import pack, unpack
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(2, 8), st.booleans(), st.integers(0, 2**31), st.integers(1, 5))
 def test_coordinates_and_cosets_come_back_from_b_bytes(bits: int, cosets: bool, seed: int, words: int):
     generator = np.random.default_rng(seed)

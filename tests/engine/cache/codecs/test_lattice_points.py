@@ -75,7 +75,6 @@ def test_the_coordinatewise_least_distance_is_that_of_all_points_tried(lattice: 
     assert np.allclose(least_of(lattice, values, bound), best)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.sampled_from(LATTICES), st.integers(1, 127), st.integers(0, 2**31), st.sampled_from(SPREADS))
 def test_bounded_points_are_of_the_lattice_in_range_and_none_is_nearer(
     lattice: str, bound: int, seed: int, spread: float
@@ -99,7 +98,7 @@ def test_cutting_off_afterwards_leaves_the_lattice_on_heavy_tails():
     assert is_of("e8", within("e8", values, 3)[0]).all()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.sampled_from(LATTICES), st.integers(0, 2**31), st.sampled_from(SPREADS))
 def test_unbounded_points_are_of_the_lattice_and_none_is_nearer(lattice: str, seed: int, spread: float):
     values = np.clip(blocks(lattice, seed, spread), -40, 40)

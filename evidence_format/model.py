@@ -14,16 +14,29 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic.annotated_handlers import GetCoreSchemaHandler
-from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from pydantic_core import CoreSchema, PydanticCustomError
 
-from bridge.evidence.policies import NATIVE, KVPolicy, parse_policy
-from bridge.evidence.text import shown
-from bridge.protocol.manifest import Digest, Nonce, Sha
+from evidence_format.policies import NATIVE, KVPolicy, policy_of
+from evidence_format.text import shown
 
-PLAIN_LOOP = "mlx_lm.generate.generate_step"
+OUR_LOOP, PLAIN_LOOP = "kakeya.decode", "mlx_lm.generate.generate_step"
+WEIGHTLESS = "prompt-lookup"  # the drafter without a network
 SCHEMA_ID: Literal["kakeya.evidence/1"] = "kakeya.evidence/1"
 TIME_PATTERN = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?Z$"
+
+# Every switch that a command of the engine writes; tests hold both sides together. Those of `generate` alone
+# are apart: evaluations decode greedily, and a replay refuses what is said to be drawn.
+_OF_GENERATE = "temperature top_p top_k min_p repetition_penalty presence_penalty frequency_penalty stop"
+_OF_ALL = """
+command model_id quantize dtype drafter drafter_settings projector block kv compiled fused_kernels
+single_graph prefill_chunk blas_threads resumed prompts limit max_tokens seed chat thinking channel_prefix
+system batch context depths per_depth policies answer_tokens speed_prompts speed_limit ignore_stops
+claim claim_parity claim_bytes min_stops min_speedup min_match min_recall speed_not_claimed golden tolerance
+product_gflop_per_s blas_fast blas_how ring_rollback_exact peak_memory_bytes clients transport
+checks checks_failed
+"""
+OF_GENERATE = frozenset(_OF_GENERATE.split())
+SWITCHES = OF_GENERATE | frozenset(_OF_ALL.split())
 
 T = TypeVar("T")
 
@@ -53,6 +66,9 @@ def _check_unique(values: tuple[int, ...]) -> tuple[int, ...]:
     return values
 
 
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Nonce = Annotated[str, Field(pattern=r"^[0-9]{8}t[0-9]{6}z[0-9a-f]{12}$")]
+Sha = Annotated[str, Field(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?$")]
 Omissible = Annotated[T | None, _NotNull()]
 # Of each array one fault is reported: a hostile report could hold millions.
 Many = Annotated[tuple[T, ...], Field(fail_fast=True)]
@@ -247,11 +263,6 @@ class KVUse(Frozen):
     key_distortion: Amount | None
     value_distortion: Amount | None
 
-    @property
-    def distortions(self) -> tuple[float | None, float | None]:
-        """Of the keys and of the values."""
-        return self.key_distortion, self.value_distortion
-
 
 class Sample(Frozen):
     """One prompt run through one arm.
@@ -290,6 +301,16 @@ class Sample(Frozen):
         return max(len(self.tokens) - 1, 0)
 
     @property
+    def is_distortion_known(self) -> bool:
+        """Whether it says how far its codes lie from native keys and values."""
+        return self.kv is not None and None not in (self.kv.key_distortion, self.kv.value_distortion)
+
+    @property
+    def drafted_blocks(self) -> int:
+        """Rounds that verified drafts; those of one token are plain steps."""
+        return sum(turn.block >= 2 for turn in self.rounds)
+
+    @property
     def positions(self) -> int:
         """Tokens of the prompt and of the output."""
         return self.prompt_tokens + len(self.tokens)
@@ -322,7 +343,17 @@ class System(Frozen):
     @property
     def policy(self) -> KVPolicy | None:
         """The declared KV policy, where it is one."""
-        return parse_policy(self.kv)
+        return policy_of(self.kv)
+
+    @property
+    def has_network(self) -> bool:
+        """Whether a drafter with weights is declared."""
+        return self.drafter not in (None, WEIGHTLESS)
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether it drafts by look-ups, at least first; each drafts as many tokens as it finds."""
+        return (self.drafter or "").partition("+")[0] == WEIGHTLESS
 
     @property
     def is_native(self) -> bool:
@@ -364,6 +395,11 @@ class Arm(Frozen):
     def rounds(self) -> list[Round]:
         """The rounds of all rows."""
         return [turn for sample in self.samples for turn in sample.rounds]
+
+    @property
+    def drafted_blocks(self) -> int:
+        """Rounds that verified drafts, of all rows."""
+        return sum(sample.drafted_blocks for sample in self.samples)
 
     @property
     def steps_s(self) -> list[float]:
@@ -543,17 +579,3 @@ class Report(Frozen):
     def with_role(self, role: str) -> tuple[Arm, ...]:
         """The arms of a role."""
         return tuple(arm for arm in self.arms if arm.role == role)
-
-
-class _ReportSchema(GenerateJsonSchema):
-    def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
-        return self.generate_inner(schema["schema"])  # no field's default may be written out
-
-    def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ARG002
-        return False
-
-
-def json_schema() -> dict[str, Any]:
-    """The JSON Schema of a report, exported to ``docs/schema/evidence.json``."""
-    schema = Report.model_json_schema(schema_generator=_ReportSchema)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

@@ -1,11 +1,10 @@
-"""Texts of a report: quoted for messages, searched for repetition, freed from reasoning."""
+"""Texts and tokens of a report: digests, quoting for messages, repetition, reasoning taken off answers."""
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Iterator, Sequence
-
-from bridge.protocol.sanitize import quoted
+from collections.abc import Sequence
 
 LIMIT = 80
 LOOP_TOKENS, SHORT_CYCLE, LONG_CYCLE = 48, 16, 64
@@ -22,6 +21,7 @@ MARKS = (
     ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),
     ("<|channel>thought", "<channel|>"),
 )
+BARE_SETS = ("code", "chat")  # sets whose prompts ask nothing beside their content
 
 
 def shown(value: object) -> str:
@@ -30,7 +30,8 @@ def shown(value: object) -> str:
         return f"an object of {len(value)} fields"
     if isinstance(value, list | tuple):
         return f"an array of {len(value)} entries"
-    return quoted(value[: LIMIT + 1] if isinstance(value, str) else value, LIMIT)
+    text = ascii(value[: LIMIT + 1] if isinstance(value, str) else value)
+    return text if len(text) <= LIMIT else text[: LIMIT - 3] + "..."
 
 
 def several(values: Sequence[str], limit: int = 5) -> str:
@@ -39,12 +40,22 @@ def several(values: Sequence[str], limit: int = 5) -> str:
     return ", ".join(map(shown, values[:limit])) + more
 
 
-def faults(*found: tuple[object, str]) -> Iterator[str]:
-    """The messages whose condition holds."""
-    return (message for condition, message in found if condition)
+def text_digest(text: str) -> str:
+    """sha256 of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
-def degeneration(tokens: tuple[int, ...]) -> str | None:
+def tokens_digest(tokens: Sequence[int]) -> str:
+    """sha256 of the tokens as ASCII decimals joined by single spaces."""
+    return text_digest(" ".join(map(str, tokens)))
+
+
+def prompt_set(prompt_id: str) -> str:
+    """The set a prompt belongs to: its id without the number at the end."""
+    return re.sub(r"[-_.:/]?[0-9]+\Z", "", prompt_id)
+
+
+def degeneration(tokens: Sequence[int]) -> str | None:
     """How an output degenerates into repetition, or None when it does not.
 
     A tail of at least 48 tokens that repeats a cycle of up to 16 tokens three times, or one of up to 64
@@ -57,14 +68,14 @@ def degeneration(tokens: tuple[int, ...]) -> str | None:
         if tail >= max(LOOP_TOKENS, repeats * cycle):
             return f"the last {tail} of {len(tokens)} tokens repeat a cycle of {cycle}"
     if len(tokens) >= WINDOWED_TOKENS:
-        windows = [tokens[i : i + WINDOW] for i in range(len(tokens) - WINDOW + 1)]
+        windows = [tuple(tokens[i : i + WINDOW]) for i in range(len(tokens) - WINDOW + 1)]
         share = len(set(windows)) / len(windows)
         if share < DISTINCT_SHARE:
             return f"only {share:.0%} of the {WINDOW}-token windows in {len(tokens)} tokens differ"
     return None
 
 
-def _periodic_tail(tokens: tuple[int, ...], cycle: int) -> int:
+def _periodic_tail(tokens: Sequence[int], cycle: int) -> int:
     """Length of the longest tail that repeats its first `cycle` tokens, those included."""
     start = len(tokens)
     while start > cycle and tokens[start - 1] == tokens[start - 1 - cycle]:

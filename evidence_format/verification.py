@@ -10,10 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from bridge.errors import EvidenceError, ManifestError
-from bridge.evidence.model import Amount, Frozen, Positive, ReportRequest, Word
-from bridge.protocol.manifest import Digest, Nonce, first_fault
-from bridge.protocol.sanitize import load_strict, unsafe_character
+from evidence_format.model import Amount, Digest, Frozen, Nonce, Positive, ReportRequest, Word
+from evidence_format.parse import Fault, Unreadable, check_values, faults_of, load
 
 NAME = "verification.json"
 SIGNATURE_NAME = "verification.json.sig"
@@ -124,21 +122,13 @@ class Verification(Frozen):
 
 
 def parse_verification(data: bytes) -> Verification:
-    """Read a record; EvidenceError where the bytes are none of this schema, or say two things at once."""
+    """Read a record; Unreadable where the bytes are none of this schema, or say two things at once."""
+    check_values(load(data, MAX_BYTES), largest=1 << 63)  # a seed may be so large
     try:
-        _refuse_unsafe(load_strict(data, what=NAME, limit=MAX_BYTES))
         record = Verification.model_validate_json(data)
-    except ManifestError as error:
-        raise EvidenceError(error.message) from None
     except ValidationError as error:
-        raise EvidenceError(f"{NAME}: {first_fault(error, NAME)}") from None
+        raise Unreadable(*faults_of(error)) from None
     if (record.verdict == "refuted") != bool(record.findings):
-        raise EvidenceError(f"{NAME}: the verdict is {record.verdict} with {len(record.findings)} findings")
+        message = f"the verdict is {record.verdict} with {len(record.findings)} findings"
+        raise Unreadable(Fault("SCHEMA", message))
     return record
-
-
-def _refuse_unsafe(value: object) -> None:
-    if isinstance(value, str) and (found := unsafe_character(value)) is not None:
-        raise EvidenceError(f"{NAME}: the character U+{ord(found):04X} is not allowed in a text")
-    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        _refuse_unsafe(inner)
