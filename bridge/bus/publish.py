@@ -85,7 +85,7 @@ def publish(
                 claim.hold_for_publishing()
         for attempt in range(tries):
             try:
-                return publication.attempt()
+                return publication.attempt(last=attempt == tries - 1)
             except (LeaseLost, RemoteUnreachable) as error:
                 if isinstance(error, Superseded) or attempt == tries - 1:
                     raise
@@ -130,8 +130,8 @@ class _Publication:
             return None  # `attempt` finds out what changed
         return RefValue(result.result_ref, commit)
 
-    def attempt(self) -> RefValue:
-        """Look what is where, and push what fits."""
+    def attempt(self, *, last: bool) -> RefValue:
+        """Look what is where, and push what fits; in the `last` try around refs that stay locked."""
         result, request = self._result, self._result.request_commit
         branches = (result.result_ref,) if result.result_ref else ()
         others = (self._inbox, *refs.claim_places(result.nonce), *self._cancels)
@@ -150,11 +150,14 @@ class _Publication:
         places = [RefUpdate(ref, self._commit(on_branch=False), "") for ref in self._own]
         if branches and found.get(branches[0]) == request and (on_branch := self._commit(on_branch=True)):
             places.insert(0, RefUpdate(branches[0], on_branch, request))
-        refusals: list[PushRejected] = []
+        refusals: list[BusError] = []
         for place in places:
             try:
-                return self._push(place, cleanup)
-            except PushRejected as error:
+                return self._push(place, cleanup, alone=last)
+            except (PushRejected, LeaseLost) as error:
+                # Elsewhere only together with the inbox entry: else there might be two.
+                if isinstance(error, LeaseLost) and (not last or self._inbox not in found):
+                    raise
                 refusals.append(error)
         raise refusals[0]
 
@@ -175,15 +178,17 @@ class _Publication:
             updates.append(RefUpdate(claim.ref, None, found[claim.ref]))
         return [*updates, *(RefUpdate(ref, None, found[ref]) for ref in self._cancels if ref in found)]
 
-    def _push(self, target: RefUpdate, cleanup: list[RefUpdate]) -> RefValue:
+    def _push(self, target: RefUpdate, cleanup: list[RefUpdate], *, alone: bool) -> RefValue:
+        together = [each for each in cleanup if each.ref == self._inbox or not alone]
         try:
-            self._scratch.push(self._remote, [target, *cleanup])
+            self._scratch.push(self._remote, [target, *together])
         except PushRejected:
-            if not cleanup:
+            if not together:
                 raise
             # A server may take the result and refuse to delete refs.
             self._scratch.push(self._remote, [target])
-            self._delete(cleanup)
+            together = []
+        self._delete([each for each in cleanup if each not in together])
         return RefValue(target.ref, target.new or "")
 
     def _delete(self, cleanup: list[RefUpdate]) -> None:

@@ -13,7 +13,7 @@ from bridge.cli.options import signing_key_option, wait_option
 from bridge.cli.output import Connection, Presentation, api_warnings, follow, present, request_command
 from bridge.client import cancel as client
 from bridge.client import runners, signing_key
-from bridge.errors import BridgeError
+from bridge.errors import BridgeError, BusError
 from bridge.github.api import RunView
 
 
@@ -77,7 +77,10 @@ def _stop_run(link: Connection, nonce: str) -> RunView | None:
     github = link.api()
     if github is None:
         return None
-    run = link.find_run(resolve_handle(link.git, link.bus.address, nonce))
+    try:
+        run = link.find_run(resolve_handle(link.git, link.bus.address, nonce))
+    except BusError:  # the cancel request is on the remote already
+        return None
     if run is not None and run.machine is not None and run.state != "completed":
         with api_warnings():
             github.cancel(run.id)

@@ -11,7 +11,7 @@ import click
 from bridge import settings
 from bridge.cli import show
 from bridge.cli.options import all_option, json_option, keys_of_name, until_option
-from bridge.runner.config import checked_name, ensure_key, host_name
+from bridge.runner.config import checked_name, ensure_key, host_name, renew_key
 from bridge.signing import keyfiles, ssh, trust
 
 
@@ -148,7 +148,7 @@ def key(name: str | None, renew: bool, as_json: bool) -> int:
     replaced = None
     if renew:
         replaced = ssh.read_key(file).fingerprint
-        ensure_key(state, runner, renew=True)
+        renew_key(state, runner)
     public = ssh.read_key(file)
     line = f"{public.line} {public.comment}".strip()
     document = {

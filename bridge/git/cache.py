@@ -96,7 +96,8 @@ class GitCache(GitRepo):
         if broken and self.repair():
             failed = {sha: failed[sha] for sha in failed.keys() - broken.keys()}
             failed |= self._fetch_each(broken, depth)
-        self._collect_garbage(missing)
+        if missing:
+            self._collect_garbage({found[name] for name in names})
         for sha in missing.keys() - failed.keys():
             if not self.exists(sha):
                 failed[sha] = LeaseLost(f"{missing[sha]} moved while it was fetched", "look again")

@@ -104,7 +104,7 @@ class WorkflowPublisher:
         except AlreadyAnswered as error:
             is_news, said = False, error.message
         log.info("%s", said)
-        if (judged := self._published(request, delivery)) is None:
+        if (judged := self._published(request, delivery, ours=is_news)) is None:
             raise BusError(f"the published result of {request.nonce} cannot be believed")
         return PublishOutcome(request.nonce, judged, is_news)
 
@@ -139,7 +139,7 @@ class WorkflowPublisher:
         )
         return {RESULT_NAME: result.to_bytes()}
 
-    def _published(self, request: Request, delivery: Delivery) -> Judged | None:
+    def _published(self, request: Request, delivery: Delivery, *, ours: bool = False) -> Judged | None:
         """The result that the remote holds, with the verdict that counts here; None: it holds none."""
         expected = _expected(request)
         state = state_of(list_request(self.cache, request), request.nonce, result_branch(request))
@@ -152,7 +152,7 @@ class WorkflowPublisher:
             log.warning("the published result cannot be believed: %s", error.message)
             return None
         judged = judge(believed)
-        objection = self._objection(judged, delivery, fetched.files[RESULT_NAME])
+        objection = self._objection(judged, delivery, fetched.files[RESULT_NAME], ours=ours)
         if judged.verdict.status is Status.PASSED and objection is not None:
             verdict = delivery.verdict(Status.REJECTED, Reason.TAMPERED, objection)
             judged = replace(judged, verdict=verdict)
@@ -160,7 +160,7 @@ class WorkflowPublisher:
             log.warning("the result is on the remote as it was written, and it is not believed here")
         return judged
 
-    def _objection(self, judged: Judged, delivery: Delivery, published: bytes) -> str | None:
+    def _objection(self, judged: Judged, delivery: Delivery, published: bytes, *, ours: bool) -> str | None:
         """Why a published pass does not count here: anybody who may push can publish one before this job."""
         if pins_keys(self.trusted) and not judged.verified:
             said = judged.believed.sentence
@@ -173,7 +173,7 @@ class WorkflowPublisher:
             is_same = False
         if not is_same:
             return "another result was published first"
-        if delivery.run_result in ("failure", "skipped") and not judged.verified:
+        if not ours and delivery.run_result in ("failure", "skipped") and not judged.verified:
             return f"the run ended as {delivery.run_result}, and the published result is a pass"
         return None
 

@@ -61,8 +61,11 @@ class WorkflowRun:
 
 def _append(path: str | None, text: str) -> None:
     if path:
-        with Path(path).open("a", encoding="utf-8") as file:
-            file.write(text)
+        try:
+            with Path(path).open("a", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            raise MachineError(f"cannot write {path}: {error.strerror}") from None
 
 
 def read_workflow_run(

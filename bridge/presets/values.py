@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, cast
 
@@ -44,11 +45,15 @@ _WIDER: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
+_LARGEST = sys.float_info.max  # a whole number may be larger
 # What values of a type are called, and how they are recognised.
 _TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "string": ("a text", lambda value: isinstance(value, str)),
     "integer": ("a whole number", lambda value: type(value) is int),
-    "number": ("a finite number", lambda value: type(value) in (int, float) and math.isfinite(value)),
+    "number": (
+        "a finite number",
+        lambda value: type(value) in (int, float) and abs(value) <= sys.float_info.max,
+    ),
     "boolean": ("true or false", lambda value: isinstance(value, bool)),
 }
 

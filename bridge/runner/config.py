@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import secrets
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -286,12 +287,23 @@ def key_path(state_dir: Path, name: str) -> Path:
     return state_dir / "runner" / name / "id_ed25519"
 
 
-def ensure_key(state_dir: Path, name: str, *, renew: bool = False) -> Path:
-    """The private key of a runner, made on first use, or in place of its old one with `renew`."""
+def ensure_key(state_dir: Path, name: str) -> Path:
+    """The private key of a runner, made on first use."""
+    return signing.ensure_key(key_path(state_dir, name), f"kakeya-mac runner {name}")
+
+
+def renew_key(state_dir: Path, name: str) -> Path:
+    """Put a new key in the place of a runner's old one, which stays until the new one exists."""
     path = key_path(state_dir, name)
-    for each in (path, signing.public_key(path)) if renew else ():
-        each.unlink(missing_ok=True)
-    return signing.ensure_key(path, f"kakeya-mac runner {name}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".key-") as folder:
+            fresh = signing.ensure_key(Path(folder) / path.name, f"kakeya-mac runner {name}")
+            os.replace(signing.public_key(fresh), signing.public_key(path))
+            os.replace(fresh, path)
+    except OSError as error:
+        raise MachineError(f"cannot write the key {path}: {error.strerror or error}") from None
+    return path
 
 
 def _id(path: Path) -> str:

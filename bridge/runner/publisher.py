@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 
 from bridge.bus.claims import Claim, read_status
 from bridge.bus.publish import TRIES, AlreadyAnswered, ResultFiles, Superseded, publish
@@ -32,6 +32,7 @@ class Publisher:
     store: Store
     _: KW_ONLY
     sessions: frozenset[str]
+    _refused: dict[str, int] = field(default_factory=dict, init=False)  # in a row, while our claim is taken
 
     def waiting(self) -> set[str]:
         """Nonces of the results that wait here."""
@@ -66,7 +67,8 @@ class Publisher:
                     claim.release()
         except Exception as error:
             accepts_claim = isinstance(error, BusError) and _accepts_claim(claim, error)
-            if failures < MAX_TRIES or not accepts_claim or not self._replace(result, claim, describe(error)):
+            self._refused[nonce] = self._refused.get(nonce, 0) + 1 if accepts_claim else 0
+            if self._refused[nonce] <= MAX_TRIES or not self._replace(result, claim, describe(error)):
                 self.store.back_off(nonce, f"its result is kept: {describe(error)}")
                 return
         else:
@@ -88,9 +90,12 @@ class Publisher:
         Its request must not be pending for ever; the whole result is written to a folder.
         """
         folder = self.config.folder / "unpublished" / result.nonce
-        for path, data in result.contents().items():
-            (folder / path).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_atomic(folder / path, data)
+        try:
+            for path, data in result.contents().items():
+                (folder / path).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                write_atomic(folder / path, data)
+        except OSError:  # the disk is full: later, and the other requests go on
+            return False
         whole = parse_result(result.result)
         ended = f"{whole.verdict.status}/{whole.verdict.reason}, but the server rejects its result"
         message = f"the job ended as {ended}; the runner's owner has it. {why}"

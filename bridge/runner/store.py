@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sqlite3
 import statistics
 import threading
@@ -28,6 +29,11 @@ LONGEST_PAUSE_S = 300.0
 MAX_SESSIONS = 64  # of a runner's last processes: each may have left a claim when it was killed
 _TYPICAL_OF = 9
 _REMEDY = "free disk space"
+# Not the file's fault.
+_NO_DAMAGE = {
+    *(sqlite3.SQLITE_PERM, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM),
+    *(sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN),
+}
 
 _SCHEMA_VERSION = 2
 _SCHEMA = f"""
@@ -87,9 +93,11 @@ class Store:
         self._lock = threading.RLock()
         try:
             self._database = _connect(path)
-        except sqlite3.OperationalError as error:  # the disk, its rights or another process
-            raise MachineError(f"cannot write {path}: {error}", _REMEDY) from None
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            # Read-only is also said of a file whose header names a format that does not exist.
+            if code in _NO_DAMAGE or (code == sqlite3.SQLITE_READONLY and not os.access(path, os.W_OK)):
+                raise MachineError(f"cannot write {path}: {error}", _REMEDY) from None
             kept = f"{path.name}.damaged-{int(time.time())}"
             for suffix in ("", "-wal", "-shm"):
                 with contextlib.suppress(FileNotFoundError):
@@ -187,7 +195,11 @@ class Store:
         A claim of one of them is ours: the runner's name is locked, so no other process of ours has it.
         """
         folder = self._path.parent.stat()
-        place = f"{uuid.getnode():x}-{folder.st_dev}-{folder.st_ino}"
+        node = uuid.getnode()
+        node = (
+            0 if node >> 40 & 1 else node
+        )  # a machine without a hardware address gets a random one each time
+        place = f"{node:x}-{folder.st_dev}-{folder.st_ino}"
         newest = "SELECT id FROM session WHERE place = ? ORDER BY started DESC LIMIT ?"
         self._query("INSERT OR REPLACE INTO session VALUES (?,?,?)", session, place, self.clock())
         self._query(f"DELETE FROM session WHERE id NOT IN ({newest})", place, MAX_SESSIONS)  # noqa: S608 - no value in it
@@ -213,7 +225,7 @@ class Store:
             try:
                 with self._database:  # commits, or rolls back after an error
                     yield self._database
-            except sqlite3.DatabaseError as error:
+            except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
                 raise MachineError(f"cannot write {self._path}: {error}", _REMEDY) from None
 
 
@@ -229,7 +241,7 @@ def _connect(path: Path) -> sqlite3.Connection:
         [(verdict,)] = database.execute("PRAGMA quick_check(1)")
         if verdict != "ok":
             raise sqlite3.DatabaseError(verdict)
-    except sqlite3.Error:
+    except (sqlite3.Error, UnicodeDecodeError):
         database.close()
         raise
     return database

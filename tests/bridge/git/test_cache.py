@@ -167,6 +167,15 @@ def test_what_comes_and_goes_takes_bounded_space(world: World, monkeypatch: pyte
     assert len(local_refs(world.cache)) <= 4
 
 
+def test_what_is_asked_for_again_stays(world: World, monkeypatch: pytest.MonkeyPatch):
+    submitted = world.submit()
+    monkeypatch.setattr("bridge.git.cache.MAX_BYTES", 1)
+    found = world.cache.list_remote(submitted.ref)
+    for _ in range(2):
+        assert world.cache.bring(found, [submitted.ref]) == {}
+        assert world.cache.exists(submitted.commit)
+
+
 @pytest.mark.slow
 def test_what_unpacks_to_a_thousand_times_its_size_stays_small(world: World):
     commit = Objects(world.house.remote).commit_files(None, {"x": bytes(64 << 20)})

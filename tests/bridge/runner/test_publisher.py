@@ -236,3 +236,42 @@ def test_unusable_result_moves_no_other_ref(post: Post, fault: str) -> None:
     post.store.keep(ResultFiles(made.nonce, commit, ref, data, None, made.files))
     post.flush()
     assert post.world.house.git("rev-parse", "main", cwd=post.world.house.remote) == main
+
+
+def test_outage_does_not_count_as_refusals(post: Post) -> None:
+    """After however many failures, a server that refuses once gets the whole result the next time."""
+    submitted, claim = post.claimed()
+    remote = post.world.house.remote
+    away = remote.with_name("away")
+    remote.rename(away)
+    post.publish(submitted, claim)
+    for _ in range(MAX_TRIES + 1):
+        post.now += LONGEST_PAUSE_S
+        post.publisher.flush({})
+    away.rename(remote)
+    post.world.hook("update", 'case "$1" in *claims/*) exit 0;; *) echo maintenance; exit 1;; esac')
+    post.flush(after=LONGEST_PAUSE_S)
+    (remote / "hooks" / "update").unlink()
+    post.flush(after=LONGEST_PAUSE_S)
+    assert post.files(submitted) == FILES
+
+
+@pytest.mark.parametrize("locked", ["branch", "claim"])
+def test_ref_that_a_killed_server_left_locked_keeps_no_result(post: Post, locked: str) -> None:
+    submitted, claim = post.claimed()
+    (post.world.house.remote / f"{claim.ref if locked == 'claim' else submitted.ref}.lock").touch()
+    post.publish(submitted, claim)
+    post.flush(after=LONGEST_PAUSE_S)
+    assert post.publisher.waiting() == set()
+    assert post.files(submitted) == FILES
+    assert refs.INBOX + submitted.nonce not in post.left()
+
+
+@pytest.mark.slow
+def test_disk_that_is_full_for_a_refused_result_holds_up_no_other(post: Post) -> None:
+    refused, claim = post.claimed()
+    post.world.hook("update", 'case "$1" in *claims/*) exit 0;; *) echo never; exit 1;; esac')
+    post.publish(refused, claim)
+    (post.config.folder / "unpublished").write_text("in the way, as a full disk would be")
+    post.flush_for(refused.nonce, MAX_TRIES + 2)
+    assert post.publisher.waiting() == {refused.nonce}

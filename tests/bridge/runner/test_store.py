@@ -151,11 +151,18 @@ def of_another_version(path: Path) -> None:
     database.close()
 
 
+def of_a_format_to_come(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[18:20] = b"\x09\x09"
+    path.write_bytes(data)
+
+
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "no database": lambda path: path.write_bytes(b"rubbish" * 1000),
     "broken pages": corrupt,
     "cut short": lambda path: path.write_bytes(path.read_bytes()[:5000]),
     "another version": of_another_version,
+    "a format to come": of_a_format_to_come,
 }
 
 
