@@ -12,7 +12,7 @@ pytestmark = pytest.mark.e2e
 REQUESTS = 16
 
 
-@pytest.mark.parametrize("of_256", [80, 200], ids=["a third", "most"])
+@pytest.mark.parametrize("of_256", [80, 160], ids=["a third", "most"])
 def test_no_request_runs_twice_where_claims_are_declined_by_chance(scene: Scene, of_256: int):
     hook = scene.house.remote / "hooks" / "update"
     hook.parent.mkdir(exist_ok=True)
