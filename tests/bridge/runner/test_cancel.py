@@ -144,6 +144,7 @@ def test_only_the_requester_stops_a_job_where_signatures_are_required(bench: Ben
     assert not [ref for ref in bench.left(asked.nonce) if "cancel" in ref]
 
 
+@pytest.mark.slow
 def test_waiting_requests_are_cancelled_while_another_job_runs(bench: Bench) -> None:
     ann, bob = bench.list_signer("ann"), bench.list_signer("bob")
     bench.policy("require_signature = true\n")

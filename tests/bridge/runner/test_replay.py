@@ -51,6 +51,7 @@ def test_refused_request_is_not_run_when_the_policy_has_changed(bench: Bench, as
     assert bench.verdict(asked.nonce) == REPLAYED
 
 
+@pytest.mark.slow
 def test_result_of_another_runner_counts_as_an_answer(bench: Bench, asked: Manifest) -> None:
     """A result that came first, while the job ran."""
     commit, runner = bench.tip(asked.result_ref) or "", bench.runner()

@@ -29,6 +29,7 @@ requesters = ["ann@example.org"]
 """
 
 
+@pytest.mark.slow
 def test_requests_outside_the_policy_are_refused_and_the_others_served(bench: Bench, tmp_path: Path) -> None:
     bench.policy(POLICY)
     keys = {name: signing.ensure_key(tmp_path / name, name) for name in ("ann", "bob")}
