@@ -217,9 +217,9 @@ class Job:
         """Make what the job needs; its command line, and the command that runs it in the sandbox."""
         policy = self.config.policy
         check_machine(preset, self.config)  # admission found a sandbox, and now there may be none
-        wall = sandbox.find_sandbox()
-        self._machine |= {**wall.enforced(network=policy.opens_network(preset)), "survivors": 0}
-        if isinstance(wall, sandbox.NoSandbox) and preset.runs_repo_code:
+        isolation = sandbox.find_sandbox()
+        self._machine |= {**isolation.enforced(network=policy.opens_network(preset)), "survivors": 0}
+        if isinstance(isolation, sandbox.NoSandbox) and preset.runs_repo_code:
             self._machine["sandbox"] = "none (allow_unsandboxed)"
         try:
             self.lay_out()
@@ -235,11 +235,11 @@ class Job:
         self._machine |= job_facts(preset, self._models)
         argv = self.argv()
         return argv, JobCommand(
-            argv=wall.command(argv, self._access(preset)),
+            argv=isolation.command(argv, self._access(preset)),
             env=sandbox.environment(self.dirs, self.config.environment, policy.environment),
             folder=str(self.dirs.root),
             cwd=str(self.dirs.workspace),
-            wrappers=wall.wrappers,
+            wrappers=isolation.wrappers,
             limits=sandbox.resource_limits(policy.limits),
             allowed=sandbox.allowed(policy.limits),
             timeout_s=policy.timeout_s(preset, manifest.timeout_s),

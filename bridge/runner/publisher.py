@@ -73,6 +73,7 @@ class Publisher:
                 return
         else:
             log.info("%s: published as %s on %s", nonce, where.commit[:12], where.ref)
+        self._refused.pop(nonce, None)
         self.store.answer(nonce)
 
     def _push(
