@@ -72,14 +72,17 @@ def run_program(
         partial(_keep, process.stderr, stderr, limit_bytes, lambda: None),
     )
     threads = [threading.Thread(target=task, daemon=True) for task in tasks]
+    _, output, _ = threads
     for thread in threads:
         thread.start()
     stopped: str | None = None
     is_late = False
     try:
         while process.returncode is None and stopped is None and not is_late:
+            left = max(0.0, min(deadline - time.monotonic(), _GUARD_S))
+            output.join(left)  # it ends with the program, in time; `wait` with a limit polls
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, min(deadline - time.monotonic(), _GUARD_S)))
+                process.wait(0.0 if output.is_alive() else left)
             stopped, is_late = guard and guard(), time.monotonic() >= deadline
         timed_out = process.returncode is None and stopped is None
         if process.returncode is None:  # git, asked to end, removes its lock files

@@ -195,11 +195,9 @@ class Store:
         A claim of one of them is ours: the runner's name is locked, so no other process of ours has it.
         """
         folder = self._path.parent.stat()
-        node = uuid.getnode()
-        node = (
-            0 if node >> 40 & 1 else node
-        )  # a machine without a hardware address gets a random one each time
-        place = f"{node:x}-{folder.st_dev}-{folder.st_ino}"
+        address = uuid.getnode()
+        is_random = address >> 40 & 1  # and another one each time: the machine has no hardware address
+        place = f"{0 if is_random else address:x}-{folder.st_dev}-{folder.st_ino}"
         newest = "SELECT id FROM session WHERE place = ? ORDER BY started DESC LIMIT ?"
         self._query("INSERT OR REPLACE INTO session VALUES (?,?,?)", session, place, self.clock())
         self._query(f"DELETE FROM session WHERE id NOT IN ({newest})", place, MAX_SESSIONS)  # noqa: S608 - no value in it

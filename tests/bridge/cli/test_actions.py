@@ -17,6 +17,7 @@ from bridge.cli.status import status
 from bridge.cli.wait import wait
 from bridge.git.repo import GitRepo
 from bridge.github import dispatch
+from bridge.protocol import refs
 from tests.bridge.cli.calls import call
 from tests.houses import Done, wait_for
 from tests.servers.github import TOKEN, Fault, GitHubServer, github_server
@@ -179,6 +180,15 @@ def test_cancel_stops_the_run_that_a_machine_has(over: World, server, kakeya) ->
     assert done.json["run"]["id"] == number
     assert "its run was stopped" in done.err
     assert server.runs[number]["conclusion"] == "cancelled"
+
+
+def test_cancel_holds_though_the_remote_is_gone_after_it(over: World, server, kakeya) -> None:
+    submitted = over.submit(transport="actions")
+    over.hook("post-receive", 'mv "$PWD" "$PWD.away"')
+    done = kakeya(cancel, submitted.nonce, "--json")
+    assert (done.code, done.json["run"]) == (0, None)
+    over.house.remote.with_name(f"{over.house.remote.name}.away").rename(over.house.remote)
+    assert refs.CANCELS + submitted.nonce in over.house.remote_refs()
 
 
 def test_the_jobs_log_is_shown_when_it_has_ended(over: World, server, kakeya) -> None:

@@ -42,6 +42,16 @@ def test_the_printed_commands_make_others_believe_this_runner(
     assert call(key, capsys, "--name", "no name").code == 6
 
 
+def test_key_that_cannot_be_renewed_stays(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = call(key, capsys, "--name", "studio", "--json").json
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", "/nonexistent")
+        assert call(key, capsys, "--name", "studio", "--renew").code == 6
+    assert call(key, capsys, "--name", "studio", "--json").json == old
+
+
 def test_a_renewed_key_takes_the_old_ones_place_and_the_old_one_is_revoked(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -201,6 +201,12 @@ def test_published_pass_of_a_failed_run_fails_the_job(jobs: Jobs, run_result: st
     assert jobs.publish(asked, nowhere, "", run_result=run_result, trusted=trusted).exit_code == 0
 
 
+def test_sealed_pass_of_a_run_that_failed_later_counts(jobs: Jobs) -> None:
+    _, asked, folder, done = sealed(jobs)
+    outcome = jobs.publish(asked, folder, done.digest, run_result="failure")
+    assert (outcome.exit_code, outcome.is_news) == (0, True)
+
+
 @pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("comes", ["from the run", "from a pusher"])
 def test_pass_needs_a_trusted_key_if_any_is_listed(jobs: Jobs, comes: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.errors import NoRemote, RequestRefused
+from bridge.errors import MachineError, NoRemote, RequestRefused
 from bridge.github.workflow import read_workflow_run
 
 BRANCH = "refs/heads/mac-bridge/probe-20260301t120000z0123456789ab"
@@ -88,6 +88,12 @@ def test_token_is_added_for_its_own_server_only(server: str, remote: str, expect
     run = read_workflow_run(environ, remote=remote or None)
     assert run.remote == expected
     assert TOKEN not in repr(run)
+
+
+def test_output_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
+    run = read_workflow_run({**EVENT, "GITHUB_OUTPUT": str(tmp_path)})
+    with pytest.raises(MachineError, match=f"cannot write {tmp_path}"):
+        run.write_outputs({"status": "passed"})
 
 
 def test_an_output_can_add_no_other(tmp_path: Path) -> None:

@@ -115,7 +115,8 @@ class Post:
 
 
 @pytest.fixture
-def post(world: World) -> Post:
+def post(world: World, monkeypatch: pytest.MonkeyPatch) -> Post:
+    monkeypatch.setattr("bridge.bus.publish._FIRST_PAUSE_S", 0.001)
     return Post(world)
 
 

@@ -139,6 +139,13 @@ def test_copy_of_the_folder_takes_no_claims_over(store: Store, path: Path, clock
     assert Store(path, clock=clock).add_session("c" * 16) == first | {"c" * 16}
 
 
+def test_machine_without_a_hardware_address_knows_its_sessions(store: Store, monkeypatch: pytest.MonkeyPatch):
+    multicast = iter((0x01_0000_0000_01, 0x01_0000_0000_02))  # as `uuid` makes them up
+    monkeypatch.setattr("uuid.getnode", lambda: next(multicast))
+    store.add_session("a" * 16)
+    assert store.add_session("b" * 16) == {"a" * 16, "b" * 16}
+
+
 def corrupt(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[100:] = b"x" * (len(data) - 100)
