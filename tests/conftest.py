@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from collections import Counter
 from pathlib import Path
 
@@ -41,6 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("few" if "not slow" in config.option.markexpr else "many")
     os.umask(0o022)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # before xdist starts its workers
+    tempfile.gettempdir()  # is remembered: before a test changes the environment
     for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, handler)

@@ -49,6 +49,7 @@ def withstands(job: HostileJob, enforced: Mapping[str, object]) -> bool:
     return not job.needs or enforced[f"isolation_{job.needs}"] not in ("not enforced", "hunted")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800)  # the waits below end first, also on a machine that does much else
 @pytest.mark.parametrize(
     "names",

@@ -49,6 +49,7 @@ def test_each_is_answered_with_its_reason_and_the_runner_serves_on(house: House,
         assert "a bug of kakeya-mac" not in siege.said()
 
 
+@pytest.mark.slow
 def test_requests_whose_objects_are_missing_keep_no_other_from_its_answer(house: House):
     with besieged(house) as siege:
         forge = Forge(Objects(house.remote), siege.forge.audience, siege.forge.canary)

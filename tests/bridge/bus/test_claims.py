@@ -146,6 +146,7 @@ def test_released_claim_can_be_claimed_again(world: World):
     assert claims_of(world) == {second.ref: second.commit}
 
 
+@pytest.mark.slow
 def test_claim_that_the_server_has_locked_is_not_lost(world: World):
     held = world.claim(world.submit())
     lock = world.house.remote / f"{held.ref}.lock"

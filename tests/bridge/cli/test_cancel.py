@@ -59,6 +59,7 @@ def test_a_wish_is_on_the_remote_with_its_reason(here: World, kakeya) -> None:
     assert wish.requested_by
 
 
+@pytest.mark.slow
 def test_asking_again_says_so(here: World, kakeya) -> None:
     submitted = here.submit()
     kakeya(submitted.nonce)
@@ -97,6 +98,7 @@ def test_an_archived_request_is_said_to_have_finished(here: World, kakeya, wait:
     assert "already-finished: failed (exit_code)" in kakeya(f"mac-bridge/probe-{nonce}").out
 
 
+@pytest.mark.slow
 def test_an_unsigned_wish_that_a_live_runner_will_ignore_is_warned_of(
     here: World, kakeya, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

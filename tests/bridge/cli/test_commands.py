@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.houses import House, isolated_env
 
 
@@ -64,6 +66,7 @@ def test_a_bug_of_ours_ends_in_70_and_says_how_to_report_it(tmp_path: Path):
     assert "KeyError" in kept.read_text()
 
 
+@pytest.mark.slow
 def test_output_into_a_closed_pipe_is_no_error(house: House):
     command = f"'{Path(sys.executable).parent / 'kakeya_mac'}' presets --json | head -c 1"
     done = subprocess.run(

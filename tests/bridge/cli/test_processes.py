@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -44,8 +45,10 @@ def test_following_an_11_second_job_starts_at_most_25_git_processes(house: House
     log = counting_git(house.root / "bin")
     with house.runner():
         path = f"{log.parent}{os.pathsep}{house.env['PATH']}"
+        began = time.monotonic()
         done = house.kakeya("run", "--preset", "pause", "--wait", "60", PATH=path)
     assert done.code == 0, done.err
     # GitPython asks for git's version, twice, when it is imported.
     starts = [line for line in log.read_text().splitlines() if line != "version"]
-    assert len(starts) <= 25, "\n".join(starts)
+    late_s = max(0.0, time.monotonic() - began - 14)  # a busy machine: it looks once or twice a second
+    assert len(starts) <= 25 + 2 * late_s, "\n".join(starts)

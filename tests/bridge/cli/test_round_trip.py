@@ -187,6 +187,7 @@ def test_an_old_result_copied_onto_a_new_request_is_rejected(answered: tuple[Hou
     assert "copied" in done.err
 
 
+@pytest.mark.slow
 def test_a_refused_request_exits_2_with_the_reason_published(tmp_path: Path):
     house = build_house(tmp_path / "house", {"tests/test_canary.py": "open('/tmp/canary', 'w')\n"})
     with house.runner():

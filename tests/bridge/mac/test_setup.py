@@ -17,6 +17,7 @@ from bridge.mac.setup import ACTIONS_LABEL, SERVE_LABEL, property_list
 from tests.bridge.mac.tools import FULL, SCRIPT, TOKEN, URL, Mac
 
 
+@pytest.mark.slow
 def test_it_sets_a_mac_up_and_a_second_run_changes_nothing(mac: Mac) -> None:
     done = mac.setup(*FULL)
     assert done.code == 0, done.out + done.err

@@ -69,6 +69,7 @@ def test_killed_runner_answers_once_after_its_restart(
     assert bench.left(asked.nonce) == {asked.result_ref}
 
 
+@pytest.mark.slow
 def test_lost_claim_stops_the_job_and_gives_no_result(bench: Bench) -> None:
     asked = bench.ask("sleep")
     claim, head = refs.CLAIMS + asked.nonce, bench.house.head()
@@ -163,6 +164,7 @@ def test_machine_stays_locked_while_a_dead_runners_job_lives(bench: Bench) -> No
     wait_for(is_free, 20, "a free machine")
 
 
+@pytest.mark.slow
 def test_silent_claim_of_another_machine_is_replaced_after_its_lease(bench: Bench) -> None:
     asked, clock = bench.ask(), [0.0]
     bench.claim_as(bench.config_of("other", state_dir=bench.state / "other"), asked)

@@ -64,6 +64,7 @@ def test_shorter_time_limit_holds(bench: Bench) -> None:
     assert bench.verdict(asked.nonce) == ("failed", "timeout")
 
 
+@pytest.mark.slow
 def test_progress_is_shown_while_the_job_runs(bench: Bench) -> None:
     asked, git = bench.ask("sleep"), GitRepo(bench.house.remote)
 

@@ -64,6 +64,7 @@ def test_unlisted_key_is_reported_once(bench: Bench, asked: Manifest) -> None:
     assert sum("known_runners does not list" in line for line in bench.said) == 1
 
 
+@pytest.mark.slow
 def test_claim_of_a_known_runner_counts_until_its_key_is_revoked(bench: Bench, asked: Manifest) -> None:
     other = peer(bench, known=True)
     held = bench.claim_as(other, asked)

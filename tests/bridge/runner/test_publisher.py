@@ -257,6 +257,7 @@ def test_outage_does_not_count_as_refusals(post: Post) -> None:
     assert post.files(submitted) == FILES
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("locked", ["branch", "claim"])
 def test_ref_that_a_killed_server_left_locked_keeps_no_result(post: Post, locked: str) -> None:
     submitted, claim = post.claimed()

@@ -84,6 +84,7 @@ def test_request_counts_for_its_signer_alone(bench: Bench) -> None:
     assert set(look.requesters().values()) == {None}, "anyone can push an expired request again"
 
 
+@pytest.mark.slow
 def test_look_verifies_a_few_signatures_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue, "MAX_VERIFIED", 2)
     ann, identify, checks = bench.list_signer("ann"), signing.identify, list[Any]()
@@ -109,6 +110,7 @@ def test_look_reads_a_few_requests(bench: Bench, monkeypatch: pytest.MonkeyPatch
     assert [len(look.read()) for _ in range(3)] == [2, 3, 3]
 
 
+@pytest.mark.slow
 def test_signers_are_found_out_again_when_a_list_of_keys_changes(bench: Bench) -> None:
     ann = bench.list_signer("ann")
     asked, look = bench.ask_signed(ann).nonce, Look(bench)

@@ -32,6 +32,7 @@ def served(bench: Bench, machine: Mapping[str, bool]) -> Believed:
     return bench.answer(asked.nonce)
 
 
+@pytest.mark.slow
 def test_stand_in_is_named_in_result_and_log(bench: Bench) -> None:
     answer = served(bench, {"metal": False})
     assert answer.result.verdict.status == "passed"

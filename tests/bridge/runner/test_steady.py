@@ -67,6 +67,7 @@ def lives(pid: int) -> bool:
     return status.exists() and status.read_text().split(") ")[1][0] != "Z"
 
 
+@pytest.mark.slow
 def test_machine_is_kept_awake_exactly_while_a_job_runs(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

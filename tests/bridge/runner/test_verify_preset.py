@@ -94,6 +94,7 @@ def test_request_that_is_not_there_or_not_finished_is_refused(bus: Bus) -> None:
         assert said in bus.bench.answer(asked).result.verdict.message
 
 
+@pytest.mark.slow
 def test_result_without_a_report_is_refused(bus: Bus) -> None:
     asked = bus.verify(bus.publish(**{"notes.txt": b"nothing\n"}))
     assert bus.bench.verdict(asked) == ("refused", "bad_parameter")

@@ -172,7 +172,7 @@ def test_a_config_that_makes_no_sense_is_exit_2_before_anything_is_built(
     folder = copy(case, tmp_path)
     reconfigure(folder, **changes)
     mx.reset_peak_memory()
-    memory, began = mx.get_peak_memory(), process_time()
+    memory, began = mx.get_active_memory(), process_time()
     code, out, err = parity(capsys, folder, "--json")
     assert (code, out) == (2, "")
     assert len(err.splitlines()) == 1

@@ -99,7 +99,7 @@ def _inflate_without_drafter(document: Document) -> None:
     del document["configuration"]["drafter"], document["configuration"]["block"]
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(5, 1)
 @pytest.mark.parametrize(
     ("change", "where", "check"),
     [
