@@ -47,7 +47,7 @@ Examples:
   kakeya_mac runner policy init --print
 
 The file is written for you alone (0600, its folder 0700). It says the safe default: every installed preset,
-no code of a repository, no netjob."""
+no code of a repository, no network."""
 )
 @click.option("--force", is_flag=True, help="Replace the policy that is there.")
 @click.option("--require-signature", is_flag=True, help="Take only requests of listed signers.")

@@ -83,7 +83,7 @@ SIGTERM or Ctrl-C: finish the running job, then stop; a second one stops the job
 allows is in policy.toml of the configuration folder; the default runs no code of a repository.
 
 A heartbeat comes every 2 s on a local remote, 15 s on a server and 60 s on public hosts such as github.com,
-and three times in a lease, which is 120 s, on public hosts 300 s."""
+and at least three times in a lease, which is 120 s, on public hosts 300 s."""
 )
 @options.remote_option
 @click.option("--name", metavar="NAME", help="The runner's name in claims and results (default: the host's).")

@@ -19,7 +19,7 @@ from bridge.runner.store import Store
 
 log = logging.getLogger(__name__)
 
-# After so many tries, a quarter of an hour, a result without files takes the place of one that is refused.
+# After so many tries, some 20 minutes, a result without files takes the place of one that is refused.
 MAX_TRIES = 10
 
 
