@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.houses import House, build_house
-from tests.worlds import World, make_world
+from tests.fixtures.bus import BusFixture, make_bus
+from tests.fixtures.repo import RepoFixture, build_repo
 
 # Of the records in tests/frozen, whose files stay as they are, `make test` compares what lies on the remote.
 FAST_RECORDS = {
@@ -32,7 +32,7 @@ settings.register_profile("many", max_examples=MANY, deadline=None)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose how many examples of a property are tried, and make the tests' world the same everywhere.
+    """Choose how many examples of a property are tried, and make their surroundings the same everywhere.
 
     Signals end programs again where the tests run in a shell's background or under nohup: such a shell has
     them ignored, and every child would inherit that. What tests write is theirs alone to write, whatever the
@@ -74,7 +74,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.exhaustive if rest[test] % slow else pytest.mark.slow)
                 rest[test] += 1
             seen[test] += 1
-    # Whole programs take longer than the limit of all tests, whoever runs them: `make e2e` or a runner's job.
+    # Whole programs take longer than the limit of all tests, in `make e2e` and in a runner's job.
     for item in items:
         if item.get_closest_marker("e2e") and not item.get_closest_marker("exhaustive"):
             item.add_marker(pytest.mark.timeout(600))
@@ -83,12 +83,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> House:
+def repo(tmp_path: Path) -> RepoFixture:
     """A bare remote, a workload clone, private state and configuration."""
-    return build_house(tmp_path / "house")
+    return build_repo(tmp_path / "repo")
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+def bus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BusFixture:
     """A bus on real repositories, driven call by call."""
-    return make_world(tmp_path, monkeypatch)
+    return make_bus(tmp_path, monkeypatch)

@@ -98,9 +98,7 @@ def under(name: str, prefix: str) -> bool:
         ("evidence_format", (*HEAVY, "bridge", "engine")),
     ],
 )
-def test_neither_half_imports_the_other_and_only_the_engine_an_array_library(
-    package: str, forbidden: tuple[str, ...]
-):
+def test_halves_are_independent_and_only_engine_imports_arrays(package: str, forbidden: tuple[str, ...]):
     found = [
         f"{file}: {name}"
         for file, name in imports(package)
@@ -245,7 +243,7 @@ def test_every_module_says_what_it_is():
 
 
 def test_each_exception_from_the_security_rules_says_why():
-    """`noqa: S603 - why`: without the reason nobody can tell whether it still holds."""
+    """`noqa: S603 - why`: without the reason no reader can tell whether it still holds."""
     bare = [
         f"{path.relative_to(ROOT)}:{number}"
         for package in (*PACKAGES, "scripts", "benchmarks")

@@ -1,4 +1,4 @@
-"""Forged results: what somebody with push rights may put where an answer should stand."""
+"""Forged results: what anyone with push rights may put in place of an answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bridge.bus.results import TRAILER, ExpectedRequest, FetchedResult
 from bridge.git.repo import FileChange
 from bridge.protocol.result import RESULT_NAME, RESULT_ROOT, RESULT_SIGNATURE_NAME
 from tests.adversary.attack import ABSENT
-from tests.houses import allowed_line
+from tests.fixtures.repo import allowed_line
 
 NONCE, OTHER_NONCE = "20260301t120000z0123456789ab", "20260301t120001z0123456789ab"
 REQUEST, WORKLOAD, COMMIT = "b" * 40, "a" * 40, "c" * 40
@@ -27,14 +27,14 @@ class Answer:
     """One forged result.
 
     Attributes:
-        fields: What ``result.json`` says beside what the honest one says; `ABSENT` leaves a key out.
+        fields: What ``result.json`` says in addition to the honest one; `ABSENT` leaves a key out.
         swap: Bytes of it replaced by others.
         files: Other contents of the folder; `ABSENT`: missing.
-        changes: What the commit changes beside the folder's files: (status, path, mode).
+        changes: What the commit changes outside the folder: (status, path, mode).
         parents: Of the commit.
         above: How many commits lie on the request.
         message: Of the commit; ``{digest}`` is that of ``result.json``.
-        signer: Whose key signed: `trusted`, `mallory`, or nobody.
+        signer: Whose key signed: `trusted`, `mallory`, or none.
         namespace: For what the signature was made.
         signed: The bytes that were signed; None: those of ``result.json``.
         signature: The very bytes of the signature.
@@ -213,7 +213,7 @@ FORGED: Mapping[str, Answer] = {
 
 @dataclass(frozen=True)
 class Keys:
-    """A trusted runner's key and somebody else's, and the client's list.
+    """A trusted runner's key, a stranger's key, and the client's list.
 
     Attributes:
         folder: Where they lie.

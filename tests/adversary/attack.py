@@ -1,4 +1,4 @@
-"""What a hostile request is, as data, and the forge that makes a commit of it."""
+"""What a hostile request is, as data, and the builder that makes a commit of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bridge.protocol.result import Reason
 from tests.adversary.trees import FOLDER, PLAIN, Row, Rows, write
 from tests.objects import Objects
 
-# In a table: a file that nobody may make, and a server (host:port) that nobody may talk to.
+# In a table: a file that must not be made, and a server (host:port) that must not be contacted.
 CANARY, SERVER = "@CANARY@", "@SERVER@"
 # In a table: the value is left out, or is the one that an honest request has under another name.
 ABSENT = object()
@@ -29,12 +29,12 @@ class Request:
 
     Attributes:
         expected: With what reason it must be refused; ``ok``: it is harmless and must be served as it says.
-        fields: What its manifest says beside what an honest one says; `ABSENT` leaves a key out.
+        fields: What its manifest says in addition to an honest one; `ABSENT` leaves a key out.
         swap: Bytes of the manifest replaced by others, once each.
         raw: The whole manifest; None: as the fields say.
         workload: Rows of the workload commit, its parent.
-        beside: Rows of the request commit beside ``.mac-bridge``.
-        inside: Rows of ``.mac-bridge`` beside ``request.json``; one of that name replaces it.
+        outside: Rows of the request commit outside ``.mac-bridge``.
+        inside: Rows of ``.mac-bridge`` next to ``request.json``; one of that name replaces it.
         parents: How many of the workload are its parents.
         signature: Bytes of ``request.json.sig``.
         age: How long before now it was made.
@@ -47,7 +47,7 @@ class Request:
     swap: tuple[tuple[bytes, bytes], ...] = ()
     raw: bytes | None = None
     workload: Rows = ()
-    beside: Rows = ()
+    outside: Rows = ()
     inside: Rows = ()
     parents: Literal[0, 1, 2] = 1
     signature: bytes | None = None
@@ -60,7 +60,7 @@ Table = Mapping[str, Request]
 
 
 @dataclass(frozen=True)
-class Forged:
+class HostileCommit:
     """A hostile request as a commit."""
 
     name: str
@@ -71,7 +71,7 @@ class Forged:
 
 
 @dataclass
-class Forge:
+class CommitBuilder:
     """Makes commits of hostile requests.
 
     Args:
@@ -86,7 +86,7 @@ class Forge:
     canary: Path
     server: str = "127.0.0.1:9"
 
-    def make(self, name: str, attack: Request) -> Forged:
+    def make(self, name: str, attack: Request) -> HostileCommit:
         """The commit of one hostile request, under a nonce of its own."""
         now = datetime.now(UTC).replace(microsecond=0) - attack.age
         nonce = refs.new_nonce(now, os.urandom(6))
@@ -120,13 +120,13 @@ class Forge:
         if attack.signature is not None:
             inside[b"request.json.sig"] = Row(PLAIN, b"request.json.sig", attack.signature)
         dotted = Row(FOLDER, b".mac-bridge", tuple(inside.values()))
-        beside = self._meant(attack.beside)
-        over = {row.name for row in beside}
+        outside = self._meant(attack.outside)
+        over = {row.name for row in outside}
         kept = tuple(row for row in rows if row.name not in over)
-        tree = write(self.objects, (*kept, dotted, *beside))
+        tree = write(self.objects, (*kept, dotted, *outside))
         parents = [workload, self.objects.commit(write(self.objects, rows), [workload], "another\n")]
         commit = self.objects.commit(tree, parents[: attack.parents], attack.message)
-        return Forged(name, attack, nonce, f"{refs.BRANCHES}echo-{nonce}", commit)
+        return HostileCommit(name, attack, nonce, f"{refs.BRANCHES}echo-{nonce}", commit)
 
     def _meant(self, value: Any) -> Any:
         """A table's value with the canary and the server in it."""

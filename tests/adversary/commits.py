@@ -1,4 +1,4 @@
-"""Hostile commits: what a request changes beside its manifest, and what it is made of."""
+"""Hostile commits: what a request changes besides its manifest, and what it is made of."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from tests.adversary.trees import FOLDER, GITLINK, LINK, PROGRAM, Row, file, fol
 _EVIL = f"import pathlib\npathlib.Path({CANARY!r}).touch()\n"
 
 
-def _beside(*rows: Row) -> Request:
-    return Request(Reason.BAD_COMMIT, beside=rows)
+def _next_to_manifest(*rows: Row) -> Request:
+    return Request(Reason.BAD_COMMIT, outside=rows)
 
 
 def _torn(*rows: Row) -> Request:
-    return Request(Reason.BAD_COMMIT, beside=rows, whole=False)
+    return Request(Reason.BAD_COMMIT, outside=rows, whole=False)
 
 
 def _inside(*rows: Row) -> Request:
@@ -34,21 +34,21 @@ SHAPES: Table = {
     "a-file-beside-the-manifest": _inside(file("argv.json", '["sh"]')),
     "a-result-beside-the-manifest": _inside(file("results/x/result.json", "{}")),
     "a-manifest-in-capitals-too": _inside(file("REQUEST.JSON", "{}")),
-    "the-folder-in-capitals-too": _beside(file(".MAC-BRIDGE/request.json", "{}")),
-    "a-changed-file": _beside(file("README.md", "changed\n")),
-    "a-file-made-a-program": _beside(file("README.md", "a workload\n", PROGRAM)),
-    "a-file-made-a-link": _beside(link("README.md", "/etc/passwd")),
-    "a-folder-with-thousand-files": _beside(folder("x", *(file(str(n), "y") for n in range(1000)))),
-    "a-row-of-an-unknown-mode": _beside(Row("100000", b"odd", b"x")),
-    "an-empty-folder": _beside(folder("empty")),
-    "a-name-that-comes-twice": _beside(file("x", "1"), file("x", "2")),
-    "a-file-and-a-folder-of-one-name": _beside(file("x", "1"), folder("x", file("y", "2"))),
+    "the-folder-in-capitals-too": _next_to_manifest(file(".MAC-BRIDGE/request.json", "{}")),
+    "a-changed-file": _next_to_manifest(file("README.md", "changed\n")),
+    "a-file-made-a-program": _next_to_manifest(file("README.md", "a workload\n", PROGRAM)),
+    "a-file-made-a-link": _next_to_manifest(link("README.md", "/etc/passwd")),
+    "a-folder-with-thousand-files": _next_to_manifest(folder("x", *(file(str(n), "y") for n in range(1000)))),
+    "a-row-of-an-unknown-mode": _next_to_manifest(Row("100000", b"odd", b"x")),
+    "an-empty-folder": _next_to_manifest(folder("empty")),
+    "a-name-that-comes-twice": _next_to_manifest(file("x", "1"), file("x", "2")),
+    "a-file-and-a-folder-of-one-name": _next_to_manifest(file("x", "1"), folder("x", file("y", "2"))),
     "a-file-that-is-not-there": _torn(Row("100644", b"gone", "2" * 40)),
     "a-folder-that-is-not-there": _torn(Row(FOLDER, b"gone", "3" * 40)),
-    "a-submodule": _beside(Row(GITLINK, b"module", "4" * 40)),
+    "a-submodule": _next_to_manifest(Row(GITLINK, b"module", "4" * 40)),
 }
 
-# What a workload may bring that would run if anybody obeyed it, by what it stands in for.
+# What a workload may bring that would run if a program obeyed it, by what it imitates.
 REPLACED = {
     "preset-file": file("bridge/presets/echo.toml", 'name = "echo"\nargv = ["/bin/sh", "-c", "id"]\n'),
     "owners-preset-file": file("presets/echo.toml", 'name = "echo"\nargv = ["/bin/sh", "-c", "id"]\n'),
@@ -84,7 +84,7 @@ REPLACED = {
 }
 
 # In the request commit itself: refused, as it changes more than its manifest.
-REPLACEMENTS: Table = {name: _beside(row) for name, row in REPLACED.items()}
+REPLACEMENTS: Table = {name: _next_to_manifest(row) for name, row in REPLACED.items()}
 
 _LOOKALIKES = {
     "git-folder": b".git",
@@ -104,7 +104,7 @@ _LOOKALIKES = {
 }
 
 GIT_FOLDERS_IN_REQUESTS: Table = {
-    f"{name}-beside-the-manifest": _beside(
+    f"{name}-beside-the-manifest": _next_to_manifest(
         Row(FOLDER, raw, (file("config", f"[core]\n\tfsmonitor = touch {CANARY}\n"),))
     )
     for name, raw in _LOOKALIKES.items()

@@ -1,4 +1,4 @@
-"""The stage of the fast attacks."""
+"""The dry runner of the fast attacks."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.adversary.stage import Stage, open_stage
-from tests.houses import build_house
+from tests.adversary.dry_runner import DryRunner, open_dry_runner
+from tests.fixtures.repo import build_repo
 
 
 @pytest.fixture(scope="session")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def dry_runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DryRunner]:
     """A runner's queue and admission on a repository with hostile commits."""
-    with open_stage(build_house(tmp_path_factory.mktemp("adversary") / "house")) as opened:
+    with open_dry_runner(build_repo(tmp_path_factory.mktemp("adversary") / "repo")) as opened:
         yield opened

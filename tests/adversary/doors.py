@@ -42,7 +42,7 @@ class Door:
 
 
 def _claim(data: bytes) -> object:
-    """As a runner reads it, which knows for which request it stands there."""
+    """As a runner reads it, which knows the request it belongs to."""
     status = parse_status(data)
     if status.nonce != honest.NONCE:
         raise ResultError("of another request")

@@ -2,8 +2,8 @@
 
 ``python -m tests.adversary.fuzz KIND [SECONDS]``. Needs atheris, which ``make fuzz`` installs into an
 environment of its own where it has a wheel for this Python (Linux, and macOS by its own build). An input that
-raises something else than the reader's own error, is taken against the oracle's word, or takes more than ten
-seconds ends the run, and is left in a file named ``crash-…`` or ``timeout-…``.
+raises something else than the reader's own error, is accepted where the oracle refuses, or takes more than
+ten seconds ends the run, and is left in a file named ``crash-…`` or ``timeout-…``.
 """
 
 from __future__ import annotations

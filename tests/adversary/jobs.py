@@ -1,7 +1,7 @@
-"""Hostile jobs: what code may try that somebody let run, or that took over a program of the machine.
+"""Hostile jobs: what code may try that an owner allowed, or that took over a program of the machine.
 
-Each is a program of an owner's preset, so that nothing but the wall around the job stands between it and the
-machine. `arg` is the path of a file it must not make. None goes further than a machine without a wall stands.
+Each is a program of an owner's preset, so that only the sandbox of the job protects the machine from it.
+`arg` is the path of a file it must not make. None does what would harm a machine without a sandbox.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def card(data: bytes) -> None:
 
 
 def result(data: bytes) -> None:
-    """A status and a reason of the closed sets, and plain lines beside the argv of commands."""
+    """A status and a reason of the closed sets, and plain lines except in the argv of commands."""
     document = _by_schema("result.json", data)
     plain({key: value for key, value in document.items() if key != "commands"})
 

@@ -9,7 +9,7 @@ from tests.adversary.families import OTHERS, RECORDS, REQUESTS, Family
 _INTRO = """# The adversary suite
 
 What arrives over the bus is hostile until it was checked. `tests/adversary/` holds hostile inputs as tables
-of data, each with what must come of it; the tests beside them push each through the door it would come by.
+of data, each with what must come of it; the tests next to them give each to its reader.
 This page counts the tables.
 
 """
@@ -23,13 +23,13 @@ plain data. No canary file may appear.
 
 """
 
-_SIEGE = """
+_ATTACKED = """
 The same requests are pushed with plain git to a bare repository that a real runner serves (two of each family
 in `make slow`, all in `make exhaustive`). Each answer is read from the repository
 itself. Afterwards no canary file exists, a listening server was never called, the user's home, configuration,
 branches and hooks are as they were, no process is left, and an honest request was served in between.
 
-A signed request is answered within 20 s beside 40,000 refs that others pushed, 4,000 of them made-up
+A signed request is answered within 20 s among 40,000 refs that others pushed, 4,000 of them made-up
 requests, request commits of 96 MB, and names of 4,000 characters or of no encoding (`make e2e`).
 
 A workload that brings presets, policy, executor, interpreter, `sitecustomize.py`, `conftest.py` and more of
@@ -49,7 +49,7 @@ _OTHERS = """
 ## Names, jobs and answers
 
 A branch whose name is no request's is left alone, and its name reaches nothing that would obey it. A result
-is held against its request by a client that trusts one runner's key; what is wrong with it beside its
+is held against its request by a client that trusts one runner's key; what is wrong with it apart from its
 signature is also found where no key is trusted.
 
 Jobs run under a real runner with small limits. Each ends with a verdict of the closed set, its processes and
@@ -81,7 +81,7 @@ def page() -> str:
         + f"Hostile inputs in all: **{_count(REQUESTS) + _count(RECORDS) + _count(OTHERS)}**.\n\n"
         + _REQUESTS
         + _table(REQUESTS)
-        + _SIEGE
+        + _ATTACKED
         + _RECORDS
         + _table(RECORDS)
         + _OTHERS

@@ -1,4 +1,4 @@
-"""Hostile documents beside requests: claims, cards, cancel requests, presets, policies and reports.
+"""Hostile documents other than requests: claims, cards, cancel requests, presets, policies and reports.
 
 Each is an honest document with something changed in it, as data; `honest` has the honest ones.
 """
@@ -18,7 +18,7 @@ class Record:
     """One hostile document.
 
     Attributes:
-        fields: What it says beside what an honest one says; `ABSENT` leaves a key out.
+        fields: What it says in addition to an honest one; `ABSENT` leaves a key out.
         swap: Bytes of it replaced by others, once each.
         raw: The whole document; None: as the fields say.
         words: Part of what its reader says of it.
@@ -237,7 +237,7 @@ POLICIES: Records = {
     "a-network-as-text": _swap("[quotas]", '[presets.probe]\nnetwork = "yes"\n[quotas]'),
 }
 
-# What a report may be beside the hundreds of forgeries in tests/bridge/evidence.
+# Reports in addition to the hundreds of forgeries in tests/bridge/evidence.
 REPORTS: Records = {
     **_RUBBISH,
     "a-key-twice": Record(swap=((b"{", b'{"kind": "probe", '),)),

@@ -22,7 +22,7 @@ HONEST = {kind: door.honest for kind, door in DOORS.items()} | {"result": json.d
 
 
 def hold(kind: str, data: bytes) -> None:
-    """One input: taken, then the oracle takes it, too; or refused in words, with the reader's own error."""
+    """Check one input: the oracle accepts what the reader accepts; a refusal is the reader's own error."""
     began = time.process_time()
     try:
         DOORS[kind].read(data)

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import pytest
 
 from bridge.protocol.result import Status
+from tests.adversary.attacked import AttackedRunner, attacked_runner
 from tests.adversary.jobs import JOBS, HostileJob
-from tests.adversary.siege import Siege, besieged
-from tests.houses import House, wait_for
+from tests.fixtures.repo import RepoFixture, wait_for
 
 _LIMITS = """
 [limits]
@@ -24,28 +24,28 @@ _EVIDENCE = '[evidence]\nkind = "probe"\n'
 FEW = ("a-daemon", "a-flood", "a-report-that-is-a-link", "a-file-outside", "a-log-that-drives-a-terminal")
 
 
-def install(siege: Siege, jobs: Mapping[str, HostileJob]) -> None:
+def install(attacked: AttackedRunner, jobs: Mapping[str, HostileJob]) -> None:
     """Write the presets, and what the jobs must not reach."""
-    bench = siege.bench
-    bench.policy(_LIMITS)
+    runner = attacked.runner
+    runner.policy(_LIMITS)
     for name, job in jobs.items():
-        script = siege.house.root / f"{name}.py"
+        script = attacked.repo.root / f"{name}.py"
         head = "import os, signal, sys, time\narg, out = sys.argv[1:3]\n"
         script.write_text(head + job.program + "\n")
         argv = [
             "${python}",
             "-I",
             str(script),
-            str(siege.forge.canary),
+            str(attacked.builder.canary),
             "${out:report}",
-            str(siege.listener.port),
+            str(attacked.listener.port),
         ]
-        bench.preset(name, argv, timeout=job.timeout_s, tail=_EVIDENCE if job.evidence else "")
+        runner.preset(name, argv, timeout=job.timeout_s, tail=_EVIDENCE if job.evidence else "")
 
 
 def withstands(job: HostileJob, enforced: Mapping[str, object]) -> bool:
     """Whether this machine says that it enforces what the job is up against."""
-    # Strays are hunted down on a Mac, and those that got away are reported.
+    # Escaped processes are hunted down on a Mac, and those that got away are reported.
     return not job.needs or enforced[f"isolation_{job.needs}"] not in ("not enforced", "hunted")
 
 
@@ -60,30 +60,34 @@ def withstands(job: HostileJob, enforced: Mapping[str, object]) -> bool:
         ),
     ],
 )
-def test_a_hostile_job_ends_and_nothing_of_it_remains(house: House, names: tuple[str, ...]):
-    key = house.root / "home" / ".ssh" / "id_ed25519"
+def test_a_hostile_job_ends_and_nothing_of_it_remains(repo: RepoFixture, names: tuple[str, ...]):
+    key = repo.root / "home" / ".ssh" / "id_ed25519"
     key.parent.mkdir(parents=True)
     key.write_text("-----BEGIN OPENSSH PRIVATE KEY-----\n")
-    with besieged(house, lambda siege: install(siege, {name: JOBS[name] for name in names})) as siege:
-        with house.runner("--idle", "0.2", trusted=False):
-            first = siege.bench.ask()
-            siege.wait([first.nonce], 200)
-            enforced = siege.result(first.nonce, first.result_ref).runner.machine
-            asked = {name: siege.bench.ask(name) for name in names if withstands(JOBS[name], enforced)}
-            siege.wait([one.nonce for one in asked.values()], 200 + 4 * len(names))
-            good = siege.bench.ask()
-            siege.wait([good.nonce], 200)
+    with attacked_runner(
+        repo, lambda attacked: install(attacked, {name: JOBS[name] for name in names})
+    ) as attacked:
+        with repo.runner("--idle", "0.2", trusted=False):
+            first = attacked.runner.ask()
+            attacked.wait([first.nonce], 200)
+            enforced = attacked.result(first.nonce, first.result_ref).runner.machine
+            asked = {name: attacked.runner.ask(name) for name in names if withstands(JOBS[name], enforced)}
+            attacked.wait([one.nonce for one in asked.values()], 200 + 4 * len(names))
+            good = attacked.runner.ask()
+            attacked.wait([good.nonce], 200)
             wait_for(
-                lambda: not any(siege.bench.running(f"{name}.py {siege.forge.canary}") for name in names),
+                lambda: (
+                    not any(attacked.runner.running(f"{name}.py {attacked.builder.canary}") for name in names)
+                ),
                 30,
                 "the end of all jobs",
             )
         for name, one in asked.items():
-            job, result = JOBS[name], siege.result(one.nonce, one.result_ref)
-            log = siege.file(one.nonce, one.result_ref, "log.txt")
+            job, result = JOBS[name], attacked.result(one.nonce, one.result_ref)
+            log = attacked.file(one.nonce, one.result_ref, "log.txt")
             assert result.verdict.reason in job.expected, (name, result.verdict, log)
             assert job.log in log, (name, log)
             assert not job.silent or job.silent not in log, (name, log)
             assert {file.path for file in result.files} <= {"log.txt", "report.json", "report.md"}, name
-        assert siege.result(good.nonce, good.result_ref).verdict.status is Status.PASSED
-        assert not list((siege.bench.state / "runner").glob("*/jobs/*"))
+        assert attacked.result(good.nonce, good.result_ref).verdict.status is Status.PASSED
+        assert not list((attacked.runner.state / "runner").glob("*/jobs/*"))

@@ -1,4 +1,4 @@
-"""Each hostile document beside requests is refused by its reader, in words, at once."""
+"""Each hostile document other than a request is refused by its reader, in words, at once."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bridge.protocol.result import Reason, Status, Verdict
+from tests.adversary.dry_runner import DryRunner
 from tests.adversary.families import REQUESTS
-from tests.adversary.stage import Stage
 
 CASES = [
     pytest.param(attack, id=f"{family}-{name}")
@@ -18,14 +18,16 @@ CASES = [
 
 @pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("attack", CASES)
-def test_a_hostile_request_is_answered_with_its_reason(stage: Stage, attack, request):
-    forged = stage.forge.make(request.node.callspec.id, attack)
-    answer = stage.ask(forged)
+def test_a_hostile_request_is_answered_with_its_reason(dry_runner: DryRunner, attack, request):
+    hostile = dry_runner.builder.make(request.node.callspec.id, attack)
+    answer = dry_runner.ask(hostile)
     assert answer.reason is attack.expected, answer.message
     if answer.reason is not Reason.OK:
         assert answer.message.isprintable()
         assert len(answer.message) < 1000
         Verdict(status=Status.REFUSED, reason=answer.reason, message=answer.message)
     elif "word" in attack.fields.get("params", {}):
-        assert answer.argv[-1] == attack.fields["params"]["word"].replace("@CANARY@", str(stage.forge.canary))
-    assert not stage.forge.canary.exists()
+        assert answer.argv[-1] == attack.fields["params"]["word"].replace(
+            "@CANARY@", str(dry_runner.builder.canary)
+        )
+    assert not dry_runner.builder.canary.exists()

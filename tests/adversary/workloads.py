@@ -1,4 +1,4 @@
-"""Hostile workloads: what an honest request's commit stands on, and what is laid out of it."""
+"""Hostile workloads: the parent of an honest request's commit, and what is laid out of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _broken(*rows: Row) -> Request:
 
 
 def _harmless(*rows: Row) -> Request:
-    """It is laid out as plain files, and nobody obeys them."""
+    """It is laid out as plain files, which no program obeys."""
     return Request(Reason.OK, _WHOLE, workload=rows)
 
 
@@ -52,7 +52,7 @@ LINKS: Table = {
     ),
     "and-a-file-of-its-name-in-a-folder": _refused(folder("d", link("x", CANARY), file("x", "through it"))),
     "a-manifest-that-was-a-link": Request(
-        Reason.BAD_COMMIT, workload=(link(".mac-bridge", "/tmp"),), inside=(), beside=()
+        Reason.BAD_COMMIT, workload=(link(".mac-bridge", "/tmp"),), inside=(), outside=()
     ),
     "one-file-asked-for-is-a-link-out": _asks("x.json", link("x.json", "/etc/passwd")),
     "one-file-asked-for-lies-behind-a-link": _asks("x/passwd.json", link("x", "/etc")),

@@ -1,4 +1,4 @@
-"""Benchmarks are scripts beside the packages: their folder goes to the end of the search path."""
+"""Benchmarks are scripts outside the packages: their folder goes to the end of the search path."""
 
 from __future__ import annotations
 

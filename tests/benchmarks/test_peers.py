@@ -61,7 +61,7 @@ def test_a_bad_switch_is_one_error_and_nothing_is_measured(
     assert message in err.splitlines()[-1]
 
 
-def test_an_engine_that_is_not_installed_is_an_error_that_says_what_to_do(
+def test_missing_engine_is_an_error_with_a_remedy(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(registry.ENGINES, "z-lab", ("no_such_package", "zlab", "ZLab"))
@@ -77,7 +77,7 @@ def test_an_unknown_engine_is_an_error(capsys: pytest.CaptureFixture[str]) -> No
     assert "unknown engine 'vllm'" in capsys.readouterr().err
 
 
-def test_an_engine_that_cannot_run_the_models_is_left_out_with_its_reason(small: Path) -> None:
+def test_unsuitable_engine_is_left_out_with_its_reason(small: Path) -> None:
     folders = replace(sizes.make_folders("tiny", small), small=None)
     engines, left_out = open_engines(["kakeya", "mlx-lm"], World(folders, load_target(folders.target)))
     assert list(engines) == ["kakeya"]
@@ -85,7 +85,7 @@ def test_an_engine_that_cannot_run_the_models_is_left_out_with_its_reason(small:
 
 
 @pytest.mark.exhaustive
-def test_a_run_gives_the_tokens_of_plain_decoding_and_what_the_modes_promise(
+def test_run_gives_the_tokens_of_plain_decoding_and_of_its_modes(
     small: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--engines", "kakeya,mlx-lm", "--block", "4,auto", "--mode", "oracle,noisy,plain"]
@@ -113,7 +113,7 @@ def test_a_mode_measured_later_keeps_the_sections_of_the_others(small: Path) -> 
 @pytest.mark.parametrize(
     "less", [["--engines", "kakeya,mlx-lm"], ["--block", "8,auto"], ["--tokens", "255"], []], ids=str
 )
-def test_a_part_of_a_measurement_does_not_take_the_place_of_a_whole_one(small: Path, less: list[str]) -> None:
+def test_partial_measurement_does_not_replace_a_whole_one(small: Path, less: list[str]) -> None:
     whole = peers.is_whole(peers.options(["--size", "tiny", *less]))
     assert whole == (not less)
     kept = peers.store("tiny", {"plain": {"rows": [1]}}, whole=True)

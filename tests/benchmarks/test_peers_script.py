@@ -9,7 +9,7 @@ from peerbench.script import Script, script_for
 TRUTH = list(range(100, 120))
 
 
-def test_drafts_follow_the_bonus_token_wherever_the_drafter_stands() -> None:
+def test_drafts_follow_the_bonus_token_at_every_drafter_position() -> None:
     script = Script(TRUTH, prompt_length=7, vocabulary=1000, wrong=False)
     script.start()
     script.saw(7)  # the prompt: the bonus is the first new token
@@ -27,7 +27,7 @@ def test_past_the_end_of_the_truth_there_are_zeros() -> None:
     assert script.tokens(4, committed=17) == [118, 119, 0, 0]
 
 
-def test_noise_makes_the_same_fifth_of_the_tokens_wrong_for_every_round_length() -> None:
+def test_noise_spoils_the_same_fifth_of_tokens_at_every_round_length() -> None:
     script = Script(TRUTH, prompt_length=0, vocabulary=1000, wrong=True)
     said = {index: token for at in range(15) for index, token in enumerate(script.tokens(4, at), at + 1)}
     assert [index for index, token in said.items() if token != TRUTH[index]] == [4, 9, 14]
@@ -35,7 +35,7 @@ def test_noise_makes_the_same_fifth_of_the_tokens_wrong_for_every_round_length()
     assert Script([0, 0, 0, 0, 119], 0, 120, wrong=True).tokens(1, committed=3) == [0]
 
 
-def test_replacing_keeps_shape_and_type_and_still_depends_on_the_drafts() -> None:
+def test_replacement_keeps_shape_and_type_and_depends_on_drafts() -> None:
     script = Script(TRUTH, prompt_length=0, vocabulary=1000, wrong=False)
     said = script.say(mx.array([[5, 6]], mx.uint32))
     assert (said.tolist(), said.dtype) == ([[101, 102]], mx.uint32)

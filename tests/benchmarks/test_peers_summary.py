@@ -27,7 +27,7 @@ def sample(
     return Sample(setting, repetition, "random", Run([0] * (timed + 1), timed, seconds, list(rounds)), same)
 
 
-def test_ratios_are_taken_within_a_repetition_and_then_their_median() -> None:
+def test_ratios_are_computed_per_repetition_then_their_median() -> None:
     samples = [
         *(sample(PLAIN, 0, 100, 1.0), sample(OURS, 0, 100, 0.5)),  # 2
         *(sample(PLAIN, 1, 100, 4.0), sample(OURS, 1, 100, 1.0)),  # 4, on a machine four times slower
@@ -75,7 +75,7 @@ def test_tokens_of_the_first_batch_are_not_timed() -> None:
 
 
 @pytest.mark.slow
-def test_arms_take_turns_and_the_first_of_a_repetition_is_another_one_each_time() -> None:
+def test_arms_alternate_and_each_repetition_starts_with_another() -> None:
     calls: list[str] = []
 
     def arm(name: str) -> Simple:

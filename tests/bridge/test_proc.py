@@ -10,7 +10,7 @@ import pytest
 
 from bridge.errors import MachineError
 from bridge.proc import helper_environment, run_program, spawn, write_atomic
-from tests.houses import wait_for
+from tests.fixtures.repo import wait_for
 
 PYTHON = [sys.executable, "-I", "-c"]
 

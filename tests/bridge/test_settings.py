@@ -79,7 +79,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "config.toml"
 
 
-def test_a_flag_wins_over_the_environment_over_the_file_over_the_default(
+def test_flag_beats_environment_beats_file_beats_default(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert settings.load().remote is None

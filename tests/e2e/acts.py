@@ -2,7 +2,7 @@
 
 act does for a workflow what GitHub does: it reads the file, evaluates its expressions, runs its jobs in their
 order and their steps with their environments. Three actions are on no package registry, so stand-ins lie in
-``actions/``. What act's schema does not know yet is taken out of the file first: see `runnable`.
+``actions/``. What act's schema does not know yet is removed from the file first: see `runnable`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bridge.protocol import refs
-from tests.bridge.runner.bench import Bench
-from tests.houses import BIN, House
+from tests.fixtures.repo import BIN, RepoFixture
+from tests.fixtures.runner import RunnerFixture
 
 ROOT = Path(__file__).resolve().parents[2]
 ACT = ROOT / ".act" / "act"
@@ -65,22 +65,22 @@ class Acted:
 class Workshop:
     """A remote whose default branch is this project, a Mac's state, and act to run its workflows."""
 
-    house: House
+    repo: RepoFixture
     env: dict[str, str] = field(default_factory=dict)
-    desk_name: str = "desk"
+    workdir_name: str = "act"
 
     @property
-    def desk(self) -> Path:
-        """Where act works; runs beside each other have one each."""
-        return self.house.root / self.desk_name
+    def workdir(self) -> Path:
+        """Where act works; concurrent runs have one each."""
+        return self.repo.root / self.workdir_name
 
     @property
-    def bench(self) -> Bench:
-        return Bench(self.house)
+    def runner(self) -> RunnerFixture:
+        return RunnerFixture(self.repo)
 
     @property
     def store(self) -> Path:
-        return self.desk / "artifacts"
+        return self.workdir / "artifacts"
 
     def move_in(self) -> None:
         """Make the project, as it lies here, the default branch of the remote."""
@@ -93,17 +93,17 @@ class Workshop:
         for name in listed.decode().split("\0"):
             source = ROOT / name
             if name and source.is_file():
-                target = self.house.clone / name
+                target = self.repo.clone / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(source, target)
-        self.house.git("add", "--all")
+        self.repo.git("add", "--all")
         who = ("-c", "user.name=owner", "-c", "user.email=owner@example.org")
-        self.house.git(*who, "commit", "--quiet", "-m", "the project")
-        self.house.git("push", "--quiet", "origin", "HEAD:main")
+        self.repo.git(*who, "commit", "--quiet", "-m", "the project")
+        self.repo.git("push", "--quiet", "origin", "HEAD:main")
 
     def push_event(self, ref: str, *, variables: dict[str, str] | None = None, **changes: str) -> Acted:
         """What GitHub does when a request's branch is pushed, in a repository with these variables."""
-        commit = self.house.git("rev-parse", ref, cwd=self.house.remote)
+        commit = self.repo.git("rev-parse", ref, cwd=self.repo.remote)
         event = {
             "ref": ref,
             "after": commit,
@@ -129,36 +129,36 @@ class Workshop:
         **changes: str,
     ) -> Acted:
         """Run a workflow of the commit that `ref` names, for an event."""
-        house = self.house
-        tree, home, files = self.desk / "tree", self.desk / "home", self.desk / "workflows"
+        repo = self.repo
+        tree, home, files = self.workdir / "tree", self.workdir / "home", self.workdir / "workflows"
         for folder in (tree, self.store):
             shutil.rmtree(folder, ignore_errors=True)
         for folder in (self.store, home, files):
             folder.mkdir(parents=True, exist_ok=True)
-        house.git("clone", "--quiet", str(house.remote), str(tree), cwd=house.root)
-        house.git("fetch", "--quiet", "origin", ref, cwd=tree)
-        house.git("checkout", "--quiet", "-B", ref.removeprefix("refs/heads/"), "FETCH_HEAD", cwd=tree)
+        repo.git("clone", "--quiet", str(repo.remote), str(tree), cwd=repo.root)
+        repo.git("fetch", "--quiet", "origin", ref, cwd=tree)
+        repo.git("checkout", "--quiet", "-B", ref.removeprefix("refs/heads/"), "FETCH_HEAD", cwd=tree)
         (files / workflow).write_text(runnable((tree / ".github" / "workflows" / workflow).read_text()))
         repository = {"default_branch": "main", "name": "workload", "full_name": "team/workload"}
         payload = {**event, "repository": {**repository, "owner": {"login": "team", "name": "team"}}}
-        (self.desk / "event.json").write_text(json.dumps(payload))
+        (self.workdir / "event.json").write_text(json.dumps(payload))
         given = {
             **{key: value for key, value in os.environ.items() if _NETWORK.fullmatch(key)},
             "PATH": f"{BIN}:{os.environ['PATH']}",
             "HOME": str(home),
             "UV_CACHE_DIR": os.environ.get("UV_CACHE_DIR", str(Path.home() / ".cache" / "uv")),
-            "KAKEYA_STATE": str(self.bench.state),
-            "KAKEYA_CONFIG": str(self.bench.config),
-            "STAND_IN_REMOTE": str(house.remote),
+            "KAKEYA_STATE": str(self.runner.state),
+            "KAKEYA_CONFIG": str(self.runner.config),
+            "STAND_IN_REMOTE": str(repo.remote),
             "STAND_IN_STORE": str(self.store),
             **self.env,
             **changes,
         }
         argv = [str(ACT), name, "-C", str(tree), "-W", str(files / workflow)]
-        argv += ["-e", str(self.desk / "event.json"), "--action-offline-mode", "--no-skip-checkout"]
+        argv += ["-e", str(self.workdir / "event.json"), "--action-offline-mode", "--no-skip-checkout"]
         argv += ["-P", "self-hosted=-self-hosted", "-P", "ubuntu-latest=-self-hosted"]
         argv += ["--no-cache-server"]
-        for key, value in {"KAKEYA_REMOTE": str(house.remote), **(variables or {})}.items():
+        for key, value in {"KAKEYA_REMOTE": str(repo.remote), **(variables or {})}.items():
             argv += ["--var", f"{key}={value}"]
         for action, sha in pinned().items():
             argv += ["--local-repository", f"{action}@{sha}={STAND_INS / action.removeprefix('actions/')}"]
@@ -168,7 +168,7 @@ class Workshop:
             argv += ["--env", f"{key}={value}"]
         done = subprocess.run(
             argv,
-            cwd=house.root,
+            cwd=repo.root,
             env={"PATH": given["PATH"], "HOME": str(home)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -178,12 +178,12 @@ class Workshop:
 
     def ask(self, preset: str = "probe", **changes: object) -> tuple[str, str]:
         """Push a request for the workflow; its nonce and branch."""
-        manifest = self.bench.ask(preset, **{"transport": "actions", **changes})
+        manifest = self.runner.ask(preset, **{"transport": "actions", **changes})
         return manifest.nonce, manifest.result_ref
 
     def intruder(self, script: str) -> str:
         """A program that is let at the store of artifacts after an upload."""
-        path = self.house.root / "intruder"
+        path = self.repo.root / "intruder"
         path.write_text(
             f"#!{sys.executable}\nimport pathlib, sys\nstore = pathlib.Path(sys.argv[1])\n{script}\n"
         )
@@ -191,4 +191,4 @@ class Workshop:
         return str(path)
 
     def has_inbox(self, nonce: str) -> bool:
-        return refs.INBOX + nonce in self.house.remote_refs()
+        return refs.INBOX + nonce in self.repo.remote_refs()

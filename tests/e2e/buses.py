@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
-from tests.bridge.runner.bench import Bench
 from tests.e2e.faults.procs import unpublished
-from tests.houses import BIN, Done, House, build_house, wait_for
+from tests.fixtures.repo import BIN, Done, RepoFixture, build_repo, wait_for
+from tests.fixtures.runner import RunnerFixture
 from tests.servers.http import http_server
 from tests.servers.proxy import Proxy, cut_proxy
 from tests.servers.server import Server
@@ -47,13 +47,13 @@ from pathlib import Path
 from bridge.bus.requests import submit
 from bridge.client.remotes import resolve_remote
 from bridge.git.repo import GitRepo
-from tests.bridge.runner.bench import Bench
-from tests.houses import House
-house = House(Path(sys.argv[1]))
-git = GitRepo(house.clone)
+from tests.fixtures.repo import RepoFixture
+from tests.fixtures.runner import RunnerFixture
+repo = RepoFixture(Path(sys.argv[1]))
+git = GitRepo(repo.clone)
 bus = resolve_remote(git)
 for preset in sys.argv[2:]:
-    manifest = Bench(house).manifest(preset, audience=bus.audience)
+    manifest = RunnerFixture(repo).manifest(preset, audience=bus.audience)
     submit(git, bus.address, manifest, None)
     print(manifest.nonce)
 """
@@ -61,7 +61,7 @@ for preset in sys.argv[2:]:
 
 @dataclass
 class Bus:
-    """A house whose remote is reached through a server, or as a folder.
+    """A repository whose remote is reached through a server, or as a folder.
 
     Attributes:
         address: As the user wrote it into the clone's configuration.
@@ -70,7 +70,7 @@ class Bus:
         said: Everything that commands printed.
     """
 
-    house: House
+    repo: RepoFixture
     address: str
     server: Server | None = None
     proxy: Proxy | None = None
@@ -80,19 +80,19 @@ class Bus:
     @property
     def remote(self) -> Path:
         """The bare repository itself."""
-        return self.house.remote.resolve()
+        return self.repo.remote.resolve()
 
     def kakeya(self, *args: str, timeout: float = 60, **env: str) -> Done:
         """A command of the client's, in the clone."""
-        done = self.house.program("kakeya_mac", *args, timeout=timeout, **env)
+        done = self.repo.program("kakeya_mac", *args, timeout=timeout, **env)
         self.said.append(done.out + done.err)
         return done
 
     def ask(self, *presets: str) -> list[str]:
         """Push requests for `PROGRAMS`, which only the runner knows; their nonces."""
-        argv = [sys.executable, "-c", ASK, str(self.house.root), *presets]
-        env = {**self.house.env, "PYTHONPATH": str(Path(__file__).parents[2])}
-        done = subprocess.run(argv, env=env, cwd=self.house.clone, capture_output=True, text=True, timeout=60)
+        argv = [sys.executable, "-c", ASK, str(self.repo.root), *presets]
+        env = {**self.repo.env, "PYTHONPATH": str(Path(__file__).parents[2])}
+        done = subprocess.run(argv, env=env, cwd=self.repo.clone, capture_output=True, text=True, timeout=60)
         self.said.append(done.stdout + done.stderr)
         assert done.returncode == 0, done.stderr
         return done.stdout.split()
@@ -106,14 +106,14 @@ class Bus:
 
         The client trusts its key.
         """
-        self.house.trust_runner(name, KAKEYA_STATE=str(self.state_of(name)))
+        self.repo.trust_runner(name, KAKEYA_STATE=str(self.state_of(name)))
         with self.log_of(name).open("ab") as log:
             command = [str(BIN / "kakeya_mac"), "runner", "serve", "--name", name, "--idle", "0.2", *args]
             variables = {"KAKEYA_REMOTE": self.address, "KAKEYA_STATE": str(self.state_of(name))}
             process = subprocess.Popen(
                 command,
-                env={**self.house.env, **variables, **env},
-                cwd=self.house.root,
+                env={**self.repo.env, **variables, **env},
+                cwd=self.repo.root,
                 stdout=log,
                 stderr=log,
             )
@@ -121,14 +121,14 @@ class Bus:
         return process
 
     def state_of(self, name: str) -> Path:
-        return self.house.root / f"state-{name}"
+        return self.repo.root / f"state-{name}"
 
     def log_of(self, name: str) -> Path:
-        return self.house.root / f"{name}.log"
+        return self.repo.root / f"{name}.log"
 
     def logs(self) -> str:
         """What all runners said."""
-        return "\n".join(path.read_text(errors="replace") for path in self.house.root.glob("*.log"))
+        return "\n".join(path.read_text(errors="replace") for path in self.repo.root.glob("*.log"))
 
     def stop(self) -> None:
         """End all runners."""
@@ -144,21 +144,21 @@ class Bus:
 
     def is_kept(self, nonce: str) -> bool:
         """Whether a runner keeps the result of a request because it is not published yet."""
-        return any(nonce in unpublished(state) for state in self.house.root.glob("state-*"))
+        return any(nonce in unpublished(state) for state in self.repo.root.glob("state-*"))
 
     def cut(self) -> None:
-        """Nobody reaches the repository any more."""
+        """Make the repository unreachable."""
         if self.proxy is not None:
             self.proxy.cut()
         else:
-            self.remote.rename(self.house.root / "away.git")
+            self.remote.rename(self.repo.root / "away.git")
 
     def restore(self) -> None:
         """It is back."""
         if self.proxy is not None:
             self.proxy.restore()
         else:
-            (self.house.root / "away.git").rename(self.house.remote)
+            (self.repo.root / "away.git").rename(self.repo.remote)
 
     def hook(self, name: str, script: str) -> Path:
         """Install a hook of the server's."""
@@ -170,7 +170,7 @@ class Bus:
 
     def git(self, *args: str) -> str:
         """Git in the bare repository itself."""
-        return self.house.git(*args, cwd=self.remote)
+        return self.repo.git(*args, cwd=self.remote)
 
     def results(self, nonce: str) -> int:
         """How many results of a request the remote holds, wherever."""
@@ -220,36 +220,36 @@ def _command_lines() -> list[bytes]:
 @contextlib.contextmanager
 def open_bus(kind: str, root: Path) -> Iterator[Bus]:
     """A bus over `path`, `http` or `ssh`; at the end its runners are stopped and nothing may have leaked."""
-    house = build_house(root / "house", {"README.md": "a workload\n", "tests/test_x.py": "assert True\n"})
+    repo = build_repo(root / "repo", {"README.md": "a workload\n", "tests/test_x.py": "assert True\n"})
     # Over SSH the repository belongs to another account.
-    (root / "house" / "home" / ".gitconfig").write_text("[safe]\n\tdirectory = *\n")
-    Bench(house).install(PROGRAMS)
-    trace_packets(house)
+    (root / "repo" / "home" / ".gitconfig").write_text("[safe]\n\tdirectory = *\n")
+    RunnerFixture(repo).install(PROGRAMS)
+    trace_packets(repo)
     with contextlib.ExitStack() as stack:
-        bus = Bus(house, str(house.remote))
+        bus = Bus(repo, str(repo.remote))
         if kind == "http":
-            server = stack.enter_context(http_server(house.remote, USER, PASSWORD, root / "server"))
+            server = stack.enter_context(http_server(repo.remote, USER, PASSWORD, root / "server"))
             stack.enter_context(_no_leak(bus))
         elif kind == "ssh":
-            server = stack.enter_context(ssh_server(house.remote, root / "server"))
+            server = stack.enter_context(ssh_server(repo.remote, root / "server"))
         if kind != "path":
             bus.server, bus.proxy = server, stack.enter_context(cut_proxy(server))
             bus.address = server.address(port=bus.proxy.port)
-            house.env.update(server.env)
-        config = house.clone / ".git" / "config"  # written by hand: `git remote set-url` would show it
-        config.write_text(config.read_text().replace(str(house.remote), bus.address))
+            repo.env.update(server.env)
+        config = repo.clone / ".git" / "config"  # written by hand: `git remote set-url` would show it
+        config.write_text(config.read_text().replace(str(repo.remote), bus.address))
         stack.callback(bus.stop)
         yield bus
 
 
-def trace_packets(house: House) -> None:
-    """Let every git of this house write what it sends and gets into ``packets.txt`` beside it."""
-    folder = house.root / "bin"
+def trace_packets(repo: RepoFixture) -> None:
+    """Let every git of this repository write what it sends and gets into ``packets.txt`` next to it."""
+    folder = repo.root / "bin"
     folder.mkdir()
-    script = f'#!/bin/sh\nGIT_TRACE_PACKET="{house.root}/packets.txt" exec {shutil.which("git")} "$@"\n'
+    script = f'#!/bin/sh\nGIT_TRACE_PACKET="{repo.root}/packets.txt" exec {shutil.which("git")} "$@"\n'
     (folder / "git").write_text(script)
     (folder / "git").chmod(0o755)
-    house.env["PATH"] = f"{folder}{os.pathsep}{house.env['PATH']}"
+    repo.env["PATH"] = f"{folder}{os.pathsep}{repo.env['PATH']}"
 
 
 @contextlib.contextmanager
@@ -258,15 +258,15 @@ def _no_leak(bus: Bus) -> Iterator[None]:
         yield
     assert "git" in watch.names
     assert not watch.leaked, f"in process arguments: {watch.leaked}"
-    kept = bus.house.clone / ".git" / "config"
-    files = [path for path in bus.house.root.rglob("*") if path.is_file() and path != kept]
+    kept = bus.repo.clone / ".git" / "config"
+    files = [path for path in bus.repo.root.rglob("*") if path.is_file() and path != kept]
     places = [str(path) for path in files if _holds(path.read_bytes())]
     assert not places, f"in files: {places}"
     assert not _holds("\n".join(bus.said).encode()), "in what a command printed"
     objects = subprocess.run(
         ["git", "cat-file", "--batch-all-objects", "--batch"],
         cwd=bus.remote,
-        env=bus.house.env,
+        env=bus.repo.env,
         capture_output=True,
         check=True,
     )

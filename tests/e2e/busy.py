@@ -6,7 +6,7 @@ import re
 import warnings
 from collections.abc import Callable
 
-from tests.houses import Done
+from tests.fixtures.repo import Done
 
 SPREADS = {"SPEEDUP_PREFILL_SPREAD", "SPEEDUP_DECODE_SPREAD"}
 TRIES = 2

@@ -61,7 +61,7 @@ def _keep(name: str, fetched: Path, wheel: str, build: Callable[[dict[str, Any]]
 
 
 def _byte_level(metadata: dict[str, Any]) -> Tokenizer:
-    """BPE over bytes; digits stand alone."""
+    """BPE over bytes; each digit alone."""
     merges = [tuple(each.split(" ")) for each in metadata["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE(_vocabulary(metadata), merges))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

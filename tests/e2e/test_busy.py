@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.e2e.busy import TRIES, was_busy, when_quiet
-from tests.houses import Done
+from tests.fixtures.repo import Done
 
 BUSY = (
     "report.json: REJECTED (throughput)\n  claim speedup: 3.6\n  SPEEDUP_DECODE_SPREAD: arm 'plain': took\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.houses import House
+from tests.fixtures.repo import RepoFixture
 
 pytestmark = [pytest.mark.e2e, pytest.mark.quiet]
 FEW = ("--prompts", "code", "--limit", "5", "--max-tokens", "40")
@@ -29,12 +29,12 @@ def busy() -> Iterator[None]:
 
 @pytest.mark.usefixtures("busy")
 @pytest.mark.parametrize("claim", ["auto", pytest.param("speedup", marks=pytest.mark.exhaustive)])
-def test_a_busy_machine_gets_no_speed_accepted(house: House, tmp_path: Path, claim: str):
+def test_a_busy_machine_gets_no_speed_accepted(repo: RepoFixture, tmp_path: Path, claim: str):
     report = tmp_path / "report.json"
     words = ("eval", "throughput", *FEW, "--claim", claim, "--report", str(report))
-    done = house.program("kakeya_engine", *words, cwd=tmp_path, timeout=300)
+    done = repo.program("kakeya_engine", *words, cwd=tmp_path, timeout=300)
     assert done.code == 0, done.err
-    gate = house.program("kakeya_mac", "gate", str(report), "--json", cwd=tmp_path)
+    gate = repo.program("kakeya_mac", "gate", str(report), "--json", cwd=tmp_path)
     [judged] = gate.json["files"]
     if claim == "speedup":
         assert gate.code == 3

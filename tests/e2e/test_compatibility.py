@@ -190,7 +190,7 @@ def test_old_and_new_runner_share_one_remote(both: Versions) -> None:
 
 
 def test_folders_of_old_runner_are_continued(both: Versions) -> None:
-    """Killed and started again as the new version, it is who it was, and finishes what it had begun."""
+    """Killed and started again as the new version, it is who it was, and finishes what it had started."""
     both.write_policy()
     with both.old.runner("--lease", "2") as process:
         interrupted = both.old.request("hold")

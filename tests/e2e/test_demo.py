@@ -13,35 +13,33 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.busy import when_quiet
-from tests.houses import BIN, Done, House
+from tests.fixtures.repo import BIN, Done, RepoFixture
 
 pytestmark = [pytest.mark.e2e, pytest.mark.quiet]
 
 
-def run_demo(house: House, folder: Path, **env: str) -> tuple[Done, dict]:
+def run_demo(repo: RepoFixture, folder: Path, **env: str) -> tuple[Done, dict]:
     words = ("demo", "--folder", str(folder))
-    done = when_quiet(lambda: house.program("kakeya_mac", *words, cwd=house.root, timeout=300, **env))
+    done = when_quiet(lambda: repo.program("kakeya_mac", *words, cwd=repo.root, timeout=300, **env))
     assert done.code == 0, done.out + done.err
     return done, done.json
 
 
 @pytest.mark.parametrize("blas", ["as found", pytest.param("reference", marks=pytest.mark.exhaustive)])
-def test_the_demo_passes_and_its_result_commit_holds_an_accepted_report(
-    house: House, tmp_path: Path, blas: str
-):
+def test_demo_passes_and_its_result_holds_an_accepted_report(repo: RepoFixture, tmp_path: Path, blas: str):
     env = {} if blas == "as found" else {"KAKEYA_BLAS": "reference"}
-    done, last = run_demo(house, tmp_path / "demo", **env)
+    done, last = run_demo(repo, tmp_path / "demo", **env)
     assert last["status"] == "passed"
     assert last["signature"] == "trusted"
     remote = Path(last["remote"])
     folder = f".mac-bridge/results/{last['nonce']}"
-    result = json.loads(house.git("show", f"{last['result_commit']}:{folder}/result.json", cwd=remote))
+    result = json.loads(repo.git("show", f"{last['result_commit']}:{folder}/result.json", cwd=remote))
     [evidence] = [file for file in result["files"] if file["role"] == "evidence"]
     report = tmp_path / "report.json"
     report.write_text(
-        house.git("show", f"{last['result_commit']}:{folder}/{evidence['path']}", cwd=remote) + "\n"
+        repo.git("show", f"{last['result_commit']}:{folder}/{evidence['path']}", cwd=remote) + "\n"
     )
-    gate = house.program("kakeya_mac", "gate", str(report), "--json", cwd=tmp_path)
+    gate = repo.program("kakeya_mac", "gate", str(report), "--json", cwd=tmp_path)
     assert gate.code == 0, gate.out
     claims = {claim["name"] for claim in gate.json["files"][0]["claims"]}
     document = json.loads(report.read_text())
@@ -67,7 +65,7 @@ def test_the_demo_passes_and_its_result_commit_holds_an_accepted_report(
     derived = document["summary"]["comparisons"][0]
     derived["decode_ratio"] *= 1.5
     report.write_text(json.dumps(document))
-    edited = house.program("kakeya_mac", "gate", str(report), cwd=tmp_path)
+    edited = repo.program("kakeya_mac", "gate", str(report), cwd=tmp_path)
     assert edited.code == 3
     assert "SUMMARY_MISMATCH" in edited.out
 
@@ -80,14 +78,14 @@ def test_the_demo_passes_and_its_result_commit_holds_an_accepted_report(
         pytest.param(signal.SIGHUP, 143, marks=pytest.mark.exhaustive),
     ],
 )
-def test_a_demo_that_is_stopped_takes_its_runner_along_and_the_next_starts_clean(
-    house: House, tmp_path: Path, number: signal.Signals, code: int
+def test_stopped_demo_stops_its_runner_and_the_next_starts_clean(
+    repo: RepoFixture, tmp_path: Path, number: signal.Signals, code: int
 ):
     started = time.monotonic()
     demo = subprocess.Popen(
         [str(BIN / "kakeya_mac"), "demo", "--folder", str(tmp_path / "demo")],
-        env=house.env,
-        cwd=house.root,
+        env=repo.env,
+        cwd=repo.root,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -106,4 +104,4 @@ def test_a_demo_that_is_stopped_takes_its_runner_along_and_the_next_starts_clean
         os.kill(runner, 0)
     assert time.monotonic() - started < 60
     if number == signal.SIGINT:
-        assert run_demo(house, tmp_path / "demo")[1]["status"] == "passed"
+        assert run_demo(repo, tmp_path / "demo")[1]["status"] == "passed"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.busy import was_busy, when_quiet
-from tests.houses import Done, House
+from tests.fixtures.repo import Done, RepoFixture
 
 pytestmark = [pytest.mark.e2e, pytest.mark.quiet]
 
@@ -40,14 +40,14 @@ def serves(folder: Path) -> bool:
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
-def test_the_documented_commands_work_in_their_order(house: House, tmp_path: Path, page: str):
+def test_the_documented_commands_work_in_their_order(repo: RepoFixture, tmp_path: Path, page: str):
     found = commands(page)
     assert len(found) >= 3
     (tmp_path / "tests").symlink_to(ROOT / "tests")  # paths are written from the checkout
 
     def run(line: str) -> Done:
         program, *arguments = shlex.split(line)
-        return house.program(program, *arguments, cwd=tmp_path, timeout=300)
+        return repo.program(program, *arguments, cwd=tmp_path, timeout=300)
 
     def measure_and_judge() -> Done:
         [evaluation] = [line for line in found if "--report report.json" in line]

@@ -1,4 +1,4 @@
-"""What pointers stand for, fetched by the real git-lfs from a real server: verified, or refused."""
+"""The files that pointers name, fetched by the real git-lfs from a real server: verified, or refused."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 from bridge.runner.policy import LfsRule
 from bridge.runner.workspace import WorkloadRefused, replace_pointers
-from tests.bridge.runner.bench import Bench
-from tests.houses import build_house
+from tests.fixtures.repo import build_repo
+from tests.fixtures.runner import RunnerFixture
 from tests.servers.lfs import LfsServer, lfs_server, pointer
 
 pytestmark = [
@@ -45,18 +45,18 @@ def test_a_job_gets_the_files_and_a_workloads_own_settings_have_no_say(
             ".lfsconfig": f"[lfs]\n\turl = {other.endpoint}\n",
             ".gitattributes": "*.bin filter=lfs diff=lfs merge=lfs -text\n",
         }
-        bench = Bench(build_house(tmp_path / "house", files))
+        runner = RunnerFixture(build_repo(tmp_path / "repo", files))
         program = "import hashlib; print(hashlib.sha256(open('big.bin', 'rb').read()).hexdigest())"
-        bench.install({"echo": "print('hello')"})
-        bench.preset("whole", ["${python}", "-c", program], engine="workload", workspace="full")
+        runner.install({"echo": "print('hello')"})
+        runner.preset("whole", ["${python}", "-c", program], engine="workload", workspace="full")
         rule = f'[lfs]\nendpoint = "{server.endpoint}"\n'
-        bench.policy(f"allow_repo_code = true\nallow_unsandboxed = true\n{rule}")
-        asked = bench.ask("whole")
-        bench.serve_once()
+        runner.policy(f"allow_repo_code = true\nallow_unsandboxed = true\n{rule}")
+        asked = runner.ask("whole")
+        runner.serve_once()
         assert other.calls == []
-    assert bench.verdict(asked.nonce) == ("passed", "ok"), bench.said
-    assert hashlib.sha256(data).hexdigest() in bench.log(asked.nonce)
-    assert "2 files of Git LFS" in bench.log(asked.nonce)
+    assert runner.verdict(asked.nonce) == ("passed", "ok"), runner.said
+    assert hashlib.sha256(data).hexdigest() in runner.log(asked.nonce)
+    assert "2 files of Git LFS" in runner.log(asked.nonce)
 
 
 LIES = {
@@ -109,7 +109,7 @@ def test_a_folder_serves_objects_as_well(tmp_path: Path) -> None:
     data = b"from a folder\n"
     oid = hashlib.sha256(data).hexdigest()
     store = tmp_path / "mirror.git" / "lfs" / "objects" / oid[:2] / oid[2:4]
-    build_house(tmp_path / "house").git("init", "--quiet", "--bare", str(tmp_path / "mirror.git"))
+    build_repo(tmp_path / "repo").git("init", "--quiet", "--bare", str(tmp_path / "mirror.git"))
     store.mkdir(parents=True)
     (store / oid).write_bytes(data)
     paths = laid(tmp_path / "w", x=pointer(oid, len(data)))

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.engines import KEY, ROOT, Serving, serving
-from tests.houses import BIN
+from tests.fixtures.repo import BIN
 
 pytestmark = pytest.mark.e2e
 
@@ -25,7 +25,7 @@ SEED = os.environ.get("KAKEYA_FUZZ_SEED", "1")
 NOT_HELD = "positive_data_acceptance"
 
 
-def test_no_request_that_schemathesis_makes_of_the_document_ends_in_a_5xx_or_in_what_it_does_not_say(
+def test_generated_requests_never_end_in_5xx_or_undocumented_answers(
     tmp_path: Path,
 ):
     with serving(tmp_path / "server", "--default-tokens", "4") as server:

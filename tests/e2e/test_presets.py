@@ -21,8 +21,8 @@ import pytest
 from bridge import presets
 from bridge.cli.demo import write_policy
 from tests.bridge.evidence import reports
-from tests.bridge.runner.bench import Bench
-from tests.houses import House, build_house
+from tests.fixtures.repo import RepoFixture, build_repo
+from tests.fixtures.runner import RunnerFixture
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.xdist_group("presets")]
 
@@ -76,19 +76,19 @@ DRAFTER = f'  "--drafter=${{model:{GEMMA}-dflash}}",\n'
 PROJECTOR = f'  "--projector=${{model:{GEMMA}-projector}}",\n'
 
 
-def furnish(root: Path) -> House:
-    """A house whose workload holds what the jobs read, and whose owner allows everything."""
-    house = build_house(root, WORKLOAD)
-    shutil.copytree(ROOT / "tests/data/dflash/full", house.clone / "tests/data/dflash/full")
-    house.git("add", "--all")
+def furnish(root: Path) -> RepoFixture:
+    """A repository whose workload holds what the jobs read, and whose owner allows everything."""
+    repo = build_repo(root, WORKLOAD)
+    shutil.copytree(ROOT / "tests/data/dflash/full", repo.clone / "tests/data/dflash/full")
+    repo.git("add", "--all")
     who = ("-c", "user.name=Tester", "-c", "user.email=tester@example.org")
-    house.git(*who, "commit", "--quiet", "-m", "reference outputs")
-    house.git("push", "--quiet", "origin", "main")
-    config = house.root / "config"
+    repo.git(*who, "commit", "--quiet", "-m", "reference outputs")
+    repo.git("push", "--quiet", "origin", "main")
+    config = repo.root / "config"
     write_policy(config)
     policy = config / "policy.toml"
     policy.write_text("allow_repo_code = true\nallow_unsandboxed = true\n" + policy.read_text())
-    return house
+    return repo
 
 
 @dataclass(frozen=True)
@@ -102,25 +102,25 @@ class Answer:
     said: str
 
 
-def ask(house: House, preset: str, *params: str) -> Answer:
+def ask(repo: RepoFixture, preset: str, *params: str) -> Answer:
     """Ask through the ordinary client and wait for the answer."""
     words = [word for param in params for word in ("-p", param)]
-    done = house.program(
+    done = repo.program(
         "kakeya_mac", "run", "--preset", preset, *words, "--wait", "280", "--json", timeout=300
     )
     document = done.json
     codes = [violation["code"] for violation in document.get("violations", [])]
     binding = document.get("binding", {})
     return Answer(
-        done.code, document["status"], binding, codes, f"{document}\n{done.err}\n{house.runner_log()}"
+        done.code, document["status"], binding, codes, f"{document}\n{done.err}\n{repo.runner_log()}"
     )
 
 
 @pytest.fixture(scope="module")
-def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    house = furnish(tmp_path_factory.mktemp("serving") / "house")
-    with house.runner():
-        yield house
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RepoFixture]:
+    repo = furnish(tmp_path_factory.mktemp("serving") / "repo")
+    with repo.runner():
+        yield repo
 
 
 def test_these_are_all_the_jobs() -> None:
@@ -140,34 +140,36 @@ def test_these_are_all_the_jobs() -> None:
         pytest.param("server-smoke", marks=pytest.mark.unsandboxed),
     ],
 )
-def test_a_job_passes_by_the_name_of_the_earlier_system_or_ours(serving: House, name: str) -> None:
+def test_a_job_passes_by_the_name_of_the_earlier_system_or_ours(serving: RepoFixture, name: str) -> None:
     answer = ask(serving, name, *{**JOBS, **OURS}[name])
     assert (answer.code, answer.status) == (0, "passed"), answer.said
     assert answer.binding == {"differences": [], "not_compared": []}
 
 
 @pytest.fixture(scope="module")
-def weakened(serving: House, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+def weakened(serving: RepoFixture, tmp_path_factory: pytest.TempPathFactory) -> RunnerFixture:
     """An owner's presets that leave out a component and promise it all the same."""
-    bench = Bench(furnish(tmp_path_factory.mktemp("weakened") / "house"))
-    keep_kernels(serving, bench.house)
+    runner = RunnerFixture(furnish(tmp_path_factory.mktemp("weakened") / "repo"))
+    keep_kernels(serving, runner.repo)
     native = '  "--kv=native",\n'
     write_changed(
-        bench, "throughput", "undrafted", {DRAFTER: '  "--drafter=none",\n'}, f"models.{GEMMA}-dflash"
+        runner, "throughput", "undrafted", {DRAFTER: '  "--drafter=none",\n'}, f"models.{GEMMA}-dflash"
     )
     write_changed(
-        bench,
+        runner,
         "restored",
         "unrestored",
         {POLICY: native, PROJECTOR: ""},
         f"models.{GEMMA}-projector",
         "params.kv",
     )
-    write_changed(bench, "recall", "unbounded", {POLICY: native}, "params.kv")
-    return bench
+    write_changed(runner, "recall", "unbounded", {POLICY: native}, "params.kv")
+    return runner
 
 
-def write_changed(bench: Bench, preset: str, name: str, elements: dict[str, str], *tables: str) -> None:
+def write_changed(
+    runner: RunnerFixture, preset: str, name: str, elements: dict[str, str], *tables: str
+) -> None:
     """A bundled preset under another name, elements of its argv replaced, and what declared them gone."""
     text = (presets.preset.BUNDLED / f"{preset}.toml").read_text(encoding="utf-8")
     for element, instead in elements.items():
@@ -176,7 +178,7 @@ def write_changed(bench: Bench, preset: str, name: str, elements: dict[str, str]
     text = re.sub(r"^(name|aliases) = .*\n", "", text, flags=re.M)
     for table in tables:
         text = re.sub(rf"^\[{re.escape(table)}\]\n(.+\n)+", "", text, flags=re.M)
-    folder = bench.config / "presets"
+    folder = runner.config / "presets"
     folder.mkdir(exist_ok=True)
     (folder / f"{name}.toml").write_text(f'name = "{name}"\n{text}', encoding="utf-8")
 
@@ -189,7 +191,9 @@ def write_changed(bench: Bench, preset: str, name: str, elements: dict[str, str]
         ("unbounded", "SILENT_FALLBACK"),
     ],
 )
-def test_a_job_without_the_component_it_promises_is_rejected(weakened: Bench, preset: str, code: str) -> None:
+def test_a_job_without_the_component_it_promises_is_rejected(
+    weakened: RunnerFixture, preset: str, code: str
+) -> None:
     asked = weakened.ask(preset, params={"limit": 2, "max_tokens": 12})
     assert weakened.serve_once(name="testmac") == 1
     verdict = weakened.answer(asked.nonce).result.verdict
@@ -253,12 +257,12 @@ def install(folder: Path, sabotage: Sabotage) -> Path:
 
 
 @contextlib.contextmanager
-def runner(house: House, python: Path) -> Iterator[None]:
+def installed_runner(repo: RepoFixture, python: Path) -> Iterator[None]:
     """`runner serve` of another installation; drained at the end."""
     command = [str(python), "-I", "-m", "bridge", "runner", "serve"]
-    command += ["--remote", str(house.remote), "--name", "testmac"]
-    with (house.root / "testmac.log").open("ab") as log:
-        process = subprocess.Popen(command, env=house.env, cwd=house.root, stdout=log, stderr=log)
+    command += ["--remote", str(repo.remote), "--name", "testmac"]
+    with (repo.root / "testmac.log").open("ab") as log:
+        process = subprocess.Popen(command, env=repo.env, cwd=repo.root, stdout=log, stderr=log)
         try:
             yield
         finally:
@@ -268,18 +272,18 @@ def runner(house: House, python: Path) -> Iterator[None]:
 
 @pytest.mark.sampled(0, 3)
 @pytest.mark.parametrize("case", SABOTAGES)
-def test_an_engine_that_lacks_a_line_is_rejected(serving: House, tmp_path: Path, case: str) -> None:
+def test_an_engine_that_lacks_a_line_is_rejected(serving: RepoFixture, tmp_path: Path, case: str) -> None:
     sabotage = SABOTAGES[case]
-    house = furnish(tmp_path / "house")
-    keep_kernels(serving, house)
-    with runner(house, install(tmp_path, sabotage)):
-        answer = ask(house, sabotage.job, *sabotage.params)
+    repo = furnish(tmp_path / "repo")
+    keep_kernels(serving, repo)
+    with installed_runner(repo, install(tmp_path, sabotage)):
+        answer = ask(repo, sabotage.job, *sabotage.params)
     assert (answer.code, answer.status) == (3, "rejected"), answer.said
     assert sabotage.codes & set(answer.codes), answer.said
 
 
-def keep_kernels(of: House, other: House) -> None:
-    """Let another house's runner have the kernels that one has compiled, if it did."""
+def keep_kernels(of: RepoFixture, other: RepoFixture) -> None:
+    """Let another repository's runner have the kernels that one has compiled, if it did."""
     kernels = Path("state/runner/testmac/kernel-cache")
     if (of.root / kernels).is_dir():
         shutil.copytree(of.root / kernels, other.root / kernels)

@@ -59,7 +59,7 @@ def test_stop_strings_end_a_text_in_any_order(smollm2: Any):
 def test_every_byte_is_itself(smollm2: Any):
     vocabulary = smollm2.get_vocab()
     tokens = [vocabulary[letter] for letter in ByteLevel.alphabet() if letter in vocabulary]
-    assert len(tokens) > 200  # some bytes stand in no text it was made from
+    assert len(tokens) > 200  # some bytes are in no text it was made from
     for token in tokens:
         assert text_of(smollm2, [token], Stops()) == smollm2.decode([token])
     assert text_of(smollm2, [190], Stops()) == smollm2.decode([190]) == "\0"

@@ -1,4 +1,4 @@
-"""The five commands of ``docs/security.md``, typed as they stand there, on a client and on a Mac."""
+"""The five commands of ``docs/security.md``, typed as they are printed there, on a client and on a Mac."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.houses import Done, House, wait_for
+from tests.fixtures.repo import Done, RepoFixture, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 A_KEY = "'ssh-ed25519 AAAA…'"
@@ -25,15 +25,15 @@ def five() -> list[tuple[str, str]]:
 
 
 @pytest.mark.slow
-def test_the_five_commands_make_a_signed_request_that_is_believed(house: House) -> None:
-    mac = {"KAKEYA_CONFIG": str(house.root / "mac-config"), "KAKEYA_STATE": str(house.root / "mac-state")}
+def test_the_five_commands_make_a_signed_request_that_is_believed(repo: RepoFixture) -> None:
+    mac = {"KAKEYA_CONFIG": str(repo.root / "mac-config"), "KAKEYA_STATE": str(repo.root / "mac-state")}
     said = ""
 
     def type_(machine: str, command: str, *more: str) -> Done:
         nonlocal said
         program, *words = shlex.split(command.replace(A_KEY, f"'{said}'"))
         assert program == "kakeya_mac"
-        done = house.program("kakeya_mac", *words, *more, **(mac if machine == "Mac" else {}))
+        done = repo.program("kakeya_mac", *words, *more, **(mac if machine == "Mac" else {}))
         assert done.code == 0, f"{command}\n{done.out}\n{done.err}"
         if found := KEY.search(done.out):
             said = found[0]
@@ -43,9 +43,9 @@ def test_the_five_commands_make_a_signed_request_that_is_believed(house: House) 
     assert [machine for machine, _ in commands] == ["client", "Mac", "Mac", "client", "client"]
     for machine, command in commands[:3]:
         type_(machine, command)
-    with house.runner(name="studio", trusted=False, **mac):
-        wait_for(lambda: KEY.search(house.runner_log("studio")), what="the runner's key")
-        said = KEY.search(house.runner_log("studio"))[0]  # type: ignore[index]
+    with repo.runner(name="studio", trusted=False, **mac):
+        wait_for(lambda: KEY.search(repo.runner_log("studio")), what="the runner's key")
+        said = KEY.search(repo.runner_log("studio"))[0]  # type: ignore[index]
         type_(*commands[3])
         done = type_(*commands[4], "--json")
         assert (done.json["status"], done.json["signed"], done.json["signature"]) == (
@@ -53,10 +53,10 @@ def test_the_five_commands_make_a_signed_request_that_is_believed(house: House) 
             True,
             "trusted",
         )
-        refused = house.program(
+        refused = repo.program(
             "kakeya_mac", "run", "--preset", "probe", "--signing-key", "none", "--wait", "--json"
         )
     assert refused.code == 2
     assert refused.json["signed"] is False
     assert "this one is unsigned" in json.dumps(refused.json), refused.out
-    assert "for alice" in house.runner_log("studio")
+    assert "for alice" in repo.runner_log("studio")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.buses import USER, Bus, Watch, open_bus, wait_for, wait_for_log
-from tests.houses import Done, build_house
+from tests.fixtures.repo import Done, build_repo
 from tests.servers.daemon import git_daemon
 from tests.servers.ssh import ssh_env
 
@@ -52,14 +52,14 @@ def test_a_request_goes_there_and_its_result_comes_back(bus: Bus):
     done = bus.kakeya("run", "--preset", "probe", "--wait", "60", "--json")
     assert done.code == 0, done.err + bus.logs()
     nonce = done.json["nonce"]
-    for command in (("status",), ("logs",), ("result", "-o", str(bus.house.root / "out"))):
+    for command in (("status",), ("logs",), ("result", "-o", str(bus.repo.root / "out"))):
         again = bus.kakeya(command[0], nonce, *command[1:], "--json")
         assert again.code == 0, again.err
         assert again.json["nonce"] == nonce
-    assert (bus.house.root / "out" / "result.json").exists()
+    assert (bus.repo.root / "out" / "result.json").exists()
     refused = bus.kakeya("run", "--preset", "tests", "--wait", "60", "--json")
     assert (refused.code, refused.json["reason"]) == (2, "policy"), refused.err
-    assert "version 2" in (bus.house.root / "packets.txt").read_text(errors="replace")
+    assert "version 2" in (bus.repo.root / "packets.txt").read_text(errors="replace")
     if bus.server is not None and bus.server.scheme == "http":
         assert "version=2" in bus.server.log()
         assert f'as "{USER}"' in bus.server.log()
@@ -76,7 +76,7 @@ def test_two_runners_share_the_requests_and_each_is_answered_once(bus: Bus):
         assert done.json["attempt"] == 1
         assert bus.results(nonce) == 1
         assert bus.logs().count(f"{nonce} (echo): claimed") == 1, bus.logs()
-    assert not [ref for ref in bus.house.remote_refs() if "/claims/" in ref or "/inbox/" in ref]
+    assert not [ref for ref in bus.repo.remote_refs() if "/claims/" in ref or "/inbox/" in ref]
 
 
 def test_a_result_outlives_its_runner_while_the_server_is_away(bus: Bus):
@@ -97,13 +97,13 @@ def test_a_result_outlives_its_runner_while_the_server_is_away(bus: Bus):
     wait_for(lambda: not bus.is_kept(nonce), what="the kept result to be published")
 
 
-def test_where_only_branches_are_taken_a_request_is_answered_all_the_same(bus: Bus):
+def test_request_is_answered_where_only_branches_are_allowed(bus: Bus):
     bus.hook("update", 'case "$1" in refs/heads/*) ;; *) echo "branches only"; exit 1;; esac')
     [nonce] = bus.ask("echo")
     bus.serve("mac")
     done = bus.wait(nonce)
     assert done.code == 0, done.err + bus.logs()
-    assert all(ref.startswith("refs/heads/") for ref in bus.house.remote_refs())
+    assert all(ref.startswith("refs/heads/") for ref in bus.repo.remote_refs())
 
 
 def test_a_server_that_declines_everything_is_quoted(bus: Bus):
@@ -139,13 +139,13 @@ def test_a_server_that_dies_while_it_takes_a_result_gets_it_once(bus: Bus):
         assert done.json["attempt"] == 1
         assert not armed.exists()
         assert bus.results(nonce) == 1
-        assert not bus.house.remote_refs() & {
+        assert not bus.repo.remote_refs() & {
             f"refs/mac-bridge/{kind}/{nonce}" for kind in ("results", "inbox")
         }
         (bus.remote / "hooks" / hook).unlink()
 
 
-def test_a_connection_that_breaks_in_the_middle_of_a_result_publishes_it_once(served: Bus):
+def test_connection_that_breaks_during_a_push_publishes_once(served: Bus):
     proxy = served.proxy
     assert proxy is not None
     served.serve("mac")
@@ -168,8 +168,8 @@ def test_a_wrong_password_is_one_message(http: Bus):
     message = one_error(http.kakeya("run", "--preset", "probe", KAKEYA_REMOTE=wrong))
     assert "refused the user name or password" in message
     assert "wr%" not in http.said[-1]
-    nobody = f"http://127.0.0.1:{http.server.port}{http.server.path}"
-    message = one_error(http.kakeya("run", "--preset", "probe", KAKEYA_REMOTE=nobody))
+    without_user = f"http://127.0.0.1:{http.server.port}{http.server.path}"
+    message = one_error(http.kakeya("run", "--preset", "probe", KAKEYA_REMOTE=without_user))
     assert "git knows none" in message
 
 
@@ -207,15 +207,15 @@ def test_the_ssh_account_may_run_git_and_nothing_else(tmp_path: Path):
 
 
 def test_a_git_daemon_refuses_the_push(tmp_path: Path):
-    house = build_house(tmp_path / "house")
-    with git_daemon(house.remote, tmp_path / "server") as server:
-        house.git("remote", "set-url", "origin", server.address())
-        message = one_error(house.program("kakeya_mac", "run", "--preset", "probe"))
+    repo = build_repo(tmp_path / "repo")
+    with git_daemon(repo.remote, tmp_path / "server") as server:
+        repo.git("remote", "set-url", "origin", server.address())
+        message = one_error(repo.program("kakeya_mac", "run", "--preset", "probe"))
         assert "refused the push" in message
         assert "access denied or repository not exported" in message
 
 
-def test_no_process_has_the_password_among_its_arguments_during_a_slow_push(http: Bus):
+def test_no_process_shows_the_password_during_a_slow_push(http: Bus):
     assert http.proxy is not None
     http.proxy.delay_s = 0.4
     with Watch() as watch:

@@ -12,7 +12,7 @@ import pytest
 
 from bridge.github.execute import runner_name
 from tests.e2e.acts import ACT, WORKFLOWS, Workshop, runnable
-from tests.houses import build_house
+from tests.fixtures.repo import build_repo
 from tests.servers.github import TOKEN, github_server
 
 pytestmark = [
@@ -25,7 +25,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    made = Workshop(build_house(tmp_path_factory.mktemp("workshop")))
+    made = Workshop(build_repo(tmp_path_factory.mktemp("workshop")))
     made.move_in()
     return made
 
@@ -40,17 +40,17 @@ def test_only_the_queue_line_differs():
 def test_a_request_comes_in_and_its_result_goes_out(workshop: Workshop):
     nonce, ref = workshop.ask("throughput", params={"prompts": "code", "limit": 1, "max_tokens": 16})
     name = runner_name()
-    trusted = f"{name} {workshop.bench.config_of(name).public_key}"
+    trusted = f"{name} {workshop.runner.config_of(name).public_key}"
     acted = workshop.push_event(ref, variables={"KAKEYA_TRUSTED_RUNNERS": trusted})
     assert acted.code == 0, acted.log
     assert acted.job("run")
     assert acted.job("publish")
-    believed = workshop.bench.answer(nonce)
+    believed = workshop.runner.answer(nonce)
     assert believed.result.verdict.status == "passed", believed.result.verdict
     assert believed.ref == ref
     assert "report.json" in believed.files
     assert not workshop.has_inbox(nonce)
-    message = workshop.house.git("log", "-1", "--format=%s", ref, cwd=workshop.house.remote)
+    message = workshop.repo.git("log", "-1", "--format=%s", ref, cwd=workshop.repo.remote)
     assert "[skip ci]" in message
 
 
@@ -60,7 +60,7 @@ def test_hostile_manifest_is_refused_and_answered(workshop: Workshop):
     assert acted.code != 0
     assert acted.job("run")
     assert not acted.job("publish")
-    assert workshop.bench.verdict(nonce) == ("refused", "bad_parameter")
+    assert workshop.runner.verdict(nonce) == ("refused", "bad_parameter")
     assert not workshop.has_inbox(nonce)
 
 
@@ -71,8 +71,8 @@ def test_artifact_changed_between_the_jobs_is_rejected(workshop: Workshop):
     assert acted.code != 0
     assert acted.job("run")
     assert not acted.job("publish")
-    assert workshop.bench.verdict(nonce) == ("rejected", "tampered")
-    assert "its digest is" in workshop.bench.answer(nonce).result.verdict.message
+    assert workshop.runner.verdict(nonce) == ("rejected", "tampered")
+    assert "its digest is" in workshop.runner.answer(nonce).result.verdict.message
 
 
 def test_run_on_an_empty_mac_is_answered_as_lost(workshop: Workshop, tmp_path: Path):
@@ -82,17 +82,17 @@ def test_run_on_an_empty_mac_is_answered_as_lost(workshop: Workshop, tmp_path: P
     acted = workshop.push_event(ref, PATH=f"{tmp_path}:{os.environ['PATH']}")
     assert not acted.job("run")
     assert not acted.job("publish")
-    assert workshop.bench.verdict(nonce) == ("lost", "run_lost")
+    assert workshop.runner.verdict(nonce) == ("lost", "run_lost")
 
 
 def test_a_dispatched_run_serves_the_request_that_it_names(workshop: Workshop):
     nonce, ref = workshop.ask()
-    commit = workshop.house.git("rev-parse", ref, cwd=workshop.house.remote)
+    commit = workshop.repo.git("rev-parse", ref, cwd=workshop.repo.remote)
     acted = workshop.dispatch_event(
         "mac-bridge.yaml", {"branch": ref.removeprefix("refs/heads/"), "commit": commit}
     )
     assert acted.code == 0, acted.log
-    assert workshop.bench.verdict(nonce) == ("passed", "ok")
+    assert workshop.runner.verdict(nonce) == ("passed", "ok")
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_another_workflow_asks_waits_and_gates_on_the_verdict(
 ):
     """mac-run.yaml and action.yml: a request is dispatched by the API, which starts mac-bridge.yaml."""
     started: list[threading.Thread] = []
-    mac = replace(workshop, desk_name="mac")
+    mac = replace(workshop, workdir_name="mac")
 
     def start(workflow: str, ref: str, given: dict[str, str]) -> None:
         assert (workflow, ref) == ("mac-bridge.yaml", "main")
@@ -131,7 +131,7 @@ def test_another_workflow_asks_waits_and_gates_on_the_verdict(
         assert f"::set-output:: verdict={status}/{reason}" in acted.log
         nonce = re.search(r"::set-output:: nonce=(\S+)", acted.log)
         assert nonce is not None
-        assert workshop.bench.verdict(nonce[1]) == verdict
+        assert workshop.runner.verdict(nonce[1]) == verdict
         kept = [path.name for path in (workshop.store / f"kakeya-mac-{nonce[1]}").rglob("result.json")]
         assert kept == ["result.json"]
     else:

@@ -9,9 +9,9 @@ import pytest
 
 from bridge.protocol.refs import audience_of
 from tests.bridge.github.runs import ask
-from tests.bridge.runner.bench import Bench
 from tests.e2e.buses import Watch
-from tests.houses import build_house
+from tests.fixtures.repo import build_repo
+from tests.fixtures.runner import RunnerFixture
 from tests.servers.http import http_server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.unsandboxed]
@@ -24,16 +24,16 @@ def test_a_runs_token_opens_the_repository_and_shows_up_nowhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tests.e2e.buses.SPELLINGS", SPELLINGS)
-    house = build_house(tmp_path / "house")
-    bench = Bench(house)
-    bench.install()
-    (house.root / "team").mkdir()
-    (house.root / "team" / "workload").symlink_to(house.remote)
-    (house.root / "home" / ".gitconfig").write_text("[safe]\n\tdirectory = *\n")
-    with http_server(house.remote, USER, TOKEN, tmp_path / "server") as server, Watch() as watch:
+    repo = build_repo(tmp_path / "repo")
+    runner = RunnerFixture(repo)
+    runner.install()
+    (repo.root / "team").mkdir()
+    (repo.root / "team" / "workload").symlink_to(repo.remote)
+    (repo.root / "home" / ".gitconfig").write_text("[safe]\n\tdirectory = *\n")
+    with http_server(repo.remote, USER, TOKEN, tmp_path / "server") as server, Watch() as watch:
         origin = f"http://127.0.0.1:{server.port}"
-        manifest, run = ask(bench, audience=audience_of(f"{origin}/team/workload"))
-        house.env |= server.env
+        manifest, run = ask(runner, audience=audience_of(f"{origin}/team/workload"))
+        repo.env |= server.env
         env = {"GITHUB_SERVER_URL": origin, "KAKEYA_REMOTE": "", "KAKEYA_GITHUB_TOKEN": TOKEN}
         denied = run.execute(**{**env, "KAKEYA_GITHUB_TOKEN": ""})
         assert denied.code == 6
@@ -41,7 +41,7 @@ def test_a_runs_token_opens_the_repository_and_shows_up_nowhere(
         assert executed.code == 0, executed.out + executed.err
         published = run.publish(**env)
         assert published.code == 0, published.out + published.err
-    assert bench.verdict(manifest.nonce) == ("passed", "ok")
+    assert runner.verdict(manifest.nonce) == ("passed", "ok")
     assert "git" in watch.names
     assert not watch.leaked
     said = "".join(done.out + done.err for done in (denied, executed, published)).encode()

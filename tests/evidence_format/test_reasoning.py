@@ -38,7 +38,7 @@ class Tail:
         ("<|channel>thought\na<channel|>48", "48"),
     ],
 )
-def test_reasoning_is_what_stands_between_the_marks(text: str, left: str) -> None:
+def test_reasoning_is_the_text_between_the_marks(text: str, left: str) -> None:
     assert without_reasoning(text) == left
 
 

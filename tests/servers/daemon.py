@@ -12,7 +12,7 @@ from tests.servers.server import Server
 
 @contextlib.contextmanager
 def git_daemon(repo: Path, folder: Path) -> Iterator[Server]:
-    """Git's own daemon: everybody may fetch, nobody may push."""
+    """Git's own daemon: anyone may fetch, no one may push."""
     program("git")
     folder.mkdir(parents=True)
     port = free_port()

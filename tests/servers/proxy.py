@@ -113,7 +113,7 @@ class Proxy:
         with contextlib.suppress(OSError):
             while chunk := far.recv(1 << 14):
                 if muted.is_set():
-                    time.sleep(0.5)  # the server does what it was asked for; nobody hears of it
+                    time.sleep(0.5)  # the server does what it was asked for; the client does not learn of it
                     self._kill()
                     return
                 near.sendall(chunk)

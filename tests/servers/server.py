@@ -15,9 +15,9 @@ class Server:
         scheme: `http`, `ssh` or `git`.
         port: Where it listens on 127.0.0.1.
         path: The repository's path in an address.
-        user: Who to ask as; empty: nobody in particular.
+        user: Who to ask as; empty: no user.
         password: The password; empty: none.
-        env: What git needs to reach it, beside the address.
+        env: What git needs to reach it, apart from the address.
         folder: Its configuration and logs.
     """
 

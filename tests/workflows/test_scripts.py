@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.houses import BIN, Done, House
+from tests.fixtures.repo import BIN, Done, RepoFixture
 from tests.workflows.test_files import BRIDGE, ROOT, jobs
 
 SCRIPTS = ROOT / "scripts"
@@ -35,7 +35,7 @@ def installed(source: Path, venv: str, cwd: Path) -> subprocess.CompletedProcess
 @pytest.mark.slow
 @pytest.mark.parametrize("changed", ["uv", "hatchling", "click"])
 def test_a_package_of_another_digest_is_not_installed(tmp_path: Path, changed: str) -> None:
-    """The installer's, the build backend's, a dependency's: none is taken from any cache or index."""
+    """The installer's, the build backend's, a dependency's: none comes from a cache or an index."""
     source = copied(tmp_path / "source")
     name = "uv.lock" if changed == "click" else "scripts/requirements-build.txt"
     text = (source / name).read_text()
@@ -133,16 +133,16 @@ def test_the_folder_that_a_client_is_installed_in_has_no_say(tmp_path: Path) -> 
     assert not brought & {"mlx", "mlx_lm", "mlx_cpu", "numpy"}, "a client has no arrays"
 
 
-def ask(house: House, step: int, preset: str, **inputs: str) -> tuple[Done, dict[str, str]]:
+def ask(repo: RepoFixture, step: int, preset: str, **inputs: str) -> tuple[Done, dict[str, str]]:
     """One step of a job, and its outputs."""
-    temporary, outputs = house.root / "temporary", house.root / f"outputs-{step}"
+    temporary, outputs = repo.root / "temporary", repo.root / f"outputs-{step}"
     temporary.mkdir(exist_ok=True)
     given = {"PARAMS": "", "REF": "", "WAIT": "60", "REMOTE": "", "TRUSTED_RUNNERS": "", **inputs}
     own = {"RUNNER_TEMP": str(temporary), "GITHUB_OUTPUT": str(outputs), "PRESET": preset}
     done = subprocess.run(
         ["bash", str(SCRIPTS / "request_in_workflow.sh"), str(BIN / "kakeya_mac")],
-        cwd=house.clone,
-        env={**house.env, **own, "TRANSPORT": "embedded", **given},
+        cwd=repo.clone,
+        env={**repo.env, **own, "TRANSPORT": "embedded", **given},
         capture_output=True,
         text=True,
         timeout=100,
@@ -153,10 +153,10 @@ def ask(house: House, step: int, preset: str, **inputs: str) -> tuple[Done, dict
 
 
 @pytest.mark.slow
-def test_each_step_gets_the_answer_of_its_own_request(house: House) -> None:
-    with house.runner("--idle", "0.2"):
-        steps = [ask(house, step, "probe") for step in (1, 2)]
-        done, broken = ask(house, 3, "probe", PARAMS="no-such=1")
+def test_each_step_gets_the_answer_of_its_own_request(repo: RepoFixture) -> None:
+    with repo.runner("--idle", "0.2"):
+        steps = [ask(repo, step, "probe") for step in (1, 2)]
+        done, broken = ask(repo, 3, "probe", PARAMS="no-such=1")
     assert [step.code for step, _ in steps] == [0, 0], [step.err for step, _ in steps]
     for _, outputs in steps:
         assert outputs["verdict"] == "passed/ok"

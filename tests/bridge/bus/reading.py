@@ -9,24 +9,24 @@ from bridge import signing
 from bridge.bus.requests import Submitted, resolve_handle
 from bridge.bus.results import TRAILER, Believed, believe, fetch
 from bridge.protocol.result import RESULT_NAME, RESULT_ROOT
-from tests.houses import allowed_line
+from tests.fixtures.bus import FILES, BusFixture
+from tests.fixtures.repo import allowed_line
 from tests.objects import Objects
-from tests.worlds import FILES, World
 
-NOBODY = Path("/nonexistent")
+NO_TRUSTED_KEYS = Path("/nonexistent")
 
 
 def read(
-    world: World,
+    bus: BusFixture,
     submitted: Submitted,
-    trusted: Path = NOBODY,
+    trusted: Path = NO_TRUSTED_KEYS,
     *,
     known: bool = True,
     allow_unsigned: bool = False,
 ) -> Believed:
-    expected = world.expected(submitted) if known else None
-    state = resolve_handle(world.git, world.remote, submitted.nonce)
-    fetched = fetch(world.git, world.remote, state, expected=expected)
+    expected = bus.expected(submitted) if known else None
+    state = resolve_handle(bus.git, bus.remote, submitted.nonce)
+    fetched = fetch(bus.git, bus.remote, state, expected=expected)
     assert fetched is not None
     return believe(fetched, trusted=trusted, expected=expected, allow_unsigned=allow_unsigned)
 
@@ -37,12 +37,12 @@ def trusting(path: Path, key: Path) -> Path:
     return path
 
 
-def by_hand(world: World, submitted: Submitted, files: dict[str, bytes | None], data: bytes) -> None:
+def by_hand(bus: BusFixture, submitted: Submitted, files: dict[str, bytes | None], data: bytes) -> None:
     """Replace the answer by a commit of our own with a matching trailer, as anyone with push rights could."""
     folder = f"{RESULT_ROOT}/{submitted.nonce}"
     message = f"forged\n\n{TRAILER}: {hashlib.sha256(data).hexdigest()}\n"
     tree = {f"{folder}/{path}": content for path, content in FILES.items()} | {
         f"{folder}/{RESULT_NAME}": data
     }
-    commit = Objects(world.house.remote).commit_files(submitted.commit, {**tree, **files}, message)
-    world.point(submitted.ref, commit)
+    commit = Objects(bus.repo.remote).commit_files(submitted.commit, {**tree, **files}, message)
+    bus.point(submitted.ref, commit)

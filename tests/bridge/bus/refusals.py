@@ -6,7 +6,7 @@ from bridge.bus.publish import ResultFiles, publish
 from bridge.bus.results import ExpectedRequest
 from bridge.protocol import refs
 from bridge.protocol.manifest import MAX_BYTES, REQUEST_PATH
-from tests.worlds import World
+from tests.fixtures.bus import BusFixture
 
 BAD_MANIFESTS: dict[str, dict[str, bytes | None]] = {
     "no JSON": {REQUEST_PATH: b"{"},
@@ -17,25 +17,25 @@ BAD_MANIFESTS: dict[str, dict[str, bytes | None]] = {
 }
 
 
-def refusal(world: World, nonce: str, files: dict[str, bytes | None], **changes: object) -> str:
+def refusal(bus: BusFixture, nonce: str, files: dict[str, bytes | None], **changes: object) -> str:
     """Push a commit that is no request as one, and refuse it as a runner does; returns the commit."""
-    workload = world.house.head()
+    workload = bus.repo.head()
     if not files:
-        files = {REQUEST_PATH: world.manifest().to_bytes()}
-    commit = world.commit(workload, files)
+        files = {REQUEST_PATH: bus.manifest().to_bytes()}
+    commit = bus.commit(workload, files)
     inbox = refs.INBOX + nonce
-    world.point(refs.request_ref("probe", nonce, None), commit)
-    world.point(inbox, commit)
-    assert not world.cache.bring({inbox: commit}, [inbox])
+    bus.point(refs.request_ref("probe", nonce, None), commit)
+    bus.point(inbox, commit)
+    assert not bus.cache.bring({inbox: commit}, [inbox])
     verdict = {"status": "refused", "reason": "bad_manifest", "message": "not one"}
     named: dict[str, object] = {"workload_sha": None, "preset": None, "verdict": verdict, **changes}
     answer = ResultFiles(
         nonce=nonce,
         request_commit=commit,
         result_ref=None,
-        result=world.result(ExpectedRequest(nonce, commit, None), {}, **named),
+        result=bus.result(ExpectedRequest(nonce, commit, None), {}, **named),
         signature=None,
         files={},
     )
-    publish(world.cache, world.remote, answer, claim=None)
+    publish(bus.cache, bus.remote, answer, claim=None)
     return commit

@@ -6,7 +6,7 @@ import click
 import pytest
 
 from bridge.cli import run_edge
-from tests.houses import Done
+from tests.fixtures.repo import Done
 
 
 def call(command: click.Command, capsys: pytest.CaptureFixture[str], *args: str) -> Done:

@@ -2,11 +2,11 @@
 
 import pytest
 
-from tests.worlds import World
+from tests.fixtures.bus import BusFixture
 
 
 @pytest.fixture
-def here(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
-    """A world whose clone is the working directory."""
-    monkeypatch.chdir(world.house.clone)
-    return world
+def here(bus: BusFixture, monkeypatch: pytest.MonkeyPatch) -> BusFixture:
+    """A bus whose clone is the working directory."""
+    monkeypatch.chdir(bus.repo.clone)
+    return bus

@@ -19,16 +19,16 @@ from bridge.git.repo import GitRepo
 from bridge.github import dispatch
 from bridge.protocol import refs
 from tests.bridge.cli.calls import call
-from tests.houses import Done, wait_for
+from tests.fixtures.bus import BusFixture
+from tests.fixtures.repo import Done, wait_for
 from tests.servers.github import TOKEN, Fault, GitHubServer, github_server
-from tests.worlds import World
 
 FILE = b"name: mac-bridge\n"
 ASK = ("--preset", "probe", "--json")
 
 
 @pytest.fixture
-def server(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[GitHubServer]:
+def server(bus: BusFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[GitHubServer]:
     with github_server() as started:
         for name, value in started.environ.items():
             monkeypatch.setenv(name, value)
@@ -36,12 +36,12 @@ def server(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[GitHubServ
 
 
 @pytest.fixture
-def over(world: World, server: GitHubServer, monkeypatch: pytest.MonkeyPatch) -> World:
-    """A world whose remote is a repository that has the workflow; the clone is the working directory."""
-    world.point("refs/heads/main", world.commit("main", {WORKFLOW_PATH: FILE}))
-    world.house.git("pull", "--quiet", "origin", "main")
-    monkeypatch.chdir(world.house.clone)
-    return world
+def over(bus: BusFixture, server: GitHubServer, monkeypatch: pytest.MonkeyPatch) -> BusFixture:
+    """A bus whose remote is a repository that has the workflow; the clone is the working directory."""
+    bus.point("refs/heads/main", bus.commit("main", {WORKFLOW_PATH: FILE}))
+    bus.repo.git("pull", "--quiet", "origin", "main")
+    monkeypatch.chdir(bus.repo.clone)
+    return bus
 
 
 @pytest.fixture
@@ -54,32 +54,32 @@ def kakeya(capsys: pytest.CaptureFixture[str]):
     return typed
 
 
-def test_a_request_travels_by_push_where_the_repository_has_the_workflow(over: World, kakeya) -> None:
+def test_request_is_pushed_where_the_repository_has_the_workflow(over: BusFixture, kakeya) -> None:
     done = kakeya(run, *ASK)
     assert done.code == 0, done.err
     assert (done.json["transport"], done.json["run_id"]) == ("actions", None)
-    request = read_request(GitRepo(over.house.remote), done.json["request_commit"])
+    request = read_request(GitRepo(over.repo.remote), done.json["request_commit"])
     assert not request.brings_workflow
     assert b'"actions"' in request.data
 
 
-def test_a_dry_run_says_how_it_would_travel(over: World, kakeya) -> None:
-    before = over.house.remote_refs()
+def test_a_dry_run_says_how_it_would_travel(over: BusFixture, kakeya) -> None:
+    before = over.repo.remote_refs()
     document = kakeya(run, *ASK, "--dry-run").json
     assert (document["transport"], document["starts_by"]) == ("actions", "push")
     assert WORKFLOW_PATH in document["transport_why"]
     asked = kakeya(run, *ASK, "--dry-run", "--transport", "embedded").json
     assert (asked["transport"], asked["starts_by"]) == ("embedded", "daemon")
-    assert over.house.remote_refs() == before
+    assert over.repo.remote_refs() == before
 
 
-def test_an_unknown_transport_is_bad_use(over: World, kakeya) -> None:
+def test_an_unknown_transport_is_bad_use(over: BusFixture, kakeya) -> None:
     done = kakeya(run, *ASK, "--transport", "carrier-pigeon")
     assert done.code == 2
     assert "carrier-pigeon" in done.err
 
 
-def test_inside_a_workflow_it_is_dispatched(over: World, server, kakeya, monkeypatch) -> None:
+def test_inside_a_workflow_it_is_dispatched(over: BusFixture, server, kakeya, monkeypatch) -> None:
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     done = kakeya(run, *ASK)
     assert done.code == 0, done.err
@@ -90,44 +90,44 @@ def test_inside_a_workflow_it_is_dispatched(over: World, server, kakeya, monkeyp
         "commit": done.json["request_commit"],
     }
     assert done.json["run_id"] in server.runs
-    message = over.house.git("log", "-1", "--format=%B", done.json["request_commit"], cwd=over.house.remote)
+    message = over.repo.git("log", "-1", "--format=%B", done.json["request_commit"], cwd=over.repo.remote)
     assert "[skip ci]" in message
 
 
-def test_a_request_that_cannot_be_started_is_taken_back(over: World, server, kakeya, monkeypatch) -> None:
+def test_request_that_cannot_be_started_is_withdrawn(over: BusFixture, server, kakeya, monkeypatch) -> None:
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     server.faults = [Fault("/dispatches", 403, message="Resource not accessible by integration", times=9)]
-    before = over.house.remote_refs()
+    before = over.repo.remote_refs()
     done = kakeya(run, *ASK)
     assert done.code not in (0, 70)
     assert "withdrawn" in done.err
     assert "actions: write" in done.err, "which permission is missing"
-    assert over.house.remote_refs() == before
+    assert over.repo.remote_refs() == before
 
 
 @pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize(
     "fault", [{"silent": True}, {"cut": 5}, {"status": 502}], ids=["silent", "cut", "a bad gateway"]
 )
-def test_a_request_that_may_have_a_run_stays(over: World, server, kakeya, monkeypatch, fault) -> None:
+def test_a_request_that_may_have_a_run_stays(over: BusFixture, server, kakeya, monkeypatch, fault) -> None:
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    before = over.house.remote_refs()
+    before = over.repo.remote_refs()
     server.faults = [Fault("/dispatches", **fault)]
     done = kakeya(run, *ASK)
     assert done.code == 6
-    [branch] = [ref for ref in over.house.remote_refs() - before if ref.startswith("refs/heads/")]
+    [branch] = [ref for ref in over.repo.remote_refs() - before if ref.startswith("refs/heads/")]
     assert f"stays at {branch}" in done.err
     assert "kakeya_mac wait" in done.err
 
 
-def test_a_run_whose_id_is_not_told_is_started(over: World, server, kakeya, monkeypatch) -> None:
+def test_a_run_whose_id_is_not_told_is_started(over: BusFixture, server, kakeya, monkeypatch) -> None:
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     server.faults = [Fault("/dispatches", body=b"{}")]
     done = kakeya(run, *ASK)
     assert (done.code, done.json["run_id"], len(server.runs)) == (0, None, 1), done.err
 
 
-def test_status_and_queue_show_the_run(over: World, server, kakeya) -> None:
+def test_status_and_queue_show_the_run(over: BusFixture, server, kakeya) -> None:
     submitted = over.submit(transport="actions")
     number = server.add_run(head_sha=submitted.commit, status="in_progress")
     number_of_other = server.add_run(head_sha="f" * 40)
@@ -156,8 +156,8 @@ def test_status_and_queue_show_the_run(over: World, server, kakeya) -> None:
     ],
     ids=["a token that has expired", "a rate limit"],
 )
-def test_what_the_api_refuses_is_a_warning_beside_what_git_knows(
-    over: World, server, kakeya, fault: Fault, said: str
+def test_api_refusal_is_a_warning_next_to_what_git_knows(
+    over: BusFixture, server, kakeya, fault: Fault, said: str
 ) -> None:
     submitted = over.submit(transport="actions")
     server.faults = [fault]
@@ -169,11 +169,11 @@ def test_what_the_api_refuses_is_a_warning_beside_what_git_knows(
     assert kakeya(status, submitted.nonce, "--json").json["status"] == "queued"
 
 
-def test_cancel_stops_the_run_that_a_machine_has(over: World, server, kakeya) -> None:
+def test_cancel_stops_the_run_that_a_machine_has(over: BusFixture, server, kakeya) -> None:
     submitted = over.submit(transport="actions")
     number = server.add_run(head_sha=submitted.commit)
     assert kakeya(cancel, submitted.nonce, "--json").json["run"]["state"] == "queued"
-    assert server.of("POST", "/cancel") == [], "one that waits answers the wish itself"
+    assert server.of("POST", "/cancel") == [], "one that waits answers the cancel request itself"
     server.runs[number]["status"] = "in_progress"
     server.add_job(number, "run", ("Run the request", "in_progress"))
     done = kakeya(cancel, submitted.nonce, "--json")
@@ -182,16 +182,16 @@ def test_cancel_stops_the_run_that_a_machine_has(over: World, server, kakeya) ->
     assert server.runs[number]["conclusion"] == "cancelled"
 
 
-def test_cancel_holds_though_the_remote_is_gone_after_it(over: World, server, kakeya) -> None:
+def test_cancel_holds_though_the_remote_is_gone_after_it(over: BusFixture, server, kakeya) -> None:
     submitted = over.submit(transport="actions")
     over.hook("post-receive", 'mv "$PWD" "$PWD.away"')
     done = kakeya(cancel, submitted.nonce, "--json")
     assert (done.code, done.json["run"]) == (0, None)
-    over.house.remote.with_name(f"{over.house.remote.name}.away").rename(over.house.remote)
-    assert refs.CANCELS + submitted.nonce in over.house.remote_refs()
+    over.repo.remote.with_name(f"{over.repo.remote.name}.away").rename(over.repo.remote)
+    assert refs.CANCELS + submitted.nonce in over.repo.remote_refs()
 
 
-def test_the_jobs_log_is_shown_when_it_has_ended(over: World, server, kakeya) -> None:
+def test_the_jobs_log_is_shown_when_it_has_ended(over: BusFixture, server, kakeya) -> None:
     submitted = over.submit(transport="actions")
     number = server.add_run(head_sha=submitted.commit, status="in_progress")
     job = server.add_job(number, "run", ("Run the request", "in_progress"))
@@ -203,7 +203,7 @@ def test_the_jobs_log_is_shown_when_it_has_ended(over: World, server, kakeya) ->
 
 
 def test_an_evicted_run_is_rerun_while_a_client_waits(
-    over: World, server, kakeya, monkeypatch: pytest.MonkeyPatch
+    over: BusFixture, server, kakeya, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatch, "INTERVAL_S", 0.2)
     submitted = over.submit(transport="actions")
@@ -229,8 +229,8 @@ def test_an_evicted_run_is_rerun_while_a_client_waits(
     ],
     ids=["no workflow scope", "a branch policy"],
 )
-def test_a_refused_push_says_what_usually_helps(over: World, kakeya, words: str, said: str) -> None:
-    over.house.git("switch", "--quiet", "--detach", "HEAD^")  # a workload without the file: it is brought
+def test_a_refused_push_says_what_usually_helps(over: BusFixture, kakeya, words: str, said: str) -> None:
+    over.repo.git("switch", "--quiet", "--detach", "HEAD^")  # a workload without the file: it is brought
     over.hook("pre-receive", f"echo '{words}'; exit 1")
     done = kakeya(run, *ASK)
     assert done.code not in (0, 70)
@@ -238,8 +238,8 @@ def test_a_refused_push_says_what_usually_helps(over: World, kakeya, words: str,
     assert said in done.err
 
 
-def test_a_branch_of_an_agent_is_followed(over: World, kakeya) -> None:
-    over.house.git("switch", "--quiet", "-c", "AgentMemory/bench-a1b2")
+def test_a_branch_of_an_agent_is_followed(over: BusFixture, kakeya) -> None:
+    over.repo.git("switch", "--quiet", "-c", "AgentMemory/bench-a1b2")
     ref = kakeya(run, *ASK).json["ref"]
     assert ref.startswith("refs/heads/AgentMemory/mac-bridge-probe-")
     assert ref.endswith("-a1b2")

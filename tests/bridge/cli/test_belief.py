@@ -1,4 +1,4 @@
-"""What the commands show of a result that somebody with push rights wrote, and how they end."""
+"""What the commands show of a result that anyone with push rights wrote, and how they end."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from bridge.bus.requests import Submitted
 from bridge.protocol import refs
 from tests.bridge.evidence import reports
 from tests.bridge.evidence.reports import Document
-from tests.houses import BIN, Done, House, wait_for
-from tests.worlds import World
+from tests.fixtures.bus import BusFixture
+from tests.fixtures.repo import BIN, Done, RepoFixture, wait_for
 
 HANDLE_COMMANDS = ("result", "status", "logs", "wait")
 LOG, REPORT = "log.txt", "report.json"
@@ -28,52 +28,52 @@ def key(tmp_path: Path) -> Path:
     return signing.ensure_key(tmp_path / "key", "runner")
 
 
-def trust(world: World, key: Path) -> None:
-    done = world.house.kakeya("runners", "trust", "studio", "--key", str(signing.public_key(key)))
+def trust(bus: BusFixture, key: Path) -> None:
+    done = bus.repo.kakeya("runners", "trust", "studio", "--key", str(signing.public_key(key)))
     assert done.code == 0, done.err
 
 
 def answer(
-    world: World, submitted: Submitted, report: bytes | None, key: Path | None = None, **changes: object
+    bus: BusFixture, submitted: Submitted, report: bytes | None, key: Path | None = None, **changes: object
 ) -> None:
     """Answer a request with `passed`, a log and perhaps a report, signed with `key`."""
     files = {LOG: b"said by the job\n"} | ({} if report is None else {REPORT: report})
     fields: dict[str, object] = {"preset": "throughput", "preset_digest": "56" * 32, **TIMES, **changes}
-    data = world.result(world.expected(submitted), files, {LOG: "log", REPORT: "evidence"}, **fields)
+    data = bus.result(bus.expected(submitted), files, {LOG: "log", REPORT: "evidence"}, **fields)
     signature = None if key is None else signing.sign(key, signing.RESULT_NAMESPACE, data)
-    world.answer(submitted, result=data, signature=signature, files=files)
+    bus.answer(submitted, result=data, signature=signature, files=files)
 
 
-def without_evidence(world: World, key: Path | None = None) -> str:
+def without_evidence(bus: BusFixture, key: Path | None = None) -> str:
     """The nonce of an answered request that needs no evidence."""
-    submitted = world.submit(preset="tests")
-    answer(world, submitted, None, key, preset="tests", engine_source="workload")
+    submitted = bus.submit(preset="tests")
+    answer(bus, submitted, None, key, preset="tests", engine_source="workload")
     return submitted.nonce
 
 
-def report_for(world: World, nonce: str) -> Document:
+def report_for(bus: BusFixture, nonce: str) -> Document:
     """A report that belongs to a request, and to a job of `TIMES`."""
     document = reports.throughput()
-    document["request"] |= {"nonce": nonce, "workload_sha": world.house.head()}
+    document["request"] |= {"nonce": nonce, "workload_sha": bus.repo.head()}
     return document
 
 
 @pytest.mark.sampled(0, 4)
 @pytest.mark.parametrize("command", HANDLE_COMMANDS)
 @pytest.mark.parametrize("signed", ["unsigned", "by a stranger"])
-def test_a_client_that_trusts_a_runner_shows_nothing_else_unless_it_is_told_to(
-    world: World, key: Path, tmp_path: Path, signed: str, command: str
+def test_client_with_trusted_runners_shows_only_theirs_by_default(
+    bus: BusFixture, key: Path, tmp_path: Path, signed: str, command: str
 ):
-    trust(world, key)
+    trust(bus, key)
     stranger = None if signed == "unsigned" else signing.ensure_key(tmp_path / "stranger", "runner")
-    nonce = without_evidence(world, stranger)
-    done = world.house.kakeya(command, nonce)
+    nonce = without_evidence(bus, stranger)
+    done = bus.repo.kakeya(command, nonce)
     assert done.code == 3
     assert done.out == ""
     assert "no signature" in done.err if stranger is None else "is not listed here" in done.err
     assert "kakeya_mac runners trust" in done.err
     assert "PASSED" not in done.err
-    shown = world.house.kakeya(command, nonce, "--allow-unsigned")
+    shown = bus.repo.kakeya(command, nonce, "--allow-unsigned")
     assert shown.code == 0, shown.err
     expected = (
         "said by the job" if command == "logs" else "anyone with push rights" if not stranger else "not"
@@ -81,22 +81,22 @@ def test_a_client_that_trusts_a_runner_shows_nothing_else_unless_it_is_told_to(
     assert expected in shown.out
 
 
-def of_a_deleted_branch(world: World, key: Path | None = None) -> str:
+def of_a_deleted_branch(bus: BusFixture, key: Path | None = None) -> str:
     """The nonce of a request whose branch was deleted before it was answered."""
-    submitted = world.submit(preset="tests")
-    world.house.git("update-ref", "-d", submitted.ref, cwd=world.house.remote)
-    answer(world, submitted, None, key, preset="tests", engine_source="workload")
+    submitted = bus.submit(preset="tests")
+    bus.repo.git("update-ref", "-d", submitted.ref, cwd=bus.repo.remote)
+    answer(bus, submitted, None, key, preset="tests", engine_source="workload")
     return submitted.nonce
 
 
 @pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("command", [*HANDLE_COMMANDS, "fetch", "cancel"])
 @pytest.mark.parametrize("signed", ["unsigned", "by a stranger"])
-def test_the_result_of_a_deleted_branch_is_shown_with_the_truth_about_it(
-    world: World, key: Path, signed: str, command: str
+def test_result_of_a_deleted_branch_is_shown_as_not_verifiable(
+    bus: BusFixture, key: Path, signed: str, command: str
 ):
-    nonce = of_a_deleted_branch(world, None if signed == "unsigned" else key)
-    done = world.house.kakeya(command, nonce)
+    nonce = of_a_deleted_branch(bus, None if signed == "unsigned" else key)
+    done = bus.repo.kakeya(command, nonce)
     passed = 0 if command in ("logs", "fetch", "cancel") else 7
     assert done.code == passed, done.err
     expected = {"logs": "said by the job", "cancel": "already-finished: passed"}
@@ -107,24 +107,24 @@ def test_the_result_of_a_deleted_branch_is_shown_with_the_truth_about_it(
 
 
 @pytest.mark.slow
-def test_run_believes_no_stranger_either(world: World, key: Path):
-    trust(world, key)
+def test_run_believes_no_stranger_either(bus: BusFixture, key: Path):
+    trust(bus, key)
     command = [str(BIN / "kakeya_mac"), "run", "--preset", "probe", "--wait", "60", "--json"]
     client = subprocess.Popen(
-        command, cwd=world.house.clone, env=world.house.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command, cwd=bus.repo.clone, env=bus.repo.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
-    wait_for(lambda: world.git.list_refs(world.remote, refs.INBOX), what="the request")
-    [(ref, commit)] = world.git.list_refs(world.remote, refs.INBOX).items()
+    wait_for(lambda: bus.git.list_refs(bus.remote, refs.INBOX), what="the request")
+    [(ref, commit)] = bus.git.list_refs(bus.remote, refs.INBOX).items()
     nonce = ref.removeprefix(refs.INBOX)
     branch = refs.request_ref("probe", nonce, None)
-    world.answer(Submitted(nonce, commit, branch, in_inbox=True))
+    bus.answer(Submitted(nonce, commit, branch, in_inbox=True))
     out, err = client.communicate(timeout=60)
     assert client.returncode == 3, err.decode()
     assert "no signature" in json.loads(out.decode().splitlines()[-1])["message"]
 
 
-def test_unsigned_results_are_allowed_only_where_one_is_shown(house: House):
-    done = house.kakeya("run", "--preset", "probe", "--allow-unsigned")
+def test_unsigned_results_are_allowed_only_where_one_is_shown(repo: RepoFixture):
+    done = repo.kakeya("run", "--preset", "probe", "--allow-unsigned")
     assert done.code == 2
     assert "--wait" in done.err
 
@@ -132,18 +132,16 @@ def test_unsigned_results_are_allowed_only_where_one_is_shown(house: House):
 @pytest.mark.sampled(14, 4)
 @pytest.mark.parametrize("case", ["genuine", "edited", "of no request"])
 @pytest.mark.parametrize("command", ["result", "status", "wait"])
-def test_a_passed_result_is_passed_here_only_with_evidence_that_this_gate_accepts(
-    world: World, command: str, case: str
-):
-    submitted = world.submit(preset="throughput")
-    document = report_for(world, submitted.nonce)
+def test_result_passes_only_with_evidence_that_this_gate_accepts(bus: BusFixture, command: str, case: str):
+    submitted = bus.submit(preset="throughput")
+    document = report_for(bus, submitted.nonce)
     if case == "edited":
         document["summary"]["comparisons"][0]["decode_ratio"] *= 1.5
     elif case == "of no request":
         del document["request"]
-    answer(world, submitted, reports.dump(document))
-    text = world.house.kakeya(command, submitted.nonce)
-    done = world.house.kakeya(command, submitted.nonce, "--json")
+    answer(bus, submitted, reports.dump(document))
+    text = bus.repo.kakeya(command, submitted.nonce)
+    done = bus.repo.kakeya(command, submitted.nonce, "--json")
     if case == "genuine":
         assert (done.code, text.code) == (7, 7), done.out
         assert done.json["status"] == "passed"
@@ -165,17 +163,17 @@ def assert_rejected(done: Done, text: Done, reason: str = "evidence") -> None:
     assert "PASSED" not in text.out
 
 
-def bound(world: World, key: Path, edit: Callable[[Document], object], **result: object) -> Submitted:
+def bound(bus: BusFixture, key: Path, edit: Callable[[Document], object], **result: object) -> Submitted:
     """A signed answer to `throughput` with limit=4, honest but for the changes."""
     preset, asked = presets.get("throughput"), {"limit": 4}
-    submitted = world.submit(preset=preset.name, params=asked)
+    submitted = bus.submit(preset=preset.name, params=asked)
     params = presets.validate(preset, asked)
-    document = report_for(world, submitted.nonce)
+    document = report_for(bus, submitted.nonce)
     document["request"]["preset_digest"] = preset.digest
     document["configuration"] |= {"command": "eval throughput", **params}
     edit(document)
     fields = {"preset_digest": preset.digest, "params": params, **result}
-    answer(world, submitted, reports.dump(document), key, **fields)
+    answer(bus, submitted, reports.dump(document), key, **fields)
     return submitted
 
 
@@ -194,30 +192,30 @@ UNBOUND: dict[str, tuple[Callable[[Document], object], dict[str, object], str, o
 
 @pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("case", UNBOUND)
-def test_a_signed_answer_to_something_else_is_rejected_with_both_values(
-    world: World, key: Path, case: str, tmp_path: Path
+def test_signed_answer_to_another_request_is_rejected_with_values(
+    bus: BusFixture, key: Path, case: str, tmp_path: Path
 ):
     edit, changes, field, asked, answered = UNBOUND[case]
-    trust(world, key)
-    submitted = bound(world, key, edit, **changes)
-    done = world.house.kakeya("result", submitted.nonce, "--json")
+    trust(bus, key)
+    submitted = bound(bus, key, edit, **changes)
+    done = bus.repo.kakeya("result", submitted.nonce, "--json")
     assert (done.code, done.json["status"], done.json["reason"]) == (3, "rejected", "binding"), done.err
     told = {each["field"]: each for each in done.json["binding"]["differences"]}[field]
-    assert (told["asked"], told["answered"]) == (asked or world.house.head(), answered)
+    assert (told["asked"], told["answered"]) == (asked or bus.repo.head(), answered)
     assert "BINDING" in [violation["code"] for violation in done.json["violations"]]
-    text = world.house.kakeya("wait" if case == "report" else "status", submitted.nonce)
+    text = bus.repo.kakeya("wait" if case == "report" else "status", submitted.nonce)
     assert text.code == 3
     assert "rejected/binding" in text.out
     assert f"{field}: asked {told['asked']!r}, answered {told['answered']!r}" in text.out
     if case != "report":
-        fetched = world.house.kakeya("fetch", submitted.nonce, "-o", str(tmp_path / "out"))
+        fetched = bus.repo.kakeya("fetch", submitted.nonce, "-o", str(tmp_path / "out"))
         assert fetched.code == 3
         assert not (tmp_path / "out" / submitted.nonce).exists()
 
 
-def test_a_pass_that_nobody_vouches_for_ends_in_7_unless_it_is_allowed(world: World, key: Path):
-    nonce = without_evidence(world, key)
-    kakeya = world.house.kakeya
+def test_unverified_pass_exits_with_7_unless_allowed(bus: BusFixture, key: Path):
+    nonce = without_evidence(bus, key)
+    kakeya = bus.repo.kakeya
     done = kakeya("result", nonce, "--json")
     assert (done.code, done.json["exit_code"], done.json["status"]) == (7, 7, "passed")
     assert (done.json["signature"], done.json["verified"]) == ("untrusted-key", False)
@@ -225,28 +223,28 @@ def test_a_pass_that_nobody_vouches_for_ends_in_7_unless_it_is_allowed(world: Wo
     assert "runners trust --first" in done.err
     assert kakeya("result", nonce, "--allow-unsigned").code == 0
     assert kakeya("status", nonce, KAKEYA_ALLOW_UNSIGNED="1").code == 0
-    config = Path(world.house.env["KAKEYA_CONFIG"]) / "config.toml"
+    config = Path(bus.repo.env["KAKEYA_CONFIG"]) / "config.toml"
     config.parent.mkdir(parents=True, exist_ok=True)
     config.write_text("allow_unsigned = true\n")
     assert kakeya("wait", nonce).code == 0
     assert kakeya("wait", nonce, KAKEYA_ALLOW_UNSIGNED="0").code == 7
     wrong = kakeya("wait", nonce, KAKEYA_ALLOW_UNSIGNED="yes")
     assert (wrong.code, "KAKEYA_ALLOW_UNSIGNED" in wrong.err and "got 'yes'" in wrong.err) == (2, True)
-    trust(world, key)
+    trust(bus, key)
     assert kakeya("wait", nonce, KAKEYA_ALLOW_UNSIGNED="0").code == 0
 
 
 @pytest.mark.sampled(0, 1)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_stopped_wait_says_how_to_go_on(house: House, number: signal.Signals, code: int):
+def test_a_stopped_wait_says_how_to_go_on(repo: RepoFixture, number: signal.Signals, code: int):
     command = [str(BIN / "kakeya_mac"), "run", "--preset", "probe", "--wait", "60"]
-    log = house.root / "client.log"
+    log = repo.root / "client.log"
     with log.open("wb") as sink:
-        client = subprocess.Popen(command, cwd=house.clone, env=house.env, stderr=sink)
+        client = subprocess.Popen(command, cwd=repo.clone, env=repo.env, stderr=sink)
         wait_for(lambda: "queued" in log.read_text(), what="the queue")
         client.send_signal(number)
         assert client.wait(60) == code
     said = log.read_text()
-    [nonce] = [ref.rpartition("/")[2] for ref in house.remote_refs() if "/inbox/" in ref]
+    [nonce] = [ref.rpartition("/")[2] for ref in repo.remote_refs() if "/inbox/" in ref]
     assert f"the request goes on: kakeya_mac wait {nonce}" in said
     assert "Traceback" not in said

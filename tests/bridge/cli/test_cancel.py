@@ -1,4 +1,4 @@
-"""``cancel`` says what its wish met: a request that stands, one that is asked already, one that has ended."""
+"""``cancel`` reports what it found: an open request, one with a cancel request, one that has ended."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from bridge.protocol.runner_info import Limits
 from tests.bridge.bus.archives import answered, pruned
 from tests.bridge.cli.calls import call
 from tests.bridge.registrations import info, publish_info
-from tests.houses import Done, wait_for
-from tests.worlds import World, snapshot
+from tests.fixtures.bus import BusFixture, snapshot
+from tests.fixtures.repo import Done, wait_for
 
 
 @pytest.fixture
@@ -31,16 +31,16 @@ def kakeya(capsys: pytest.CaptureFixture[str]):
     return run
 
 
-def cancel_commit(world: World, submitted: Submitted) -> str | None:
-    return world.git.list_refs(world.remote).get(refs.CANCELS + submitted.nonce)
+def cancel_commit(bus: BusFixture, submitted: Submitted) -> str | None:
+    return bus.git.list_refs(bus.remote).get(refs.CANCELS + submitted.nonce)
 
 
-def end_as(world: World, submitted: Submitted, status: Status, reason: Reason) -> None:
+def end_as(bus: BusFixture, submitted: Submitted, status: Status, reason: Reason) -> None:
     verdict = Verdict(status=status, reason=reason)
-    world.answer(submitted, result=world.result(world.expected(submitted), verdict=verdict))
+    bus.answer(submitted, result=bus.result(bus.expected(submitted), verdict=verdict))
 
 
-def test_a_wish_is_on_the_remote_with_its_reason(here: World, kakeya) -> None:
+def test_cancel_request_is_on_the_remote_with_its_reason(here: BusFixture, kakeya) -> None:
     submitted = here.submit()
     done = kakeya(submitted.nonce[:20], "--reason", "wrong\nmodel", "--json")
     assert done.code == 0, done.err
@@ -53,14 +53,14 @@ def test_a_wish_is_on_the_remote_with_its_reason(here: World, kakeya) -> None:
         "untrusted": [],
         "exit_code": 0,
     }
-    wish = read_cancel(GitRepo(here.house.remote), cancel_commit(here, submitted) or "")
-    assert wish is not None
-    assert wish.reason == "wrong model"
-    assert wish.requested_by
+    cancel_request = read_cancel(GitRepo(here.repo.remote), cancel_commit(here, submitted) or "")
+    assert cancel_request is not None
+    assert cancel_request.reason == "wrong model"
+    assert cancel_request.requested_by
 
 
 @pytest.mark.slow
-def test_asking_again_says_so(here: World, kakeya) -> None:
+def test_asking_again_says_so(here: BusFixture, kakeya) -> None:
     submitted = here.submit()
     kakeya(submitted.nonce)
     before = cancel_commit(here, submitted)
@@ -71,7 +71,7 @@ def test_asking_again_says_so(here: World, kakeya) -> None:
     assert cancel_commit(here, submitted) == before
 
 
-def test_a_finished_request_is_said_to_be_with_its_status(here: World, kakeya) -> None:
+def test_a_finished_request_is_said_to_be_with_its_status(here: BusFixture, kakeya) -> None:
     submitted = here.submit()
     end_as(here, submitted, Status.FAILED, Reason.EXIT_CODE)
     done = kakeya(submitted.nonce)
@@ -86,7 +86,9 @@ def test_a_finished_request_is_said_to_be_with_its_status(here: World, kakeya) -
 
 @pytest.mark.sampled(0, 1)
 @pytest.mark.parametrize("wait", [(), ("--wait", "20")], ids=["at once", "with wait"])
-def test_an_archived_request_is_said_to_have_finished(here: World, kakeya, wait: tuple[str, ...]) -> None:
+def test_an_archived_request_is_said_to_have_finished(
+    here: BusFixture, kakeya, wait: tuple[str, ...]
+) -> None:
     failed = Verdict(status=Status.FAILED, reason=Reason.EXIT_CODE)
     nonce = answered(here, verdict=failed).nonce
     assert pruned(here).archived == [nonce]
@@ -99,8 +101,8 @@ def test_an_archived_request_is_said_to_have_finished(here: World, kakeya, wait:
 
 
 @pytest.mark.slow
-def test_an_unsigned_wish_that_a_live_runner_will_ignore_is_warned_of(
-    here: World, kakeya, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_unsigned_cancel_that_a_live_runner_ignores_is_warned_of(
+    here: BusFixture, kakeya, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     strict = Limits(max_timeout_s=60, require_signature=True)
     publish_info(here.cache, info("strict", now=datetime.now(UTC), limits=strict))
@@ -113,7 +115,7 @@ def test_an_unsigned_wish_that_a_live_runner_will_ignore_is_warned_of(
     assert kakeya(submitted.nonce, "--json").json["warnings"] == []
 
 
-def test_a_handle_behind_wait_is_not_taken_for_seconds(here: World, kakeya) -> None:
+def test_handle_after_wait_is_not_parsed_as_seconds(here: BusFixture, kakeya) -> None:
     submitted = here.submit()
     for words in (("--wait", submitted.nonce), ("--wait", submitted.nonce, submitted.nonce)):
         done = kakeya(*words)
@@ -128,7 +130,7 @@ def test_a_handle_behind_wait_is_not_taken_for_seconds(here: World, kakeya) -> N
     assert cancel_commit(here, submitted) is None
 
 
-def test_with_wait_its_end_is_the_exit_code(here: World, kakeya) -> None:
+def test_with_wait_its_end_is_the_exit_code(here: BusFixture, kakeya) -> None:
     submitted = here.submit()
 
     def stop_it() -> None:
@@ -147,17 +149,17 @@ def test_with_wait_its_end_is_the_exit_code(here: World, kakeya) -> None:
     )
 
 
-def test_a_wait_that_ends_first_is_4(here: World, kakeya) -> None:
+def test_a_wait_that_ends_first_is_4(here: BusFixture, kakeya) -> None:
     submitted = here.submit()
     done = kakeya(submitted.nonce, "--wait", "0.2", "--json")
     assert (done.code, done.json["status"], done.json["cancel"]) == (4, "waiting", "cancelling")
 
 
-def test_it_works_from_a_clone_that_never_saw_the_request_and_leaves_nothing_there(
-    here: World, kakeya, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_cancel_works_from_another_clone_and_leaves_nothing_there(
+    here: BusFixture, kakeya, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = tmp_path / "other"
-    here.house.git("clone", "--quiet", here.remote, str(other), cwd=tmp_path)
+    here.repo.git("clone", "--quiet", here.remote, str(other), cwd=tmp_path)
     submitted = here.submit()
     monkeypatch.chdir(other)
     before = snapshot(other)
@@ -167,22 +169,20 @@ def test_it_works_from_a_clone_that_never_saw_the_request_and_leaves_nothing_the
     assert snapshot(other) == before
 
 
-def test_a_wish_is_signed_with_the_configured_key(
-    here: World, kakeya, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_cancel_request_is_signed_with_the_configured_key(
+    here: BusFixture, kakeya, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = signing.ensure_key(tmp_path / "keys" / "me", "me")
     monkeypatch.setenv("KAKEYA_SIGNING_KEY", str(key))
     submitted = here.submit()
     assert kakeya(submitted.nonce, "--json").json["signed"] is True
-    files = here.house.git(
-        "ls-tree", "--name-only", cancel_commit(here, submitted) or "", cwd=here.house.remote
+    files = here.repo.git(
+        "ls-tree", "--name-only", cancel_commit(here, submitted) or "", cwd=here.repo.remote
     )
     assert files.split() == ["cancel.json", "cancel.json.sig"]
 
 
-def test_a_result_that_nobody_believes_does_not_keep_a_request_from_being_cancelled(
-    here: World, kakeya
-) -> None:
+def test_untrusted_result_does_not_prevent_cancelling(here: BusFixture, kakeya) -> None:
     submitted = here.submit()
     files = {f".mac-bridge/results/{submitted.nonce}/result.json": b"{}"}
     here.point(submitted.ref, here.commit(submitted.commit, files))
@@ -199,7 +199,7 @@ def test_a_result_that_nobody_believes_does_not_keep_a_request_from_being_cancel
     ],
 )
 def test_what_cannot_be_done_is_said(
-    here: World, kakeya, args: tuple[str, ...], code: int, message: str
+    here: BusFixture, kakeya, args: tuple[str, ...], code: int, message: str
 ) -> None:
     submitted = here.submit()
     done = kakeya(*(arg.format(nonce=submitted.nonce) for arg in args))

@@ -9,21 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.houses import Done, House
+from tests.fixtures.repo import Done, RepoFixture
 
 THROUGHPUT = ("run", "--preset", "throughput")
 
 
-def state_of(house: House) -> tuple[str, str, str, set[str], list[str]]:
+def state_of(repo: RepoFixture) -> tuple[str, str, str, set[str], list[str]]:
     """Everything a refused request must leave as it was."""
-    objects = sorted(
-        str(p.relative_to(house.clone)) for p in (house.clone / ".git").rglob("*") if p.is_file()
-    )
+    objects = sorted(str(p.relative_to(repo.clone)) for p in (repo.clone / ".git").rglob("*") if p.is_file())
     return (
-        house.git("status", "--porcelain=v2", "--branch"),
-        house.git("for-each-ref"),
-        house.head(),
-        house.remote_refs(),
+        repo.git("status", "--porcelain=v2", "--branch"),
+        repo.git("for-each-ref"),
+        repo.head(),
+        repo.remote_refs(),
         [name for name in objects if not name.endswith(("index", "FETCH_HEAD"))],
     )
 
@@ -59,57 +57,57 @@ BAD_INPUT = {
 
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("case", BAD_INPUT)
-def test_bad_input_is_refused_clearly_and_leaves_nothing(house: House, case: str):
+def test_bad_input_is_refused_clearly_and_leaves_nothing(repo: RepoFixture, case: str):
     args, code, words = BAD_INPUT[case]
-    before = state_of(house)
-    assert_clear(house.kakeya(*args), code, *words)
-    assert state_of(house) == before
-    assert not (house.clone / "canary").exists()
+    before = state_of(repo)
+    assert_clear(repo.kakeya(*args), code, *words)
+    assert state_of(repo) == before
+    assert not (repo.clone / "canary").exists()
 
 
-def test_a_clone_without_a_remote_is_told_so(house: House):
-    house.git("remote", "remove", "origin")
-    assert_clear(house.kakeya(*THROUGHPUT), 6, "remote")
+def test_a_clone_without_a_remote_is_told_so(repo: RepoFixture):
+    repo.git("remote", "remove", "origin")
+    assert_clear(repo.kakeya(*THROUGHPUT), 6, "remote")
 
 
-def test_outside_a_repository_is_told_so(house: House, tmp_path: Path):
+def test_outside_a_repository_is_told_so(repo: RepoFixture, tmp_path: Path):
     folder = tmp_path / "nowhere"
     folder.mkdir()
-    assert_clear(house.kakeya(*THROUGHPUT, cwd=folder), 6, "repository")
+    assert_clear(repo.kakeya(*THROUGHPUT, cwd=folder), 6, "repository")
 
 
-def test_a_remote_that_rejects_the_push_is_quoted(house: House):
-    hook = house.remote / "hooks" / "pre-receive"
+def test_a_remote_that_rejects_the_push_is_quoted(repo: RepoFixture):
+    hook = repo.remote / "hooks" / "pre-receive"
     hook.write_text("#!/bin/sh\necho 'no pushes on Sundays' >&2\nexit 1\n")
     hook.chmod(hook.stat().st_mode | stat.S_IXUSR)
-    before = state_of(house)
-    assert_clear(house.kakeya(*THROUGHPUT), 6, "no pushes on Sundays")
-    assert state_of(house) == before
+    before = state_of(repo)
+    assert_clear(repo.kakeya(*THROUGHPUT), 6, "no pushes on Sundays")
+    assert state_of(repo) == before
 
 
-def test_an_error_with_json_ends_in_one_json_line(house: House):
-    done = house.kakeya("run", "--preset", "nope", "--json")
+def test_an_error_with_json_ends_in_one_json_line(repo: RepoFixture):
+    done = repo.kakeya("run", "--preset", "nope", "--json")
     assert done.code == 2
     assert done.json["exit_code"] == 2
     assert "nope" in done.json["message"]
 
 
-def test_bad_usage_with_json_ends_in_one_json_line(house: House):
-    done = house.kakeya("run", "--json")
+def test_bad_usage_with_json_ends_in_one_json_line(repo: RepoFixture):
+    done = repo.kakeya("run", "--json")
     assert done.code == 2
     assert done.json["exit_code"] == 2
     assert "--preset" in done.json["message"]
 
 
-def test_a_demo_with_a_bad_parameter_makes_nothing(house: House, tmp_path: Path):
+def test_a_demo_with_a_bad_parameter_makes_nothing(repo: RepoFixture, tmp_path: Path):
     folder = tmp_path / "demo"
-    assert_clear(house.kakeya("demo", "-p", "limit=0", "--folder", str(folder)), 2, "limit")
-    assert_clear(house.kakeya("demo", "-p", "nope=1", "--folder", str(folder)), 2, "nope")
+    assert_clear(repo.kakeya("demo", "-p", "limit=0", "--folder", str(folder)), 2, "limit")
+    assert_clear(repo.kakeya("demo", "-p", "nope=1", "--folder", str(folder)), 2, "nope")
     assert not folder.exists()
 
 
-def test_an_unknown_command_suggests_the_nearest(house: House):
-    done = house.kakeya("statsu")
+def test_an_unknown_command_suggests_the_nearest(repo: RepoFixture):
+    done = repo.kakeya("statsu")
     assert done.code == 2
     assert "status" in done.err
 

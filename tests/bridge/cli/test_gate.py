@@ -16,7 +16,7 @@ EARLIER = {"schema_version": 2, "kind": "k3_integrated_niah_acceptance_mac", "co
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A good report in a subfolder, beside JSON of other kinds and files of other types."""
+    """A good report in a subfolder, among JSON of other kinds and files of other types."""
     (tmp_path / "deep" / "er").mkdir(parents=True)
     (tmp_path / "deep" / "er" / "good.json").write_bytes(reports.dump(reports.throughput()))
     (tmp_path / "package.json").write_text('{"name": "x"}')

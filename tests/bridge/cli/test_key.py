@@ -13,11 +13,11 @@ from bridge.cli.run import run
 from bridge.proc import run_program
 from tests.bridge.cli.calls import call
 from tests.bridge.signing.keyring import private, public
-from tests.worlds import World
+from tests.fixtures.bus import BusFixture
 
 
 def test_a_key_is_made_once_and_is_the_one_that_signs(
-    here: World, capsys: pytest.CaptureFixture[str]
+    here: BusFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     none = call(key, capsys, "--json")
     assert none.code == 2
@@ -34,8 +34,8 @@ def test_a_key_is_made_once_and_is_the_one_that_signs(
     assert first.json["key"] in first.json["command"]
 
 
-def test_the_text_names_the_key_where_it_is_from_and_the_owners_command(
-    here: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_text_names_the_key_its_source_and_the_owners_command(
+    here: BusFixture, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KAKEYA_REQUESTED_BY", "Ann O'Hara; rm -rf")
     done = call(key, capsys, "--signing-key", str(private("ann")))
@@ -47,7 +47,7 @@ def test_the_text_names_the_key_where_it_is_from_and_the_owners_command(
 
 
 def test_a_key_that_cannot_sign_is_not_shown_as_one_that_does(
-    here: World, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    here: BusFixture, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-C", "", "-f", str(tmp_path / "locked")]
     assert run_program(argv, timeout_s=20).ok
@@ -56,9 +56,9 @@ def test_a_key_that_cannot_sign_is_not_shown_as_one_that_does(
     assert "cannot sign with" in done.err
 
 
-def test_run_signs_with_gits_key_and_says_which(here: World, capsys: pytest.CaptureFixture[str]) -> None:
-    here.house.git("config", "gpg.format", "ssh")
-    here.house.git("config", "user.signingkey", str(private("ann")))
+def test_run_signs_with_gits_key_and_says_which(here: BusFixture, capsys: pytest.CaptureFixture[str]) -> None:
+    here.repo.git("config", "gpg.format", "ssh")
+    here.repo.git("config", "user.signingkey", str(private("ann")))
     done = call(run, capsys, "--preset", "probe", "--json").json
     assert (done["signed"], done["signed_with"]) == (True, f"{private('ann')} (git's user.signingkey)")
     here.git.fetch(here.remote, [done["ref"]])
@@ -73,16 +73,16 @@ def test_run_signs_with_gits_key_and_says_which(here: World, capsys: pytest.Capt
 
 
 def test_run_goes_out_unsigned_with_a_warning_where_gits_key_is_locked(
-    here: World, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    here: BusFixture, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-C", "", "-f", str(tmp_path / "locked")]
     assert run_program(argv, timeout_s=20).ok
-    here.house.git("config", "gpg.format", "ssh")
-    here.house.git("config", "user.signingkey", str(tmp_path / "locked"))
+    here.repo.git("config", "gpg.format", "ssh")
+    here.repo.git("config", "user.signingkey", str(tmp_path / "locked"))
     found = call(run, capsys, "--preset", "probe", "--json")
     assert (found.code, found.json["signed"]) == (0, False)
     assert "warning: nothing is signed: the key of git's user.signingkey cannot be used" in found.err
-    before = here.house.remote_refs()
+    before = here.repo.remote_refs()
     named = call(run, capsys, "--preset", "probe", "--signing-key", str(tmp_path / "locked"))
     assert named.code == 2
-    assert here.house.remote_refs() == before, "nothing was pushed"
+    assert here.repo.remote_refs() == before, "nothing was pushed"

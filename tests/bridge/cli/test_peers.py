@@ -52,7 +52,7 @@ def test_key_that_cannot_be_renewed_stays(
     assert call(key, capsys, "--name", "studio", "--json").json == old
 
 
-def test_a_renewed_key_takes_the_old_ones_place_and_the_old_one_is_revoked(
+def test_renewed_key_replaces_and_revokes_the_old_one(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     old = call(key, capsys, "--name", "studio", "--json").json

@@ -16,7 +16,7 @@ from bridge.protocol import refs
 from bridge.protocol.manifest import Manifest
 from bridge.runner.policy import DEFAULT_FILE, Policy, load
 from tests.bridge.cli.calls import call
-from tests.houses import Done, allowed_line
+from tests.fixtures.repo import Done, allowed_line
 
 DEFAULT = DEFAULT_FILE.read_text()
 MINE = """name = "mine"
@@ -29,7 +29,7 @@ workspace = "none"
 
 
 @dataclass
-class Owner:
+class PolicyOwner:
     """The owner of a Mac at a terminal."""
 
     config: Path
@@ -67,13 +67,13 @@ class Owner:
 
 
 @pytest.fixture
-def owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Owner:
+def owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> PolicyOwner:
     monkeypatch.setenv("KAKEYA_CONFIG", str(tmp_path / "config"))
     monkeypatch.setenv("KAKEYA_STATE", str(tmp_path / "state"))
-    return Owner(tmp_path / "config", capsys)
+    return PolicyOwner(tmp_path / "config", capsys)
 
 
-def test_the_first_policy_is_the_default_written_out_for_its_owner_alone(owner: Owner) -> None:
+def test_first_policy_is_the_default_and_private_to_its_owner(owner: PolicyOwner) -> None:
     done = owner.type("init")
     assert (done.code, done.out) == (0, f"written: {owner.file}\n")
     assert owner.file.stat().st_mode & 0o777 == 0o600
@@ -83,7 +83,7 @@ def test_the_first_policy_is_the_default_written_out_for_its_owner_alone(owner: 
     assert owner.type("check").code == 0
 
 
-def test_the_first_policy_names_every_key_and_its_examples_are_right(owner: Owner) -> None:
+def test_the_first_policy_names_every_key_and_its_examples_are_right(owner: PolicyOwner) -> None:
     assert owner.type("init", "--print").out == DEFAULT
     assert not owner.config.exists()
     examples = "".join(
@@ -96,7 +96,7 @@ def test_the_first_policy_names_every_key_and_its_examples_are_right(owner: Owne
     assert load(owner.file).model_fields_set == set(Policy.model_fields) - of_earlier_versions
 
 
-def test_the_owners_page_names_every_key_and_its_example_is_right(owner: Owner) -> None:
+def test_the_owners_page_names_every_key_and_its_example_is_right(owner: PolicyOwner) -> None:
     page = (Path(__file__).parents[3] / "docs/operations.md").read_text()
     block = next(block for block in page.split("```\n") if block.startswith("[presets.throughput]"))
     owner.write(block)
@@ -108,7 +108,7 @@ def test_the_owners_page_names_every_key_and_its_example_is_right(owner: Owner) 
         assert f"| `{key}` |" in page or f"| `[{key}]` |" in page or f"[{key}." in page, key
 
 
-def test_a_policy_that_is_there_is_replaced_only_by_force(owner: Owner) -> None:
+def test_a_policy_that_is_there_is_replaced_only_by_force(owner: PolicyOwner) -> None:
     owner.write("allow_repo_code = true\n")
     done = owner.type("init")
     assert done.code == 2
@@ -118,7 +118,7 @@ def test_a_policy_that_is_there_is_replaced_only_by_force(owner: Owner) -> None:
     assert owner.file.read_text() == DEFAULT
 
 
-def test_a_folder_without_a_policy_is_served_by_the_default_and_says_so(owner: Owner) -> None:
+def test_missing_policy_file_means_the_default_and_is_reported(owner: PolicyOwner) -> None:
     done = owner.type("check")
     assert done.code == 0
     assert f"policy: the default ({owner.file} does not exist)" in done.out
@@ -145,7 +145,7 @@ def test_a_folder_without_a_policy_is_served_by_the_default_and_says_so(owner: O
     ids=str,
 )
 def test_a_fault_anywhere_in_the_folder_is_found(
-    owner: Owner, name: str, text: str, mode: int, message: str
+    owner: PolicyOwner, name: str, text: str, mode: int, message: str
 ) -> None:
     owner.write("")
     (owner.config / "presets").mkdir()
@@ -160,7 +160,7 @@ def test_a_fault_anywhere_in_the_folder_is_found(
     assert "fault: " in owner.type("check").out
 
 
-def test_what_the_owner_may_have_meant_otherwise_is_a_note(owner: Owner) -> None:
+def test_what_the_owner_may_have_meant_otherwise_is_a_note(owner: PolicyOwner) -> None:
     owner.write(
         'allow_presets = ["gate", "gaet"]\nrequire_signature = true\nallow_requesters = ["ann", "b*"]\n'
         '[presets.gate]\nnetwork = true\n[models]\nnothing = "/no/such/folder"\n'
@@ -208,7 +208,7 @@ def test_what_the_owner_may_have_meant_otherwise_is_a_note(owner: Owner) -> None
     ids=str,
 )
 def test_the_key_that_refuses_is_named(
-    owner: Owner, text: str, preset: str, changes: dict[str, object], setting: str
+    owner: PolicyOwner, text: str, preset: str, changes: dict[str, object], setting: str
 ) -> None:
     owner.write(text)
     path = str(owner.request(preset, **changes))
@@ -220,7 +220,7 @@ def test_the_key_that_refuses_is_named(
     assert not (owner.config.parent / "state").exists()
 
 
-def test_what_no_key_refuses_has_its_reason_all_the_same(owner: Owner) -> None:
+def test_what_no_key_refuses_has_its_reason_all_the_same(owner: PolicyOwner) -> None:
     old = datetime(2026, 1, 1, tzinfo=UTC)
     nonce = f"20260101t000000z{'0' * 12}"
     expired: dict[str, object] = {
@@ -245,7 +245,7 @@ def test_what_no_key_refuses_has_its_reason_all_the_same(owner: Owner) -> None:
 
 
 def test_what_is_allowed_is_shown_with_what_the_job_would_get(
-    owner: Owner, monkeypatch: pytest.MonkeyPatch
+    owner: PolicyOwner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OWNERS_CHOICE", "1")
     owner.write(
@@ -262,7 +262,7 @@ def test_what_is_allowed_is_shown_with_what_the_job_would_get(
 
 
 @pytest.mark.skipif(not signing.available(), reason="needs ssh-keygen")
-def test_a_signature_says_who_asks(owner: Owner, tmp_path: Path) -> None:
+def test_a_signature_says_who_asks(owner: PolicyOwner, tmp_path: Path) -> None:
     owner.write("require_signature = true\n")
     key = signing.ensure_key(tmp_path / "ann", "ann")
     line = allowed_line(signing.public_key(key), "ann", signing.REQUEST_NAMESPACE)

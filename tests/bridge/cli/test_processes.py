@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.houses import House
+from tests.fixtures.repo import RepoFixture
 
 JOB = """
 import time
@@ -38,15 +38,15 @@ def counting_git(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_following_an_11_second_job_starts_at_most_25_git_processes(house: House):
-    presets = house.root / "config" / "presets"
+def test_following_an_11_second_job_starts_at_most_25_git_processes(repo: RepoFixture):
+    presets = repo.root / "config" / "presets"
     presets.mkdir(parents=True)
     (presets / "pause.toml").write_text(PRESET)
-    log = counting_git(house.root / "bin")
-    with house.runner():
-        path = f"{log.parent}{os.pathsep}{house.env['PATH']}"
+    log = counting_git(repo.root / "bin")
+    with repo.runner():
+        path = f"{log.parent}{os.pathsep}{repo.env['PATH']}"
         began = time.monotonic()
-        done = house.kakeya("run", "--preset", "pause", "--wait", "60", PATH=path)
+        done = repo.kakeya("run", "--preset", "pause", "--wait", "60", PATH=path)
     assert done.code == 0, done.err
     # GitPython asks for git's version, twice, when it is imported.
     starts = [line for line in log.read_text().splitlines() if line != "version"]

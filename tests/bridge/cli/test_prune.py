@@ -23,8 +23,8 @@ from bridge.cli.status import status
 from bridge.cli.wait import wait
 from bridge.protocol import refs
 from tests.bridge.bus.archives import answered, bridge_refs
-from tests.houses import allowed_line
-from tests.worlds import FILES, World
+from tests.fixtures.bus import FILES, BusFixture
+from tests.fixtures.repo import allowed_line
 
 FAILED = {"verdict": {"status": "failed", "reason": "exit_code", "message": "exit 3"}}
 
@@ -32,9 +32,9 @@ Run = Callable[..., tuple[int, Any, str]]
 
 
 @pytest.fixture
-def run(world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(bus: BusFixture, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """A command in the clone: its code, its last line as JSON (or its text), its standard error."""
-    monkeypatch.chdir(world.house.clone)
+    monkeypatch.chdir(bus.repo.clone)
 
     def call(command: click.Command, *arguments: str) -> tuple[int, Any, str]:
         code = run_edge(command, list(arguments))
@@ -47,14 +47,14 @@ def run(world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
 
 
 @pytest.mark.slow
-def test_a_pruned_request_is_shown_saved_and_listed_as_before(world: World, run: Run, tmp_path: Path):
-    passed, failed = answered(world), answered(world, timedelta(days=32), **FAILED)
-    waiting = world.submit()
+def test_a_pruned_request_is_shown_saved_and_listed_as_before(bus: BusFixture, run: Run, tmp_path: Path):
+    passed, failed = answered(bus), answered(bus, timedelta(days=32), **FAILED)
+    waiting = bus.submit()
     before = {nonce: run(result, nonce, "--json") for nonce in (passed.nonce, failed.nonce)}
     code, done, _ = run(prune, "--older-than", "30m", "--json")
     assert (code, sorted(done["archived"])) == (0, sorted([passed.nonce, failed.nonce]))
     assert done["unfinished"] == 0
-    assert bridge_refs(world) == {waiting.ref, refs.INBOX + waiting.nonce}
+    assert bridge_refs(bus) == {waiting.ref, refs.INBOX + waiting.nonce}
     for nonce, (code, document, _) in before.items():
         for command in (result, status, wait):
             now, shown, _ = run(command, nonce, "--json")
@@ -77,9 +77,9 @@ def test_a_pruned_request_is_shown_saved_and_listed_as_before(world: World, run:
     assert open_["requests"][0]["state"] == "queued"
 
 
-def test_a_server_that_keeps_its_refs_ends_in_6(world: World, run: Run):
-    answered(world)
-    world.house.git("config", "receive.denyDeletes", "true", cwd=world.house.remote)
+def test_a_server_that_keeps_its_refs_ends_in_6(bus: BusFixture, run: Run):
+    answered(bus)
+    bus.repo.git("config", "receive.denyDeletes", "true", cwd=bus.repo.remote)
     code, _, err = run(prune)
     assert code == 6
     assert "looked at 0 of 1 requests" in err
@@ -97,10 +97,10 @@ def test_a_duration_is_a_number_and_a_unit(run: Run, text: str):
     assert "duration" in err or "longer than" in err
 
 
-def test_fetch_says_what_it_could_not_fetch(world: World, run: Run, tmp_path: Path):
-    unsigned, waiting = answered(world), world.submit()
+def test_fetch_says_what_it_could_not_fetch(bus: BusFixture, run: Run, tmp_path: Path):
+    unsigned, waiting = answered(bus), bus.submit()
     key = signing.ensure_key(tmp_path / "key", "runner")
-    config = Path(world.house.env["KAKEYA_CONFIG"])
+    config = Path(bus.repo.env["KAKEYA_CONFIG"])
     config.mkdir(parents=True, exist_ok=True)
     line = allowed_line(signing.public_key(key), "testmac", signing.RESULT_NAMESPACE)
     (config / "trusted_runners").write_text(line)

@@ -11,8 +11,8 @@ from bridge.cli.queue import queue
 from bridge.protocol import refs
 from tests.bridge.cli.calls import call
 from tests.bridge.registrations import info, offer, publish_info
-from tests.houses import Done
-from tests.worlds import World
+from tests.fixtures.bus import BusFixture
+from tests.fixtures.repo import Done
 
 
 @pytest.fixture
@@ -23,19 +23,19 @@ def kakeya(capsys: pytest.CaptureFixture[str]):
     return run
 
 
-def waiting(world: World, count: int) -> list[str]:
+def waiting(bus: BusFixture, count: int) -> list[str]:
     """So many requests, a second between them, the oldest first."""
     now = datetime.now(UTC)
     nonces = [refs.new_nonce(now + timedelta(seconds=number), b"abcdef") for number in range(count)]
-    return [world.submit(nonce=nonce).nonce for nonce in nonces]
+    return [bus.submit(nonce=nonce).nonce for nonce in nonces]
 
 
-def offering_info(world: World) -> None:
+def offering_info(bus: BusFixture) -> None:
     """A live runner that takes 300 s for a probe."""
-    publish_info(world.cache, info(now=datetime.now(UTC), presets=(offer(typical_s=300.0),)))
+    publish_info(bus.cache, info(now=datetime.now(UTC), presets=(offer(typical_s=300.0),)))
 
 
-def test_each_request_is_told_how_long_it_is_likely_to_wait(here: World, kakeya) -> None:
+def test_each_request_is_told_how_long_it_is_likely_to_wait(here: BusFixture, kakeya) -> None:
     offering_info(here)
     nonces = waiting(here, 3)
     done = kakeya("--json")
@@ -47,25 +47,25 @@ def test_each_request_is_told_how_long_it_is_likely_to_wait(here: World, kakeya)
     assert "queued, 1 older one waits, about 0:05:00 to wait" in text
 
 
-def test_without_a_runner_nothing_is_promised(here: World, kakeya) -> None:
+def test_without_a_runner_nothing_is_promised(here: BusFixture, kakeya) -> None:
     nonces = waiting(here, 2)
     done = kakeya("--json")
     assert [(row["nonce"], row["expected_s"]) for row in done.json["requests"]] == [(n, None) for n in nonces]
     assert done.err == ""
 
 
-def test_registrations_that_cannot_be_read_are_left_out_and_the_queue_is_shown(here: World, kakeya) -> None:
+def test_queue_is_shown_without_unreadable_registrations(here: BusFixture, kakeya) -> None:
     nonces = waiting(here, 2)
     offering_info(here)
-    [name] = [ref for ref in here.house.remote_refs() if ref.startswith(refs.RUNNERS)]
-    tree = here.house.git("rev-parse", f"{name}^{{tree}}", cwd=here.house.remote)
-    Path(here.house.remote, "objects", tree[:2], tree[2:]).unlink()
+    [name] = [ref for ref in here.repo.remote_refs() if ref.startswith(refs.RUNNERS)]
+    tree = here.repo.git("rev-parse", f"{name}^{{tree}}", cwd=here.repo.remote)
+    Path(here.repo.remote, "objects", tree[:2], tree[2:]).unlink()
     done = kakeya("--json")
     assert done.code == 0, done.err
     assert [(row["nonce"], row["expected_s"]) for row in done.json["requests"]] == [(n, None) for n in nonces]
 
 
-def test_what_runs_is_not_told_to_wait(here: World, kakeya) -> None:
+def test_what_runs_is_not_told_to_wait(here: BusFixture, kakeya) -> None:
     submitted = here.submit()
     here.claim(submitted)
     [row] = kakeya("--json").json["requests"]

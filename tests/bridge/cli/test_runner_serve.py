@@ -7,8 +7,8 @@ import json
 import pytest
 
 from bridge.protocol import refs
-from tests.bridge.runner.bench import Bench
-from tests.houses import House, wait_for
+from tests.fixtures.repo import RepoFixture, wait_for
+from tests.fixtures.runner import RunnerFixture
 
 ONCE = ("runner", "serve", "--name", "mac", "--once", "--idle-timeout", "0.1")
 
@@ -26,23 +26,23 @@ ONCE = ("runner", "serve", "--name", "mac", "--once", "--idle-timeout", "0.1")
     ],
 )
 def test_a_lease_that_its_heartbeats_cannot_hold_is_refused(
-    house: House, options: tuple[str, ...], said: str
+    repo: RepoFixture, options: tuple[str, ...], said: str
 ):
-    done = house.kakeya(*ONCE, *options)
+    done = repo.kakeya(*ONCE, *options)
     assert done.code == 2
     assert said in done.err
 
 
 @pytest.mark.slow
-def test_more_jobs_than_one_are_asked_for_in_vain_and_told_so(house: House):
-    done = house.kakeya(*ONCE, "--jobs", "3")
+def test_more_jobs_than_one_are_asked_for_in_vain_and_told_so(repo: RepoFixture):
+    done = repo.kakeya(*ONCE, "--jobs", "3")
     assert done.code == 4, done.err
-    assert f"--jobs 3: runners with their state in {house.env['KAKEYA_STATE']} run one job" in done.out
+    assert f"--jobs 3: runners with their state in {repo.env['KAKEYA_STATE']} run one job" in done.out
 
 
 @pytest.mark.slow
-def test_it_says_which_presets_its_policy_allows_and_which_not(house: House):
-    line = house.kakeya(*ONCE).out.splitlines()[0]
+def test_it_says_which_presets_its_policy_allows_and_which_not(repo: RepoFixture):
+    line = repo.kakeya(*ONCE).out.splitlines()[0]
     allowed, _, refused = line.partition("; presets: ")[2].partition("; not allowed: ")
     assert "probe" in allowed.split(", ")
     assert "tests" in refused.split(", ")
@@ -50,23 +50,23 @@ def test_it_says_which_presets_its_policy_allows_and_which_not(house: House):
 
 
 @pytest.mark.slow
-def test_claims_carry_the_lease_and_are_renewed_as_often_as_it_needs(house: House):
-    bench = Bench(house)
-    bench.install({"sleep": "import time; time.sleep(60)"})
-    manifest = bench.ask("sleep")
+def test_claims_carry_the_lease_and_are_renewed_as_often_as_it_needs(repo: RepoFixture):
+    runner = RunnerFixture(repo)
+    runner.install({"sleep": "import time; time.sleep(60)"})
+    manifest = runner.ask("sleep")
     ref = refs.CLAIMS + manifest.nonce
 
     def held() -> str:
-        return house.git("for-each-ref", "--format=%(objectname)", ref, cwd=house.remote)
+        return repo.git("for-each-ref", "--format=%(objectname)", ref, cwd=repo.remote)
 
-    with house.runner("--lease", "2.4", "--idle", "0.1") as runner:
+    with repo.runner("--lease", "2.4", "--idle", "0.1") as process:
         wait_for(held, 20, "a claim")
         for _ in range(3):
             before = held()
             wait_for(lambda before=before: held() != before, 2.4, "a heartbeat within the lease")
-        status = json.loads(house.git("show", f"{held()}:status.json", cwd=house.remote))
+        status = json.loads(repo.git("show", f"{held()}:status.json", cwd=repo.remote))
         assert status["lease_s"] == 2.4
-        runner.terminate()
-        wait_for(lambda: "once more" in house.runner_log(), 10, "the first answer to SIGTERM")
-        runner.terminate()
-        assert runner.wait(20) == 0
+        process.terminate()
+        wait_for(lambda: "once more" in repo.runner_log(), 10, "the first answer to SIGTERM")
+        process.terminate()
+        assert process.wait(20) == 0

@@ -14,13 +14,13 @@ from bridge import signing
 from bridge.cli.keys import signers
 from tests.bridge.cli.calls import call
 from tests.bridge.signing.keyring import private, public
-from tests.houses import Done
+from tests.fixtures.repo import Done
 
 SPACE = signing.REQUEST_NAMESPACE
 
 
 @dataclass
-class Owner:
+class SignersOwner:
     """Types commands and looks at the files."""
 
     folder: Path
@@ -52,13 +52,15 @@ class Owner:
 
 
 @pytest.fixture
-def owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Owner:
+def owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> SignersOwner:
     folder = tmp_path / "config"
     monkeypatch.setenv("KAKEYA_CONFIG", str(folder))
-    return Owner(folder, capsys)
+    return SignersOwner(folder, capsys)
 
 
-def test_an_added_key_signs_requests_and_wishes_and_nothing_else(owner: Owner) -> None:
+def test_added_key_signs_requests_and_cancels_and_nothing_else(owner: SignersOwner) -> None:
     done = owner.add("ann", "ann")
     assert (done.code, done.out) == (0, f"listed: ann {public('ann').fingerprint} ({owner.allowed})\n")
     assert {owner.who("ann", each) for each in (SPACE, signing.CANCEL_NAMESPACE)} == {"ann"}
@@ -71,7 +73,7 @@ def test_an_added_key_signs_requests_and_wishes_and_nothing_else(owner: Owner) -
 
 @pytest.mark.parametrize("way", ["line", "file", "input"])
 def test_a_key_is_given_as_a_line_a_file_or_on_standard_input(
-    owner: Owner, way: str, monkeypatch: pytest.MonkeyPatch
+    owner: SignersOwner, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = signing.public_key(private("ann"))
     given = {"line": file.read_text().strip(), "file": str(file), "input": "-"}[way]
@@ -103,7 +105,7 @@ def test_a_key_is_given_as_a_line_a_file_or_on_standard_input(
     ],
 )
 def test_what_cannot_be_meant_is_refused_and_changes_nothing(
-    owner: Owner, args: tuple[str, ...], words: str
+    owner: SignersOwner, args: tuple[str, ...], words: str
 ) -> None:
     owner.add("bob", "bob")
     before = owner.allowed.read_bytes()
@@ -115,7 +117,7 @@ def test_what_cannot_be_meant_is_refused_and_changes_nothing(
     assert not owner.revoked.exists()
 
 
-def test_a_key_counts_until_the_end_of_its_last_day(owner: Owner) -> None:
+def test_a_key_counts_until_the_end_of_its_last_day(owner: SignersOwner) -> None:
     owner.add("ann", "ann", "--valid-until", (datetime.now() + timedelta(days=1)).strftime("%Y-%m-%d"))
     assert owner.states() == {("ann", public("ann").fingerprint): "counts"}
     signature = signing.sign(private("ann"), SPACE, b"x")
@@ -127,7 +129,7 @@ def test_a_key_counts_until_the_end_of_its_last_day(owner: Owner) -> None:
     assert (name(timedelta(hours=23)), name(timedelta(hours=49))) == ("ann", None)
 
 
-def test_a_key_is_changed_by_adding_the_new_one_and_revoking_the_old(owner: Owner) -> None:
+def test_a_key_is_changed_by_adding_the_new_one_and_revoking_the_old(owner: SignersOwner) -> None:
     owner.add("ann", "old")
     owner.add("ann", "new")
     assert (owner.who("old"), owner.who("new")) == ("ann", "ann")
@@ -148,14 +150,14 @@ def test_a_key_is_changed_by_adding_the_new_one_and_revoking_the_old(owner: Owne
     assert "was revoked before" in owner.type("revoke", "ann").err
 
 
-def test_all_keys_of_a_name_are_revoked_at_once_and_no_others(owner: Owner) -> None:
+def test_all_keys_of_a_name_are_revoked_at_once_and_no_others(owner: SignersOwner) -> None:
     for name, key in (("ann", "old"), ("ann", "new"), ("bob", "bob")):
         owner.add(name, key)
     assert owner.type("revoke", "ann", "--all").code == 0
     assert [owner.who(key) for key in ("old", "new", "bob")] == [None, None, "bob"]
 
 
-def test_removing_takes_one_key_or_all_and_keeps_the_owners_comments(owner: Owner) -> None:
+def test_removing_takes_one_key_or_all_and_keeps_the_owners_comments(owner: SignersOwner) -> None:
     for name, key in (("ann", "old"), ("ann", "new"), ("bob", "bob")):
         owner.add(name, key)
     owner.allowed.write_text("# ours\n" + owner.allowed.read_text())
@@ -166,7 +168,7 @@ def test_removing_takes_one_key_or_all_and_keeps_the_owners_comments(owner: Owne
     assert owner.allowed.read_text().startswith("# ours\nbob ")
 
 
-def test_a_list_by_hand_shows_what_each_line_is_good_for(owner: Owner) -> None:
+def test_a_list_by_hand_shows_what_each_line_is_good_for(owner: SignersOwner) -> None:
     assert "no key is listed yet" in owner.type("list").out
     owner.folder.mkdir(mode=0o700)
     lines = [

@@ -13,8 +13,8 @@ from bridge.protocol import refs
 from bridge.protocol.result import Phase
 from tests.bridge.cli.calls import call
 from tests.bridge.registrations import info, offer, publish_info
-from tests.houses import Done
-from tests.worlds import World
+from tests.fixtures.bus import BusFixture
+from tests.fixtures.repo import Done
 
 
 @pytest.fixture
@@ -27,31 +27,31 @@ def said(capsys: pytest.CaptureFixture[str]):
     return ask
 
 
-def running(world: World, lease_s: float) -> str:
+def running(bus: BusFixture, lease_s: float) -> str:
     """A request that runs, claimed by a runner that says nothing after its first heartbeats."""
-    submitted = world.submit()
-    held = world.claim(submitted, lease_s=lease_s)
+    submitted = bus.submit()
+    held = bus.claim(submitted, lease_s=lease_s)
     held.renew(Heartbeat(Phase.RUNNING, 12.0))
     return submitted.nonce
 
 
-def test_a_runner_that_outlived_its_lease_without_a_sign_is_said_to_be_silent(here: World, said):
+def test_runner_without_heartbeat_past_its_lease_is_shown_silent(here: BusFixture, said):
     nonce = running(here, lease_s=0.01)
     assert re.search(r"running on testmac \(12 s\), no sign for [0-9:]+\n", said(nonce).out)
     assert 0 <= said(nonce, "--json").json["beat_age_s"] < 60
 
 
-def test_a_runner_within_its_lease_is_not_silent(here: World, said):
+def test_a_runner_within_its_lease_is_not_silent(here: BusFixture, said):
     assert "running on testmac (12 s)\n" in said(running(here, lease_s=600.0)).out
 
 
-def test_what_does_not_apply_to_a_running_request_is_null(here: World, said):
+def test_what_does_not_apply_to_a_running_request_is_null(here: BusFixture, said):
     document = said(running(here, lease_s=600.0), "--json").json
     assert (document["status"], document["ahead"], document["expected_s"]) == ("running", None, None)
     assert document["heartbeat"]["runner"] == "testmac"
 
 
-def test_who_waits_is_told_how_many_older_ones_wait(here: World, said):
+def test_who_waits_is_told_how_many_older_ones_wait(here: BusFixture, said):
     now = datetime.now(UTC)
     nonces = [refs.new_nonce(now + timedelta(seconds=number), b"abcdef") for number in range(3)]
     for nonce in nonces:

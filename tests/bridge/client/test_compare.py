@@ -228,7 +228,7 @@ def test_policies_are_compared_one_by_one_and_in_order() -> None:
 
 
 @pytest.mark.parametrize("preset", ["kv", "recall"])
-def test_made_up_prompts_are_those_of_this_requests_nonce_unless_a_seed_was_asked_for(preset: str) -> None:
+def test_made_up_prompts_follow_the_nonce_unless_a_seed_is_given(preset: str) -> None:
     """`kv` has the seed as a parameter, `recall` leaves it to the engine."""
     stated: dict[str, Any] = {"context": 440, "prompts": "generated"}
     if preset == "kv":
@@ -263,7 +263,7 @@ def test_the_served_channel_is_the_policy_that_was_asked_for() -> None:
     assert (found.field, found.asked, found.answered) == ("configuration.kv", "native", "affine8")
 
 
-def test_with_another_preset_file_defaults_are_the_runners_and_that_is_told() -> None:
+def test_with_another_preset_file_the_runners_defaults_are_named() -> None:
     answer = Answer()
     answer.result["preset_digest"] = answer.report["request"]["preset_digest"] = "0" * 64
     answer.result["params"]["prompts"] = answer.report["configuration"]["prompts"] = "chat"
@@ -279,7 +279,7 @@ def test_with_another_preset_file_defaults_are_the_runners_and_that_is_told() ->
     assert [each.field for each in answer.compare().differences] == ["weights of the target"]
 
 
-def test_a_result_that_states_no_machine_engine_or_weights_differs_from_its_report() -> None:
+def test_result_without_machine_engine_or_weights_is_a_difference() -> None:
     answer = Answer()
     answer.machine.clear()
     found = answer.compare()
@@ -293,7 +293,7 @@ def test_a_result_that_states_no_machine_engine_or_weights_differs_from_its_repo
     assert found.not_compared == ()
 
 
-def test_weights_and_engine_of_a_preset_that_is_not_installed_here_are_compared_where_stated() -> None:
+def test_weights_and_engine_of_an_unknown_preset_are_still_compared() -> None:
     answer = Answer(installed=False)
     assert answer.compare().differences == ()
     answer.report["environment"]["models"]["target"]["weights_sha256"] = "0" * 64
@@ -304,7 +304,7 @@ def test_weights_and_engine_of_a_preset_that_is_not_installed_here_are_compared_
     assert {each.partition(":")[0] for each in found.not_compared} >= {"engine digest", "model digests"}
 
 
-def test_a_result_that_did_not_run_is_held_against_preset_and_workload_alone() -> None:
+def test_result_without_a_run_is_compared_by_preset_and_workload() -> None:
     answer = Answer()
     answer.result |= {"verdict": Verdict(status=Status.FAILED, reason=Reason.EXIT_CODE), "params": {}}
     runner = RunnerFacts(name="studio", id="0" * 16, version="0.1.0")

@@ -72,14 +72,14 @@ FORGED: dict[str, tuple[Callable[[Document], object], str]] = {
     "another workload": (lambda d: d["request"].update(workload_sha="cd" * 20), "WRONG_REQUEST"),
     "another preset": (lambda d: d["request"].update(preset_digest="00" * 32), "WRONG_REQUEST"),
     "the requester's engine": (lambda d: d["request"].update(engine_source="workload"), "WRONG_REQUEST"),
-    "begun before the job": (lambda d: d.update(started_at="2026-03-01T11:00:00Z"), "STALE_REPORT"),
+    "started before the job": (lambda d: d.update(started_at="2026-03-01T11:00:00Z"), "STALE_REPORT"),
     "ended after the job": (lambda d: d.update(finished_at="2026-03-01T12:09:00Z"), "STALE_REPORT"),
     "no report at all": (lambda d: d.clear(), "LEGACY_SCHEMA"),
 }
 
 
 @pytest.mark.parametrize("case", FORGED)
-def test_a_report_that_this_gate_rejects_makes_a_passed_result_a_rejected_one(case: str) -> None:
+def test_rejected_report_turns_a_passed_result_into_rejected(case: str) -> None:
     edit, code = FORGED[case]
     seen = judged(throughput(edit))
     reason = Reason.BINDING if code == "WRONG_REQUEST" else Reason.EVIDENCE
@@ -93,14 +93,14 @@ def test_a_report_that_this_gate_rejects_makes_a_passed_result_a_rejected_one(ca
     assert seen.believed.result.verdict == PASSED
 
 
-def test_a_preset_that_promises_a_report_is_not_passed_without_one_or_with_another_kind() -> None:
+def test_promised_report_that_is_missing_or_of_another_kind_fails() -> None:
     for data, code in ((None, "NO_EVIDENCE"), (reports.dump(reports.probe()), "WRONG_KIND")):
         seen = judged(data)
         assert seen.verdict.status is Status.REJECTED
         assert [violation.code for violation in seen.verdict.violations] == [code]
 
 
-def test_a_report_that_keeps_every_rule_but_not_its_presets_promise_is_rejected() -> None:
+def test_valid_report_that_breaks_its_presets_promise_is_rejected() -> None:
     seen = judged(throughput(), preset="throughput-bounded")
     assert seen.judgements[REPORT].accepted
     assert seen.exit_code == 3
@@ -114,7 +114,7 @@ def test_a_preset_that_promises_no_report_here_passes_without_one(preset: str | 
     assert judged(None, preset=preset).verdict == PASSED
 
 
-def test_a_report_of_a_preset_that_is_not_installed_here_is_judged_all_the_same() -> None:
+def test_report_of_a_preset_not_installed_here_is_judged() -> None:
     assert judged(throughput(), preset="somebodys-own").verdict == PASSED
     assert judged(throughput(lambda d: d.pop("request")), preset="somebodys-own").exit_code == 3
 

@@ -25,7 +25,7 @@ from bridge.protocol.manifest import Manifest, ParamValue, format_time
 from bridge.protocol.runner_info import Limits, RunnerInfo, State
 from bridge.signing.trust import TrustLevel
 from tests.bridge.registrations import NOW, info, offer, publish_info
-from tests.worlds import World
+from tests.fixtures.bus import BusFixture
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
 
@@ -117,7 +117,7 @@ def test_the_reasons_of_live_runners_are_told_first(config: settings.Settings):
     assert len(crowd.to_json()["unable"]) == 30
 
 
-def test_a_client_that_trusts_keys_is_told_when_only_others_can_take_it(config: settings.Settings):
+def test_client_is_told_when_only_untrusted_runners_can_take_it(config: settings.Settings):
     config.config_dir.mkdir()
     assert ask(config, seen()).warnings == ()
     config.trusted_runners.write_text(f"studio {KEY}\n")
@@ -127,7 +127,7 @@ def test_a_client_that_trusts_keys_is_told_when_only_others_can_take_it(config: 
     assert ask(config, seen(trusted=True), seen(name="b", id="b" * 16)).warnings == ()
 
 
-def test_the_expected_wait_is_the_median_duration_times_the_older_requests(config: settings.Settings):
+def test_expected_wait_is_median_duration_times_older_requests(config: settings.Settings):
     runners = [
         seen(name=f"m{n}", id=f"{n:016x}", presets=(offer(typical_s=typical),))
         for n, typical in enumerate((10.0, 30.0, 500.0, None))
@@ -145,20 +145,20 @@ def test_a_live_runner_that_obeys_only_signatures_is_named():
     assert require_signatures(Registry(registrations, 0, {}), NOW) == ["strict"]
 
 
-def test_the_registry_is_read_into_one_cache_of_the_remote(world: World, config: settings.Settings):
-    bus = Remote(world.remote, world.remote, refs.audience_of(world.remote))
-    publish_info(world.cache, info(now=datetime.now(UTC)))
+def test_the_registry_is_read_into_one_cache_of_the_remote(bus: BusFixture, config: settings.Settings):
+    remote = Remote(bus.remote, bus.remote, refs.audience_of(bus.remote))
+    publish_info(bus.cache, info(now=datetime.now(UTC)))
     for _ in range(2):
-        assert [one.name for one in read_runners(config, world.git, bus).seen] == ["mac"]
+        assert [one.name for one in read_runners(config, bus.git, remote).seen] == ["mac"]
     [cache] = (config.state_dir / "caches").glob("*.git")
     assert cache.is_dir()
 
 
-def test_a_remote_that_is_away_and_a_damaged_key_list_are_errors(world: World, config: settings.Settings):
+def test_a_remote_that_is_away_and_a_damaged_key_list_are_errors(bus: BusFixture, config: settings.Settings):
     with pytest.raises(RemoteUnreachable):
-        read_runners(config, world.git, Remote("/nothing.git", "/nothing.git", "/nothing"))
+        read_runners(config, bus.git, Remote("/nothing.git", "/nothing.git", "/nothing"))
     config.config_dir.mkdir()
     config.trusted_runners.write_text('mac namespaces="kakeya-mac-result" ssh-ed25519 A*A\n')
-    bus = Remote(world.remote, world.remote, refs.audience_of(world.remote))
+    remote = Remote(bus.remote, bus.remote, refs.audience_of(bus.remote))
     with pytest.raises(KeyListError, match=":1: 'ssh-ed25519 A"):
-        read_runners(config, world.git, bus)
+        read_runners(config, bus.git, remote)

@@ -11,14 +11,14 @@ from bridge.bus.requests import resolve_handle
 from bridge.bus.results import Believed, FetchedResult, believe, fetch
 from bridge.client.save import save
 from bridge.errors import MachineError
-from tests.worlds import FILES, World
+from tests.fixtures.bus import FILES, BusFixture
 
 
 @pytest.fixture
-def home(world: World) -> tuple[Believed, FetchedResult]:
-    submitted = world.submit()
-    world.answer(submitted)
-    fetched = fetch(world.git, world.remote, resolve_handle(world.git, world.remote, submitted.nonce))
+def home(bus: BusFixture) -> tuple[Believed, FetchedResult]:
+    submitted = bus.submit()
+    bus.answer(submitted)
+    fetched = fetch(bus.git, bus.remote, resolve_handle(bus.git, bus.remote, submitted.nonce))
     assert fetched is not None
     return believe(fetched, trusted=Path("/nonexistent")), fetched
 

@@ -12,12 +12,12 @@ from bridge.bus.claims import Heartbeat
 from bridge.client.watch import Update, watch
 from bridge.errors import RemoteUnreachable, UnknownHandle, WaitTimeout
 from bridge.protocol.result import Phase
-from tests.worlds import World, make_world
+from tests.fixtures.bus import BusFixture, make_bus
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    return make_world(tmp_path, monkeypatch)
+def bus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BusFixture:
+    return make_bus(tmp_path, monkeypatch)
 
 
 class Time:
@@ -36,52 +36,50 @@ class Time:
             self.steps.pop(0)()
 
 
-def follow(world: World, nonce: str, time: Time, *, deadline: float = 500, **options: Any) -> list[Update]:
-    remote = options.pop("remote", world.remote)
-    watched = watch(
-        world.git, remote, nonce, deadline=deadline, clock=time.clock, sleep=time.sleep, **options
-    )
+def follow(bus: BusFixture, nonce: str, time: Time, *, deadline: float = 500, **options: Any) -> list[Update]:
+    remote = options.pop("remote", bus.remote)
+    watched = watch(bus.git, remote, nonce, deadline=deadline, clock=time.clock, sleep=time.sleep, **options)
     return list(watched)
 
 
-def test_phases_come_in_order_and_end_with_the_result(world: World):
-    submitted = world.submit()
+def test_phases_come_in_order_and_end_with_the_result(bus: BusFixture):
+    submitted = bus.submit()
     held = []
     time = Time(
-        lambda: held.append(world.claim(submitted)),
+        lambda: held.append(bus.claim(submitted)),
         lambda: held[0].renew(Heartbeat(Phase.RUNNING, 2.0, log_tail=("\x1b[31mred",))),
         *[lambda: None] * 6,  # a claim is not fetched at every look
-        lambda: world.answer(submitted, held=held[0]),
+        lambda: bus.answer(submitted, held=held[0]),
     )
-    updates = follow(world, submitted.nonce, time, expected=world.expected(submitted))
+    updates = follow(bus, submitted.nonce, time, expected=bus.expected(submitted))
     assert [u.phase for u in updates] == [Phase.QUEUED, Phase.CLAIMED, Phase.RUNNING, Phase.DONE]
     assert updates[-1].result is not None
     assert updates[-1].result.above == 1
 
 
-def test_the_deadline_ends_the_wait_and_says_that_the_job_goes_on(world: World):
-    submitted = world.submit()
+def test_the_deadline_ends_the_wait_and_says_that_the_job_goes_on(bus: BusFixture):
+    submitted = bus.submit()
     time = Time()
     with pytest.raises(WaitTimeout, match="goes on"):
-        follow(world, submitted.nonce, time, deadline=5)
+        follow(bus, submitted.nonce, time, deadline=5)
     assert time.now <= 6
 
 
-def test_a_request_that_vanishes_is_reported(world: World):
-    submitted = world.submit()
-    for ref in world.house.remote_refs() - {"refs/heads/main"}:
-        world.house.git("update-ref", "-d", ref, cwd=world.house.remote)
+def test_a_request_that_vanishes_is_reported(bus: BusFixture):
+    submitted = bus.submit()
+    for ref in bus.repo.remote_refs() - {"refs/heads/main"}:
+        bus.repo.git("update-ref", "-d", ref, cwd=bus.repo.remote)
     with pytest.raises(UnknownHandle):
-        follow(world, submitted.nonce, Time())
+        follow(bus, submitted.nonce, Time())
 
 
-def test_a_passing_fault_is_waited_out_and_a_lasting_one_is_not(world: World):
-    submitted = world.submit()
-    away = world.house.root / "away.git"
-    world.house.remote.rename(away)
-    time = Time(lambda: away.rename(world.house.remote), lambda: world.answer(submitted))
-    updates = follow(world, submitted.nonce, time)
+def test_a_passing_fault_is_waited_out_and_a_lasting_one_is_not(bus: BusFixture):
+    submitted = bus.submit()
+    away = bus.repo.root / "away.git"
+    bus.repo.remote.rename(away)
+    time = Time(lambda: away.rename(bus.repo.remote), lambda: bus.answer(submitted))
+    updates = follow(bus, submitted.nonce, time)
     assert updates[0].notice is not None
     assert updates[-1].phase is Phase.DONE
     with pytest.raises(RemoteUnreachable):
-        follow(world, submitted.nonce, time, remote="/no/such.git")
+        follow(bus, submitted.nonce, time, remote="/no/such.git")

@@ -10,16 +10,16 @@ from bridge import signing
 from bridge.bus.requests import WORKFLOW_PATH
 from bridge.cli.doctor import doctor
 from tests.bridge.cli.calls import call
-from tests.houses import Done, allowed_line
+from tests.fixtures.bus import BusFixture
+from tests.fixtures.repo import Done, allowed_line
 from tests.servers.github import github_server
-from tests.worlds import World
 
 SHIPPED = Path(__file__).resolve().parents[3] / WORKFLOW_PATH
 READY = "ci: ready"
 
 
 @pytest.fixture
-def job(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+def job(bus: BusFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BusFixture:
     """A step of a workflow with everything it needs."""
     key = signing.public_key(signing.ensure_key(tmp_path / "mac", "mac"))
     config = tmp_path / "config"
@@ -29,18 +29,18 @@ def job(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
         "GITHUB_ACTIONS": "true",
         "GITHUB_EVENT_NAME": "push",
         "KAKEYA_CONFIG": str(config),
-        "KAKEYA_REMOTE": world.remote,
+        "KAKEYA_REMOTE": bus.remote,
     }.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.chdir(world.house.clone)
-    return world
+    monkeypatch.chdir(bus.repo.clone)
+    return bus
 
 
 def examined(capsys: pytest.CaptureFixture[str]) -> Done:
     return call(doctor, capsys, "--role", "ci")
 
 
-def test_a_job_that_lacks_nothing_can_ask(job: World, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_that_lacks_nothing_can_ask(job: BusFixture, capsys: pytest.CaptureFixture[str]) -> None:
     done = examined(capsys)
     assert (done.code, READY in done.out) == (0, True), done.out
 
@@ -56,7 +56,7 @@ def test_a_job_that_lacks_nothing_can_ask(job: World, capsys: pytest.CaptureFixt
     ids=["no workflow", "a fork's event", "a stranger's commit", "no remote"],
 )
 def test_a_job_with_a_check_against_it_is_not_said_to_be_able_to_ask(
-    job: World,
+    job: BusFixture,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     variables: dict[str, str],
@@ -71,7 +71,7 @@ def test_a_job_with_a_check_against_it_is_not_said_to_be_able_to_ask(
 
 
 def test_a_job_whose_only_way_needs_a_token_it_lacks_cannot_ask(
-    job: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    job: BusFixture, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job.point("refs/heads/main", job.commit("main", {WORKFLOW_PATH: SHIPPED.read_bytes()}))
     with github_server() as server:

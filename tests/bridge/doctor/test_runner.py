@@ -13,16 +13,16 @@ from bridge.cli.doctor import detect
 from bridge.doctor import Check, Level
 from bridge.mac import setup
 from bridge.mac.options import ACTIONS_RUNNER, OPTIONS_FILE
-from tests.bridge.runner.bench import Bench
+from tests.fixtures.bus import BusFixture
+from tests.fixtures.runner import RunnerFixture
 from tests.servers.github import SLUG, github_server
-from tests.worlds import World
 
 
 @pytest.fixture
-def bench(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bench:
-    monkeypatch.chdir(world.house.clone)
+def runner(bus: BusFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> RunnerFixture:
+    monkeypatch.chdir(bus.repo.clone)
     monkeypatch.setattr(interpreter, "record_path", lambda: tmp_path / "interpreter.json")
-    made = Bench(world.house)
+    made = RunnerFixture(bus.repo)
     monkeypatch.setenv("KAKEYA_CONFIG", str(made.config))
     monkeypatch.setenv("KAKEYA_STATE", str(made.state))
     return made
@@ -35,7 +35,7 @@ def checks(prefix: Path) -> dict[str, Check]:
     return {check.name: check for check in found}
 
 
-def test_every_check_of_a_plain_machine(bench: Bench, tmp_path: Path) -> None:
+def test_every_check_of_a_plain_machine(runner: RunnerFixture, tmp_path: Path) -> None:
     found = checks(tmp_path)
     assert {"git", "policy", "interpreter", "service", "disk", "remote", "git-lfs"} <= set(found)
     assert found["interpreter"].level is Level.WARN
@@ -45,15 +45,15 @@ def test_every_check_of_a_plain_machine(bench: Bench, tmp_path: Path) -> None:
 
 
 def test_a_variable_that_names_no_model_folder_is_a_warning(
-    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runner: RunnerFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KAKEYA_MODEL_GEMMA_4_26B_A4B", "/absent")
     found = checks(tmp_path)["models: throughput"]
     assert (found.level, "/absent" in found.finding) == (Level.WARN, True)
 
 
-def test_a_policy_that_is_wrong_is_a_failure(bench: Bench, tmp_path: Path) -> None:
-    bench.policy("nonsense = 1\n")
+def test_a_policy_that_is_wrong_is_a_failure(runner: RunnerFixture, tmp_path: Path) -> None:
+    runner.policy("nonsense = 1\n")
     found = checks(tmp_path)["policy"]
     assert (found.level, "nonsense" in found.finding) == (Level.FAIL, True)
 
@@ -80,7 +80,7 @@ def asked(prefix: Path, **values: object) -> None:
 
 
 def test_outside_of_a_clone_a_public_repository_is_still_a_failure(
-    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runner: RunnerFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / ACTIONS_RUNNER).mkdir()
@@ -99,18 +99,18 @@ def test_outside_of_a_clone_a_public_repository_is_still_a_failure(
 
 
 def test_the_folders_that_setup_was_told_are_looked_at(
-    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runner: RunnerFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench.policy("nonsense = 1\n")
+    runner.policy("nonsense = 1\n")
     monkeypatch.delenv("KAKEYA_CONFIG")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert checks(tmp_path)["policy"].level is not Level.FAIL
-    asked(tmp_path, config=str(bench.config))
+    asked(tmp_path, config=str(runner.config))
     assert checks(tmp_path)["policy"].level is Level.FAIL
 
 
 def test_a_service_that_does_not_run_is_a_failure(
-    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runner: RunnerFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     staged = setup.staged(tmp_path, setup.SERVE_LABEL)
     staged.parent.mkdir()
@@ -130,7 +130,7 @@ def test_a_service_that_does_not_run_is_a_failure(
     assert (found.level, "has to be restarted" in found.finding) == (Level.FAIL, True)
 
 
-def test_an_interpreter_that_was_replaced_is_a_failure(bench: Bench, tmp_path: Path) -> None:
+def test_an_interpreter_that_was_replaced_is_a_failure(runner: RunnerFixture, tmp_path: Path) -> None:
     seen = interpreter.observe()
     interpreter.write(interpreter.record_path(), seen)
     assert checks(tmp_path)["interpreter"].level is Level.OK
@@ -140,7 +140,9 @@ def test_an_interpreter_that_was_replaced_is_a_failure(bench: Bench, tmp_path: P
     assert (found.level, "version was 3.9.1" in found.finding) == (Level.FAIL, True)
 
 
-def test_the_role_is_told_from_where_it_is_asked(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_role_is_told_from_where_it_is_asked(
+    runner: RunnerFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert detect() == "client"
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     assert detect() == "ci"

@@ -62,8 +62,10 @@ def summary(document: Document) -> Document:
 
 
 def _block_times(rows: list[Document]) -> Document | None:
-    taken = [turn["draft_s"] + turn["verify_s"] for row in rows for turn in row["rounds"]]
-    return {"first": taken[:8], "max": max(taken), "mean": sum(taken) / len(taken)} if taken else None
+    seconds = [turn["draft_s"] + turn["verify_s"] for row in rows for turn in row["rounds"]]
+    return (
+        {"first": seconds[:8], "max": max(seconds), "mean": sum(seconds) / len(seconds)} if seconds else None
+    )
 
 
 def _parity_summary(rounds: list[Document]) -> Document:

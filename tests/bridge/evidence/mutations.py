@@ -1,8 +1,8 @@
 """Every single-field edit of a report, and what an edit may not do unnoticed.
 
-Edits are taken at every place of a document: values are replaced, nudged and removed, entries dropped and
+Every place of a document is edited: values are replaced, nudged and removed, entries dropped and
 doubled, keys added. Of long arrays that are alike (tokens, rounds, rows, runs) the first and the last entry
-stand for all.
+alone are edited.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reports that agree with themselves and still claim what nothing did: each beside its honest neighbour."""
+"""Reports that agree with themselves and still claim what nothing did: each next to an honest one."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_pace_that_looked_at_blocks_once_ran() -> None:
     assert document["liveness"]["drafter_forwards"] == 1
 
 
-def test_a_control_may_have_taken_plain_steps_alone() -> None:
+def test_control_may_have_plain_steps_alone() -> None:
     assert codes(forged("recall", plain_steps_only("no_needle"))) == set()
 
 
@@ -178,7 +178,7 @@ def test_restoration_does_not_excuse_garbage_that_was_fast() -> None:
     assert codes(forged("throughput", *fast, garbage)) == {"OUTPUT_DIVERGED", "CONTROL_MISSING"}
 
 
-def test_a_restoring_arm_that_claims_nothing_of_its_decoding_may_differ() -> None:
+def test_restoring_arm_without_decoding_claims_may_differ() -> None:
     document = forged("throughput", only("resident_bytes"), declares_restoration, with_controls, garbage)
     assert codes(document) == set()
 

@@ -37,7 +37,7 @@ def test_every_edit_of_a_derived_figure_is_a_summary_mismatch(kind: str) -> None
         )
 
 
-def test_judging_twice_gives_the_same_and_order_of_keys_does_not_matter() -> None:
+def test_judgement_is_repeatable_and_ignores_key_order() -> None:
     document = ACCEPTED["throughput"]
     again = json.dumps(document, sort_keys=True, indent=1).encode()
     assert judge(dump(document)) == judge(dump(document)) == judge(again)

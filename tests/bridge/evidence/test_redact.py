@@ -113,7 +113,7 @@ def test_the_beginning_of_a_secret_at_the_end_of_a_cut_log_goes_too(kept: int) -
     assert secrets.cut(b"no secret here", broken_off=True) == b"no secret here"
 
 
-def test_mild_values_are_cut_and_may_stand_in_evidence() -> None:
+def test_mild_values_are_cut_and_allowed_in_evidence() -> None:
     secrets = Secrets({"DATA": "/volumes/data", "A_TOKEN": "abcdefgh"}, mild={"DATA"})
     assert secrets.cut(b"/volumes/data abcdefgh") == b"[redacted:DATA] [redacted:A_TOKEN]"
     assert secrets.found_in(b"/volumes/data") == ()

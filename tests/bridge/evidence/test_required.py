@@ -48,7 +48,7 @@ def both_drafters() -> Document:
 
 
 def claimed_of_native() -> Document:
-    """Recall parity of an arm with native caches, beside one with the promised policy that claims nothing."""
+    """Recall parity of an arm with native caches, and one with the promised policy that claims nothing."""
     document = reports.kv()
     native, bounded = document["arms"][1], document["arms"][3]
     native["role"], document["kind"] = "sut", "recall"

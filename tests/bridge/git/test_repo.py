@@ -23,10 +23,10 @@ from bridge.errors import (
     RevisionError,
 )
 from bridge.git.repo import AUTHOR, GitRepo, RefUpdate
+from tests.fixtures.bus import BusFixture, snapshot
 from tests.objects import FOLDER, GITLINK, LINK, PLAIN, PROGRAM, Objects
 from tests.servers.http import http_server
 from tests.servers.ssh import ssh_server
-from tests.worlds import World, snapshot
 
 WHEN = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -34,34 +34,34 @@ WHEN = datetime(2026, 3, 1, 12, tzinfo=UTC)
 @pytest.mark.parametrize(
     "rev", ["", "-", "--exec=true", "--all", "nowhere", "a..b", "main\nHEAD", "HEAD:README.md"]
 )
-def test_revision_that_names_no_commit_is_refused(world: World, rev: str):
+def test_revision_that_names_no_commit_is_refused(bus: BusFixture, rev: str):
     with pytest.raises(RevisionError):
-        world.git.resolve(rev)
+        bus.git.resolve(rev)
 
 
 @pytest.mark.parametrize(
     "shape", ["--upload-pack=touch {}", "-u touch {}", "ext::touch {}", "-oProxyCommand=touch {}"]
 )
-def test_remote_cannot_smuggle_in_a_command(world: World, tmp_path: Path, shape: str):
+def test_remote_cannot_smuggle_in_a_command(bus: BusFixture, tmp_path: Path, shape: str):
     canary = tmp_path / "canary"
     with pytest.raises(RemoteUnreachable):
-        world.git.list_refs(shape.format(canary), "refs/heads/")
+        bus.git.list_refs(shape.format(canary), "refs/heads/")
     with pytest.raises(RemoteUnreachable):
-        world.git.fetch(shape.format(canary), ["main"])
+        bus.git.fetch(shape.format(canary), ["main"])
     assert not canary.exists()
 
 
 def test_variables_that_name_another_repository_are_ignored(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bus: BusFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    expected = world.git.resolve("HEAD")
+    expected = bus.git.resolve("HEAD")
     for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_OBJECT_DIRECTORY", "GIT_INDEX_FILE", "GIT_COMMON_DIR"):
         monkeypatch.setenv(name, str(tmp_path / "elsewhere"))
-    assert world.git.resolve("HEAD") == expected
-    assert world.submit().in_inbox
+    assert bus.git.resolve("HEAD") == expected
+    assert bus.submit().in_inbox
 
 
-def test_a_revision_costs_the_two_processes_that_read_objects(world: World, tmp_path: Path):
+def test_a_revision_costs_the_two_processes_that_read_objects(bus: BusFixture, tmp_path: Path):
     log, fake = tmp_path / "log", tmp_path / "bin" / "git"
     fake.parent.mkdir()
     fake.write_text(f'#!/bin/sh\necho "$@" >>{log}\nexec {shutil.which("git")} "$@"\n')
@@ -71,41 +71,41 @@ def test_a_revision_costs_the_two_processes_that_read_objects(world: World, tmp_
         "; repo = GitRepo(Path(sys.argv[1])); print(repo.read_file(repo.resolve('HEAD'), 'README.md', 99))"
     )
     env = {**os.environ, "PATH": f"{fake.parent}:{os.environ['PATH']}"}
-    subprocess.run([sys.executable, "-c", code, str(world.house.clone)], env=env, check=True)
+    subprocess.run([sys.executable, "-c", code, str(bus.repo.clone)], env=env, check=True)
     assert [line.split()[:2] for line in log.read_text().splitlines()] == [
         ["cat-file", "--batch-check"],
         ["cat-file", "--batch"],
     ]
 
 
-def test_scratch_objects_are_gone_afterwards(world: World):
-    before = snapshot(world.house.clone)
-    with world.git.scratch() as scratch:
+def test_scratch_objects_are_gone_afterwards(bus: BusFixture):
+    before = snapshot(bus.repo.clone)
+    with bus.git.scratch() as scratch:
         commit = scratch.commit_files(None, {"a": b"only here"}, "x\n")
         assert scratch.exists(commit)
         assert scratch.read_file(commit, "a", 99) == b"only here"
-    assert not world.git.exists(commit)
-    assert snapshot(world.house.clone) == before
+    assert not bus.git.exists(commit)
+    assert snapshot(bus.repo.clone) == before
 
 
-def test_colon_and_quotes_in_the_path_of_a_checkout_work(world: World):
-    moved = world.house.clone.with_name('a "clone": with spaces')
-    world.house.clone.rename(moved)
+def test_colon_and_quotes_in_the_path_of_a_checkout_work(bus: BusFixture):
+    moved = bus.repo.clone.with_name('a "clone": with spaces')
+    bus.repo.clone.rename(moved)
     with GitRepo(moved).scratch() as scratch:
         assert scratch.exists(scratch.resolve("HEAD"))
 
 
-def test_sha256_repositories_are_refused_in_words(world: World, tmp_path: Path):
-    git, long = world.house.git, tmp_path / "long"
+def test_sha256_repositories_are_refused_in_words(bus: BusFixture, tmp_path: Path):
+    git, long = bus.repo.git, tmp_path / "long"
     git("init", "--quiet", "--object-format=sha256", str(long), cwd=tmp_path)
     who = ("-c", "user.name=T", "-c", "user.email=t@example.org")
     git(*who, "commit", "--quiet", "--allow-empty", "-m", "x", cwd=long)
     with pytest.raises(RevisionError, match="no commit"):
         GitRepo(long).resolve("HEAD")
     with pytest.raises(BusError, match="SHA-256"):
-        world.git.list_refs(str(long), "refs/heads/")
+        bus.git.list_refs(str(long), "refs/heads/")
     with pytest.raises(BusError):
-        world.git.push(str(long), [RefUpdate("refs/heads/x", world.git.resolve("HEAD"), "")])
+        bus.git.push(str(long), [RefUpdate("refs/heads/x", bus.git.resolve("HEAD"), "")])
 
 
 # Refs of a remote ----------------------------------------------------------------------------------------
@@ -121,11 +121,11 @@ def old_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
 
 
-def check_listing(world: World, remote: str) -> None:
-    head = world.git.resolve("HEAD")
+def check_listing(bus: BusFixture, remote: str) -> None:
+    head = bus.git.resolve("HEAD")
     names = ["refs/kk/a/1", "refs/kk/a/2", "refs/kk/b", "refs/heads/kk", "refs/heads/kk-\u00e9"]
     lines = "".join(f"create {name} {head}\n" for name in names)
-    world.house.git("update-ref", "--stdin", cwd=world.house.remote, input=lines)
+    bus.repo.git("update-ref", "--stdin", cwd=bus.repo.remote, input=lines)
     every = dict.fromkeys([*names, "refs/heads/main"], head)
     for prefixes, expected in (
         ((), every),
@@ -133,65 +133,65 @@ def check_listing(world: World, remote: str) -> None:
         (("refs/kk/a/1", "refs/heads/kk-"), {"refs/kk/a/1": head, "refs/heads/kk-\u00e9": head}),
         (("refs/nothing/",), {}),
     ):
-        assert world.git.list_refs(remote, *prefixes) == expected
+        assert bus.git.list_refs(remote, *prefixes) == expected
 
 
 @pytest.mark.parametrize("server", ["today's", "of protocol version 0"])
 def test_refs_are_listed_by_prefix(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: str
+    bus: BusFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: str
 ):
     if server != "today's":
         old_server(tmp_path, monkeypatch)
-    check_listing(world, world.remote)
-    assert world.git.list_refs(f"file://{world.remote}", "refs/kk/b").keys() == {"refs/kk/b"}
+    check_listing(bus, bus.remote)
+    assert bus.git.list_refs(f"file://{bus.remote}", "refs/kk/b").keys() == {"refs/kk/b"}
 
 
 @pytest.mark.e2e
 @pytest.mark.unsandboxed
 @pytest.mark.parametrize("kind", ["http", "ssh"])
 def test_refs_are_listed_by_prefix_over_the_network(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    bus: BusFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ):
-    repo, folder = world.house.remote, tmp_path / "server"
-    started = ssh_server(repo, folder) if kind == "ssh" else http_server(repo, "me", "pa ss@", folder)
+    git_repo, folder = bus.repo.remote, tmp_path / "server"
+    started = ssh_server(git_repo, folder) if kind == "ssh" else http_server(git_repo, "me", "pa ss@", folder)
     with started as server:
         for name, value in server.env.items():
             monkeypatch.setenv(name, value)
-        world.house.git("config", "--global", "safe.directory", "*")
-        check_listing(world, server.address())
+        bus.repo.git("config", "--global", "safe.directory", "*")
+        check_listing(bus, server.address())
         assert kind == "ssh" or "git-upload-pack as" in server.log()
 
 
-def test_names_that_are_not_utf8_are_left_out(world: World):
-    head = world.git.resolve("HEAD")
-    packed = world.house.remote / "packed-refs"
+def test_names_that_are_not_utf8_are_left_out(bus: BusFixture):
+    head = bus.git.resolve("HEAD")
+    packed = bus.repo.remote / "packed-refs"
     lines = [b"# pack-refs with: peeled fully-peeled sorted "]
     lines += [head.encode() + b" refs/kk/" + name for name in (b"a", b"b\xff\xfe", b"c")]
     packed.write_bytes(b"\n".join(lines) + b"\n")
-    assert world.git.list_refs(world.remote, "refs/kk/") == {"refs/kk/a": head, "refs/kk/c": head}
+    assert bus.git.list_refs(bus.remote, "refs/kk/") == {"refs/kk/a": head, "refs/kk/c": head}
 
 
-def test_symbolic_refs_and_tags_are_listed_as_what_they_hold(world: World):
-    git, remote, head = world.house.git, world.house.remote, world.git.resolve("HEAD")
+def test_symbolic_refs_and_tags_are_listed_as_what_they_hold(bus: BusFixture):
+    git, remote, head = bus.repo.git, bus.repo.remote, bus.git.resolve("HEAD")
     git("symbolic-ref", "refs/kk/link", "refs/heads/main", cwd=remote)
     git("-c", "user.name=T", "-c", "user.email=t@example.org", "tag", "-a", "-m", "x", "t", head, cwd=remote)
     tag = git("rev-parse", "refs/tags/t", cwd=remote)
-    assert world.git.list_refs(world.remote, "refs/kk/", "refs/tags/") == {
+    assert bus.git.list_refs(bus.remote, "refs/kk/", "refs/tags/") == {
         "refs/kk/link": head,
         "refs/tags/t": tag,
     }
 
 
 @pytest.mark.parametrize("remote", ["/no/such.git", "http://127.0.0.1:9/x.git", "ssh://127.0.0.1:9/x.git"])
-def test_remote_that_does_not_answer_is_one_clear_error(world: World, remote: str):
+def test_remote_that_does_not_answer_is_one_clear_error(bus: BusFixture, remote: str):
     with pytest.raises(RemoteUnreachable) as error:
-        world.git.list_refs(remote, "refs/heads/", timeout_s=30)
+        bus.git.list_refs(remote, "refs/heads/", timeout_s=30)
     assert "Traceback" not in error.value.message
 
 
-def test_password_in_an_address_is_in_no_message(world: World):
+def test_password_in_an_address_is_in_no_message(bus: BusFixture):
     with pytest.raises(RemoteUnreachable) as error:
-        world.git.list_refs("http://user:hunter22@127.0.0.1:9/x.git", "refs/", timeout_s=30)
+        bus.git.list_refs("http://user:hunter22@127.0.0.1:9/x.git", "refs/", timeout_s=30)
     assert "hunter22" not in error.value.message + (error.value.remedy or "")
 
 
@@ -283,12 +283,12 @@ BROKEN = {
 @pytest.mark.parametrize("case", BROKEN)
 def test_trees_that_git_would_not_write_are_one_clear_error(bare: Path, case: str):
     tree = BROKEN[case](Objects(bare))
-    repo = GitRepo(bare)
+    git_repo = GitRepo(bare)
     with pytest.raises(BrokenObject):
-        repo.changes(None, tree)
-    with repo.scratch() as scratch, pytest.raises(BrokenObject):
+        git_repo.changes(None, tree)
+    with git_repo.scratch() as scratch, pytest.raises(BrokenObject):
         scratch.commit_files(Objects(bare).commit(tree), {"a": b"b"}, "x\n")
-    repo.close()
+    git_repo.close()
 
 
 @pytest.mark.parametrize(
@@ -301,58 +301,58 @@ def test_commit_that_git_would_not_write_is_one_clear_error(bare: Path, data: by
 
 
 def test_objects_of_another_kind_or_size_are_not_read(bare: Path):
-    objects, repo = Objects(bare), GitRepo(bare)
+    objects, git_repo = Objects(bare), GitRepo(bare)
     blob = objects.blob(b"x" * 100)
     commit = objects.commit(
         objects.tree([(PLAIN, b"f", blob), (LINK, b"l", blob), (GITLINK, b"m", "1" * 40)])
     )
-    assert repo.read_file(commit, "f", 100) == b"x" * 100
-    assert repo.read_file(commit, "m", 100) is None
-    assert repo.read_file(commit, "none", 100) is None
+    assert git_repo.read_file(commit, "f", 100) == b"x" * 100
+    assert git_repo.read_file(commit, "m", 100) is None
+    assert git_repo.read_file(commit, "none", 100) is None
     with pytest.raises(BrokenObject, match="100 bytes"):
-        repo.read_file(commit, "f", 99)
+        git_repo.read_file(commit, "f", 99)
     with pytest.raises(BusError, match="a blob, not a commit"):
-        repo.commit(blob)
+        git_repo.commit(blob)
     with pytest.raises(BusError, match="missing"):
-        repo.commit("2" * 40)
+        git_repo.commit("2" * 40)
     with pytest.raises(BusError, match="at most 150"):
-        repo.read_objects([blob, blob], 150)
-    repo.close()
+        git_repo.read_objects([blob, blob], 150)
+    git_repo.close()
 
 
 # Pushes and fetches --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("existing", [True, False])
-def test_race_for_a_ref_is_a_lost_lease_also_in_an_atomic_push(world: World, existing: bool):
-    head = world.git.resolve("HEAD")
+def test_race_for_a_ref_is_a_lost_lease_also_in_an_atomic_push(bus: BusFixture, existing: bool):
+    head = bus.git.resolve("HEAD")
     # Another push takes the ref between what the server shows and what it is told to do.
-    world.hook("update", "env -u GIT_QUARANTINE_PATH git update-ref refs/kk/claim $3")
+    bus.hook("update", "env -u GIT_QUARANTINE_PATH git update-ref refs/kk/claim $3")
     others = (
         [RefUpdate("refs/heads/main", head, head)] if existing else [RefUpdate("refs/kk/other", head, "")]
     )
     with pytest.raises(LeaseLost):
-        world.git.push(world.remote, [RefUpdate("refs/kk/claim", head, ""), *others])
+        bus.git.push(bus.remote, [RefUpdate("refs/kk/claim", head, ""), *others])
 
 
-def test_server_that_declines_a_transaction_has_said_no(world: World):
-    head = world.git.resolve("HEAD")
-    world.hook("reference-transaction", 'test "$1" = prepared && grep -q refs/kk && exit 1; exit 0')
+def test_server_that_declines_a_transaction_has_said_no(bus: BusFixture):
+    head = bus.git.resolve("HEAD")
+    bus.hook("reference-transaction", 'test "$1" = prepared && grep -q refs/kk && exit 1; exit 0')
     with pytest.raises(PushRejected):
-        world.git.push(world.remote, [RefUpdate("refs/kk/x", head, ""), RefUpdate("refs/kk/y", head, "")])
+        bus.git.push(bus.remote, [RefUpdate("refs/kk/x", head, ""), RefUpdate("refs/kk/y", head, "")])
 
 
 @pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize("place", ["repository", "scratch"])
 @pytest.mark.parametrize("count", [1, 200], ids=["few objects", "many objects"])
-def test_fetch_with_a_limit_counts_all_that_comes(world: World, place: str, count: int):
+def test_fetch_with_a_limit_counts_all_that_comes(bus: BusFixture, place: str, count: int):
     files = {f"{number:03}": os.urandom((3 << 20) // count) for number in range(count)}
-    world.point("refs/heads/large", Objects(world.house.remote).commit_files(None, dict(files)))
-    own = GitRepo(world.root / "own.git")
-    GitRepo(world.root).run("init", "--quiet", "--bare", str(own.directory))
+    bus.point("refs/heads/large", Objects(bus.repo.remote).commit_files(None, dict(files)))
+    own = GitRepo(bus.root / "own.git")
+    GitRepo(bus.root).run("init", "--quiet", "--bare", str(own.directory))
     with own.scratch() as scratch:
         here = own if place == "repository" else scratch
         with pytest.raises(FetchTooLarge, match="sends more than 1048576 bytes"):
-            here.fetch(world.remote, ["refs/heads/large"], limit_bytes=1 << 20)
+            here.fetch(bus.remote, ["refs/heads/large"], limit_bytes=1 << 20)
         assert not list(here.objects.rglob("tmp_*"))
-        here.fetch(world.remote, ["refs/heads/large"], limit_bytes=8 << 20)
+        here.fetch(bus.remote, ["refs/heads/large"], limit_bytes=8 << 20)

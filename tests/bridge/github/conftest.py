@@ -9,12 +9,12 @@ import pytest
 
 from bridge.github.api import GitHub
 from tests.bridge.github.apis import api
-from tests.bridge.github.jobs import Jobs
-from tests.bridge.runner.bench import Bench
-from tests.bridge.runner.conftest import bench
+from tests.bridge.github.jobs import WorkflowJobs
+from tests.bridge.runner.conftest import runner
+from tests.fixtures.runner import RunnerFixture
 from tests.servers.github import GitHubServer, github_server
 
-__all__ = ["bench", "github", "jobs", "server"]
+__all__ = ["github", "jobs", "runner", "server"]
 
 
 @pytest.fixture
@@ -29,9 +29,9 @@ def github(server: GitHubServer) -> GitHub:
 
 
 @pytest.fixture
-def jobs(bench: Bench) -> Iterator[Jobs]:
+def jobs(runner: RunnerFixture) -> Iterator[WorkflowJobs]:
     """Both jobs in this process."""
-    made, logger = Jobs(bench), logging.getLogger("bridge")
+    made, logger = WorkflowJobs(runner), logging.getLogger("bridge")
     level = logger.level
     logger.setLevel(logging.INFO)
     logger.addHandler(made)

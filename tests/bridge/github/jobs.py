@@ -16,15 +16,15 @@ from bridge.github.workflow import Artifact, require_empty, write_artifact
 from bridge.protocol.manifest import Manifest
 from bridge.protocol.result import Result, parse_result
 from tests.bridge.github.runs import ask
-from tests.bridge.runner.bench import Bench
+from tests.fixtures.runner import RunnerFixture
 
 
-class Jobs(logging.Handler):
-    """Executes requests of one bench in this process; `lines` is the log of the workflow's steps."""
+class WorkflowJobs(logging.Handler):
+    """Executes requests of one runner in this process; `lines` is the log of the workflow's steps."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, runner: RunnerFixture) -> None:
         super().__init__(logging.INFO)
-        self.bench = bench
+        self.runner = runner
         self.lines: list[str] = []
         self.stop = threading.Event()
         self.number = 0
@@ -33,16 +33,16 @@ class Jobs(logging.Handler):
         self.lines.append(record.getMessage())
 
     def request(self, preset: str = "echo", **changes: Any) -> Manifest:
-        return ask(self.bench, preset, **changes)[0]
+        return ask(self.runner, preset, **changes)[0]
 
     def ref(self, manifest: Manifest) -> RequestRef:
-        commit = self.bench.house.git("rev-parse", manifest.result_ref, cwd=self.bench.house.remote)
+        commit = self.runner.repo.git("rev-parse", manifest.result_ref, cwd=self.runner.repo.remote)
         return RequestRef(manifest.nonce, manifest.result_ref, commit)
 
     def execute(self, asked: RequestRef | Manifest, *, attempt: int = 1, **config: Any) -> Artifact | None:
         self.number += 1
-        out = self.bench.house.root / f"out-{self.number}"
-        executor = WorkflowExecutor(self.bench.config_of(**config), self.lines.append, self.stop)
+        out = self.runner.repo.root / f"out-{self.number}"
+        executor = WorkflowExecutor(self.runner.config_of(**config), self.lines.append, self.stop)
         named = asked if isinstance(asked, RequestRef) else self.ref(asked)
         return executor.execute(named, out, attempt=attempt)
 
@@ -59,18 +59,18 @@ class Jobs(logging.Handler):
         """Execute a request; where its result lies, and what it is."""
         done = self.execute(asked)
         assert done is not None
-        return self.bench.house.root / f"out-{self.number}", done
+        return self.runner.repo.root / f"out-{self.number}", done
 
     def forge(self, result: ResultFiles) -> tuple[Path, str]:
         """Lay any result out as a run would; where, and its digest."""
         self.number += 1
-        folder = self.bench.house.root / f"out-{self.number}"
+        folder = self.runner.repo.root / f"out-{self.number}"
         require_empty(folder)
         return folder, write_artifact(result, folder).digest
 
     def trust(self) -> Path:
-        """A list of runner keys that count, with the bench's runner's."""
-        path, config = self.bench.house.root / "pinned", self.bench.config_of()
+        """A list of runner keys that count, with the fixture's runner's."""
+        path, config = self.runner.repo.root / "pinned", self.runner.config_of()
         path.write_text(f"{config.identity.name} {config.public_key}\n")
         return path
 
@@ -79,8 +79,8 @@ class Jobs(logging.Handler):
     ) -> PublishOutcome:
         """The other job, on a machine of its own."""
         self.number += 1
-        root = self.bench.house.root / f"hosted-{self.number}"
-        cache = GitCache(root / "bus.git", str(self.bench.house.remote))
+        root = self.runner.repo.root / f"hosted-{self.number}"
+        cache = GitCache(root / "bus.git", str(self.runner.repo.remote))
         publisher = WorkflowPublisher(cache, trusted=trusted or root / "trusted_runners")
         return publisher.publish(asked, Delivery(folder, digest, **changes))
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bridge.protocol.manifest import Manifest
-from tests.bridge.runner.bench import Bench
-from tests.houses import Done, House
+from tests.fixtures.repo import Done, RepoFixture
+from tests.fixtures.runner import RunnerFixture
 
 _BLOCK = re.compile(r"^(?P<name>\w+)<<(?P<mark>\S+)\n(?P<value>.*?)\n(?P=mark)$", re.MULTILINE | re.DOTALL)
 
@@ -17,7 +17,7 @@ _BLOCK = re.compile(r"^(?P<name>\w+)<<(?P<mark>\S+)\n(?P<value>.*?)\n(?P=mark)$"
 class Run:
     """One workflow run of one request."""
 
-    house: House
+    repo: RepoFixture
     commit: str
     branch: str
     attempt: int = 1
@@ -27,7 +27,7 @@ class Run:
     @property
     def folder(self) -> Path:
         """What only this run has."""
-        return self.house.root / f"run-{self.number}-{self.attempt}"
+        return self.repo.root / f"run-{self.number}-{self.attempt}"
 
     @property
     def out(self) -> Path:
@@ -46,14 +46,14 @@ class Run:
             "GITHUB_RUN_ATTEMPT": str(self.attempt),
             "GITHUB_OUTPUT": str(self.folder / f"{job}.output"),
             "GITHUB_STEP_SUMMARY": str(self.folder / f"{job}.md"),
-            "KAKEYA_REMOTE": str(self.house.remote),
+            "KAKEYA_REMOTE": str(self.repo.remote),
             **self.env,
         }
 
     def execute(self, *args: str, **env: str) -> Done:
-        return self.house.kakeya(
+        return self.repo.kakeya(
             *("runner", "execute", "--out", str(self.out), "--name", "mac", *args),
-            cwd=self.house.root,
+            cwd=self.repo.root,
             **{**self.environment("run"), **env},
         )
 
@@ -61,9 +61,9 @@ class Run:
         given = self.outputs("run").get("digest", "") if digest is None else digest
         # A hosted machine of its own: nothing of the Mac's state is there.
         own = {"KAKEYA_STATE": str(self.folder / "state"), "KAKEYA_CONFIG": str(self.folder / "config")}
-        return self.house.kakeya(
+        return self.repo.kakeya(
             *("runner", "publish", "--results", str(self.out), "--digest", given, *args),
-            cwd=self.house.root,
+            cwd=self.repo.root,
             **{**self.environment("publish"), **own, **env},
         )
 
@@ -79,8 +79,8 @@ class Run:
         return (self.folder / f"{job}.md").read_text()
 
 
-def ask(bench: Bench, preset: str = "echo", **changes: object) -> tuple[Manifest, Run]:
+def ask(runner: RunnerFixture, preset: str = "echo", **changes: object) -> tuple[Manifest, Run]:
     """Push a request for the workflow, and the run that GitHub starts for it."""
-    manifest = bench.ask(preset, **{"transport": "actions", **changes})
-    commit = bench.house.git("rev-parse", manifest.result_ref, cwd=bench.house.remote)
-    return manifest, Run(bench.house, commit, manifest.result_ref)
+    manifest = runner.ask(preset, **{"transport": "actions", **changes})
+    commit = runner.repo.git("rev-parse", manifest.result_ref, cwd=runner.repo.remote)
+    return manifest, Run(runner.repo, commit, manifest.result_ref)

@@ -18,12 +18,12 @@ from bridge.github.workflow import Artifact
 from bridge.protocol import refs
 from bridge.protocol.manifest import Manifest
 from bridge.protocol.result import File, Phase, Reason, Result, Status, Verdict, parse_result
-from tests.bridge.github.jobs import Jobs
+from tests.bridge.github.jobs import WorkflowJobs
 from tests.bridge.github.runs import ask
-from tests.bridge.runner.bench import Bench
+from tests.fixtures.runner import RunnerFixture
 
 
-def sealed(jobs: Jobs, **changes: Any) -> tuple[Manifest, RequestRef, Path, Artifact]:
+def sealed(jobs: WorkflowJobs, **changes: Any) -> tuple[Manifest, RequestRef, Path, Artifact]:
     manifest = jobs.request(**changes)
     asked = jobs.ref(manifest)
     return (manifest, asked, *jobs.sealed(asked))
@@ -34,23 +34,23 @@ def counted(outcome: PublishOutcome) -> Verdict:
     return outcome.judged.verdict
 
 
-def published_files(jobs: Jobs, nonce: str) -> dict[str, bytes]:
-    return dict(jobs.bench.answer(nonce).files)
+def published_files(jobs: WorkflowJobs, nonce: str) -> dict[str, bytes]:
+    return dict(jobs.runner.answer(nonce).files)
 
 
-def test_result_is_published_byte_for_byte(jobs: Jobs) -> None:
+def test_result_is_published_byte_for_byte(jobs: WorkflowJobs) -> None:
     manifest, asked, folder, done = sealed(jobs)
     outcome = jobs.publish(asked, folder, done.digest)
     assert outcome.judged is not None
     believed = outcome.judged.believed
     assert (outcome.exit_code, outcome.is_news, believed.ref) == (0, True, manifest.result_ref)
-    house, root = jobs.bench.house, f"{believed.commit}:.mac-bridge/results/{manifest.nonce}/"
+    repo, root = jobs.runner.repo, f"{believed.commit}:.mac-bridge/results/{manifest.nonce}/"
     for path, data in done.files.items():
-        assert house.git("cat-file", "blob", root + path, cwd=house.remote) == data.decode().strip()
+        assert repo.git("cat-file", "blob", root + path, cwd=repo.remote) == data.decode().strip()
 
 
 @pytest.mark.slow
-def test_publishing_twice_is_publishing_once(jobs: Jobs) -> None:
+def test_publishing_twice_is_publishing_once(jobs: WorkflowJobs) -> None:
     _, asked, folder, done = sealed(jobs)
     first = jobs.publish(asked, folder, done.digest)
     second = jobs.publish(asked, folder, done.digest)
@@ -59,14 +59,14 @@ def test_publishing_twice_is_publishing_once(jobs: Jobs) -> None:
 
 @pytest.mark.parametrize("digest", ["", "0" * 64])
 @pytest.mark.sampled(0, 1)
-def test_wrong_digest_publishes_nothing_of_the_folder(jobs: Jobs, digest: str) -> None:
+def test_wrong_digest_publishes_nothing_of_the_folder(jobs: WorkflowJobs, digest: str) -> None:
     manifest, asked, folder, _ = sealed(jobs)
     outcome = jobs.publish(asked, folder, digest, run_url="https://git.example/runs/1")
     assert outcome.exit_code == 3
     assert counted(outcome).reason is Reason.TAMPERED
-    assert jobs.bench.verdict(manifest.nonce) == ("rejected", "tampered")
+    assert jobs.runner.verdict(manifest.nonce) == ("rejected", "tampered")
     assert published_files(jobs, manifest.nonce) == {}
-    assert "https://git.example/runs/1" in jobs.bench.answer(manifest.nonce).result.verdict.message
+    assert "https://git.example/runs/1" in jobs.runner.answer(manifest.nonce).result.verdict.message
 
 
 OTHER = "20260301t120000z0123456789ab"
@@ -103,17 +103,17 @@ FORGERIES: dict[str, Callable[[ResultFiles, Result], ResultFiles]] = {
 @pytest.mark.parametrize("forge", FORGERIES.values(), ids=FORGERIES)
 @pytest.mark.sampled(72, 1)
 def test_forged_artifact_with_its_digest_is_rejected(
-    jobs: Jobs, forge: Callable[[ResultFiles, Result], ResultFiles]
+    jobs: WorkflowJobs, forge: Callable[[ResultFiles, Result], ResultFiles]
 ) -> None:
     manifest, asked, _, done = sealed(jobs)
     forged = forge(jobs.entry(done, asked), parse_result(done.files["result.json"]))
     outcome = jobs.publish(asked, *jobs.forge(forged))
     assert outcome.exit_code == 3
-    assert jobs.bench.verdict(manifest.nonce) == ("rejected", "tampered")
+    assert jobs.runner.verdict(manifest.nonce) == ("rejected", "tampered")
     assert published_files(jobs, manifest.nonce) == {}
 
 
-def test_signed_result_that_the_gate_rejects_fails_the_job(jobs: Jobs) -> None:
+def test_signed_result_that_the_gate_rejects_fails_the_job(jobs: WorkflowJobs) -> None:
     """Its bytes are signed, so they stay; a preset that promises a report and has none is not passed."""
     manifest, asked, _, done = sealed(jobs)
     result = parse_result(done.files["result.json"])
@@ -132,7 +132,7 @@ def test_signed_result_that_the_gate_rejects_fails_the_job(jobs: Jobs) -> None:
         Status.REJECTED,
         Reason.EVIDENCE,
     )
-    assert jobs.bench.verdict(manifest.nonce) == ("passed", "ok")
+    assert jobs.runner.verdict(manifest.nonce) == ("passed", "ok")
     assert published_files(jobs, manifest.nonce)["report.json"] == report
 
 
@@ -148,20 +148,20 @@ def test_signed_result_that_the_gate_rejects_fails_the_job(jobs: Jobs) -> None:
 )
 @pytest.mark.sampled(5, 1)
 def test_run_without_a_result_is_answered(
-    jobs: Jobs, run_result: str | None, digest: str, status: str, reason: str, said: str
+    jobs: WorkflowJobs, run_result: str | None, digest: str, status: str, reason: str, said: str
 ) -> None:
     manifest = jobs.request()
-    asked, nowhere = jobs.ref(manifest), jobs.bench.house.root / "nowhere"
+    asked, nowhere = jobs.ref(manifest), jobs.runner.repo.root / "nowhere"
     outcome = jobs.publish(asked, nowhere, digest, run_result=run_result, attempt=2)
     assert outcome.exit_code == 5
-    assert jobs.bench.verdict(manifest.nonce) == (status, reason)
-    result = jobs.bench.answer(manifest.nonce).result
+    assert jobs.runner.verdict(manifest.nonce) == (status, reason)
+    result = jobs.runner.answer(manifest.nonce).result
     assert said in result.verdict.message
     assert (result.attempt, result.runner.name) == (2, "publisher")
-    assert refs.INBOX + manifest.nonce not in jobs.bench.house.remote_refs()
+    assert refs.INBOX + manifest.nonce not in jobs.runner.repo.remote_refs()
 
 
-def test_a_faster_forged_answer_makes_no_run_green(jobs: Jobs) -> None:
+def test_a_faster_forged_answer_makes_no_run_green(jobs: WorkflowJobs) -> None:
     manifest, asked, folder, done = sealed(jobs, preset="fail")
     assert done.verdict.status is Status.FAILED
     result = parse_result(done.files["result.json"])
@@ -172,28 +172,28 @@ def test_a_faster_forged_answer_makes_no_run_green(jobs: Jobs) -> None:
     assert outcome.exit_code == 3
     assert "another result was published first" in counted(outcome).message
     assert not outcome.is_news
-    assert jobs.bench.verdict(manifest.nonce) == ("passed", "ok")
+    assert jobs.runner.verdict(manifest.nonce) == ("passed", "ok")
 
 
 @pytest.mark.slow
-def test_a_run_that_came_again_ends_as_the_first_answer_does(jobs: Jobs) -> None:
+def test_a_run_that_came_again_ends_as_the_first_answer_does(jobs: WorkflowJobs) -> None:
     manifest, asked, folder, done = sealed(jobs)
     jobs.publish(asked, folder, done.digest)
     replayed = jobs.execute(asked, name="other")
     assert replayed is not None
     assert replayed.verdict.reason is Reason.REPLAYED
-    again = jobs.bench.house.root / f"out-{jobs.number}"
+    again = jobs.runner.repo.root / f"out-{jobs.number}"
     assert jobs.publish(asked, again, replayed.digest).exit_code == 0
-    assert jobs.publish(asked, jobs.bench.house.root / "none", "", run_result="cancelled").exit_code == 0
-    assert jobs.bench.verdict(manifest.nonce) == ("passed", "ok")
+    assert jobs.publish(asked, jobs.runner.repo.root / "none", "", run_result="cancelled").exit_code == 0
+    assert jobs.runner.verdict(manifest.nonce) == ("passed", "ok")
 
 
 @pytest.mark.parametrize("run_result", ["failure", "skipped"])
 @pytest.mark.sampled(0, 1)
-def test_published_pass_of_a_failed_run_fails_the_job(jobs: Jobs, run_result: str) -> None:
+def test_published_pass_of_a_failed_run_fails_the_job(jobs: WorkflowJobs, run_result: str) -> None:
     _, asked, folder, done = sealed(jobs)
     jobs.publish(asked, folder, done.digest)
-    nowhere = jobs.bench.house.root / "nowhere"
+    nowhere = jobs.runner.repo.root / "nowhere"
     outcome = jobs.publish(asked, nowhere, "", run_result=run_result)
     assert outcome.exit_code == 3
     assert f"the run ended as {run_result}" in counted(outcome).message
@@ -201,7 +201,7 @@ def test_published_pass_of_a_failed_run_fails_the_job(jobs: Jobs, run_result: st
     assert jobs.publish(asked, nowhere, "", run_result=run_result, trusted=trusted).exit_code == 0
 
 
-def test_sealed_pass_of_a_run_that_failed_later_counts(jobs: Jobs) -> None:
+def test_sealed_pass_of_a_run_that_failed_later_counts(jobs: WorkflowJobs) -> None:
     _, asked, folder, done = sealed(jobs)
     outcome = jobs.publish(asked, folder, done.digest, run_result="failure")
     assert (outcome.exit_code, outcome.is_news) == (0, True)
@@ -209,7 +209,7 @@ def test_sealed_pass_of_a_run_that_failed_later_counts(jobs: Jobs) -> None:
 
 @pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("comes", ["from the run", "from a pusher"])
-def test_pass_needs_a_trusted_key_if_any_is_listed(jobs: Jobs, comes: str) -> None:
+def test_pass_needs_a_trusted_key_if_any_is_listed(jobs: WorkflowJobs, comes: str) -> None:
     manifest, asked, _, done = sealed(jobs)
     unsigned = jobs.forge(replace(jobs.entry(done, asked), signature=None))
     trusted = jobs.trust()
@@ -221,11 +221,11 @@ def test_pass_needs_a_trusted_key_if_any_is_listed(jobs: Jobs, comes: str) -> No
     assert (outcome.exit_code, outcome.is_news) == (3, comes == "from the run")
     assert "a trusted runner key signed it" in counted(outcome).message
     assert "unsigned" in counted(outcome).message
-    assert jobs.bench.verdict(manifest.nonce) == ("passed", "ok"), "it stays as it was written"
+    assert jobs.runner.verdict(manifest.nonce) == ("passed", "ok"), "it stays as it was written"
 
 
 @pytest.mark.slow
-def test_a_pass_that_a_listed_key_signed_counts(jobs: Jobs) -> None:
+def test_a_pass_that_a_listed_key_signed_counts(jobs: WorkflowJobs) -> None:
     _, asked, folder, done = sealed(jobs)
     outcome = jobs.publish(asked, folder, done.digest, trusted=jobs.trust())
     assert (outcome.exit_code, outcome.is_news) == (0, True)
@@ -233,42 +233,42 @@ def test_a_pass_that_a_listed_key_signed_counts(jobs: Jobs) -> None:
 
 @pytest.mark.parametrize("change", ["deleted", "moved"])
 @pytest.mark.sampled(0, 1)
-def test_result_gets_its_own_ref_if_the_branch_moved(jobs: Jobs, change: str) -> None:
+def test_result_gets_its_own_ref_if_the_branch_moved(jobs: WorkflowJobs, change: str) -> None:
     manifest, asked, folder, done = sealed(jobs)
-    house = jobs.bench.house
-    main = house.git("rev-parse", "refs/heads/main", cwd=house.remote)
+    repo = jobs.runner.repo
+    main = repo.git("rev-parse", "refs/heads/main", cwd=repo.remote)
     if change == "deleted":
-        house.git("update-ref", "-d", manifest.result_ref, cwd=house.remote)
+        repo.git("update-ref", "-d", manifest.result_ref, cwd=repo.remote)
     else:
-        house.git("update-ref", manifest.result_ref, main, cwd=house.remote)
+        repo.git("update-ref", manifest.result_ref, main, cwd=repo.remote)
     outcome = jobs.publish(asked, folder, done.digest)
     assert outcome.judged is not None
     assert (outcome.exit_code, outcome.judged.believed.ref) == (0, refs.RESULTS + manifest.nonce)
 
 
-def test_unreadable_request_is_refused_and_answered(jobs: Jobs) -> None:
-    house, manifest = jobs.bench.house, jobs.bench.manifest(transport="actions")
-    jobs.bench.push_commit(manifest, house.head())
+def test_unreadable_request_is_refused_and_answered(jobs: WorkflowJobs) -> None:
+    repo, manifest = jobs.runner.repo, jobs.runner.manifest(transport="actions")
+    jobs.runner.push_commit(manifest, repo.head())
     asked = jobs.ref(manifest)
     folder, done = jobs.sealed(asked)
     assert done.verdict.reason is Reason.BAD_COMMIT
     assert jobs.publish(asked, folder, done.digest).exit_code == 2
-    assert f"{manifest.nonce}/result.json" in house.git(
-        "ls-tree", "-r", "--name-only", manifest.result_ref, cwd=house.remote
+    assert f"{manifest.nonce}/result.json" in repo.git(
+        "ls-tree", "-r", "--name-only", manifest.result_ref, cwd=repo.remote
     )
 
 
 @pytest.mark.slow
-def test_a_commit_that_is_gone_is_not_answered(jobs: Jobs) -> None:
+def test_a_commit_that_is_gone_is_not_answered(jobs: WorkflowJobs) -> None:
     manifest = jobs.request()
     with pytest.raises(BusError, match="no longer on the remote"):
         jobs.publish(RequestRef(manifest.nonce, manifest.result_ref, "1" * 40), Path("/nowhere"), "")
 
 
 @pytest.mark.slow
-def test_publish_works_after_a_rejected_push(jobs: Jobs) -> None:
+def test_publish_works_after_a_rejected_push(jobs: WorkflowJobs) -> None:
     manifest, asked, folder, done = sealed(jobs)
-    hook = jobs.bench.house.remote / "hooks" / "pre-receive"
+    hook = jobs.runner.repo.remote / "hooks" / "pre-receive"
     hook.parent.mkdir(exist_ok=True)
     hook.write_text("#!/bin/sh\necho protected >&2\nexit 1\n")
     hook.chmod(0o755)
@@ -276,13 +276,13 @@ def test_publish_works_after_a_rejected_push(jobs: Jobs) -> None:
         jobs.publish(asked, folder, done.digest)
     hook.unlink()
     assert jobs.publish(asked, folder, done.digest).exit_code == 0
-    assert jobs.bench.verdict(manifest.nonce) == ("passed", "ok")
+    assert jobs.runner.verdict(manifest.nonce) == ("passed", "ok")
 
 
 @pytest.mark.slow
-def test_hostile_text_is_plain_in_log_summary_and_outputs(bench: Bench) -> None:
-    jobs = Jobs(bench)
-    manifest, run = ask(bench)
+def test_hostile_text_is_plain_in_log_summary_and_outputs(runner: RunnerFixture) -> None:
+    jobs = WorkflowJobs(runner)
+    manifest, run = ask(runner)
     asked = RequestRef(manifest.nonce, run.branch, run.commit)
     _, done = jobs.sealed(asked)
     message = "::error::x ##[error]y <img src=x onerror=a> | [z](https://evil.example) `k` **b** @all"

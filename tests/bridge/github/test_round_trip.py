@@ -5,11 +5,11 @@ import pytest
 from bridge.protocol import refs
 from bridge.signing.trust import TrustLevel
 from tests.bridge.github.runs import ask
-from tests.bridge.runner.bench import Bench
+from tests.fixtures.runner import RunnerFixture
 
 
-def test_request_is_executed_published_and_believed(bench: Bench) -> None:
-    manifest, run = ask(bench, params={"word": "workflow"})
+def test_request_is_executed_published_and_believed(runner: RunnerFixture) -> None:
+    manifest, run = ask(runner, params={"word": "workflow"})
     executed = run.execute("--json")
     assert executed.code == 0, executed.err
     assert "| hello from workflow" in executed.out
@@ -19,7 +19,7 @@ def test_request_is_executed_published_and_believed(bench: Bench) -> None:
     assert executed.json["digest"] == given["digest"]
     published = run.publish("--json")
     assert published.code == 0, published.out + published.err
-    believed = bench.answer(manifest.nonce)
+    believed = runner.answer(manifest.nonce)
     assert believed.result.verdict.status == "passed"
     assert believed.signature is TrustLevel.UNTRUSTED_KEY
     assert believed.files["log.txt"] == b"hello from workflow\n"
@@ -27,7 +27,7 @@ def test_request_is_executed_published_and_believed(bench: Bench) -> None:
     assert outputs["verdict"] == "passed/ok"
     assert outputs["result_commit"] == believed.commit == published.json["result_commit"]
     assert outputs["result_ref"] == manifest.result_ref
-    assert refs.INBOX + manifest.nonce not in bench.house.remote_refs()
+    assert refs.INBOX + manifest.nonce not in runner.repo.remote_refs()
     summary = run.summary()
     assert summary.startswith("## ✅ PASSED echo\n")
     assert manifest.nonce in summary
@@ -35,8 +35,8 @@ def test_request_is_executed_published_and_believed(bench: Bench) -> None:
 
 
 @pytest.mark.slow
-def test_a_request_for_an_embedded_runner_is_left_to_it(bench: Bench) -> None:
-    manifest, run = ask(bench, transport="embedded")
+def test_a_request_for_an_embedded_runner_is_left_to_it(runner: RunnerFixture) -> None:
+    manifest, run = ask(runner, transport="embedded")
     executed = run.execute()
     assert executed.code == 0, executed.err
     assert run.outputs("run") == {
@@ -46,15 +46,15 @@ def test_a_request_for_an_embedded_runner_is_left_to_it(bench: Bench) -> None:
     assert not list(run.out.rglob("*"))
     published = run.publish("--run-result", "success")
     assert published.code == 0, published.err
-    bench.serve_once()
-    assert bench.verdict(manifest.nonce) == ("passed", "ok")
+    runner.serve_once()
+    assert runner.verdict(manifest.nonce) == ("passed", "ok")
 
 
 @pytest.mark.slow
-def test_run_without_a_result_is_lost_and_names_its_page(bench: Bench) -> None:
-    manifest, run = ask(bench)
+def test_run_without_a_result_is_lost_and_names_its_page(runner: RunnerFixture) -> None:
+    manifest, run = ask(runner)
     published = run.publish("--run-result", "failure")
     assert published.code == 5, published.out + published.err
-    assert bench.verdict(manifest.nonce) == ("lost", "run_lost")
-    message = bench.answer(manifest.nonce).result.verdict.message
+    assert runner.verdict(manifest.nonce) == ("lost", "run_lost")
+    message = runner.answer(manifest.nonce).result.verdict.message
     assert "https://git.example/team/workload/actions/runs/4711" in message

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from tests.bridge.github.runs import ask
-from tests.bridge.runner.bench import Bench
+from tests.fixtures.runner import RunnerFixture
 
 TOKEN = "ghs_0123456789abcdefghijklmnopqrstuvwxyz"
 # All that a job can look at: its own variables, and those of every process that the system lets it read.
@@ -32,18 +32,18 @@ VARIABLES = {
 }
 
 
-def seen(bench: Bench, nonce: str) -> tuple[list[str], bool]:
-    line = next(row for row in bench.log(nonce).splitlines() if row.startswith("seen "))
+def seen(runner: RunnerFixture, nonce: str) -> tuple[list[str], bool]:
+    line = next(row for row in runner.log(nonce).splitlines() if row.startswith("seen "))
     names, token, processes = json.loads(line.removeprefix("seen "))
     assert processes >= 1
     return names, token
 
 
-def test_a_job_of_a_workflow_run_sees_nothing_of_the_run(bench: Bench) -> None:
-    bench.install({"spy": SPY})
-    manifest, run = ask(bench, "spy")
+def test_a_job_of_a_workflow_run_sees_nothing_of_the_run(runner: RunnerFixture) -> None:
+    runner.install({"spy": SPY})
+    manifest, run = ask(runner, "spy")
     done = run.execute(**VARIABLES)
     assert done.code == 0, done.err
     assert run.publish().code == 0
-    assert seen(bench, manifest.nonce) == ([], False)
+    assert seen(runner, manifest.nonce) == ([], False)
     assert TOKEN not in done.out + done.err

@@ -73,7 +73,7 @@ def test_commands_are_printed_without_sudo(mac: Mac) -> None:
 
 
 @pytest.mark.slow
-def test_hook_of_an_earlier_version_is_removed_and_the_runner_restarted(mac: Mac) -> None:
+def test_hook_of_an_old_version_is_removed_and_runner_restarted(mac: Mac) -> None:
     assert mac.setup(*FULL).code == 0
     mac.calls()
     settings = mac.prefix / "actions-runner" / ".env"

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.houses import BIN, Done
+from tests.fixtures.repo import BIN, Done
 
 TOKEN = "AABBCCDDEEFFGGHHIIJJKKLLMMNN"
 LOG = 'echo "${0##*/} $*" >> "$FAKE/calls"\n'

@@ -147,7 +147,7 @@ def test_replay_and_request_parameter_go_together(tmp_path: Path, argv: str, tai
         presets.read(write(tmp_path, tail, argv=argv))
 
 
-def test_a_preset_that_names_a_drafter_promises_one_unless_it_verifies_single_tokens() -> None:
+def test_preset_with_a_drafter_promises_one_unless_block_is_one() -> None:
     for preset in presets.load_all().values():
         drafts = any(name in DRAFTERS for name in preset.models)
         promised = preset.evidence is not None and preset.evidence.drafter is not None
@@ -188,7 +188,7 @@ def test_an_owner_may_add_presets_but_not_take_a_name(tmp_path: Path) -> None:
         presets.load_all(tmp_path)
 
 
-def test_an_alias_may_not_be_taken_twice(tmp_path: Path) -> None:
+def test_alias_may_not_be_used_twice(tmp_path: Path) -> None:
     write(tmp_path, aliases='["pytest-path"]')
     with pytest.raises(PresetError, match="both answer to 'pytest-path'"):
         presets.load_all(tmp_path)
@@ -260,7 +260,7 @@ def test_a_huge_or_missing_file_is_refused(tmp_path: Path) -> None:
         presets.read(tmp_path / "none.toml")
 
 
-def test_no_preset_fixes_the_seed_of_prompts_that_are_made_for_a_request() -> None:
+def test_no_preset_fixes_the_seed_of_generated_prompts() -> None:
     for preset in presets.load_all().values():
         assert not [word for word in preset.argv if word.startswith("--seed") and "{" not in word]
         seed = preset.params.get("seed")

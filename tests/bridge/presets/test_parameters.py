@@ -217,7 +217,7 @@ def test_new_parameter_names_work_under_old_preset_names() -> None:
 
 
 @pytest.mark.parametrize("asked", ["throughput", None])
-def test_an_old_parameter_of_a_new_preset_is_an_error_that_names_the_new_one(asked: str | None) -> None:
+def test_old_parameter_of_a_new_preset_is_an_error_with_its_new_name(asked: str | None) -> None:
     with pytest.raises(ParameterError, match="'n_samples': it is called limit here") as caught:
         presets.parse_cli(THROUGHPUT, ["n_samples=5"], asked)
     assert caught.value.remedy == "write: -p limit=VALUE"

@@ -55,7 +55,7 @@ SHAPES: dict[str, dict[str, str]] = {
         "pytest.ini": "[pytest]\npythonpath = lib\n",
         "tests/test_a.py": f"import package\n{E2E}",
     },
-    "tests beside the code": {
+    "tests next to the code": {
         "package/__init__.py": "",
         "package/tests/__init__.py": "",
         "package/tests/test_a.py": f"import package.tests\n{INTEGRATION}",

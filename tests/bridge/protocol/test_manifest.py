@@ -26,7 +26,7 @@ def document(**changes: Any) -> dict[str, Any]:
         "workload_sha": "a" * 40,
         "result_ref": "refs/heads/mac-bridge/throughput-20260301t120000z0123456789ab",
         "transport": "embedded",
-        "requested_by": "somebody",
+        "requested_by": "ann",
         "created_at": "2026-03-01T12:00:00Z",
         "expires_at": "2026-03-02T12:00:00Z",
         "audience": "example.org/team/repo",
@@ -142,7 +142,7 @@ def test_time_survives_its_text(moment: datetime):
     assert parse_time(format_time(moment)) == moment
 
 
-HOSTILE_TEXT = "\x1b]0;owned\x07\u202e\nrefused by nobody " + "x" * 500
+HOSTILE_TEXT = "\x1b]0;owned\x07\u202e\nrefused by no one " + "x" * 500
 HOSTILE: dict[str, bytes] = {
     "an unknown key": encoded(**{HOSTILE_TEXT: 1}),
     "a key with half a surrogate": encoded(**{"\ud800": 1}),

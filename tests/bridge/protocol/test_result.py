@@ -98,7 +98,7 @@ def test_text_that_could_drive_a_terminal_is_refused(place: Callable[[str], dict
 
 @given(st.text(max_size=200), st.text(max_size=50).filter(lambda text: text.isprintable() or "\n" in text))
 def test_result_of_any_text_can_be_read_back(text: str, word: str):
-    """A message may quote a job or a server; the argv is the record of what ran and stands unchanged."""
+    """A message may quote a job or a server; the argv is the record of what ran and stays unchanged."""
     fields = json.loads(json.dumps(RESULT))
     fields["verdict"] = {
         "status": "rejected",

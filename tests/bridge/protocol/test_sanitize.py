@@ -1,4 +1,4 @@
-"""Text from the bus cannot drive a terminal, and shows nobody's credentials."""
+"""Text from the bus cannot drive a terminal, and shows no credentials."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_log_of_the_largest_size_is_cleaned():
         ),
         ("https://a/r\nhttps://me:secret@b/r", "https://a/r\nhttps://b/r"),
         ("git-remote-http::https://me:secret@a/r", "git-remote-http::https://a/r"),
-        # Written wrongly, and nevertheless somebody's password.
+        # Malformed, but still a password.
         ("https://me:sec@ret@example.org/r", "https://example.org/r"),
         ("https://me:sec ret@example.org/r", "https://example.org/r"),
         ("https://me:sec/ret@example.org/r", "https://example.org/r"),

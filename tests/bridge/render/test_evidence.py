@@ -1,4 +1,4 @@
-"""Judged evidence and results, shown: the figures stand there, and nothing hostile takes effect."""
+"""Judged evidence and results, shown: the figures are there, and nothing hostile takes effect."""
 
 from __future__ import annotations
 
@@ -120,14 +120,14 @@ def test_a_recall_report_shows_every_arm_and_a_probe_the_machine() -> None:
     assert "Apple M4, 10 cores" in drawn(*evidence_tables(judge(dump(reports.probe()))))
 
 
-def test_a_measurement_begun_again_says_why() -> None:
+def test_restarted_measurement_says_why() -> None:
     document = reports.throughput() | {"restarts": [{"after_samples": 4, "reason": "prefills differed"}]}
     text = drawn(*evidence_tables(judge(dump(document))))
     assert "measured again" in text
     assert "after 4 samples: prefills differed" in text
 
 
-def test_a_speed_that_a_busy_machine_did_not_allow_is_labelled_with_its_reason() -> None:
+def test_speed_on_a_busy_machine_is_labelled_with_its_reason() -> None:
     document = reports.throughput()
     assert "not claimed" not in drawn(*evidence_tables(judge(dump(document))))
     document["claims"] = [claim for claim in document["claims"] if claim["name"] == "identical_output"]
@@ -155,7 +155,7 @@ def test_figures_are_the_gates_not_the_reports() -> None:
     assert "SUMMARY_MISMATCH" in text
 
 
-def test_markup_in_a_report_is_shown_as_it_stands() -> None:
+def test_markup_in_a_report_is_shown_verbatim() -> None:
     document = edited(reports.probe(), "[red]M4[/red]")
     assert "[red]M4[/red]" in drawn(*evidence_tables(judge(dump(document))))
 

@@ -1,14 +1,14 @@
-"""The bench that a runner's tests work at."""
+"""The fixture of the runner's tests."""
 
 import pytest
 
-from tests.bridge.runner.bench import Bench
-from tests.houses import House
+from tests.fixtures.repo import RepoFixture
+from tests.fixtures.runner import RunnerFixture
 
 
 @pytest.fixture
-def bench(house: House) -> Bench:
-    """A bench with the owner's usual presets."""
-    made = Bench(house)
+def runner(repo: RepoFixture) -> RunnerFixture:
+    """A runner fixture with the owner's usual presets."""
+    made = RunnerFixture(repo)
     made.install()
     return made

@@ -19,8 +19,8 @@ from bridge.protocol import refs
 from bridge.protocol.manifest import Manifest, new_cancel
 from bridge.protocol.result import Phase
 from bridge.runner.child import Supervisor
-from tests.bridge.runner.bench import Bench
-from tests.houses import House, wait_for
+from tests.fixtures.repo import RepoFixture, wait_for
+from tests.fixtures.runner import RunnerFixture
 
 GONE_S = 5.0
 CANCELLED, PASSED = ("cancelled", "requested"), ("passed", "ok")
@@ -55,29 +55,29 @@ PROGRAMS = {
 
 
 @pytest.fixture
-def bench(house: House) -> Bench:
-    made = Bench(house)
+def runner(repo: RepoFixture) -> RunnerFixture:
+    made = RunnerFixture(repo)
     made.install(PROGRAMS)
     return made
 
 
 @contextmanager
-def running(bench: Bench) -> Iterator[None]:
+def running(runner: RunnerFixture) -> Iterator[None]:
     """A runner at work; at the end its job may finish."""
-    with bench.serving(bench.runner()):
+    with runner.serving(runner.daemon()):
         yield
-        for up in bench.in_rooms("up"):
+        for up in runner.in_workspaces("up"):
             up.with_name("enough").touch()
 
 
-def wait_until_it_runs(bench: Bench) -> None:
-    wait_for(lambda: bench.in_rooms("up"), 40, "the job")
+def wait_until_it_runs(runner: RunnerFixture) -> None:
+    wait_for(lambda: runner.in_workspaces("up"), 40, "the job")
 
 
-def cancel(bench: Bench, asked: Manifest, *, key: Path | None = None) -> None:
-    cache = GitCache(bench.house.root / "client.git", str(bench.house.remote))
+def cancel(runner: RunnerFixture, asked: Manifest, *, key: Path | None = None) -> None:
+    cache = GitCache(runner.repo.root / "client.git", str(runner.repo.remote))
     inbox = refs.INBOX + asked.nonce
-    commit = bench.tip(inbox) or ""
+    commit = runner.tip(inbox) or ""
     request = new_cancel(asked.nonce, commit, requested_by="me", reason="enough")
     signature = None if key is None else signing.sign(key, signing.CANCEL_NAMESPACE, request.to_bytes())
     outcome = request_cancel(cache, request, RefValue(inbox, commit), signature=signature)
@@ -90,91 +90,95 @@ def alive(word: str) -> list[str]:
     return [line for line in listed.stdout.splitlines() if word in line]
 
 
-def is_answered(bench: Bench, asked: Manifest) -> bool:
+def is_answered(runner: RunnerFixture, asked: Manifest) -> bool:
     listed = ("ls-tree", "-r", "--name-only", asked.result_ref)
-    return "/result.json" in bench.house.git(*listed, cwd=bench.house.remote)
+    return "/result.json" in runner.repo.git(*listed, cwd=runner.repo.remote)
 
 
-def test_waiting_request_is_cancelled_without_being_started(bench: Bench) -> None:
-    asked = bench.ask()
-    cancel(bench, asked)
-    assert bench.serve_once() == 1
-    assert bench.verdict(asked.nonce) == CANCELLED
-    result = bench.answer(asked.nonce).result
+def test_waiting_request_is_cancelled_without_being_started(runner: RunnerFixture) -> None:
+    asked = runner.ask()
+    cancel(runner, asked)
+    assert runner.serve_once() == 1
+    assert runner.verdict(asked.nonce) == CANCELLED
+    result = runner.answer(asked.nonce).result
     assert "by me: enough" in result.verdict.message
     assert (result.commands, Phase.RUNNING in result.phase_seconds) == ((), False)
-    assert bench.left(asked.nonce) == {asked.result_ref}, "inbox, claim and cancel request go with the result"
+    assert runner.left(asked.nonce) == {asked.result_ref}, (
+        "inbox, claim and cancel request go with the result"
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["a cancel request", "a deleted branch"])
-def test_running_job_that_ignores_signals_is_gone_in_time(bench: Bench, how: str) -> None:
+def test_running_job_that_ignores_signals_is_gone_in_time(runner: RunnerFixture, how: str) -> None:
     word = f"marked-{secrets.token_hex(8)}"
-    asked = bench.ask("unwilling", params={"word": word})
-    with running(bench):
-        wait_until_it_runs(bench)
+    asked = runner.ask("unwilling", params={"word": word})
+    with running(runner):
+        wait_until_it_runs(runner)
         assert len(alive(word)) >= 3, alive(word)
-        cancel(bench, asked) if how == "a cancel request" else bench.delete(asked.result_ref)
+        cancel(runner, asked) if how == "a cancel request" else runner.delete(asked.result_ref)
         wait_for(lambda: not alive(word), 2 * GONE_S, f"the end of {alive(word)}")
-    assert bench.verdict(asked.nonce) == CANCELLED
-    assert "up and running" in bench.log(asked.nonce)
+    assert runner.verdict(asked.nonce) == CANCELLED
+    assert "up and running" in runner.log(asked.nonce)
     place = asked.result_ref if how == "a cancel request" else refs.RESULTS + asked.nonce
-    assert bench.left(asked.nonce) == {place}
+    assert runner.left(asked.nonce) == {place}
 
 
 @pytest.mark.sampled(0, 1)
 @pytest.mark.parametrize("author", ["unsigned", "another signer", "a deleted branch", "the requester"])
-def test_only_the_requester_stops_a_job_where_signatures_are_required(bench: Bench, author: str) -> None:
-    ann, bob = bench.list_signer("ann"), bench.list_signer("bob")
-    bench.policy("require_signature = true\n")
-    asked = bench.ask_signed(ann, "patient")
-    with running(bench):
-        wait_until_it_runs(bench)
+def test_only_the_requester_stops_a_job_where_signatures_are_required(
+    runner: RunnerFixture, author: str
+) -> None:
+    ann, bob = runner.list_signer("ann"), runner.list_signer("bob")
+    runner.policy("require_signature = true\n")
+    asked = runner.ask_signed(ann, "patient")
+    with running(runner):
+        wait_until_it_runs(runner)
         if author == "a deleted branch":
-            bench.delete(asked.result_ref)
+            runner.delete(asked.result_ref)
         else:
-            cancel(bench, asked, key={"another signer": bob, "the requester": ann}.get(author))
+            cancel(runner, asked, key={"another signer": bob, "the requester": ann}.get(author))
         if author == "the requester":
-            wait_for(lambda: is_answered(bench, asked), what="the answer")
+            wait_for(lambda: is_answered(runner, asked), what="the answer")
         elif author == "a deleted branch":
             time.sleep(3)  # more than one question whether the job shall stop
         else:
-            wait_for(lambda: bench.has_said(asked.nonce, "not cancelled"), what="the objection")
-    assert bench.verdict(asked.nonce) == (CANCELLED if author == "the requester" else PASSED)
-    assert not [ref for ref in bench.left(asked.nonce) if "cancel" in ref]
+            wait_for(lambda: runner.has_said(asked.nonce, "not cancelled"), what="the objection")
+    assert runner.verdict(asked.nonce) == (CANCELLED if author == "the requester" else PASSED)
+    assert not [ref for ref in runner.left(asked.nonce) if "cancel" in ref]
 
 
 @pytest.mark.slow
-def test_waiting_requests_are_cancelled_while_another_job_runs(bench: Bench) -> None:
-    ann, bob = bench.list_signer("ann"), bench.list_signer("bob")
-    bench.policy("require_signature = true\n")
-    long = bench.ask_signed(ann, "patient")
-    with running(bench):
-        wait_until_it_runs(bench)
-        untouched, kept, broken, stopped = (bench.ask_signed(ann, "echo") for _ in range(4))
-        bench.point(f"{refs.CLAIMS + broken.nonce}/x", bench.tip("refs/heads/main") or "")
-        cancel(bench, kept, key=bob)
-        cancel(bench, broken, key=ann)
-        cancel(bench, stopped, key=ann)
-        stray = bench.manifest().nonce  # its request is gone
-        bench.point(refs.CANCELS + stray, bench.tip(refs.CANCELS + stopped.nonce) or "")
-        wait_for(lambda: is_answered(bench, stopped), what="the answer")
-        assert not is_answered(bench, long)
-        assert not is_answered(bench, untouched)
-        wait_for(lambda: bench.has_said(kept.nonce, "not cancelled"), what="the objection")
-        assert kept.nonce not in bench.claimed()
-    assert bench.verdict(stopped.nonce) == CANCELLED
-    assert bench.left(stopped.nonce) == {stopped.result_ref}
-    assert bench.verdict(long.nonce) == PASSED
+def test_waiting_requests_are_cancelled_while_another_job_runs(runner: RunnerFixture) -> None:
+    ann, bob = runner.list_signer("ann"), runner.list_signer("bob")
+    runner.policy("require_signature = true\n")
+    long = runner.ask_signed(ann, "patient")
+    with running(runner):
+        wait_until_it_runs(runner)
+        untouched, kept, broken, stopped = (runner.ask_signed(ann, "echo") for _ in range(4))
+        runner.point(f"{refs.CLAIMS + broken.nonce}/x", runner.tip("refs/heads/main") or "")
+        cancel(runner, kept, key=bob)
+        cancel(runner, broken, key=ann)
+        cancel(runner, stopped, key=ann)
+        orphan = runner.manifest().nonce  # its request is gone
+        runner.point(refs.CANCELS + orphan, runner.tip(refs.CANCELS + stopped.nonce) or "")
+        wait_for(lambda: is_answered(runner, stopped), what="the answer")
+        assert not is_answered(runner, long)
+        assert not is_answered(runner, untouched)
+        wait_for(lambda: runner.has_said(kept.nonce, "not cancelled"), what="the objection")
+        assert kept.nonce not in runner.claimed()
+    assert runner.verdict(stopped.nonce) == CANCELLED
+    assert runner.left(stopped.nonce) == {stopped.result_ref}
+    assert runner.verdict(long.nonce) == PASSED
 
 
 @pytest.mark.slow
-def test_request_is_cancelled_while_another_runner_has_the_machine(bench: Bench) -> None:
-    first = bench.ask()
-    with Supervisor(bench.config_of().lock), running(bench):
-        wait_for(lambda: bench.has_said("waiting: "), what="the runner waits")
-        waits = bench.ask()
-        cancel(bench, waits)
-        wait_for(lambda: is_answered(bench, waits), what="the answer")
-    assert bench.verdict(waits.nonce) == CANCELLED
-    assert not is_answered(bench, first)
+def test_request_is_cancelled_while_another_runner_has_the_machine(runner: RunnerFixture) -> None:
+    first = runner.ask()
+    with Supervisor(runner.config_of().lock), running(runner):
+        wait_for(lambda: runner.has_said("waiting: "), what="the runner waits")
+        waits = runner.ask()
+        cancel(runner, waits)
+        wait_for(lambda: is_answered(runner, waits), what="the answer")
+    assert runner.verdict(waits.nonce) == CANCELLED
+    assert not is_answered(runner, first)

@@ -6,7 +6,7 @@ import pytest
 
 from bridge.protocol import refs
 from bridge.protocol.result import Reason, Status
-from tests.bridge.runner.bench import Bench
+from tests.fixtures.runner import RunnerFixture
 
 
 @pytest.mark.sampled(24, 1)
@@ -31,23 +31,23 @@ from tests.bridge.runner.bench import Bench
     ],
 )
 def test_what_may_not_run_is_refused_with_its_reason(
-    bench: Bench, changes: dict[str, object], reason: Reason
+    runner: RunnerFixture, changes: dict[str, object], reason: Reason
 ) -> None:
-    asked = bench.ask(**changes)  # type: ignore[arg-type]
-    assert bench.serve_once() == 1
-    answer = bench.answer(asked.nonce)
+    asked = runner.ask(**changes)  # type: ignore[arg-type]
+    assert runner.serve_once() == 1
+    answer = runner.answer(asked.nonce)
     assert answer.result.verdict.status is Status.REFUSED
     assert answer.result.verdict.reason is reason
     assert answer.result.verdict.message
     assert answer.result.commands == ()
-    assert refs.INBOX + asked.nonce not in bench.house.remote_refs()
+    assert refs.INBOX + asked.nonce not in runner.repo.remote_refs()
 
 
 @pytest.mark.slow
-def test_preset_that_this_machine_cannot_run_is_refused(bench: Bench) -> None:
-    bench.preset("huge", ["/bin/true"], tail="[requires]\nmemory_gb = 1e9\n")
-    bench.preset("lacking", ["/bin/true"], tail='[requires]\nmodules = ["no_such_module"]\n')
-    bench.preset(
+def test_preset_that_this_machine_cannot_run_is_refused(runner: RunnerFixture) -> None:
+    runner.preset("huge", ["/bin/true"], tail="[requires]\nmemory_gb = 1e9\n")
+    runner.preset("lacking", ["/bin/true"], tail='[requires]\nmodules = ["no_such_module"]\n')
+    runner.preset(
         "modelled",
         ["/bin/true", "${model:gone}"],
         tail='[models.gone]\nmac = "something"\n',
@@ -58,45 +58,45 @@ def test_preset_that_this_machine_cannot_run_is_refused(bench: Bench) -> None:
         "modelled": ("refused", "model_missing"),
     }
     for preset, answer in expected.items():
-        asked = bench.ask(preset)
-        bench.serve_once()
-        assert bench.verdict(asked.nonce) == answer
+        asked = runner.ask(preset)
+        runner.serve_once()
+        assert runner.verdict(asked.nonce) == answer
 
 
-def test_request_from_the_future_is_refused(bench: Bench) -> None:
-    asked = bench.ask()
+def test_request_from_the_future_is_refused(runner: RunnerFixture) -> None:
+    asked = runner.ask()
     earlier = datetime.now(UTC) - timedelta(days=1, minutes=1)
-    bench.runner(now=lambda: earlier).serve(once=True, idle_timeout_s=20)
-    assert bench.verdict(asked.nonce) == ("refused", "bad_manifest")
+    runner.daemon(now=lambda: earlier).serve(once=True, idle_timeout_s=20)
+    assert runner.verdict(asked.nonce) == ("refused", "bad_manifest")
 
 
-def test_broken_signature_is_refused_even_where_none_is_needed(bench: Bench) -> None:
-    asked = bench.ask(signature=b"-----BEGIN SSH SIGNATURE-----\nrubbish\n")
-    bench.serve_once()
-    assert bench.verdict(asked.nonce) == ("refused", "bad_signature")
+def test_broken_signature_is_refused_even_where_none_is_needed(runner: RunnerFixture) -> None:
+    asked = runner.ask(signature=b"-----BEGIN SSH SIGNATURE-----\nrubbish\n")
+    runner.serve_once()
+    assert runner.verdict(asked.nonce) == ("refused", "bad_signature")
 
 
 @pytest.mark.slow
-def test_repository_code_runs_where_the_owner_allows_it(bench: Bench) -> None:
-    bench.policy("allow_repo_code = true")
+def test_repository_code_runs_where_the_owner_allows_it(runner: RunnerFixture) -> None:
+    runner.policy("allow_repo_code = true")
     files = {
         "tests/test_it.py": "from product import answer\n\n\ndef test_it():\n    assert answer == 42\n",
         "product.py": "answer = 42\n",
-        "sitecustomize.py": f"open({str(bench.house.root / 'canary')!r}, 'w')\n",
+        "sitecustomize.py": f"open({str(runner.repo.root / 'canary')!r}, 'w')\n",
     }
-    bench.commit(files)
-    passed = bench.ask("tests", params={"path": "tests/test_it.py"})
-    bench.serve_once()
-    assert bench.verdict(passed.nonce) == ("passed", "ok")
-    assert "1 passed" in bench.log(passed.nonce)
-    missing = bench.ask("tests", params={"path": "tests/test_other.py"})
-    bench.serve_once()
-    assert bench.verdict(missing.nonce) == ("refused", "bad_parameter")
-    assert not (bench.house.root / "canary").exists()
+    runner.commit(files)
+    passed = runner.ask("tests", params={"path": "tests/test_it.py"})
+    runner.serve_once()
+    assert runner.verdict(passed.nonce) == ("passed", "ok")
+    assert "1 passed" in runner.log(passed.nonce)
+    missing = runner.ask("tests", params={"path": "tests/test_other.py"})
+    runner.serve_once()
+    assert runner.verdict(missing.nonce) == ("refused", "bad_parameter")
+    assert not (runner.repo.root / "canary").exists()
 
 
-def test_presets_of_the_commit_change_nothing(bench: Bench) -> None:
-    bench.commit({"bridge/presets/echo.toml": 'name = "echo"\nargv = ["/bin/sh", "-c", "touch canary"]\n'})
-    asked = bench.ask()
-    bench.serve_once()
-    assert bench.log(asked.nonce) == "hello from test\n"
+def test_presets_of_the_commit_change_nothing(runner: RunnerFixture) -> None:
+    runner.commit({"bridge/presets/echo.toml": 'name = "echo"\nargv = ["/bin/sh", "-c", "touch canary"]\n'})
+    asked = runner.ask()
+    runner.serve_once()
+    assert runner.log(asked.nonce) == "hello from test\n"

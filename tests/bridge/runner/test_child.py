@@ -17,7 +17,7 @@ from bridge.errors import MachineError
 from bridge.runner.child import MachineBusy, Supervisor
 from bridge.runner.sandbox import Sandbox
 from tests.bridge.runner.jobs import EITHER, UNSANDBOXED, Jobs, marked
-from tests.houses import wait_for
+from tests.fixtures.repo import wait_for
 
 
 @pytest.fixture(params=EITHER)
@@ -59,7 +59,7 @@ def test_the_child_has_no_input_no_descriptor_and_only_its_environment(jobs: Job
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="lists descriptors")
-def test_no_limit_of_open_files_leaves_the_child_a_pipe_of_its_supervisor(jobs: Jobs) -> None:
+def test_child_inherits_no_pipe_of_its_supervisor_at_any_file_limit(jobs: Jobs) -> None:
     ours = [os.open(os.devnull, os.O_RDONLY) for _ in range(20)]
     jobs.run("import os; print(*os.listdir('/proc/self/fd'))", limits={"NOFILE": 9})
     for descriptor in ours:
@@ -68,7 +68,7 @@ def test_no_limit_of_open_files_leaves_the_child_a_pipe_of_its_supervisor(jobs: 
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="opens the other end of a pipe")
-def test_what_outlives_a_job_and_goes_on_printing_keeps_nobody_waiting(
+def test_process_that_outlives_its_job_and_prints_does_not_block(
     jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bridge.runner.child._REST_S", 0.5)
@@ -175,7 +175,7 @@ def test_limits_are_in_force(jobs: Jobs) -> None:
 
 @pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("victim", ["runner", "supervisor"])
-def test_killing_runner_or_supervisor_leaves_no_process_and_a_free_lock(jobs: Jobs, victim: str) -> None:
+def test_killed_runner_or_supervisor_leaves_no_process_and_no_lock(jobs: Jobs, victim: str) -> None:
     mark = f"mark-{os.getpid()}-{time.monotonic_ns()}"
     job = (
         "import subprocess, sys, time;"

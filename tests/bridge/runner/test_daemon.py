@@ -13,81 +13,85 @@ from bridge.git.cache import GitCache
 from bridge.protocol import refs
 from bridge.protocol.result import Reason, Status
 from bridge.protocol.runner_info import RunnerInfo, State
-from bridge.runner import daemon
+from bridge.runner import daemon as daemon_module
 from bridge.runner.child import Supervisor
 from bridge.runner.config import LOCAL, OWN_SERVER, PUBLIC_HOST, Timing, timing_of
 from bridge.runner.daemon import PRUNE_EVERY_S, PRUNE_FIRST_S, Daemon
-from tests.bridge.runner.bench import Bench, Clock
-from tests.houses import wait_for
+from tests.fixtures.repo import wait_for
+from tests.fixtures.runner import Clock, RunnerFixture
 
 
-def cache_of(bench: Bench) -> GitCache:
-    cache = GitCache(bench.house.root / "reader.git", str(bench.house.remote))
+def cache_of(runner: RunnerFixture) -> GitCache:
+    cache = GitCache(runner.repo.root / "reader.git", str(runner.repo.remote))
     cache.prepare()
     return cache
 
 
-def info_of(bench: Bench) -> RunnerInfo | None:
-    return next((one.info for one in read_registry(cache_of(bench)).seen if one.name == "mac"), None)
+def info_of(runner: RunnerFixture) -> RunnerInfo | None:
+    return next((one.info for one in read_registry(cache_of(runner)).seen if one.name == "mac"), None)
 
 
 @pytest.mark.slow
-def test_two_runners_on_one_machine_run_one_job_at_a_time(bench: Bench) -> None:
-    bench.install({"busy": "import time; print(time.monotonic()); time.sleep(0.7); print(time.monotonic())"})
-    nonces = [bench.ask("busy").nonce for _ in range(4)]
-    with bench.serving(bench.runner("first"), bench.runner("second")):
-        wait_for(lambda: sum("published as" in line for line in bench.said) == 4, 60, "all the results")
-    times = sorted([float(word) for word in bench.log(nonce).split()] for nonce in nonces)
+def test_two_runners_on_one_machine_run_one_job_at_a_time(runner: RunnerFixture) -> None:
+    runner.install({"busy": "import time; print(time.monotonic()); time.sleep(0.7); print(time.monotonic())"})
+    nonces = [runner.ask("busy").nonce for _ in range(4)]
+    with runner.serving(runner.daemon("first"), runner.daemon("second")):
+        wait_for(lambda: sum("published as" in line for line in runner.said) == 4, 60, "all the results")
+    times = sorted([float(word) for word in runner.log(nonce).split()] for nonce in nonces)
     for (_, ended), (began, _) in pairwise(times):
         assert ended <= began
 
 
 @pytest.mark.slow
-def test_registration_says_busy_during_a_job_and_stopped_afterwards(bench: Bench) -> None:
-    asked = bench.ask("sleep")
+def test_registration_says_busy_during_a_job_and_stopped_afterwards(runner: RunnerFixture) -> None:
+    asked = runner.ask("sleep")
 
     def is_busy() -> bool:
-        seen = info_of(bench)
+        seen = info_of(runner)
         return seen is not None and seen.state is State.BUSY
 
-    with bench.serving(bench.runner(), abort=True):
+    with runner.serving(runner.daemon(), abort=True):
         wait_for(is_busy, what="a registration that says so")
-        seen = info_of(bench)
+        seen = info_of(runner)
         assert seen is not None
         assert seen.job is not None
         assert (seen.job.nonce, seen.job.preset) == (asked.nonce, "sleep")
-    seen = info_of(bench)
+    seen = info_of(runner)
     assert seen is not None
     assert (seen.state, seen.job, seen.load.done) == (State.STOPPED, None, 1)
 
 
 @pytest.mark.sampled(0, 2)
 @pytest.mark.parametrize("preset", ["echo", "fail"])
-def test_what_another_live_runner_offers_is_left_to_it_for_a_while(bench: Bench, preset: str) -> None:
+def test_what_another_live_runner_offers_is_left_to_it_for_a_while(
+    runner: RunnerFixture, preset: str
+) -> None:
     """A machine without the preset, and one whose policy forbids it, next to one that has it."""
-    able = bench.runner("able", state_dir=bench.state / "able")
+    able = runner.daemon("able", state_dir=runner.state / "able")
     able.serve(once=True, idle_timeout_s=0.3)
     now = datetime.now(UTC)
-    other = bench.house.root / "other-config"
+    other = runner.repo.root / "other-config"
     other.mkdir()
     if preset == "fail":
-        (other / "presets").symlink_to(bench.config / "presets")
+        (other / "presets").symlink_to(runner.config / "presets")
         (other / "policy.toml").write_text('allow_presets = ["probe"]\n')
         (other / "policy.toml").chmod(0o600)
     times = [now]
-    unable = bench.runner("unable", state_dir=bench.state / "unable", config_dir=other, now=lambda: times[0])
-    asked = bench.ask(preset)
+    unable = runner.daemon(
+        "unable", state_dir=runner.state / "unable", config_dir=other, now=lambda: times[0]
+    )
+    asked = runner.ask(preset)
     assert unable.serve(once=True, idle_timeout_s=0) == 1, "the other one says that it stopped"
-    assert bench.answer(asked.nonce).result.verdict.reason in (Reason.POLICY, Reason.UNKNOWN_PRESET)
-    cache = cache_of(bench)
+    assert runner.answer(asked.nonce).result.verdict.reason in (Reason.POLICY, Reason.UNKNOWN_PRESET)
+    cache = cache_of(runner)
     [seen] = [one for one in read_registry(cache).seen if one.name == "able"]
     live = seen.info.model_copy(update={"state": State.IDLE, "public_key": None})
     register(cache, live, None, now=now)
-    asked = bench.ask(preset)
+    asked = runner.ask(preset)
     assert unable.serve(once=True, idle_timeout_s=0) == 0
     times[0] = now + timedelta(minutes=10)
     assert unable.serve(once=True, idle_timeout_s=0) == 1, "it waits for others only so long"
-    assert bench.answer(asked.nonce).result.verdict.status is Status.REFUSED
+    assert runner.answer(asked.nonce).result.verdict.status is Status.REFUSED
 
 
 # Pruning ----------------------------------------------------------------------------------------------------
@@ -99,85 +103,85 @@ class PruneClock(Clock):
     def __init__(self) -> None:
         super().__init__(0.0, datetime.now(UTC) + timedelta(days=40))
 
-    def after(self, seconds: float, runner: Daemon) -> None:
+    def after(self, seconds: float, daemon: Daemon) -> None:
         self.seconds += seconds
-        runner._between_jobs(idle=False)
+        daemon._between_jobs(idle=False)
 
 
-def finished(bench: Bench, count: int = 1) -> list[str]:
+def finished(runner: RunnerFixture, count: int = 1) -> list[str]:
     """Branches of answered requests, as old as the clock says."""
-    asked, runner = [bench.ask().result_ref for _ in range(count)], bench.runner()
+    asked, daemon = [runner.ask().result_ref for _ in range(count)], runner.daemon()
     for _ in asked:
-        assert runner.serve(once=True, idle_timeout_s=20) == 1
+        assert daemon.serve(once=True, idle_timeout_s=20) == 1
     return asked
 
 
-def pruner(bench: Bench, clock: PruneClock) -> Daemon:
-    return bench.runner("pruner", clock=clock, now=clock.now)
+def pruner(runner: RunnerFixture, clock: PruneClock) -> Daemon:
+    return runner.daemon("pruner", clock=clock, now=clock.now)
 
 
 @pytest.mark.slow
 def test_much_is_pruned_in_batches_and_registrations_after_it(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    runner: RunnerFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(daemon, "PRUNE_BATCH", 2)
-    asked, clock = finished(bench, 3), PruneClock()
-    runner = pruner(bench, clock)
+    monkeypatch.setattr(daemon_module, "PRUNE_BATCH", 2)
+    asked, clock = finished(runner, 3), PruneClock()
+    daemon = pruner(runner, clock)
     long_ago = {"name": "long-gone", "seen_at": "2026-01-01T00:00:00Z", "public_key": None}
-    gone = runner._registrar.info(State.IDLE).model_copy(update=long_ago)
-    register(cache_of(bench), gone, None, now=clock.now())
-    for pause, left, is_there in ((PRUNE_FIRST_S, 1, True), (daemon.PRUNE_AGAIN_S, 0, False)):
-        clock.after(pause, runner)
-        assert len(bench.house.remote_refs() & set(asked)) == left
-        assert (f"{refs.RUNNERS}long-gone" in bench.house.remote_refs()) is is_there
+    gone = daemon._registrar.info(State.IDLE).model_copy(update=long_ago)
+    register(cache_of(runner), gone, None, now=clock.now())
+    for pause, left, is_there in ((PRUNE_FIRST_S, 1, True), (daemon_module.PRUNE_AGAIN_S, 0, False)):
+        clock.after(pause, daemon)
+        assert len(runner.repo.remote_refs() & set(asked)) == left
+        assert (f"{refs.RUNNERS}long-gone" in runner.repo.remote_refs()) is is_there
 
 
 @pytest.mark.sampled(0, 1)
 @pytest.mark.parametrize("trouble", ["the remote is away", "no deletion"])
-def test_pruning_that_fails_is_tried_again_hours_later(bench: Bench, trouble: str) -> None:
-    [asked] = finished(bench)
+def test_pruning_that_fails_is_tried_again_hours_later(runner: RunnerFixture, trouble: str) -> None:
+    [asked] = finished(runner)
     clock = PruneClock()
-    runner, away = pruner(bench, clock), bench.house.remote.with_name("away.git")
+    daemon, away = pruner(runner, clock), runner.repo.remote.with_name("away.git")
     if trouble == "no deletion":
-        bench.house.git("config", "receive.denyDeletes", "true", cwd=bench.house.remote)
-        clock.after(PRUNE_FIRST_S, runner)
-        bench.house.git("config", "receive.denyDeletes", "false", cwd=bench.house.remote)
+        runner.repo.git("config", "receive.denyDeletes", "true", cwd=runner.repo.remote)
+        clock.after(PRUNE_FIRST_S, daemon)
+        runner.repo.git("config", "receive.denyDeletes", "false", cwd=runner.repo.remote)
     else:
-        bench.house.remote.rename(away)
-        clock.after(PRUNE_FIRST_S, runner)
-        away.rename(bench.house.remote)
-    clock.after(0.75 * PRUNE_EVERY_S - 1, runner)
-    assert bench.tip(asked)
-    clock.after(0.5 * PRUNE_EVERY_S + 1, runner)
-    assert bench.tip(asked) is None
+        runner.repo.remote.rename(away)
+        clock.after(PRUNE_FIRST_S, daemon)
+        away.rename(runner.repo.remote)
+    clock.after(0.75 * PRUNE_EVERY_S - 1, daemon)
+    assert runner.tip(asked)
+    clock.after(0.5 * PRUNE_EVERY_S + 1, daemon)
+    assert runner.tip(asked) is None
 
 
 @pytest.mark.slow
-def test_runner_prunes_while_requests_wait_but_not_next_to_a_job(bench: Bench) -> None:
+def test_runner_prunes_while_requests_wait_but_not_next_to_a_job(runner: RunnerFixture) -> None:
     """That job may be measuring."""
-    [old] = finished(bench)
+    [old] = finished(runner)
     start = datetime.now(UTC) + timedelta(days=40)
 
     def serve() -> None:
         moments = itertools.count(0.0, 60.0)
-        runner = bench.runner("pruner", clock=lambda: next(moments), now=lambda: start)
-        runner.serve(once=True, idle_timeout_s=2 * PRUNE_FIRST_S)
+        daemon = runner.daemon("pruner", clock=lambda: next(moments), now=lambda: start)
+        daemon.serve(once=True, idle_timeout_s=2 * PRUNE_FIRST_S)
 
     nonce = refs.new_nonce(start, b"123456")
     created = start.replace(microsecond=0)
-    waiting = bench.ask(
+    waiting = runner.ask(
         nonce=nonce,
         result_ref=refs.request_ref("echo", nonce, None),
         created_at=created,
         expires_at=created + timedelta(hours=1),
     )
-    with Supervisor(bench.config_of().lock):
+    with Supervisor(runner.config_of().lock):
         serve()
-    assert bench.tip(old)
-    bench.delete(*bench.left(waiting.nonce))
-    bench.ask(transport="actions")
+    assert runner.tip(old)
+    runner.delete(*runner.left(waiting.nonce))
+    runner.ask(transport="actions")
     serve()
-    assert bench.tip(old) is None
+    assert runner.tip(old) is None
 
 
 @pytest.mark.parametrize(

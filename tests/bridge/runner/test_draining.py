@@ -11,7 +11,7 @@ import pytest
 
 from bridge.cli.runner import _draining
 from bridge.runner.daemon import Daemon
-from tests.houses import wait_for
+from tests.fixtures.repo import wait_for
 
 
 class Abortable:

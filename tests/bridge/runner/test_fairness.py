@@ -117,7 +117,7 @@ def test_requester_with_enough_running_waits_alone(
     places = {turn.nonce for turn in planned(crowd, history, running=running)}
     for requester in PEOPLE:
         full = len(claimed(crowd, requester)) >= running
-        assert places.issuperset(claimed(crowd, requester)), "a silent claim could not be taken over"
+        assert places.issuperset(claimed(crowd, requester)), "a silent claim could not be replaced"
         assert places.intersection(waiting(crowd, requester)) == (
             set() if full else set(waiting(crowd, requester))
         )

@@ -8,54 +8,54 @@ from bridge.errors import BusError
 from bridge.evidence.redact import Secrets
 from bridge.protocol.result import Phase, Progress, RunStatus
 from bridge.runner.lease import HeartbeatThread
-from tests.houses import wait_for
-from tests.worlds import World
+from tests.fixtures.bus import BusFixture
+from tests.fixtures.repo import wait_for
 
 OTHER = RunnerIdentity("othermac", "fedcba9876543210", "00000000000000bb")
 
 
-def beating(world: World, interval_s: float, **secrets: str) -> tuple[Claim, HeartbeatThread]:
-    submitted = world.submit()
-    world.bring(submitted)
-    held = world.claim(submitted)
+def beating(bus: BusFixture, interval_s: float, **secrets: str) -> tuple[Claim, HeartbeatThread]:
+    submitted = bus.submit()
+    bus.bring(submitted)
+    held = bus.claim(submitted)
     return held, HeartbeatThread(held.renew, interval_s=interval_s, secrets=Secrets(secrets))
 
 
-def shown(world: World, nonce: str) -> RunStatus | None:
+def shown(bus: BusFixture, nonce: str) -> RunStatus | None:
     """What the claim says; None: a heartbeat replaced it while it was being read."""
-    found = resolve_handle(world.git, world.remote, nonce).claim
+    found = resolve_handle(bus.git, bus.remote, nonce).claim
     assert found is not None
-    world.cache.bring({found.ref: found.commit}, [found.ref])
-    return read_status(world.cache, found.commit)
+    bus.cache.bring({found.ref: found.commit}, [found.ref])
+    return read_status(bus.cache, found.commit)
 
 
-def test_heartbeat_shows_phase_progress_and_log(world: World) -> None:
-    held, heartbeat = beating(world, 0.5, TOKEN="hunter2hunter2")
+def test_heartbeat_shows_phase_progress_and_log(bus: BusFixture) -> None:
+    held, heartbeat = beating(bus, 0.5, TOKEN="hunter2hunter2")
     heartbeat.start()
     heartbeat.line("loading with hunter2hunter2")
     heartbeat.line("progress 2/8 verifying code-000")
     heartbeat.line("progress 3/8 verifying code-001")
     heartbeat.phase = Phase.RUNNING
     nonce = held.status.nonce
-    wait_for(lambda: (seen := shown(world, nonce)) is not None and seen.phase is Phase.RUNNING)
+    wait_for(lambda: (seen := shown(bus, nonce)) is not None and seen.phase is Phase.RUNNING)
     heartbeat.stop()
-    status = shown(world, nonce)
+    status = shown(bus, nonce)
     assert status is not None
     assert status.progress == Progress(done=3, total=8, step="verifying code-001")
     assert status.log_tail == ("loading with [redacted:TOKEN]", "progress 3/8 verifying code-001")
 
 
-def test_claim_that_another_runner_took_is_noticed(world: World) -> None:
-    submitted = world.submit()
-    world.bring(submitted)
-    held = world.claim(submitted)
+def test_claim_that_another_runner_took_is_noticed(bus: BusFixture) -> None:
+    submitted = bus.submit()
+    bus.bring(submitted)
+    held = bus.claim(submitted)
     heartbeat = HeartbeatThread(held.renew, interval_s=0.05, secrets=Secrets({}))
     heartbeat.start()
-    world.house.git("update-ref", "-d", held.ref, cwd=world.house.remote)
-    world.claim(submitted, OTHER)
+    bus.repo.git("update-ref", "-d", held.ref, cwd=bus.repo.remote)
+    bus.claim(submitted, OTHER)
     wait_for(lambda: heartbeat.lost, 10)
     heartbeat.stop()
-    status = shown(world, held.status.nonce)
+    status = shown(bus, held.status.nonce)
     assert status is not None
     assert status.runner == OTHER.name
 

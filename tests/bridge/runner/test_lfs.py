@@ -1,4 +1,4 @@
-"""Pointers of Git LFS never reach a job: what they stand for does, or the request is refused.
+"""Pointers of Git LFS never reach a job: the files they name do, or the request is refused.
 
 Refusals need no git-lfs. What is fetched is fetched by the real one, in ``tests/e2e/test_lfs.py``.
 """
@@ -13,8 +13,8 @@ from bridge.errors import PolicyError
 from bridge.protocol.result import Reason, Status
 from bridge.runner.policy import LfsRule, load, parse
 from bridge.runner.workspace import WorkloadRefused, replace_pointers
-from tests.bridge.runner.bench import Bench
-from tests.houses import build_house
+from tests.fixtures.repo import build_repo
+from tests.fixtures.runner import RunnerFixture
 from tests.servers.lfs import pointer
 
 OID = "ab" * 32
@@ -29,15 +29,15 @@ def laid(folder: Path, **files: str) -> list[str]:
 
 
 def test_where_no_server_is_named_pointers_refuse_the_job(tmp_path: Path) -> None:
-    house = build_house(tmp_path / "house", {"weights.bin": pointer(OID, 10), "README.md": "x\n"})
-    bench = Bench(house)
-    bench.install({"echo": "print('hello')"})
-    bench.preset("whole", ["${python}", "-c", "print(1)"], engine="workload", workspace="full")
-    bench.policy("allow_repo_code = true\nallow_unsandboxed = true\n")
-    asked = bench.ask("whole")
-    bench.serve_once()
-    verdict = bench.answer(asked.nonce).result.verdict
-    assert (verdict.status, verdict.reason) == (Status.REFUSED, Reason.BAD_WORKLOAD), bench.said
+    repo = build_repo(tmp_path / "repo", {"weights.bin": pointer(OID, 10), "README.md": "x\n"})
+    runner = RunnerFixture(repo)
+    runner.install({"echo": "print('hello')"})
+    runner.preset("whole", ["${python}", "-c", "print(1)"], engine="workload", workspace="full")
+    runner.policy("allow_repo_code = true\nallow_unsandboxed = true\n")
+    asked = runner.ask("whole")
+    runner.serve_once()
+    verdict = runner.answer(asked.nonce).result.verdict
+    assert (verdict.status, verdict.reason) == (Status.REFUSED, Reason.BAD_WORKLOAD), runner.said
     assert "'weights.bin'" in verdict.message
     assert "[lfs] endpoint" in verdict.message
 

@@ -58,9 +58,7 @@ def test_the_places_are_tried_in_order(tmp_path: Path, metal: bool) -> None:
 
 @pytest.mark.parametrize("metal", [True, False])
 @pytest.mark.parametrize("elsewhere", [True, False])
-def test_a_variable_that_names_no_folder_is_an_error_whatever_lies_elsewhere(
-    tmp_path: Path, metal: bool, elsewhere: bool
-) -> None:
+def test_variable_that_names_no_folder_is_an_error(tmp_path: Path, metal: bool, elsewhere: bool) -> None:
     if elsewhere:
         at_home(tmp_path, "big")
     here = places(tmp_path, metal=metal, environment={"KAKEYA_MODEL_BIG": "/absent"})
@@ -78,7 +76,7 @@ def test_without_metal_the_shipped_models_stand_in_and_say_so(tmp_path: Path) ->
     assert str(found["big"]) == f"stand-in demo-target: {found['big'].folder}"
 
 
-def test_with_metal_nothing_stands_in_and_the_refusal_says_where_the_model_belongs(tmp_path: Path) -> None:
+def test_with_metal_a_missing_model_is_refused_with_its_folder(tmp_path: Path) -> None:
     with pytest.raises(ModelMissing, match="the model big is not on this machine") as caught:
         models.resolve(PAIR, places(tmp_path, metal=True))
     assert caught.value.remedy == (
@@ -89,7 +87,7 @@ def test_with_metal_nothing_stands_in_and_the_refusal_says_where_the_model_belon
 
 
 @pytest.mark.parametrize("metal", [True, False])
-def test_what_the_owner_named_is_used_also_where_it_is_the_shipped_model(tmp_path: Path, metal: bool) -> None:
+def test_model_named_by_the_owner_is_used_even_if_shipped(tmp_path: Path, metal: bool) -> None:
     folder = models.shipped("demo-target")
     assert folder is not None
     found = models.resolve(TARGET, places(tmp_path, metal=metal, configured={"big": folder}))
@@ -107,7 +105,7 @@ def test_half_a_pair_is_completed_by_no_stand_in(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("metal", [True, False])
-def test_a_shipped_model_named_by_its_own_name_is_found_on_every_machine(tmp_path: Path, metal: bool) -> None:
+def test_shipped_model_is_found_by_name_on_every_machine(tmp_path: Path, metal: bool) -> None:
     own = {"demo-target": ModelNeed(mac="the shipped target")}
     found = models.resolve(own, places(tmp_path, metal=metal))["demo-target"]
     assert found.stand_in is None

@@ -17,8 +17,8 @@ from bridge.protocol import refs
 from bridge.protocol.result import Reason, Result, Status
 from bridge.runner.publisher import MAX_TRIES, Publisher
 from bridge.runner.store import LONGEST_PAUSE_S, Store
-from tests.bridge.runner.bench import Bench
-from tests.worlds import FILES, RUNNER, World
+from tests.fixtures.bus import FILES, RUNNER, BusFixture
+from tests.fixtures.runner import RunnerFixture
 
 OTHER = RunnerIdentity("other", "f" * 16, "00000000000000bb")
 LARGE = {**FILES, "logs/run.log": os.urandom(200_000)}
@@ -32,7 +32,7 @@ done
 """
 BAD_NAME = """
 git cat-file -e "$3" 2>/dev/null || exit 0
-git ls-tree -r --name-only "$3" | grep -q run.log && { echo "no logs are taken"; exit 1; }
+git ls-tree -r --name-only "$3" | grep -q run.log && { echo "no logs are allowed"; exit 1; }
 exit 0
 """
 ONLY_NEW_BRANCHES = """
@@ -43,32 +43,32 @@ esac
 """
 
 
-class Killed(BaseException):
+class PublisherKilled(BaseException):
     """What a test ends a runner with."""
 
 
 class Post:
     """One runner's publisher on one remote, with a clock that is turned by hand."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    def __init__(self, bus: BusFixture) -> None:
+        self.bus = bus
         self.now = datetime.now(UTC).timestamp()
-        self.config = Bench(world.house).config_of()
+        self.config = RunnerFixture(bus.repo).config_of()
         self.begin()
 
     def begin(self) -> None:
         """As a new process of the same runner does."""
         self.store = Store(self.config.folder / "store.sqlite", clock=lambda: self.now)
         sessions = frozenset({RUNNER.session})
-        self.publisher = Publisher(self.config, self.world.cache, self.store, sessions=sessions)
+        self.publisher = Publisher(self.config, self.bus.cache, self.store, sessions=sessions)
 
     def claimed(self, identity: RunnerIdentity = RUNNER) -> tuple[Submitted, Claim]:
-        submitted = self.world.submit()
-        self.world.bring(submitted)
-        return submitted, self.world.claim(submitted, identity)
+        submitted = self.bus.submit()
+        self.bus.bring(submitted)
+        return submitted, self.bus.claim(submitted, identity)
 
     def result(self, submitted: Submitted, files: dict[str, bytes] = FILES) -> ResultFiles:
-        data = self.world.result(self.world.expected(submitted), files)
+        data = self.bus.result(self.bus.expected(submitted), files)
         return ResultFiles(submitted.nonce, submitted.commit, submitted.ref, data, None, files)
 
     def publish(
@@ -80,7 +80,7 @@ class Post:
 
     def flush(self, *, after: float = 0.0) -> None:
         self.now += after
-        self.publisher.flush(self.world.cache.list_remote("refs/"))
+        self.publisher.flush(self.bus.cache.list_remote("refs/"))
 
     def flush_for(self, nonce: str, tries: int) -> list[float]:
         """Flush so often, each time as soon as it may be tried again; the pauses before."""
@@ -98,14 +98,14 @@ class Post:
         return self._believed(submitted).result
 
     def _believed(self, submitted: Submitted):  # type: ignore[no-untyped-def]
-        state = resolve_handle(self.world.git, self.world.remote, submitted.nonce)
-        found = fetch(self.world.git, self.world.remote, state)
+        state = resolve_handle(self.bus.git, self.bus.remote, submitted.nonce)
+        found = fetch(self.bus.git, self.bus.remote, state)
         assert found is not None
         return believe(found, trusted=Path("/nonexistent"))
 
     def left(self) -> set[str]:
         """The bridge's refs on the remote other than branches."""
-        return {ref for ref in self.world.house.remote_refs() if ref.startswith("refs/mac-bridge/")}
+        return {ref for ref in self.bus.repo.remote_refs() if ref.startswith("refs/mac-bridge/")}
 
     def unpublished(self, submitted: Submitted) -> dict[str, bytes]:
         folder = self.config.folder / "unpublished" / submitted.nonce
@@ -115,9 +115,9 @@ class Post:
 
 
 @pytest.fixture
-def post(world: World, monkeypatch: pytest.MonkeyPatch) -> Post:
+def post(bus: BusFixture, monkeypatch: pytest.MonkeyPatch) -> Post:
     monkeypatch.setattr("bridge.bus.publish._FIRST_PAUSE_S", 0.001)
-    return Post(world)
+    return Post(bus)
 
 
 @pytest.mark.sampled(0, 1)
@@ -125,13 +125,13 @@ def post(world: World, monkeypatch: pytest.MonkeyPatch) -> Post:
     ("hook", "script", "words"),
     [
         pytest.param("pre-receive", TOO_LARGE, "a file is too large here", id="too large"),
-        pytest.param("update", BAD_NAME, "no logs are taken", id="a name it dislikes"),
+        pytest.param("update", BAD_NAME, "no logs are allowed", id="a name it dislikes"),
     ],
 )
-def test_result_that_is_never_taken_is_replaced_by_one_without_files(
+def test_result_that_is_always_rejected_is_replaced_without_files(
     post: Post, hook: str, script: str, words: str
 ) -> None:
-    post.world.hook(hook, script)
+    post.bus.hook(hook, script)
     submitted, claim = post.claimed()
     whole = post.publish(submitted, claim, LARGE)
     pauses = post.flush_for(submitted.nonce, MAX_TRIES - 1)
@@ -156,11 +156,11 @@ def test_result_that_is_never_taken_is_replaced_by_one_without_files(
 @pytest.mark.slow
 def test_server_in_maintenance_gets_the_whole_result_later(post: Post) -> None:
     submitted, claim = post.claimed()
-    post.world.hook("pre-receive", "echo maintenance; exit 1")
+    post.bus.hook("pre-receive", "echo maintenance; exit 1")
     post.publish(submitted, claim)
     pauses = post.flush_for(submitted.nonce, 2 * MAX_TRIES)
     assert max(pauses) <= LONGEST_PAUSE_S
-    (post.world.house.remote / "hooks" / "pre-receive").unlink()
+    (post.bus.repo.remote / "hooks" / "pre-receive").unlink()
     post.flush(after=LONGEST_PAUSE_S)
     assert post.files(submitted) == FILES
     assert post.publisher.waiting() == set()
@@ -175,12 +175,12 @@ def test_first_of_two_results_is_the_one(post: Post, first: str) -> None:
     if first == "ours":
         post.flush()
         with pytest.raises(LeaseLost):
-            post.world.answer(submitted, held=theirs, files=THEIRS)
+            post.bus.answer(submitted, held=theirs, files=THEIRS)
     else:
-        post.world.answer(submitted, held=theirs, files=THEIRS)
-        before = post.world.house.git("show-ref", cwd=post.world.house.remote)
+        post.bus.answer(submitted, held=theirs, files=THEIRS)
+        before = post.bus.repo.git("show-ref", cwd=post.bus.repo.remote)
         post.flush()
-        assert post.world.house.git("show-ref", cwd=post.world.house.remote) == before
+        assert post.bus.repo.git("show-ref", cwd=post.bus.repo.remote) == before
     assert post.files(submitted) == (FILES if first == "ours" else THEIRS)
     assert post.publisher.waiting() == set()
     assert post.store.get(submitted.nonce).answered_at
@@ -190,7 +190,7 @@ def test_first_of_two_results_is_the_one(post: Post, first: str) -> None:
 def test_result_that_comes_second_gives_its_claim_back(post: Post) -> None:
     """The other runner's push began before our claim."""
     submitted, claim = post.claimed()
-    publish(post.world.cache, post.world.remote, post.result(submitted, THEIRS), claim=None)
+    publish(post.bus.cache, post.bus.remote, post.result(submitted, THEIRS), claim=None)
     assert post.left() == {claim.ref}
     post.publish(submitted, claim)
     assert post.left() == set()
@@ -198,7 +198,7 @@ def test_result_that_comes_second_gives_its_claim_back(post: Post) -> None:
 
 
 def test_branch_that_may_not_move_leaves_the_result_next_to_it(post: Post) -> None:
-    post.world.hook("update", ONLY_NEW_BRANCHES)
+    post.bus.hook("update", ONLY_NEW_BRANCHES)
     submitted, claim = post.claimed()
     post.publish(submitted, claim)
     assert post.files(submitted) == FILES
@@ -209,7 +209,7 @@ def test_branch_that_may_not_move_leaves_the_result_next_to_it(post: Post) -> No
 @pytest.mark.slow
 def test_result_that_the_server_dies_on_holds_up_no_other(post: Post) -> None:
     deadly, claim = post.claimed()
-    post.world.hook(
+    post.bus.hook(
         "update", f'case "$1" in *results/{deadly.nonce}|{deadly.ref}) kill -9 $PPID;; esac\nexit 0'
     )
     post.publish(deadly, claim)
@@ -218,7 +218,7 @@ def test_result_that_the_server_dies_on_holds_up_no_other(post: Post) -> None:
     assert post.files(other) == FILES
     post.flush_for(deadly.nonce, MAX_TRIES - 1)
     post.flush(after=LONGEST_PAUSE_S)
-    (post.world.house.remote / "hooks" / "update").unlink()
+    (post.bus.repo.remote / "hooks" / "update").unlink()
     post.flush(after=LONGEST_PAUSE_S)
     assert post.files(deadly) == FILES
 
@@ -227,7 +227,7 @@ def test_result_that_the_server_dies_on_holds_up_no_other(post: Post) -> None:
 @pytest.mark.parametrize("fault", ["another branch", "no result"])
 def test_unusable_result_moves_no_other_ref(post: Post, fault: str) -> None:
     submitted, _ = post.claimed()
-    main = post.world.house.git("rev-parse", "main", cwd=post.world.house.remote)
+    main = post.bus.repo.git("rev-parse", "main", cwd=post.bus.repo.remote)
     made = post.result(submitted)
     changed = {
         "another branch": ("refs/heads/main", made.request_commit, made.result),
@@ -236,13 +236,13 @@ def test_unusable_result_moves_no_other_ref(post: Post, fault: str) -> None:
     ref, commit, data = changed
     post.store.keep(ResultFiles(made.nonce, commit, ref, data, None, made.files))
     post.flush()
-    assert post.world.house.git("rev-parse", "main", cwd=post.world.house.remote) == main
+    assert post.bus.repo.git("rev-parse", "main", cwd=post.bus.repo.remote) == main
 
 
 def test_outage_does_not_count_as_refusals(post: Post) -> None:
     """After however many failures, a server that refuses once gets the whole result the next time."""
     submitted, claim = post.claimed()
-    remote = post.world.house.remote
+    remote = post.bus.repo.remote
     away = remote.with_name("away")
     remote.rename(away)
     post.publish(submitted, claim)
@@ -250,7 +250,7 @@ def test_outage_does_not_count_as_refusals(post: Post) -> None:
         post.now += LONGEST_PAUSE_S
         post.publisher.flush({})
     away.rename(remote)
-    post.world.hook("update", 'case "$1" in *claims/*) exit 0;; *) echo maintenance; exit 1;; esac')
+    post.bus.hook("update", 'case "$1" in *claims/*) exit 0;; *) echo maintenance; exit 1;; esac')
     post.flush(after=LONGEST_PAUSE_S)
     (remote / "hooks" / "update").unlink()
     post.flush(after=LONGEST_PAUSE_S)
@@ -261,7 +261,7 @@ def test_outage_does_not_count_as_refusals(post: Post) -> None:
 @pytest.mark.parametrize("locked", ["branch", "claim"])
 def test_ref_that_a_killed_server_left_locked_keeps_no_result(post: Post, locked: str) -> None:
     submitted, claim = post.claimed()
-    (post.world.house.remote / f"{claim.ref if locked == 'claim' else submitted.ref}.lock").touch()
+    (post.bus.repo.remote / f"{claim.ref if locked == 'claim' else submitted.ref}.lock").touch()
     post.publish(submitted, claim)
     post.flush(after=LONGEST_PAUSE_S)
     assert post.publisher.waiting() == set()
@@ -272,7 +272,7 @@ def test_ref_that_a_killed_server_left_locked_keeps_no_result(post: Post, locked
 @pytest.mark.slow
 def test_disk_that_is_full_for_a_refused_result_holds_up_no_other(post: Post) -> None:
     refused, claim = post.claimed()
-    post.world.hook("update", 'case "$1" in *claims/*) exit 0;; *) echo never; exit 1;; esac')
+    post.bus.hook("update", 'case "$1" in *claims/*) exit 0;; *) echo never; exit 1;; esac')
     post.publish(refused, claim)
     (post.config.folder / "unpublished").write_text("in the way, as a full disk would be")
     post.flush_for(refused.nonce, MAX_TRIES + 2)

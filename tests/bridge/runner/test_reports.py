@@ -1,4 +1,4 @@
-"""What a job reports is taken only as a plain file that the gate accepts."""
+"""A job's report is accepted only as a plain file that passes the gate."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,14 +7,14 @@ import pytest
 
 from bridge.runner.workspace import ReportUnusable, read_report
 from tests.bridge.evidence import reports
-from tests.bridge.runner.bench import Bench
+from tests.fixtures.runner import RunnerFixture
 
 
-def evidence_preset(bench: Bench, program: str) -> None:
-    script = bench.house.root / "reporter.py"
+def evidence_preset(runner: RunnerFixture, program: str) -> None:
+    script = runner.repo.root / "reporter.py"
     script.write_text("import os, sys\nout = sys.argv[1].partition('=')[2]\n" + program)
     argv = ["${python}", "-I", str(script), "--report=${out:report}"]
-    bench.preset("reporter", argv, tail='[evidence]\nkind = "probe"\n')
+    runner.preset("reporter", argv, tail='[evidence]\nkind = "probe"\n')
 
 
 @pytest.mark.sampled(0, 1)
@@ -35,16 +35,16 @@ def evidence_preset(bench: Bench, program: str) -> None:
     ],
 )
 def test_only_a_plain_report_that_the_gate_accepts_counts(
-    bench: Bench, program: str, status: str, reason: str, monkeypatch: pytest.MonkeyPatch
+    runner: RunnerFixture, program: str, status: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_SECRET_TOKEN", "correct horse battery")
-    evidence_preset(bench, program)
-    asked = bench.ask("reporter")
-    bench.serve_once()
-    assert bench.verdict(asked.nonce) == (status, reason)
-    codes = {violation.code for violation in bench.answer(asked.nonce).result.verdict.violations}
+    evidence_preset(runner, program)
+    asked = runner.ask("reporter")
+    runner.serve_once()
+    assert runner.verdict(asked.nonce) == (status, reason)
+    codes = {violation.code for violation in runner.answer(asked.nonce).result.verdict.violations}
     assert codes == ({"SECRET_IN_EVIDENCE"} if "battery" in program else codes - {"SECRET_IN_EVIDENCE"})
-    published = bench.answer(asked.nonce).files.get("report.json", b"")
+    published = runner.answer(asked.nonce).files.get("report.json", b"")
     assert b"root:" not in published
     assert b"battery" not in published
 
@@ -78,12 +78,12 @@ def test_no_part_of_a_reports_path_may_be_a_link(tmp_path: Path, replace: Callab
 @pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize(("edit", "expected"), [(1.0, ("passed", "ok")), (1.5, ("rejected", "evidence"))])
 def test_the_gate_preset_ends_as_the_gate_decides(
-    bench: Bench, edit: float, expected: tuple[str, str]
+    runner: RunnerFixture, edit: float, expected: tuple[str, str]
 ) -> None:
     report = reports.throughput()
     report["summary"]["comparisons"][0]["decode_ratio"] *= edit
-    bench.commit({"report.json": reports.dump(report).decode()})
-    asked = bench.ask("gate", params={"file": "report.json"})
-    assert bench.serve_once() == 1
-    assert bench.verdict(asked.nonce) == expected
-    assert ("SUMMARY_MISMATCH" in bench.log(asked.nonce)) == (edit != 1.0)
+    runner.commit({"report.json": reports.dump(report).decode()})
+    asked = runner.ask("gate", params={"file": "report.json"})
+    assert runner.serve_once() == 1
+    assert runner.verdict(asked.nonce) == expected
+    assert ("SUMMARY_MISMATCH" in runner.log(asked.nonce)) == (edit != 1.0)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bridge.bus.results import Believed
-from tests.bridge.runner.bench import Bench
+from tests.fixtures.runner import RunnerFixture
 
 FILES = {
     ".netrc": "machine example.org\n  login me\n  password netrc-word-1\n",
@@ -39,22 +39,22 @@ INNOCENT = ("example.org", "eu-central-1", "git_protocol", "__token__", "id_of_t
 
 
 @pytest.fixture
-def home(bench: Bench) -> Path:
+def home(runner: RunnerFixture) -> Path:
     """A home with credentials of many programs, and settings with an address that holds one."""
-    home = bench.house.root / "somebody"
+    home = runner.repo.root / "ann"
     for name, text in FILES.items():
         (home / name).parent.mkdir(parents=True, exist_ok=True)
         (home / name).write_text(text)
     settings = (
         'remote = "https://me:configured-word-10@example.org/r"\nsigning_key = "id_of_the_signing_key"\n'
     )
-    (bench.config / "config.toml").write_text(settings)
+    (runner.config / "config.toml").write_text(settings)
     return home
 
 
-def test_secrets_are_found_wherever_the_machine_keeps_them(bench: Bench, home: Path) -> None:
+def test_secrets_are_found_wherever_the_machine_keeps_them(runner: RunnerFixture, home: Path) -> None:
     config = dataclasses.replace(
-        bench.config_of(),
+        runner.config_of(),
         home=home,
         remote="https://me:remote%20word-9@example.org/r.git",
         environment={"MY_TOKEN": "variable-word-11", "EDITOR": "example.org"},
@@ -67,8 +67,8 @@ def test_secrets_are_found_wherever_the_machine_keeps_them(bench: Bench, home: P
         assert secrets.cut_text(word) == word
 
 
-def test_the_runners_own_key_is_never_published(bench: Bench) -> None:
-    config = bench.config_of()
+def test_the_runners_own_key_is_never_published(runner: RunnerFixture) -> None:
+    config = runner.config_of()
     if config.key is None:
         pytest.skip("no ssh-keygen on this machine, so there is no key")
     key = config.key.read_bytes()
@@ -79,7 +79,7 @@ def test_the_runners_own_key_is_never_published(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("odd", ["a folder", "unreadable", "bytes of no encoding", "huge"])
-def test_a_credential_file_that_is_none_is_no_obstacle(bench: Bench, home: Path, odd: str) -> None:
+def test_a_credential_file_that_is_none_is_no_obstacle(runner: RunnerFixture, home: Path, odd: str) -> None:
     path = home / ".netrc"
     path.unlink()
     if odd == "a folder":
@@ -91,14 +91,16 @@ def test_a_credential_file_that_is_none_is_no_obstacle(bench: Bench, home: Path,
             )
         )
         path.chmod(0 if odd == "unreadable" else 0o600)
-    secrets = dataclasses.replace(bench.config_of(), home=home).secrets()
+    secrets = dataclasses.replace(runner.config_of(), home=home).secrets()
     assert secrets.cut_text("npm_word-6").startswith("[redacted:~/.npmrc")
 
 
-def test_variables_that_the_policy_lends_are_cut_from_logs_and_may_stand_in_evidence(bench: Bench) -> None:
-    bench.policy('environment = ["DATA", "MISSING"]\n')
+def test_variables_of_the_policy_are_cut_from_logs_not_evidence(
+    runner: RunnerFixture,
+) -> None:
+    runner.policy('environment = ["DATA", "MISSING"]\n')
     ours = {"DATA": "/volumes/data", "MY_TOKEN": "variable-word-11", "OTHER": "not lent at all"}
-    secrets = dataclasses.replace(bench.config_of(), environment=ours).secrets()
+    secrets = dataclasses.replace(runner.config_of(), environment=ours).secrets()
     assert secrets.cut_text("/volumes/data not lent at all") == "[redacted:DATA] not lent at all"
     assert secrets.found_in(b"/volumes/data variable-word-11") == ("MY_TOKEN",)
 
@@ -106,23 +108,23 @@ def test_variables_that_the_policy_lends_are_cut_from_logs_and_may_stand_in_evid
 SECRET = "correct horse battery"
 
 
-def tell(bench: Bench, program: str, *values: str) -> Believed:
+def tell(runner: RunnerFixture, program: str, *values: str) -> Believed:
     """What is published of a job that prints a secret of the machine."""
-    script = bench.house.root / "teller.py"
+    script = runner.repo.root / "teller.py"
     script.write_text(f"import sys, time\nword = 'yrettab esroh tcerroc'[::-1]\n{program}\n")
-    bench.preset("teller", ["${python}", "-I", str(script), *values])
-    asked = bench.ask("teller")
-    assert bench.serve_once() == 1
-    return bench.answer(asked.nonce)
+    runner.preset("teller", ["${python}", "-I", str(script), *values])
+    asked = runner.ask("teller")
+    assert runner.serve_once() == 1
+    return runner.answer(asked.nonce)
 
 
 def test_a_secret_in_two_writes_and_in_a_command_line_is_in_no_result(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    runner: RunnerFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_SECRET_TOKEN", SECRET)
     monkeypatch.setenv("GREETING", f"hello {SECRET}")
     program = "print(word[:9], end='', flush=True); time.sleep(0.3); print(word[9:])"
-    answer = tell(bench, program, "${env:GREETING}")
+    answer = tell(runner, program, "${env:GREETING}")
     assert answer.files["log.txt"] == b"[redacted:MY_SECRET_TOKEN]\n"
     assert answer.result.commands[0].argv[-1] == "hello [redacted:MY_SECRET_TOKEN]"
     assert b"battery" not in answer.result.to_bytes()
@@ -130,9 +132,9 @@ def test_a_secret_in_two_writes_and_in_a_command_line_is_in_no_result(
 
 @pytest.mark.slow
 def test_a_secret_that_the_cap_of_the_log_cuts_in_two_is_in_no_log(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    runner: RunnerFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_SECRET_TOKEN", SECRET)
-    answer = tell(bench, "sys.stdout.write('x' * ((8 << 20) - 10) + word + 'x' * 100000)")
+    answer = tell(runner, "sys.stdout.write('x' * ((8 << 20) - 10) + word + 'x' * 100000)")
     assert answer.result.verdict.reason == "output_limit"
     assert answer.files["log.txt"].endswith(b"xxx[redacted:MY_SECRET_TOKEN]")

@@ -11,17 +11,17 @@ from bridge import signing
 from bridge.errors import MachineError
 from bridge.protocol.result import Status
 from bridge.signing.trust import TrustLevel
-from tests.bridge.runner.bench import Bench
-from tests.houses import allowed_line, wait_for
+from tests.fixtures.repo import allowed_line, wait_for
+from tests.fixtures.runner import RunnerFixture
 
 
-def test_result_comes_back_signed_with_log_and_facts(bench: Bench, tmp_path: Path) -> None:
-    asked = bench.ask(params={"word": "across the wire"})
-    assert bench.serve_once() == 1
-    config, trusted = bench.config_of(), tmp_path / "trusted"
+def test_result_comes_back_signed_with_log_and_facts(runner: RunnerFixture, tmp_path: Path) -> None:
+    asked = runner.ask(params={"word": "across the wire"})
+    assert runner.serve_once() == 1
+    config, trusted = runner.config_of(), tmp_path / "trusted"
     assert config.key is not None
     trusted.write_text(allowed_line(signing.public_key(config.key), "mac", signing.RESULT_NAMESPACE))
-    answer = bench.answer(asked.nonce, trusted)
+    answer = runner.answer(asked.nonce, trusted)
     result = answer.result
     assert result.verdict.status is Status.PASSED
     assert answer.signature is TrustLevel.TRUSTED
@@ -35,61 +35,63 @@ def test_result_comes_back_signed_with_log_and_facts(bench: Bench, tmp_path: Pat
     assert result.runner.machine["memory_bytes"]
     assert "isolation_network" in result.runner.machine
     assert {"python", "git"} <= set(result.tools)
-    assert bench.house.remote_refs() == {"refs/heads/main", asked.result_ref}
+    assert runner.repo.remote_refs() == {"refs/heads/main", asked.result_ref}
     assert not list(config.jobs.iterdir())
 
 
-def test_results_are_unsigned_without_ssh_keygen(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_are_unsigned_without_ssh_keygen(
+    runner: RunnerFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("bridge.signing.available", lambda: False)
-    asked = bench.ask()
-    bench.serve_once()
-    assert bench.answer(asked.nonce).signature is TrustLevel.UNSIGNED
+    asked = runner.ask()
+    runner.serve_once()
+    assert runner.answer(asked.nonce).signature is TrustLevel.UNSIGNED
 
 
-def test_request_for_a_workflow_is_left_alone(bench: Bench) -> None:
-    bench.ask(transport="actions")
-    before = bench.house.remote_refs()
-    assert bench.runner().serve(once=True, idle_timeout_s=0.5) == 0
-    assert bench.house.remote_refs() == before | {"refs/mac-bridge/runners/mac"}
-
-
-@pytest.mark.slow
-def test_request_on_a_server_of_branches_alone_is_answered(bench: Bench) -> None:
-    bench.hook("update", 'case "$1" in refs/heads/*) exit 0;; *) echo "only branches"; exit 1;; esac')
-    asked, second = bench.ask(), bench.ask()
-    runner = bench.runner()
-    while len(bench.claimed()) < 2:
-        assert runner.serve(once=True, idle_timeout_s=20) == 1, bench.said
-    assert bench.verdict(asked.nonce) == bench.verdict(second.nonce) == ("passed", "ok")
-    assert runner.serve(once=True, idle_timeout_s=1) == 0, bench.said
-    assert bench.house.remote_refs() >= {"refs/heads/main", asked.result_ref, second.result_ref}
-    assert bench.left(asked.nonce) == {asked.result_ref}
+def test_request_for_a_workflow_is_left_alone(runner: RunnerFixture) -> None:
+    runner.ask(transport="actions")
+    before = runner.repo.remote_refs()
+    assert runner.daemon().serve(once=True, idle_timeout_s=0.5) == 0
+    assert runner.repo.remote_refs() == before | {"refs/mac-bridge/runners/mac"}
 
 
 @pytest.mark.slow
-def test_server_that_deletes_nothing_gets_one_result_of_each_request(bench: Bench) -> None:
-    bench.house.git("config", "receive.denyDeletes", "true", cwd=bench.house.remote)
-    asked = [bench.ask() for _ in range(2)]
-    runner = bench.runner()
-    while sum("published as" in line for line in bench.said) < 2:
-        assert runner.serve(once=True, idle_timeout_s=20) == 1, bench.said
-    tips = [bench.tip(each.result_ref) for each in asked]
-    for again in (runner, bench.runner()):  # the claim and the inbox entry are still there
-        assert again.serve(once=True, idle_timeout_s=0.5) == 0, bench.said
-    assert [bench.tip(each.result_ref) for each in asked] == tips
-    assert [bench.verdict(each.nonce) for each in asked] == [("passed", "ok")] * 2
+def test_request_on_a_server_of_branches_alone_is_answered(runner: RunnerFixture) -> None:
+    runner.hook("update", 'case "$1" in refs/heads/*) exit 0;; *) echo "only branches"; exit 1;; esac')
+    asked, second = runner.ask(), runner.ask()
+    daemon = runner.daemon()
+    while len(runner.claimed()) < 2:
+        assert daemon.serve(once=True, idle_timeout_s=20) == 1, runner.said
+    assert runner.verdict(asked.nonce) == runner.verdict(second.nonce) == ("passed", "ok")
+    assert daemon.serve(once=True, idle_timeout_s=1) == 0, runner.said
+    assert runner.repo.remote_refs() >= {"refs/heads/main", asked.result_ref, second.result_ref}
+    assert runner.left(asked.nonce) == {asked.result_ref}
 
 
-def test_second_runner_of_one_name_is_a_clear_error(bench: Bench) -> None:
-    lock = bench.config_of().folder / "lock"
-    with bench.serving(bench.runner()):
+@pytest.mark.slow
+def test_server_that_deletes_nothing_gets_one_result_of_each_request(runner: RunnerFixture) -> None:
+    runner.repo.git("config", "receive.denyDeletes", "true", cwd=runner.repo.remote)
+    asked = [runner.ask() for _ in range(2)]
+    daemon = runner.daemon()
+    while sum("published as" in line for line in runner.said) < 2:
+        assert daemon.serve(once=True, idle_timeout_s=20) == 1, runner.said
+    tips = [runner.tip(each.result_ref) for each in asked]
+    for again in (daemon, runner.daemon()):  # the claim and the inbox entry are still there
+        assert again.serve(once=True, idle_timeout_s=0.5) == 0, runner.said
+    assert [runner.tip(each.result_ref) for each in asked] == tips
+    assert [runner.verdict(each.nonce) for each in asked] == [("passed", "ok")] * 2
+
+
+def test_second_runner_of_one_name_is_a_clear_error(runner: RunnerFixture) -> None:
+    lock = runner.config_of().folder / "lock"
+    with runner.serving(runner.daemon()):
         wait_for(lock.exists, what="the runner to have its name")
         with pytest.raises(MachineError, match="already runs"):
-            bench.runner().serve(once=True, idle_timeout_s=0)
+            runner.daemon().serve(once=True, idle_timeout_s=0)
         [held] = [number for number in range(3, 1024) if _is_open_on(number, lock)]
         inherited = os.dup(held)  # as a program that is being started has it until it runs
     try:
-        assert bench.runner().serve(once=True, idle_timeout_s=0) == 0
+        assert runner.daemon().serve(once=True, idle_timeout_s=0) == 0
     finally:
         os.close(inherited)
 

@@ -14,17 +14,17 @@ from bridge import signing
 from bridge.proc import run_program
 from bridge.protocol.manifest import Manifest
 from bridge.signing.keyfiles import AllowedSigner, KeyList
-from tests.bridge.runner.bench import Bench
 from tests.bridge.signing.keyring import private, public
-from tests.houses import House
+from tests.fixtures.repo import RepoFixture
+from tests.fixtures.runner import RunnerFixture
 
 SPACE = signing.REQUEST_NAMESPACE
 
 
 @pytest.fixture
-def bench(house: House) -> Bench:
+def runner(repo: RepoFixture) -> RunnerFixture:
     """A machine that takes signed requests only, and lists ann and some whose keys do not count."""
-    made = Bench(house)
+    made = RunnerFixture(repo)
     made.install({"echo": "print('hello')"})
     made.policy("require_signature = true\n")
     now = datetime.now(UTC)
@@ -43,36 +43,36 @@ def bench(house: House) -> Bench:
     return made
 
 
-def people(bench: Bench) -> KeyList:
+def people(runner: RunnerFixture) -> KeyList:
     uses = (signing.REQUEST_NAMESPACE, signing.CANCEL_NAMESPACE)
-    return KeyList(bench.config / "allowed_signers", uses)
+    return KeyList(runner.config / "allowed_signers", uses)
 
 
-def push(bench: Bench, manifest: Manifest, signature: bytes | None) -> str:
-    return bench.ask(signature=signature, **dict(manifest)).nonce
+def push(runner: RunnerFixture, manifest: Manifest, signature: bytes | None) -> str:
+    return runner.ask(signature=signature, **dict(manifest)).nonce
 
 
-def signed(bench: Bench, key: Path, *, namespace: str = SPACE, **changes: Any) -> str:
-    manifest = bench.manifest(**changes)
-    return push(bench, manifest, signing.sign(key, namespace, manifest.to_bytes()))
+def signed(runner: RunnerFixture, key: Path, *, namespace: str = SPACE, **changes: Any) -> str:
+    manifest = runner.manifest(**changes)
+    return push(runner, manifest, signing.sign(key, namespace, manifest.to_bytes()))
 
 
-def altered(bench: Bench) -> str:
-    manifest = bench.manifest()
-    return push(bench, manifest, signing.sign(private("ann"), SPACE, manifest.to_bytes() + b"\n"))
+def altered(runner: RunnerFixture) -> str:
+    manifest = runner.manifest()
+    return push(runner, manifest, signing.sign(private("ann"), SPACE, manifest.to_bytes() + b"\n"))
 
 
-def of_another(bench: Bench) -> str:
+def of_another(runner: RunnerFixture) -> str:
     """Signed by ann, for what she asked elsewhere."""
-    other, manifest = bench.manifest(), bench.manifest()
-    return push(bench, manifest, signing.sign(private("ann"), SPACE, other.to_bytes()))
+    other, manifest = runner.manifest(), runner.manifest()
+    return push(runner, manifest, signing.sign(private("ann"), SPACE, other.to_bytes()))
 
 
-def expired(bench: Bench) -> str:
+def expired(runner: RunnerFixture) -> str:
     created = datetime.now(UTC).replace(microsecond=0) - timedelta(hours=2)
-    nonce = f"{created:%Y%m%dt%H%M%Sz}" + bench.manifest().nonce[-12:]
+    nonce = f"{created:%Y%m%dt%H%M%Sz}" + runner.manifest().nonce[-12:]
     return signed(
-        bench,
+        runner,
         private("ann"),
         nonce=nonce,
         result_ref=f"refs/heads/mac-bridge/echo-{nonce}",
@@ -81,9 +81,9 @@ def expired(bench: Bench) -> str:
     )
 
 
-def certified(bench: Bench) -> str:
+def certified(runner: RunnerFixture) -> str:
     """Signed with ann's own key, in a certificate of an authority that is not listed."""
-    folder = bench.house.root / "certificate"
+    folder = runner.repo.root / "certificate"
     folder.mkdir()
     for name in ("id", "id.pub"):
         (folder / name).write_bytes(private("ann").with_name("ann" + name[2:]).read_bytes())
@@ -100,11 +100,11 @@ def certified(bench: Bench) -> str:
         str(folder / "id.pub"),
     ]
     assert run_program(argv, timeout_s=20).ok
-    return signed(bench, folder / "id-cert.pub")
+    return signed(runner, folder / "id-cert.pub")
 
 
 REFUSED = ("refused", "bad_signature")
-ASKED: dict[str, tuple[Callable[[Bench], str], tuple[str, str], str]] = {
+ASKED: dict[str, tuple[Callable[[RunnerFixture], str], tuple[str, str], str]] = {
     # What is asked → the verdict, and a word by which its message is told from the others.
     "unsigned": (lambda b: push(b, b.manifest(), None), REFUSED, "unsigned"),
     "unknown key": (lambda b: signed(b, private("mallory")), REFUSED, public("mallory").fingerprint),
@@ -131,40 +131,40 @@ ASKED: dict[str, tuple[Callable[[Bench], str], tuple[str, str], str]] = {
 
 
 @pytest.mark.slow
-def test_each_wrong_signature_is_refused_and_a_proper_one_passes(bench: Bench) -> None:
-    asked = {what: ask(bench) for what, (ask, _, _) in ASKED.items()}
-    runner = bench.runner()
+def test_each_wrong_signature_is_refused_and_a_proper_one_passes(runner: RunnerFixture) -> None:
+    asked = {what: ask(runner) for what, (ask, _, _) in ASKED.items()}
+    daemon = runner.daemon()
     for _ in asked:
-        assert runner.serve(once=True, idle_timeout_s=20) == 1, bench.said
-    found = {what: bench.verdict(nonce) for what, nonce in asked.items()}
+        assert daemon.serve(once=True, idle_timeout_s=20) == 1, runner.said
+    found = {what: runner.verdict(nonce) for what, nonce in asked.items()}
     assert found == {what: verdict for what, (_, verdict, _) in ASKED.items()}
     for what, (_, _, word) in ASKED.items():
-        assert word in bench.answer(asked[what]).result.verdict.message, what
+        assert word in runner.answer(asked[what]).result.verdict.message, what
 
 
-def test_machine_that_cannot_check_signatures_takes_no_request(bench: Bench) -> None:
-    asked = signed(bench, private("ann"))
-    runner = bench.runner(config=dataclasses.replace(bench.config_of(), key=None))  # as without ssh-keygen
-    assert runner.serve(once=True, idle_timeout_s=20) == 1
-    assert bench.verdict(asked) == REFUSED
+def test_machine_that_cannot_check_signatures_takes_no_request(runner: RunnerFixture) -> None:
+    asked = signed(runner, private("ann"))
+    daemon = runner.daemon(config=dataclasses.replace(runner.config_of(), key=None))  # as without ssh-keygen
+    assert daemon.serve(once=True, idle_timeout_s=20) == 1
+    assert runner.verdict(asked) == REFUSED
 
 
 @pytest.mark.slow
-def test_key_that_is_added_or_revoked_counts_at_once(bench: Bench) -> None:
+def test_key_that_is_added_or_revoked_counts_at_once(runner: RunnerFixture) -> None:
     """Rotation without a restart: the old key, then both, then the new one alone."""
-    runner, lists = bench.runner(), people(bench)
+    daemon, lists = runner.daemon(), people(runner)
     now = datetime.now(UTC)
 
     def answers(*keys: str) -> list[str]:
-        asked = [signed(bench, private(key)) for key in keys]
+        asked = [signed(runner, private(key)) for key in keys]
         for _ in asked:
-            assert runner.serve(once=True, idle_timeout_s=20) == 1, bench.said
-        return [bench.verdict(nonce)[1] for nonce in asked]
+            assert daemon.serve(once=True, idle_timeout_s=20) == 1, runner.said
+        return [runner.verdict(nonce)[1] for nonce in asked]
 
     assert answers("ann", "ann2") == ["ok", "bad_signature"]
     lists.add("ann", public("ann2"), valid_before=None, now=now)
     assert answers("ann", "ann2") == ["ok", "ok"]
-    assert sum("for ann" in line for line in bench.said) == 3, "both keys are hers"
+    assert sum("for ann" in line for line in runner.said) == 3, "both keys are hers"
     lists.revoke("ann", public("ann").fingerprint)
     assert answers("ann", "ann2") == ["bad_signature", "ok"]
 
@@ -172,17 +172,17 @@ def test_key_that_is_added_or_revoked_counts_at_once(bench: Bench) -> None:
 @pytest.mark.sampled(0, 1)
 @pytest.mark.parametrize("file", ["allowed_signers", "revoked_keys"])
 @pytest.mark.parametrize("fault", ["writable", "garbled"])
-def test_request_waits_while_a_list_of_keys_is_broken(bench: Bench, file: str, fault: str) -> None:
-    path = bench.config / file
-    runner = bench.runner()
+def test_request_waits_while_a_list_of_keys_is_broken(runner: RunnerFixture, file: str, fault: str) -> None:
+    path = runner.config / file
+    daemon = runner.daemon()
     if fault == "writable":
         path.chmod(0o666)
     else:
         path.write_text(path.read_text() + "rubbish\n")
-    asked = signed(bench, private("ann"))
-    assert runner.serve(once=True, idle_timeout_s=0.5) == 0, "it is not refused"
-    assert any(file in line for line in bench.said), bench.said
+    asked = signed(runner, private("ann"))
+    assert daemon.serve(once=True, idle_timeout_s=0.5) == 0, "it is not refused"
+    assert any(file in line for line in runner.said), runner.said
     path.chmod(0o600)
     path.write_text(path.read_text().replace("rubbish\n", ""))
-    assert runner.serve(once=True, idle_timeout_s=20) == 1, bench.said
-    assert bench.verdict(asked) == ("passed", "ok")
+    assert daemon.serve(once=True, idle_timeout_s=20) == 1, runner.said
+    assert runner.verdict(asked) == ("passed", "ok")

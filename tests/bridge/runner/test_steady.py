@@ -14,13 +14,13 @@ from bridge import interpreter
 from bridge.protocol.result import Reason, Status
 from bridge.runner import machine, models
 from evidence_format import weights
-from tests.bridge.runner.bench import Bench
-from tests.houses import House, wait_for
+from tests.fixtures.repo import RepoFixture, wait_for
+from tests.fixtures.runner import RunnerFixture
 
 
 @pytest.fixture
-def bench(house: House) -> Bench:
-    made = Bench(house)
+def runner(repo: RepoFixture) -> RunnerFixture:
+    made = RunnerFixture(repo)
     made.install({"echo": "print('hello from', arg)", "nap": "import time; time.sleep(0.5)"})
     return made
 
@@ -34,7 +34,7 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("how", ["another interpreter", "another package", "no record"])
-def test_job_is_refused_under_another_interpreter(bench: Bench, record: Path, how: str) -> None:
+def test_job_is_refused_under_another_interpreter(runner: RunnerFixture, record: Path, how: str) -> None:
     seen = interpreter.observe()
     old = {
         "another interpreter": dataclasses.replace(seen, realpath="/opt/python3.9", version="3.9.1"),
@@ -44,9 +44,9 @@ def test_job_is_refused_under_another_interpreter(bench: Bench, record: Path, ho
         interpreter.write(record, old[how])
     else:
         record.write_text("{")
-    asked = bench.ask()
-    bench.serve_once()
-    verdict = bench.answer(asked.nonce).result.verdict
+    asked = runner.ask()
+    runner.serve_once()
+    verdict = runner.answer(asked.nonce).result.verdict
     assert (verdict.status, verdict.reason) == (Status.REFUSED, Reason.MACHINE_UNFIT)
 
 
@@ -69,16 +69,16 @@ def lives(pid: int) -> bool:
 
 @pytest.mark.slow
 def test_machine_is_kept_awake_exactly_while_a_job_runs(
-    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runner: RunnerFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = fake_caffeinate(tmp_path / "tools", monkeypatch)
-    asked = bench.ask("nap")
-    bench.serve_once()
+    asked = runner.ask("nap")
+    runner.serve_once()
     [call] = log.read_text().splitlines()
     pid, *switches = call.split()
     assert switches[:3] == ["-i", "-m", "-s"]
     assert not lives(int(pid))
-    assert bench.answer(asked.nonce).result.runner.machine["kept_awake"] is True
+    assert runner.answer(asked.nonce).result.runner.machine["kept_awake"] is True
 
 
 def test_machine_may_sleep_after_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,14 +99,14 @@ def test_machine_may_sleep_after_a_failure(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.slow
 def test_job_runs_where_nothing_keeps_the_machine_awake(
-    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runner: RunnerFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "CAFFEINATE", str(tmp_path / "no-such-program"))
     monkeypatch.setattr(machine, "can_sleep", lambda: True)
-    asked = bench.ask()
-    bench.serve_once()
-    assert bench.verdict(asked.nonce) == ("passed", "ok")
-    assert bench.answer(asked.nonce).result.runner.machine["kept_awake"] is False
+    asked = runner.ask()
+    runner.serve_once()
+    assert runner.verdict(asked.nonce) == ("passed", "ok")
+    assert runner.answer(asked.nonce).result.runner.machine["kept_awake"] is False
 
 
 @pytest.fixture
@@ -157,12 +157,12 @@ def test_damaged_model_says_what_it_lacks(model: Path, name: str) -> None:
 
 
 @pytest.mark.slow
-def test_damaged_model_refuses_the_job(bench: Bench, model: Path) -> None:
+def test_damaged_model_refuses_the_job(runner: RunnerFixture, model: Path) -> None:
     cut(model / "model.safetensors", 200_000)
     both = ("gemma-4-26b-a4b", "gemma-4-26b-a4b-dflash")
-    bench.policy("[models]\n" + "".join(f'{name} = "{model}"\n' for name in both))
-    asked = bench.ask("throughput")
-    bench.serve_once()
-    verdict = bench.answer(asked.nonce).result.verdict
+    runner.policy("[models]\n" + "".join(f'{name} = "{model}"\n' for name in both))
+    asked = runner.ask("throughput")
+    runner.serve_once()
+    verdict = runner.answer(asked.nonce).result.verdict
     assert (verdict.status, verdict.reason) == (Status.REFUSED, Reason.MODEL_MISSING)
     assert "200000 bytes" in verdict.message

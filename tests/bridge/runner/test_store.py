@@ -16,7 +16,7 @@ from bridge.bus.publish import ResultFiles
 from bridge.errors import MachineError
 from bridge.protocol import refs
 from bridge.runner.store import FIRST_PAUSE_S, LONGEST_PAUSE_S, RequestRecord, Store
-from tests.bridge.runner.bench import Clock
+from tests.fixtures.runner import Clock
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 NONCE = refs.new_nonce(NOW, b"\1" * 6)

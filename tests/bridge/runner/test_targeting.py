@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from bridge.protocol.manifest import Fact, parse_target, unmet
-from tests.bridge.runner.bench import Bench
+from tests.fixtures.runner import RunnerFixture
 
 FACTS: dict[str, Fact] = {
     "chip": "Apple M4 Max",
@@ -74,35 +74,37 @@ def test_broken_target_is_a_clear_error(target: str) -> None:
         parse_target(target)
 
 
-def test_request_for_another_machine_is_left_to_it(bench: Bench) -> None:
-    asked = bench.ask(on="label=lab,memory>=0.001")
-    before = bench.left(asked.nonce)
-    assert bench.runner().serve(once=True, idle_timeout_s=0.3) == 0
-    assert bench.left(asked.nonce) == before
-    bench.policy('labels = ["lab"]\n')
-    assert bench.runner("labelled", state_dir=bench.state / "other").serve(once=True, idle_timeout_s=20) == 1
-    answer = bench.answer(asked.nonce)
+def test_request_for_another_machine_is_left_to_it(runner: RunnerFixture) -> None:
+    asked = runner.ask(on="label=lab,memory>=0.001")
+    before = runner.left(asked.nonce)
+    assert runner.daemon().serve(once=True, idle_timeout_s=0.3) == 0
+    assert runner.left(asked.nonce) == before
+    runner.policy('labels = ["lab"]\n')
+    assert (
+        runner.daemon("labelled", state_dir=runner.state / "other").serve(once=True, idle_timeout_s=20) == 1
+    )
+    answer = runner.answer(asked.nonce)
     assert (answer.result.verdict.status, answer.result.runner.name) == ("passed", "labelled")
 
 
 @pytest.mark.sampled(0, 1)
 @pytest.mark.parametrize("restarted", [False, True])
-def test_label_that_the_owner_adds_counts_at_once(bench: Bench, restarted: bool) -> None:
-    asked, runner = bench.ask(on="label=lab"), bench.runner()
-    assert runner.serve(once=True, idle_timeout_s=0) == 0
-    bench.policy('labels = ["lab"]\n')
-    again = bench.runner() if restarted else runner
+def test_label_that_the_owner_adds_counts_at_once(runner: RunnerFixture, restarted: bool) -> None:
+    asked, daemon = runner.ask(on="label=lab"), runner.daemon()
+    assert daemon.serve(once=True, idle_timeout_s=0) == 0
+    runner.policy('labels = ["lab"]\n')
+    again = runner.daemon() if restarted else daemon
     assert again.serve(once=True, idle_timeout_s=20) == 1
-    assert bench.verdict(asked.nonce) == ("passed", "ok")
+    assert runner.verdict(asked.nonce) == ("passed", "ok")
 
 
 @pytest.mark.slow
-def test_expired_request_for_another_machine_is_refused(bench: Bench) -> None:
-    asked, moment = bench.ask(on="label=lab"), [datetime.now(UTC)]
+def test_expired_request_for_another_machine_is_refused(runner: RunnerFixture) -> None:
+    asked, moment = runner.ask(on="label=lab"), [datetime.now(UTC)]
     now: Callable[[], datetime] = lambda: moment[0]  # noqa: E731 - typed
-    runner = bench.runner(now=now)
-    assert runner.serve(once=True, idle_timeout_s=0) == 0
+    daemon = runner.daemon(now=now)
+    assert daemon.serve(once=True, idle_timeout_s=0) == 0
     moment[0] = asked.expires_at + timedelta(seconds=1)
-    assert runner.serve(once=True, idle_timeout_s=20) == 1
-    assert bench.verdict(asked.nonce) == ("refused", "expired")
-    assert bench.answer(asked.nonce).result.commands == ()
+    assert daemon.serve(once=True, idle_timeout_s=20) == 1
+    assert runner.verdict(asked.nonce) == ("refused", "expired")
+    assert runner.answer(asked.nonce).result.commands == ()

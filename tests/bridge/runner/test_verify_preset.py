@@ -23,30 +23,30 @@ from bridge.protocol.result import RunnerFacts
 from evidence_format.verification import parse_verification
 from tests.bridge.evidence import reports
 from tests.bridge.evidence.derived import Document
-from tests.bridge.runner.bench import Bench
 from tests.engine.verification import forgeries
-from tests.houses import House, allowed_line
-from tests.worlds import RUNNER, World
+from tests.fixtures.bus import RUNNER, BusFixture
+from tests.fixtures.repo import RepoFixture, allowed_line
+from tests.fixtures.runner import RunnerFixture
 
 SHORT = ("quality", "--prompts", "code", "--limit", "1", "--max-tokens", "8", "--block", "4")
 
 
 @dataclass
-class Bus:
-    """A bus with a request that somebody answered, and a runner on it."""
+class Verifier:
+    """A bus with an answered request, and a runner on it."""
 
-    world: World
-    bench: Bench
+    bus: BusFixture
+    runner: RunnerFixture
 
     def publish(self, change=lambda _: None, **files: bytes) -> str:
         """Answer a request with a real report, changed perhaps; its nonce."""
-        manifest = self.world.manifest(preset="quality")
+        manifest = self.bus.manifest(preset="quality")
         submitted = self._submit(manifest)
         asked = ExpectedRequest(submitted.nonce, submitted.commit, manifest.workload_sha)
         began = datetime.now(UTC)
         report = files or {"report.json": self._report(asked, change)}
         facts = {} if files else reports.runner_facts(json.loads(report["report.json"]))
-        result = self.world.result(
+        result = self.bus.result(
             asked,
             report,
             dict.fromkeys(report, "other" if files else "evidence"),
@@ -55,14 +55,14 @@ class Bus:
             started_at=format_time(began - timedelta(seconds=2)),
             finished_at=format_time(datetime.now(UTC) + timedelta(seconds=2)),
         )
-        self.world.answer(submitted, result=result, files=report)
+        self.bus.answer(submitted, result=result, files=report)
         return submitted.nonce
 
     def _submit(self, manifest) -> Submitted:
-        return submit(self.world.git, self.world.remote, manifest, None)
+        return submit(self.bus.git, self.bus.remote, manifest, None)
 
     def _report(self, asked: ExpectedRequest, change) -> bytes:
-        path = self.world.root / "made" / "report.json"
+        path = self.bus.root / "made" / "report.json"
         binding = (
             *("--request-nonce", asked.nonce, "--workload-sha", str(asked.workload_sha)),
             *("--preset-digest", "0" * 64, "--engine-source", "installed"),
@@ -75,38 +75,38 @@ class Bus:
 
     def verify(self, handle: str, name: str = "other") -> str:
         """Ask a runner to verify a request; the nonce of that."""
-        asked = self.bench.ask("verify", params={"request": handle, "sample": 1})
-        self.bench.runner(name).serve(once=True, idle_timeout_s=20)
+        asked = self.runner.ask("verify", params={"request": handle, "sample": 1})
+        self.runner.daemon(name).serve(once=True, idle_timeout_s=20)
         return asked.nonce
 
 
 @pytest.fixture
-def bus(house: House, tmp_path: Path) -> Bus:
-    return Bus(World(house, tmp_path), Bench(house))
+def verifier(repo: RepoFixture, tmp_path: Path) -> Verifier:
+    return Verifier(BusFixture(repo, tmp_path), RunnerFixture(repo))
 
 
 @pytest.mark.slow
-def test_request_that_is_not_there_or_not_finished_is_refused(bus: Bus) -> None:
-    waiting = bus._submit(bus.world.manifest(preset="elsewhere", transport="actions")).nonce
+def test_request_that_is_not_there_or_not_finished_is_refused(verifier: Verifier) -> None:
+    waiting = verifier._submit(verifier.bus.manifest(preset="elsewhere", transport="actions")).nonce
     for handle, said in (("20200101t000000z0123456789ab", "no request"), (waiting, "not finished")):
-        asked = bus.verify(handle)
-        assert bus.bench.verdict(asked) == ("refused", "bad_parameter")
-        assert said in bus.bench.answer(asked).result.verdict.message
+        asked = verifier.verify(handle)
+        assert verifier.runner.verdict(asked) == ("refused", "bad_parameter")
+        assert said in verifier.runner.answer(asked).result.verdict.message
 
 
 @pytest.mark.slow
-def test_result_without_a_report_is_refused(bus: Bus) -> None:
-    asked = bus.verify(bus.publish(**{"notes.txt": b"nothing\n"}))
-    assert bus.bench.verdict(asked) == ("refused", "bad_parameter")
-    assert "0 evidence reports" in bus.bench.answer(asked).result.verdict.message
+def test_result_without_a_report_is_refused(verifier: Verifier) -> None:
+    asked = verifier.verify(verifier.publish(**{"notes.txt": b"nothing\n"}))
+    assert verifier.runner.verdict(asked) == ("refused", "bad_parameter")
+    assert "0 evidence reports" in verifier.runner.answer(asked).result.verdict.message
 
 
 @pytest.mark.slow
-def test_another_runner_confirms_a_report_and_says_whose_it_is(bus: Bus) -> None:
-    first = bus.publish()
-    asked = bus.verify(first)
-    assert bus.bench.verdict(asked) == ("passed", "ok"), bus.bench.log(asked)
-    believed = bus.bench.answer(asked)
+def test_another_runner_confirms_a_report_and_says_whose_it_is(verifier: Verifier) -> None:
+    first = verifier.publish()
+    asked = verifier.verify(first)
+    assert verifier.runner.verdict(asked) == ("passed", "ok"), verifier.runner.log(asked)
+    believed = verifier.runner.answer(asked)
     record = parse_verification(believed.files["verification.json"])
     assert record.report.nonce == first
     assert record.request is not None
@@ -129,26 +129,26 @@ def test_another_runner_confirms_a_report_and_says_whose_it_is(bus: Bus) -> None
         assert (other.verdict.status, other.verdict.reason) == ("rejected", "binding"), field
         [told] = other.agreement.differences
         assert (told.field, told.file) == (field, "verification.json")
-    assert "another runner" in bus.bench.log(asked)
+    assert "another runner" in verifier.runner.log(asked)
 
 
 @pytest.mark.slow
-def test_forged_report_is_rejected_and_its_row_named(bus: Bus) -> None:
-    asked = bus.verify(bus.publish(lambda document: forgeries.swap_token(document, "code-001")))
-    assert bus.bench.verdict(asked) == ("rejected", "evidence")
-    assert "code-001" in bus.bench.log(asked)
+def test_forged_report_is_rejected_and_its_row_named(verifier: Verifier) -> None:
+    asked = verifier.verify(verifier.publish(lambda document: forgeries.swap_token(document, "code-001")))
+    assert verifier.runner.verdict(asked) == ("rejected", "evidence")
+    assert "code-001" in verifier.runner.log(asked)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("forged", [False, True])
 def test_client_replays_a_result_and_signs_the_record(
-    bus: Bus, house: House, tmp_path: Path, forged: bool
+    verifier: Verifier, repo: RepoFixture, tmp_path: Path, forged: bool
 ) -> None:
     key = signing.ensure_key(tmp_path / "key", "client")
     change = (lambda document: forgeries.swap_token(document, "code-001")) if forged else (lambda _: None)
-    nonce, out = bus.publish(change), tmp_path / "out"
+    nonce, out = verifier.publish(change), tmp_path / "out"
     words = ("result", nonce, "--verify", "1", "-o", str(out), "--json")
-    done = house.kakeya(*words, KAKEYA_SIGNING_KEY=str(key))
+    done = repo.kakeya(*words, KAKEYA_SIGNING_KEY=str(key))
     assert done.code == done.json["exit_code"] == (3 if forged else 7), done.err  # no trusted key signed it
     data = (out / "verification.json").read_bytes()
     record = parse_verification(data)
@@ -160,21 +160,23 @@ def test_client_replays_a_result_and_signs_the_record(
     assert signing.identify(data, signature, signing.VERIFICATION_NAMESPACE, allowed).name == "client"
 
 
-def test_client_without_the_engine_says_who_can_replay(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
-    manifest = bus.world.manifest(preset="quality")
-    submitted = bus._submit(manifest)
+def test_client_without_the_engine_says_who_can_replay(
+    verifier: Verifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = verifier.bus.manifest(preset="quality")
+    submitted = verifier._submit(manifest)
     asked = ExpectedRequest(submitted.nonce, submitted.commit, manifest.workload_sha)
     files = {"report.json": b"{}\n"}
-    result = bus.world.result(asked, files, {"report.json": "evidence"}, preset="quality")
-    bus.world.answer(submitted, result=result, files=files)
-    believed = bus.bench.answer(submitted.nonce)
+    result = verifier.bus.result(asked, files, {"report.json": "evidence"}, preset="quality")
+    verifier.bus.answer(submitted, result=result, files=files)
+    believed = verifier.runner.answer(submitted.nonce)
     monkeypatch.setitem(sys.modules, "mlx", None)  # as on a client-only installation
     with pytest.raises(MachineError, match="engine is not installed") as caught:
         verify(believed, 1, RequestSigner(None), output=2)
     assert f"--preset verify -p request={submitted.nonce}" in str(caught.value.remedy)
 
 
-def test_result_without_a_report_cannot_be_replayed_by_the_client(bus: Bus) -> None:
-    believed = bus.bench.answer(bus.publish(**{"notes.txt": b"nothing\n"}))
+def test_result_without_a_report_cannot_be_replayed_by_the_client(verifier: Verifier) -> None:
+    believed = verifier.runner.answer(verifier.publish(**{"notes.txt": b"nothing\n"}))
     with pytest.raises(EvidenceError, match="nothing to verify"):
         verify(believed, 1, RequestSigner(None), output=2)

@@ -10,13 +10,13 @@ from bridge.errors import BusError
 from bridge.git.repo import GitRepo
 from bridge.runner import workspace
 from bridge.runner.workspace import WorkloadRefused, lay_out
-from tests.houses import build_house
+from tests.fixtures.repo import build_repo
 
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     files = {"README.md": "hello\n", "data/a.json": "{}\n", "data/b/c.txt": "c\n", "tests/test_x.py": "x\n"}
-    return build_house(tmp_path / "house", files).clone
+    return build_repo(tmp_path / "repo", files).clone
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """A security key made of software: signs as a token does behind ``ssh-keygen``, with Ed25519 by RFC 8032.
 
-It stands in for hardware that a test machine has not; what it makes is judged by the real ``ssh-keygen``.
+It replaces hardware that a test machine has not; what it makes is judged by the real ``ssh-keygen``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def sign(seed: bytes, namespace: str, data: bytes, *, flags: int = TOUCHED) -> b
         seed: Its secret.
         namespace: What is signed.
         data: The bytes.
-        flags: What the token says of its user; without `TOUCHED` nobody touched it.
+        flags: What the token says of its user; without `TOUCHED` it was not touched.
     """
     parts = (namespace.encode(), b"", b"sha512")
     message = b"SSHSIG" + b"".join(map(_string, (*parts, hashlib.sha512(data).digest())))

@@ -1,4 +1,4 @@
-"""A public key is read strictly: what is taken is what ssh-keygen would take, and nothing else."""
+"""A public key is read strictly: it accepts what ssh-keygen accepts, and nothing else."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_what_is_no_key_is_refused_in_words(line: str, words: str) -> None:
         read_key(line)
 
 
-def test_a_private_key_is_not_taken_for_its_public_half() -> None:
+def test_private_key_is_not_accepted_as_a_public_key() -> None:
     with pytest.raises(SignatureError, match="private key") as caught:
         read_key(str(private("ann")))
     assert ".pub" in (caught.value.remedy or "")

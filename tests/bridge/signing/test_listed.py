@@ -29,7 +29,7 @@ def write(folder: Path, *lines: str) -> Path:
     return path
 
 
-# What stands in front of the key → whether it counts for a request at NOW.
+# What precedes the key → whether it counts for a request at NOW.
 OPTIONS = {
     "nothing": ("", True),
     "namespace": (f'namespaces="{SPACE}"', True),
@@ -39,10 +39,10 @@ OPTIONS = {
     "other-pattern": ('namespaces="git*,kakeya-mac-c*"', False),
     "upper-case-option": (f'NAMESPACES="{SPACE}"', True),
     "not-yet": ('valid-after="20260301120001Z"', False),
-    "just-begun": ('valid-after="20260301115959Z"', True),
+    "just-started": ('valid-after="20260301115959Z"', True),
     "last-second": ('valid-before="20260301120001Z"', True),
     "over": ('valid-before="20260301115959Z"', False),
-    "day-begun": ('valid-after="20260301Z"', True),
+    "day-started": ('valid-after="20260301Z"', True),
     "day-over": ('valid-before="20260301Z"', False),
     "minute": ('valid-before="202603011201Z"', True),
     "window": ('valid-after="20260201Z",valid-before="20260401Z"', True),
@@ -159,7 +159,7 @@ _WORDS = st.sampled_from(
 @given(
     st.one_of(st.text(max_size=80), st.lists(_WORDS, max_size=9).map("".join), st.lists(_WORDS).map(" ".join))
 )
-@example(f"ann {ANN}")  # lines that are taken are rare among those drawn
+@example(f"ann {ANN}")  # accepted lines are rare among those drawn
 @example(f'  ann  Namespaces="a,b",valid-before="20270101Z"  {ANN}  a comment \r')
 def test_any_line_is_an_entry_of_one_name_and_key_or_refused_in_words(line: str) -> None:
     try:
@@ -202,16 +202,16 @@ def test_a_name_may_have_two_keys_and_a_key_only_one_name(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["", "unsigned", "-n", "a b", "a,b", "*", "a\n", "é", "x" * 129])
-def test_a_name_that_could_be_read_otherwise_is_not_taken(tmp_path: Path, name: str) -> None:
+def test_ambiguous_name_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(SignatureError, match="cannot be a signer's name"):
         lists(tmp_path).add(name, public("ann"), valid_before=None, now=NOW)
     assert not (tmp_path / "allowed_signers").exists()
 
 
 def test_removing_keeps_comments_and_other_lines(tmp_path: Path) -> None:
-    path = write(tmp_path, "# people", f"ann {ANN}", "", f"bob {public('bob').line} desk")
+    path = write(tmp_path, "# people", f"ann {ANN}", "", f"bob {public('bob').line} laptop")
     lists(tmp_path).remove("ann")
-    assert path.read_text() == f"# people\n\nbob {public('bob').line} desk\n"
+    assert path.read_text() == f"# people\n\nbob {public('bob').line} laptop\n"
     with pytest.raises(SignatureError, match="has no key of 'ann'"):
         lists(tmp_path).remove("ann")
 

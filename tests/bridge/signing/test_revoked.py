@@ -1,4 +1,4 @@
-"""A revoked key counts nowhere; a damaged list lets nobody through."""
+"""A revoked key counts nowhere; a damaged list lets no key through."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import pytest
 
 from bridge import signing
 from bridge.errors import SignatureError
-from tests.houses import allowed_line
+from tests.fixtures.repo import allowed_line
 
 DATA = b'{"nonce": "1"}\n'
 
@@ -33,14 +33,14 @@ def test_a_listed_key_verifies_as_its_principal(tmp_path: Path, key: Path):
     assert fingerprint.startswith("SHA256:")
 
 
-def test_an_unlisted_key_is_nobody(tmp_path: Path, key: Path):
+def test_unlisted_key_has_no_name(tmp_path: Path, key: Path):
     other = signing.ensure_key(tmp_path / "other", "another")
     signature = signing.sign(other, signing.RESULT_NAMESPACE, DATA)
     assert signing.identify(DATA, signature, signing.RESULT_NAMESPACE, allowed(tmp_path, key)).name is None
     assert signing.identify(DATA, signature, signing.RESULT_NAMESPACE, tmp_path / "nothing").name is None
 
 
-def test_other_bytes_another_namespace_and_a_mangled_signature_do_not_verify(tmp_path: Path, key: Path):
+def test_other_bytes_namespace_or_a_mangled_signature_do_not_verify(tmp_path: Path, key: Path):
     signature = signing.sign(key, signing.RESULT_NAMESPACE, DATA)
     lines = signature.split(b"\n")
     lines[3] = bytes(reversed(lines[3]))

@@ -27,7 +27,7 @@ from tests.e2e.faults.course import Course, Unfinished
 from tests.e2e.faults.machines import Machine
 from tests.e2e.faults.requesters import CLIENT_FILE, isolate
 from tests.e2e.faults.witness import Witness
-from tests.houses import build_house
+from tests.fixtures.repo import build_repo
 
 LEASE_S = 4.0
 MOST_SHOWN = 15
@@ -63,21 +63,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace, seed: int, root: Path) -> bool:
-    house = build_house(root / "house", {"README.md": "a workload\n", CLIENT_FILE: "{}\n"})
-    jobs.install(house)
-    # Whoever is killed leaves what it had in its temporary folder; it goes with the rest.
+    repo = build_repo(root / "repo", {"README.md": "a workload\n", CLIENT_FILE: "{}\n"})
+    jobs.install(repo)
+    # A killed process leaves what it had in its temporary folder; it goes with the rest.
     temporary = root / "tmp"
     temporary.mkdir()
-    house.env["TMPDIR"] = tempfile.tempdir = str(temporary)
-    isolate(house)
-    machines = [Machine(house, f"mac{index + 1}", LEASE_S) for index in range(options.runners)]
+    repo.env["TMPDIR"] = tempfile.tempdir = str(temporary)
+    isolate(repo)
+    machines = [Machine(repo, f"mac{index + 1}", LEASE_S) for index in range(options.runners)]
     count = options.requests
     limit = options.limit or 120 + 1.5 * count
     cancels = "cancel" in COMMANDS
     _say(f"seed {seed}: {count} requests, {options.runners} runners, at most {limit:.0f} s; {root}")
     began = time.monotonic()
     course = Course(
-        house=house,
+        repo=repo,
         machines=machines,
         asks=plan.asks(seed, count, cancels=cancels),
         clients=plan.clients(seed, count),
@@ -86,7 +86,7 @@ def _run(options: argparse.Namespace, seed: int, root: Path) -> bool:
         say=_say,
     )
     problems: list[str] = []
-    with Witness(house, machines):
+    with Witness(repo, machines):
         try:
             course.run()
         except Unfinished as error:
@@ -97,7 +97,7 @@ def _run(options: argparse.Namespace, seed: int, root: Path) -> bool:
         problems += [f"a process was left: {procs.command(pid)}" for pid in left if procs.command(pid)]
         procs.end_all(root)
     _say("looking at what there is now")
-    report = referee.judge(house, machines, course.desk, course.visitors, finished=finished)
+    report = referee.judge(repo, machines, course.requester, course.visitors, finished=finished)
     problems += report.problems
     if options.calm and set(report.attempts) - {1}:
         problems.append(f"nothing befell a runner, and a lease was lost: attempts {dict(report.attempts)}")
@@ -130,7 +130,7 @@ def _figures(
         "runners": len(course.machines),
         "lease_s": LEASE_S,
         "seconds": round(seconds, 1),
-        "accepted": len(course.desk.accepted),
+        "accepted": len(course.requester.accepted),
         "results": len(report.results),
         "problems": problems,
         "clients": {"started": len(course.visitors), "killed": killed, "killed_arrived": report.arrived},

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.e2e.faults import procs
-from tests.houses import House
+from tests.fixtures.repo import RepoFixture
 
 _CHUNK = 1 << 14
 _RELAY = """\
@@ -111,14 +111,14 @@ class Cable:
 
 
 @contextlib.contextmanager
-def served(house: House) -> Iterator[int]:
-    """A git daemon that lets everybody push to the house's remote; its port."""
+def served(repo: RepoFixture) -> Iterator[int]:
+    """A git daemon that lets everybody push to the repository's remote; its port."""
     with socket.create_server(("127.0.0.1", 0)) as found:
         port = int(found.getsockname()[1])
     argv = ["git", "daemon", "--export-all", "--enable=receive-pack", "--reuseaddr", "--listen=127.0.0.1"]
-    argv += [f"--port={port}", f"--base-path={house.root}", str(house.remote)]
-    with (house.root / "daemon.log").open("ab") as log:
-        daemon = subprocess.Popen(argv, env=house.env, stdout=log, stderr=log, start_new_session=True)
+    argv += [f"--port={port}", f"--base-path={repo.root}", str(repo.remote)]
+    with (repo.root / "daemon.log").open("ab") as log:
+        daemon = subprocess.Popen(argv, env=repo.env, stdout=log, stderr=log, start_new_session=True)
     try:
         deadline = time.monotonic() + 10
         while True:
@@ -126,9 +126,9 @@ def served(house: House) -> Iterator[int]:
                 socket.create_connection(("127.0.0.1", port)).close()
                 break
             except OSError:
-                assert time.monotonic() < deadline, (house.root / "daemon.log").read_text()
+                assert time.monotonic() < deadline, (repo.root / "daemon.log").read_text()
                 time.sleep(0.05)
         yield port
     finally:
-        procs.end_all(house.remote)
+        procs.end_all(repo.remote)
         daemon.wait(10)

@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.faults.scene import Scene, stage
-from tests.houses import House
+from tests.e2e.faults.scene import Scene, build_fault_repo
+from tests.fixtures.repo import RepoFixture
 
 
 @pytest.fixture
-def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
-    """A house with the jobs of the fault harness; every process of it is ended afterwards."""
-    with stage(tmp_path, monkeypatch) as built:
+def repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RepoFixture]:
+    """A repository with the jobs of the fault harness; every process of it is ended afterwards."""
+    with build_fault_repo(tmp_path, monkeypatch) as built:
         yield built
 
 
 @pytest.fixture
-def scene(house: House) -> Iterator[Scene]:
-    """A stage on the house's remote, by its path."""
-    with Scene(house) as built:
+def scene(repo: RepoFixture) -> Iterator[Scene]:
+    """A scene on the repository's remote, by its path."""
+    with Scene(repo) as built:
         yield built

@@ -19,9 +19,9 @@ from bridge.errors import EXIT_TERMINATED
 from bridge.protocol import refs
 from tests.e2e.faults import plan
 from tests.e2e.faults.machines import Machine
-from tests.e2e.faults.plan import Ask, Blow, Fault, Wish
-from tests.e2e.faults.requesters import Accepted, Desk, Visitor
-from tests.houses import House
+from tests.e2e.faults.plan import Ask, Blow, Fault, RequestKind
+from tests.e2e.faults.requesters import Accepted, Requester, Visitor
+from tests.fixtures.repo import RepoFixture
 
 IN_FLIGHT = 36
 _TICK_S = 0.02
@@ -40,10 +40,10 @@ class Course:
     """One run.
 
     Attributes:
-        house: The remote and the clients' clone.
+        repo: The remote and the clients' clone.
         machines: The runners.
         asks: What is requested.
-        clients: The client processes beside that.
+        clients: The client processes in addition.
         blows: What befalls the runners; it may end.
         deadline: On the monotonic clock.
         say: Takes progress lines.
@@ -51,7 +51,7 @@ class Course:
         latencies: Seconds from submission to the answer, by nonce.
     """
 
-    house: House
+    repo: RepoFixture
     machines: list[Machine]
     asks: list[Ask]
     clients: list[plan.Client]
@@ -63,7 +63,7 @@ class Course:
     visitors: list[Visitor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.desk = Desk(self.house)
+        self.requester = Requester(self.repo)
         self._began = time.monotonic()
         self._open: set[str] = set()
         self._waiting: queue.Queue[Ask | None] = queue.Queue()
@@ -99,9 +99,9 @@ class Course:
         return self._asked == len(self.asks) and self._waiting.empty() and not self._busy()
 
     def _busy(self) -> bool:
-        unanswered = len(self.desk.accepted) + len(self.desk.errors) < self._asked or len(
+        unanswered = len(self.requester.accepted) + len(self.requester.errors) < self._asked or len(
             self.latencies
-        ) < len(self.desk.accepted)
+        ) < len(self.requester.accepted)
         return bool(unanswered or self._open or self._cancels or self._here())
 
     def _here(self) -> list[Visitor]:
@@ -113,13 +113,13 @@ class Course:
             raise Unfinished(self._where())
         while (
             self._asked < len(self.asks)
-            and self._asked - len(self.latencies) - len(self.desk.errors) < IN_FLIGHT
+            and self._asked - len(self.latencies) - len(self.requester.errors) < IN_FLIGHT
         ):
             self._waiting.put(self.asks[self._asked])
             self._asked += 1
             for client in self.clients:
                 if client.after == self._asked - 1:
-                    self.visitors.append(Visitor.start(self.house, client))
+                    self.visitors.append(Visitor.start(self.repo, client))
         for visitor in self.visitors:
             visitor.attend()
         self._cancel_due(now)
@@ -135,13 +135,13 @@ class Course:
 
     def _submit(self) -> None:
         while (ask := self._waiting.get()) is not None and not self._stopping.is_set():
-            accepted = self.desk.submit(ask)
-            if accepted is not None and ask.wish is Wish.CANCEL:
+            accepted = self.requester.submit(ask)
+            if accepted is not None and ask.kind is RequestKind.CANCEL:
                 self._cancels.append((accepted.at + ask.cancel_after_s, accepted.submitted.nonce))
 
     def _cancel_due(self, now: float) -> None:
         for due, nonce in [entry for entry in self._cancels if entry[0] <= now]:
-            self._cancelling.append(self.desk.cancel(nonce))
+            self._cancelling.append(self.requester.cancel(nonce))
             self._cancels.remove((due, nonce))
         self._cancelling = [process for process in self._cancelling if process.poll() is None]
 
@@ -205,10 +205,10 @@ class Course:
 
     def _look(self) -> None:
         """What is answered, by the remote's refs."""
-        listed = self.house.git("for-each-ref", "--format=%(refname) %(objectname)", cwd=self.house.remote)
+        listed = self.repo.git("for-each-ref", "--format=%(refname) %(objectname)", cwd=self.repo.remote)
         found = {ref: commit for ref, _, commit in (line.partition(" ") for line in listed.splitlines())}
         now = time.monotonic()
-        for nonce, accepted in list(self.desk.accepted.items()):
+        for nonce, accepted in list(self.requester.accepted.items()):
             if nonce not in self.latencies and _is_answered(found, accepted):
                 self.latencies[nonce] = now - accepted.at
         self._open = {name for ref in found if (name := refs.nonce_of(ref, refs.INBOX))}
@@ -247,7 +247,7 @@ class Course:
                 raise Unfinished(f"{machine.name} did not stop within {_DRAIN_S:g} s of SIGTERM")
 
     def _where(self) -> str:
-        answered, accepted = len(self.latencies), len(self.desk.accepted)
+        answered, accepted = len(self.latencies), len(self.requester.accepted)
         struck = " ".join(f"{name} {count}" for name, count in sorted(self.faults.items()))
         up = sum(machine.up for machine in self.machines)
         return (

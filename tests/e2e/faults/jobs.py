@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.houses import House
+from tests.fixtures.repo import RepoFixture
 
 FAIL_CODE = 7
 MOST_SECONDS = 30
@@ -61,13 +61,13 @@ class Ledger:
     torn: list[str]
 
 
-def install(house: House) -> None:
+def install(repo: RepoFixture) -> None:
     """Write the presets ``works`` and ``fails`` into the owner's configuration."""
-    presets = Path(house.env["KAKEYA_CONFIG"]) / "presets"
+    presets = Path(repo.env["KAKEYA_CONFIG"]) / "presets"
     presets.mkdir(parents=True, exist_ok=True, mode=0o700)
-    program = house.root / "job.py"
+    program = repo.root / "job.py"
     program.write_text(_PROGRAM)
-    ledger_of(house).touch()
+    ledger_of(repo).touch()
     for name, ending in (("works", "well"), ("fails", "fail")):
         argv = ["${python}", "-I", str(program), ending, "{word}", "{seconds}"]
         (presets / f"{name}.toml").write_text(
@@ -77,12 +77,12 @@ def install(house: House) -> None:
         )
 
 
-def read_ledger(house: House) -> Ledger:
+def read_ledger(repo: RepoFixture) -> Ledger:
     """What the jobs said so far."""
     started: Counter[str] = Counter()
     ended: Counter[str] = Counter()
     torn = []
-    for line in ledger_of(house).read_text().splitlines():
+    for line in ledger_of(repo).read_text().splitlines():
         match line.split():
             case ["start", nonce]:
                 started[nonce] += 1
@@ -93,6 +93,6 @@ def read_ledger(house: House) -> Ledger:
     return Ledger(started, ended, torn)
 
 
-def ledger_of(house: House) -> Path:
+def ledger_of(repo: RepoFixture) -> Path:
     """The file in which the witness writes down what the jobs say."""
-    return house.root / "ledger.txt"
+    return repo.root / "ledger.txt"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.e2e.faults import procs
-from tests.houses import BIN, House
+from tests.fixtures.repo import BIN, RepoFixture
 
 _SHORT_LIVED = 0.7
 
@@ -19,17 +19,17 @@ class Machine:
     """One runner daemon.
 
     Attributes:
-        house: Whose remote it serves.
+        repo: Whose remote it serves.
         name: The runner's name.
         lease_s: Its lease; it beats five times a lease.
         states: Every state folder it ever had, the present one last.
         label: What tells it from another one of the same name; its log is called so.
-        address: Of the remote; empty: the path of the house's.
-        env: What it has in its environment beside the house's.
+        address: Of the remote; empty: the path of the repository's.
+        env: What it has in its environment in addition to the repository's.
         prefix: A program that starts it, with that one's arguments.
     """
 
-    house: House
+    repo: RepoFixture
     name: str
     lease_s: float
     states: list[Path] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Machine:
 
     @property
     def log(self) -> Path:
-        return self.house.root / f"{self.label or self.name}.log"
+        return self.repo.root / f"{self.label or self.name}.log"
 
     @property
     def pid(self) -> int:
@@ -57,7 +57,7 @@ class Machine:
         return bool(self.pid) and not self._asleep
 
     def inside(self, path: Path) -> Path:
-        """Where a path of the daemon's is found from here: it may have disks that nobody else sees."""
+        """Where a path of the daemon's is found from here: it may have disks that no other process sees."""
         return Path(f"/proc/{pid}/root{path}") if (pid := self.pid) else path
 
     def start(self, state: Path | None = None) -> None:
@@ -65,15 +65,15 @@ class Machine:
         if state is None:
             state = self.states[-1] if self.states else self._fresh()
         argv = [*self.prefix, str(BIN / "kakeya_mac"), "runner", "serve"]
-        argv += ["--remote", self.address or str(self.house.remote)]
+        argv += ["--remote", self.address or str(self.repo.remote)]
         argv += ["--name", self.name, "--idle", "0.3"]
         argv += ["--lease", f"{self.lease_s:g}", "--beat", f"{self.lease_s / 5:g}"]
         self._state, self._said = state, len(self.text())
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 argv,
-                env={**self.house.env, **self.env, "KAKEYA_STATE": str(state)},
-                cwd=self.house.root,
+                env={**self.repo.env, **self.env, "KAKEYA_STATE": str(state)},
+                cwd=self.repo.root,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -110,7 +110,7 @@ class Machine:
                 pid
                 for pid in procs.children(self.pid)  # what they start may be the remote's part a moment later
                 if procs.is_git(pid)
-                and not procs.is_server_side(pid, self.house.remote)
+                and not procs.is_server_side(pid, self.repo.remote)
                 and (choose >= _SHORT_LIVED or "cat-file" not in procs.command(pid))
             ]
             if ours and procs.send([ours[int(choose * len(ours)) % len(ours)]], signal.SIGKILL):
@@ -124,9 +124,9 @@ class Machine:
             self._process.send_signal(signal.SIGTERM)
 
     def sleep(self) -> None:
-        """Let the whole machine stand still: the daemon and everything below it."""
+        """Stop the whole machine: the daemon and everything below it."""
         self._asleep = [self.pid, *procs.descendants(self.pid)]
-        self._asleep = [pid for pid in self._asleep if not procs.is_server_side(pid, self.house.remote)]
+        self._asleep = [pid for pid in self._asleep if not procs.is_server_side(pid, self.repo.remote)]
         procs.send(self._asleep, signal.SIGSTOP)
 
     def wake(self) -> None:
@@ -148,7 +148,7 @@ class Machine:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def _fresh(self) -> Path:
-        state = self.house.root / f"state-{self.label or self.name}-{len(self.states)}"
+        state = self.repo.root / f"state-{self.label or self.name}-{len(self.states)}"
         state.mkdir(mode=0o700)
         self.states.append(state)
         return state

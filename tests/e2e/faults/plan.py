@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Wish(StrEnum):
+class RequestKind(StrEnum):
     """What a request is about."""
 
     INSTANT = "instant"
@@ -32,10 +32,16 @@ class Fault(StrEnum):
     GIT = "kill-git"  # -9 to one of its git children
     DRAIN = "drain"  # SIGTERM: finish the job, then stop
     SHUTDOWN = "shutdown"  # SIGTERM twice: stop the job, too
-    SLEEP = "sleep"  # the whole machine stands still for longer than its lease
+    SLEEP = "sleep"  # the whole machine stops for longer than its lease
 
 
-_WISHES = {Wish.INSTANT: 44, Wish.WORK: 26, Wish.FAIL: 12, Wish.REFUSED: 10, Wish.CANCEL: 8}
+_KINDS = {
+    RequestKind.INSTANT: 44,
+    RequestKind.WORK: 26,
+    RequestKind.FAIL: 12,
+    RequestKind.REFUSED: 10,
+    RequestKind.CANCEL: 8,
+}
 # One deck of blows; it is shuffled and dealt again and again, so that every kind comes soon.
 _DECK = {
     Fault.KILL: 8,
@@ -56,13 +62,13 @@ class Ask:
 
     Attributes:
         word: Its parameter; no other request has it, so a result that was mixed up shows.
-        wish: What it is about.
+        kind: What it is about.
         seconds: How long its job takes.
         cancel_after_s: When it is cancelled, counted from its submission.
     """
 
     word: str
-    wish: Wish
+    kind: RequestKind
     seconds: float
     cancel_after_s: float
 
@@ -99,18 +105,18 @@ class Blow:
 def asks(seed: int, count: int, *, cancels: bool) -> list[Ask]:
     """The requests of a run, in order."""
     chance = _chance(seed, "asks")
-    weights = {wish: weight for wish, weight in _WISHES.items() if cancels or wish is not Wish.CANCEL}
+    weights = {kind: weight for kind, weight in _KINDS.items() if cancels or kind is not RequestKind.CANCEL}
     drawn = []
     for index in range(count):
-        wish = chance.choices(list(weights), list(weights.values()))[0]
-        seconds = round(chance.uniform(0.1, 0.6), 3) if wish is Wish.WORK else 0.0
-        seconds = 20.0 if wish is Wish.CANCEL else seconds
-        drawn.append(Ask(f"word-{index:05d}", wish, seconds, round(chance.uniform(0.0, 3.0), 3)))
+        kind = chance.choices(list(weights), list(weights.values()))[0]
+        seconds = round(chance.uniform(0.1, 0.6), 3) if kind is RequestKind.WORK else 0.0
+        seconds = 20.0 if kind is RequestKind.CANCEL else seconds
+        drawn.append(Ask(f"word-{index:05d}", kind, seconds, round(chance.uniform(0.0, 3.0), 3)))
     return drawn
 
 
 def clients(seed: int, count: int) -> list[Client]:
-    """Client processes beside them, one for about a dozen requests."""
+    """Client processes in addition, one for about a dozen requests."""
     chance = _chance(seed, "clients")
     drawn = []
     for index in range(max(2, count // 12)):

@@ -26,23 +26,23 @@ from bridge.signing import trust
 from bridge.signing.trust import TrustLevel
 from tests.e2e.faults import jobs, procs
 from tests.e2e.faults.machines import Machine
-from tests.e2e.faults.plan import Wish
-from tests.e2e.faults.requesters import CLIENT_PRESET, Desk, Visitor
-from tests.houses import House
+from tests.e2e.faults.plan import RequestKind
+from tests.e2e.faults.requesters import CLIENT_PRESET, Requester, Visitor
+from tests.fixtures.repo import RepoFixture
 
 _RESULT = re.compile(r"kakeya-mac result: \S+ (\S+) \[skip ci\]")
 _KEY = re.compile(r"kakeya_mac runners trust (\S+) --key '([^']+)'")
 _LEFT_OVER = (refs.INBOX, refs.CLAIMS, refs.CANCELS, refs.BRANCH_CLAIMS, refs.BRANCH_CANCELS)
 _DONE = (Status.PASSED, Reason.OK)
-# How a request may end although nobody wished so: its runners died too often, or were told to stop at once.
+# How a request may end although no one asked so: its runners died too often, or were told to stop at once.
 _FATES = {(Status.LOST, Reason.ATTEMPTS), (Status.CANCELLED, Reason.SHUTDOWN)}
 _ENDINGS = {
-    Wish.INSTANT: {_DONE},
-    Wish.WORK: {_DONE},
-    Wish.FAIL: {(Status.FAILED, Reason.EXIT_CODE)},
-    Wish.REFUSED: {(Status.REFUSED, Reason.BAD_PARAMETER)},
-    Wish.CANCEL: {(Status.CANCELLED, Reason.REQUESTED), _DONE},
-    Wish.CROWDED: {(Status.FAILED, Reason.RESOURCE_LIMIT)},
+    RequestKind.INSTANT: {_DONE},
+    RequestKind.WORK: {_DONE},
+    RequestKind.FAIL: {(Status.FAILED, Reason.EXIT_CODE)},
+    RequestKind.REFUSED: {(Status.REFUSED, Reason.BAD_PARAMETER)},
+    RequestKind.CANCEL: {(Status.CANCELLED, Reason.REQUESTED), _DONE},
+    RequestKind.CROWDED: {(Status.FAILED, Reason.RESOURCE_LIMIT)},
 }
 _VISITORS_ENDINGS = {(Status.REJECTED, Reason.EVIDENCE)}
 
@@ -69,35 +69,40 @@ class Report:
 
 
 def judge(
-    house: House, machines: list[Machine], desk: Desk, visitors: list[Visitor], *, finished: bool
+    repo: RepoFixture,
+    machines: list[Machine],
+    requester: Requester,
+    visitors: list[Visitor],
+    *,
+    finished: bool,
 ) -> Report:
     """Look at everything a run left; where it did not finish, what is still open is no fault of its own."""
     report = Report()
-    remote = house.remote
+    remote = repo.remote
     found = GitRepo(remote).list_refs(str(remote))
     still_open = set() if finished else {refs.nonce_of(ref, refs.INBOX) for ref in found}
     if finished:
         report.problems += [f"left on the remote: {ref}" for ref in found if ref.startswith(_LEFT_OVER)]
         report.problems += [f"a lock was left in the remote: {path}" for path in remote.rglob("*.lock")]
-    report.problems += _broken_objects(house)
+    report.problems += _broken_objects(repo)
     nonces = _nonces(found)
-    strangers = {nonce: _requested_by(house, found, nonce) for nonce in nonces - desk.accepted.keys()}
-    report.problems += _submissions(desk, nonces, strangers)
+    strangers = {nonce: _requested_by(repo, found, nonce) for nonce in nonces - requester.accepted.keys()}
+    report.problems += _submissions(requester, nonces, strangers)
     report.problems += _visits(report, visitors, strangers, finished=finished)
-    copies = _result_commits(house)
+    copies = _result_commits(repo)
     for nonce in sorted((nonces | copies.keys()) - still_open):
         if len(copies.get(nonce, [])) != 1:
             places = ", ".join(commit[:12] for commit in copies.get(nonce, [])) or "nowhere"
             report.problems.append(f"{nonce}: {len(copies.get(nonce, []))} result commits ({places})")
-    trusted = _pin(house, machines)
+    trusted = _pin(repo, machines)
     with ThreadPoolExecutor(2) as pool:
         for nonce, believed, problems in pool.map(
-            lambda nonce: _believed(house, found, nonce, desk, trusted), sorted(nonces - still_open)
+            lambda nonce: _believed(repo, found, nonce, requester, trusted), sorted(nonces - still_open)
         ):
             report.problems += problems
             if believed is not None:
                 report.results[nonce] = believed
-    ledger = jobs.read_ledger(house)
+    ledger = jobs.read_ledger(repo)
     report.problems += [f"a line in the jobs' ledger that no job writes: {line!r}" for line in ledger.torn]
     report.problems += [
         f"{nonce}: a job ran, and there is no such request" for nonce in ledger.started.keys() - nonces
@@ -108,18 +113,18 @@ def judge(
         report.verdicts[f"{result.verdict.status}/{result.verdict.reason}"] += 1
         report.attempts[result.attempt] += 1
         report.runs[started] += result.preset != CLIENT_PRESET
-        report.problems += [f"{nonce}: {text}" for text in _history(desk, believed, started, ended)]
+        report.problems += [f"{nonce}: {text}" for text in _history(requester, believed, started, ended)]
     for machine in machines if finished else ():
         report.problems += list(_left_by(machine))
     return report
 
 
-def _history(desk: Desk, believed: Believed, started: int, ended: int) -> Iterator[str]:
+def _history(requester: Requester, believed: Believed, started: int, ended: int) -> Iterator[str]:
     """What does not fit between a result, what was asked, and how often the job says it ran."""
     result = believed.result
     verdict = (result.verdict.status, result.verdict.reason)
-    accepted = desk.accepted.get(result.nonce)
-    wanted = _ENDINGS[accepted.ask.wish] if accepted else _VISITORS_ENDINGS
+    accepted = requester.accepted.get(result.nonce)
+    wanted = _ENDINGS[accepted.ask.kind] if accepted else _VISITORS_ENDINGS
     if verdict not in wanted | _FATES:
         names = ", ".join("/".join(pair) for pair in wanted)
         yield f"{'/'.join(verdict)} ({result.verdict.message}), expected {names}"
@@ -142,16 +147,16 @@ def _history(desk: Desk, believed: Believed, started: int, ended: int) -> Iterat
 
 
 def _believed(
-    house: House, found: Mapping[str, str], nonce: str, desk: Desk, trusted: Path
+    repo: RepoFixture, found: Mapping[str, str], nonce: str, requester: Requester, trusted: Path
 ) -> tuple[str, Believed | None, list[str]]:
-    accepted = desk.accepted.get(nonce)
+    accepted = requester.accepted.get(nonce)
     asked = None
     if accepted is not None:
         submitted = accepted.submitted
         asked = ExpectedRequest(nonce, submitted.commit, accepted.workload_sha, None)
-    git = GitRepo(house.remote)
+    git = GitRepo(repo.remote)
     try:
-        fetched = fetch(git, str(house.remote), state_of(found, nonce), expected=asked)
+        fetched = fetch(git, str(repo.remote), state_of(found, nonce), expected=asked)
         if fetched is None:
             return nonce, None, [f"{nonce}: there is no result"]
         believed = believe(fetched, trusted=trusted, expected=asked)
@@ -174,25 +179,27 @@ def _nonces(found: Mapping[str, str]) -> set[str]:
     return named
 
 
-def _requested_by(house: House, found: Mapping[str, str], nonce: str) -> str:
+def _requested_by(repo: RepoFixture, found: Mapping[str, str], nonce: str) -> str:
     """Who asked, as the manifest on the branch says; `unreadable` where it is not a whole request."""
     state = state_of(found, nonce)
     if state.branch is None:
         return "unreadable: it has no branch"
-    with contextlib.closing(GitRepo(house.remote)) as git:
+    with contextlib.closing(GitRepo(repo.remote)) as git:
         parents = git.commit(state.branch.commit).parents
         for commit in (*parents[:1], state.branch.commit):
             try:
-                return bound_manifest(read_request(git, commit), nonce).requested_by or "nobody"
+                return bound_manifest(read_request(git, commit), nonce).requested_by or "no one"
             except BridgeError as error:
                 problem = error.message
     return f"unreadable: {problem}"
 
 
-def _submissions(desk: Desk, nonces: set[str], strangers: Mapping[str, str]) -> list[str]:
-    lost = [f"{nonce}: was accepted and is nowhere on the remote" for nonce in desk.accepted.keys() - nonces]
+def _submissions(requester: Requester, nonces: set[str], strangers: Mapping[str, str]) -> list[str]:
+    lost = [
+        f"{nonce}: was accepted and is nowhere on the remote" for nonce in requester.accepted.keys() - nonces
+    ]
     odd = [f"{nonce}: {who}" for nonce, who in strangers.items() if who.startswith("unreadable")]
-    failed = [f"a submission failed: {error}" for error in desk.errors]
+    failed = [f"a submission failed: {error}" for error in requester.errors]
     return [*lost, *odd, *failed]
 
 
@@ -211,30 +218,30 @@ def _visits(
         if finished and not visitor.killed and visitor.reported is None:
             problems.append(f"{name} was not killed and failed: {visitor.text().strip()[-300:]}")
         report.arrived += visitor.killed and bool(left)
-    known = {visitor.client.name for visitor in visitors} | {"desk"}
-    problems += [f"{nonce}: asked by {who}, whom nobody sent" for nonce, who in strangers.items()
+    known = {visitor.client.name for visitor in visitors} | {"course"}
+    problems += [f"{nonce}: asked by {who}, an unknown requester" for nonce, who in strangers.items()
                  if who not in known and not who.startswith("unreadable")]  # fmt: skip
     return problems
 
 
-def _result_commits(house: House) -> dict[str, list[str]]:
+def _result_commits(repo: RepoFixture) -> dict[str, list[str]]:
     """Every result commit in anything the remote's refs reach, by nonce."""
     copies: dict[str, list[str]] = {}
-    for line in house.git("log", "--all", "--format=%H %s", cwd=house.remote).splitlines():
+    for line in repo.git("log", "--all", "--format=%H %s", cwd=repo.remote).splitlines():
         commit, _, subject = line.partition(" ")
         if match := _RESULT.fullmatch(subject):
             copies.setdefault(match[1], []).append(commit)
     return copies
 
 
-def _broken_objects(house: House) -> list[str]:
-    done = GitRepo(house.remote).attempt("fsck", "--no-dangling", "--no-progress", timeout_s=300.0)
+def _broken_objects(repo: RepoFixture) -> list[str]:
+    done = GitRepo(repo.remote).attempt("fsck", "--no-dangling", "--no-progress", timeout_s=300.0)
     return [f"git fsck of the remote: {line}" for line in done.stderr.decode().splitlines()]
 
 
-def _pin(house: House, machines: list[Machine]) -> Path:
+def _pin(repo: RepoFixture, machines: list[Machine]) -> Path:
     """An allowed-signers file with the key of every runner that ever was, as each said when it started."""
-    trusted = house.root / "trusted"
+    trusted = repo.root / "trusted"
     trusted.unlink(missing_ok=True)
     for machine in machines:
         for name, key in dict.fromkeys(_KEY.findall(machine.text())):

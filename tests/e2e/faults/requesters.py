@@ -18,8 +18,8 @@ from bridge.protocol import refs
 from bridge.protocol.manifest import Manifest
 from tests.e2e.faults import procs
 from tests.e2e.faults.jobs import MOST_SECONDS
-from tests.e2e.faults.plan import Ask, Client, Wish
-from tests.houses import BIN, House
+from tests.e2e.faults.plan import Ask, Client, RequestKind
+from tests.fixtures.repo import BIN, RepoFixture
 
 # The client processes' job: a bundled preset, because a client knows no other.
 CLIENT_PRESET = "gate"
@@ -37,37 +37,37 @@ class Accepted:
 
 
 @dataclass
-class Desk:
-    """Submits requests from this process, as the command does; `address` empty: to the house's remote."""
+class Requester:
+    """Submits requests from this process, as the command does; `address` empty: to the remote's path."""
 
-    house: House
+    repo: RepoFixture
     address: str = ""
     accepted: dict[str, Accepted] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
     workload_sha: str = field(init=False)
 
     def __post_init__(self) -> None:
-        self.workload_sha = self.house.git("rev-parse", "HEAD")
-        self.address = self.address or str(self.house.remote)
+        self.workload_sha = self.repo.git("rev-parse", "HEAD")
+        self.address = self.address or str(self.repo.remote)
 
     def submit(self, ask: Ask) -> Accepted | None:
         """Push one request; None when that was reported as failed."""
         now = datetime.now(UTC).replace(microsecond=0)
         nonce = refs.new_nonce(now, secrets.token_bytes(6))
-        preset = "fails" if ask.wish is Wish.FAIL else "works"
+        preset = "fails" if ask.kind is RequestKind.FAIL else "works"
         manifest = Manifest(
             nonce=nonce,
             preset=preset,
             params={"word": ask.word, "seconds": _seconds(ask)},
             workload_sha=self.workload_sha,
             result_ref=refs.request_ref(preset, nonce, None),
-            requested_by="desk",
+            requested_by="course",
             created_at=now,
             expires_at=now + timedelta(hours=6),
             audience=refs.audience_of(self.address),
         )
         try:
-            submitted = submit(GitRepo(self.house.clone), self.address, manifest, None)
+            submitted = submit(GitRepo(self.repo.clone), self.address, manifest, None)
         except BusError as error:
             self.errors.append(f"{nonce}: {error.message}")
             return None
@@ -77,14 +77,14 @@ class Desk:
 
     def cancel(self, nonce: str) -> subprocess.Popen[bytes]:
         """Start the command that cancels a request."""
-        return _command(self.house, ["cancel", nonce, "--remote", str(self.house.remote)], "cancels.log")
+        return _command(self.repo, ["cancel", nonce, "--remote", str(self.repo.remote)], "cancels.log")
 
 
 @dataclass
 class Visitor:
     """One ``kakeya_mac run`` process and what became of it."""
 
-    house: House
+    repo: RepoFixture
     client: Client
     process: subprocess.Popen[bytes]
     born: float
@@ -92,10 +92,10 @@ class Visitor:
     pushing_since: float | None = None
 
     @classmethod
-    def start(cls, house: House, client: Client) -> Visitor:
+    def start(cls, repo: RepoFixture, client: Client) -> Visitor:
         argv = ["run", "--preset", CLIENT_PRESET, "-p", f"file={CLIENT_FILE}", "--json"]
-        process = _command(house, argv, f"{client.name}.log", requested_by=client.name)
-        return cls(house, client, process, time.monotonic())
+        process = _command(repo, argv, f"{client.name}.log", requested_by=client.name)
+        return cls(repo, client, process, time.monotonic())
 
     def attend(self) -> bool:
         """Kill it when its time has come; whether it is gone."""
@@ -108,7 +108,7 @@ class Visitor:
         since = self.pushing_since if self.client.from_push else self.born
         if due is not None and since is not None and time.monotonic() - since >= due:
             below = procs.descendants(self.process.pid) if self.client.with_children else []
-            ours = [pid for pid in below if not procs.is_server_side(pid, self.house.remote)]
+            ours = [pid for pid in below if not procs.is_server_side(pid, self.repo.remote)]
             procs.send([self.process.pid, *ours], signal.SIGKILL)
             self.process.wait()
             self.killed = True
@@ -125,7 +125,7 @@ class Visitor:
         return document.get("nonce") if isinstance(document, dict) else None
 
     def text(self) -> str:
-        return (self.house.root / f"{self.client.name}.log").read_text(errors="replace")
+        return (self.repo.root / f"{self.client.name}.log").read_text(errors="replace")
 
 
 def _pushes(pid: int) -> bool:
@@ -134,18 +134,18 @@ def _pushes(pid: int) -> bool:
 
 def _seconds(ask: Ask) -> float:
     """What the request gives; for one that is to be refused more than the preset allows."""
-    return MOST_SECONDS + 1.0 if ask.wish is Wish.REFUSED else ask.seconds
+    return MOST_SECONDS + 1.0 if ask.kind is RequestKind.REFUSED else ask.seconds
 
 
 def _command(
-    house: House, argv: list[str], log: str, requested_by: str | None = None
+    repo: RepoFixture, argv: list[str], log: str, requested_by: str | None = None
 ) -> subprocess.Popen[bytes]:
-    env = house.env if requested_by is None else {**house.env, "KAKEYA_REQUESTED_BY": requested_by}
-    with (house.root / log).open("ab") as sink:
+    env = repo.env if requested_by is None else {**repo.env, "KAKEYA_REQUESTED_BY": requested_by}
+    with (repo.root / log).open("ab") as sink:
         return subprocess.Popen(
             [str(BIN / "kakeya_mac"), *argv],
-            env={**env, "KAKEYA_STATE": str(house.root / "state-client")},
-            cwd=house.clone,
+            env={**env, "KAKEYA_STATE": str(repo.root / "state-client")},
+            cwd=repo.clone,
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=sink,
@@ -154,8 +154,8 @@ def _command(
         )
 
 
-def isolate(house: House) -> None:
+def isolate(repo: RepoFixture) -> None:
     """Let this process's own git see the run's configuration instead of the developer's."""
     for name in [name for name in os.environ if name.startswith(("GIT_", "KAKEYA_", "SSH_AUTH"))]:
         del os.environ[name]
-    os.environ.update(house.env)
+    os.environ.update(repo.env)

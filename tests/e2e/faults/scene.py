@@ -1,4 +1,4 @@
-"""A small stage for one fault: a remote, real runner daemons, requests, and the referee at the end."""
+"""What one fault needs: a remote, real runner daemons, requests, and the referee at the end."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from bridge.bus.results import Believed
 from bridge.protocol import refs
 from tests.e2e.faults import jobs, procs, referee
 from tests.e2e.faults.machines import Machine
-from tests.e2e.faults.plan import Ask, Wish
-from tests.e2e.faults.requesters import Desk
+from tests.e2e.faults.plan import Ask, RequestKind
+from tests.e2e.faults.requesters import Requester
 from tests.e2e.faults.witness import Witness
-from tests.houses import House, build_house, wait_for
+from tests.fixtures.repo import RepoFixture, build_repo, wait_for
 
 
 @dataclass
 class Scene:
-    """One house, its runners and what is asked. Entered, it has a witness of their jobs."""
+    """One repository, its runners and what is asked. Entered, it has a witness of their jobs."""
 
-    house: House
+    repo: RepoFixture
     address: str = ""
     machines: list[Machine] = field(default_factory=list)
-    desk: Desk = field(init=False)
+    requester: Requester = field(init=False)
     witness: Witness = field(init=False)
 
     def __post_init__(self) -> None:
-        self.desk = Desk(self.house, self.address)
-        self.witness = Witness(self.house, self.machines)
+        self.requester = Requester(self.repo, self.address)
+        self.witness = Witness(self.repo, self.machines)
 
     def __enter__(self) -> Scene:
         self.witness.__enter__()
@@ -46,21 +46,21 @@ class Scene:
 
     def machine(self, name: str = "mac1", *, lease_s: float = 30.0, **values: Any) -> Machine:
         """A runner, not yet started."""
-        machine = Machine(self.house, name, lease_s, address=self.address, **values)
+        machine = Machine(self.repo, name, lease_s, address=self.address, **values)
         self.machines.append(machine)
         return machine
 
-    def ask(self, seconds: float = 0.0, wish: Wish = Wish.WORK) -> str:
+    def ask(self, seconds: float = 0.0, kind: RequestKind = RequestKind.WORK) -> str:
         """Submit one request; its nonce."""
-        ask = Ask(f"word-{len(self.desk.accepted):05d}", wish, seconds, 0.0)
-        accepted = self.desk.submit(ask)
-        assert accepted is not None, self.desk.errors
+        ask = Ask(f"word-{len(self.requester.accepted):05d}", kind, seconds, 0.0)
+        accepted = self.requester.submit(ask)
+        assert accepted is not None, self.requester.errors
         return accepted.submitted.nonce
 
     def is_answered(self, nonce: str) -> bool:
-        accepted = self.desk.accepted[nonce].submitted
-        tip = self.house.git("rev-parse", accepted.ref, cwd=self.house.remote)
-        return tip != accepted.commit or refs.RESULTS + nonce in self.house.remote_refs()
+        accepted = self.requester.accepted[nonce].submitted
+        tip = self.repo.git("rev-parse", accepted.ref, cwd=self.repo.remote)
+        return tip != accepted.commit or refs.RESULTS + nonce in self.repo.remote_refs()
 
     def answered(self, nonce: str, seconds: float = 30.0) -> None:
         """Wait for the answer."""
@@ -71,7 +71,7 @@ class Scene:
         """Wait until the job of a request runs, for the n-th time."""
         with self.explained():
             wait_for(
-                lambda: jobs.read_ledger(self.house).started[nonce] >= times, seconds, f"the job of {nonce}"
+                lambda: jobs.read_ledger(self.repo).started[nonce] >= times, seconds, f"the job of {nonce}"
             )
 
     def says(self, machine: Machine, text: str, seconds: float = 20.0) -> None:
@@ -96,12 +96,12 @@ class Scene:
             for machine in self.machines:
                 assert machine.ended(30) == 0, f"{machine.label or machine.name} did not end well"
             self.witness.leave()
-            report = referee.judge(self.house, self.machines, self.desk, [], finished=True)
+            report = referee.judge(self.repo, self.machines, self.requester, [], finished=True)
             assert not report.problems, "\n".join(report.problems)
         return report.results
 
     def _is_tidy(self) -> bool:
-        return not any(ref.startswith((refs.INBOX, refs.CLAIMS)) for ref in self.house.remote_refs())
+        return not any(ref.startswith((refs.INBOX, refs.CLAIMS)) for ref in self.repo.remote_refs())
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
@@ -115,16 +115,16 @@ class Scene:
 
 
 @contextlib.contextmanager
-def stage(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
-    """A house with jobs, whose configuration this process uses, too; none of its processes survives it."""
-    house = build_house(root / "house")
-    jobs.install(house)
+def build_fault_repo(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RepoFixture]:
+    """A repository with jobs. This process uses its configuration, too; its processes end with it."""
+    repo = build_repo(root / "repo")
+    jobs.install(repo)
     for name in ("GIT_DIR", "GIT_CONFIG_GLOBAL", "KAKEYA_STATE", "KAKEYA_CONFIG", "SSH_AUTH_SOCK"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in house.env.items():
+    for name, value in repo.env.items():
         monkeypatch.setenv(name, value)
     try:
-        yield house
+        yield repo
     finally:
         left = procs.end_all(root)
     assert not left, f"would not end: {left}"

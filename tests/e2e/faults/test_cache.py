@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.faults.scene import Scene
-from tests.houses import wait_for
+from tests.fixtures.repo import wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -63,7 +63,7 @@ def locks(cache: Path) -> None:
 
 
 def gone(cache: Path) -> None:
-    """Another name: as if somebody tidied up."""
+    """Another name: as if it had been deleted."""
     cache.rename(cache.with_name(f"away-{os.urandom(4).hex()}"))
 
 
@@ -86,7 +86,7 @@ def cache_of(scene: Scene) -> Path:
 
 
 def keeps_something(scene: Scene) -> bool:
-    return bool(scene.house.git("for-each-ref", "refs/kept/", cwd=cache_of(scene)))
+    return bool(scene.repo.git("for-each-ref", "refs/kept/", cwd=cache_of(scene)))
 
 
 @pytest.mark.sampled(0, 3)  # single looks and pushes are tried with each in the runner's own tests

@@ -84,7 +84,7 @@ class Clock:
     """The time of day of one machine."""
 
     def __init__(self, scene: Scene, name: str, library: Path) -> None:
-        self._file = scene.house.root / f"{name}-clock"
+        self._file = scene.repo.root / f"{name}-clock"
         self.set(0)
         self.env = {"LD_PRELOAD": str(library), "CLOCK_FILE": str(self._file)}
 
@@ -144,9 +144,7 @@ def test_the_observers_clock_jumps_and_it_takes_nothing_over(scene: Scene, libra
     assert (result.attempt, result.runner.name, result.verdict.status) == (1, "mac1", "passed")
 
 
-def test_a_clock_that_jumped_does_not_keep_a_dead_runners_request_from_being_taken_over(
-    scene: Scene, library: Path
-):
+def test_clock_jump_does_not_prevent_taking_over_from_a_dead_runner(scene: Scene, library: Path):
     """Back by two hours: a lease judged by the time of day would now last two hours longer."""
     observer, clock = clocked(scene, "mac2", library)
     scene.says(observer, "serving ")
@@ -158,7 +156,7 @@ def test_a_clock_that_jumped_does_not_keep_a_dead_runners_request_from_being_tak
     observer.wake()
     time.sleep(1)
     holder.kill()
-    assert not jobs.read_ledger(scene.house).ended[nonce], "the job ended before its runner was killed"
+    assert not jobs.read_ledger(scene.repo).ended[nonce], "the job ended before its runner was killed"
     clock.set(-TWO_HOURS_S)
     scene.answered(nonce, 6 * LEASE_S)
     scene.machines.remove(holder)
@@ -166,7 +164,7 @@ def test_a_clock_that_jumped_does_not_keep_a_dead_runners_request_from_being_tak
     assert (result.attempt, result.runner.name, result.verdict.status) == (2, "mac2", "passed")
 
 
-def test_a_request_that_expires_later_than_the_clock_is_wrong_is_taken(scene: Scene, library: Path):
+def test_request_that_expires_after_the_clock_error_is_run(scene: Scene, library: Path):
     """Expiry is the one thing judged by the time of day: requests of these tests live six hours."""
     runner, clock = clocked(scene, "mac1", library)
     scene.says(runner, "serving ")

@@ -14,7 +14,7 @@ REQUESTS = 16
 
 @pytest.mark.parametrize("of_256", [80, 160], ids=["a third", "most"])
 def test_no_request_runs_twice_where_claims_are_declined_by_chance(scene: Scene, of_256: int):
-    hook = scene.house.remote / "hooks" / "update"
+    hook = scene.repo.remote / "hooks" / "update"
     hook.parent.mkdir(exist_ok=True)
     hook.write_text(
         f'#!/bin/sh\ncase "$2$1" in 0000000000000000000000000000000000000000{refs.CLAIMS}*)\n'

@@ -13,9 +13,9 @@ import pytest
 
 from tests.e2e.faults import jobs
 from tests.e2e.faults.machines import Machine
-from tests.e2e.faults.plan import Wish
+from tests.e2e.faults.plan import RequestKind
 from tests.e2e.faults.scene import Scene
-from tests.houses import wait_for
+from tests.fixtures.repo import wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -27,7 +27,7 @@ class Disk:
 
     def __init__(self, scene: Scene) -> None:
         assert shutil.which("unshare"), "unshare is not installed, and this test needs it: util-linux has it"
-        self._point = scene.house.root / "disk"
+        self._point = scene.repo.root / "disk"
         self._point.mkdir()
         flags = ["--mount"] if os.getuid() == 0 else ["--mount", "--user", "--map-root-user"]
         probe = subprocess.run(["unshare", *flags, "true"], capture_output=True, text=True)
@@ -47,7 +47,7 @@ class Disk:
         os.close(handle)
 
     def free(self) -> None:
-        """Make room again."""
+        """Free the space again."""
         self._ballast.unlink()
 
     @property
@@ -69,7 +69,7 @@ def complains(machine: Machine) -> bool:
 
 
 @pytest.mark.unsandboxed  # a job may make no namespace
-def test_an_idle_runner_on_a_full_disk_says_so_and_goes_on_when_there_is_room(scene: Scene):
+def test_idle_runner_reports_a_full_disk_and_resumes_with_space(scene: Scene):
     disk = Disk(scene)
     disk.machine.start()
     scene.answered(scene.ask())
@@ -86,10 +86,10 @@ def test_an_idle_runner_on_a_full_disk_says_so_and_goes_on_when_there_is_room(sc
 
 
 @pytest.mark.unsandboxed  # a job may make no namespace
-def test_a_disk_that_fills_while_a_job_runs_ends_the_job_and_costs_no_result(scene: Scene):
+def test_disk_that_fills_during_a_job_ends_it_and_keeps_the_result(scene: Scene):
     disk = Disk(scene)
     disk.machine.start()
-    nonce = scene.ask(20.0, Wish.CROWDED)
+    nonce = scene.ask(20.0, RequestKind.CROWDED)
     scene.started(nonce)
     disk.fill()
     with scene.explained():
@@ -100,7 +100,7 @@ def test_a_disk_that_fills_while_a_job_runs_ends_the_job_and_costs_no_result(sce
     later = scene.ask()
     scene.answered(later, 90)
     results = scene.close()
-    assert not jobs.read_ledger(scene.house).ended[nonce]
+    assert not jobs.read_ledger(scene.repo).ended[nonce]
     assert results[later].result.verdict.status == "passed"
 
 

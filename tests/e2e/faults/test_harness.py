@@ -54,7 +54,7 @@ def test_a_seed_decides_requests_clients_and_faults():
         assert first == again
         assert {blow.fault for blow in first} == set(plan.Fault)
     assert plan.asks(1, 50, cancels=True) != plan.asks(2, 50, cancels=True)
-    assert all(ask.wish is not plan.Wish.CANCEL for ask in plan.asks(1, 200, cancels=False))
+    assert all(ask.kind is not plan.RequestKind.CANCEL for ask in plan.asks(1, 200, cancels=False))
 
 
 @pytest.mark.e2e
@@ -83,7 +83,7 @@ def test_an_interrupted_run_leaves_no_process_and_no_file(tmp_path: Path, number
 
 
 @pytest.mark.e2e
-def test_at_its_deadline_a_run_fails_with_what_is_open_and_leaves_no_process(tmp_path: Path):
+def test_run_past_its_deadline_lists_open_requests_and_is_cleaned_up(tmp_path: Path):
     harness = started(tmp_path, "--requests", "500", "--seed", "1", "--limit", "4", "--json")
     out, _ = harness.communicate(timeout=60)
     assert harness.returncode == 1, out

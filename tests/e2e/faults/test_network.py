@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.faults import jobs
 from tests.e2e.faults.cable import Cable, served
 from tests.e2e.faults.scene import Scene
-from tests.houses import House, wait_for
+from tests.fixtures.repo import RepoFixture, wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -18,14 +18,14 @@ LEASE_S = 4.0
 
 
 @pytest.fixture
-def port(house: House) -> Iterator[int]:
-    with served(house) as port:
+def port(repo: RepoFixture) -> Iterator[int]:
+    with served(repo) as port:
         yield port
 
 
 @pytest.fixture
-def scene(house: House, port: int) -> Iterator[Scene]:
-    with Scene(house, f"git://127.0.0.1:{port}/{house.remote.name}") as built:
+def scene(repo: RepoFixture, port: int) -> Iterator[Scene]:
+    with Scene(repo, f"git://127.0.0.1:{port}/{repo.remote.name}") as built:
         yield built
 
 
@@ -37,16 +37,16 @@ def fail(cable: Cable, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", [pytest.param("cut", marks=pytest.mark.exhaustive), "silent"])
-def test_a_result_that_could_not_be_pushed_comes_when_the_network_is_back(
-    house: House, port: int, scene: Scene, how: str
+def test_unpushed_result_is_published_when_the_network_is_back(
+    repo: RepoFixture, port: int, scene: Scene, how: str
 ):
-    cable = Cable(port, house.root, "mac1")
+    cable = Cable(port, repo.root, "mac1")
     runner = scene.machine(env=cable.env)
     runner.start()
     nonce = scene.ask(1.5)
     scene.started(nonce)
     fail(cable, how)
-    wait_for(lambda: jobs.read_ledger(house).ended[nonce], 20, "the end of the job")
+    wait_for(lambda: jobs.read_ledger(repo).ended[nonce], 20, "the end of the job")
     time.sleep(4)
     assert not scene.is_answered(nonce)
     cable.mend()
@@ -56,14 +56,14 @@ def test_a_result_that_could_not_be_pushed_comes_when_the_network_is_back(
     results = scene.close()
     cable.close()
     assert (results[nonce].result.attempt, results[nonce].result.verdict.status) == (1, "passed")
-    assert jobs.read_ledger(house).started[nonce] == 1
+    assert jobs.read_ledger(repo).started[nonce] == 1
 
 
 @pytest.mark.parametrize("how", [pytest.param("cut", marks=pytest.mark.exhaustive), "silent"])
-def test_a_runner_cut_off_for_longer_than_its_lease_gives_way_and_publishes_nothing(
-    house: House, port: int, scene: Scene, how: str
+def test_runner_cut_off_past_its_lease_publishes_nothing(
+    repo: RepoFixture, port: int, scene: Scene, how: str
 ):
-    first, second = Cable(port, house.root, "mac1"), Cable(port, house.root, "mac2")
+    first, second = Cable(port, repo.root, "mac1"), Cable(port, repo.root, "mac2")
     lonely = scene.machine("mac1", lease_s=LEASE_S, env=first.env)
     lonely.start()
     nonce = scene.ask(7.0)
@@ -83,4 +83,4 @@ def test_a_runner_cut_off_for_longer_than_its_lease_gives_way_and_publishes_noth
     for cable in (first, second):
         cable.close()
     assert (results[nonce].result.attempt, results[nonce].result.runner.name) == (2, "mac2")
-    assert jobs.read_ledger(house).started[nonce] == 2
+    assert jobs.read_ledger(repo).started[nonce] == 2

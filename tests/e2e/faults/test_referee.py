@@ -17,24 +17,24 @@ pytestmark = pytest.mark.e2e
 
 
 def result_of(scene: Scene, nonce: str) -> str:
-    return scene.house.git("rev-parse", scene.desk.accepted[nonce].submitted.ref, cwd=scene.house.remote)
+    return scene.repo.git("rev-parse", scene.requester.accepted[nonce].submitted.ref, cwd=scene.repo.remote)
 
 
 def point(scene: Scene, ref: str, *commit: str) -> None:
-    scene.house.git("update-ref", *(("-d", ref) if not commit else (ref, *commit)), cwd=scene.house.remote)
+    scene.repo.git("update-ref", *(("-d", ref) if not commit else (ref, *commit)), cwd=scene.repo.remote)
 
 
 def lost(scene: Scene, one: str, _: str) -> None:
-    point(scene, scene.desk.accepted[one].submitted.ref)
+    point(scene, scene.requester.accepted[one].submitted.ref)
 
 
 def unanswered(scene: Scene, one: str, _: str) -> None:
-    submitted = scene.desk.accepted[one].submitted
+    submitted = scene.requester.accepted[one].submitted
     point(scene, submitted.ref, submitted.commit)
 
 
 def twice(scene: Scene, one: str, _: str) -> None:
-    git, remote = scene.house.git, scene.house.remote
+    git, remote = scene.repo.git, scene.repo.remote
     first = result_of(scene, one)
     message = git("log", "-1", "--format=%B", first, cwd=remote)
     who = ("-c", "user.name=x", "-c", "user.email=x@example.org")
@@ -44,7 +44,7 @@ def twice(scene: Scene, one: str, _: str) -> None:
 
 
 def swapped(scene: Scene, one: str, other: str) -> None:
-    point(scene, scene.desk.accepted[one].submitted.ref, result_of(scene, other))
+    point(scene, scene.requester.accepted[one].submitted.ref, result_of(scene, other))
 
 
 def still_claimed(scene: Scene, one: str, _: str) -> None:
@@ -52,16 +52,16 @@ def still_claimed(scene: Scene, one: str, _: str) -> None:
 
 
 def still_in_the_inbox(scene: Scene, one: str, _: str) -> None:
-    point(scene, refs.INBOX + one, scene.desk.accepted[one].submitted.commit)
+    point(scene, refs.INBOX + one, scene.requester.accepted[one].submitted.commit)
 
 
 def ran_once_more(scene: Scene, one: str, _: str) -> None:
-    with (scene.house.root / "ledger.txt").open("a") as ledger:
+    with (scene.repo.root / "ledger.txt").open("a") as ledger:
         ledger.write(f"start {one}\n")
 
 
-def ran_for_nobody(scene: Scene, _one: str, _other: str) -> None:
-    with (scene.house.root / "ledger.txt").open("a") as ledger:
+def ran_without_request(scene: Scene, _one: str, _other: str) -> None:
+    with (scene.repo.root / "ledger.txt").open("a") as ledger:
         ledger.write("start 20260101t000000z000000000000\n")
 
 
@@ -90,7 +90,7 @@ BROKEN: dict[Callable[[Scene, str, str], None], str] = {
     still_claimed: "left on the remote: refs/mac-bridge/claims/",
     still_in_the_inbox: "left on the remote: refs/mac-bridge/inbox/",
     ran_once_more: "its job started 2 times, the result says attempt 1",
-    ran_for_nobody: "a job ran, and there is no such request",
+    ran_without_request: "a job ran, and there is no such request",
     unknown_key: "signed by a key that is not trusted here",
     kept: "a result was kept and not published",
 }
@@ -103,22 +103,22 @@ def test_each_broken_promise_is_named(scene: Scene):
     for nonce in (one, other):
         scene.answered(nonce)
     scene.close()
-    house = scene.house
-    ledger, log = house.root / "ledger.txt", scene.machines[0].log
-    before = house.git("for-each-ref", "--format=%(refname) %(objectname)", cwd=house.remote).splitlines()
+    repo = scene.repo
+    ledger, log = repo.root / "ledger.txt", scene.machines[0].log
+    before = repo.git("for-each-ref", "--format=%(refname) %(objectname)", cwd=repo.remote).splitlines()
     texts = {path: path.read_text() for path in (ledger, log)}
     for breaks, named in BROKEN.items():
         breaks(scene, one, other)
-        report = referee.judge(house, scene.machines, scene.desk, [], finished=True)
+        report = referee.judge(repo, scene.machines, scene.requester, [], finished=True)
         assert any(named in problem for problem in report.problems), (breaks.__name__, report.problems)
         for path, text in texts.items():
             path.write_text(text)
         (folder_of(scene) / "store-0123456789ab.sqlite").unlink(missing_ok=True)
-        for ref in scene.house.remote_refs() - {line.split()[0] for line in before}:
+        for ref in scene.repo.remote_refs() - {line.split()[0] for line in before}:
             point(scene, ref)
         for line in before:
             point(scene, *line.split())
-    assert not referee.judge(house, scene.machines, scene.desk, [], finished=True).problems
+    assert not referee.judge(repo, scene.machines, scene.requester, [], finished=True).problems
 
 
 def test_a_process_that_outlives_its_runner_is_seen(scene: Scene):
@@ -126,8 +126,8 @@ def test_a_process_that_outlives_its_runner_is_seen(scene: Scene):
     runner.start()
     nonce = scene.ask(20.0)
     scene.started(nonce)
-    left = procs.belonging_to(scene.house.root)
+    left = procs.belonging_to(scene.repo.root)
     assert {runner.pid, *procs.descendants(runner.pid)} <= set(left)
     assert any("job.py" in procs.command(pid) for pid in left)
-    assert procs.end_all(scene.house.root) == []
-    assert procs.belonging_to(scene.house.root) == []
+    assert procs.end_all(scene.repo.root) == []
+    assert procs.belonging_to(scene.repo.root) == []

@@ -21,7 +21,7 @@ GHOST_LEASE_S = 4.0
 
 def ghost_claim(scene: Scene, nonce: str, commit: str) -> str:
     """A claim commit of a runner that does not exist, in the client's clone."""
-    git, folder = scene.house.git, scene.house.clone
+    git, folder = scene.repo.git, scene.repo.clone
     status = RunStatus(
         nonce=nonce,
         request_commit=commit,
@@ -46,15 +46,15 @@ def ghost_claim(scene: Scene, nonce: str, commit: str) -> str:
 def push_claim(scene: Scene, nonce: str, claim: str, expected: str = "") -> int:
     """What `git push` of a claim ends with."""
     ref = refs.CLAIMS + nonce
-    argv = ["git", "push", "--quiet", f"--force-with-lease={ref}:{expected}", str(scene.house.remote)]
+    argv = ["git", "push", "--quiet", f"--force-with-lease={ref}:{expected}", str(scene.repo.remote)]
     return subprocess.run(
-        [*argv, f"{claim}:{ref}"], cwd=scene.house.clone, env=scene.house.env, capture_output=True
+        [*argv, f"{claim}:{ref}"], cwd=scene.repo.clone, env=scene.repo.env, capture_output=True
     ).returncode
 
 
 def test_the_identical_claim_counts_once_and_runs_after_its_lease_only(scene: Scene):
     nonce = scene.ask()
-    claim = ghost_claim(scene, nonce, scene.desk.accepted[nonce].submitted.commit)
+    claim = ghost_claim(scene, nonce, scene.requester.accepted[nonce].submitted.commit)
     assert push_claim(scene, nonce, claim) == 0
     assert push_claim(scene, nonce, claim) == 0, "git refuses what it used to report as done"
     runner = scene.machine()
@@ -63,7 +63,7 @@ def test_the_identical_claim_counts_once_and_runs_after_its_lease_only(scene: Sc
     silent_since = time.monotonic()
     while time.monotonic() - silent_since < GHOST_LEASE_S - 1:
         assert push_claim(scene, nonce, claim) == 0
-        assert not jobs.read_ledger(scene.house).started[nonce], "ran beside a living claim"
+        assert not jobs.read_ledger(scene.repo).started[nonce], "ran in spite of a live claim"
         time.sleep(0.3)
     scene.answered(nonce)
     result = scene.close()[nonce].result
@@ -78,24 +78,24 @@ def test_a_claim_of_a_running_job_pushed_again_changes_nothing(scene: Scene):
     ref = refs.CLAIMS + nonce
     again = 0
     while not scene.is_answered(nonce):
-        held = scene.house.git("for-each-ref", "--format=%(objectname)", ref, cwd=scene.house.remote)
+        held = scene.repo.git("for-each-ref", "--format=%(objectname)", ref, cwd=scene.repo.remote)
         if held:
-            scene.house.git("fetch", "--quiet", str(scene.house.remote), held)
+            scene.repo.git("fetch", "--quiet", str(scene.repo.remote), held)
             again += push_claim(scene, nonce, held, expected=held) == 0
         time.sleep(0.1)
     assert again > 3
     assert scene.close()[nonce].result.attempt == 1
 
 
-def test_an_older_claim_of_the_holder_put_back_by_force_ends_in_one_result_all_the_same(scene: Scene):
+def test_replayed_older_claim_of_the_holder_ends_in_one_result(scene: Scene):
     runner = scene.machine(lease_s=3.0)
     runner.start()
     nonce = scene.ask(3.0)
     scene.started(nonce)
     ref = refs.CLAIMS + nonce
-    old = scene.house.git("rev-parse", ref, cwd=scene.house.remote)
+    old = scene.repo.git("rev-parse", ref, cwd=scene.repo.remote)
     time.sleep(1.5)
-    assert scene.house.git("rev-parse", ref, cwd=scene.house.remote) != old, "no heartbeat came"
-    scene.house.git("update-ref", ref, old, cwd=scene.house.remote)
+    assert scene.repo.git("rev-parse", ref, cwd=scene.repo.remote) != old, "no heartbeat came"
+    scene.repo.git("update-ref", ref, old, cwd=scene.repo.remote)
     scene.answered(nonce, 60)
     assert scene.close()[nonce].result.attempt in (1, 2)

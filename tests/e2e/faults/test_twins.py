@@ -14,9 +14,7 @@ REQUESTS = 16
 
 
 @pytest.mark.parametrize("copied", [False, True], ids=["another state", "a copy of the state"])
-def test_two_runners_of_one_name_answer_each_request_once_and_take_nothing_from_each_other(
-    scene: Scene, copied: bool
-):
+def test_two_runners_of_one_name_answer_each_request_once(scene: Scene, copied: bool):
     """A copied state folder (a restored backup, a cloned machine) has the same id and the same key."""
     first = scene.machine("mac1", label="first")
     first.start()
@@ -25,7 +23,7 @@ def test_two_runners_of_one_name_answer_each_request_once_and_take_nothing_from_
     if copied:
         first.drain()
         assert first.ended(20) == 0
-        state = scene.house.root / "state-second-copied"
+        state = scene.repo.root / "state-second-copied"
         shutil.copytree(first.states[0], state)
         second.states.append(state)
         first.start()
@@ -39,13 +37,13 @@ def test_two_runners_of_one_name_answer_each_request_once_and_take_nothing_from_
     assert all("published as" in machine.text() for machine in scene.machines), "one of them did nothing"
 
 
-def test_a_copy_that_starts_while_the_original_runs_a_job_lets_it_finish(scene: Scene):
+def test_copy_that_starts_during_the_originals_job_lets_it_finish(scene: Scene):
     first = scene.machine("mac1", label="first")
     first.start()
     scene.answered(scene.ask())
     first.drain()
     assert first.ended(20) == 0
-    state = scene.house.root / "state-second-copied"
+    state = scene.repo.root / "state-second-copied"
     shutil.copytree(first.states[0], state)
     first.start()
     nonce = scene.ask(4.0)

@@ -1,7 +1,7 @@
-"""The witness: writes down what jobs say of themselves. They can write nothing outside of their room.
+"""The witness: writes down what jobs say of themselves. They can write nothing outside of their folder.
 
-A job makes a named pipe in its HOME and waits there until somebody reads it, so no run goes unseen. What it
-says then needs no disk, and is there to be read after the job was killed and its room removed.
+A job makes a named pipe in its HOME and waits there until a process reads it, so no run goes unseen. What it
+says then needs no disk, and is there to be read after the job was killed and its folder removed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from types import TracebackType
 
 from tests.e2e.faults.jobs import JOURNAL, ledger_of
 from tests.e2e.faults.machines import Machine
-from tests.houses import House
+from tests.fixtures.repo import RepoFixture
 
 _LOOK_S = 0.01
 _JOURNALS = f"runner/*/jobs/*/home/{JOURNAL}"
@@ -23,12 +23,12 @@ class Witness:
     """Listens, in a thread of its own, to every job of some machines. Use as a context manager.
 
     Args:
-        house: Where the ledger lies.
+        repo: Where the ledger lies.
         machines: Whose jobs; the list may grow.
     """
 
-    def __init__(self, house: House, machines: list[Machine]) -> None:
-        self._ledger = ledger_of(house)
+    def __init__(self, repo: RepoFixture, machines: list[Machine]) -> None:
+        self._ledger = ledger_of(repo)
         self._machines = machines
         self._heard: dict[tuple[int, int], int] = {}
         self._leaving = threading.Event()
@@ -65,7 +65,7 @@ class Witness:
             if said:
                 with self._ledger.open("ab", buffering=0) as ledger:
                     ledger.write(said)
-            elif key not in there:  # nobody can write into it any more
+            elif key not in there:  # no process can write into it any more
                 os.close(self._heard.pop(key))
 
     def _journals(self) -> list[str]:
@@ -80,7 +80,7 @@ class Witness:
         """Hold a journal's reading end; what tells it from every other one, None when it is gone."""
         try:
             pipe = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        except OSError:  # the room was removed, or the daemon ended by whose view it is found
+        except OSError:  # the folder was removed, or the daemon ended by whose view it is found
             return None
         status = os.fstat(pipe)
         key = (status.st_dev, status.st_ino)

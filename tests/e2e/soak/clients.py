@@ -18,7 +18,7 @@ from tests.e2e.engines import KEY, Serving
 from tests.e2e.soak.pool import Answer, Ask, Expected, answer_of
 from tests.e2e.soak.referee import Referee
 
-# way -> how often it is taken
+# way -> how often it is chosen
 WAYS = {
     "whole": 32,
     "stream": 36,
@@ -56,7 +56,7 @@ class Client:
         }
 
     async def run(self, until: float) -> None:
-        """Ask until this time of `time.monotonic`; what has begun is ended."""
+        """Ask until this time of `time.monotonic`; started requests are finished."""
         async with self._openai:
             while time.monotonic() < until:
                 for expected in self._random.choice(self._courses):
@@ -193,7 +193,7 @@ def _streamed(text: str, finish: Any, how: Any) -> Answer:
     """A stream's answer.
 
     Raises:
-        ValueError: it did not come to its end, and nobody had asked for that.
+        ValueError: it did not come to its end, and no client had asked for that.
     """
     if finish is None or how is None:
         raise ValueError(f"the stream broke off after {text!r}")

@@ -1,4 +1,4 @@
-"""The requests of a soak, and what each is answered when nobody else asks.
+"""The requests of a soak, and what each is answered without other clients.
 
 A course is a conversation: its later turns hold the answers of the earlier ones. Most have one turn. All are
 greedy but those that are seeded. Of every prompt under every channel there are several variants (block,
@@ -56,7 +56,7 @@ class Ask:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What the official client takes; fields that it does not know go beside."""
+        """What the official client takes; fields that it does not know go to `extra_body`."""
         body = {key: value for key, value in self.body.items() if key not in OURS}
         return body | {"extra_body": {key: self.body[key] for key in OURS if key in self.body}}
 

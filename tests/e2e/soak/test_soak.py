@@ -12,7 +12,7 @@ from tests.e2e.soak.__main__ import soak
 pytestmark = [pytest.mark.e2e, pytest.mark.exhaustive]
 
 
-def test_16_clients_some_of_whom_vanish_get_every_answer_as_if_alone_and_leave_nothing(tmp_path: Path):
+def test_16_clients_of_which_some_vanish_get_answers_as_if_alone(tmp_path: Path):
     figures = soak(tmp_path, seconds=20, clients=16, seed=7, pool=36)
     assert not figures["problems"], json.dumps(figures, indent=2, ensure_ascii=False)
     assert figures["whole"] > 60

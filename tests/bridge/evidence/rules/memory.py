@@ -52,7 +52,7 @@ def used(name: str, **fields: object) -> Breaker:
 
 
 def lattice(policy: str, stored: int) -> Breaker:
-    """Nine layers of which the inner five hold so many bytes for 100,000 values."""
+    """Nine layers; the inner five hold so many bytes for 100,000 values."""
     layers = used(CODED, layers=[2, 3, 4, 5, 6], bytes=stored)
     return chain(declared(CODED, policy), caches(CODED, CodedKV=5, SlidingRing=4), larger, layers)
 

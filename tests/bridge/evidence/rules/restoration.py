@@ -65,7 +65,7 @@ def in_a_batch(document: Document) -> None:
 
 
 def tested_exactly(document: Document) -> None:
-    """What restores exactly needs no exact control beside it."""
+    """What restores exactly needs no exact control next to it."""
     document["claims"] = [{"name": "recall_parity", "arm": "speculative"}]
     document["arms"][0]["system"] |= {"kv": "restored:exact:4,64@full", "restoration": "exact"}
     del document["arms"][3]

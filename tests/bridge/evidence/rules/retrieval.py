@@ -64,7 +64,7 @@ def few_prompts(count: int) -> Breaker:
 
 
 def needle_elsewhere(document: Document) -> None:
-    """A needle that was never in its prompt, and that nobody claims to have found."""
+    """A needle that was never in its prompt, and that no arm claims to have found."""
     document["claims"] = []
     for arm in ("speculative", "oracle"):
         rows(document, arm)[0] |= {"tokens": filler(88, 12), "text": "no idea"}
@@ -126,7 +126,7 @@ def opened_by_the_template(document: Document) -> None:
 
 
 def joined_by_hand(document: Document) -> None:
-    """An answer that stands nowhere until what is between its halves is taken out."""
+    """An answer that is nowhere until what is between its halves is removed."""
     both = ("speculative", "oracle")
     for arm in both:
         for row in rows(document, arm):

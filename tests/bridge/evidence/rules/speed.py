@@ -74,7 +74,7 @@ def plain_steps(row: Document) -> list[Document]:
 
 
 def block_1(document: Document, seconds: float = 0.004) -> None:
-    """Our own loop at block 1, of so many seconds a token, beside the others."""
+    """Our own loop at block 1, of so many seconds a token, as one more arm."""
     own = copy.deepcopy(document["arms"][0])
     own |= {"name": "block-1", "role": "control", "control": "block_1"}
     own["system"] |= {"loop": "kakeya.decode"}

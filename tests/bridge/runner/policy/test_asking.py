@@ -1,4 +1,4 @@
-"""Who may ask, and on which branch: names and patterns, and what stands for unsigned requests."""
+"""Who may ask, and on which branch: names and patterns, and how unsigned requests are named."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def read(text: str) -> policy.Policy:
 
 
 @pytest.mark.parametrize(
-    ("listed", "requester", "taken"),
+    ("listed", "requester", "allowed"),
     [
         (["ann@example.org"], "ann@example.org", True),
         (["ann@example.org"], "bob@example.org", False),
@@ -33,14 +33,14 @@ def read(text: str) -> policy.Policy:
     ],
     ids=str,
 )
-def test_a_requester_is_taken_by_name_or_pattern(
-    listed: list[str], requester: str | None, taken: bool
+def test_requester_is_allowed_by_name_or_pattern(
+    listed: list[str], requester: str | None, allowed: bool
 ) -> None:
     """Everywhere and for one preset alone the same list means the same."""
     probe = presets.get("probe")
     for text in (f"allow_requesters = {listed}", f"[presets.probe]\nrequesters = {listed}"):
         loaded = read(text)
-        if taken:
+        if allowed:
             loaded.check_requester(probe, requester)
             continue
         with pytest.raises(PolicyRefusal) as caught:
@@ -57,7 +57,7 @@ def test_requesters_of_one_preset_are_not_asked_for_another() -> None:
 
 
 @pytest.mark.parametrize(
-    ("patterns", "ref", "taken"),
+    ("patterns", "ref", "allowed"),
     [
         (["mac-bridge/*"], "refs/heads/mac-bridge/probe-1", True),
         (["refs/heads/mac-bridge/*"], "refs/heads/mac-bridge/probe-1", True),
@@ -68,9 +68,9 @@ def test_requesters_of_one_preset_are_not_asked_for_another() -> None:
     ],
     ids=str,
 )
-def test_a_request_is_taken_on_the_branches_listed(patterns: list[str], ref: str, taken: bool) -> None:
+def test_request_is_allowed_on_the_branches_listed(patterns: list[str], ref: str, allowed: bool) -> None:
     loaded = read(f"allow_refs = {patterns}")
-    if taken:
+    if allowed:
         loaded.check_ref(ref)
         return
     with pytest.raises(PolicyRefusal, match="requests on the branch mac-bridge/probe-1 are not allowed"):

@@ -163,7 +163,7 @@ BOUNDS = st.dictionaries(
 
 @pytest.mark.slow
 @given(st.sampled_from(sorted(JOB.params)), BOUNDS, st.lists(st.one_of(SMALL, st.booleans()), max_size=8))
-def test_whatever_bounds_are_given_nothing_is_taken_that_the_preset_refuses(
+def test_bounds_never_allow_what_the_preset_refuses(
     name: str, bounds: dict[str, object], values: list[object]
 ) -> None:
     """And the default, if there is one, is always allowed."""

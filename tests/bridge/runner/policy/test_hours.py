@@ -1,4 +1,4 @@
-"""Hours are what the clock on the machine's wall shows, and nights end on the next day."""
+"""Hours are in the machine's local time, and nights end on the next day."""
 
 import time
 from datetime import UTC, datetime, timedelta
@@ -10,7 +10,7 @@ from bridge.errors import PolicyError
 from bridge.runner import policy
 from bridge.runner.policy import DAYS, check_span, is_within
 
-MONDAY = datetime(2026, 3, 2)  # a clock on a wall shows no zone
+MONDAY = datetime(2026, 3, 2)  # local time, without a zone
 
 
 def at(text: str) -> datetime:

@@ -21,7 +21,7 @@ def with_network(preset: presets.Preset) -> presets.Preset:
     return preset.model_copy(update={"network": True})
 
 
-def test_without_a_file_everything_installed_may_run_but_no_repository_code(tmp_path: Path) -> None:
+def test_without_a_file_installed_presets_run_but_no_repository_code(tmp_path: Path) -> None:
     default = policy.load(tmp_path / "policy.toml")
     for preset in presets.load_all().values():
         if preset.runs_repo_code:
@@ -61,7 +61,7 @@ def test_a_job_gets_the_least_of_all_time_limits(tmp_path: Path) -> None:
     assert policy.Policy().timeout_s(probe, 86_400) == probe.timeout_s
 
 
-def test_a_requester_may_queue_what_the_policy_says_of_it_or_of_everybody(tmp_path: Path) -> None:
+def test_requester_quota_is_its_own_or_everybodys(tmp_path: Path) -> None:
     default = policy.load(tmp_path / "none.toml")
     assert default.max_queued("ann") == default.max_queued(None) == 1000
     assert default.max_running_per_requester == 0

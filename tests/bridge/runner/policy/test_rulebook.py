@@ -18,7 +18,7 @@ workspace = "none"
 """
 
 
-class Owner:
+class ConfigOwner:
     """A configuration folder whose owner changes it."""
 
     def __init__(self, folder: Path) -> None:
@@ -37,18 +37,18 @@ class Owner:
 
 
 @pytest.fixture
-def owner(tmp_path: Path) -> Owner:
-    return Owner(tmp_path / "config")
+def owner(tmp_path: Path) -> ConfigOwner:
+    return ConfigOwner(tmp_path / "config")
 
 
-def test_nothing_is_read_again_while_nothing_changes(owner: Owner) -> None:
+def test_nothing_is_read_again_while_nothing_changes(owner: ConfigOwner) -> None:
     book = owner.book()
     presets = book.presets
     assert not book.refresh()
     assert book.presets is presets
 
 
-def test_a_change_is_read_and_said_once(owner: Owner) -> None:
+def test_a_change_is_read_and_said_once(owner: ConfigOwner) -> None:
     book = owner.book()
     owner.write("policy.toml", "allow_presets = []\n")
     assert book.refresh()
@@ -76,7 +76,7 @@ def test_a_change_is_read_and_said_once(owner: Owner) -> None:
     ids=str,
 )
 def test_what_became_wrong_is_a_fault_until_it_is_right_again(
-    owner: Owner, name: str, text: str, mode: int, message: str
+    owner: ConfigOwner, name: str, text: str, mode: int, message: str
 ) -> None:
     book = owner.book()
     before = (book.policy, book.presets)
@@ -98,7 +98,7 @@ def test_what_became_wrong_is_a_fault_until_it_is_right_again(
 
 
 @pytest.mark.parametrize("name", ["", "presets"])
-def test_a_folder_that_others_may_write_is_a_fault(owner: Owner, name: str) -> None:
+def test_a_folder_that_others_may_write_is_a_fault(owner: ConfigOwner, name: str) -> None:
     book = owner.book()
     (owner.folder / name).chmod(0o770)
     assert book.refresh()
@@ -108,14 +108,14 @@ def test_a_folder_that_others_may_write_is_a_fault(owner: Owner, name: str) -> N
 
 
 @pytest.mark.parametrize("name", ["policy.toml", "presets/echo.toml"])
-def test_a_pipe_in_place_of_a_file_is_a_fault_and_is_not_waited_for(owner: Owner, name: str) -> None:
+def test_a_pipe_in_place_of_a_file_is_a_fault_and_is_not_waited_for(owner: ConfigOwner, name: str) -> None:
     (owner.folder / name).unlink()
     os.mkfifo(owner.folder / name, 0o600)
     with pytest.raises(BridgeError, match="not a plain file"):
         owner.book()
 
 
-def test_a_link_is_followed_to_a_folder_that_others_may_write(owner: Owner, tmp_path: Path) -> None:
+def test_a_link_is_followed_to_a_folder_that_others_may_write(owner: ConfigOwner, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o777)
@@ -126,7 +126,7 @@ def test_a_link_is_followed_to_a_folder_that_others_may_write(owner: Owner, tmp_
 
 
 @pytest.mark.parametrize("name", ["policy.toml", "presets/echo.toml", "presets", "revoked_keys"])
-def test_a_link_to_nothing_is_no_wish_for_the_default(owner: Owner, name: str) -> None:
+def test_dangling_link_does_not_mean_the_default(owner: ConfigOwner, name: str) -> None:
     path = owner.folder / name
     if path.exists():
         path.rename(owner.folder / "away")
@@ -135,7 +135,7 @@ def test_a_link_to_nothing_is_no_wish_for_the_default(owner: Owner, name: str) -
         owner.book()
 
 
-def test_a_file_that_goes_is_no_wish_for_the_default(owner: Owner) -> None:
+def test_deleted_file_does_not_mean_the_default(owner: ConfigOwner) -> None:
     book = owner.book()
     (owner.folder / "policy.toml").unlink()
     assert book.refresh()

@@ -15,8 +15,8 @@ import pytest
 from bridge.git.repo import GitRepo
 from bridge.proc import run_program
 from bridge.runner.sandbox import Bubblewrap, find_working
-from tests.bridge.runner.bench import Bench
 from tests.bridge.runner.jobs import linux, needs_sandbox
+from tests.fixtures.runner import RunnerFixture
 
 CANARY = "canary-" + "4f1d9c"  # in two parts, so that the program itself is not found
 IN_HOME = (
@@ -54,13 +54,13 @@ print("tried", tried, "found", json.dumps(found))
 """
 
 
-def commit(bench: Bench, places: list[str]) -> str:
+def commit(runner: RunnerFixture, places: list[str]) -> str:
     """A workload that holds the program and the list of places."""
-    (bench.house.clone / "places.json").write_text(json.dumps(places))
-    (bench.house.clone / "program.py").write_text(PROGRAM)
-    bench.house.git("add", "-A", "-f")
-    bench.house.git("-c", "user.name=M", "-c", "user.email=m@example.org", "commit", "-qm", "hostile")
-    return GitRepo(bench.house.clone).resolve("HEAD")
+    (runner.repo.clone / "places.json").write_text(json.dumps(places))
+    (runner.repo.clone / "program.py").write_text(PROGRAM)
+    runner.repo.git("add", "-A", "-f")
+    runner.repo.git("-c", "user.name=M", "-c", "user.email=m@example.org", "commit", "-qm", "hostile")
+    return GitRepo(runner.repo.clone).resolve("HEAD")
 
 
 @pytest.fixture
@@ -72,80 +72,80 @@ def elsewhere() -> Iterator[Path]:
 
 
 @pytest.fixture
-def places(bench: Bench, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def places(runner: RunnerFixture, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Canaries all over the machine; their paths."""
-    home = bench.house.root / "user"
-    other = bench.state / "runner" / "other"
+    home = runner.repo.root / "user"
+    other = runner.state / "runner" / "other"
     key = home / "deploy-keys" / "read-only"
     files = [
         *(home / name for name in IN_HOME),
-        *(other / "id_ed25519", other / "spool-1" / "result.json", bench.state / "secret"),
-        *(bench.config / "allowed_signers.bak", elsewhere / "file", Path("/dev/shm") / elsewhere.name),
+        *(other / "id_ed25519", other / "spool-1" / "result.json", runner.state / "secret"),
+        *(runner.config / "allowed_signers.bak", elsewhere / "file", Path("/dev/shm") / elsewhere.name),
     ]
     for file in files:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(CANARY)
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("CANARY_VARIABLE", CANARY)
-    bench.policy(f'allow_repo_code = true\n[actions]\nkey = "{key}"\n')
-    own = [*(bench.state.rglob("id_ed25519")), bench.config / "policy.toml"]
+    runner.policy(f'allow_repo_code = true\n[actions]\nkey = "{key}"\n')
+    own = [*(runner.state.rglob("id_ed25519")), runner.config / "policy.toml"]
     return [str(file) for file in (*files, *own)]
 
 
-def preset(bench: Bench) -> None:
-    bench.preset("hostile", ["${python}", "-I", "program.py"], engine="workload", workspace="full")
+def preset(runner: RunnerFixture) -> None:
+    runner.preset("hostile", ["${python}", "-I", "program.py"], engine="workload", workspace="full")
 
 
 @linux
 @needs_sandbox
-def test_repository_code_reads_no_canary(bench: Bench, places: list[str]) -> None:
-    preset(bench)
-    asked = bench.ask("hostile", workload_sha=commit(bench, places))
-    assert bench.serve_once() == 1
-    log = bench.log(asked.nonce)
-    assert bench.verdict(asked.nonce) == ("passed", "ok"), log
+def test_repository_code_reads_no_canary(runner: RunnerFixture, places: list[str]) -> None:
+    preset(runner)
+    asked = runner.ask("hostile", workload_sha=commit(runner, places))
+    assert runner.serve_once() == 1
+    log = runner.log(asked.nonce)
+    assert runner.verdict(asked.nonce) == ("passed", "ok"), log
     [line] = [line for line in log.splitlines() if line.startswith("tried")]
     _, tried, _, found = line.split(" ", 3)
     assert int(tried) > 100, "three ways to each of the places"
     assert json.loads(found) == []
-    machine = bench.answer(asked.nonce).result.runner.machine
+    machine = runner.answer(asked.nonce).result.runner.machine
     assert machine["sandbox"] == "bubblewrap"
 
 
 @linux
 def test_repository_code_is_refused_without_a_sandbox(
-    bench: Bench, places: list[str], monkeypatch: pytest.MonkeyPatch
+    runner: RunnerFixture, places: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Bubblewrap, "program", "no-such-bwrap")
     find_working.cache_clear()
-    preset(bench)
-    refused = bench.ask("hostile", workload_sha=commit(bench, places))
-    installed = bench.ask("echo")
+    preset(runner)
+    refused = runner.ask("hostile", workload_sha=commit(runner, places))
+    installed = runner.ask("echo")
     for _ in range(2):
-        assert bench.serve_once() == 1
-    assert bench.verdict(refused.nonce) == ("refused", "machine_unfit")
-    message = bench.answer(refused.nonce).result.verdict.message
+        assert runner.serve_once() == 1
+    assert runner.verdict(refused.nonce) == ("refused", "machine_unfit")
+    message = runner.answer(refused.nonce).result.verdict.message
     assert "apt-get install bubblewrap" in message
     assert "allow_unsandboxed = true" in message
-    assert bench.verdict(installed.nonce) == ("passed", "ok")
-    assert bench.answer(installed.nonce).result.runner.machine["sandbox"] == "none"
+    assert runner.verdict(installed.nonce) == ("passed", "ok")
+    assert runner.answer(installed.nonce).result.runner.machine["sandbox"] == "none"
 
 
 @pytest.mark.slow
 @linux
 def test_owner_may_allow_it_and_every_result_says_so(
-    bench: Bench, places: list[str], monkeypatch: pytest.MonkeyPatch
+    runner: RunnerFixture, places: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It also shows that the canaries can be read where nothing keeps a job from them."""
     monkeypatch.setattr(Bubblewrap, "program", "no-such-bwrap")
     find_working.cache_clear()
-    bench.policy("allow_repo_code = true\nallow_unsandboxed = true\n")
-    preset(bench)
-    asked = bench.ask("hostile", workload_sha=commit(bench, places))
-    assert bench.serve_once() == 1
-    found = json.loads(bench.log(asked.nonce).split("found ")[1])
-    assert set(places) - {str(bench.config / "policy.toml")} <= {*found, *places_without_canary(places)}
-    machine = bench.answer(asked.nonce).result.runner.machine
+    runner.policy("allow_repo_code = true\nallow_unsandboxed = true\n")
+    preset(runner)
+    asked = runner.ask("hostile", workload_sha=commit(runner, places))
+    assert runner.serve_once() == 1
+    found = json.loads(runner.log(asked.nonce).split("found ")[1])
+    assert set(places) - {str(runner.config / "policy.toml")} <= {*found, *places_without_canary(places)}
+    machine = runner.answer(asked.nonce).result.runner.machine
     assert machine["sandbox"] == "none (allow_unsandboxed)"
     assert machine["isolation_credentials"] == "not enforced"
 

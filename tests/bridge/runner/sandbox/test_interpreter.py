@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bridge.git.repo import GitRepo
-from tests.bridge.runner.bench import Bench
+from tests.fixtures.runner import RunnerFixture
 
 PLANTED = "import os, sys; os.write(1, b'PLANTED ' + __file__.encode() + b'\\n'); raise SystemExit(0)\n"
 SCRIPT = "#!/bin/sh\necho PLANTED $0\n"
@@ -47,27 +47,27 @@ print("planted", os.path.exists("sitecustomize.py"))
 
 
 @pytest.fixture
-def hostile(bench: Bench) -> Bench:
-    """A bench whose workload plants code wherever a program might pick it up."""
+def hostile(runner: RunnerFixture) -> RunnerFixture:
+    """A runner fixture whose workload plants code wherever a program might pick it up."""
     for name, text in PLACES.items():
-        path = bench.house.clone / name
+        path = runner.repo.clone / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         path.chmod(0o755)
-    bench.house.git("add", "-A", "-f")
+    runner.repo.git("add", "-A", "-f")
     who = ("-c", "user.name=Mallory", "-c", "user.email=mallory@example.org")
-    bench.house.git(*who, "commit", "-qm", "planted")
-    return bench
+    runner.repo.git(*who, "commit", "-qm", "planted")
+    return runner
 
 
 @pytest.mark.slow
 def test_nothing_of_the_workload_is_picked_up_as_code(
-    hostile: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    hostile: RunnerFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Also not where the runner itself was started in the workload, with an environment that points there."""
-    monkeypatch.chdir(hostile.house.clone)
+    monkeypatch.chdir(hostile.repo.clone)
     for name in ("PYTHONPATH", "PYTHONSTARTUP", "PYTHONHOME", "PYTHONUSERBASE", "VIRTUAL_ENV", "BASH_ENV"):
-        monkeypatch.setenv(name, str(hostile.house.clone))
+        monkeypatch.setenv(name, str(hostile.repo.clone))
     (tmp_path / "asks.py").write_text(ASK)
     asked = {}
     for name, argv in {
@@ -76,9 +76,9 @@ def test_nothing_of_the_workload_is_picked_up_as_code(
         "bridge": ["${bridge}", "--version"],
     }.items():
         hostile.preset(name, argv, workspace="full")
-        asked[name] = hostile.ask(name, workload_sha=GitRepo(hostile.house.clone).resolve("HEAD"))
-    runner = hostile.runner()
-    assert sum(runner.serve(once=True, idle_timeout_s=20) for _ in asked) == 3
+        asked[name] = hostile.ask(name, workload_sha=GitRepo(hostile.repo.clone).resolve("HEAD"))
+    daemon = hostile.daemon()
+    assert sum(daemon.serve(once=True, idle_timeout_s=20) for _ in asked) == 3
     for name, manifest in asked.items():
         assert hostile.verdict(manifest.nonce) == ("passed", "ok"), (name, hostile.log(manifest.nonce))
         assert "PLANTED" not in hostile.log(manifest.nonce)

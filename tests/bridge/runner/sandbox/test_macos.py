@@ -40,7 +40,7 @@ os.execv(program, [program, *argv[at + 1:]])
 """
 
 
-class Mac:
+class FakeSandboxExec:
     """A stand-in for the sandbox program of a Mac."""
 
     def __init__(self, folder: Path) -> None:
@@ -61,8 +61,8 @@ class Mac:
 
 
 @pytest.fixture
-def mac(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mac:
-    made = Mac(tmp_path)
+def mac(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSandboxExec:
+    made = FakeSandboxExec(tmp_path)
     monkeypatch.setattr(SandboxExec, "program", str(made.program))
     find_working.cache_clear()
     return made
@@ -147,7 +147,7 @@ def test_place_behind_a_link_is_named_both_ways(tmp_path: Path) -> None:
 
 
 @linux
-def test_job_is_started_through_the_profile(mac: Mac, tmp_path: Path) -> None:
+def test_job_is_started_through_the_profile(mac: FakeSandboxExec, tmp_path: Path) -> None:
     jobs = Jobs(tmp_path, find_working(SandboxExec))
     assert jobs.run("print('up')").exit_code == 0
     assert jobs.lines == ["up"]
@@ -162,7 +162,7 @@ def test_job_is_started_through_the_profile(mac: Mac, tmp_path: Path) -> None:
 
 
 @linux
-def test_unknown_rules_are_left_out_and_reported(mac: Mac) -> None:
+def test_unknown_rules_are_left_out_and_reported(mac: FakeSandboxExec) -> None:
     mac.refuse("same-sandbox")
     sandbox = find_working(SandboxExec)
     assert not sandbox.strict
@@ -172,7 +172,7 @@ def test_unknown_rules_are_left_out_and_reported(mac: Mac) -> None:
 
 @linux
 @pytest.mark.parametrize("how", ["absent", "no profile is accepted"])
-def test_mac_without_a_working_sandbox_is_an_error(mac: Mac, how: str) -> None:
+def test_mac_without_a_working_sandbox_is_an_error(mac: FakeSandboxExec, how: str) -> None:
     mac.refuse("version")
     if how == "absent":
         mac.program.unlink()
@@ -187,7 +187,7 @@ def test_mac_without_a_working_sandbox_is_an_error(mac: Mac, how: str) -> None:
     ids=["by-its-home", "by-having-been-seen"],
 )
 def test_process_that_left_the_tree_is_found_killed_and_counted(
-    mac: Mac, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hides: bool
+    mac: FakeSandboxExec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hides: bool
 ) -> None:
     lines = [
         "import sys",
@@ -222,7 +222,7 @@ def test_process_that_left_the_tree_is_found_killed_and_counted(
 
 
 @linux
-def test_job_that_leaves_nothing_has_no_escaped_processes(mac: Mac, tmp_path: Path) -> None:
+def test_job_that_leaves_nothing_has_no_escaped_processes(mac: FakeSandboxExec, tmp_path: Path) -> None:
     jobs = Jobs(tmp_path, find_working(SandboxExec))
     ended = jobs.run("import subprocess; subprocess.run(['sleep', '0.3']); print('done')")
     assert (ended.exit_code, ended.escaped, ended.survivors) == (0, 0, 0)

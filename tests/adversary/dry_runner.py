@@ -17,9 +17,9 @@ from bridge.runner.config import RunnerConfig
 from bridge.runner.job import Job, verdict_of
 from bridge.runner.queue import Queue
 from bridge.runner.store import Store
-from tests.adversary.attack import Forge, Forged
-from tests.bridge.runner.bench import Bench
-from tests.houses import House
+from tests.adversary.attack import CommitBuilder, HostileCommit
+from tests.fixtures.repo import RepoFixture
+from tests.fixtures.runner import RunnerFixture
 from tests.objects import Objects
 
 # What the owner of the machine installed: it prints its argument, or the files it was given.
@@ -33,13 +33,13 @@ PROGRAMS = {
 }
 
 
-def install(bench: Bench) -> None:
+def install(runner: RunnerFixture) -> None:
     """Write the owner's presets."""
-    bench.install({"echo": PROGRAMS["echo"]})
-    script = bench.house.root / "whole.py"
+    runner.install({"echo": PROGRAMS["echo"]})
+    script = runner.repo.root / "whole.py"
     script.write_text(PROGRAMS["whole"])
-    bench.preset("whole", ["${python}", "-I", str(script)], workspace="full")
-    bench.preset("version", ["${bridge}", "--version"], workspace="full")
+    runner.preset("whole", ["${python}", "-I", str(script)], workspace="full")
+    runner.preset("version", ["${bridge}", "--version"], workspace="full")
 
 
 @dataclass
@@ -52,20 +52,20 @@ class Answer:
 
 
 @dataclass
-class Stage:
+class DryRunner:
     """A runner's queue and admission; its cache is the remote itself, so torn objects get there, too."""
 
     config: RunnerConfig
     cache: GitCache
     queue: Queue
     admission: Admission
-    forge: Forge
+    builder: CommitBuilder
 
-    def ask(self, forged: Forged) -> Answer:
+    def ask(self, hostile: HostileCommit) -> Answer:
         """Put one request into the inbox, and ask all that the runner asks before it starts a job."""
-        inbox = self.cache.directory / f"{refs.INBOX}{forged.nonce}"
+        inbox = self.cache.directory / f"{refs.INBOX}{hostile.nonce}"
         inbox.parent.mkdir(parents=True, exist_ok=True)
-        inbox.write_text(f"{forged.commit}\n")
+        inbox.write_text(f"{hostile.commit}\n")
         try:
             [request] = self.queue.poll()
         finally:
@@ -86,20 +86,20 @@ class Stage:
 
 
 @contextlib.contextmanager
-def open_stage(house: House) -> Iterator[Stage]:
-    """A stage on a house of its own."""
-    bench = Bench(house)
-    install(bench)
-    config, cache = bench.config_of(), GitCache(house.remote, str(house.remote))
+def open_dry_runner(repo: RepoFixture) -> Iterator[DryRunner]:
+    """A dry runner on a repository of its own."""
+    runner = RunnerFixture(repo)
+    install(runner)
+    config, cache = runner.config_of(), GitCache(repo.remote, str(repo.remote))
     store = Store(config.folder / "store.sqlite")
     asked_at = {"now": lambda: datetime.now(UTC)}
     queue, admission = Queue(config, cache, store, **asked_at), Admission(config, cache, store, **asked_at)
-    yield Stage(
+    yield DryRunner(
         config,
         cache,
         queue,
         admission,
-        Forge(Objects(house.remote), config.audience, house.root / "canary"),
+        CommitBuilder(Objects(repo.remote), config.audience, repo.root / "canary"),
     )
     store.close()
     cache.close()

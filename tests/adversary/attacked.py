@@ -12,16 +12,16 @@ from pathlib import Path
 from bridge.git.repo import GitRepo
 from bridge.protocol import refs
 from bridge.protocol.result import RESULT_NAME, RESULT_ROOT, Result, parse_result
-from tests.adversary.attack import Forge, Forged
-from tests.adversary.stage import install
-from tests.bridge.runner.bench import Bench
-from tests.houses import House, wait_for
+from tests.adversary.attack import CommitBuilder, HostileCommit
+from tests.adversary.dry_runner import install
+from tests.fixtures.repo import RepoFixture, wait_for
+from tests.fixtures.runner import RunnerFixture
 from tests.objects import Objects
 
 
 @dataclass
 class Listener:
-    """A server that nobody may talk to; counts who does."""
+    """A server that must not be contacted; records each connection."""
 
     port: int
     calls: list[str] = field(default_factory=list)
@@ -58,43 +58,43 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 @dataclass
-class Siege:
+class AttackedRunner:
     """One remote, one runner as a process of its own, and everything hostile that was pushed."""
 
-    bench: Bench
+    runner: RunnerFixture
     listener: Listener
-    forge: Forge
+    builder: CommitBuilder
 
     @property
-    def house(self) -> House:
-        return self.bench.house
+    def repo(self) -> RepoFixture:
+        return self.runner.repo
 
-    def push(self, forged: list[Forged]) -> None:
+    def push(self, hostile: list[HostileCommit]) -> None:
         """Push all of them, each as a branch and into the inbox, with one plain git."""
-        specs = [f"{one.commit}:{ref}" for one in forged for ref in (one.branch, refs.INBOX + one.nonce)]
+        specs = [f"{one.commit}:{ref}" for one in hostile for ref in (one.branch, refs.INBOX + one.nonce)]
         for start in range(0, len(specs), 200):
-            self.house.git("push", "-q", str(self.house.remote), *specs[start : start + 200])
+            self.repo.git("push", "-q", str(self.repo.remote), *specs[start : start + 200])
 
     def wait(self, nonces: list[str], seconds: float) -> None:
         """Until the inbox holds none of these."""
         inbox = {refs.INBOX + nonce for nonce in nonces}
         wait_for(
-            lambda: not inbox & self.house.remote_refs(), seconds, f"an answer to each: {self.said()[-2000:]}"
+            lambda: not inbox & self.repo.remote_refs(), seconds, f"an answer to each: {self.said()[-2000:]}"
         )
 
     def said(self) -> str:
         """What the runner said."""
-        return self.house.runner_log()
+        return self.repo.runner_log()
 
     def result(self, nonce: str, branch: str) -> Result:
         """The answer, from the bare repository itself."""
-        ref = refs.RESULTS + nonce if self.bench.tip(refs.RESULTS + nonce) else branch
-        text = self.house.git("show", f"{ref}:{RESULT_ROOT}/{nonce}/{RESULT_NAME}", cwd=self.house.remote)
+        ref = refs.RESULTS + nonce if self.runner.tip(refs.RESULTS + nonce) else branch
+        text = self.repo.git("show", f"{ref}:{RESULT_ROOT}/{nonce}/{RESULT_NAME}", cwd=self.repo.remote)
         return parse_result(text.encode())
 
     def file(self, nonce: str, branch: str, name: str) -> str:
-        """A file beside an answer."""
-        git = GitRepo(self.house.remote)
+        """A file next to an answer."""
+        git = GitRepo(self.repo.remote)
         data = git.read_file(branch, f"{RESULT_ROOT}/{nonce}/{name}", 64 << 20)
         git.close()
         assert data is not None, f"{nonce} has no {name}"
@@ -102,30 +102,32 @@ class Siege:
 
 
 @contextlib.contextmanager
-def besieged(house: House, prepare: Callable[[Siege], None] = lambda _: None) -> Iterator[Siege]:
-    """A house with the owner's presets; afterwards nothing of it may run, be written or have called.
+def attacked_runner(
+    repo: RepoFixture, prepare: Callable[[AttackedRunner], None] = lambda _: None
+) -> Iterator[AttackedRunner]:
+    """A repository with the owner's presets; afterwards nothing of it may run, be written or have called.
 
     Args:
-        house: Where.
-        prepare: What the owner does beside that.
+        repo: Where.
+        prepare: What the owner does in addition.
     """
-    bench = Bench(house)
-    install(bench)
+    runner = RunnerFixture(repo)
+    install(runner)
     with listening() as listener:
-        forge = Forge(
-            Objects(house.clone), refs.audience_of(str(house.remote)), house.root / "canary", listener.address
+        builder = CommitBuilder(
+            Objects(repo.clone), refs.audience_of(str(repo.remote)), repo.root / "canary", listener.address
         )
-        siege = Siege(bench, listener, forge)
-        prepare(siege)
-        main = house.git("rev-parse", "main", cwd=house.remote)
-        folders = (house.root / "home", bench.config, house.remote / "hooks")
+        attacked = AttackedRunner(runner, listener, builder)
+        prepare(attacked)
+        main = repo.git("rev-parse", "main", cwd=repo.remote)
+        folders = (repo.root / "home", runner.config, repo.remote / "hooks")
         untouched = {folder: files_of(folder) for folder in folders}
-        settings = (house.remote / "config").read_bytes()
-        yield siege
-        assert not forge.canary.exists()
+        settings = (repo.remote / "config").read_bytes()
+        yield attacked
+        assert not builder.canary.exists()
         assert not listener.calls
-    assert house.git("rev-parse", "main", cwd=house.remote) == main
-    assert (house.remote / "config").read_bytes() == settings
+    assert repo.git("rev-parse", "main", cwd=repo.remote) == main
+    assert (repo.remote / "config").read_bytes() == settings
     for folder, before in untouched.items():
         assert files_of(folder) == before, f"{folder} was changed"
-    assert not bench.running(""), "processes are left"
+    assert not runner.running(""), "processes are left"
