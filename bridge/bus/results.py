@@ -266,7 +266,7 @@ def check_files(
     if data is None:
         raise ResultError(f"there is no {records.RESULT_NAME}")
     result, signed = records.parse_result(data), present.get(records.RESULT_SIGNATURE_NAME)
-    for objection in (*_objections(result, nonce, expected, bound=bound), *_file_objections(result, present)):
+    for objection in (*_objections(result, nonce, expected, bound=bound), *file_objections(result, present)):
         raise ResultError(objection)
     try:
         signature = weigh(data, signed, signing.RESULT_NAMESPACE, trusted)
@@ -410,7 +410,8 @@ def _objections(
         yield f"the result is of workload {ran_on}, not {asked}"
 
 
-def _file_objections(result: records.Result, present: Mapping[str, bytes]) -> Iterator[str]:
+def file_objections(result: records.Result, present: Mapping[str, bytes]) -> Iterator[str]:
+    """Why files, by path, are not those that a result lists."""
     listed = {file.path for file in result.files}
     if len(listed) != len(result.files):
         yield f"{records.RESULT_NAME} lists a file twice"

@@ -114,6 +114,11 @@ def _objections(options: SetupOptions) -> Iterator[tuple[str, str]]:
             yield message, "leave them out; use a credential helper or an SSH key"
     if options.is_actions and options.url is None:
         yield f"--service {options.service} needs --url", _EXAMPLE
+    # macOS keeps services from the first; a volume may be missing at a start; a checkout is replaced.
+    guarded = ("Desktop", "Documents", "Downloads", "Library/Mobile Documents")
+    for folder in (*(options.home.resolve() / name for name in guarded), Path("/Volumes"), options.source):
+        if options.prefix.is_relative_to(folder):
+            yield f"--prefix {options.prefix} lies in {folder}", f"choose another, such as ~/{PREFIX}"
     if options.is_serving and options.bus is None:
         yield f"--service {options.service} needs --remote", "the git remote that the daemon serves"
     for flag, text, pattern in (

@@ -242,7 +242,7 @@ def validate(preset: Preset, params: Mapping[str, object]) -> dict[str, ParamVal
 
 
 def parse_cli(preset: Preset, items: Sequence[str], asked: str | None = None) -> dict[str, ParamValue]:
-    """Typed values from ``key=value`` words, without defaults; `asked`: under which name.
+    """Typed values from ``key=value`` words, for `validate`; `asked`: under which name.
 
     Under an alias the parameters of the job of that name are known; what has no counterpart is left out.
     """
@@ -259,7 +259,7 @@ def parse_cli(preset: Preset, items: Sequence[str], asked: str | None = None) ->
             raise _unknown(preset, name)
         if name in values:
             raise ParameterError(f"preset {preset.name}: the parameter {name} is given twice")
-        values[name] = read_word(preset.name, name, preset.params[name], text)
+        values[name] = read_word(preset.params[name], text)
     return values
 
 

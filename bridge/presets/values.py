@@ -45,7 +45,6 @@ _WIDER: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
-_LARGEST = sys.float_info.max  # a whole number may be larger
 # What values of a type are called, and how they are recognised.
 _TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "string": ("a text", lambda value: isinstance(value, str)),
@@ -168,19 +167,18 @@ def check_value(preset: str, name: str, parameter: Parameter, value: object) -> 
     return cast("ParamValue", value)
 
 
-def read_word(preset: str, name: str, parameter: Parameter, text: str) -> ParamValue:
-    """The value of a word that a person typed."""
-    value: ParamValue = text
+def read_word(parameter: Parameter, text: str) -> ParamValue:
+    """The value of a word that a person typed; a text where it is none of the parameter's type."""
     try:
         if parameter.type == "boolean":
-            value = {"true": True, "false": False}[text]
-        elif parameter.type != "string" and _WHOLE.fullmatch(text):
-            value = int(text)
-        elif parameter.type == "number":
-            value = float(text)
+            return {"true": True, "false": False}[text]
+        if parameter.type != "string" and _WHOLE.fullmatch(text):
+            return int(text)
+        if parameter.type == "number":
+            return float(text)
     except (KeyError, ValueError):
-        pass  # the text itself, which is of the wrong type
-    return check_value(preset, name, parameter, value)
+        pass
+    return text
 
 
 def _fault(keywords: dict[str, Any], value: Any) -> str | None:

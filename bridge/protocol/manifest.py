@@ -276,7 +276,9 @@ def parse_document(
         first = fault.errors()[0]
         parts = [str(part) for part in first["loc"]][:8]
         where = ".".join(part if _PLAIN_PART.fullmatch(part) else quoted(part, 80) for part in parts) or what
-        raise error(f"{what}: {where}: {first['msg']} (got {quoted(first['input'])})") from None
+        # Our own checks name the value themselves.
+        value = "" if first["type"] == "value_error" else f" (got {quoted(first['input'])})"
+        raise error(f"{what}: {where}: {first['msg'].removeprefix('Value error, ')}{value}") from None
     except ValueError as fault:
         raise error(f"{what}: {fault}") from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from datetime import datetime, timedelta
@@ -11,7 +12,15 @@ from bridge import interpreter, presets, signing
 from bridge.bus.archive import SETTLED, open_archive
 from bridge.bus.registry import read_registry
 from bridge.bus.requests import RefValue, RequestCommit, has_result
-from bridge.errors import BusError, ParameterError, PresetError, RequestRefused, SignatureError
+from bridge.errors import (
+    BrokenObject,
+    BusError,
+    LeaseLost,
+    ParameterError,
+    PresetError,
+    RequestRefused,
+    SignatureError,
+)
 from bridge.git.cache import GitCache
 from bridge.presets import Preset
 from bridge.protocol import refs
@@ -132,8 +141,9 @@ class Admission:
                 return NotNow(reason, manifest.expires_at, Refusal(Reason.MACHINE_UNFIT, reason))
         answered = self.store.get(request.nonce).answered_at is not None
         if not answered and request.nonce <= refs.nonce_time(now - SETTLED):  # nothing younger is archived
-            archive = open_archive(self.cache, found)
-            answered = archive is not None and archive.get(request.nonce) is not None
+            with contextlib.suppress(BrokenObject, LeaseLost):  # anyone with push rights can break it
+                archive = open_archive(self.cache, found)
+                answered = archive is not None and archive.get(request.nonce) is not None
         decision = decide(request, self.config, now, answered=answered)
         if isinstance(decision, Admitted):
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -191,8 +192,11 @@ class RunnerConfig:
 
     def own_fingerprints(self) -> set[str]:
         """Fingerprints of the keys of this machine's runners: they have one owner and one folder."""
-        keys = self.folder.parent.glob("*/id_ed25519.pub")
-        return {signing.fingerprint(path.read_text(encoding="utf-8")) for path in keys}
+        found = set()
+        for path in self.folder.parent.glob("*/id_ed25519.pub"):
+            with contextlib.suppress(SignatureError):  # another runner's damaged file is not our fault
+                found.add(signing.read_key(str(path)).fingerprint)
+        return found
 
     def sign(self, data: bytes, namespace: str = signing.RESULT_NAMESPACE) -> bytes | None:
         """A detached signature, by default of a result; None without a key, or on failure."""
@@ -299,8 +303,9 @@ def renew_key(state_dir: Path, name: str) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".key-") as folder:
             fresh = signing.ensure_key(Path(folder) / path.name, f"kakeya-mac runner {name}")
-            os.replace(signing.public_key(fresh), signing.public_key(path))
+            signing.public_key(path).unlink(missing_ok=True)  # one that is missing is made again
             os.replace(fresh, path)
+            os.replace(signing.public_key(fresh), signing.public_key(path))
     except OSError as error:
         raise MachineError(f"cannot write the key {path}: {error.strerror or error}") from None
     return path
@@ -308,7 +313,7 @@ def renew_key(state_dir: Path, name: str) -> Path:
 
 def _id(path: Path) -> str:
     """The runner's id: 16 hex digits, made once. A damaged file is replaced."""
-    if path.exists() and re.fullmatch(r"[0-9a-f]{16}", text := path.read_text().strip()):
+    if path.exists() and re.fullmatch(r"[0-9a-f]{16}", text := path.read_text(errors="replace").strip()):
         return text
     text = secrets.token_hex(8)
     write_atomic(path, f"{text}\n".encode())

@@ -70,11 +70,11 @@ class Daemon:
         self._config, self._clock, self._now = config, clock, now
         self._idle_s = idle_s or config.timing.poll_s
         self._cache = cache = GitCache(config.folder / f"remote-{config.tag}.git", config.remote)
-        self._store = store = Store(
-            config.folder / f"store-{config.tag}.sqlite", clock=lambda: now().timestamp()
-        )
+        database = config.folder / f"store-{config.tag}.sqlite"
         # Claims of earlier processes of this runner are ours, because it holds its name while it serves.
-        sessions = store.add_session(config.identity.session)
+        with hold_name(config):
+            self._store = store = Store(database, clock=lambda: now().timestamp())
+            sessions = store.add_session(config.identity.session)
         store.release_deferred()  # the owner may have changed the policy meanwhile
         self._queue = Queue(config, cache, store, clock=clock, now=now)
         self._admission = Admission(config, cache, store, now=now)
@@ -122,11 +122,12 @@ class Daemon:
 
     def tick(self) -> bool:
         """Handle at most one request. Return whether one was handled."""
-        requests = self._queue.poll()
+        is_valid = self._policy_is_valid()
+        requests = self._queue.poll(None if is_valid else ())
         self._reached = True
         self._lost_claims, waited, self._busy = 0, self._busy, ""
         self._publisher.flush(self._queue.found)
-        if not self._policy_is_valid():
+        if not is_valid:
             return False
         waiting = self._publisher.waiting()
         for request in requests:
@@ -234,10 +235,10 @@ class Daemon:
     def _publish(self, request: Request, report: JobReport, claim: Claim) -> None:
         verdict = report.verdict
         log.info("%s: %s/%s %s", request.nonce, verdict.status, verdict.reason, verdict.message)
-        if request.manifest is not None and verdict.status in (Status.PASSED, Status.REJECTED):
-            self._store.note_duration(request.nonce, request.manifest.preset, report.seconds)
         untouched = request.ref is None and request.cancel is None
         self._publisher.publish(report.result, claim, untouched=untouched)
+        if request.manifest is not None and verdict.status in (Status.PASSED, Status.REJECTED):
+            self._store.note_duration(request.nonce, request.manifest.preset, report.seconds)
         if verdict.reason is Reason.REPLAYED:
             self._store.back_off(request.nonce, "it was answered before")
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, replace
 
 from bridge.bus.claims import Claim, read_status
-from bridge.bus.publish import TRIES, AlreadyAnswered, ResultFiles, Superseded, publish
+from bridge.bus.publish import TRIES, AlreadyAnswered, ResultFiles, publish
 from bridge.bus.requests import RefValue, state_of
-from bridge.errors import BusError, MachineError, describe
+from bridge.bus.results import file_objections
+from bridge.errors import BusError, MachineError, ResultError, describe
 from bridge.git.cache import GitCache
 from bridge.proc import write_atomic
-from bridge.protocol.result import Reason, Status, Verdict, parse_result
+from bridge.protocol.result import RESULT_NAME, Reason, Status, Verdict, parse_result
 from bridge.runner.config import RunnerConfig
 from bridge.runner.store import Store
 
@@ -32,7 +33,6 @@ class Publisher:
     store: Store
     _: KW_ONLY
     sessions: frozenset[str]
-    _refused: dict[str, int] = field(default_factory=dict, init=False)  # in a row, while our claim is taken
 
     def waiting(self) -> set[str]:
         """Nonces of the results that wait here."""
@@ -54,26 +54,27 @@ class Publisher:
 
     def _deliver(self, result: ResultFiles, claim: Claim | None, *, untouched: bool = False) -> None:
         """Push one result; what goes wrong with it must not hold up the others."""
-        nonce, failures = result.nonce, self.store.get(result.nonce).failures
+        nonce, known = result.nonce, self.store.get(result.nonce)
         try:
-            where = self._push(result, claim, untouched=untouched, tries=1 if failures else TRIES)
-        except Superseded as error:
+            _check_whole(result)
+            where = self._push(result, claim, untouched=untouched, tries=1 if known.failures else TRIES)
+        except ResultError as error:
+            log.error("%s: its result is damaged on this disk; it runs again: %s", nonce, error.message)
+            self.store.drop_result(nonce)
+            return
+        except AlreadyAnswered as error:
             log.warning("%s: not published: %s", nonce, error.message)
-            if not isinstance(error, AlreadyAnswered):
-                self.store.drop_result(nonce)
-                return
             if claim is not None:
                 with contextlib.suppress(BusError):  # pruning deletes it later
                     claim.release()
         except Exception as error:
             accepts_claim = isinstance(error, BusError) and _accepts_claim(claim, error)
-            self._refused[nonce] = self._refused.get(nonce, 0) + 1 if accepts_claim else 0
-            if self._refused[nonce] <= MAX_TRIES or not self._replace(result, claim, describe(error)):
-                self.store.back_off(nonce, f"its result is kept: {describe(error)}")
+            refusals = known.refusals + 1 if accepts_claim else 0
+            if refusals <= MAX_TRIES or not self._replace(result, claim, describe(error)):
+                self.store.back_off(nonce, f"its result is kept: {describe(error)}", refusals=refusals)
                 return
         else:
             log.info("%s: published as %s on %s", nonce, where.commit[:12], where.ref)
-        self._refused.pop(nonce, None)
         self.store.answer(nonce)
 
     def _push(
@@ -105,7 +106,7 @@ class Publisher:
         bare = replace(result, result=data, signature=self.config.sign(data), files={})
         try:
             where = self._push(bare, claim)
-        except BusError:
+        except (BusError, MachineError):
             return False
         published = f"published without its files as {where.commit[:12]} on {where.ref}"
         log.error("%s: %s; the whole result is in %s: %s", result.nonce, published, folder, why)
@@ -114,7 +115,7 @@ class Publisher:
     def _own_claim(self, nonce: str, found: Mapping[str, str]) -> Claim | None:
         """The claim on a request as ours to use, where an earlier process of this runner made it."""
         held = state_of(found, nonce).claim
-        if held is None or self.cache.bring({held.ref: held.commit}, [held.ref], depth=1):
+        if held is None or self.cache.bring({held.ref: held.commit}, [held.ref], depth=1, small=True):
             return None
         status = read_status(self.cache, held.commit)
         if status is None or status.session not in self.sessions:
@@ -123,6 +124,15 @@ class Publisher:
         return Claim(
             self.cache, self.config.remote, ref=held.ref, commit=held.commit, status=status, sign=sign
         )
+
+
+def _check_whole(result: ResultFiles) -> None:
+    """Raise a `ResultError` where what lies here is not what was kept."""
+    parsed = parse_result(result.result)
+    if (parsed.nonce, parsed.request_commit) != (result.nonce, result.request_commit):
+        raise ResultError(f"{RESULT_NAME} names another request")
+    for objection in file_objections(parsed, result.contents()):
+        raise ResultError(objection)
 
 
 def _accepts_claim(claim: Claim | None, error: BusError) -> bool:

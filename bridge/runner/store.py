@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ _NO_DAMAGE = {
     *(sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN),
 }
 
-_SCHEMA_VERSION = 2
+_SCHEMA_VERSION = 3
 _SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS request(
   nonce TEXT PRIMARY KEY,
@@ -44,6 +45,7 @@ CREATE TABLE IF NOT EXISTS request(
   not_before REAL,                   -- Unix time; left alone until then
   reason TEXT,                       -- why
   failures INT NOT NULL DEFAULT 0,   -- failures in a row, for the backoff
+  refusals INT NOT NULL DEFAULT 0,   -- of these the last ones in which the server refused the result alone
   answered_at REAL,                  -- Unix time; it has its result
   seconds REAL                       -- how long the job took
 ) WITHOUT ROWID;
@@ -77,6 +79,7 @@ class RequestRecord:
     not_before: float | None = None
     reason: str | None = None
     failures: int = 0
+    refusals: int = 0
     answered_at: float | None = None
 
 
@@ -112,14 +115,15 @@ class Store:
 
     def get(self, nonce: str) -> RequestRecord:
         """What is known of a request; an empty record where nothing is."""
-        columns = "SELECT attempts, not_before, reason, failures, answered_at"
+        columns = "SELECT attempts, not_before, reason, failures, refusals, answered_at"
         rows = self._query(f"{columns} FROM request WHERE nonce = ?", nonce)
         return RequestRecord(*rows[0]) if rows else RequestRecord()
 
     def is_due(self, nonce: str) -> bool:
         """Whether a request may be tried now."""
-        not_before = self.get(nonce).not_before
-        return not_before is None or self.clock() >= not_before
+        known = self.get(nonce)
+        left_s = (known.not_before or 0.0) - self.clock()
+        return left_s <= 0 or (known.failures > 0 and left_s > LONGEST_PAUSE_S)  # else the clock was set back
 
     def begin(self, nonce: str, attempt: int) -> None:
         """Note that an attempt begins: durable before anything runs."""
@@ -128,16 +132,17 @@ class Store:
     def defer(self, nonce: str, until: float, reason: str) -> bool:
         """Leave a request alone until a Unix time, ending a row of failures; whether that reason is new."""
         known = self.get(nonce).reason == reason
-        self._upsert(nonce, not_before=until, reason=reason, failures=0)
+        self._upsert(nonce, not_before=until, reason=reason, failures=0, refusals=0)
         return not known
 
-    def back_off(self, nonce: str, reason: str) -> None:
+    def back_off(self, nonce: str, reason: str, *, refusals: int = 0) -> None:
         """Log a failure, and leave its request alone: longer with each in a row."""
         with self._lock:
             failures = self.get(nonce).failures + 1
             pause = float(min(FIRST_PAUSE_S * 2 ** min(failures - 1, 16), LONGEST_PAUSE_S))
             log.warning("%s: retrying in %g s: %s", nonce, pause, reason)
-            self._upsert(nonce, failures=failures, not_before=self.clock() + pause, reason=reason)
+            not_before = self.clock() + pause
+            self._upsert(nonce, failures=failures, refusals=refusals, not_before=not_before, reason=reason)
 
     def release_deferred(self) -> None:
         """Try everything again: what deferred requests may have changed."""
@@ -145,7 +150,7 @@ class Store:
 
     def answer(self, nonce: str) -> None:
         """Note that a request has its result; its own result is no longer waiting here."""
-        self._upsert(nonce, answered_at=self.clock(), not_before=None, reason=None, failures=0)
+        self._upsert(nonce, answered_at=self.clock(), not_before=None, reason=None, failures=0, refusals=0)
         self.drop_result(nonce)
 
     def note_duration(self, nonce: str, preset: str, seconds: float) -> None:
@@ -179,9 +184,10 @@ class Store:
 
     def result(self, nonce: str) -> ResultFiles | None:
         """A result that waits here; None: there is none."""
-        rows = self._query("SELECT * FROM result WHERE nonce = ?", nonce)
-        files = dict(self._query("SELECT path, data FROM file WHERE nonce = ?", nonce))
-        for _, commit, ref, body, signature in rows:
+        columns = "request_commit, result_ref, CAST(body AS BLOB), CAST(signature AS BLOB)"
+        rows = self._query(f"SELECT {columns} FROM result WHERE nonce = ?", nonce)  # noqa: S608 - no value in it
+        files = dict(self._query("SELECT path, CAST(data AS BLOB) FROM file WHERE nonce = ?", nonce))
+        for commit, ref, body, signature in rows:
             return ResultFiles(nonce, commit, ref, body, signature, files)
         return None
 
@@ -194,10 +200,10 @@ class Store:
 
         A claim of one of them is ours: the runner's name is locked, so no other process of ours has it.
         """
-        folder = self._path.parent.stat()
+        folder = self._path.parent.stat().st_ino
         address = uuid.getnode()
         is_random = address >> 40 & 1  # and another one each time: the machine has no hardware address
-        place = f"{0 if is_random else address:x}-{folder.st_dev}-{folder.st_ino}"
+        place = f"{0 if is_random else address:x}-{folder}"
         newest = "SELECT id FROM session WHERE place = ? ORDER BY started DESC LIMIT ?"
         self._query("INSERT OR REPLACE INTO session VALUES (?,?,?)", session, place, self.clock())
         self._query(f"DELETE FROM session WHERE id NOT IN ({newest})", place, MAX_SESSIONS)  # noqa: S608 - no value in it
@@ -229,6 +235,7 @@ class Store:
 
 def _connect(path: Path) -> sqlite3.Connection:
     database = sqlite3.connect(path, timeout=30.0, check_same_thread=False)
+    database.text_factory = partial(str, encoding="utf-8", errors="replace")  # a damaged row harms no other
     try:
         database.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA foreign_keys=ON")
         [(tables,)] = database.execute("SELECT count(*) FROM sqlite_master")

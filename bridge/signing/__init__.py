@@ -10,6 +10,7 @@ from bridge.signing.ssh import ensure_key as ensure_key
 from bridge.signing.ssh import fingerprint as fingerprint
 from bridge.signing.ssh import public_half as public_half
 from bridge.signing.ssh import public_key as public_key
+from bridge.signing.ssh import read_key as read_key
 from bridge.signing.ssh import sign as sign
 from bridge.signing.ssh import signer_fingerprint as signer_fingerprint
 from bridge.signing.trust import CANCEL_NAMESPACE as CANCEL_NAMESPACE

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bridge.errors import MachineError, SignatureError
-from bridge.proc import ProgramResult, helper_environment, run_program
+from bridge.proc import ProgramResult, helper_environment, run_program, write_atomic
 from bridge.protocol.sanitize import quoted
 
 MAX_SIGNATURE_BYTES = 16 * 1024
@@ -129,9 +129,11 @@ def available() -> bool:
 def ensure_key(path: Path, comment: str) -> Path:
     """The private key at this path, made on first use (ed25519, no passphrase, readable by its owner only).
 
-    Two processes may ask at once: a key appears whole or not at all, and the first one stays.
+    Two processes may ask at once, and the first key stays. A public half that is missing is made again.
     """
     if path.is_file():
+        if not public_key(path).is_file():
+            write_atomic(public_key(path), f"{public_half(path).line} {comment}\n".encode(), mode=0o644)
         return path
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".key-") as folder:

@@ -231,7 +231,7 @@ def test_bad_condition_pushes_nothing(repo: RepoFixture):
     before = repo.remote_refs()
     done = repo.kakeya("run", "--preset", "probe", "--on", "chip=M4*,color=red", "--json")
     assert done.code == 2
-    assert "'color=red' is no condition; write NAME=VALUE with NAME one of" in done.err
+    assert "manifest: on: 'color=red' is no condition; write NAME=VALUE with NAME one of" in done.err
     assert repo.remote_refs() == before
     shown = repo.kakeya("run", "--preset", "probe", "--on", "chip=M4*", "--dry-run", "--json")
     assert shown.json["manifest"]["on"] == "chip=M4*"

@@ -208,6 +208,7 @@ def test_check_changes_nothing_and_says_what_setup_would_do(mac: Mac) -> None:
     assert mac.tree() == before
 
 
+ROOT = Path(__file__).resolve().parents[3]
 USAGE = {
     "no url": (("--service", "actions"), "needs --url"),
     "a url that is none": (("--url", "git@github.com:a/b"), "is malformed"),
@@ -217,6 +218,11 @@ USAGE = {
     "a password for ssh": (("--remote", "ssh://git:pw@example.org/a.git"), "--remote holds credentials"),
     "no label": (("--labels", ","), "--labels: '' is malformed"),
     "a name": (("--name", "a b"), "--name: 'a b' is malformed"),
+    "a folder that macOS guards": (
+        ("--prefix", "HOME/Documents/kakeya", "--remote", "https://example.org/a"),
+        "lies in",
+    ),
+    "the checkout": (("--prefix", str(ROOT / "env"), "--remote", "https://example.org/a"), f"lies in {ROOT}"),
     "an unknown flag": (("--frobnicate",), "unrecognized arguments"),
     "a label": (("--labels", "a;b"), "--labels: 'a;b' is malformed"),
 }

@@ -139,7 +139,7 @@ def test_words_of_a_command_line_get_the_presets_types() -> None:
 )
 def test_a_wrong_word_is_refused(words: list[str], message: str) -> None:
     with pytest.raises(ParameterError, match=message):
-        presets.parse_cli(THROUGHPUT, words)
+        presets.validate(THROUGHPUT, presets.parse_cli(THROUGHPUT, words))
 
 
 @given(st.text())

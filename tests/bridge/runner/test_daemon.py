@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -17,8 +18,10 @@ from bridge.runner import daemon as daemon_module
 from bridge.runner.child import Supervisor
 from bridge.runner.config import LOCAL, OWN_SERVER, PUBLIC_HOST, Timing, timing_of
 from bridge.runner.daemon import PRUNE_EVERY_S, PRUNE_FIRST_S, Daemon
+from bridge.runner.job import Job
 from tests.fixtures.repo import wait_for
 from tests.fixtures.runner import Clock, RunnerFixture
+from tests.objects import Objects
 
 
 def cache_of(runner: RunnerFixture) -> GitCache:
@@ -29,6 +32,53 @@ def cache_of(runner: RunnerFixture) -> GitCache:
 
 def info_of(runner: RunnerFixture) -> RunnerInfo | None:
     return next((one.info for one in read_registry(cache_of(runner)).seen if one.name == "mac"), None)
+
+
+def test_full_disk_keeps_no_finished_result_from_its_client(
+    runner: RunnerFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, daemon = runner.ask(), runner.daemon()
+    run = Job.run
+
+    def run_and_fill(job: Job, *args: Any, **options: Any) -> Any:
+        report = run(job, *args, **options)
+        daemon._store._database.execute("PRAGMA query_only = ON")  # no write succeeds
+        return report
+
+    monkeypatch.setattr(Job, "run", run_and_fill)
+    daemon.serve(once=True, idle_timeout_s=1)
+    assert runner.verdict(asked.nonce) == ("passed", "ok")
+
+
+def test_broken_policy_keeps_no_result_here(runner: RunnerFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bridge.bus.publish._FIRST_PAUSE_S", 0.001)
+    clock, key = Clock(), runner.list_signer("ann")
+    asked = runner.ask_signed(key)
+    hook = runner.hook("update", 'case "$1" in *claims/*) ;; *) echo maintenance; exit 1;; esac')
+    daemon = runner.daemon(clock=clock, now=clock.now)
+    daemon.serve(once=True, idle_timeout_s=0)
+    hook.unlink()
+    waiting = runner.ask_signed(key)
+    (runner.config / "allowed_signers").write_text("rubbish\n")
+    clock.seconds += 60
+    assert daemon.serve(once=True, idle_timeout_s=0) == 0
+    assert runner.verdict(asked.nonce) == ("passed", "ok")
+    assert runner.tip(refs.INBOX + waiting.nonce)
+    assert runner.has_said("no request is handled until the policy is corrected")
+
+
+def test_archive_that_is_too_large_holds_up_no_request(
+    runner: RunnerFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bridge.bus.archive.MAX_INDEX_BYTES", 10)
+    old = datetime.now(UTC).replace(microsecond=0) - timedelta(hours=2)
+    nonce = refs.new_nonce(old, b"123456")
+    own = {"created_at": old, "nonce": nonce, "result_ref": refs.request_ref("echo", nonce, None)}
+    asked = runner.ask(**own)
+    index = Objects(runner.repo.remote).commit_files(None, {f"index/{old:%Y-%m}.jsonl": b"x" * 11})
+    runner.point(refs.ARCHIVE, index)
+    assert runner.serve_once() == 1
+    assert runner.verdict(asked.nonce) == ("passed", "ok")
 
 
 @pytest.mark.slow

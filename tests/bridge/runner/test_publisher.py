@@ -10,7 +10,7 @@ import pytest
 
 from bridge.bus.claims import Claim, RunnerIdentity
 from bridge.bus.publish import ResultFiles, publish
-from bridge.bus.requests import Submitted, resolve_handle
+from bridge.bus.requests import RefValue, Submitted, resolve_handle
 from bridge.bus.results import believe, fetch
 from bridge.errors import LeaseLost
 from bridge.protocol import refs
@@ -41,10 +41,6 @@ case "$1 $2" in
   "refs/heads/"*) echo "branches are made here, and not moved"; exit 1;;
 esac
 """
-
-
-class PublisherKilled(BaseException):
-    """What a test ends a runner with."""
 
 
 class Post:
@@ -237,6 +233,41 @@ def test_unusable_result_moves_no_other_ref(post: Post, fault: str) -> None:
     post.store.keep(ResultFiles(made.nonce, commit, ref, data, None, made.files))
     post.flush()
     assert post.bus.repo.git("rev-parse", "main", cwd=post.bus.repo.remote) == main
+
+
+DAMAGE = {
+    "result.json": "UPDATE result SET body = replace(body, 'nonce', 'nonxe')",
+    "its type": "UPDATE result SET body = 'text'",
+    "a file": "UPDATE file SET data = X'00'",
+    "a missing file": "DELETE FROM file WHERE path = 'report.json'",
+    "its request": "UPDATE result SET request_commit = CAST(X'FF' AS TEXT)",
+    "its branch": "UPDATE result SET result_ref = CAST(X'FF' AS TEXT)",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_kept_result_that_the_disk_damaged_is_not_published(post: Post, damage: str) -> None:
+    """Its request runs again, and other results are pushed."""
+    submitted, _ = post.claimed()
+    post.store.keep(post.result(submitted))
+    with post.store._transaction() as database:
+        database.execute(damage)
+    other, _ = post.claimed()
+    post.store.keep(post.result(other))
+    post.flush()
+    assert post.publisher.waiting() == set()
+    assert post.files(other) == FILES
+    assert refs.INBOX + submitted.nonce in post.left()
+
+
+def test_result_is_kept_until_the_remote_holds_one(post: Post) -> None:
+    """Another runner's claim, which may die, is no result."""
+    submitted, claim = post.claimed()
+    post.bus.claim(submitted, OTHER, replaces=RefValue(claim.ref, claim.commit))
+    post.publish(submitted, claim)
+    assert post.publisher.waiting() == {submitted.nonce}
+    post.flush(after=LONGEST_PAUSE_S)
+    assert post.files(submitted) == FILES
 
 
 def test_outage_does_not_count_as_refusals(post: Post) -> None:

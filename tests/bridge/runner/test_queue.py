@@ -66,6 +66,36 @@ class Look:
         return {nonce: self.queue._requester(request) for nonce, request in self.read().items()}
 
 
+def test_request_on_a_branch_that_it_does_not_name_is_left_alone(runner: RunnerFixture) -> None:
+    """It would be claimed, found closed and released at every look."""
+    for _ in range(3):
+        copied = runner.ask()
+        runner.point(f"refs/heads/mac-bridge/other-{copied.nonce}", runner.tip(copied.result_ref) or "")
+        runner.delete(copied.result_ref, refs.INBOX + copied.nonce)
+    daemon = runner.daemon(prunes=False)
+    pushed = runner.repo.root / "pushed"
+    runner.hook("update", f'echo "$1" >>{pushed}')
+    daemon.tick()
+    assert not pushed.exists(), pushed.read_text()
+    asked = runner.ask()
+    assert daemon.tick()
+    assert runner.verdict(asked.nonce) == ("passed", "ok")
+
+
+def test_new_request_is_read_before_what_waits_unread(
+    runner: RunnerFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "MAX_READ", 1)
+    look = Look(runner)
+    earlier = look.now.replace(microsecond=0) - timedelta(minutes=5)
+    for _ in range(3):
+        nonce = refs.new_nonce(earlier, os.urandom(6))
+        runner.ask(nonce=nonce, created_at=earlier, result_ref=refs.request_ref("echo", nonce, None))
+    look.read()
+    asked = runner.ask()
+    assert asked.nonce in look.read()
+
+
 def test_request_counts_for_its_signer_alone(runner: RunnerFixture) -> None:
     ann = runner.list_signer("ann")
     stranger = signing.ensure_key(runner.repo.root / "keys" / "stranger", "stranger")

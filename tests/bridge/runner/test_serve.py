@@ -85,9 +85,9 @@ def test_server_that_deletes_nothing_gets_one_result_of_each_request(runner: Run
 def test_second_runner_of_one_name_is_a_clear_error(runner: RunnerFixture) -> None:
     lock = runner.config_of().folder / "lock"
     with runner.serving(runner.daemon()):
-        wait_for(lock.exists, what="the runner to have its name")
+        wait_for(lambda: runner.tip("refs/mac-bridge/runners/mac"), what="the runner to have its name")
         with pytest.raises(MachineError, match="already runs"):
-            runner.daemon().serve(once=True, idle_timeout_s=0)
+            runner.daemon()
         [held] = [number for number in range(3, 1024) if _is_open_on(number, lock)]
         inherited = os.dup(held)  # as a program that is being started has it until it runs
     try:

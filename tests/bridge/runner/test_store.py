@@ -130,6 +130,27 @@ def test_old_requests_are_forgotten_unless_their_result_waits(store: Store):
     assert [store.get(nonce).attempts for nonce in (old, kept, new)] == [0, 1, 1]
 
 
+def test_damaged_row_harms_no_other(store: Store, path: Path, clock: Clock):
+    other = refs.new_nonce(NOW, b"\2" * 6)
+    for nonce in (NONCE, other):
+        store.keep(result(nonce))
+    with store._transaction() as database:
+        database.execute("DELETE FROM file")
+        database.execute("UPDATE result SET nonce = CAST(X'FF' AS TEXT) WHERE nonce = ?", (NONCE,))
+        database.execute("UPDATE result SET body = 'text', result_ref = CAST(X'72FF' AS TEXT)")
+    store = reopened(store, path, clock)
+    assert store.result(NONCE) is None
+    found = store.result(other)
+    assert (found and found.result, other in store.unpublished()) == (b"text", True)
+
+
+def test_clock_that_is_set_back_delays_no_retry(store: Store, clock: Clock):
+    clock.seconds += 3600
+    paused(store, clock)
+    clock.seconds -= 3600
+    assert store.is_due(NONCE)
+
+
 def test_copy_of_the_folder_takes_no_claims_over(store: Store, path: Path, clock: Clock):
     first = store.add_session("a" * 16)
     store.close()

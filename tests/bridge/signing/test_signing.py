@@ -64,6 +64,11 @@ def test_a_key_pinned_for_results_cannot_speak_for_requests(tmp_path: Path, key:
 def test_the_key_is_made_once_and_is_its_owners_alone(tmp_path: Path, key: Path):
     before = key.read_bytes()
     assert signing.ensure_key(key, "again") == key
+    public = signing.public_key(key)
+    written = public.read_text()
+    public.unlink()  # as a crash between the two files leaves it
+    signing.ensure_key(key, "a test key")
+    assert public.read_text() == written
     assert key.read_bytes() == before
     assert key.stat().st_mode & 0o077 == 0
 

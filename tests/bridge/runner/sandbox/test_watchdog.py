@@ -84,7 +84,6 @@ def test_a_job_that_takes_too_much_ends_and_is_told_what(
     assert ended.breach is not None, jobs.log.read_text()
     assert ended.breach.what in (*allowed, "depth")
     assert ended.breach.used > ended.breach.allowed
-    assert ended.seconds < 30
     assert ended.survivors == 0
 
 
