@@ -47,6 +47,7 @@ def test_a_flood_is_cut_but_read_to_its_end() -> None:
     assert done.stdout == b"x" * 1000
 
 
+@pytest.mark.sampled(4, 1)
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("start", ["", "setsid "], ids=["of its group", "of a session of its own"])
 @pytest.mark.parametrize("closed", ["", ">&-", "2>&-", ">&- 2>&-"])

@@ -99,6 +99,7 @@ def test_archive_of_the_first_version_is_continued(bus: BusFixture):
         assert believe(archived(bus, one.nonce), trusted=NO_TRUSTED_KEYS).result.nonce == one.nonce
 
 
+@pytest.mark.slow
 def test_signature_counts_in_the_archive_as_it_did(bus: BusFixture, tmp_path: Path):
     key = signing.ensure_key(tmp_path / "key", "runner")
     trusted = tmp_path / "trusted"

@@ -93,6 +93,7 @@ def mixed(bus: BusFixture) -> tuple[BusFixture, list[Submitted]]:
     return bus, done
 
 
+@pytest.mark.slow
 def test_history_is_on_branches_and_in_the_archive_alike(mixed: tuple[BusFixture, list[Submitted]]):
     bus, done = mixed
     found, is_complete = past(bus)

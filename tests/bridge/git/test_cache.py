@@ -63,6 +63,7 @@ def test_one_ref_that_is_too_large_hides_no_other(bus: BusFixture):
     assert not cache.bring(found, ["refs/kk/4"])
 
 
+@pytest.mark.slow
 def test_refs_of_one_commit_are_fetched_once(bus: BusFixture, monkeypatch: pytest.MonkeyPatch):
     commit = noise(bus, "refs/kk/0", 1000)
     lines = "".join(f"create refs/kk/{number} {commit}\n" for number in range(1, 2000))

@@ -113,6 +113,7 @@ def test_forged_artifact_with_its_digest_is_rejected(
     assert published_files(jobs, manifest.nonce) == {}
 
 
+@pytest.mark.slow
 def test_signed_result_that_the_gate_rejects_fails_the_job(jobs: WorkflowJobs) -> None:
     """Its bytes are signed, so they stay; a preset that promises a report and has none is not passed."""
     manifest, asked, _, done = sealed(jobs)
@@ -201,13 +202,14 @@ def test_published_pass_of_a_failed_run_fails_the_job(jobs: WorkflowJobs, run_re
     assert jobs.publish(asked, nowhere, "", run_result=run_result, trusted=trusted).exit_code == 0
 
 
+@pytest.mark.slow
 def test_sealed_pass_of_a_run_that_failed_later_counts(jobs: WorkflowJobs) -> None:
     _, asked, folder, done = sealed(jobs)
     outcome = jobs.publish(asked, folder, done.digest, run_result="failure")
     assert (outcome.exit_code, outcome.is_news) == (0, True)
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(0, 1)
 @pytest.mark.parametrize("comes", ["from the run", "from a pusher"])
 def test_pass_needs_a_trusted_key_if_any_is_listed(jobs: WorkflowJobs, comes: str) -> None:
     manifest, asked, _, done = sealed(jobs)

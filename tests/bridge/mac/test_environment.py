@@ -120,6 +120,7 @@ def test_prefix_is_found_from_both_names_of_its_environment(mac: Mac, tmp_path: 
     assert prefix_around(tmp_path / ".venv") is None
 
 
+@pytest.mark.slow
 def test_root_and_places_that_others_can_write_are_refused(mac: Mac, tmp_path: Path) -> None:
     (mac.fake / "user").write_text("0\n")
     done = mac.setup(*FULL)

@@ -7,6 +7,7 @@ import pytest
 from tests.bridge.mac.tools import FULL, Mac
 
 
+@pytest.mark.slow
 def test_power_is_looked_at_as_it_is_on_mains(mac: Mac) -> None:
     (mac.fake / "power").write_text("AC Power:\n sleep 0\n autorestart 1\nBattery Power:\n sleep 1\n")
     assert mac.step(mac.setup("check", "--json"), "power")["state"] == "done"

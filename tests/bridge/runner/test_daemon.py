@@ -67,6 +67,7 @@ def test_broken_policy_keeps_no_result_here(runner: RunnerFixture, monkeypatch: 
     assert runner.has_said("no request is handled until the policy is corrected")
 
 
+@pytest.mark.slow
 def test_archive_that_is_too_large_holds_up_no_request(
     runner: RunnerFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,7 +96,7 @@ def test_what_anyone_can_push_does_not_stop_others(
     assert not runner.has_said("a bug of kakeya-mac")
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled(0, 1)
 @pytest.mark.parametrize("attempt", [pytest.param(10**4000, id="4,001 digits"), 1, 10**6])
 def test_made_up_claim_holds_a_request_no_longer_than_a_lease(runner: RunnerFixture, attempt: int) -> None:
     asked, clock = runner.ask(), [0.0]

@@ -245,6 +245,7 @@ DAMAGE = {
 }
 
 
+@pytest.mark.sampled(6, 1)
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_kept_result_that_the_disk_damaged_is_not_published(post: Post, damage: str) -> None:
     """Its request runs again, and other results are pushed."""
@@ -270,6 +271,7 @@ def test_result_is_kept_until_the_remote_holds_one(post: Post) -> None:
     assert post.files(submitted) == FILES
 
 
+@pytest.mark.slow
 def test_outage_does_not_count_as_refusals(post: Post) -> None:
     """After however many failures, a server that refuses once gets the whole result the next time."""
     submitted, claim = post.claimed()
@@ -288,7 +290,7 @@ def test_outage_does_not_count_as_refusals(post: Post) -> None:
     assert post.files(submitted) == FILES
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(0, 1)
 @pytest.mark.parametrize("locked", ["branch", "claim"])
 def test_ref_that_a_killed_server_left_locked_keeps_no_result(post: Post, locked: str) -> None:
     submitted, claim = post.claimed()

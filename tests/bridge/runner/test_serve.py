@@ -39,6 +39,7 @@ def test_result_comes_back_signed_with_log_and_facts(runner: RunnerFixture, tmp_
     assert not list(config.jobs.iterdir())
 
 
+@pytest.mark.slow
 def test_results_are_unsigned_without_ssh_keygen(
     runner: RunnerFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -48,6 +49,7 @@ def test_results_are_unsigned_without_ssh_keygen(
     assert runner.answer(asked.nonce).signature is TrustLevel.UNSIGNED
 
 
+@pytest.mark.slow
 def test_request_for_a_workflow_is_left_alone(runner: RunnerFixture) -> None:
     runner.ask(transport="actions")
     before = runner.repo.remote_refs()

@@ -88,6 +88,7 @@ def test_only_preset_and_policy_together_open_the_network(runner: RunnerFixture)
     }
 
 
+@pytest.mark.slow
 def test_a_result_says_of_each_item_what_held(runner: RunnerFixture) -> None:
     asked = runner.ask()
     assert runner.serve_once() == 1
