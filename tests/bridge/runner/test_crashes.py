@@ -133,10 +133,11 @@ def test_killed_process_leaves_no_job_and_the_next_one_finishes(runner: RunnerFi
 
 @pytest.mark.slow
 def test_machine_stays_locked_while_a_dead_runners_job_lives(runner: RunnerFixture) -> None:
+    runner.install({"sleep": "import time; open('up', 'w').close(); time.sleep(60)"})
     runner.ask("sleep")
     lock = runner.config_of().lock
     process = runner.spawn()
-    wait_for(lambda: runner.running("sleep.py"), what="the job's process")
+    wait_for(lambda: runner.in_workspaces("up"), what="the job's process")
     children = psutil.Process(process.pid).children()
     stopped = [child.pid for child in children if SUPERVISOR[1] in child.cmdline()]
     assert stopped
