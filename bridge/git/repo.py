@@ -307,9 +307,9 @@ class GitRepo:
         raise errors.BusError(f"git cat-file failed in {self.directory}: {failure}")
 
     def _opened(self) -> gitpython.Repo:
-        variables, git = self._variables(), _gitpython()
         with self._lock:
             if self._repo is None:
+                variables, git = self._variables(), _gitpython()
                 try:
                     self._repo = repo = git.Repo(self.directory, search_parent_directories=True)
                 except (git.exc.InvalidGitRepositoryError, git.exc.NoSuchPathError):

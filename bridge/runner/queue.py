@@ -201,8 +201,8 @@ class Queue:
             if (named := refs.parse_request_ref(ref)) is not None and named.nonce not in inbox:
                 found.append(Request(named.nonce, self._branches[ref], ref))
         self._requests = {}
-        # The newest arrivals are read first: thousands of made-up requests that wait hold up no later one.
-        for new in sorted(found, key=lambda each: (each.place in known, each.nonce)):
+        # The newest are read first: thousands of made-up requests that wait hold up no later one.
+        for new in sorted(found, key=lambda each: (each.place not in known, each.nonce), reverse=True):
             nonce = new.nonce
             if nonce in results:
                 continue
