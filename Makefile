@@ -51,7 +51,7 @@ exhaustive: $(STAMP) ## full products of what even the slow tests sample (most o
 	@$(BIN)/python -m pytest -q -n 2 -m exhaustive --timeout=1800
 
 FUZZ_S ?= 60
-FUZZED ?= manifest claim card result cancel report preset policy
+FUZZED ?= manifest claim registration result cancel report preset policy
 fuzz: $(STAMP) ## readers of hostile documents under a coverage-guided fuzzer, FUZZ_S seconds each (60; Linux)
 	@UV_PROJECT_ENVIRONMENT=.venv-fuzz $(BIN)/uv sync --quiet --locked --extra dev --python $(BIN)/python
 	@$(BIN)/uv pip install --quiet --only-binary :all: --python .venv-fuzz/bin/python 'atheris>=3,<4' || { echo "fuzz: there is no atheris for this Python and system; make slow fuzzes the same readers with hypothesis" >&2; exit 1; }

@@ -77,7 +77,7 @@ def _report(data: bytes) -> object:
 DOORS: dict[str, Door] = {
     "manifest": Door(honest.MANIFEST, parse, ManifestError),
     "claim": Door(honest.CLAIM, _claim, ResultError),
-    "card": Door(honest.CARD, parse_info, BusError),
+    "registration": Door(honest.REGISTRATION, parse_info, BusError),
     "cancel": Door(honest.CANCEL, parse_cancel, ManifestError),
     "preset": Door(honest.PRESET, _preset, PresetError),
     "policy": Door(honest.POLICY, _policy, PolicyError),

@@ -71,7 +71,7 @@ OTHERS: dict[str, Family] = {
 
 RECORDS: dict[str, Family] = {
     "claims": Family("Forged and broken claims", records.CLAIMS, "counts for nothing", "claim"),
-    "cards": Family("Registrations of runners", records.CARDS, "not shown", "card"),
+    "registrations": Family("Registrations of runners", records.REGISTRATIONS, "not shown", "registration"),
     "cancels": Family("Cancel requests", records.CANCELS, "not honoured", "cancel"),
     "presets": Family("Preset files", records.PRESETS, "the runner does not start", "preset"),
     "policies": Family("Policy files", records.POLICIES, "the runner takes nothing", "policy"),

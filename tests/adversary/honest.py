@@ -41,7 +41,7 @@ CLAIM = RunStatus(
     elapsed_s=1.0,
 ).to_bytes()
 
-CARD = info().to_bytes()
+REGISTRATION = info().to_bytes()
 
 CANCEL = new_cancel(NONCE, "b" * 40, requested_by="somebody", reason="no longer needed", now=NOON).to_bytes()
 

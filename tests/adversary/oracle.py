@@ -101,7 +101,7 @@ def claim(data: bytes) -> None:
     assert _by_schema("status.json", data)["nonce"] == honest.NONCE
 
 
-def card(data: bytes) -> None:
+def registration(data: bytes) -> None:
     """One plain line each."""
     plain(_by_schema("runner.json", data))
 
@@ -168,7 +168,7 @@ def policy(data: bytes) -> None:
 ORACLES: dict[str, Callable[[bytes], None]] = {
     "manifest": manifest,
     "claim": claim,
-    "card": card,
+    "registration": registration,
     "result": result,
     "cancel": cancel,
     "report": report,

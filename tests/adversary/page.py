@@ -61,9 +61,9 @@ network, no look at keys or other programs) is asked where the result says that 
 _FUZZ = """
 ## Fuzzing
 
-Manifests, claims, cards, results, cancel requests, reports, presets and policies are also mutated at random:
-pieces cut, doubled and put in, values replaced by odd ones, lines moved. Their readers must refuse with their
-own error and in words, within seconds, or take what an oracle takes that shares no code with them
+Manifests, claims, registrations, results, cancel requests, reports, presets and policies are also mutated at
+random: pieces cut, doubled and put in, values replaced by odd ones, lines moved. Their readers must refuse
+with their own error and in words, within seconds, or take what an oracle takes that shares no code with them
 (`tests/adversary/oracle.py`: the published schemas read to the letter, and rules of its own). Mutants of a
 signature must not verify.
 

@@ -1,4 +1,4 @@
-"""Hostile documents other than requests: claims, cards, cancel requests, presets, policies and reports.
+"""Hostile claims, registrations, cancel requests, presets, policies and reports.
 
 Each is an honest document with something changed in it, as data; `honest` has the honest ones.
 """
@@ -105,7 +105,7 @@ CLAIMS: Records = {
     "a-megabyte-of-blanks": Record(raw=b" " * (5 << 20)),
 }
 
-CARDS: Records = {
+REGISTRATIONS: Records = {
     **_STRICT,
     "a-name-that-is-a-path": _of(name="../mac"),
     "a-name-that-is-an-option": _of(name="--mac"),
