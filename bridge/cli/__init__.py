@@ -91,6 +91,9 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM or SIGHUP came: the command ends like an interrupted one, tidily, with a code of its own."""
 
 
+_terminated_by: list[int] = []  # signals: a library may turn `Terminated` into an error of its own
+
+
 def main(argv: list[str] | None = None) -> None:
     """Entry point of ``kakeya_mac``; exits with the code of the command."""
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -110,8 +113,7 @@ def run_edge(command: click.Command, arguments: list[str]) -> int:
         return stop.exit_code
     except (KeyboardInterrupt, click.Abort) as stop:  # click turns the one into the other
         terminated = isinstance(stop, Terminated) or isinstance(stop.__cause__, Terminated)
-        click.echo("terminated" if terminated else "interrupted", err=True)
-        return EXIT_TERMINATED if terminated else EXIT_INTERRUPTED
+        return _stopped(terminated)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader went away (| head)
         return 0
@@ -122,6 +124,8 @@ def run_edge(command: click.Command, arguments: list[str]) -> int:
         show_error(error)
         failure = (type(error).__name__, error.message, error.remedy, error.exit_code)
     except Exception as error:  # the last line of defence: our bug must not look like the user's mistake
+        if _terminated_by:
+            return _stopped(True)
         _show_bug(error)
         return EXIT_BUG
     document = dict(zip(("error", "message", "remedy", "exit_code"), failure, strict=True))
@@ -180,7 +184,13 @@ def on_signals(heed: Callable[[], object]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _terminate(_number: int, _frame: object) -> NoReturn:
+def _stopped(terminated: bool) -> int:
+    click.echo("terminated" if terminated else "interrupted", err=True)
+    return EXIT_TERMINATED if terminated else EXIT_INTERRUPTED
+
+
+def _terminate(number: int, _frame: object) -> NoReturn:
+    _terminated_by.append(number)
     raise Terminated
 
 

@@ -112,10 +112,12 @@ def test_an_unknown_command_suggests_the_nearest(repo: RepoFixture):
     assert "status" in done.err
 
 
-WITHIN_DEL = """
+START = """
 import os, signal, time
 import click
 from bridge import cli
+"""
+WITHIN_DEL = """
 
 class Closing:
     def __del__(self):
@@ -132,6 +134,21 @@ cli.main([])
 """
 
 
-def test_a_signal_that_comes_while_an_object_is_destroyed_is_not_lost():
-    done = subprocess.run([sys.executable, "-c", WITHIN_DEL], capture_output=True, text=True, timeout=20)
+WITHIN_A_LIBRARY = """
+@click.command()
+def waits():
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(30)
+    except BaseException as error:  # as pydantic does while it builds a model
+        raise RuntimeError("cannot build") from error
+
+cli.cli = waits
+cli.main([])
+"""
+
+
+@pytest.mark.parametrize("program", [WITHIN_DEL, WITHIN_A_LIBRARY], ids=["__del__", "a library"])
+def test_signal_that_comes_within_other_code_is_not_lost(program: str):
+    done = subprocess.run([sys.executable, "-c", START + program], capture_output=True, text=True, timeout=20)
     assert (done.returncode, done.stderr.strip()) == (143, "terminated")
