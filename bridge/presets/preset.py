@@ -219,7 +219,8 @@ def find(name: str, presets: Mapping[str, Preset]) -> Preset:
     names = {alias: preset for preset in presets.values() for alias in (preset.name, *preset.aliases)}
     if name in names:
         return names[name]
-    raise PresetError(f"no preset is named {quoted(name)}", f"presets: {', '.join(presets)}")
+    known = f"presets: {', '.join(presets)}; your own: presets/NAME.toml in KAKEYA_CONFIG"
+    raise PresetError(f"no preset is named {quoted(name)}", known)
 
 
 def validate(preset: Preset, params: Mapping[str, object]) -> dict[str, ParamValue]:

@@ -334,6 +334,8 @@ def parse(path: Path, data: bytes) -> Policy:
 def load(path: Path) -> Policy:
     """The policy in a file that is its owner's alone, or the default where there is none."""
     data = read_owned_file(path, PolicyError, private=True)
+    if data is not None and not data.strip():  # as an editor leaves it while it saves
+        raise PolicyError(f"the policy {path} is empty", "write it; `runner policy init --force` does")
     return Policy() if data is None else parse(path, data)
 
 

@@ -135,6 +135,15 @@ def test_dangling_link_does_not_mean_the_default(owner: ConfigOwner, name: str) 
         owner.book()
 
 
+def test_empty_file_does_not_mean_the_default(owner: ConfigOwner) -> None:
+    """An editor that saves leaves it so for a moment."""
+    book = owner.book()
+    (owner.folder / "policy.toml").write_text("\n")
+    assert book.refresh()
+    assert book.fault is not None
+    assert "policy.toml is empty" in book.fault.message
+
+
 def test_deleted_file_does_not_mean_the_default(owner: ConfigOwner) -> None:
     book = owner.book()
     (owner.folder / "policy.toml").unlink()
