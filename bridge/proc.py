@@ -79,9 +79,10 @@ def run_program(
     is_late = False
     try:
         while process.returncode is None and stopped is None and not is_late:
-            left = max(0.0, min(deadline - time.monotonic(), _GUARD_S))
-            output.join(left)  # it ends with the program, in time; `wait` with a limit polls
+            # The output usually ends with the program; `wait` with a limit polls.
+            output.join(max(0.0, min(deadline - time.monotonic(), _GUARD_S)))
             with contextlib.suppress(subprocess.TimeoutExpired):
+                left = max(0.0, min(deadline - time.monotonic(), _GUARD_S))
                 process.wait(0.0 if output.is_alive() else left)
             stopped, is_late = guard and guard(), time.monotonic() >= deadline
         timed_out = process.returncode is None and stopped is None

@@ -110,7 +110,7 @@ def _push(
             if found.get(target.ref) != target.commit:
                 return CancelOutcome.TOO_LATE
             expected = found.get(ref, "")
-            failures = cache.bring({ref: expected}, [ref], depth=1, small=True) if expected else {}
+            failures = cache.bring({ref: expected}, [ref], depth=1) if expected else {}
             there = read_cancel(cache, expected) if expected and not failures else None
             same_request = there is not None and there.request_commit == cancel.request_commit
             if signature is None and same_request:

@@ -116,7 +116,7 @@ def read_registry(
         found = cache.list_remote(*PLACES, timeout_s=timeout_s)
     held = {ref: commit for ref, commit in found.items() if ref.startswith(PLACES)}
     named = [ref for ref in sorted(held) if _NAME.fullmatch(_listed_name(ref))][:MAX_REGISTRATIONS]
-    failures = cache.bring(held, named, depth=1, small=True)
+    failures = cache.bring(held, named, depth=1)
     read = [_read(cache, ref, held[ref], trusted or {}) for ref in named if ref not in failures]
     readable = [registration for registration in read if registration is not None]
     return Registry(tuple(_latest(readable)), len(held) - len(readable), held)

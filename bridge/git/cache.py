@@ -27,8 +27,8 @@ MAX_PACKS = 50
 MAX_BYTES = 1024**3
 # Commits fetched in the last hour are kept: what a later request shares with them need not travel again.
 KEPT_S = 3600
-# Claims, cancel requests and registrations, which a heartbeat may wait for.
-SMALL_BYTES, SMALL_TIMEOUT_S = 16 * 1024**2, 15.0
+# What a heartbeat waits for, in all.
+HURRIED_S, HURRIED_BYTES = 15.0, 64 * 1024**2
 # A repository that may be broken is rebuilt at most so often: what others push can look like damage.
 REPAIR_S = 600.0
 
@@ -58,6 +58,7 @@ class GitCache(GitRepo):
         self.remote = remote
         self._limit_bytes = limit_bytes
         self._busy = threading.Lock()
+        self._thread = threading.local()
         self._repaired_at: float | None = None
 
     def prepare(self) -> None:
@@ -71,7 +72,24 @@ class GitCache(GitRepo):
     def list_remote(self, *prefixes: str, timeout_s: float | None = None) -> dict[str, str]:
         """Refs of the remote below some prefixes; see `GitRepo.list_refs`."""
         self.prepare()
-        return self.list_refs(self.remote, *prefixes, timeout_s=timeout_s)
+        return self.list_refs(self.remote, *prefixes, timeout_s=timeout_s or self._left_s())
+
+    @contextlib.contextmanager
+    def hurried(self) -> Generator[None, None, None]:
+        """Give lists and fetches of this thread `HURRIED_S` in all, and leave clean-ups to others.
+
+        A heartbeat waits for them, and a running job may need what is here.
+        """
+        self._thread.deadline = time.monotonic() + HURRIED_S
+        try:
+            yield
+        finally:
+            del self._thread.deadline
+
+    def _left_s(self) -> float | None:
+        """Seconds that this thread has left, at least a moment; None: it is not `hurried`."""
+        deadline = getattr(self._thread, "deadline", None)
+        return None if deadline is None else max(0.1, deadline - time.monotonic())
 
     @contextlib.contextmanager
     def scratch(self) -> Generator[Scratch, None, None]:
@@ -81,25 +99,24 @@ class GitCache(GitRepo):
             yield scratch
 
     def bring(
-        self, found: Mapping[str, str], names: Collection[str], *, depth: int = 2, small: bool = False
+        self, found: Mapping[str, str], names: Collection[str], *, depth: int = 2
     ) -> dict[str, BusError]:
         """Fetch the commits that some refs (`names`) held when they were listed, where they are not here yet.
 
         A name may also be a commit's own sha, which some ref of the remote reaches. Commits that are here
-        with a shorter history than `depth` are not fetched again. What is `small` gets less time and space
-        and no clean-up, because a running job may need what is here. Returns what went wrong, by name:
-        too large, or not what was listed any more. The others are here.
+        with a shorter history than `depth` are not fetched again. Returns what went wrong, by name: too
+        large, or not what was listed any more. The others are here.
         """
         if names:
             self.prepare()
         # Git fetches no two refs into one, so of those that hold the same commit one is fetched.
         missing = {found[name]: name for name in names if not self.exists(found[name])}
-        failed = self._fetch_each(missing, depth, small)
+        failed = self._fetch_each(missing, depth)
         broken = {sha: missing[sha] for sha, failure in failed.items() if type(failure) is BusError}
-        if broken and self.repair():
+        if broken and self._left_s() is None and self.repair():
             failed = {sha: failed[sha] for sha in failed.keys() - broken.keys()}
-            failed |= self._fetch_each(broken, depth, small)
-        if missing and not small:
+            failed |= self._fetch_each(broken, depth)
+        if missing and self._left_s() is None:
             self._collect_garbage({found[name] for name in names})
         for sha in missing.keys() - failed.keys():
             if not self.exists(sha):
@@ -144,25 +161,30 @@ class GitCache(GitRepo):
         new.rename(self.directory)
         self.close()
 
-    def _fetch_each(self, missing: Mapping[str, str], depth: int, small: bool) -> dict[str, BusError]:
+    def _fetch_each(self, missing: Mapping[str, str], depth: int) -> dict[str, BusError]:
         """Fetch commits, named by sha with a ref that holds each; returns what failed, by sha.
 
         All at once; if that fails, in halves, so that one bad ref does not hide the others.
         """
         if not missing:
             return {}
+        left_s, limit = self._left_s(), self._limit_bytes
+        if left_s is not None:
+            if left_s <= 0.1:
+                late = RemoteUnreachable(f"{self.remote} answers too slowly for a heartbeat")
+                return dict.fromkeys(missing, late)
+            limit = min(limit, HURRIED_BYTES)
         wanted = {name: f"{_KEPT}{int(time.time()):012d}-{sha}" for sha, name in missing.items()}
         try:
             with self._exclusive():
                 for part in (self.directory / "objects" / "pack").glob("tmp_*"):  # of a fetch that broke off
                     part.unlink(missing_ok=True)
-                limit, timeout_s = (SMALL_BYTES, SMALL_TIMEOUT_S) if small else (self._limit_bytes, None)
-                self.fetch(self.remote, wanted, depth=depth, timeout_s=timeout_s, limit_bytes=limit)
+                self.fetch(self.remote, wanted, depth=depth, timeout_s=left_s, limit_bytes=limit)
         except BusError as error:
             rows = list(missing.items())
             if len(rows) > 1:
                 halves = rows[: len(rows) // 2], rows[len(rows) // 2 :]
-                first, rest = (self._fetch_each(dict(half), depth, small) for half in halves)
+                first, rest = (self._fetch_each(dict(half), depth) for half in halves)
                 return first | rest
             [(sha, name)] = rows
             if isinstance(error, RemoteUnreachable) and name not in self.list_remote(name):

@@ -60,6 +60,7 @@ class SetupOptions:
         around = prefix_around(Path(sys.prefix)) or self.home / PREFIX
         self.prefix = (Path(flags.prefix).expanduser() if flags.prefix else around).resolve()
         before = read_stored(self.prefix)
+        self.is_new = flags.command == "setup" and not before
         if flags.command == "setup" and flags.dry_run and not (before or flags.url or flags.remote):
             before = {"url": _EXAMPLE, "service": "both"}
         given = {**before, **{name: value for name, value in vars(flags).items() if value is not None}}
@@ -117,7 +118,7 @@ def _objections(options: SetupOptions) -> Iterator[tuple[str, str]]:
     # macOS keeps services from the first; a volume may be missing at a start; a checkout is replaced.
     guarded = ("Desktop", "Documents", "Downloads", "Library/Mobile Documents")
     for folder in (*(options.home.resolve() / name for name in guarded), Path("/Volumes"), options.source):
-        if options.prefix.is_relative_to(folder):
+        if options.is_new and options.prefix.is_relative_to(folder):
             yield f"--prefix {options.prefix} lies in {folder}", f"choose another, such as ~/{PREFIX}"
     if options.is_serving and options.bus is None:
         yield f"--service {options.service} needs --remote", "the git remote that the daemon serves"

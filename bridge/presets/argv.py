@@ -70,6 +70,8 @@ def parse_element(text: str) -> Element:
         raise ValueError(f"{text!r} is not a placeholder this version knows")
     if flag and kind in _SEVERAL:
         raise ValueError(f"{text!r}: ${{{kind}}} is several words, not one value")
+    if (kind, name) == ("out", "result"):
+        raise ValueError(f"{text!r}: result.json is the result itself")
     if kind == "env" and _SECRET.search(name):
         raise ValueError(f"{text!r}: an argv is published, so no secret belongs in it")
     return Element(text, flag, kind=kind, name=name or "")

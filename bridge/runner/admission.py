@@ -15,7 +15,6 @@ from bridge.bus.requests import RefValue, RequestCommit, has_result
 from bridge.errors import (
     BrokenObject,
     BusError,
-    LeaseLost,
     ParameterError,
     PresetError,
     RequestRefused,
@@ -141,7 +140,7 @@ class Admission:
                 return NotNow(reason, manifest.expires_at, Refusal(Reason.MACHINE_UNFIT, reason))
         answered = self.store.get(request.nonce).answered_at is not None
         if not answered and request.nonce <= refs.nonce_time(now - SETTLED):  # nothing younger is archived
-            with contextlib.suppress(BrokenObject, LeaseLost):  # anyone with push rights can break it
+            with contextlib.suppress(BrokenObject):  # anyone with push rights can break it
                 archive = open_archive(self.cache, found)
                 answered = archive is not None and archive.get(request.nonce) is not None
         decision = decide(request, self.config, now, answered=answered)

@@ -16,7 +16,7 @@ from bridge.bus.claims import Claim, Heartbeat, claim, has_expired, read_claim, 
 from bridge.bus.requests import CANCELS, RESULTS, RefValue, has_result, state_of
 from bridge.errors import LeaseLost, PushRejected, describe
 from bridge.evidence.redact import Secrets
-from bridge.git.cache import SMALL_TIMEOUT_S, GitCache
+from bridge.git.cache import GitCache
 from bridge.git.repo import RefUpdate
 from bridge.protocol import refs
 from bridge.protocol.result import Phase, Progress
@@ -193,7 +193,7 @@ class Leases:
 
     def _read(self, request: Request, held: RefValue) -> None:
         """Read what the claim on a request says now, and whether it must be respected."""
-        if self.cache.bring({held.ref: held.commit}, [held.ref], depth=1, small=True):
+        if self.cache.bring({held.ref: held.commit}, [held.ref], depth=1):
             return  # it moved; the next look sees what is there
         request.status = read_status(self.cache, held.commit)
         request.read_claim_at = self.clock() + _READ_AGAIN_S
@@ -231,7 +231,7 @@ class CancelMonitor:
     def reason(self, request: Request) -> str | None:
         """Why a request is cancelled, by what was last seen of it; None: it is not."""
         held = request.cancel
-        if held is None or self.cache.bring({held.ref: held.commit}, [held.ref], depth=1, small=True):
+        if held is None or self.cache.bring({held.ref: held.commit}, [held.ref], depth=1):
             return None
         objection = cancels.objection(
             self.cache,
@@ -253,8 +253,7 @@ class CancelMonitor:
     def poll(self, request: Request) -> tuple[str | None, set[str]]:
         """Why a running request shall stop, or None; and the nonces of others with a cancel request."""
         branch = None if request.manifest is None else request.manifest.result_ref
-        names = (*CANCELS, refs.INBOX, *([branch] if branch else []))
-        found = self.cache.list_remote(*names, timeout_s=SMALL_TIMEOUT_S)
+        found = self.cache.list_remote(*CANCELS, refs.INBOX, *([branch] if branch else []))
         asked = held_by_nonce(found, CANCELS)
         own = asked.pop(request.nonce, None)
         request.cancel = own or request.cancel  # goes with the result

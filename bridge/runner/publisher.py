@@ -14,6 +14,7 @@ from bridge.bus.results import file_objections
 from bridge.errors import BusError, MachineError, ResultError, describe
 from bridge.git.cache import GitCache
 from bridge.proc import write_atomic
+from bridge.protocol.refs import parse_request_ref
 from bridge.protocol.result import RESULT_NAME, Reason, Status, Verdict, parse_result
 from bridge.runner.config import RunnerConfig
 from bridge.runner.store import Store
@@ -49,19 +50,21 @@ class Publisher:
     def flush(self, found: Mapping[str, str]) -> None:
         """Push what earlier failures or processes left; `found`: the remote's refs, as last seen."""
         for nonce in self.store.unpublished():
-            if self.store.is_due(nonce) and (result := self.store.result(nonce)) is not None:
+            if not self.store.is_due(nonce) or (result := self.store.result(nonce)) is None:
+                continue
+            try:
+                _check_whole(result)
+            except ResultError as error:
+                log.error("%s: its result is damaged on this disk; it runs again: %s", nonce, error.message)
+                self.store.drop_result(nonce)
+            else:
                 self._deliver(result, self._own_claim(nonce, found))
 
     def _deliver(self, result: ResultFiles, claim: Claim | None, *, untouched: bool = False) -> None:
         """Push one result; what goes wrong with it must not hold up the others."""
         nonce, known = result.nonce, self.store.get(result.nonce)
         try:
-            _check_whole(result)
             where = self._push(result, claim, untouched=untouched, tries=1 if known.failures else TRIES)
-        except ResultError as error:
-            log.error("%s: its result is damaged on this disk; it runs again: %s", nonce, error.message)
-            self.store.drop_result(nonce)
-            return
         except AlreadyAnswered as error:
             log.warning("%s: not published: %s", nonce, error.message)
             if claim is not None:
@@ -115,7 +118,7 @@ class Publisher:
     def _own_claim(self, nonce: str, found: Mapping[str, str]) -> Claim | None:
         """The claim on a request as ours to use, where an earlier process of this runner made it."""
         held = state_of(found, nonce).claim
-        if held is None or self.cache.bring({held.ref: held.commit}, [held.ref], depth=1, small=True):
+        if held is None or self.cache.bring({held.ref: held.commit}, [held.ref], depth=1):
             return None
         status = read_status(self.cache, held.commit)
         if status is None or status.session not in self.sessions:
@@ -129,7 +132,9 @@ class Publisher:
 def _check_whole(result: ResultFiles) -> None:
     """Raise a `ResultError` where what lies here is not what was kept."""
     parsed = parse_result(result.result)
-    if (parsed.nonce, parsed.request_commit) != (result.nonce, result.request_commit):
+    named = None if result.result_ref is None else parse_request_ref(result.result_ref)
+    is_own = result.result_ref is None or (named is not None and named.nonce == result.nonce)
+    if not is_own or (parsed.nonce, parsed.request_commit) != (result.nonce, result.request_commit):
         raise ResultError(f"{RESULT_NAME} names another request")
     for objection in file_objections(parsed, result.contents()):
         raise ResultError(objection)

@@ -115,7 +115,8 @@ class Store:
 
     def get(self, nonce: str) -> RequestRecord:
         """What is known of a request; an empty record where nothing is."""
-        columns = "SELECT attempts, not_before, reason, failures, refusals, answered_at"
+        columns = "SELECT CAST(attempts AS INT), CAST(not_before AS REAL), reason, CAST(failures AS INT)"
+        columns += ", CAST(refusals AS INT), CAST(answered_at AS REAL)"
         rows = self._query(f"{columns} FROM request WHERE nonce = ?", nonce)
         return RequestRecord(*rows[0]) if rows else RequestRecord()
 
@@ -123,7 +124,8 @@ class Store:
         """Whether a request may be tried now."""
         known = self.get(nonce)
         left_s = (known.not_before or 0.0) - self.clock()
-        return left_s <= 0 or (known.failures > 0 and left_s > LONGEST_PAUSE_S)  # else the clock was set back
+        # No failure is paused for longer: the clock was set back.
+        return left_s <= 0 or (known.failures > 0 and left_s > LONGEST_PAUSE_S)
 
     def begin(self, nonce: str, attempt: int) -> None:
         """Note that an attempt begins: durable before anything runs."""

@@ -83,7 +83,6 @@ def judge(
     still_open = set() if finished else {refs.nonce_of(ref, refs.INBOX) for ref in found}
     if finished:
         report.problems += [f"left on the remote: {ref}" for ref in found if ref.startswith(_LEFT_OVER)]
-        report.problems += [f"a lock was left in the remote: {path}" for path in remote.rglob("*.lock")]
     report.problems += _broken_objects(repo)
     nonces = _nonces(found)
     strangers = {nonce: _requested_by(repo, found, nonce) for nonce in nonces - requester.accepted.keys()}
