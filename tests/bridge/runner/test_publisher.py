@@ -134,6 +134,7 @@ def test_result_that_is_always_rejected_is_replaced_without_files(
     assert pauses == sorted(pauses)
     assert sum(pauses) > 600
     assert submitted.nonce in post.publisher.waiting(), "a server's bad minutes pass"
+    post.begin()  # a restart forgets no refusal
     small, other = post.claimed()
     post.publish(small, other, {"report.json": b"{}\n"})
     assert post.files(small) == {"report.json": b"{}\n"}
