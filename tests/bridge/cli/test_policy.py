@@ -147,7 +147,7 @@ def test_missing_policy_file_means_the_default_and_is_reported(owner: PolicyOwne
 def test_a_fault_anywhere_in_the_folder_is_found(
     owner: PolicyOwner, name: str, text: str, mode: int, message: str
 ) -> None:
-    owner.write("")
+    owner.write("# the defaults\n")
     (owner.config / "presets").mkdir()
     (owner.config / name).write_text(text)
     (owner.config / name).chmod(mode)
@@ -181,7 +181,7 @@ def test_what_the_owner_may_have_meant_otherwise_is_a_note(owner: PolicyOwner) -
     ("text", "preset", "changes", "setting"),
     [
         ('allow_presets = ["probe"]', "gate", {}, 'policy.toml: allow_presets = ["probe"]'),
-        ("", "tests", {"params": {"path": "tests/a.py"}}, "default: allow_repo_code = false"),
+        ("# the defaults\n", "tests", {"params": {"path": "tests/a.py"}}, "default: allow_repo_code = false"),
         (
             "allow_repo_code = false",
             "tests",
