@@ -186,14 +186,14 @@ class Claim:
         self.commit, self.status = commit, status
         self._unanswered.clear()
 
-    def hold_for_publishing(self, line: str | None = None) -> None:
-        """Renew for as long as a lease may be, for the push that follows; `line` joins the log lines."""
+    def hold_for_publishing(self, line: str | None = None, *, lease_s: float = MAX_LEASE_S) -> None:
+        """Renew for the push that follows, or for a row of them; `line` joins the log lines."""
         tail = self.status.log_tail
         if line is not None and line not in tail:
             tail = (*tail, line)
         since = datetime.now(UTC) - parse_time(self.status.updated_at)
         elapsed_s = self.status.elapsed_s + max(0.0, since.total_seconds())
-        self.renew(Heartbeat(result.Phase.PUBLISHING, elapsed_s, None, tail), lease_s=MAX_LEASE_S)
+        self.renew(Heartbeat(result.Phase.PUBLISHING, elapsed_s, None, tail), lease_s=lease_s)
 
     def release(self) -> None:
         """Give the request back: delete the claim if it is still ours. Never raises for a lost one."""

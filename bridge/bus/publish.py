@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from bridge.bus.claims import Claim
+from bridge.bus.claims import MAX_LEASE_S, Claim
 from bridge.bus.requests import SKIP_CI, RefValue, has_result
 from bridge.bus.results import MAX_WALK, TRAILER, first_parents
 from bridge.errors import BrokenObject, BusError, LeaseLost, PushRejected, RemoteUnreachable, ResultError
@@ -82,7 +82,7 @@ def publish(
             return published
         with contextlib.suppress(BusError):  # lost or away: the push itself finds that out
             if claim is not None:  # which nothing else renews any more
-                claim.hold_for_publishing()
+                claim.hold_for_publishing(lease_s=MAX_LEASE_S if large else claim.status.lease_s)
         for attempt in range(tries):
             try:
                 return publication.attempt(last=attempt == tries - 1)
