@@ -47,7 +47,7 @@ def test_refused_request_is_not_run_when_the_policy_has_changed(
     commit, daemon = runner.tip(asked.result_ref) or "", runner.daemon()
     assert daemon.serve(once=True, idle_timeout_s=20) == 1
     assert runner.verdict(asked.nonce) == ("refused", "policy")
-    runner.policy("# the defaults\n")
+    runner.policy("")
     push_again(runner, asked, commit)
     assert daemon.serve(once=True, idle_timeout_s=20) == 1
     assert runner.verdict(asked.nonce) == REPLAYED
