@@ -83,7 +83,10 @@ class Machine:
 
     def has_settled(self) -> bool:
         """Whether it serves since its last start, and nothing of its earlier lives is left to see to."""
-        left = [*procs.unpublished(self._state), *self._state.glob("runner/*/jobs/*")]
+        try:
+            left = [*procs.unpublished(self._state), *self._state.glob("runner/*/jobs/*")]
+        except FileNotFoundError:  # a start removes the folder just now
+            return False
         return "serving " in self.text()[self._said :] and not left
 
     def lose_state(self) -> None:
