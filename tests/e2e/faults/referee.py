@@ -83,6 +83,8 @@ def judge(
     still_open = set() if finished else {refs.nonce_of(ref, refs.INBOX) for ref in found}
     if finished:
         report.problems += [f"left on the remote: {ref}" for ref in found if ref.startswith(_LEFT_OVER)]
+        # A killed git leaves the lock of one ref, and no result waits for it; these would block every push.
+        report.problems += [f"a lock was left in the remote: {path}" for path in remote.glob("*.lock")]
     report.problems += _broken_objects(repo)
     nonces = _nonces(found)
     strangers = {nonce: _requested_by(repo, found, nonce) for nonce in nonces - requester.accepted.keys()}
