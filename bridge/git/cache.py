@@ -27,8 +27,8 @@ MAX_PACKS = 50
 MAX_BYTES = 1024**3
 # Commits fetched in the last hour are kept: what a later request shares with them need not travel again.
 KEPT_S = 3600
-# What a heartbeat waits for, in all.
-HURRIED_S, HURRIED_BYTES = 15.0, 64 * 1024**2
+# What the thread of the heartbeat may fetch before it renews the lease again.
+HEARTBEAT_FETCH_S, HEARTBEAT_FETCH_BYTES = 15.0, 64 * 1024**2
 # A repository that may be broken is rebuilt at most so often: what others push can look like damage.
 REPAIR_S = 600.0
 
@@ -75,19 +75,19 @@ class GitCache(GitRepo):
         return self.list_refs(self.remote, *prefixes, timeout_s=timeout_s or self._left_s())
 
     @contextlib.contextmanager
-    def hurried(self) -> Generator[None, None, None]:
-        """Give lists and fetches of this thread `HURRIED_S` in all, and leave clean-ups to others.
+    def deadline(self) -> Generator[None, None, None]:
+        """Give lists and fetches of this thread `HEARTBEAT_FETCH_S` in all, and leave clean-ups to others.
 
         A heartbeat waits for them, and a running job may need what is here.
         """
-        self._thread.deadline = time.monotonic() + HURRIED_S
+        self._thread.deadline = time.monotonic() + HEARTBEAT_FETCH_S
         try:
             yield
         finally:
             del self._thread.deadline
 
     def _left_s(self) -> float | None:
-        """Seconds that this thread has left, at least a moment; None: it is not `hurried`."""
+        """Seconds that this thread has left, at least a moment; None: it has no `deadline`."""
         deadline = getattr(self._thread, "deadline", None)
         return None if deadline is None else max(0.1, deadline - time.monotonic())
 
@@ -173,7 +173,7 @@ class GitCache(GitRepo):
             if left_s <= 0.1:
                 late = RemoteUnreachable(f"{self.remote} answers too slowly for a heartbeat")
                 return dict.fromkeys(missing, late)
-            limit = min(limit, HURRIED_BYTES)
+            limit = min(limit, HEARTBEAT_FETCH_BYTES)
         wanted = {name: f"{_KEPT}{int(time.time()):012d}-{sha}" for sha, name in missing.items()}
         try:
             with self._exclusive():

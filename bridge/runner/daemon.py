@@ -226,7 +226,7 @@ class Daemon:
             lambda beat: self._cache.recover(lambda: claim.renew(beat)),
             interval_s=timing.heartbeat_s,
             secrets=job.secrets,
-            poll=lambda: self._poll_hurried(request, started),
+            poll=lambda: self._poll_with_deadline(request, started),
             poll_s=timing.cancel_s,
             clock=self._clock,
         )
@@ -242,8 +242,8 @@ class Daemon:
         if verdict.reason is Reason.REPLAYED:
             self._store.back_off(request.nonce, "it was answered before")
 
-    def _poll_hurried(self, request: Request, started: float) -> str | None:
-        with self._cache.hurried():
+    def _poll_with_deadline(self, request: Request, started: float) -> str | None:
+        with self._cache.deadline():
             return self._poll_cancels(request, started)
 
     def _poll_cancels(self, request: Request, started: float) -> str | None:

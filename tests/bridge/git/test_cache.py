@@ -179,19 +179,21 @@ def test_what_is_asked_for_again_stays(bus: BusFixture, monkeypatch: pytest.Monk
         assert bus.cache.exists(submitted.commit)
 
 
-def test_hurried_fetch_is_bounded_and_cleans_nothing_up(bus: BusFixture, monkeypatch: pytest.MonkeyPatch):
+def test_fetch_with_a_deadline_is_bounded_and_cleans_nothing(
+    bus: BusFixture, monkeypatch: pytest.MonkeyPatch
+):
     kept, claim = noise(bus, "refs/kk/kept", 1000), noise(bus, "refs/kk/claim", 1000)
     large = noise(bus, "refs/kk/large", 1 << 20)
     monkeypatch.setattr(caching, "MAX_BYTES", 0)
-    monkeypatch.setattr(caching, "HURRIED_BYTES", 100_000)
+    monkeypatch.setattr(caching, "HEARTBEAT_FETCH_BYTES", 100_000)
     assert not bus.cache.bring({"refs/kk/kept": kept}, ["refs/kk/kept"])
-    with bus.cache.hurried():
+    with bus.cache.deadline():
         assert not bus.cache.bring({"refs/kk/claim": claim}, ["refs/kk/claim"])
         assert bus.cache.exists(kept), "a running job may need it"
         failed = bus.cache.bring({"refs/kk/large": large}, ["refs/kk/large"])
     assert isinstance(failed["refs/kk/large"], FetchTooLarge)
-    monkeypatch.setattr(caching, "HURRIED_S", 0)
-    with bus.cache.hurried():
+    monkeypatch.setattr(caching, "HEARTBEAT_FETCH_S", 0)
+    with bus.cache.deadline():
         failed = bus.cache.bring({"refs/kk/large": large}, ["refs/kk/large"])
     assert isinstance(failed["refs/kk/large"], RemoteUnreachable)
     assert not bus.cache.bring({"refs/kk/large": large}, ["refs/kk/large"])
