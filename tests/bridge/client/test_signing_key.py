@@ -30,7 +30,10 @@ def agent(monkeypatch: pytest.MonkeyPatch, bus: BusFixture) -> Iterator[Path]:
     socket = Path(folder) / "s"
     process = subprocess.Popen(["ssh-agent", "-D", "-a", str(socket)], stdout=subprocess.DEVNULL)
     monkeypatch.setenv("SSH_AUTH_SOCK", str(socket))
-    wait_for(socket.exists, what="the agent's socket")
+    wait_for(
+        lambda: subprocess.run(["ssh-add", "-l"], capture_output=True).returncode < 2,
+        what="an answer of the agent",
+    )
     yield socket
     process.terminate()
     process.wait()
