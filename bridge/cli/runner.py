@@ -19,8 +19,9 @@ import click
 
 from bridge import settings
 from bridge.cli import on_signals, options, show
-from bridge.cli.keys import key, peers, signers
+from bridge.cli.peers import peers
 from bridge.cli.policy import policy
+from bridge.cli.signers import signers
 from bridge.client.remotes import resolve_remote
 from bridge.git.cache import GitCache
 from bridge.git.repo import GitRepo
@@ -31,14 +32,15 @@ from bridge.log import configure
 from bridge.mac.setup import main as run_setup
 from bridge.protocol.result import RESULT_SIGNATURE_NAME, Verdict
 from bridge.render.evidence import summary
-from bridge.runner.config import RunnerConfig, host_name, open_config
+from bridge.runner.config import RunnerConfig, checked_name, ensure_key, host_name, open_config, renew_key
 from bridge.runner.daemon import Daemon
 from bridge.settings import Settings
+from bridge.signing import ssh
 
 log = logging.getLogger(__name__)
 
 
-@click.group(commands=[policy, signers, peers, key])
+@click.group(commands=[policy, signers, peers])
 def runner() -> None:
     """Commands for the machine that does the work."""
 
@@ -273,6 +275,45 @@ def publish(
     click.echo(annotation(level, outputs["verdict"] or "left alone", f"{outcome.nonce} {message}"))
     document = {**outputs, "message": verdict.message if verdict else "", "exit_code": outcome.exit_code}
     return show(as_json, document, untrusted=("message",))
+
+
+@runner.command(
+    epilog="""\b
+Examples:
+  kakeya_mac runner key
+  kakeya_mac runner key --name studio --renew
+
+--renew deletes the old key; a serving runner signs with the new one from then on. Give the printed commands
+to everyone who trusts the old one."""
+)
+@click.option("--name", metavar="NAME", help="The runner's name (default: the host's).")
+@click.option("--renew", is_flag=True, help="Make a new key, for good.")
+@options.json_option
+def key(name: str | None, renew: bool, as_json: bool) -> int:
+    """Show the key with which this runner signs, and the commands that make others believe it."""
+    own_name, state = checked_name(name or host_name()), settings.load().state_dir
+    file = str(ssh.public_key(ensure_key(state, own_name)))
+    replaced = None
+    if renew:
+        replaced = ssh.read_key(file).fingerprint
+        renew_key(state, own_name)
+    public = ssh.read_key(file)
+    line = f"{public.line} {public.comment}".strip()
+    document = {
+        "name": own_name,
+        "key": public.line,
+        "fingerprint": public.fingerprint,
+        "clients": f"kakeya_mac runners trust {own_name} --key '{line}'",
+        "macs": f"kakeya_mac runner peers add {own_name} --key '{line}'",
+        "replaced": replaced,
+        "exit_code": 0,
+    }
+    lines = [f"{own_name}  {public.fingerprint}", "clients and other Macs know it with"]
+    lines += [f"  {document['clients']}", f"  {document['macs']}"]
+    if replaced is not None:
+        lines.append("and no longer know the old one with")
+        lines.append(f"  kakeya_mac runners revoke {own_name} --key {replaced}")
+    return show(as_json, document, lines)
 
 
 def _outputs(nonce: str, verdict: Verdict | None) -> dict[str, str]:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from bridge import signing
-from bridge.cli.keys import key, peers
+from bridge.cli.peers import peers
+from bridge.cli.runner import key
 from bridge.cli.runners import runners
 from bridge.runner.config import key_path
 from bridge.signing.trust import names_that_count, pinned_keys

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bridge import signing
-from bridge.cli.keys import signers
+from bridge.cli.signers import signers
 from tests.bridge.cli.calls import call
 from tests.bridge.signing.keyring import private, public
 from tests.fixtures.repo import Done

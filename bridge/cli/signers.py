@@ -1,4 +1,4 @@
-"""``kakeya_mac runner signers``, ``peers`` and ``key``: whom a Mac knows by which key, and its own."""
+"""``kakeya_mac runner signers``: whose requests a Mac accepts, and the commands of any list of keys."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ import click
 from bridge import settings
 from bridge.cli import show
 from bridge.cli.options import all_option, json_option, keys_of_name, until_option
-from bridge.runner.config import checked_name, ensure_key, host_name, renew_key
 from bridge.signing import keyfiles, ssh, trust
 
 
-def _key_group(
-    kind: str, file: str, namespaces: tuple[str, ...], *, about: str, examples: str
-) -> click.Group:
+def key_group(kind: str, file: str, namespaces: tuple[str, ...], *, about: str, examples: str) -> click.Group:
     """The group of commands for one list of keys; `kind` is its name, and the key of the list in JSON."""
     group = click.Group(kind, help=about)
 
@@ -104,7 +101,7 @@ def _entry_json(entry: keyfiles.ListedKey) -> dict[str, Any]:
     }
 
 
-signers = _key_group(
+signers = key_group(
     "signers",
     "allowed_signers",
     (trust.REQUEST_NAMESPACE, trust.CANCEL_NAMESPACE),
@@ -117,52 +114,3 @@ signers = _key_group(
 The requester gets this command from `kakeya_mac key`. Compare the key over a channel you trust. A new key
 under a name that has one already is added to it; then `revoke` the old one.""",
 )
-peers = _key_group(
-    "peers",
-    "known_runners",
-    (trust.CLAIM_NAMESPACE, trust.RUNNER_NAMESPACE),
-    about="Runners of other Macs, in the list known_runners: whose claims hold a signed request.",
-    examples="""\
-  kakeya_mac runner peers add studio --key 'ssh-ed25519 AAAA… kakeya-mac runner studio'
-
-The other Mac's owner gets this command from `kakeya_mac runner key`. Macs of one bus list each other.""",
-)
-
-
-@click.command(
-    epilog="""\b
-Examples:
-  kakeya_mac runner key
-  kakeya_mac runner key --name studio --renew
-
---renew deletes the old key; a serving runner signs with the new one from then on. Give the printed commands
-to everyone who trusts the old one."""
-)
-@click.option("--name", metavar="NAME", help="The runner's name (default: the host's).")
-@click.option("--renew", is_flag=True, help="Make a new key, for good.")
-@json_option
-def key(name: str | None, renew: bool, as_json: bool) -> int:
-    """Show the key with which this runner signs, and the commands that make others believe it."""
-    runner, state = checked_name(name or host_name()), settings.load().state_dir
-    file = str(ssh.public_key(ensure_key(state, runner)))
-    replaced = None
-    if renew:
-        replaced = ssh.read_key(file).fingerprint
-        renew_key(state, runner)
-    public = ssh.read_key(file)
-    line = f"{public.line} {public.comment}".strip()
-    document = {
-        "name": runner,
-        "key": public.line,
-        "fingerprint": public.fingerprint,
-        "clients": f"kakeya_mac runners trust {runner} --key '{line}'",
-        "macs": f"kakeya_mac runner peers add {runner} --key '{line}'",
-        "replaced": replaced,
-        "exit_code": 0,
-    }
-    lines = [f"{runner}  {public.fingerprint}", "clients and other Macs know it with"]
-    lines += [f"  {document['clients']}", f"  {document['macs']}"]
-    if replaced is not None:
-        lines.append("and no longer know the old one with")
-        lines.append(f"  kakeya_mac runners revoke {runner} --key {replaced}")
-    return show(as_json, document, lines)
