@@ -92,8 +92,8 @@ def run(chosen: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
     from engine.blas import fit_threads
     from engine.cli.progress import shown_progress
-    from engine.loading import load_target
     from engine.runtime import prepare
+    from engine.target.loading import load_target
 
     runtime = prepare()
     folders = make_folders(chosen.size, folder)

@@ -37,14 +37,14 @@ import mlx.core as mx  # noqa: E402
 from results_file import write  # noqa: E402
 
 from engine import decode as loop  # noqa: E402
+from engine.draft_length import FixedDraftLength  # noqa: E402
 from engine.drafters.base import Draft  # noqa: E402
 from engine.drafters.block import BlockDrafter  # noqa: E402
 from engine.evaluation.prompts import SHIPPED_SETS, encode, load_prompts  # noqa: E402
-from engine.loading import SHIPPED_DRAFTER, SHIPPED_TARGET, load_drafter, load_target  # noqa: E402
-from engine.pace import Fixed  # noqa: E402
 from engine.sampling import Sampler, Sampling  # noqa: E402
 from engine.stops import Stops  # noqa: E402
-from engine.target import Target  # noqa: E402
+from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET, load_drafter, load_target  # noqa: E402
+from engine.target.model import Target  # noqa: E402
 
 TEMPERATURES = (0.0, 0.6, 1.0)
 RULES = ("rejection", "sample-and-compare", "likeliest-draft")
@@ -59,7 +59,7 @@ class LikeliestDrafter(BlockDrafter):
 
 
 def sample_and_compare(draft: Draft, logits: mx.array, sampler: Sampler) -> mx.array:
-    """In the form of `engine.accept.pack_sampled`: the target draws at every row, [B, V] to int32 [1 + B]."""
+    """In the form of `engine.acceptance.pack_sampled`: the target draws each row, [B, V] to int32 [1 + B]."""
     tokens = sampler.draw(sampler.distribution(logits))  # [B]
     hits = (draft.tokens == tokens[:-1]).astype(mx.int32)
     return mx.concatenate([mx.cumprod(hits).sum()[None].astype(mx.int32), tokens])
@@ -73,7 +73,7 @@ class Rejection:
         self.expected: list[mx.array] = []  # [2] tokens each: by rejection, by sample-and-compare
 
     def __call__(self, draft: Draft, logits: mx.array, sampler: Sampler) -> mx.array:
-        """As `engine.accept.pack_sampled`."""
+        """As `engine.acceptance.pack_sampled`."""
         if len(draft) == self._block - 1:
             chosen = draft.tokens[:, None]
             p = mx.take_along_axis(sampler.distribution(logits[:-1]), chosen, axis=-1)[:, 0]
@@ -130,7 +130,7 @@ class Bench:
                     max_tokens=self.options.max_tokens,
                     stops=Stops(self.stops),
                     sampler=None if sampling.greedy else Sampler(sampling),
-                    pace=Fixed(self.options.block),
+                    draft_length=FixedDraftLength(self.options.block),
                 )
                 rounds = [step for step in steps if step.round and step.round.block == self.options.block]
                 counts.extend(len(step.tokens) for step in rounds)

@@ -10,7 +10,7 @@ Three arms decode the same prompts with the same limits, in turns:
 
 Decoding is the tokens after the first over the time from the first to the last; end-to-end begins before the
 prompt is taken in (at the client: before the request is sent). No session is kept, so each arm computes every
-prompt anew and its pace knows nothing. Ratios are of the same repetition, the median of all; one more is
+prompt again with a new draft length. Ratios are of the same repetition, the median of all; one more is
 that of the fastest repetitions, which a busy machine disturbs less, and one that of the processor's time (of
 the server, without its client; on Linux), which it disturbs least. Where more wants to run than there are
 cores, a client may see first and last token at once, and only that last ratio says anything. The client does

@@ -4,16 +4,16 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.attention import refuse_policy
 from engine.blas import fit_threads
 from engine.cache.policy import NATIVE, KVPolicy, parse_policy
 from engine.decode import Diagnosis
+from engine.draft_length import AdaptiveDraftLength, DraftLength, FixedDraftLength
 from engine.drafters.registry import WITH_LOOKUP, open_drafter
 from engine.errors import ConfigurationError
-from engine.loading import SHIPPED_DRAFTER, SHIPPED_TARGET, LoadedDrafter, LoadedTarget, load_target
-from engine.pace import Adaptive, Fixed, Pace
 from engine.restoration.loading import open_restoration
 from engine.restoration.session import RestorationPlan
+from engine.target.attention import refuse_policy
+from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET, LoadedDrafter, LoadedTarget, load_target
 
 LARGEST_BLOCK = 1024
 
@@ -32,7 +32,7 @@ class Options:
         compiled: run short blocks as compiled graphs where the model allows it.
         single_graph: evaluate draft and verify as one graph, to see what two are worth.
         kv: which keys and values are kept, and how; see `engine.cache.policy`.
-        quantize: pack the target's weights as it is loaded, see `engine.quantize`; None leaves them.
+        quantize: pack the target's weights as it is loaded, see `engine.target.quantize`; None leaves them.
         projector: folder of the projector that ``restored:learned`` uses; None for the shipped one.
     """
 
@@ -50,7 +50,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Engine:
-    """A target, perhaps a drafter bound to it, and how to pace them.
+    """A target, perhaps a drafter bound to it, and how to run them.
 
     Attributes:
         options: the switches it was opened with.
@@ -68,13 +68,13 @@ class Engine:
     policy: KVPolicy = NATIVE
     restoration: RestorationPlan | None = None
 
-    def new_pace(self, *, repeatable: bool = False) -> Pace:
-        """A pace as ``block`` asks for, knowing nothing yet; ``repeatable`` if it must not look at time."""
+    def new_draft_length(self, *, repeatable: bool = False) -> DraftLength:
+        """A new controller for ``block``; ``repeatable`` if it must not depend on time."""
         if self.drafter is None:
-            return Fixed(1)
+            return FixedDraftLength(1)
         if self.options.block != "auto":
-            return Fixed(int(self.options.block))
-        return Adaptive(self.drafter.drafter.block_size, nominal=repeatable)
+            return FixedDraftLength(int(self.options.block))
+        return AdaptiveDraftLength(self.drafter.drafter.block_size, nominal=repeatable)
 
     @property
     def diagnosis(self) -> Diagnosis:

@@ -17,19 +17,19 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.accept import unpack
+from engine.acceptance import unpack
 from engine.cache.policy import NATIVE, KVPolicy
-from engine.choice import Choice, Processor
+from engine.device import launch, read_tokens, wait_for
+from engine.draft_length import DraftLength, FixedDraftLength
 from engine.drafters.base import NOTHING, Drafter
 from engine.errors import ConfigurationError, PromptError
-from engine.host import launch, read_tokens, wait_for
 from engine.logprobs import Logprobs, TokenLogprob
-from engine.pace import Fixed, Pace
 from engine.restoration.session import RestorationPlan
 from engine.sampling import Sampler
 from engine.session import Session
 from engine.stops import Stops
-from engine.target import Target
+from engine.target.model import Target
+from engine.token_selector import Processor, TokenSelector
 
 CLEAR_EVERY = 256  # rounds after which mlx's pool of freed buffers is given back
 
@@ -82,7 +82,7 @@ def decode(
     sampler: Sampler | None = None,
     processors: Sequence[Processor] = (),
     logprobs: int | None = None,
-    pace: Pace | None = None,
+    draft_length: DraftLength | None = None,
     prefill_chunk: int = 2048,
     caches: list[Any] | None = None,
     policy: KVPolicy = NATIVE,
@@ -103,7 +103,7 @@ def decode(
             mlx-lm's logits processors do.
         logprobs: tell every token's log-probability and so many of the likeliest in its place, 0 to 20; None
             works out neither.
-        pace: chooses block lengths (default: the drafter's own, 1 without a drafter).
+        draft_length: chooses block lengths (default: the drafter's own, 1 without a drafter).
         prefill_chunk: prompt positions per forward.
         caches: empty caches from `new_caches`, to look into afterwards; made here if not given.
         policy: which keys and values are kept, and how (also of ``caches``); a session has its own.
@@ -126,19 +126,19 @@ def decode(
         raise ConfigurationError(f"max_tokens must be at least 1, not {max_tokens}")
     if prefill_chunk < 1:
         raise ConfigurationError(f"prefill_chunk must be at least 1, not {prefill_chunk}")
-    pace = pace or Fixed(drafter.block_size if drafter else 1)
-    if drafter is None and pace.largest > 1:
-        raise ConfigurationError(f"a block of {pace.largest} needs a drafter")
-    if session is not None and pace.largest > session.headroom:
+    draft_length = draft_length or FixedDraftLength(drafter.block_size if drafter else 1)
+    if drafter is None and draft_length.largest > 1:
+        raise ConfigurationError(f"a block of {draft_length.largest} needs a drafter")
+    if session is not None and draft_length.largest > session.headroom:
         raise ConfigurationError(
-            f"a block of {pace.largest} needs a session opened for it, not for {session.headroom}"
+            f"a block of {draft_length.largest} needs a session opened for it, not for {session.headroom}"
         )
     records = None if logprobs is None else Logprobs(logprobs, target.vocab_size)
     diagnosis = diagnosis or Diagnosis()
     own = session or Session(
         target,
         drafter,
-        headroom=max(pace.largest, 1),
+        headroom=max(draft_length.largest, 1),
         caches=caches,
         compiled=diagnosis.compiled,
         policy=policy,
@@ -146,9 +146,9 @@ def decode(
     )
     run = _Run(
         own,
-        pace,
+        draft_length,
         stops or Stops(),
-        Choice(sampler, processors, records),
+        TokenSelector(sampler, processors, records),
         diagnosis,
     )
     try:
@@ -167,12 +167,17 @@ class _Run:
     def __init__(
         self,
         session: Session,
-        pace: Pace,
+        draft_length: DraftLength,
         stops: Stops,
-        choice: Choice,
+        choice: TokenSelector,
         diagnosis: Diagnosis,
     ) -> None:
-        self.session, self.drafter, self.pace, self.stops = session, session.drafter, pace, stops
+        self.session, self.drafter, self.draft_length, self.stops = (
+            session,
+            session.drafter,
+            draft_length,
+            stops,
+        )
         self.choice, self.diagnosis = choice, diagnosis
         self.finish: str | None = None
         self.block = 1  # length of the next round, decided by `plan`
@@ -196,7 +201,7 @@ class _Run:
     def prefill(self, prompt: Sequence[int], max_tokens: int, chunk: int) -> Step:
         """Take in the prompt; the forward of its last token gives the first token."""
         self._remaining = max_tokens
-        self.pace.start()
+        self.draft_length.start()
         self.stops.start(prompt)
         done, last = self.session.resume(prompt), len(prompt) - 1
         while done < last:
@@ -214,7 +219,7 @@ class _Run:
         self.block = 1
         if self.finish or self.drafter is None:
             return
-        wish = self.pace.choose(self._remaining)
+        wish = self.draft_length.choose(self._remaining)
         wish = min(wish, self.session.headroom - self.session.transaction.carried)
         if wish > 1:
             started = perf_counter()
@@ -249,13 +254,13 @@ class _Run:
         return self._emit(verdict.tokens, record, verdict.stopped, values[1 + self.block :])
 
     def plain_spell(self) -> Iterator[Step]:
-        """Pipelined plain steps until the pace wants a block or the sequence ends."""
+        """Pipelined plain steps until the draft length wants a block or the sequence ends."""
         started, fed = perf_counter(), self._bonus
         token, packed, rows = self._launch([*self.session.carried, fed], self.choice.so_far)
         while True:
             self.session.commit((fed,), rows)
             ahead = None
-            if self._remaining > 1 and (self._silent or self.pace.choose(self._remaining - 1) == 1):
+            if self._remaining > 1 and (self._silent or self.draft_length.choose(self._remaining - 1) == 1):
                 ahead = self._launch(token, self.choice.joined(token))
             value, *numbers = read_tokens(packed)
             record = Round(1, 0, 0.0, perf_counter() - started)
@@ -266,7 +271,7 @@ class _Run:
                 return
             step = self._emit((value,), record, stopped, numbers, plan=False)
             if self._silent and self.drafter is not None:
-                wish = self.pace.choose(self._remaining)
+                wish = self.draft_length.choose(self._remaining)
                 self._silent = wish > 1 and not len(
                     self.drafter.propose(value, wish - 1, self.choice.sampler)
                 )
@@ -323,7 +328,7 @@ class _Run:
         self._rounds += 1
         self.choice.note(tokens)
         if record is not None and learn:
-            self.pace.record(record.block, record.accepted, record.draft_s + record.verify_s)
+            self.draft_length.record(record.block, record.accepted, record.draft_s + record.verify_s)
         if stopped or self._remaining < 1:
             self.finish = "stop" if stopped else "length"
         elif plan:

@@ -21,10 +21,10 @@ from llguidance.hf import from_tokenizer
 
 from engine import grammar_trial
 from engine.child import printed_by
+from engine.device import read_tail
 from engine.errors import ConfigurationError, GenerationError
 from engine.foreign import foreign
 from engine.grammar_trial import new_matcher
-from engine.host import read_tail
 
 LONGEST = 65_536  # characters of a schema or grammar
 # Tokens by their ids, which the trial's vocabulary of bytes does not have: one of its own stands for them.

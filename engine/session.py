@@ -12,15 +12,15 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.attention import CodedAttention
 from engine.cache.policy import NATIVE, KVPolicy
 from engine.cache.restored import RestoredKV
 from engine.cache.transaction import Mark, Transaction, new_caches
+from engine.device import wait
 from engine.drafters.base import Drafter
-from engine.host import wait
 from engine.restoration.session import RestorationPlan, restoration_for
-from engine.stage import Stage
-from engine.target import Target
+from engine.target.attention import CodedAttention
+from engine.target.compiled import CompiledForward
+from engine.target.model import Target
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,9 @@ class Session:
             if self._taps is not None:
                 opened.callback(self._taps.close)
             self._stage = (
-                Stage.of(target, self._taps.ids if self._taps else (), self.caches) if compiled else None
+                CompiledForward.of(target, self._taps.ids if self._taps else (), self.caches)
+                if compiled
+                else None
             )
             if drafter is not None:
                 drafter.start()

@@ -19,7 +19,7 @@ from mlx import nn, optimizers
 from mlx.utils import tree_flatten
 from mlx_lm.models.llama import Model, ModelArgs
 
-from engine.loading import SHIPPED_TARGET, load_target
+from engine.target.loading import SHIPPED_TARGET, load_target
 from engine.training.export import write_digests
 from tests.engine.server.by_heart import ANSWER, ASKED, CALL, FOLDER, REASONED, RIDDLE, TOLD, WEATHER
 

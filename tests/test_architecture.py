@@ -42,7 +42,7 @@ DOORS = {
 
 # what reads an array's buffer, waiting for the device unseen by the tests that count waits -> who may use it
 BUFFERS = {
-    "memoryview": {"engine/host.py"},
+    "memoryview": {"engine/device.py"},
     "np.array": {
         "engine/evaluation/codec.py",
         "engine/evaluation/parity.py",

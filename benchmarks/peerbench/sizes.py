@@ -19,8 +19,8 @@ from mlx.utils import tree_flatten
 from mlx_lm.models import gemma4, llama
 
 from engine.evaluation.prompts import encode, load_prompts
-from engine.loading import SHIPPED_DRAFTER, SHIPPED_TARGET, LoadedTarget
 from engine.networks.dflash import DFlash, DFlashConfig
+from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET, LoadedTarget
 
 SIZES = ("tiny", "mid", "demo")
 SEED = 12

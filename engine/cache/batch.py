@@ -17,7 +17,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache
 from engine.cache.coded import CodedKV
 from engine.cache.ragged import RaggedKV
 from engine.cache.recorder import Wiring
-from engine.cache.recurrent import RecurrentJournal
+from engine.cache.recurrent import RecurrentRollback
 from engine.cache.restored import RestoredKV
 from engine.cache.ring import SlidingRing
 from engine.cache.transaction import members_of
@@ -83,8 +83,8 @@ class BatchTransaction:
         self._ragged = [member for member in members if isinstance(member, RaggedKV)]
         self._states = [member for member in members if type(member) is ArraysCache]
         self._wiring = Wiring.of(model) if self._states else None
-        self._journals = [
-            RecurrentJournal(state, self._wiring.recorder(state)) for state in self._states if self._wiring
+        self._rollbacks = [
+            RecurrentRollback(state, self._wiring.recorder(state)) for state in self._states if self._wiring
         ]
         rooms = [member.headroom for member in self._ragged if member.headroom is not None]
         self.room: int | None = min(rooms, default=None)
@@ -104,8 +104,8 @@ class BatchTransaction:
             raise ValueError(f"{positions} pending positions do not fit the headroom of {self.room}")
         self._open = positions
         self._starts = [member.lengths for member in self._ragged]
-        for journal in self._journals:
-            journal.begin(positions)
+        for rollback in self._rollbacks:
+            rollback.begin(positions)
 
     def commit(self, kept: Sequence[int]) -> None:
         """Keep, of each sequence, the first so many of the positions announced to `begin`.
@@ -119,11 +119,11 @@ class BatchTransaction:
         if any(len(kept) != len(starts) for starts in self._starts):
             raise ValueError(f"{len(kept)} counts for {len(self._starts[0])} sequences")
         if any(count < self._open for count in kept):
-            for journal in self._journals:
-                if not journal.divide_rows(kept):
+            for rollback in self._rollbacks:
+                if not rollback.divide_rows(kept):
                     raise ModelError("a recurrent layer changes its state where it cannot be replayed")
-        for journal in self._journals:
-            journal.commit(0)
+        for rollback in self._rollbacks:
+            rollback.commit(0)
         for member, starts in zip(self._ragged, self._starts, strict=True):
             member.truncate([start + count for start, count in zip(starts, kept, strict=True)])
         self._open = None
@@ -131,8 +131,8 @@ class BatchTransaction:
     def abort(self) -> None:
         """Restore the state of `begin`; without an open transaction, nothing."""
         if self._open is not None:
-            for journal in self._journals:
-                journal.abort()
+            for rollback in self._rollbacks:
+                rollback.abort()
             for member, starts in zip(self._ragged, self._starts, strict=True):
                 member.truncate(starts)
             self._open = None

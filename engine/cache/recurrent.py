@@ -5,11 +5,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.cache.journals import Snapshot
 from engine.cache.recorder import Recorder
+from engine.cache.rollback import Snapshot
 
 
-class RecurrentJournal:
+class RecurrentRollback:
     """An `ArraysCache`, whose arrays are replaced as a whole by every forward."""
 
     def __init__(self, cache: Any, recorder: Recorder) -> None:

@@ -293,7 +293,7 @@ class SlidingRing(_BaseCache):
     def keys_and_values(self) -> tuple[mx.array | None, mx.array | None]:
         """The rows that the queries of the last update saw, in the order of their positions: mlx-lm's rows.
 
-        The next query sees fewer of them, see `engine.cache.held`.
+        The next query sees fewer of them, see `engine.cache.stats`.
         """
         if self.keys is None or self.values is None:
             return None, None

@@ -17,7 +17,7 @@ from mlx_lm.models.cache import KVCache
 from engine.cache.coded import CodedKV
 from engine.cache.restored import RestoredKV
 from engine.cache.ring import SlidingRing
-from engine.host import launch
+from engine.device import launch
 
 STEP = 256  # positions by which a buffer grows
 FINEST = 64  # rows by which attention widens, at the beginning

@@ -23,11 +23,11 @@ from typing import Any
 from mlx_lm.models.cache import ArraysCache, CacheList
 
 from engine.cache.coded import CodedKV
-from engine.cache.journals import JOURNALS, CarryJournal, Journal, Snapshot, TrimJournal
 from engine.cache.policy import NATIVE, KVPolicy
 from engine.cache.recorder import Wiring
-from engine.cache.recurrent import RecurrentJournal
+from engine.cache.recurrent import RecurrentRollback
 from engine.cache.ring import SlidingRing
+from engine.cache.rollback import ROLLBACKS, CarryRollback, Rollback, Snapshot, TrimRollback
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class Transaction:
         members = list({id(member): member for cache in caches for member in members_of(cache)}.values())
         self._recurrent = [member for member in members if type(member) is ArraysCache]
         self._wiring = Wiring.of(model) if self._recurrent else None
-        self._journals = [self._journal(member) for member in members]
-        self._pairs = list(zip(members, self._journals, strict=True))
+        self._rollbacks = [self._rollback(member) for member in members]
+        self._pairs = list(zip(members, self._rollbacks, strict=True))
         rings = [member.headroom for member in members if type(member) is SlidingRing]
         self.room: int | None = min(rings, default=None)
         """The most positions `begin` takes, carried ones included; None: any number."""
@@ -70,11 +70,11 @@ class Transaction:
         """Committed tokens that no cache holds."""
         self._open: int | None = None
 
-    def _journal(self, member: Any) -> Journal:
+    def _rollback(self, member: Any) -> Rollback:
         if type(member) is ArraysCache and self._wiring is not None:
-            return RecurrentJournal(member, self._wiring.recorder(member))
-        journal: Journal = JOURNALS.get(type(member), CarryJournal)(member)
-        return journal
+            return RecurrentRollback(member, self._wiring.recorder(member))
+        rollback: Rollback = ROLLBACKS.get(type(member), CarryRollback)(member)
+        return rollback
 
     def begin(self, positions: int) -> None:
         """Open a transaction: exactly ``positions`` positions follow, those of carried tokens first.
@@ -91,8 +91,8 @@ class Transaction:
             )
         self._open = positions
         try:
-            for journal in self._journals:
-                journal.begin(positions)
+            for rollback in self._rollbacks:
+                rollback.begin(positions)
         except ValueError:
             self.abort()
             raise
@@ -106,20 +106,22 @@ class Transaction:
         if self._open is None or not self.carried <= kept <= self._open:
             raise ValueError(f"cannot keep {kept} of {self._open} positions, {self.carried} of them carried")
         dropped = self._open - kept
-        if dropped and (kept == self.carried or not all(journal.divide(kept) for journal in self._journals)):
+        if dropped and (
+            kept == self.carried or not all(rollback.divide(kept) for rollback in self._rollbacks)
+        ):
             self.abort()
             self.carried = kept
             return
-        for journal in self._journals:
-            journal.commit(dropped)
+        for rollback in self._rollbacks:
+            rollback.commit(dropped)
         self.carried = 0
         self._open = None
 
     def abort(self) -> None:
         """Restore the state of `begin`; without an open transaction, nothing."""
         if self._open is not None:
-            for journal in self._journals:
-                journal.abort()
+            for rollback in self._rollbacks:
+                rollback.abort()
             self._open = None
 
     @contextmanager
@@ -150,10 +152,10 @@ class Transaction:
         if self._open is not None:
             raise ValueError("a transaction is open")
         rows = max(count - self.carried, 0)
-        if not all(journal.rewindable(rows) for journal in self._journals):
+        if not all(rollback.rewindable(rows) for rollback in self._rollbacks):
             return False
-        for journal in self._journals:
-            journal.rewind(rows)
+        for rollback in self._rollbacks:
+            rollback.rewind(rows)
         self.carried -= count - rows
         return True
 
@@ -165,7 +167,7 @@ class Transaction:
         """
         if self._open is not None or self.carried:
             raise ValueError("a mark stands between transactions, where nothing is carried")
-        kept = [None if type(journal) is TrimJournal else Snapshot(m) for m, journal in self._pairs]
+        kept = [None if type(rollback) is TrimRollback else Snapshot(m) for m, rollback in self._pairs]
         return Mark(tuple(kept))
 
     def back_to(self, mark: "Mark", count: int) -> None:
@@ -176,9 +178,9 @@ class Transaction:
         """
         if self._open is not None:
             raise ValueError("a transaction is open")
-        for journal, snapshot in zip(self._journals, mark.kept, strict=True):
+        for rollback, snapshot in zip(self._rollbacks, mark.kept, strict=True):
             if snapshot is None:
-                journal.rewind(count - self.carried)
+                rollback.rewind(count - self.carried)
             else:
                 snapshot.restore()
         self.carried = 0

@@ -54,9 +54,9 @@ def command(
 
     prepare()
     from engine.chat.conversation import Conversation, Manner
-    from engine.cli.lines import Lines
+    from engine.cli.chat_loop import Talk
+    from engine.cli.line_editor import Lines
     from engine.cli.screen import Screen
-    from engine.cli.talk import Talk
     from engine.registry.locate import Places
     from engine.sampling import Sampling
 
@@ -103,7 +103,7 @@ def _converse(talk: Any, lines: Any) -> None:
 
 def _turn(talk: Any, lines: Any) -> bool:
     """Read a turn and see to it; whether there was one."""
-    from engine.cli.slash import obey
+    from engine.cli.chat_commands import obey
 
     try:
         text = lines.next()

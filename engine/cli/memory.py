@@ -91,10 +91,10 @@ def _predicted(model: Path | None, values: dict[str, Any]) -> dict[str, Any]:
         raise click.UsageError(USAGE)
     contexts = _contexts(values["context"])
 
-    from engine.loading import SHIPPED_TARGET
     from engine.memory.document import prediction_document
     from engine.memory.model import open_unloaded
     from engine.memory.predict import Asked, predict
+    from engine.target.loading import SHIPPED_TARGET
 
     asked = Asked(
         policies=values["kv"] or ("native",),

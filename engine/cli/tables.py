@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from engine.evaluation.strain import Load
+from engine.evaluation.system_load import Load
 
 Document = dict[str, Any]
 SPEED_CLAIMS = ("speedup", "no_slowdown")

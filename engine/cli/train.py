@@ -62,7 +62,7 @@ def projector(
     prepare()
     from engine.blas import fit_threads
     from engine.cli.progress import shown_progress
-    from engine.loading import SHIPPED_DRAFTER, SHIPPED_TARGET, load_target
+    from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET, load_target
     from engine.training.projector import train_projector
     from engine.training.projector_fit import ProjectorSwitches
 

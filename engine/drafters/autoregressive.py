@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 import mlx.core as mx
 
 from engine.cache.transaction import Transaction, new_caches, resident
+from engine.device import launch, read_tokens
 from engine.drafters.base import Draft, refuse_mismatch
 from engine.errors import ConfigurationError
-from engine.host import launch, read_tokens
 from engine.sampling import Sampler
-from engine.target import Target
+from engine.target.model import Target
 
 CHUNK = 512  # unseen tokens per forward that drafts nothing
 UNSEEN = 32  # unseen tokens that enter with the bonus instead

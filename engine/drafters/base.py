@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from engine.errors import DrafterMismatchError
 from engine.sampling import Sampler
-from engine.target import Target
+from engine.target.model import Target
 
 
 @dataclass(frozen=True)

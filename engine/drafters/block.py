@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
+from engine.device import launch
 from engine.drafters.base import Draft, refuse_mismatch
 from engine.drafters.path import drawn_path, likeliest_path
 from engine.errors import DrafterMismatchError
-from engine.host import launch
 from engine.networks.dflash import Context, DFlash
 from engine.networks.dflash2 import DFlash2
 from engine.sampling import Sampler
-from engine.target import Target
+from engine.target.model import Target
 
 
 class BlockDrafter:

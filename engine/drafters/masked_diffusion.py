@@ -28,7 +28,7 @@ from engine.drafters.base import Draft, refuse_mismatch
 from engine.errors import ConfigurationError, DrafterMismatchError, ModelError
 from engine.networks.mdlm import MaskedDiffusionModel
 from engine.sampling import Sampler
-from engine.target import Target
+from engine.target.model import Target
 
 # What the spec calls a setting → what it is called here, its least and its largest value.
 SETTINGS = {"block": ("block_size", 2, 512), "steps": ("steps", 1, 512), "context": ("context", 1, 1_000_000)}

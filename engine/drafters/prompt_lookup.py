@@ -21,7 +21,7 @@ import mlx.core as mx
 from engine.drafters.base import NOTHING, Draft
 from engine.errors import ConfigurationError
 from engine.sampling import Sampler
-from engine.target import Target
+from engine.target.model import Target
 
 GRAMS = (4, 16)  # lengths that are indexed beside the shortest match
 SLOTS = 1 << 16  # of each hash table

@@ -6,7 +6,7 @@
     masked-diffusion:FOLDER?steps=4    likewise, with other settings than the folder's (block, steps, context)
     prompt-lookup+SPEC                 look-ups where they fare better than what SPEC names
 
-How folders become networks is `engine.loading`'s business.
+How folders become networks is `engine.target.loading`'s business.
 """
 
 import logging
@@ -19,13 +19,13 @@ from typing import Any
 
 from mlx_lm.utils import load_model
 
-from engine.card import card_of
 from engine.drafters.autoregressive import Autoregressive
 from engine.drafters.masked_diffusion import MaskedDiffusion, settings_of, split_spec
 from engine.drafters.prompt_lookup import PromptLookup
 from engine.drafters.with_lookup import WithLookup
 from engine.errors import ConfigurationError, DrafterMismatchError, ModelError
-from engine.loading import (
+from engine.networks.mdlm import classes, is_masked_diffusion, mask_token
+from engine.target.loading import (
     LoadedDrafter,
     LoadedTarget,
     dtype_of,
@@ -35,8 +35,8 @@ from engine.loading import (
     opened,
     tokenizer_of,
 )
-from engine.networks.mdlm import classes, is_masked_diffusion, mask_token
-from engine.weights import read_json, require_folder, weight_files
+from engine.target.model_card import card_of
+from engine.target.weights import read_json, require_folder, weight_files
 
 WITH_LOOKUP = "prompt-lookup+"
 

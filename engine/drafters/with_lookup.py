@@ -17,7 +17,7 @@ import mlx.core as mx
 from engine.drafters.base import Draft, Drafter
 from engine.drafters.prompt_lookup import PromptLookup
 from engine.sampling import Sampler
-from engine.target import Target
+from engine.target.model import Target
 
 LOOKED_UP = (1.0, 2.0, 3.0, 4.0)  # drafts believed to come true after matches of 1, 2–3, 4–7 and more tokens
 PROPOSED = 2.0  # … of a drafter nobody has tried

@@ -15,24 +15,24 @@ import mlx.core as mx
 from mlx_lm.generate import generate_step, generation_stream
 from mlx_lm.models.cache import make_prompt_cache
 
-from engine.cache.held import KVUse, kept_positions, kv_use
+from engine.batch_decode import Emitted, Request, Share, decode_together
 from engine.cache.restored import RestoredKV
+from engine.cache.stats import KVUse, kept_positions, kv_use
 from engine.cache.transaction import new_caches, resident
 from engine.config import Engine
 from engine.decode import Processor, Round, decode
 from engine.detokenize import TextStream, text_of
+from engine.draft_length import DraftLength
 from engine.errors import GenerationError
-from engine.loading import LoadedTarget
-from engine.pace import Pace
 from engine.sampling import Sampler, Sampling
 from engine.stops import Stops
-from engine.together import Emitted, Request, Share, decode_together
+from engine.target.loading import LoadedTarget
 
 PLAIN_LOOP, OUR_LOOP = "mlx_lm.generate.generate_step", "kakeya.decode"
 
 
 @dataclass(frozen=True)
-class Wish:
+class SamplingOptions:
     """How tokens are to be taken: drawn or not, from which logits, and what ends them."""
 
     sampling: Sampling = field(default_factory=Sampling)
@@ -81,10 +81,10 @@ def speculate(
     engine: Engine,
     prompt: Sequence[int],
     max_tokens: int,
-    pace: Pace,
+    draft_length: DraftLength,
     *,
     show: Callable[[str], None] | None = None,
-    wish: Wish | None = None,
+    wish: SamplingOptions | None = None,
 ) -> Outcome:
     """Decoding by our loop, with the engine's drafter if any.
 
@@ -92,13 +92,13 @@ def speculate(
         engine: the models and switches.
         prompt: token ids.
         max_tokens: emit at most so many.
-        pace: chooses the blocks.
+        draft_length: chooses the blocks.
         show: gets text as it comes.
         wish: how tokens are taken; greedily and to the model's stop tokens if not given.
     """
     target, drafter = engine.target, engine.drafter.drafter if engine.drafter else None
-    caches = new_caches(target.target.model, pace.largest, engine.policy)
-    wish = wish or Wish()
+    caches = new_caches(target.target.model, draft_length.largest, engine.policy)
+    wish = wish or SamplingOptions()
     stops = Stops(() if wish.ignore_stops else target.stops, wish.stop_texts, target.tokenizer)
     rounds: list[Round] = []
     forwards_before = drafter.forwards if drafter else 0
@@ -112,7 +112,7 @@ def speculate(
         stops=stops,
         sampler=None if wish.sampling.greedy else Sampler(wish.sampling),
         processors=wish.processors,
-        pace=pace,
+        draft_length=draft_length,
         prefill_chunk=engine.options.prefill_chunk,
         caches=caches,
         policy=engine.policy,
@@ -133,7 +133,7 @@ def speculate(
 
 
 def speculate_together(
-    engine: Engine, prompts: Sequence[Sequence[int]], max_tokens: int, pace: Pace
+    engine: Engine, prompts: Sequence[Sequence[int]], max_tokens: int, draft_length: DraftLength
 ) -> list[Outcome]:
     """Decoding by our loop, greedily, all prompts together.
 
@@ -146,7 +146,7 @@ def speculate_together(
         engine: the models and switches; nothing is compiled but the ends of prompts.
         prompts: token ids of each.
         max_tokens: emit at most so many for each.
-        pace: chooses the blocks.
+        draft_length: chooses the blocks.
     """
     target, drafter = engine.target, engine.drafter.drafter if engine.drafter else None
     requests = [
@@ -159,7 +159,7 @@ def speculate_together(
         target.target,
         drafter,
         requests,
-        pace=pace,
+        draft_length=draft_length,
         prefill_chunk=engine.options.prefill_chunk,
         policy=engine.policy,
         restoration=engine.restoration,

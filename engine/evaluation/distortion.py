@@ -15,11 +15,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.cache.held import Held, KVUse, held, kv_use
+from engine.cache.stats import Held, KVUse, held, kv_use
 from engine.config import Engine
+from engine.device import read_float, wait
 from engine.errors import GenerationError
 from engine.evaluation.report import Distortion
-from engine.host import read_float, wait
 from engine.session import Session
 
 

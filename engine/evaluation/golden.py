@@ -7,7 +7,7 @@ from engine.errors import ModelError
 from engine.evaluation.pair_parity import DRAFTER, TARGET, PairCase
 from engine.evaluation.parity import GOLDEN, NAME, TOLERANCES, Case, Parity, RoundParity, settled
 from engine.evaluation.target_parity import TOLERANCES as TARGET_TOLERANCES
-from engine.weights import weight_files
+from engine.target.weights import weight_files
 
 
 def compare_all(
@@ -32,7 +32,7 @@ def compare_all(
     """
     folders = case_folders(folder)
     pairs = [path for path in folders if _is_pair(path)]
-    # Taps of a pair come from forwards of the target over blocks, whose rounding `target_parity` allows for.
+    # Hidden states of a pair come from forwards over blocks, so they get the tolerances of `target_parity`.
     largest = settled(tolerance, dtype, TARGET_TOLERANCES if pairs else TOLERANCES)
     cases = [PairCase.read(path, dtype) if path in pairs else Case.read(path, dtype) for path in folders]
     rounds = []

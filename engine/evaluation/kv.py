@@ -23,11 +23,11 @@ from engine.evaluation.journal import Journals
 from engine.evaluation.kv_arms import NO_NEEDLE, ORACLE, Examiner, arms_of, cards_of, runner
 from engine.evaluation.prompts import Prompt, load_prompts
 from engine.evaluation.report import Arm, Report, now
-from engine.evaluation.strain import StrainWatch
+from engine.evaluation.system_load import StrainWatch
 from engine.evaluation.templates import ChatSwitches
 from engine.evaluation.throughput import configuration, encode_all
-from engine.loading import SHIPPED_DRAFTER, SHIPPED_TARGET
 from engine.runtime import Runtime
+from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET
 from evidence_format.model import ReportRequest
 from evidence_format.policies import MEANINGFUL
 

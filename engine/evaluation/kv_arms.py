@@ -4,10 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from engine.attention import refuse_policy
-from engine.cache.held import Held
 from engine.cache.policy import NATIVE, KVPolicy
-from engine.card import ModelCard
+from engine.cache.stats import Held
 from engine.config import Engine
 from engine.errors import ConfigurationError
 from engine.evaluation.arms import OUR_LOOP, PLAIN_LOOP, Outcome
@@ -19,6 +17,8 @@ from engine.evaluation.templates import answer_of
 from engine.evaluation.throughput import models, our_arm, run_arm
 from engine.restoration.loading import open_restoration
 from engine.restoration.sources import LEARNED
+from engine.target.attention import refuse_policy
+from engine.target.model_card import ModelCard
 
 ORACLE, BASELINE, NO_NEEDLE = "oracle", "native", "no_needle"
 MOST_ARMS = 32  # of a report
@@ -100,7 +100,10 @@ def runner(engine: Engine, arm: Arm, limits: Mapping[tuple[int, ...], int]) -> R
 
     def run(prompts: Sequence[list[int]]) -> list[Outcome]:
         ours = arm.loop == OUR_LOOP
-        return [run_arm(engine, ours, tokens, limits[tuple(tokens)], engine.new_pace()) for tokens in prompts]
+        return [
+            run_arm(engine, ours, tokens, limits[tuple(tokens)], engine.new_draft_length())
+            for tokens in prompts
+        ]
 
     return run
 

@@ -23,6 +23,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from engine.decode import Step, decode
+from engine.draft_length import FixedDraftLength
 from engine.drafters.base import Draft
 from engine.drafters.block import BlockDrafter
 from engine.errors import ModelError
@@ -40,11 +41,10 @@ from engine.evaluation.parity import (
     take,
 )
 from engine.evaluation.target_parity import open_target
-from engine.loading import load_drafter
 from engine.networks.dflash import DFlash
-from engine.pace import Fixed
 from engine.sampling import Sampler
-from engine.target import Target
+from engine.target.loading import load_drafter
+from engine.target.model import Target
 
 TARGET, DRAFTER = "target", "drafter"
 PAD = -1
@@ -97,7 +97,7 @@ class PairCase:
             drafter,
             self.arrays["prompt"].tolist(),
             max_tokens=len(tokens) + block,  # blocks stay full for as long as the reference's do
-            pace=Fixed(block),
+            draft_length=FixedDraftLength(block),
         )
         rounds = []
         with closing(steps):

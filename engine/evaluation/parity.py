@@ -24,12 +24,12 @@ from mlx.utils import tree_flatten
 
 from engine.drafters.path import likeliest_path
 from engine.errors import ConfigurationError, ModelError
-from engine.loading import DTYPES, fill_network, opened
 from engine.networks.dflash import Context, DFlash
 from engine.networks.dflash2 import DFlash2, build_network
 from engine.networks.dflash_config import DFlashConfig
-from engine.target_config import check_depth
-from engine.weights import read_json, require_file, tensor_shapes, weight_files
+from engine.target.config import check_depth
+from engine.target.loading import DTYPES, fill_network, opened
+from engine.target.weights import read_json, require_file, tensor_shapes, weight_files
 from evidence_format.claims import FEWEST_EQUAL
 
 GOLDEN = "golden.npz"

@@ -4,7 +4,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.card import ModelCard
 from engine.errors import ConfigurationError
 from engine.evaluation.environment import describe, target_card
 from engine.evaluation.golden import compare_all
@@ -13,9 +12,10 @@ from engine.evaluation.parity import DIFFERENCES, Parity, finite
 from engine.evaluation.prompts import load_prompts
 from engine.evaluation.reference import plain_reference, stored_reference
 from engine.evaluation.report import Report, now
-from engine.evaluation.strain import StrainWatch
+from engine.evaluation.system_load import StrainWatch
 from engine.evaluation.target_parity import compare_target, open_target
 from engine.runtime import Runtime
+from engine.target.model_card import ModelCard
 from evidence_format.model import ReportRequest
 
 

@@ -13,7 +13,7 @@ from engine.blas import INSTALL_HINT
 from engine.cache.ring import SlidingRing
 from engine.evaluation.environment import describe
 from engine.evaluation.report import Report, now
-from engine.evaluation.strain import StrainWatch
+from engine.evaluation.system_load import StrainWatch
 from engine.runtime import Runtime
 from evidence_format.model import ReportRequest
 

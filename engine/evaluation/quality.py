@@ -13,6 +13,7 @@ from typing import Any
 
 from engine.cache.policy import NATIVE
 from engine.config import Engine
+from engine.draft_length import DraftLength
 from engine.errors import ConfigurationError
 from engine.evaluation.arms import PLAIN_LOOP, Outcome
 from engine.evaluation.environment import describe
@@ -21,7 +22,7 @@ from engine.evaluation.interleave import Lane, Progress, run_interleaved, scored
 from engine.evaluation.journal import Journals
 from engine.evaluation.prompts import Prompt
 from engine.evaluation.report import Arm, Report, now
-from engine.evaluation.strain import StrainWatch
+from engine.evaluation.system_load import StrainWatch
 from engine.evaluation.templates import ChatSwitches
 from engine.evaluation.throughput import (
     configuration,
@@ -33,7 +34,6 @@ from engine.evaluation.throughput import (
     run_arm,
     warm_up,
 )
-from engine.pace import Pace
 from engine.runtime import Runtime
 from evidence_format.claims import CLAIMS as CLAIMED
 from evidence_format.model import ReportRequest
@@ -112,10 +112,17 @@ def measure_quality(
     arms = [Arm(PLAIN, "baseline", PLAIN_LOOP), our_arm(engine, OURS)]
     total = len(arms) * len(prompts)
     progress(0, total, "warming up", prompts[0].id)
-    pace = warm_up(engine, encoded, switches.max_tokens)
+    draft_length = warm_up(engine, encoded, switches.max_tokens)
     row = scored_rows(engine.target.tokenizer)
     lanes = [
-        Lane(arm, prompts, encoded, partial(_run, engine, arm, switches.max_tokens, pace), row, "decoding")
+        Lane(
+            arm,
+            prompts,
+            encoded,
+            partial(_run, engine, arm, switches.max_tokens, draft_length),
+            row,
+            "decoding",
+        )
         for arm in arms
     ]
     course = run_interleaved(lanes, progress=progress, journal=journal)
@@ -137,10 +144,10 @@ def measure_quality(
 
 
 def _run(
-    engine: Engine, arm: Arm, max_tokens: int, pace: Pace, encoded: Sequence[list[int]]
+    engine: Engine, arm: Arm, max_tokens: int, draft_length: DraftLength, encoded: Sequence[list[int]]
 ) -> list[Outcome]:
     """Prompts through one arm, one after the other."""
-    return [run_arm(engine, arm.role == "sut", tokens, max_tokens, pace) for tokens in encoded]
+    return [run_arm(engine, arm.role == "sut", tokens, max_tokens, draft_length) for tokens in encoded]
 
 
 def _claims(engine: Engine, switches: QualitySwitches) -> list[dict[str, Any]]:

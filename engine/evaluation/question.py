@@ -10,16 +10,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from engine.cache.held import KVUse
+from engine.cache.stats import KVUse
 from engine.decode import Round
 from engine.detokenize import text_of
 from engine.evaluation.arms import Outcome
 from engine.evaluation.http import Answered, ServerFault
 from engine.evaluation.prompts import Prompt
 from engine.evaluation.templates import THINKING_NAMES, ChatSwitches
-from engine.loading import LoadedTarget
 from engine.server.wire.replies import ChatCompletion, Provenance, TextCompletion, Usage
 from engine.stops import Stops
+from engine.target.loading import LoadedTarget
 
 CHAT_PATH, TEXT_PATH = "/v1/chat/completions", "/v1/completions"
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from engine.cache.policy import KVPolicy
 from engine.config import Engine
+from engine.draft_length import AdaptiveDraftLength, DraftLength, Tour
 from engine.errors import ConfigurationError, PromptError
 from engine.evaluation.arms import OUR_LOOP, PLAIN_LOOP, Outcome, plain, speculate_together
 from engine.evaluation.environment import describe
@@ -23,10 +24,10 @@ from engine.evaluation.haystack import Haystack, refuse_near
 from engine.evaluation.interleave import Lane, Progress, run_interleaved, scored_rows
 from engine.evaluation.journal import Journals
 from engine.evaluation.kv_arms import under
+from engine.evaluation.prompt_checks import refuse_unsound
 from engine.evaluation.prompts import Prompt
 from engine.evaluation.report import Arm, Report, now
-from engine.evaluation.sound import refuse_unsound
-from engine.evaluation.strain import StrainWatch
+from engine.evaluation.system_load import StrainWatch
 from engine.evaluation.templates import ChatSwitches
 from engine.evaluation.throughput import (
     WARM_UPS,
@@ -37,7 +38,6 @@ from engine.evaluation.throughput import (
     run_arm,
     warm_up,
 )
-from engine.pace import Adaptive, Pace, Tour
 from engine.runtime import Runtime
 from evidence_format.claims import CLAIMS
 from evidence_format.model import ReportRequest
@@ -122,7 +122,7 @@ def measure_recall(
     journal = journals.open(marks) if journals else None
     controls = restoring_controls(engine.policy)
     progress(0, (3 + len(controls)) * len(prompts), "warming up", prompts[0].id)
-    pace = _warm_up(engine, full, switches)
+    draft_length = _warm_up(engine, full, switches)
 
     def lane(of: Engine, arm: Arm, asked: Sequence[Prompt], encoded: Sequence[list[int]]) -> Lane:
         ours = arm.loop == OUR_LOOP
@@ -130,7 +130,7 @@ def measure_recall(
             arm,
             asked,
             encoded,
-            run=partial(_run, of, ours, switches, pace),
+            run=partial(_run, of, ours, switches, draft_length),
             row=scored_rows(engine.target.tokenizer),
             phase=f"recalling {arm.name}",
             together=switches.batch > 1 and ours,
@@ -183,30 +183,34 @@ def _claims(policy: KVPolicy, name: str, switches: RecallSwitches) -> list[dict[
 
 
 def _run(
-    engine: Engine, ours: bool, switches: RecallSwitches, pace: Pace, encoded: Sequence[list[int]]
+    engine: Engine,
+    ours: bool,
+    switches: RecallSwitches,
+    draft_length: DraftLength,
+    encoded: Sequence[list[int]],
 ) -> list[Outcome]:
     """Some prompts through one arm; ours decodes them together if asked to."""
     if ours and switches.batch > 1:
-        return speculate_together(engine, encoded, switches.max_tokens, pace)
-    return [run_arm(engine, ours, tokens, switches.max_tokens, pace) for tokens in encoded]
+        return speculate_together(engine, encoded, switches.max_tokens, draft_length)
+    return [run_arm(engine, ours, tokens, switches.max_tokens, draft_length) for tokens in encoded]
 
 
-def _warm_up(engine: Engine, encoded: Sequence[Sequence[int]], switches: RecallSwitches) -> Pace:
-    """As `warm_up`; with batches the pace learns what the rounds of a batch cost."""
+def _warm_up(engine: Engine, encoded: Sequence[Sequence[int]], switches: RecallSwitches) -> DraftLength:
+    """As `warm_up`; with batches the draft length learns what the rounds of a batch cost."""
     if switches.batch == 1:
         return warm_up(engine, encoded, switches.max_tokens)
     plain(engine.target, encoded[0], switches.max_tokens, engine.options.prefill_chunk)
-    pace = engine.new_pace()
-    if not isinstance(pace, Adaptive):
-        speculate_together(engine, encoded[: switches.batch], switches.max_tokens, pace)
-        return pace
-    tour = Tour(pace)
+    draft_length = engine.new_draft_length()
+    if not isinstance(draft_length, AdaptiveDraftLength):
+        speculate_together(engine, encoded[: switches.batch], switches.max_tokens, draft_length)
+        return draft_length
+    tour = Tour(draft_length)
     for turn in range(WARM_UPS):
         start = turn * switches.batch % len(encoded)
         speculate_together(engine, encoded[start : start + switches.batch], switches.max_tokens, tour)
         if tour.finished:
             break
-    return pace
+    return draft_length
 
 
 def recall_by_depth(rows: Sequence[dict[str, Any]]) -> dict[str, float]:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
+from engine.device import read_float, wait
 from engine.evaluation.arms import plain_steps
-from engine.host import read_float, wait
-from engine.loading import LoadedTarget
 from engine.session import Session
+from engine.target.loading import LoadedTarget
 
 
 @dataclass(frozen=True)

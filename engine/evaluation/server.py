@@ -22,7 +22,7 @@ from engine.evaluation.report import Arm, Report, now
 from engine.evaluation.served import served
 from engine.evaluation.server_checks import ANSWERS, DOORS, KEEPING, Check, Examinee, examine
 from engine.evaluation.server_switches import Offer, ServerSwitches
-from engine.evaluation.strain import StrainWatch
+from engine.evaluation.system_load import StrainWatch
 from engine.evaluation.templates import THINKING_NAMES, ChatSwitches
 from engine.evaluation.throughput import (
     configuration,

@@ -29,7 +29,7 @@ from engine.server.wire.replies import (
     TextCompletion,
 )
 
-REPEATABLE = {"seed": 0}  # lets a pace look at nothing but tokens
+REPEATABLE = {"seed": 0}  # lets a draft length look at nothing but tokens
 LONG = 512  # tokens of an answer that nobody waits for
 SEEN = 3  # events of a stream before its client goes
 PATIENCE_S, LOOK_S = 30.0, 0.05

@@ -10,12 +10,12 @@ from mlx_lm.sample_utils import make_logits_processors
 
 from engine.config import Engine
 from engine.errors import ConfigurationError
-from engine.evaluation.arms import OUR_LOOP, Outcome, Wish, speculate
+from engine.evaluation.arms import OUR_LOOP, Outcome, SamplingOptions, speculate
 from engine.evaluation.environment import describe
 from engine.evaluation.prompts import Prompt, encode
 from engine.evaluation.report import Arm, Report, now, sample
-from engine.evaluation.strain import StrainWatch
 from engine.evaluation.summary import summarise
+from engine.evaluation.system_load import StrainWatch
 from engine.evaluation.throughput import configuration, models
 from engine.runtime import Runtime
 from engine.sampling import Sampling
@@ -65,14 +65,14 @@ class GenerateSwitches:
         """How tokens are drawn."""
         return Sampling(self.temperature, self.top_p, self.min_p, self.top_k, self.seed)
 
-    def wish(self) -> Wish:
+    def wish(self) -> SamplingOptions:
         """The same as the loop takes it."""
         processors = make_logits_processors(
             repetition_penalty=self.repetition_penalty or None,
             presence_penalty=self.presence_penalty or None,
             frequency_penalty=self.frequency_penalty or None,
         )
-        return Wish(self.sampling, tuple(processors), self.stop)
+        return SamplingOptions(self.sampling, tuple(processors), self.stop)
 
 
 @dataclass(frozen=True)
@@ -133,8 +133,8 @@ def generate_stream(
     drafter = engine.drafter.drafter.name if engine.drafter else None
     name = "speculative" if drafter else "kakeya"
     arm = Arm(name, "sut", OUR_LOOP, drafter=drafter, block=engine.options.block if drafter else None)
-    pace = engine.new_pace(repeatable=switches.seed is not None)
-    outcome = speculate(engine, tokens, switches.max_tokens, pace, show=show, wish=switches.wish())
+    draft_length = engine.new_draft_length(repeatable=switches.seed is not None)
+    outcome = speculate(engine, tokens, switches.max_tokens, draft_length, show=show, wish=switches.wish())
     arm.take([sample(prompt, tokens, outcome)], outcome.drafter_forwards)
     return Generation(prompt, tokens, outcome, arm, switches, started, watch)
 

@@ -14,14 +14,14 @@ import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
 from engine.blas import fit_threads
+from engine.device import read_float
 from engine.errors import ConfigurationError
 from engine.evaluation.arms import plain_steps, room
 from engine.evaluation.interleave import Progress
 from engine.evaluation.parity import Parity, RoundParity
 from engine.evaluation.prompts import Prompt, encode
 from engine.evaluation.rounding import Run, paired_logits
-from engine.host import read_float
-from engine.loading import SHIPPED_TARGET, LoadedTarget, load_target
+from engine.target.loading import SHIPPED_TARGET, LoadedTarget, load_target
 
 ROUNDS = ((2, 1), (4, 1), (8, 7), (16, 9), (3, 0), (1, 0))  # block and accepted drafts, over and over
 # The largest difference of a logit that passes unless told otherwise: blocks and single tokens add in
@@ -33,7 +33,7 @@ def open_target(model: Path | None, dtype: str | None) -> LoadedTarget:
     """The target of a folder, or the shipped one.
 
     Raises:
-        ModelError, ConfigurationError: see `engine.loading.load_target`.
+        ModelError, ConfigurationError: see `engine.target.loading.load_target`.
     """
     target = load_target(model or SHIPPED_TARGET, dtype)
     fit_threads(target.target.hidden_size)

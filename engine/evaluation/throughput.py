@@ -19,8 +19,9 @@ from typing import Any
 from engine.blas import threads
 from engine.cache.policy import NATIVE
 from engine.config import Engine
+from engine.draft_length import AdaptiveDraftLength, DraftLength, Tour
 from engine.errors import ConfigurationError, PromptError
-from engine.evaluation.arms import OUR_LOOP, PLAIN_LOOP, Outcome, Wish, plain, room, speculate
+from engine.evaluation.arms import OUR_LOOP, PLAIN_LOOP, Outcome, SamplingOptions, plain, room, speculate
 from engine.evaluation.environment import describe, target_card
 from engine.evaluation.fingerprint import fingerprint
 from engine.evaluation.interleave import Lane, Progress, run_interleaved, scored_rows
@@ -28,10 +29,9 @@ from engine.evaluation.journal import Journals
 from engine.evaluation.prompts import Prompt, encode
 from engine.evaluation.report import Arm, Report, now
 from engine.evaluation.rounding import Run, block_error, plain_gap
-from engine.evaluation.steady import disturbance
-from engine.evaluation.strain import StrainWatch, idle_load
+from engine.evaluation.stability import disturbance
+from engine.evaluation.system_load import StrainWatch, idle_load
 from engine.evaluation.templates import ChatSwitches
-from engine.pace import Adaptive, Pace, Tour
 from engine.runtime import Runtime
 from evidence_format.claims import CLAIMS as CLAIMED
 from evidence_format.claims import FEWEST_SAMPLES, FEWEST_TOKENS, SPEED_CLAIMS, WATCHED
@@ -134,11 +134,11 @@ def measure_throughput(
     if reason and of_speed:
         progress(0, total, "skipping the speed claim", reason)
     progress(0, total, "warming up", prompts[0].id)
-    pace = warm_up(engine, encoded, switches.max_tokens)
+    draft_length = warm_up(engine, encoded, switches.max_tokens)
     row = scored_rows(engine.target.tokenizer)
     plainly = replace(engine, drafter=None)
     if any(arm.name == BLOCK_1 for arm in ran):
-        speculate(plainly, encoded[0], switches.max_tokens, plainly.new_pace())
+        speculate(plainly, encoded[0], switches.max_tokens, plainly.new_draft_length())
 
     def disturbed() -> str | None:
         own = [row for arm in ran if arm.name == BLOCK_1 for row in arm.samples]
@@ -152,9 +152,9 @@ def measure_throughput(
                     arm,
                     prompts,
                     encoded,
-                    run=partial(_run, plainly, arm, switches.max_tokens, plainly.new_pace())
+                    run=partial(_run, plainly, arm, switches.max_tokens, plainly.new_draft_length())
                     if arm.name == BLOCK_1
-                    else partial(_run, engine, arm, switches.max_tokens, pace),
+                    else partial(_run, engine, arm, switches.max_tokens, draft_length),
                     row=row,
                     phase="decoding" if arm.drafter is None else STEP,
                 )
@@ -224,13 +224,13 @@ def our_arm(engine: Engine, name: str, role: str = "sut", control: str | None = 
 
 
 def _run(
-    engine: Engine, arm: Arm, max_tokens: int, pace: Pace, encoded: Sequence[list[int]]
+    engine: Engine, arm: Arm, max_tokens: int, draft_length: DraftLength, encoded: Sequence[list[int]]
 ) -> list[Outcome]:
     """Prompts through one arm, one after the other."""
     if arm.control == IGNORE_STOPS:
-        wish = Wish(ignore_stops=True)
-        return [speculate(engine, tokens, max_tokens, pace, wish=wish) for tokens in encoded]
-    return [run_arm(engine, arm.loop == OUR_LOOP, tokens, max_tokens, pace) for tokens in encoded]
+        wish = SamplingOptions(ignore_stops=True)
+        return [speculate(engine, tokens, max_tokens, draft_length, wish=wish) for tokens in encoded]
+    return [run_arm(engine, arm.loop == OUR_LOOP, tokens, max_tokens, draft_length) for tokens in encoded]
 
 
 def encode_all(
@@ -257,33 +257,35 @@ def encode_all(
     return encoded
 
 
-def warm_up(engine: Engine, encoded: Sequence[Sequence[int]], max_tokens: int) -> Pace:
-    """Run both arms on the first prompt, untimed, and let an adaptive pace learn what its blocks cost.
+def warm_up(engine: Engine, encoded: Sequence[Sequence[int]], max_tokens: int) -> DraftLength:
+    """Run both arms on the first prompt, untimed, and let an adaptive draft length measure its blocks.
 
     Where the first text ends before every block was tried, a few more prompts are used for that. The longest
     prompt is prefilled once by each arm, so that none of its shapes is met first in a row.
     """
     plain(engine.target, encoded[0], max_tokens, engine.options.prefill_chunk)
-    pace = engine.new_pace()
+    draft_length = engine.new_draft_length()
     longest = max(encoded, key=len)
     if len(longest) > len(encoded[0]):
         plain(engine.target, longest, 1, engine.options.prefill_chunk)
-        speculate(engine, longest, 1, pace)
-    if not isinstance(pace, Adaptive):
-        speculate(engine, encoded[0], max_tokens, pace)
-        return pace
-    tour = Tour(pace)
+        speculate(engine, longest, 1, draft_length)
+    if not isinstance(draft_length, AdaptiveDraftLength):
+        speculate(engine, encoded[0], max_tokens, draft_length)
+        return draft_length
+    tour = Tour(draft_length)
     for tokens in encoded[:WARM_UPS]:
         speculate(engine, tokens, max_tokens, tour)
         if tour.finished:
             break
-    return pace
+    return draft_length
 
 
-def run_arm(engine: Engine, ours: bool, tokens: Sequence[int], max_tokens: int, pace: Pace) -> Outcome:
+def run_arm(
+    engine: Engine, ours: bool, tokens: Sequence[int], max_tokens: int, draft_length: DraftLength
+) -> Outcome:
     """One prompt through one arm."""
     if ours:
-        return speculate(engine, tokens, max_tokens, pace)
+        return speculate(engine, tokens, max_tokens, draft_length)
     return plain(engine.target, tokens, max_tokens, engine.options.prefill_chunk)
 
 

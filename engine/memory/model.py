@@ -17,13 +17,13 @@ from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.utils import load_model
 
 from engine.errors import ModelError
-from engine.loading import DTYPES, dtype_of, opened
 from engine.memory.shapes import written_by
-from engine.packing import check_packing
-from engine.quantize import quantize_target
-from engine.target import Target
-from engine.target_config import build_unloaded, check_config, check_depth, context_length, text_part
-from engine.weights import read_json, require_folder, tensor_shapes, weight_files
+from engine.target.config import build_unloaded, check_config, check_depth, context_length, text_part
+from engine.target.loading import DTYPES, dtype_of, opened
+from engine.target.model import Target
+from engine.target.packing import check_packing
+from engine.target.quantize import quantize_target
+from engine.target.weights import read_json, require_folder, tensor_shapes, weight_files
 
 DEEPEST = 4096  # layers that are built without weights to say so
 STORED_NAMES = ("dtype", "torch_dtype")
@@ -58,7 +58,7 @@ def open_unloaded(path: Path, dtype: str | None = None, quantize: str | None = N
     Args:
         path: folder with config.json, and perhaps model*.safetensors.
         dtype: float32, float16 or bfloat16; None: float32 on the CPU, as stored on Metal.
-        quantize: pack the weights, see `engine.quantize`; None leaves them as stored.
+        quantize: pack the weights, see `engine.target.quantize`; None leaves them as stored.
 
     Raises:
         ModelError: the folder cannot be used; the message names the file and the reason.
@@ -90,7 +90,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def cast(model: Any, dtype: mx.Dtype | None) -> None:
-    """Turn floating parameters into a type as `engine.loading` does, computing nothing; None leaves them."""
+    """Turn floating parameters into a type as `engine.target.loading` does; None leaves them."""
     if dtype is None:
         return
     may_change: Callable[[str], bool] = getattr(model, "cast_predicate", lambda _: True)

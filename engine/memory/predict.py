@@ -3,15 +3,15 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from engine.attention import refuse_policy
 from engine.cache.policy import NATIVE, KVPolicy, parse_policy
 from engine.config import LARGEST_BLOCK
+from engine.draft_length import AdaptiveDraftLength
 from engine.errors import ConfigurationError, InputError
 from engine.memory.drafters import UnloadedDrafter, open_unloaded_drafter
 from engine.memory.model import Unloaded
 from engine.memory.replay import LayerKind, Run, chunks_of, held_by, total
-from engine.pace import Adaptive
 from engine.restoration.sites import sites_of
+from engine.target.attention import refuse_policy
 
 EVERY = "all"
 POLICIES = (
@@ -179,7 +179,7 @@ def _run(asked: Asked, drafter: UnloadedDrafter | None) -> Run:
                 f"--block {block} is more than {most}, twice what this drafter was made for"
             )
     elif drafter is not None:
-        block, headroom = drafter.block_size, Adaptive(drafter.block_size).largest
+        block, headroom = drafter.block_size, AdaptiveDraftLength(drafter.block_size).largest
     else:
         block = headroom = 1
     return Run(0, asked.batch, block, headroom, asked.prefill_chunk)

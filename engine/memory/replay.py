@@ -1,4 +1,4 @@
-"""A run's cache updates, in the order `engine.session` and `engine.together` make them, on shapes alone.
+"""A run's cache updates, in the order `engine.session` and `engine.batch_decode` make them, on shapes alone.
 
     a sequence   the prompt in chunks, its last token by itself, then one round
     a batch      each prompt likewise; the caches are merged, then one round for all
@@ -21,8 +21,8 @@ from engine.cache.traced import appended, reserve, stores_of
 from engine.cache.transaction import new_caches
 from engine.memory.shapes import Written, feed, written_by
 from engine.restoration.session import RestorationPlan
-from engine.stage import Stage, graph_length, longest_graph
-from engine.target import Target
+from engine.target.compiled import CompiledForward, graph_length, longest_graph
+from engine.target.model import Target
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def held_by(target: Target, policy: KVPolicy, run: Run) -> list[LayerKind]:
         ModelError: nor do a batch and the model; or a cache is of a kind that cannot be predicted.
     """
     caches = new_caches(target.model, run.headroom, policy)
-    compiled = Stage.of(target, (), caches) is not None
+    compiled = CompiledForward.of(target, (), caches) is not None
     stage = _Stage(run.headroom, longest_graph(target.hidden_size)) if compiled else None
     alike: dict[tuple[str, Written], list[Any]] = {}
     for cache, written in zip(caches, written_by(target.model), strict=True):
@@ -126,7 +126,7 @@ def chunks_of(policy: KVPolicy, run: Run) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class _Stage:
-    """Which forwards are compiled (`engine.stage`): those of up to ``room`` tokens, and ``longest`` rows."""
+    """Which forwards are compiled: those of up to ``room`` tokens, and ``longest`` rows."""
 
     room: int
     longest: int | None

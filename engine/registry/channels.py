@@ -3,7 +3,7 @@
 A channel stands for one policy of `engine.cache.policy`, whole, so that an id such as ``demo@affine8`` says
 all there is to say. Bounds are part of the name: how much of a text a model still sees is nothing to look up.
 Which models offer a channel is in `engine.registry.registry`; here is only whether its code fits their heads.
-Whether a model's attention can read it is for `engine.attention.refuse_policy` to say.
+Whether a model's attention can read it is for `engine.target.attention.refuse_policy` to say.
 
 Restored policies have no channel: they need a projector of the model, and bound nothing here.
 """

@@ -13,22 +13,22 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.attention import refuse_policy
 from engine.cache.policy import KVPolicy
 from engine.cache.transaction import members_of, new_caches
 from engine.drafters.masked_diffusion import MaskedDiffusion, split_spec
 from engine.drafters.prompt_lookup import PromptLookup
 from engine.drafters.registry import KINDS, WITH_LOOKUP, kind_of
 from engine.errors import ConfigurationError, DrafterMismatchError, EngineError, ModelError, ModelNotHere
-from engine.loading import opened
 from engine.memory.shapes import ATTENDING
 from engine.networks.dflash_config import DFlashConfig
 from engine.registry.channels import CHANNELS, find_channel, refuse_channel
 from engine.registry.entries import DrafterFacts, ModelEntry, TargetFacts
 from engine.registry.locate import Located, Places, locate
-from engine.target import Target
-from engine.target_config import build_unloaded, check_config, text_part
-from engine.weights import read_json, require_folder
+from engine.target.attention import refuse_policy
+from engine.target.config import build_unloaded, check_config, text_part
+from engine.target.loading import opened
+from engine.target.model import Target
+from engine.target.weights import read_json, require_folder
 
 
 def check_declared(entry: ModelEntry) -> None:

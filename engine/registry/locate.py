@@ -16,9 +16,9 @@ from engine.config import Options
 from engine.drafters.registry import WITH_LOOKUP
 from engine.errors import ConfigurationError, ModelError, ModelNotHere
 from engine.foreign import foreign
-from engine.loading import SHIPPED_DRAFTER, SHIPPED_TARGET
 from engine.registry.channels import Channel
 from engine.registry.entries import Given, ModelEntry, Published, Shipped, Source
+from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET
 
 FETCHED = (
     "config.json",
@@ -102,7 +102,7 @@ class Located:
 
     Attributes:
         entry: the entry.
-        target: folder of the target, for `engine.loading.load_target`.
+        target: folder of the target, for `engine.target.loading.load_target`.
         drafter: text for `engine.drafters.registry.open_drafter`; None: nothing drafts.
     """
 

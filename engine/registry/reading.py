@@ -12,8 +12,6 @@ from typing import Any
 
 from engine.config import LARGEST_BLOCK
 from engine.errors import ConfigurationError, UnknownModel
-from engine.loading import DTYPES
-from engine.quantize import parse_quantize
 from engine.registry.channels import NATIVE, find_channel
 from engine.registry.entries import (
     SHIPPED,
@@ -26,6 +24,8 @@ from engine.registry.entries import (
     TargetFacts,
 )
 from engine.registry.tables import Table
+from engine.target.loading import DTYPES
+from engine.target.quantize import parse_quantize
 
 NAME = "[a-z0-9][a-z0-9.-]*"
 REPOSITORY = r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*"

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from engine.config import parse_block
 from engine.errors import ConfigurationError, EngineError, UnknownModel
-from engine.loading import SHIPPED_TARGET
 from engine.registry.channels import NATIVE, SEPARATOR, Channel, find_channel
 from engine.registry.consistency import check_declared, usable_channels
 from engine.registry.entries import Given, ModelEntry, Published, Shipped, Source
 from engine.registry.locate import variable_of
 from engine.registry.reading import read_entry
 from engine.registry.tables import Table, read_table
+from engine.target.loading import SHIPPED_TARGET
 
 SHIPPED_FILE = Path(__file__).with_name("models.toml")
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.taps import Taps
+from engine.target.hidden_states import HiddenStateHooks
 
 
-class Capture(Taps):
-    """Outputs of any modules of a model, in the order they are named; listens as `Taps` does.
+class Capture(HiddenStateHooks):
+    """Outputs of any modules of a model, in the order they are named; listens as `HiddenStateHooks` does.
 
     A module that runs several times in a forward is named as often: its outputs come in order.
     """

@@ -8,11 +8,14 @@ the network is that of ``--drafter``, or of the folder ``drafter`` beside the pr
 from pathlib import Path
 
 from engine.cache.policy import KVPolicy
-from engine.card import ModelCard, card_of
 from engine.drafters.block import BlockDrafter
 from engine.drafters.registry import WITH_LOOKUP
 from engine.errors import ConfigurationError, DrafterMismatchError, ModelError
-from engine.loading import (
+from engine.networks.projector import DrafterFeatures, Projector, ProjectorConfig
+from engine.restoration.session import RestorationPlan
+from engine.restoration.sites import sites_of
+from engine.restoration.sources import LEARNED, Learned
+from engine.target.loading import (
     SHIPPED,
     SHIPPED_DRAFTER,
     SHIPPED_TARGET,
@@ -22,12 +25,9 @@ from engine.loading import (
     load_drafter,
     make_ready,
 )
-from engine.networks.projector import DrafterFeatures, Projector, ProjectorConfig
-from engine.restoration.session import RestorationPlan
-from engine.restoration.sites import sites_of
-from engine.restoration.sources import LEARNED, Learned
-from engine.target import Target
-from engine.weights import read_json, weight_files
+from engine.target.model import Target
+from engine.target.model_card import ModelCard, card_of
+from engine.target.weights import read_json, weight_files
 from evidence_format.weights import digest
 
 SHIPPED_PROJECTOR = SHIPPED / "projector"

@@ -18,8 +18,8 @@ import mlx.core as mx
 from engine.cache.restored import RestoredKV
 from engine.restoration.sites import sites_of
 from engine.restoration.sources import HEARD, LEARNED, FromDrafter, Learned, Rows, Source
-from engine.taps import Taps
-from engine.target import Target
+from engine.target.hidden_states import HiddenStateHooks
+from engine.target.model import Target
 
 SHORTEST = 8  # positions of a chunk, at least
 PER_WINDOW = 4  # chunks a window holds otherwise
@@ -108,7 +108,7 @@ class Restoration:
         self._source.start()
 
     def forward(
-        self, tokens: mx.array, caches: list[Any], taps: Taps | None, new: int, position: int
+        self, tokens: mx.array, caches: list[Any], taps: HiddenStateHooks | None, new: int, position: int
     ) -> mx.array | None:
         """Compute a chunk of a prompt, then restore what it pushes out of the window.
 

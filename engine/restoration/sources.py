@@ -15,11 +15,11 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from engine.card import ModelCard
 from engine.networks.projector import DrafterFeatures, Projector
 from engine.restoration.capture import Capture
 from engine.restoration.sites import Site
-from engine.target import Target
+from engine.target.model import Target
+from engine.target.model_card import ModelCard
 
 Pair = tuple[mx.array, mx.array]  # keys and values of one layer, [N, width] each
 Rows = list[mx.array]  # what a source keeps of N positions, [N, any width] each

@@ -272,7 +272,7 @@ def _sampling(request: Completion) -> Sampling:
 
 
 def _block(request: Completion, model: Model) -> int | None:
-    """The request's block, the model's, or None for the pace's."""
+    """The request's block, the model's, or None for the draft length's."""
     if isinstance(request.block, int):
         return request.block
     return None if request.block == "auto" or request.drafter == "none" else model.block

@@ -195,7 +195,7 @@ def export(options: dict[str, Any], only: tuple[str, ...]) -> None:
 @click.pass_obj
 def projector(options: dict[str, Any]) -> None:
     """Train the projector of the exported target and drafter, by the command's own defaults."""
-    from engine.loading import load_target
+    from engine.target.loading import load_target
     from engine.training.projector import train_projector
     from engine.training.projector_fit import ProjectorSwitches
 

@@ -21,7 +21,7 @@ from engine.networks.projector import DrafterFeatures
 from engine.restoration.capture import Capture
 from engine.restoration.session import RestorationPlan
 from engine.restoration.sites import Site
-from engine.target import Target
+from engine.target.model import Target
 
 HIDDEN = -1e9  # score of a position that is not seen
 LEAST = 0.02  # weight of a query that looks at nothing restored

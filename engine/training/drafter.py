@@ -161,7 +161,7 @@ class DrafterTask:
         return int(np.random.default_rng((self.seed, step, 1)).choice(sizes, p=shares))
 
     def batch(self, step: int) -> tuple[mx.array, ...]:
-        """Taps [N, T, K * H], anchors [N, A], tokens [N, A, B], weights [N, A, B - 1] and kinds [N, A]."""
+        """Hidden [N, T, K * H], anchors [N, A], tokens [N, A, B], weights [N, A, B - 1] and kinds [N, A]."""
         rng = np.random.default_rng((self.seed, step))
         block = self.variant(step)
         count = self.queries // block

@@ -18,7 +18,7 @@ import numpy as np
 from engine.drafters.base import Drafter
 from engine.drafters.masked_diffusion import MaskedDiffusion
 from engine.networks.mdlm import MaskedDiffusionModel
-from engine.target import Target
+from engine.target.model import Target
 from engine.training import prompts as prompt_sets
 from engine.training.corpora import retrieval
 from engine.training.corpora.lexicon import HELD_OUT, TRAIN, generator, held_out_two_piece_names

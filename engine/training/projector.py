@@ -18,14 +18,14 @@ from typing import Any
 import mlx.core as mx
 
 from engine.errors import ConfigurationError, EngineError
-from engine.loading import LoadedTarget
 from engine.networks.projector import LayerShape, Projector, ProjectorConfig
 from engine.restoration.loading import features_of
 from engine.restoration.sites import sites_of
+from engine.target.loading import LoadedTarget
+from engine.target.weights import read_json
 from engine.training.distillation import Watcher
 from engine.training.projector_fit import Fit, Progress, ProjectorSwitches, TargetTokenizer, Weights
 from engine.training.trainer import named_parameters
-from engine.weights import read_json
 
 
 def train_projector(

@@ -18,8 +18,8 @@ import mlx.core as mx
 import mlx.optimizers as optim
 
 from engine.cache.policy import KVPolicy, parse_policy
+from engine.device import read_float, read_token
 from engine.errors import ConfigurationError, EngineError
-from engine.host import read_float, read_token
 from engine.restoration.session import RestorationPlan
 from engine.restoration.sources import LEARNED
 from engine.training.corpora import retrieval

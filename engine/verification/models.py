@@ -10,14 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.card import identity
 from engine.errors import ConfigurationError, ModelError
-from engine.loading import SHIPPED
 from engine.registry.entries import Published
 from engine.registry.locate import Places
 from engine.registry.registry import Registry
+from engine.target.loading import SHIPPED
+from engine.target.model_card import identity
+from engine.target.weights import weight_files
 from engine.verification.record import finding
-from engine.weights import weight_files
 from evidence_format.model import Model, Role
 from evidence_format.verification import ReplayFinding
 from evidence_format.weights import digest

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
-from engine.accept import likeliest
+from engine.acceptance import likeliest
 from engine.blas import available_cpus
-from engine.cache.held import KVUse, kept_positions, kv_use
+from engine.cache.stats import KVUse, kept_positions, kv_use
 from engine.cache.transaction import resident
 from engine.config import Engine
+from engine.device import launch, read_float, read_tokens, wait
 from engine.drafters.base import Drafter
-from engine.host import launch, read_float, read_tokens, wait
 from engine.session import Session
 from evidence_format.model import Round
 
@@ -202,7 +202,7 @@ def redo(
     drafts: list[int] = []
     accepted: list[int] = []
     largest = max((each.block for each in rounds), default=1)
-    headroom = max(engine.new_pace().largest, largest)
+    headroom = max(engine.new_draft_length().largest, largest)
     with Session(
         engine.target.target,
         drafter,

@@ -6,8 +6,8 @@ from engine.detokenize import text_of
 from engine.evaluation.report import needle_fields
 from engine.evaluation.templates import answer_of
 from engine.evaluation.throughput import IGNORE_STOPS
-from engine.loading import LoadedTarget
 from engine.stops import Stops
+from engine.target.loading import LoadedTarget
 from engine.verification.prompts import Asked
 from engine.verification.record import Check, finding
 from engine.verification.replay import kept_by

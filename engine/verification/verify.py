@@ -28,12 +28,13 @@ from engine.evaluation.environment import describe
 from engine.evaluation.interleave import Progress
 from engine.evaluation.kv_arms import under
 from engine.evaluation.report import now, stamp
-from engine.evaluation.strain import StrainWatch
+from engine.evaluation.system_load import StrainWatch
 from engine.evaluation.throughput import models as cards_of
-from engine.loading import DTYPES
 from engine.networks.projector import ProjectorConfig
 from engine.registry.locate import Places
 from engine.runtime import Runtime
+from engine.target.loading import DTYPES
+from engine.target.weights import read_json
 from engine.verification.claimed import Claimed
 from engine.verification.models import find_models, folder_with
 from engine.verification.prompts import Asked, Prompts, Switches, make_prompts
@@ -51,7 +52,6 @@ from engine.verification.replay import (
     width,
 )
 from engine.verification.rows import check_row, check_set, name_of
-from engine.weights import read_json
 from evidence_format.model import Arm, Model, ReportRequest, Sample
 from evidence_format.verification import Draw, ReplayedRow, Rounds, Subject, Tokens, Tolerances
 

@@ -14,7 +14,7 @@ from peerbench.engines import registry
 from peerbench.engines.base import World
 from peerbench.engines.registry import open_engines
 
-from engine.loading import load_target
+from engine.target.loading import load_target
 
 SMALL = sizes.Shape(hidden=32, layers=6, feed_forward=64, heads=2, kv_heads=1, vocabulary=300, head_dim=16)
 

@@ -231,7 +231,7 @@ SABOTAGES = {
         frozenset({"RESTORATION_CLAIM", "CONTROL_FAILED"}),
     ),
     "the server takes every draft": Sabotage(
-        "engine/accept.py",
+        "engine/acceptance.py",
         "    hits = (drafts == tokens[:-1]).astype(mx.int32)\n",
         "    hits = mx.ones_like(drafts)\n",
         "server-smoke",

@@ -10,21 +10,21 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from engine.batch_decode import Emitted, Request, decode_together
 from engine.decode import Step
+from engine.draft_length import AdaptiveDraftLength, DraftLength, FixedDraftLength
 from engine.drafters.base import NOTHING, Draft, Drafter
-from engine.pace import Adaptive, Fixed, Pace
 from engine.sampling import Sampler
-from engine.target import Target
-from engine.together import Emitted, Request, decode_together
+from engine.target.model import Target
 from tests.engine import families, tiny
 from tests.engine.random_drafters import make
 
 FAMILIES = ("llama", "qwen3", "gemma3_text", "gpt_oss", "gemma4_text", "qwen3_5", "qwen3_next")
 SCRIPTED = "scripted"
 DRAFTERS = ("dflash", "prompt-lookup", "autoregressive", "prompt-lookup+dflash", SCRIPTED)
-PACES: dict[str, Callable[[], Pace]] = {
-    **{f"block {block}": partial(Fixed, block) for block in (1, 2, 8)},
-    "auto": partial(Adaptive, 8),
+PACES: dict[str, Callable[[], DraftLength]] = {
+    **{f"block {block}": partial(FixedDraftLength, block) for block in (1, 2, 8)},
+    "auto": partial(AdaptiveDraftLength, 8),
 }
 LENGTHS = (3, 4 * tiny.WINDOW + 2, 1, tiny.WINDOW)  # below, beyond and at the window
 COUNT = 28
@@ -140,7 +140,7 @@ class Silent:
 
 
 class Seams:
-    """A pace that goes back and forth between plain steps and blocks."""
+    """A draft length that goes back and forth between plain steps and blocks."""
 
     largest = 6
 
@@ -180,11 +180,13 @@ def tokens_of(steps: Sequence[Emitted | Step]) -> list[int]:
 
 
 def run(
-    family: str, kind: str | None, pace: Pace, requests: Sequence[Request], chunk: int = 2048
+    family: str, kind: str | None, draft_length: DraftLength, requests: Sequence[Request], chunk: int = 2048
 ) -> list[list[Emitted]]:
     """Decode the requests together: what each got."""
     drafter = drafter_of(kind, family) if kind else None
-    rounds = decode_together(target_of(family), drafter, requests, pace=pace, prefill_chunk=chunk)
+    rounds = decode_together(
+        target_of(family), drafter, requests, draft_length=draft_length, prefill_chunk=chunk
+    )
     return gather(rounds, len(requests))
 
 

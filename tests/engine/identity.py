@@ -16,8 +16,8 @@ from mlx_lm.models.cache import make_prompt_cache
 from engine.decode import Step
 from engine.evaluation.arms import plain_steps
 from engine.evaluation.rounding import Run, block_error
-from engine.loading import LoadedTarget
-from engine.target import Target
+from engine.target.loading import LoadedTarget
+from engine.target.model import Target
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from engine.networks.dflash2 import build_network
 from engine.networks.dflash_config import DFlashConfig
 from engine.networks.mdlm import MaskedDiffusionModel
 from engine.sampling import Sampler
-from engine.target import Target
+from engine.target.model import Target
 from tests.engine import tiny
 
 SECOND = {"conv_kernel_size": 3, "conv_group_size": 8, "selector_rank": 4, "selector_top_k": 5}

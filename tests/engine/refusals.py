@@ -13,7 +13,7 @@ import pytest
 
 from engine.cli import run
 from engine.networks.dflash import DFlash
-from engine.target import Target
+from engine.target.model import Target
 
 
 class Bench:

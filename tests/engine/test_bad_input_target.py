@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from engine.loading import load_target
+from engine.target.loading import load_target
 from tests.engine import families, tiny
 from tests.engine.refusals import Bench, reweigh, rewrite, spoil
 

@@ -10,13 +10,13 @@ import pytest
 from engine import decode as loop
 from engine.cache.transaction import new_caches
 from engine.decode import Step, decode
+from engine.draft_length import AdaptiveDraftLength, DraftLength, FixedDraftLength
 from engine.drafters.base import Draft
 from engine.drafters.block import BlockDrafter
 from engine.errors import ConfigurationError, PromptError
 from engine.networks.dflash import DFlash, DFlashConfig
-from engine.pace import Adaptive, Fixed, Pace
 from engine.stops import Stops
-from engine.target import Target
+from engine.target.model import Target
 from tests.engine import tiny
 
 
@@ -33,8 +33,12 @@ def target_of(model: Any) -> Target:
     return TARGETS.setdefault(id(model), Target(model))
 
 
-def run(model: Any, drafter: Any, prompt: list[int], count: int, pace: Pace, **more: Any) -> list[Step]:
-    return list(decode(target_of(model), drafter, prompt, max_tokens=count, pace=pace, **more))
+def run(
+    model: Any, drafter: Any, prompt: list[int], count: int, draft_length: DraftLength, **more: Any
+) -> list[Step]:
+    return list(
+        decode(target_of(model), drafter, prompt, max_tokens=count, draft_length=draft_length, **more)
+    )
 
 
 def tokens_of(steps: list[Step]) -> list[int]:
@@ -54,7 +58,7 @@ def test_every_block_gives_the_plain_tokens(models: dict[str, Any], family: str,
     truth = tiny.plain_tokens(model, prompt, 48)
     for block in (2, 3, 5, 8, 16):
         drafter = tiny.ScriptedDrafter(prompt + truth, wrong, seed=block)
-        steps = run(model, drafter, prompt, 48, Fixed(block))
+        steps = run(model, drafter, prompt, 48, FixedDraftLength(block))
         assert tokens_of(steps) == truth, f"block {block}"
         assert steps[-1].finish == "length"
 
@@ -66,7 +70,7 @@ def test_prompts_on_both_sides_of_the_window_in_any_chunks(gemma, length: int):
     truth = tiny.plain_tokens(gemma, prompt, 24)
     for chunk in (1, 3, 2048):
         drafter = tiny.ScriptedDrafter(prompt + truth, 0.3)
-        assert tokens_of(run(gemma, drafter, prompt, 24, Fixed(6), prefill_chunk=chunk)) == truth
+        assert tokens_of(run(gemma, drafter, prompt, 24, FixedDraftLength(6), prefill_chunk=chunk)) == truth
 
 
 @pytest.mark.sampled(24, 3)
@@ -76,7 +80,7 @@ def test_max_tokens_is_exact(gemma, count: int):
     truth = tiny.plain_tokens(gemma, prompt, 40)
     for block in (1, 8):
         drafter = tiny.ScriptedDrafter(prompt + truth)
-        steps = run(gemma, drafter, prompt, count, Fixed(block))
+        steps = run(gemma, drafter, prompt, count, FixedDraftLength(block))
         assert tokens_of(steps) == truth[:count]
         assert steps[-1].finish == "length"
         assert all(step.finish is None for step in steps[:-1])
@@ -92,7 +96,7 @@ def test_a_stop_token_anywhere_in_a_block_ends_the_text_there(gemma, block: int,
     end = truth.index(stop)
     caches = new_caches(gemma, block)
     drafter = tiny.ScriptedDrafter(prompt + truth)
-    steps = run(gemma, drafter, prompt, 24, Fixed(block), stops=Stops({stop}), caches=caches)
+    steps = run(gemma, drafter, prompt, 24, FixedDraftLength(block), stops=Stops({stop}), caches=caches)
     assert tokens_of(steps) == truth[: end + 1]
     assert steps[-1].finish == "stop"
     assert {cache.offset for cache in caches} == {len(prompt) + end}  # all but the stop token itself
@@ -104,11 +108,11 @@ def test_the_adaptive_pace_changes_nothing_in_the_tokens(gemma):
     truth = tiny.plain_tokens(gemma, prompt, 120)
     for wrong in (0.0, 0.5, 1.0):
         drafter = tiny.ScriptedDrafter(prompt + truth, wrong)
-        assert tokens_of(run(gemma, drafter, prompt, 120, Adaptive(8))) == truth
+        assert tokens_of(run(gemma, drafter, prompt, 120, AdaptiveDraftLength(8))) == truth
 
 
 class Alternating:
-    """A pace that changes its mind all the time, to cross every seam between plain steps and blocks."""
+    """Changes the length all the time, to cross every seam between plain steps and blocks."""
 
     largest = 5
 
@@ -158,13 +162,18 @@ def test_a_real_drafter_with_random_weights_is_harmless(gemma):
     for length in (4, 40):
         prompt = prompt_of(length)
         truth = tiny.plain_tokens(gemma, prompt, 40)
-        for pace in (Fixed(4), Fixed(8), Adaptive(8), Alternating(2)):
-            assert tokens_of(run(gemma, drafter, prompt, 40, pace)) == truth
+        for draft_length in (
+            FixedDraftLength(4),
+            FixedDraftLength(8),
+            AdaptiveDraftLength(8),
+            Alternating(2),
+        ):
+            assert tokens_of(run(gemma, drafter, prompt, 40, draft_length)) == truth
 
 
 def test_without_a_drafter_it_decodes_plainly(gemma):
     prompt = prompt_of(10)
-    steps = run(gemma, None, prompt, 30, Fixed(1))
+    steps = run(gemma, None, prompt, 30, FixedDraftLength(1))
     assert tokens_of(steps) == tiny.plain_tokens(gemma, prompt, 30)
     assert {step.round.block for step in steps[1:]} == {1}
 
@@ -172,7 +181,7 @@ def test_without_a_drafter_it_decodes_plainly(gemma):
 def test_the_first_token_comes_before_anything_is_drafted(gemma):
     prompt = prompt_of(10)
     drafter = tiny.ScriptedDrafter(prompt + tiny.plain_tokens(gemma, prompt, 8))
-    steps = decode(target_of(gemma), drafter, prompt, max_tokens=8, pace=Fixed(8))
+    steps = decode(target_of(gemma), drafter, prompt, max_tokens=8, draft_length=FixedDraftLength(8))
     next(steps)
     assert drafter.proposals == 0
     next(steps)
@@ -191,7 +200,7 @@ def test_a_round_costs_one_transfer_and_one_draft(gemma, monkeypatch: pytest.Mon
         return real(array)
 
     monkeypatch.setattr(loop, "read_tokens", counted)
-    steps = run(gemma, drafter, prompt, 41, Fixed(8))
+    steps = run(gemma, drafter, prompt, 41, FixedDraftLength(8))
     rounds = [step.round for step in steps if step.round]
     assert [item.accepted for item in rounds] == [7] * 5
     assert reads == ["read_tokens"] * 6
@@ -202,11 +211,13 @@ def test_a_round_costs_one_transfer_and_one_draft(gemma, monkeypatch: pytest.Mon
 def test_what_is_yielded_is_committed_so_that_a_caller_may_stop_anywhere(gemma):
     prompt = prompt_of(10)
     truth = tiny.plain_tokens(gemma, prompt, 60)
-    for pace in (Fixed(4), Fixed(1), Alternating(5)):
+    for draft_length in (FixedDraftLength(4), FixedDraftLength(1), Alternating(5)):
         for stop_after in range(1, 9):
             caches = new_caches(gemma, 8)
             drafter = tiny.ScriptedDrafter(prompt + truth, 0.3)
-            steps = decode(target_of(gemma), drafter, prompt, max_tokens=60, pace=pace, caches=caches)
+            steps = decode(
+                target_of(gemma), drafter, prompt, max_tokens=60, draft_length=draft_length, caches=caches
+            )
             emitted: list[int] = []
             for _, step in zip(range(stop_after), steps, strict=False):
                 emitted.extend(step.tokens)
@@ -232,7 +243,7 @@ def test_an_exception_while_drafting_leaves_model_and_caches_whole(gemma):
     truth = tiny.plain_tokens(gemma, prompt, 40)
     caches = new_caches(gemma, 4)
     with pytest.raises(RuntimeError, match="out of memory"):
-        run(gemma, Failing(prompt + truth), prompt, 40, Fixed(4), caches=caches)
+        run(gemma, Failing(prompt + truth), prompt, 40, FixedDraftLength(4), caches=caches)
     assert len({cache.offset for cache in caches}) == 1
     assert not any("tap_listeners" in type(layer).__dict__ for layer in gemma.layers)
 
@@ -244,4 +255,4 @@ def test_bad_requests_are_refused_before_any_work(gemma):
     with pytest.raises(ConfigurationError, match="at least 1"):
         next(decode(target, None, [5], max_tokens=0))
     with pytest.raises(ConfigurationError, match="needs a drafter"):
-        next(decode(target, None, [5], max_tokens=4, pace=Fixed(4)))
+        next(decode(target, None, [5], max_tokens=4, draft_length=FixedDraftLength(4)))

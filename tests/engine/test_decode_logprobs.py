@@ -11,12 +11,12 @@ import pytest
 
 from engine.cache.transaction import new_caches
 from engine.decode import Processor, Step, decode
+from engine.draft_length import FixedDraftLength
 from engine.drafters.prompt_lookup import PromptLookup
 from engine.errors import ConfigurationError
-from engine.pace import Fixed
 from engine.sampling import Sampler, Sampling
 from engine.stops import Stops
-from engine.target import Target
+from engine.target.model import Target
 from tests.engine import families, tiny
 from tests.engine.test_decode import Alternating
 from tests.engine.test_decode_processors import PROCESSORS
@@ -26,8 +26,8 @@ PROMPT = [7, 8, 9, 50, 7, 8, 60, 70, 9, 50, 7]
 COUNT, TOP = 30, 4
 DRAFTED = ("llama", "gemma3_text", "gemma4_text", "gpt_oss", "qwen3_5")
 PACES: dict[str, Callable[[], Any]] = {
-    "plain": lambda: Fixed(1),
-    "blocks": lambda: Fixed(6),
+    "plain": lambda: FixedDraftLength(1),
+    "blocks": lambda: FixedDraftLength(6),
     "seams": lambda: Alternating(3),
 }
 
@@ -71,9 +71,11 @@ def run(family: str, drafter: Any, **more: Any) -> list[Step]:
 
 @pytest.mark.sampled(10, 8)
 @pytest.mark.parametrize("name", [None, "all"])
-@pytest.mark.parametrize("pace", PACES)
+@pytest.mark.parametrize("draft_length", PACES)
 @pytest.mark.parametrize("family", DRAFTED)
-def test_each_token_has_the_log_probability_of_a_plain_forward(family: str, pace: str, name: str | None):
+def test_each_token_has_the_log_probability_of_a_plain_forward(
+    family: str, draft_length: str, name: str | None
+):
     processors = PROCESSORS[name]() if name else []
     truth = [
         token
@@ -81,21 +83,26 @@ def test_each_token_has_the_log_probability_of_a_plain_forward(family: str, pace
         for token in step.tokens
     ]
     drafter = tiny.ScriptedDrafter(PROMPT + truth, 0.3)
-    steps = run(family, drafter, pace=PACES[pace](), processors=processors)
+    steps = run(family, drafter, draft_length=PACES[draft_length](), processors=processors)
     assert [token for step in steps for token in step.tokens] == truth
     assert_plain(steps, family, processors)
 
 
-@pytest.mark.parametrize("pace", PACES)
-def test_drawn_tokens_have_the_log_probability_before_temperature_and_filters(pace: str):
+@pytest.mark.parametrize("draft_length", PACES)
+def test_drawn_tokens_have_the_log_probability_before_temperature_and_filters(draft_length: str):
     sampler = Sampler(Sampling(temperature=0.5, top_p=0.9, seed=4))
-    assert_plain(run("llama", PromptLookup(), pace=PACES[pace](), sampler=sampler), "llama")
+    assert_plain(run("llama", PromptLookup(), draft_length=PACES[draft_length](), sampler=sampler), "llama")
 
 
 @pytest.mark.parametrize("position", [0, 2, 5, 9])
 def test_a_block_cut_at_a_stop_has_records_for_what_is_left(position: int):
     truth = tiny.plain_tokens(target_of("llama").model, PROMPT, COUNT)
-    steps = run("llama", tiny.ScriptedDrafter(PROMPT + truth), pace=Fixed(8), stops=Stops({truth[position]}))
+    steps = run(
+        "llama",
+        tiny.ScriptedDrafter(PROMPT + truth),
+        draft_length=FixedDraftLength(8),
+        stops=Stops({truth[position]}),
+    )
     assert steps[-1].finish == "stop"
     assert_plain(steps, "llama")
 
@@ -107,12 +114,19 @@ def test_none_are_worked_out_unless_asked_for():
     assert step.logprobs[0].top == ()
 
 
-@pytest.mark.parametrize("pace", ["plain", "blocks"])
-def test_they_come_with_the_rounds_one_transfer(pace: str, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("draft_length", ["plain", "blocks"])
+def test_they_come_with_the_rounds_one_transfer(draft_length: str, monkeypatch: pytest.MonkeyPatch):
     truth = tiny.plain_tokens(target_of("llama").model, PROMPT, COUNT)
     drafter = tiny.ScriptedDrafter(PROMPT + truth, taps=())
     log = Log(monkeypatch)
-    steps = decode(target_of("llama"), drafter, PROMPT, max_tokens=COUNT, logprobs=TOP, pace=PACES[pace]())
+    steps = decode(
+        target_of("llama"),
+        drafter,
+        PROMPT,
+        max_tokens=COUNT,
+        logprobs=TOP,
+        draft_length=PACES[draft_length](),
+    )
     next(steps)
     log.take()
     for _ in steps:

@@ -13,11 +13,11 @@ from mlx_lm.sample_utils import make_logits_processors
 
 from engine.config import Engine, Options, open_engine
 from engine.decode import Processor, decode
+from engine.draft_length import AdaptiveDraftLength, FixedDraftLength
 from engine.drafters.prompt_lookup import PromptLookup
 from engine.evaluation.prompts import encode, load_prompts
-from engine.loading import SHIPPED_DRAFTER
-from engine.pace import Adaptive, Fixed
-from engine.target import Target
+from engine.target.loading import SHIPPED_DRAFTER
+from engine.target.model import Target
 from tests.engine import families, tiny
 
 FAMILIES = ("llama", "gemma3_text", "gpt_oss", "qwen3_5")
@@ -69,8 +69,12 @@ def expected(family: str, name: str) -> list[int]:
     return mlx_lm_tokens(target_of(family).model, PROMPT, COUNT, PROCESSORS[name]())
 
 
-def ours(target: Target, drafter: Any, prompt: Sequence[int], name: str, pace: Any, count: int) -> list[int]:
-    steps = decode(target, drafter, prompt, max_tokens=count, pace=pace, processors=PROCESSORS[name]())
+def ours(
+    target: Target, drafter: Any, prompt: Sequence[int], name: str, draft_length: Any, count: int
+) -> list[int]:
+    steps = decode(
+        target, drafter, prompt, max_tokens=count, draft_length=draft_length, processors=PROCESSORS[name]()
+    )
     return [token for step in steps for token in step.tokens]
 
 
@@ -82,14 +86,14 @@ def test_every_processor_changes_the_text_and_leaves_mlx_lms(family: str, name: 
     assert truth != tiny.plain_tokens(target_of(family).model, PROMPT, COUNT), "the processor does nothing"
     for block in BLOCKS:
         drafter = tiny.ScriptedDrafter(PROMPT + truth, 0.2, seed=block)
-        assert ours(target_of(family), drafter, PROMPT, name, Fixed(block), COUNT) == truth, block
+        assert ours(target_of(family), drafter, PROMPT, name, FixedDraftLength(block), COUNT) == truth, block
 
 
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_drafts_from_the_text_and_the_adaptive_pace_change_nothing(name: str):
-    for pace in (Fixed(6), Adaptive(8, nominal=True)):
-        found = ours(target_of("gemma3_text"), PromptLookup(), PROMPT, name, pace, COUNT)
+    for draft_length in (FixedDraftLength(6), AdaptiveDraftLength(8, nominal=True)):
+        found = ours(target_of("gemma3_text"), PromptLookup(), PROMPT, name, draft_length, COUNT)
         assert found == expected("gemma3_text", name)
 
 
@@ -105,7 +109,9 @@ def test_a_processor_is_asked_once_a_row_with_the_tokens_before_it():
     target = target_of("llama")
     truth = tiny.plain_tokens(target.model, PROMPT, 13)
     drafter = tiny.ScriptedDrafter(PROMPT + truth)
-    list(decode(target, drafter, PROMPT, max_tokens=13, pace=Fixed(4), processors=[noting]))
+    list(
+        decode(target, drafter, PROMPT, max_tokens=13, draft_length=FixedDraftLength(4), processors=[noting])
+    )
     assert asked == [PROMPT + truth[:count] for count in range(13)]
 
 
@@ -125,4 +131,7 @@ def test_the_shipped_pair_gives_mlx_lms_text(shipped: Engine, name: str, block: 
         [prompt] = load_prompts(kind, limit=1)
         tokens = encode(prompt, target.tokenizer, target.target.vocab_size, target.context)
         truth = mlx_lm_tokens(target.target.model, tokens, COUNT, PROCESSORS[name]())
-        assert ours(target.target, shipped.drafter.drafter, tokens, name, Fixed(block), COUNT) == truth
+        assert (
+            ours(target.target, shipped.drafter.drafter, tokens, name, FixedDraftLength(block), COUNT)
+            == truth
+        )

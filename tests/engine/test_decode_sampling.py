@@ -15,8 +15,9 @@ import mlx.core as mx
 import pytest
 from mlx_lm.sample_utils import make_logits_processors
 
-from engine import accept, choice
+from engine import acceptance, token_selector
 from engine.decode import Processor, Step, decode
+from engine.draft_length import AdaptiveDraftLength, DraftLength, FixedDraftLength
 from engine.drafters.autoregressive import Autoregressive
 from engine.drafters.base import NOTHING, Draft, Drafter
 from engine.drafters.block import BlockDrafter
@@ -24,10 +25,9 @@ from engine.drafters.prompt_lookup import PromptLookup
 from engine.drafters.with_lookup import WithLookup
 from engine.networks.dflash2 import build_network
 from engine.networks.dflash_config import DFlashConfig
-from engine.pace import Adaptive, Fixed, Pace
 from engine.sampling import Sampler, Sampling
 from engine.session import Session
-from engine.target import Target
+from engine.target.model import Target
 from tests.engine import tiny
 from tests.engine.statistics import assert_drawn_from, joint_distribution, uniform_ranks
 
@@ -129,7 +129,7 @@ OF_PROMPT: dict[str, Callable[[Target], Drafter]] = {"certain": lambda target: C
 
 
 class Seams:
-    """A pace that crosses every seam between plain steps and blocks."""
+    """A draft length that crosses every seam between plain steps and blocks."""
 
     largest = 4
 
@@ -146,10 +146,10 @@ class Seams:
         pass
 
 
-PACES: dict[str, Callable[[], Pace]] = {
-    **{f"block {block}": partial(Fixed, block) for block in (2, 3, 4)},
-    "plain": partial(Fixed, 1),
-    "auto": partial(Adaptive, 4, (2, 3, 4), nominal=True),
+PACES: dict[str, Callable[[], DraftLength]] = {
+    **{f"block {block}": partial(FixedDraftLength, block) for block in (2, 3, 4)},
+    "plain": partial(FixedDraftLength, 1),
+    "auto": partial(AdaptiveDraftLength, 4, (2, 3, 4), nominal=True),
     "seams": Seams,
 }
 
@@ -157,7 +157,7 @@ PACES: dict[str, Callable[[], Pace]] = {
 def triples(
     kind: str,
     sampling: Sampling,
-    pace: str,
+    draft_length: str,
     draws: int,
     *,
     processors: Sequence[Processor] = (),
@@ -166,7 +166,7 @@ def triples(
     """The first three tokens after PROMPT, drawn again and again in one session."""
     target = small()
     sampler = Sampler(Sampling(**{**vars(sampling), "seed": seed}))
-    drawn, blocks = [], PACES[pace]()
+    drawn, blocks = [], PACES[draft_length]()
     with Session(target, (DRAFTERS | OF_PROMPT)[kind](target), headroom=4) as session:
         for _ in range(draws):
             tokens: list[int] = []
@@ -176,7 +176,7 @@ def triples(
                 PROMPT,
                 max_tokens=5,
                 sampler=sampler,
-                pace=blocks,
+                draft_length=blocks,
                 session=session,
                 processors=processors,
             ):
@@ -218,7 +218,7 @@ PROCESSORS: dict[str, Callable[[], list[Processor]]] = {
 
 @pytest.mark.sampled(0, 2)
 @pytest.mark.parametrize(
-    ("kind", "sampling", "pace", "draws"),
+    ("kind", "sampling", "draft_length", "draws"),
     [
         ("dflash", HOT, "block 3", DRAWS),
         ("dflash-near", FILTERED, "auto", DRAWS),
@@ -228,9 +228,9 @@ PROCESSORS: dict[str, Callable[[], list[Processor]]] = {
     ids=str,
 )
 def test_three_tokens_have_the_targets_joint_distribution(
-    kind: str, sampling: Sampling, pace: str, draws: int
+    kind: str, sampling: Sampling, draft_length: str, draws: int
 ):
-    assert_drawn_from(triples(kind, sampling, pace, draws), exact(sampling))
+    assert_drawn_from(triples(kind, sampling, draft_length, draws), exact(sampling))
 
 
 @pytest.mark.sampled(0, 4)
@@ -252,7 +252,7 @@ def accept_all(draft: Draft, logits: mx.array, sampler: Sampler) -> mx.array:
 def residual_from_p(draft: Draft, logits: mx.array, sampler: Sampler) -> mx.array:
     """Wrong: after a rejection the token is drawn from p instead of max(0, p - q)."""
     p = sampler.distribution(logits)
-    packed = accept.pack_sampled(draft, logits, sampler)
+    packed = acceptance.pack_sampled(draft, logits, sampler)
     following = sampler.draw(p[packed[0]][None])
     rows = mx.arange(len(draft) + 1)
     return mx.concatenate([packed[:1], mx.where(rows == packed[0], following, packed[1:])])
@@ -296,7 +296,7 @@ def accept_too_often(draft: Draft, logits: mx.array, sampler: Sampler) -> mx.arr
 def test_a_wrong_acceptance_fails_the_same_test(
     monkeypatch: pytest.MonkeyPatch, wrong: Callable[..., mx.array], kind: str, sampling: Sampling, draws: int
 ):
-    monkeypatch.setattr(choice, "pack_sampled", wrong)
+    monkeypatch.setattr(token_selector, "pack_sampled", wrong)
     with pytest.raises(AssertionError, match="chi-square"):
         assert_drawn_from(triples(kind, sampling, "block 3", draws), exact(sampling))
 
@@ -315,11 +315,18 @@ def test_a_drafter_near_the_target_is_mostly_confirmed_and_a_random_one_is_not()
 
 
 def text(
-    target: Target, drafter: Drafter | None, count: int, pace: str, sampling: Sampling = HOT, seed: int = 2
+    target: Target,
+    drafter: Drafter | None,
+    count: int,
+    draft_length: str,
+    sampling: Sampling = HOT,
+    seed: int = 2,
 ) -> list[Step]:
     """One long text after PROMPT."""
     sampler = Sampler(Sampling(**{**vars(sampling), "seed": seed}))
-    return list(decode(target, drafter, PROMPT, max_tokens=count, pace=PACES[pace](), sampler=sampler))
+    return list(
+        decode(target, drafter, PROMPT, max_tokens=count, draft_length=PACES[draft_length](), sampler=sampler)
+    )
 
 
 def tokens_of(steps: Sequence[Step]) -> list[int]:
@@ -339,7 +346,7 @@ def assert_every_token_is_drawn_from_the_target(steps: Sequence[Step], sampling:
 
 @pytest.mark.sampled(0, 1)
 @pytest.mark.parametrize(
-    ("kind", "sampling", "pace"),
+    ("kind", "sampling", "draft_length"),
     [
         ("dflash-near", HOT, "auto"),
         ("prompt-lookup+dflash", FILTERED, "seams"),
@@ -348,9 +355,9 @@ def assert_every_token_is_drawn_from_the_target(steps: Sequence[Step], sampling:
     ids=str,
 )
 def test_long_texts_with_plain_steps_between_blocks_are_drawn_from_the_target(
-    kind: str, sampling: Sampling, pace: str
+    kind: str, sampling: Sampling, draft_length: str
 ):
-    steps = text(wandering(), DRAFTERS[kind](wandering()), 480, pace, sampling)
+    steps = text(wandering(), DRAFTERS[kind](wandering()), 480, draft_length, sampling)
     blocks = {step.round.block for step in steps if step.round}
     assert 1 in blocks, "no plain steps"
     assert max(blocks) > 1, "no blocks"
@@ -360,18 +367,19 @@ def test_long_texts_with_plain_steps_between_blocks_are_drawn_from_the_target(
 @pytest.mark.slow
 def test_a_wrong_acceptance_shows_in_long_texts(monkeypatch: pytest.MonkeyPatch):
     """The finer errors are for the joint distributions above: here they would need far longer texts."""
-    monkeypatch.setattr(choice, "pack_sampled", accept_all)
+    monkeypatch.setattr(token_selector, "pack_sampled", accept_all)
     steps = text(wandering(), DRAFTERS["dflash-near"](wandering()), 480, "block 3")
     with pytest.raises(AssertionError, match="chi-square"):
         assert_every_token_is_drawn_from_the_target(steps, HOT, seed=3)
 
 
 @pytest.mark.sampled(16, 8)
-@pytest.mark.parametrize("pace", ["block 3", "auto", "seams"])
+@pytest.mark.parametrize("draft_length", ["block 3", "auto", "seams"])
 @pytest.mark.parametrize("kind", DRAFTERS)
-def test_a_seed_repeats_a_text_and_another_gives_another(kind: str, pace: str):
+def test_a_seed_repeats_a_text_and_another_gives_another(kind: str, draft_length: str):
     first, again, other = (
-        tokens_of(text(wandering(), DRAFTERS[kind](wandering()), 30, pace, seed=seed)) for seed in (5, 5, 6)
+        tokens_of(text(wandering(), DRAFTERS[kind](wandering()), 30, draft_length, seed=seed))
+        for seed in (5, 5, 6)
     )
     assert first == again
     assert first != other
@@ -383,14 +391,14 @@ def test_plain_decoding_draws_from_the_target_too():
     assert_every_token_is_drawn_from_the_target(steps, HOT, seed=3)
 
 
-EVERY = [(kind, pace) for kind in DRAFTERS for pace in PACES if pace != "plain"]
+EVERY = [(kind, draft_length) for kind in DRAFTERS for draft_length in PACES if draft_length != "plain"]
 
 
 @pytest.mark.sampled(0, 32)
-@pytest.mark.parametrize(("kind", "pace"), EVERY)
-def test_every_drafter_at_every_pace_has_the_joint_distribution(kind: str, pace: str):
-    sampling = (HOT, FILTERED)[EVERY.index((kind, pace)) % 2]
-    assert_drawn_from(triples(kind, sampling, pace, 1500, seed=8), exact(sampling))
+@pytest.mark.parametrize(("kind", "draft_length"), EVERY)
+def test_every_drafter_at_every_pace_has_the_joint_distribution(kind: str, draft_length: str):
+    sampling = (HOT, FILTERED)[EVERY.index((kind, draft_length)) % 2]
+    assert_drawn_from(triples(kind, sampling, draft_length, 1500, seed=8), exact(sampling))
 
 
 @pytest.mark.sampled(0, 20)

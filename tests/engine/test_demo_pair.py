@@ -26,12 +26,12 @@ def engine() -> Engine:
 @pytest.mark.parametrize("third", range(3))
 @pytest.mark.parametrize("kind", SHIPPED_SETS)
 def test_every_shipped_prompt_continues_as_mlx_lm_would(engine: Engine, kind: str, third: int):
-    target, pace = engine.target, engine.new_pace()
+    target, draft_length = engine.target, engine.new_draft_length()
     different = []
     for prompt in load_prompts(kind)[third::3]:
         tokens = encode(prompt, target.tokenizer, target.target.vocab_size, target.context)
         expected = plain(target, tokens, TOKENS, 2048)
-        found = speculate(engine, tokens, TOKENS, pace)
+        found = speculate(engine, tokens, TOKENS, draft_length)
         if (found.tokens, found.text, found.finish) != (expected.tokens, expected.text, expected.finish):
             different.append(prompt.id)
     assert different == []
@@ -42,7 +42,7 @@ def test_the_shipped_drafter_fits_the_shipped_target_and_is_used(engine: Engine)
     [prompt] = load_prompts("code", limit=1)
     target = engine.target
     tokens = encode(prompt, target.tokenizer, target.target.vocab_size, target.context)
-    outcome = speculate(engine, tokens, 64, engine.new_pace())
+    outcome = speculate(engine, tokens, 64, engine.new_draft_length())
     blocks = [item for item in outcome.rounds if item.block > 1]
     assert blocks
     assert sum(item.accepted for item in blocks) > 0

@@ -11,10 +11,10 @@ import pytest
 from mlx.utils import tree_flatten
 
 from engine.decode import decode
-from engine.loading import load_target
-from engine.pace import Fixed
+from engine.draft_length import FixedDraftLength
 from engine.stops import Stops
-from engine.target import Target
+from engine.target.loading import load_target
+from engine.target.model import Target
 from tests.engine import families, tiny
 from tests.engine.families import FAMILIES, QUANTIZED
 
@@ -108,7 +108,9 @@ def test_a_family_is_loaded_from_its_folder_with_the_same_logits_and_described(
 
 def decoded(model: Any, drafter: Any, prompt: list[int], count: int, block: int, **more: Any) -> list[Any]:
     """The steps of the engine's loop."""
-    return list(decode(Target(model), drafter, prompt, max_tokens=count, pace=Fixed(block), **more))
+    return list(
+        decode(Target(model), drafter, prompt, max_tokens=count, draft_length=FixedDraftLength(block), **more)
+    )
 
 
 def tokens_of(steps: list[Any]) -> list[int]:

@@ -15,16 +15,16 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from engine.config import Engine, Options, open_engine
 from engine.decode import Processor, Step, decode
+from engine.draft_length import AdaptiveDraftLength, FixedDraftLength
 from engine.drafters.autoregressive import Autoregressive
 from engine.drafters.prompt_lookup import PromptLookup
 from engine.errors import ConfigurationError, GenerationError
 from engine.evaluation.prompts import encode, load_prompts
 from engine.grammar import Grammar, Vocabulary
-from engine.loading import LoadedTarget, load_target
-from engine.pace import Adaptive, Fixed
 from engine.sampling import Sampler, Sampling
 from engine.session import Session
 from engine.stops import Stops
+from engine.target.loading import LoadedTarget, load_target
 from tests.engine import tiny
 from tests.engine.server import by_heart
 from tests.engine.statistics import assert_drawn_from, joint_distribution
@@ -124,11 +124,16 @@ def test_the_shipped_pair_writes_what_it_writes_without_a_drafter(shipped: Engin
     [prompt] = load_prompts(kind, limit=1)
     tokens = encode(prompt, target.tokenizer, target.target.vocab_size, target.context)
     grammar = Grammar.json_schema(vocabulary_of(target), schema)
-    plain = written(target, None, tokens, grammar, pace=Fixed(1))
+    plain = written(target, None, tokens, grammar, draft_length=FixedDraftLength(1))
     jsonschema.validate(value_of(target, plain), schema)
-    for pace in (Fixed(2), Fixed(6), Adaptive(8, nominal=True), Alternating(1)):
-        found = written(target, shipped.drafter.drafter, tokens, grammar, pace=pace)
-        assert tokens_of(found) == tokens_of(plain), pace
+    for draft_length in (
+        FixedDraftLength(2),
+        FixedDraftLength(6),
+        AdaptiveDraftLength(8, nominal=True),
+        Alternating(1),
+    ):
+        found = written(target, shipped.drafter.drafter, tokens, grammar, draft_length=draft_length)
+        assert tokens_of(found) == tokens_of(plain), draft_length
 
 
 @pytest.mark.sampled(9, 4)
@@ -142,7 +147,7 @@ def test_drafts_that_leave_the_grammar_change_nothing(loaded: LoadedTarget, name
     accepted = 0
     for block in (2, 5, 12):
         drafter = tiny.ScriptedDrafter(prompt + tokens_of(plain), wrong, seed=block)
-        found = written(loaded, drafter, prompt, grammar, pace=Fixed(block))
+        found = written(loaded, drafter, prompt, grammar, draft_length=FixedDraftLength(block))
         assert tokens_of(found) == tokens_of(plain), block
         accepted += sum(step.round.accepted for step in found if step.round)
     assert (accepted > 0) == (wrong < 1)
@@ -158,7 +163,14 @@ def test_drawn_text_is_valid_at_any_temperature(shipped: Engine, name: str):
     seen = set()
     for seed in range(4):
         sampler = Sampler(Sampling(temperature=1.5 if seed % 2 else 0.7, seed=seed))
-        steps = written(target, shipped.drafter.drafter, prompt, grammar, pace=Fixed(5), sampler=sampler)
+        steps = written(
+            target,
+            shipped.drafter.drafter,
+            prompt,
+            grammar,
+            draft_length=FixedDraftLength(5),
+            sampler=sampler,
+        )
         value = value_of(target, steps)
         jsonschema.validate(value, SCHEMAS[name])
         seen.add(json.dumps(value))
@@ -254,7 +266,9 @@ def test_any_object_and_other_alphabets(loaded: LoadedTarget):
     level = mx.zeros((1, loaded.target.vocab_size))
     [brace] = loaded.tokenizer.encode("{", add_special_tokens=False)
     assert allowed_by(Grammar.json_object(vocabulary).processor(0), [], level) == {brace}
-    steps = written(loaded, None, [9], Grammar.lark(vocabulary, 'start: "Grüße, 世界"'), pace=Fixed(1))
+    steps = written(
+        loaded, None, [9], Grammar.lark(vocabulary, 'start: "Grüße, 世界"'), draft_length=FixedDraftLength(1)
+    )
     assert loaded.tokenizer.decode(tokens_of(steps)[:-1]) == "Grüße, 世界"
 
 
@@ -292,7 +306,7 @@ def test_drawn_text_has_the_distribution_that_the_grammar_leaves(four_tokens: Vo
                 PROMPT,
                 max_tokens=3,
                 sampler=sampler,
-                pace=PACES["block 3"](),
+                draft_length=PACES["block 3"](),
                 session=session,
                 processors=[grammar.processor(len(PROMPT))],
             )
@@ -328,7 +342,7 @@ def test_every_drafter_may_be_used(loaded: LoadedTarget):
     grammar = Grammar.json_schema(vocabulary_of(loaded), SCHEMAS["pair"])
     plain = tokens_of(written(loaded, None, prompt, grammar))
     for drafter in (PromptLookup(), Autoregressive(loaded.target, block_size=4)):
-        assert tokens_of(written(loaded, drafter, prompt, grammar, pace=Fixed(4))) == plain
+        assert tokens_of(written(loaded, drafter, prompt, grammar, draft_length=FixedDraftLength(4))) == plain
 
 
 def test_what_is_made_in_one_thread_is_used_in_another(loaded: LoadedTarget):

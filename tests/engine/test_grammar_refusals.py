@@ -11,7 +11,7 @@ import pytest
 
 from engine.errors import ConfigurationError
 from engine.grammar import LONGEST, Grammar, Vocabulary, nameless
-from engine.loading import load_target
+from engine.target.loading import load_target
 
 
 @pytest.fixture(scope="module")

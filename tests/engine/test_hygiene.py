@@ -14,12 +14,12 @@ import pytest
 from engine import decode as loop
 from engine import session as state
 from engine.decode import Diagnosis, Step, decode
+from engine.device import read_tail
+from engine.draft_length import FixedDraftLength
 from engine.drafters import autoregressive
-from engine.host import read_tail
-from engine.pace import Fixed
 from engine.session import Session
 from engine.stops import Stops
-from engine.target import Target
+from engine.target.model import Target
 from tests.engine import families, tiny
 from tests.engine.families import FAMILIES
 from tests.engine.identity import tokens_of
@@ -81,8 +81,24 @@ def test_a_round_waits_once_for_one_transfer(kind: str, compiled: bool, log: Log
     family = "gemma3_text"
     diagnosis = Diagnosis(compiled=compiled)
     drafter = helped(kind, family)
-    list(decode(target_of(family), drafter, PROMPT, max_tokens=COUNT, pace=Fixed(8), diagnosis=diagnosis))
-    steps = decode(target_of(family), drafter, PROMPT, max_tokens=COUNT, pace=Fixed(8), diagnosis=diagnosis)
+    list(
+        decode(
+            target_of(family),
+            drafter,
+            PROMPT,
+            max_tokens=COUNT,
+            draft_length=FixedDraftLength(8),
+            diagnosis=diagnosis,
+        )
+    )
+    steps = decode(
+        target_of(family),
+        drafter,
+        PROMPT,
+        max_tokens=COUNT,
+        draft_length=FixedDraftLength(8),
+        diagnosis=diagnosis,
+    )
     rounds = [(step, events) for step, events in per_step(log, steps) if step.round]
     assert len(rounds) > 5
     for step, events in rounds:
@@ -93,7 +109,14 @@ def test_a_round_waits_once_for_one_transfer(kind: str, compiled: bool, log: Log
 def test_stages_are_told_apart_by_one_wait_a_block(log: Log):
     """The wait that other rounds do without, so the log would see it there."""
     drafter, diagnosis = helped("dflash", "llama"), Diagnosis(stage_times=True)
-    steps = decode(target_of("llama"), drafter, PROMPT, max_tokens=COUNT, pace=Fixed(8), diagnosis=diagnosis)
+    steps = decode(
+        target_of("llama"),
+        drafter,
+        PROMPT,
+        max_tokens=COUNT,
+        draft_length=FixedDraftLength(8),
+        diagnosis=diagnosis,
+    )
     blocks = [events for step, events in per_step(log, steps) if step.round and step.round.block > 1]
     assert len(blocks) > 5
     assert {events.count("wait_for") for events in blocks} == {1}
@@ -111,7 +134,7 @@ def test_the_reads_of_a_drafting_model_wait_for_nothing(monkeypatch: pytest.Monk
 
         monkeypatch.setattr(module, "read_tokens", read)
     drafter = helped("autoregressive", "llama")
-    list(decode(target_of("llama"), drafter, PROMPT, max_tokens=COUNT, pace=Fixed(8)))
+    list(decode(target_of("llama"), drafter, PROMPT, max_tokens=COUNT, draft_length=FixedDraftLength(8)))
     assert order[0] == "verdict"
     assert ("verdict", "drafts") in set(pairwise(order))
     assert ("drafts", "drafts") not in set(pairwise(order))
@@ -119,12 +142,19 @@ def test_the_reads_of_a_drafting_model_wait_for_nothing(monkeypatch: pytest.Monk
 
 def test_draft_and_verify_are_two_graphs_or_one(log: Log):
     drafter = helped("dflash", "llama", right=1.0)
-    list(decode(target_of("llama"), drafter, PROMPT, max_tokens=COUNT, pace=Fixed(8)))  # masks are made once
+    list(
+        decode(target_of("llama"), drafter, PROMPT, max_tokens=COUNT, draft_length=FixedDraftLength(8))
+    )  # masks are made once
     launched = {}
     for single in (False, True):
         diagnosis = Diagnosis(single_graph=single)
         steps = decode(
-            target_of("llama"), drafter, PROMPT, max_tokens=COUNT, pace=Fixed(8), diagnosis=diagnosis
+            target_of("llama"),
+            drafter,
+            PROMPT,
+            max_tokens=COUNT,
+            draft_length=FixedDraftLength(8),
+            diagnosis=diagnosis,
         )
         rounds = [events for step, events in per_step(log, steps) if step.round and not step.finish]
         launched[single] = {events.count("async_eval") for events in rounds[1:]}  # the first has two drafts
@@ -151,7 +181,9 @@ def test_the_next_draft_is_launched_before_tokens_are_handed_out(monkeypatch: py
     monkeypatch.setattr(drafter, "propose", proposed)
     monkeypatch.setattr(loop, "launch", launched)
     monkeypatch.setattr(loop, "read_tokens", transferred)
-    for step in decode(target_of("llama"), drafter, PROMPT, max_tokens=COUNT, pace=Fixed(8)):
+    for step in decode(
+        target_of("llama"), drafter, PROMPT, max_tokens=COUNT, draft_length=FixedDraftLength(8)
+    ):
         order.append("handed out" if step.finish is None else "the end")
     first, *rest = " ".join(order).split("handed out")
     assert "propose" not in first  # the first token comes before any draft
@@ -183,7 +215,7 @@ def test_no_forward_beyond_prompt_and_rounds(family: str, forwards: list[int]):
             helped("dflash", family),
             PROMPT,
             max_tokens=COUNT,
-            pace=Fixed(8),
+            draft_length=FixedDraftLength(8),
             prefill_chunk=4,
         )
     )
@@ -204,7 +236,7 @@ def test_the_model_itself_is_called_no_more_often(monkeypatch: pytest.MonkeyPatc
 
     drafter = helped("prompt-lookup+dflash", "qwen3_5")
     monkeypatch.setattr(kind, "__call__", call)
-    steps = list(decode(target, drafter, PROMPT, max_tokens=COUNT, pace=Fixed(8)))
+    steps = list(decode(target, drafter, PROMPT, max_tokens=COUNT, draft_length=FixedDraftLength(8)))
     assert calls == [len(PROMPT) - 1, 1, *(step.round.block for step in steps if step.round)]
 
 
@@ -233,7 +265,12 @@ def test_a_caller_may_leave_at_any_yield_and_go_on_later(
             held = bool(emitted)
             forwards.clear()
             steps = decode(
-                target, drafter, [*PROMPT, *emitted], max_tokens=64, pace=Fixed(block), session=session
+                target,
+                drafter,
+                [*PROMPT, *emitted],
+                max_tokens=64,
+                draft_length=FixedDraftLength(block),
+                session=session,
             )
             for _, step in zip(range(leave_after), steps, strict=False):
                 emitted += step.tokens
@@ -267,7 +304,16 @@ def test_the_forward_runs_while_processors_read_the_tokens_before_their_row(
     monkeypatch.setattr(loop, "launch", launched)
     drafter = helped("dflash", "llama", right=1.0)
     processors = [reading]
-    list(decode(target_of("llama"), drafter, PROMPT, max_tokens=14, pace=Fixed(block), processors=processors))
+    list(
+        decode(
+            target_of("llama"),
+            drafter,
+            PROMPT,
+            max_tokens=14,
+            draft_length=FixedDraftLength(block),
+            processors=processors,
+        )
+    )
     prompt, plain_step, round_ = "LLRL", "LLRL", "LLLR{6}L"  # tokens, forward, rows, verdict; a draft first
     wanted = f"{prompt}({plain_step}){{13}}" if block == 1 else f"{prompt}({round_})+({plain_step})?"
     assert re.fullmatch(wanted, "".join(order)), order

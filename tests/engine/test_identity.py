@@ -16,10 +16,10 @@ import mlx.core as mx
 import pytest
 
 from engine.decode import Diagnosis, decode
+from engine.draft_length import AdaptiveDraftLength, FixedDraftLength
 from engine.drafters.base import Drafter
-from engine.pace import Adaptive, Fixed
 from engine.stops import Stops
-from engine.target import Target
+from engine.target.model import Target
 from tests.engine import families, tiny
 from tests.engine.families import FAMILIES, QUANTIZED
 from tests.engine.identity import Tie, compare, measure, tokens_of
@@ -27,7 +27,7 @@ from tests.engine.random_drafters import KINDS, Helped, make
 
 SCRIPTED = "scripted"
 DRAFTERS = (*KINDS, SCRIPTED)
-AUTO = 0  # as a block: the adaptive pace
+AUTO = 0  # as a block: the adaptive draft length
 BLOCKS = (2, 8, 16, AUTO)
 PROMPTS = (3, tiny.WINDOW, 21)  # below, at and beyond the window
 SETTINGS: dict[str, tuple[Any, ...]] = {
@@ -96,14 +96,14 @@ def run(
     if kind != SCRIPTED:
         drafter = drafter_of(kind, family, variant)
         drafter = drafter if right is None else Helped(drafter, text, right)
-    pace = Adaptive(drafter.block_size) if block == AUTO else Fixed(block)
+    draft_length = AdaptiveDraftLength(drafter.block_size) if block == AUTO else FixedDraftLength(block)
     diagnosis = Diagnosis(compiled=compiled, single_graph=single_graph)
     steps = decode(
         target,
         drafter,
         prompt,
         max_tokens=count,
-        pace=pace,
+        draft_length=draft_length,
         prefill_chunk=chunk,
         diagnosis=diagnosis,
         **more,

@@ -9,7 +9,7 @@ import pytest
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.hf import from_tokenizer
 
-from engine.loading import load_target
+from engine.target.loading import load_target
 from tests.engine import tiny
 
 SCHEMA = {"type": "array", "items": {"enum": ["ab", "abc", 12]}, "maxItems": 4}

@@ -14,8 +14,8 @@ from mlx_lm.models.gemma3_text import Model as Gemma3
 from mlx_lm.server import process_message_content
 from mlx_lm.utils import load_tokenizer
 
-from engine.host import wait_for
-from engine.loading import SHIPPED_TARGET
+from engine.device import wait_for
+from engine.target.loading import SHIPPED_TARGET
 from tests.engine import tiny
 
 

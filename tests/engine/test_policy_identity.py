@@ -9,9 +9,9 @@ import pytest
 
 from engine.cache.policy import parse_policy
 from engine.decode import Diagnosis, decode
-from engine.pace import Fixed
+from engine.draft_length import FixedDraftLength
 from engine.restoration.session import RestorationPlan
-from engine.target import Target
+from engine.target.model import Target
 from tests.engine import families, tiny
 from tests.engine.identity import tokens_of
 from tests.engine.random_drafters import KINDS, Helped, make
@@ -45,7 +45,7 @@ def run(policy: str, drafter: Any, block: int, compiled: bool) -> list[int]:
         drafter,
         PROMPT,
         max_tokens=COUNT,
-        pace=Fixed(block),
+        draft_length=FixedDraftLength(block),
         policy=chosen,
         restoration=plan,
         diagnosis=Diagnosis(compiled=compiled),

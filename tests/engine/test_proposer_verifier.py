@@ -14,7 +14,7 @@ import pytest
 from engine.config import Engine, Options, open_engine
 from engine.evaluation.arms import Outcome, plain, speculate
 from engine.evaluation.prompts import SHIPPED_SETS, Prompt, encode, load_prompts
-from engine.loading import SHIPPED
+from engine.target.loading import SHIPPED
 
 PROPOSER = f"masked-diffusion:{SHIPPED / 'proposer'}"
 TOKENS = 96
@@ -31,7 +31,7 @@ def both(kv: str, quantize: str | None, prompt: Prompt) -> tuple[Outcome, Outcom
     opened = engine(kv, quantize)
     target = opened.target
     tokens = encode(prompt, target.tokenizer, target.target.vocab_size, target.context)
-    found = speculate(opened, tokens, TOKENS, opened.new_pace())
+    found = speculate(opened, tokens, TOKENS, opened.new_draft_length())
     return found, plain(target, tokens, TOKENS, 2048)
 
 

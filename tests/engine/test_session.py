@@ -12,6 +12,7 @@ from mlx_lm.models import base, llama
 
 from engine.cache.policy import parse_policy
 from engine.decode import decode
+from engine.draft_length import DraftLength, FixedDraftLength
 from engine.drafters.autoregressive import Autoregressive
 from engine.drafters.base import Drafter
 from engine.drafters.block import BlockDrafter
@@ -19,10 +20,9 @@ from engine.drafters.prompt_lookup import PromptLookup
 from engine.drafters.with_lookup import WithLookup
 from engine.errors import ConfigurationError, ModelError
 from engine.networks.dflash import DFlash, DFlashConfig
-from engine.pace import Fixed, Pace
 from engine.sampling import Sampler, Sampling
 from engine.session import Session
-from engine.target import Target
+from engine.target.model import Target
 from tests.engine import families, tiny
 
 FAMILIES = ("llama", "gemma3_text", "qwen3_5", "qwen3_next")
@@ -36,7 +36,7 @@ every_drafter = pytest.mark.parametrize("kind", DRAFTERS)
 
 
 class Seams:
-    """A pace that crosses every seam between plain steps and blocks."""
+    """A draft length that crosses every seam between plain steps and blocks."""
 
     largest = BLOCK
 
@@ -102,8 +102,8 @@ class Conversation:
 
         self.session.forward = counting  # type: ignore[method-assign]
 
-    def pace(self, seed: int = 0) -> Pace:
-        return Seams(seed) if self.drafter else Fixed(1)
+    def draft_length(self, seed: int = 0) -> DraftLength:
+        return Seams(seed) if self.drafter else FixedDraftLength(1)
 
     def prompt_cost(self, prompt: Sequence[int]) -> int:
         """Positions forwarded until the first token of a turn is known; the turn is left there."""
@@ -133,7 +133,7 @@ class Conversation:
             self.drafter,
             prompt,
             max_tokens=count,
-            pace=self.pace(seed),
+            draft_length=self.draft_length(seed),
             prefill_chunk=4,
             session=self.session,
         )
@@ -295,7 +295,13 @@ def test_a_session_may_be_sampled_in_and_gives_what_a_fresh_decode_with_the_seed
     def drawn(session: Session | None, drafter: Drafter | None) -> list[int]:
         sampler = Sampler(Sampling(temperature=1.0, seed=3))
         steps = decode(
-            target, drafter, prompt, max_tokens=40, sampler=sampler, pace=Fixed(BLOCK), session=session
+            target,
+            drafter,
+            prompt,
+            max_tokens=40,
+            sampler=sampler,
+            draft_length=FixedDraftLength(BLOCK),
+            session=session,
         )
         return [token for step in steps for token in step.tokens]
 
@@ -311,7 +317,12 @@ def test_a_session_is_not_asked_for_blocks_it_has_no_room_for():
     with pytest.raises(ConfigurationError, match="needs a session opened for it, not for 5"):
         next(
             decode(
-                talk.session.target, talk.drafter, FIRST, max_tokens=4, pace=Fixed(6), session=talk.session
+                talk.session.target,
+                talk.drafter,
+                FIRST,
+                max_tokens=4,
+                draft_length=FixedDraftLength(6),
+                session=talk.session,
             )
         )
     assert talk.turn(FIRST, 9)
@@ -323,7 +334,16 @@ def test_closing_restores_the_layers(family: str):
     target = target_of(family)
     classes = [type(module) for _, module in target.model.named_modules()]
     with Session(target, drafter_of("dflash", family), headroom=BLOCK) as session:
-        list(decode(target, session.drafter, FIRST, max_tokens=9, pace=Fixed(BLOCK), session=session))
+        list(
+            decode(
+                target,
+                session.drafter,
+                FIRST,
+                max_tokens=9,
+                draft_length=FixedDraftLength(BLOCK),
+                session=session,
+            )
+        )
     assert [type(module) for _, module in target.model.named_modules()] == classes
 
 

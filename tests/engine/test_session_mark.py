@@ -7,7 +7,7 @@ import pytest
 from engine.cache.policy import parse_policy
 from engine.decode import decode
 from engine.session import Session
-from engine.target import Target
+from engine.target.model import Target
 from tests.engine import tiny
 from tests.engine.test_session import BLOCK, FIRST, MORE, Conversation, every_family, target_of
 

@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from engine import host
+from engine import device
 
 HOST_WAITS = ("wait", "wait_for", "read_tail")
 WAITS = ("eval", "synchronize", *HOST_WAITS)
@@ -30,7 +30,7 @@ class Log:
             if hasattr(mx.array, name):
                 self._count(monkeypatch, mx.array, name)
         for name in HOST_WAITS:
-            for module in importers(getattr(host, name)):
+            for module in importers(getattr(device, name)):
                 self._count(monkeypatch, module, name)
 
     def _count(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:

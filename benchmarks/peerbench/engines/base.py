@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from engine.loading import LoadedTarget
+from engine.target.loading import LoadedTarget
 from peerbench.script import Script
 from peerbench.sizes import Folders
 

@@ -13,12 +13,12 @@ from dataclasses import replace
 import mlx.core as mx
 
 from engine.decode import Diagnosis, decode
+from engine.draft_length import AdaptiveDraftLength, DraftLength, FixedDraftLength, Tour
 from engine.drafters.base import Draft, Drafter
 from engine.drafters.with_lookup import WithLookup
-from engine.loading import load_drafter
-from engine.pace import Adaptive, Fixed, Pace, Tour
 from engine.sampling import Sampler
-from engine.target import Target
+from engine.target.loading import load_drafter
+from engine.target.model import Target
 from peerbench.engines.base import AUTO, Arm, Batch, World
 from peerbench.script import Script
 
@@ -34,19 +34,21 @@ class Kakeya:
 
     def arm(self, block: int | str) -> Arm:
         """See `Engine.arm`."""
-        pace = Adaptive(self._drafter.block_size) if block == AUTO else Fixed(int(block))
-        return KakeyaArm(self._target, self._drafter, pace)
+        draft_length = (
+            AdaptiveDraftLength(self._drafter.block_size) if block == AUTO else FixedDraftLength(int(block))
+        )
+        return KakeyaArm(self._target, self._drafter, draft_length)
 
 
 class KakeyaArm:
-    """Our loop at one pace, which learns from run to run."""
+    """Our loop at one draft length, which learns from run to run."""
 
-    def __init__(self, target: Target, drafter: Drafter, pace: Pace) -> None:
-        self._target, self._drafter, self._pace = target, drafter, pace
+    def __init__(self, target: Target, drafter: Drafter, draft_length: DraftLength) -> None:
+        self._target, self._drafter, self._pace = target, drafter, draft_length
 
     def warm_up(self, prompts: Sequence[Sequence[int]], max_tokens: int, script: Script | None) -> None:
-        """Run once; an adaptive pace tries every block, as it does before the engine's own measurements."""
-        tour = Tour(self._pace) if isinstance(self._pace, Adaptive) else None
+        """Run once; an adaptive draft length tries every block, as before the engine's own measurements."""
+        tour = Tour(self._pace) if isinstance(self._pace, AdaptiveDraftLength) else None
         for prompt in prompts[:WARM_UPS]:
             for _ in self._decode(prompt, max_tokens, script, tour or self._pace):
                 pass
@@ -58,15 +60,17 @@ class KakeyaArm:
         return self._decode(prompt, max_tokens, script, self._pace)
 
     def _decode(
-        self, prompt: Sequence[int], max_tokens: int, script: Script | None, pace: Pace
+        self, prompt: Sequence[int], max_tokens: int, script: Script | None, draft_length: DraftLength
     ) -> Iterator[Batch]:
         drafter: Drafter = self._drafter
         if script is not None:
             drafter = Scripted(drafter, script)
-        elif isinstance(self._pace, Adaptive):
+        elif isinstance(self._pace, AdaptiveDraftLength):
             drafter = WithLookup(drafter)
         stages = Diagnosis(stage_times=True)
-        for step in decode(self._target, drafter, prompt, max_tokens=max_tokens, pace=pace, diagnosis=stages):
+        for step in decode(
+            self._target, drafter, prompt, max_tokens=max_tokens, draft_length=draft_length, diagnosis=stages
+        ):
             yield Batch(step.tokens, step.round)
 
 

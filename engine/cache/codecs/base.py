@@ -41,7 +41,7 @@ class AttendedCodec(Codec, Protocol):
 
 
 class CodedRows:
-    """Rows as a cache hands them to attention, still in code; see `engine.attention`."""
+    """Rows as a cache hands them to attention, still in code; see `engine.target.attention`."""
 
     def __init__(self, codec: AttendedCodec, parts: Parts) -> None:
         self.codec, self.parts = codec, parts

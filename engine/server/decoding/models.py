@@ -8,20 +8,20 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from engine.attention import refuse_policy
 from engine.blas import fit_threads
+from engine.draft_length import AdaptiveDraftLength, DraftLength, FixedDraftLength
 from engine.drafters.registry import WITH_LOOKUP, open_drafter
+from engine.external_engines.engine import ExternalEngine, open_guest
 from engine.grammar import Vocabulary
-from engine.guests.guest import Guest, open_guest
-from engine.loading import LoadedDrafter, LoadedTarget, load_target
-from engine.pace import Adaptive, Fixed, Pace
 from engine.registry.entries import ModelEntry
 from engine.registry.locate import Located
-from engine.server.decoding.guest_sequence import refuse_beyond
+from engine.server.decoding.external_sequence import refuse_beyond
 from engine.server.decoding.sessions import Kept, Key
 from engine.server.decoding.work import Work
 from engine.server.refusals import FieldError
 from engine.session import Session
+from engine.target.attention import refuse_policy
+from engine.target.loading import LoadedDrafter, LoadedTarget, load_target
 
 LOOKUP = "prompt-lookup"
 
@@ -39,7 +39,7 @@ class Model:
 
     located: Located
     target: LoadedTarget
-    guest: Guest | None = None
+    guest: ExternalEngine | None = None
     drafters: dict[str, LoadedDrafter | None] = field(default_factory=dict)
     _tried: set[str] = field(default_factory=set)  # channels that were seen to work
 
@@ -69,7 +69,7 @@ class Model:
 
     @property
     def block(self) -> int | None:
-        """Tokens a verification where a request says nothing; None lets the pace choose."""
+        """Tokens a verification where a request says nothing; None lets the draft length choose."""
         return None if self.entry.block == "auto" else int(self.entry.block)
 
     @cached_property
@@ -133,11 +133,11 @@ class Model:
         drafter = loaded.drafter.twin() if loaded else None
         headroom = 2 * drafter.block_size if drafter else 1
         session = Session(self.target.target, drafter, headroom=headroom, policy=work.channel.policy)
-        return Kept(self.key(work), session, drafter, self.new_pace(work))
+        return Kept(self.key(work), session, drafter, self.new_draft_length(work))
 
-    def new_pace(self, work: Work, *, repeatable: bool = False) -> Pace:
-        """A pace that knows nothing yet; ``repeatable`` if it must not look at time."""
+    def new_draft_length(self, work: Work, *, repeatable: bool = False) -> DraftLength:
+        """A draft length that knows nothing yet; ``repeatable`` if it must not look at time."""
         drafter = self.drafter(work.drafter)
         if drafter is None:
-            return Fixed(1)
-        return Adaptive(drafter.drafter.block_size, nominal=repeatable)
+            return FixedDraftLength(1)
+        return AdaptiveDraftLength(drafter.drafter.block_size, nominal=repeatable)

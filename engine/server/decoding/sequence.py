@@ -12,16 +12,16 @@ from typing import Any
 
 from mlx_lm.sample_utils import make_logits_processors
 
-from engine.cache.held import kept_positions, kv_use
+from engine.cache.stats import kept_positions, kv_use
 from engine.cache.transaction import resident
 from engine.decode import Processor, Round, Step, decode
+from engine.draft_length import DraftLength, FixedDraftLength
 from engine.errors import GenerationError
-from engine.loading import LoadedTarget
-from engine.pace import Fixed, Pace
 from engine.sampling import Sampler
 from engine.server.decoding.sessions import Kept
 from engine.server.decoding.work import Ended, Event, Progress, Work
 from engine.stops import Stops
+from engine.target.loading import LoadedTarget
 
 DIVIDE = 2**63  # seeds below zero count from the end, as clients may send any number of 64 bits
 
@@ -35,7 +35,7 @@ class Sequence:
         target: LoadedTarget,
         kept: Kept,
         *,
-        pace: Pace,
+        draft_length: DraftLength,
         chunk: int,
         submitted: float,
         why_off: str | None,
@@ -46,13 +46,13 @@ class Sequence:
             work: what is to be decoded.
             target: the session's.
             kept: the session.
-            pace: chooses the blocks.
+            draft_length: chooses the blocks.
             chunk: prompt positions a turn.
             submitted: when the request came, by `perf_counter`.
             why_off: why nothing will be drafted; None where something may be.
         """
         self.kept = kept
-        self._work, self._target, self._pace, self._chunk = work, target, pace, chunk
+        self._work, self._target, self._pace, self._chunk = work, target, draft_length, chunk
         self._why_off = why_off
         self._submitted, self._began = submitted, perf_counter()
         self._first = self._last = 0.0
@@ -95,7 +95,7 @@ class Sequence:
             stops=Stops(self._target.stops, work.stop_texts, self._target.tokenizer),
             sampler=_sampler(work),
             processors=_processors(work),
-            pace=self._pace,
+            draft_length=self._pace,
             prefill_chunk=self._chunk,
             session=session,
             logprobs=work.logprobs,
@@ -145,19 +145,19 @@ def _silence(rounds: list[Round]) -> str:
     return "the drafter had nothing to propose, or plain steps were the faster ones here"
 
 
-def pace_of(work: Work, kept: Kept, fresh: Callable[[], Pace]) -> Pace:
-    """The session's own pace, or one that the request asks for.
+def pace_of(work: Work, kept: Kept, fresh: Callable[[], DraftLength]) -> DraftLength:
+    """The session's own draft length, or one that the request asks for.
 
     Args:
-        work: the request; a fixed block and a seed have their own pace.
+        work: the request; a fixed block and a seed have their own draft length.
         kept: the session.
-        fresh: makes a pace that looks at no clock, so that a seed can be repeated.
+        fresh: makes a draft length that looks at no clock, so that a seed can be repeated.
     """
     if kept.drafter is None:
-        return Fixed(1)
+        return FixedDraftLength(1)
     if work.block is not None:
-        return Fixed(work.block)
-    return fresh() if work.sampling.seed is not None else kept.pace
+        return FixedDraftLength(work.block)
+    return fresh() if work.sampling.seed is not None else kept.draft_length
 
 
 def _sampler(work: Work) -> Sampler | None:

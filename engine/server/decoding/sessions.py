@@ -10,8 +10,8 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from engine.draft_length import DraftLength
 from engine.drafters.base import Drafter
-from engine.pace import Pace
 from engine.session import Session
 
 logger = logging.getLogger(__name__)
@@ -37,20 +37,20 @@ class Key:
 
 @dataclass
 class Kept:
-    """A session, its drafter, and what its pace has learned.
+    """A session, its drafter, and what its draft length has learned.
 
     Attributes:
         key: which kind it is of.
         session: open.
         drafter: bound to the session's target; serves this session alone.
-        pace: that learns from all its requests.
+        draft length: that learns from all its requests.
         used: when its last request ended, seconds of the caller's clock.
     """
 
     key: Key
     session: Session
     drafter: Drafter | None
-    pace: Pace
+    draft_length: DraftLength
     used: float = field(default=0.0)
 
     @property

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from engine.cache.held import KVUse
+from engine.cache.stats import KVUse
 from engine.decode import Round, Step
 from engine.grammar import Grammar
 from engine.registry.channels import Channel
@@ -27,7 +27,7 @@ class Work:
         max_tokens: emit at most so many.
         channel: how keys and values are kept.
         drafter: what drafts.
-        block: tokens a verification, the bonus included; None lets the pace choose.
+        block: tokens a verification, the bonus included; None lets the draft length choose.
         sampling: how tokens are drawn.
         stop_texts: strings that end the text.
         logprobs: alternatives of each token to tell; None for no log-probabilities.

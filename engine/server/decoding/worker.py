@@ -24,7 +24,7 @@ import mlx.core as mx
 
 from engine.errors import EngineError, GenerationError
 from engine.registry.entries import ModelEntry
-from engine.server.decoding.guest_sequence import GuestSequence
+from engine.server.decoding.external_sequence import GuestSequence
 from engine.server.decoding.models import Model
 from engine.server.decoding.sequence import Sequence, pace_of
 from engine.server.decoding.sessions import Sessions, close_quietly
@@ -285,7 +285,7 @@ class Worker:
             work,
             model.target,
             kept,
-            pace=pace_of(work, kept, partial(model.new_pace, work, repeatable=True)),
+            draft_length=pace_of(work, kept, partial(model.new_draft_length, work, repeatable=True)),
             chunk=self._limits.chunk,
             submitted=job.submitted,
             why_off=model.why_off(work),

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.cache.held import KVUse
+from engine.cache.stats import KVUse
 from engine.decode import Round, Step
 from engine.detokenize import text_of
 from engine.logprobs import TokenLogprob

@@ -101,9 +101,9 @@ def gap(divergence: Divergence) -> float:
     import mlx.core as mx
 
     from engine.decode import decode
-    from engine.loading import SHIPPED_TARGET, load_target
     from engine.registry.channels import find_channel
     from engine.runtime import prepare
+    from engine.target.loading import SHIPPED_TARGET, load_target
 
     prepare()
     target = load_target(SHIPPED_TARGET).target

@@ -16,8 +16,8 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, QuantizedKVCache, RotatingKVCache
 
-from engine.cache.held import held as visible
 from engine.cache.ring import SlidingRing
+from engine.cache.stats import held as visible
 from engine.cache.transaction import Transaction
 from tests.engine import tiny
 from tests.engine.cache import models

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import QuantizedKVCache
 
+from engine.batch_decode import Request, decode_together
 from engine.cache.coded import CodedKV
-from engine.cache.held import held, kv_use
 from engine.cache.policy import parse_policy
+from engine.cache.stats import held, kv_use
 from engine.cache.transaction import new_caches, resident
 from engine.decode import Diagnosis, decode
-from engine.pace import Fixed
+from engine.draft_length import FixedDraftLength
 from engine.session import Session
-from engine.target import Target
-from engine.together import Request, decode_together
+from engine.target.model import Target
 from tests.engine import batches, families, tiny
 
 LENGTH, HEADROOM = 40, 8
@@ -114,7 +114,8 @@ def test_decoding_with_drafts_gives_the_tokens_without(policy):
 
     def run(drafter: Any, block: int) -> list[int]:
         steps = decode(
-            target(family), drafter, prompt, max_tokens=30, pace=Fixed(block), policy=chosen,
+            target(family), drafter, prompt, max_tokens=30,
+            draft_length=FixedDraftLength(block), policy=chosen,
             diagnosis=Diagnosis(compiled=block > 1),
         )  # fmt: skip
         return [token for step in steps for token in step.tokens]

@@ -10,10 +10,10 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from engine.attention import CodedAttention
 from engine.cache.batch import merge
 from engine.cache.policy import parse_policy
 from engine.cache.transaction import new_caches
+from engine.target.attention import CodedAttention
 from evidence_format.policies import KINDS
 from tests.engine import families, tiny
 

@@ -8,7 +8,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from engine.cache.transaction import Transaction, new_caches
-from engine.target import Target
+from engine.target.model import Target
 from tests.engine import families
 from tests.engine.cache import models
 from tests.engine.cache.invariants import Sequence

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, QuantizedKVCache, RotatingKVCache
 
-from engine.cache.held import held
 from engine.cache.ring import SlidingRing
+from engine.cache.stats import held
 from engine.cache.traced import STAND_INS, STEP, appended, entry, layout, reserve, traceable
 from tests.engine import tiny
 

@@ -16,12 +16,12 @@ from mlx_lm.models.cache import (
     RotatingKVCache,
 )
 
-from engine.cache.held import held
 from engine.cache.ring import SlidingRing
+from engine.cache.stats import held
 from engine.cache.transaction import Transaction, new_caches, resident
 from engine.decode import decode
-from engine.pace import Fixed
-from engine.target import Target
+from engine.draft_length import FixedDraftLength
+from engine.target.model import Target
 from tests.engine import tiny
 from tests.engine.cache import models
 from tests.engine.cache.invariants import Sequence
@@ -47,7 +47,9 @@ def test_decoding_leaves_the_caches_of_the_tokens_it_gave(gemma, prompt_length: 
     prompt = [random.randrange(5, tiny.VOCAB) for _ in range(prompt_length)]
     truth = tiny.plain_tokens(gemma, prompt, 30)
     caches, drafter = new_caches(gemma, 5), tiny.ScriptedDrafter(prompt + truth, wrong)
-    steps = list(decode(Target(gemma), drafter, prompt, max_tokens=30, pace=Fixed(5), caches=caches))
+    steps = list(
+        decode(Target(gemma), drafter, prompt, max_tokens=30, draft_length=FixedDraftLength(5), caches=caches)
+    )
     assert [token for step in steps for token in step.tokens] == truth
     fresh = new_caches(gemma, 5)
     for token in (prompt + truth)[:-1]:

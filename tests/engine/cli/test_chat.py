@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 from engine.cli import run
-from engine.cli.lines import Lines
+from engine.cli.line_editor import Lines
 from engine.cli.screen import Screen, harmless
-from engine.loading import SHIPPED_TARGET
 from engine.server.decoding.work import Progress
 from engine.server.text.parsing import Piece
+from engine.target.loading import SHIPPED_TARGET
 
 ROOT = Path(__file__).resolve().parents[3]
 LIST = "Make a numbered list of: table, window, river."

@@ -12,10 +12,10 @@ from engine.cli import memory as command
 from engine.cli import run
 from engine.cli.memory_tables import size
 from engine.config import Options, open_engine
+from engine.draft_length import FixedDraftLength
 from engine.evaluation.arms import speculate
-from engine.loading import SHIPPED_DRAFTER, SHIPPED_TARGET
 from engine.memory.predict import POLICIES
-from engine.pace import Fixed
+from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET
 from tests.engine.batches import prompt_of
 
 TARGET = ("memory", "--model", str(SHIPPED_TARGET))
@@ -51,7 +51,7 @@ def test_a_prediction_is_what_generate_would_report(capsys):
     for policy in ("native", "affine"):
         line = document(capsys, *TARGET, "--context", "300", "--kv", policy)
         engine = open_engine(Options(drafter="none", kv=policy))
-        outcome = speculate(engine, prompt_of(300), 2, Fixed(1))
+        outcome = speculate(engine, prompt_of(300), 2, FixedDraftLength(1))
         [row] = line["rows"]
         assert (row["kv"], row["cache_bytes"]) == (engine.policy.spec, outcome.resident_bytes)
         assert row["total_bytes"] == row["cache_bytes"] + line["weights_bytes"]
@@ -69,7 +69,7 @@ def test_near_the_last_position_rounds_are_as_short_as_a_runs(capsys, context: i
     )
     assert (line["block"], [row["block"] for row in line["rows"]]) == (8, [8, block])
     engine = open_engine(Options(drafter=str(SHIPPED_DRAFTER), block="8"))
-    held = speculate(engine, prompt_of(context), 64, Fixed(8)).resident_bytes
+    held = speculate(engine, prompt_of(context), 64, FixedDraftLength(8)).resident_bytes
     assert line["rows"][1]["cache_bytes"] == held
     assert engine.drafter is not None
     if block < 2:  # otherwise the run goes on longer

@@ -10,11 +10,11 @@ import pytest
 
 from engine.cache.ring import SlidingRing
 from engine.decode import decode
+from engine.draft_length import FixedDraftLength
 from engine.drafters.autoregressive import CHUNK, UNSEEN, Autoregressive
 from engine.errors import ConfigurationError, DrafterMismatchError
-from engine.pace import Fixed
 from engine.sampling import Sampler, Sampling
-from engine.target import Target
+from engine.target.model import Target
 from tests.engine import families, tiny
 
 DRAFTING = ("llama", "gemma3_text", "qwen3_5")  # full, sliding and recurrent layers
@@ -199,7 +199,7 @@ def test_decoding_gives_the_plain_tokens(family: str):
     truth = tiny.plain_tokens(model, prompt, 40)
     for block in (2, 7):
         for drafter in (Autoregressive(other), Autoregressive(itself)):
-            steps = list(decode(target, drafter, prompt, max_tokens=40, pace=Fixed(block)))
+            steps = list(decode(target, drafter, prompt, max_tokens=40, draft_length=FixedDraftLength(block)))
             assert [token for step in steps for token in step.tokens] == truth
             rounds = [step.round for step in steps if step.round]
             if drafter._model is itself:  # it knows the target's mind
@@ -209,7 +209,11 @@ def test_decoding_gives_the_plain_tokens(family: str):
 def test_when_sampling_a_drafter_that_is_the_target_has_its_drafts_confirmed():
     target = Target(tiny.build("llama"))
     drafter, sampler = Autoregressive(target), Sampler(Sampling(temperature=1.0, seed=5))
-    steps = list(decode(target, drafter, prompt_of(9), max_tokens=61, sampler=sampler, pace=Fixed(6)))
+    steps = list(
+        decode(
+            target, drafter, prompt_of(9), max_tokens=61, sampler=sampler, draft_length=FixedDraftLength(6)
+        )
+    )
     rounds = [step.round for step in steps if step.round]
     assert len(rounds) == 10
     assert all(r.accepted == r.block - 1 == 5 for r in rounds)

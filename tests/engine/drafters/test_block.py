@@ -16,7 +16,7 @@ from engine.errors import DrafterMismatchError
 from engine.networks.dflash import DFlashConfig
 from engine.networks.dflash2 import Candidates, build_network
 from engine.sampling import Sampler, Sampling
-from engine.target import Target
+from engine.target.model import Target
 from tests.engine import tiny
 
 SECOND = {"conv_kernel_size": 3, "conv_group_size": 8, "selector_rank": 4, "selector_top_k": 5}

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from engine.batch_decode import Request, decode_together
 from engine.decode import decode
+from engine.draft_length import FixedDraftLength
 from engine.drafters.base import Drafter
-from engine.pace import Fixed
-from engine.target import Target
-from engine.together import Request, decode_together
+from engine.target.model import Target
 from tests.engine.batches import gather, prompt_of, target_of
 from tests.engine.random_drafters import KINDS, make
 
@@ -53,7 +53,11 @@ def test_every_call_of_the_network_is_counted(kind: str, monkeypatch: pytest.Mon
         rounds = [
             step.round
             for step in decode(
-                target_of("gemma3_text"), drafter, prompt_of(length), max_tokens=COUNT, pace=Fixed(4)
+                target_of("gemma3_text"),
+                drafter,
+                prompt_of(length),
+                max_tokens=COUNT,
+                draft_length=FixedDraftLength(4),
             )
             if step.round is not None and step.round.block >= 2
         ]
@@ -77,7 +81,9 @@ def test_a_sequence_of_several_has_the_forwards_of_its_own_drafter(
 ):
     drafter, spy = drafter_and_spy(kind, monkeypatch)
     requests = [Request(prompt_of(length), count) for length, count in ((5, 1), (LONG, COUNT), (9, 12))]
-    steps = gather(decode_together(target_of("gemma3_text"), drafter, requests, pace=Fixed(4)), 3)
+    steps = gather(
+        decode_together(target_of("gemma3_text"), drafter, requests, draft_length=FixedDraftLength(4)), 3
+    )
     shares = [each[-1].share for each in steps]
     counts = [share.drafter_forwards for share in shares if share is not None]
     assert sum(counts) == spy.calls

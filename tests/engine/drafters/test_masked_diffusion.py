@@ -12,12 +12,12 @@ from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models.qwen3 import ModelArgs
 
 from engine.decode import decode
+from engine.draft_length import FixedDraftLength
 from engine.drafters.masked_diffusion import MaskedDiffusion
 from engine.errors import ConfigurationError, DrafterMismatchError, ModelError
 from engine.networks.mdlm import MaskedDiffusionModel, classes
-from engine.pace import Fixed
 from engine.sampling import Sampler, Sampling
-from engine.target import Target
+from engine.target.model import Target
 from tests.engine import tiny
 
 CONFIG = tiny.FAMILIES["qwen3"][1]
@@ -239,5 +239,5 @@ def test_decoding_gives_the_plain_tokens(family: str):
     truth = tiny.plain_tokens(model, prompt, 40)
     target, drafter = Target(model), MaskedDiffusion(network(), tiny.MASK, steps=2)
     for block in (2, 7):
-        steps = list(decode(target, drafter, prompt, max_tokens=40, pace=Fixed(block)))
+        steps = list(decode(target, drafter, prompt, max_tokens=40, draft_length=FixedDraftLength(block)))
         assert [token for step in steps for token in step.tokens] == truth

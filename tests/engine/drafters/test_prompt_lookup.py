@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.decode import decode
+from engine.draft_length import FixedDraftLength
 from engine.drafters.base import NOTHING
 from engine.drafters.prompt_lookup import GRAMS, LONGEST, REACH, PromptLookup, TokenIndex
 from engine.errors import ConfigurationError
-from engine.pace import Fixed
 from engine.sampling import Sampler, Sampling
-from engine.target import Target
+from engine.target.model import Target
 from tests.engine import tiny
 
 TEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=60)
@@ -196,6 +196,6 @@ def test_decoding_gives_the_plain_tokens(family: str):
     truth = tiny.plain_tokens(model, prompt, 96)
     target, drafter = Target(model), PromptLookup()
     for block in (2, 8, 16):
-        steps = list(decode(target, drafter, prompt, max_tokens=96, pace=Fixed(block)))
+        steps = list(decode(target, drafter, prompt, max_tokens=96, draft_length=FixedDraftLength(block)))
         assert [token for step in steps for token in step.tokens] == truth
         assert any(step.round and step.round.block > 1 for step in steps)

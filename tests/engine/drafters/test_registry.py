@@ -19,8 +19,8 @@ from engine.drafters.masked_diffusion import MaskedDiffusion
 from engine.drafters.prompt_lookup import PromptLookup
 from engine.drafters.registry import KINDS, SIGNS, kind_of, open_drafter, refuse_other_tokens
 from engine.errors import ConfigurationError, DrafterMismatchError, ModelError
-from engine.loading import LoadedTarget, load_target, tokenizer_of
 from engine.networks.mdlm import MaskedDiffusionModel, mask_token
+from engine.target.loading import LoadedTarget, load_target, tokenizer_of
 from tests.engine import tiny
 
 DIFFUSION = tiny.FAMILIES["qwen3"][1] | {

@@ -8,13 +8,13 @@ import mlx.core as mx
 import pytest
 
 from engine.decode import decode
+from engine.draft_length import FixedDraftLength
 from engine.drafters.autoregressive import Autoregressive
 from engine.drafters.base import Draft
 from engine.drafters.prompt_lookup import PromptLookup
 from engine.drafters.with_lookup import Record, WithLookup
-from engine.pace import Fixed
 from engine.sampling import Sampler, Sampling
-from engine.target import Target
+from engine.target.model import Target
 from tests.engine import tiny
 
 
@@ -174,5 +174,7 @@ def test_decoding_gives_the_plain_tokens(family: str):
     prompt = [5 + token % 20 for token in prompt_of(60)]  # few kinds of tokens: matches abound
     truth = tiny.plain_tokens(target.model, prompt, 48)
     for other in (Autoregressive(target), PromptLookup()):
-        steps = list(decode(target, WithLookup(other), prompt, max_tokens=48, pace=Fixed(8)))
+        steps = list(
+            decode(target, WithLookup(other), prompt, max_tokens=48, draft_length=FixedDraftLength(8))
+        )
         assert [token for step in steps for token in step.tokens] == truth

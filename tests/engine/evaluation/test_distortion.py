@@ -8,8 +8,8 @@ import mlx.core as mx
 import pytest
 
 from engine.cache.codecs.affine import Affine
-from engine.cache.held import Held
 from engine.cache.policy import parse_policy
+from engine.cache.stats import Held
 from engine.config import Engine, Options, open_engine
 from engine.errors import GenerationError
 from engine.evaluation.distortion import distortion, examine, held_after

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.evaluation import environment, strain
-from engine.evaluation.strain import StrainWatch
+from engine.evaluation import environment, system_load
+from engine.evaluation.system_load import StrainWatch
 from engine.runtime import prepare
 
 
@@ -122,8 +122,8 @@ def test_without_a_checkout_nothing_is_said(package: Path) -> None:
 
 
 def test_a_run_that_began_on_battery_was_on_battery(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strain, "power_source", lambda: "battery")
+    monkeypatch.setattr(system_load, "power_source", lambda: "battery")
     watch = StrainWatch()
-    monkeypatch.setattr(strain, "power_source", lambda: "ac")
+    monkeypatch.setattr(system_load, "power_source", lambda: "ac")
     for _ in range(2):  # for the fingerprint of rows, and for the report
         assert environment.describe(prepare(), watch, {})["power_source"] == "battery"

@@ -18,8 +18,8 @@ from engine.evaluation.recall import RecallSwitches
 from engine.evaluation.server_switches import ServerSwitches
 from engine.evaluation.single import GenerateSwitches
 from engine.evaluation.throughput import Switches, configuration
-from engine.loading import LoadedTarget, load_target
 from engine.runtime import prepare
+from engine.target.loading import LoadedTarget, load_target
 from evidence_format.model import SWITCHES
 from evidence_format.prompt_sets import known_sets
 from tests.engine import families

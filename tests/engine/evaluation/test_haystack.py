@@ -18,7 +18,7 @@ from engine.evaluation.haystack import (
 )
 from engine.evaluation.prompts import Prompt, load_prompts, tokens_of
 from engine.evaluation.templates import ChatSwitches
-from engine.loading import SHIPPED_TARGET, load_target
+from engine.target.loading import SHIPPED_TARGET, load_target
 from engine.training.corpora.lexicon import HELD_OUT, TRAIN, held_out_two_piece_names
 
 LONGEST = 26  # tokens of the longest sentence

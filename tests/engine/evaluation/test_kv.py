@@ -18,8 +18,8 @@ from engine.evaluation.haystack import Haystack
 from engine.evaluation.journal import Journals
 from engine.evaluation.kv import POLICIES, KVSwitches, measure_kv, open_shootout, settled, with_defaults
 from engine.evaluation.kv_arms import arms_of, with_controls
-from engine.loading import SHIPPED_DRAFTER
 from engine.runtime import prepare
+from engine.target.loading import SHIPPED_DRAFTER
 from tests.engine.evaluation.test_measurements import check, quiet
 
 SMALL = KVSwitches(

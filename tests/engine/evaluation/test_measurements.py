@@ -29,8 +29,8 @@ from engine.evaluation.recall import RecallSwitches, measure_recall
 from engine.evaluation.report import Report
 from engine.evaluation.rounding import Run, block_error, plain_gap
 from engine.evaluation.single import GenerateSwitches, generate_report, generate_stream
-from engine.evaluation.strain import Load, StrainWatch, idle_load
 from engine.evaluation.summary import summarise
+from engine.evaluation.system_load import Load, StrainWatch, idle_load
 from engine.evaluation.throughput import Switches, encode_all, find_divergences, measure_throughput, run_arm
 from engine.runtime import prepare
 from engine.sampling import Sampler
@@ -267,9 +267,9 @@ def test_a_prompt_that_ends_at_once_is_counted_like_its_neighbours(
 ):
     prompts = load_prompts(str(write(tmp_path / "p.jsonl", needle_row(), needle_row(id="r-2", prompt=FACT))))
     encoded = encode_all(engine, prompts)
-    first = run_arm(engine, False, encoded[0], 4, engine.new_pace()).tokens[0]
+    first = run_arm(engine, False, encoded[0], 4, engine.new_draft_length()).tokens[0]
     monkeypatch.setattr(type(engine.target), "stops", frozenset({first}))
-    outcomes = speculate_together(engine, encoded, 4, engine.new_pace())
+    outcomes = speculate_together(engine, encoded, 4, engine.new_draft_length())
     assert (outcomes[0].tokens, outcomes[0].finish, outcomes[0].rounds) == ([first], "stop", [])
     assert outcomes[0].decode_s == 0
     assert outcomes[0].cache_classes == outcomes[1].cache_classes == {"RaggedKV": 6}
@@ -320,7 +320,7 @@ def test_a_divergence_is_recorded_with_plain_decodings_gap(engine: Engine, promp
     target = engine.target
     tokens = encode(prompts[0], target.tokenizer, target.target.vocab_size, target.context)
     plain, ours = Arm("plain", "baseline", "p"), Arm("speculative", "sut", "k")
-    outcome = run_arm(engine, False, tokens, 10, engine.new_pace())
+    outcome = run_arm(engine, False, tokens, 10, engine.new_draft_length())
     plain.samples.append(sample(prompts[0], tokens, outcome))
     changed = sample(prompts[0], tokens, outcome)
     changed["tokens"] = [*outcome.tokens[:4], (outcome.tokens[4] + 1) % tiny.VOCAB, *outcome.tokens[5:]]

@@ -31,7 +31,7 @@ def stopping(folders: tuple[Path, Path], prompts: list[Prompt], monkeypatch: pyt
     """An engine whose target stops at a token that plain decoding of the first prompt comes to."""
     engine = open_engine(Options(folders[0], str(folders[1]), compiled=False))
     [encoded] = encode_all(engine, prompts[:1])
-    text = run_arm(engine, False, encoded, TOKENS, engine.new_pace()).tokens
+    text = run_arm(engine, False, encoded, TOKENS, engine.new_draft_length()).tokens
     stop = next(token for at, token in enumerate(text) if 2 < at < TOKENS - 4 and token not in text[:at])
     monkeypatch.setattr(type(engine.target), "stops", frozenset({stop}))
     return engine

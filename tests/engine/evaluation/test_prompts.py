@@ -16,7 +16,7 @@ from engine.evaluation.prompts import (
     load_prompts,
     raw_prompt,
 )
-from engine.loading import load_target
+from engine.target.loading import load_target
 
 FACT = "The secret code of Maren is 4821."
 HAYSTACK = (

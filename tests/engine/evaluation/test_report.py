@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.cache.held import KVUse
+from engine.cache.stats import KVUse
 from engine.decode import Round
 from engine.errors import EngineError
 from engine.evaluation.arms import Outcome

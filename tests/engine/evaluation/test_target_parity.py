@@ -17,9 +17,9 @@ from engine.evaluation.parity_evidence import ParitySwitches, measure_parity
 from engine.evaluation.prompts import load_prompts
 from engine.evaluation.reference import plain_reference, stored_reference
 from engine.evaluation.target_parity import ROUNDS, compare_target, open_target
-from engine.loading import LoadedTarget
 from engine.runtime import prepare
-from engine.target import Target
+from engine.target.loading import LoadedTarget
+from engine.target.model import Target
 from tests.engine.cli.parity_cases import DATA, copy
 from tests.engine.evaluation.test_measurements import check, quiet
 from tests.engine.evaluation.test_prompts import write

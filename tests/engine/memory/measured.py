@@ -11,12 +11,12 @@ from engine.cache.batch import BatchTransaction, merge
 from engine.cache.policy import KVPolicy
 from engine.cache.transaction import resident
 from engine.decode import decode
+from engine.draft_length import FixedDraftLength
 from engine.drafters.base import Drafter
 from engine.memory.replay import Run
-from engine.pace import Fixed
 from engine.restoration.session import RestorationPlan
 from engine.session import Session
-from engine.target import Target
+from engine.target.model import Target
 from tests.engine import families
 from tests.engine.batches import prompt_of
 from tests.engine.random_drafters import make
@@ -81,7 +81,7 @@ def _steps(session: Session, run: Run) -> Any:
         session.drafter,
         prompt_of(run.context),
         max_tokens=1 + run.block if session.drafter else 2,
-        pace=Fixed(run.block if session.drafter else 1),
+        draft_length=FixedDraftLength(run.block if session.drafter else 1),
         prefill_chunk=run.prefill_chunk,
         session=session,
     )

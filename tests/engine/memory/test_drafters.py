@@ -15,12 +15,12 @@ from engine.drafters.block import BlockDrafter
 from engine.drafters.registry import KINDS, open_drafter
 from engine.drafters.with_lookup import WithLookup
 from engine.errors import InputError
-from engine.loading import LoadedTarget, load_target
 from engine.memory.drafters import OPENERS, open_unloaded_drafter
 from engine.memory.model import Unloaded, open_unloaded
 from engine.memory.replay import Run, chunks_of
 from engine.networks.dflash import DFlash
 from engine.networks.dflash_config import DFlashConfig
+from engine.target.loading import LoadedTarget, load_target
 from tests.engine import tiny
 from tests.engine.drafters.test_registry import save_diffusion
 

@@ -11,9 +11,9 @@ import pytest
 from mlx.utils import tree_flatten
 
 from engine.errors import InputError
-from engine.loading import SHIPPED_TARGET, load_target
 from engine.memory.model import open_unloaded
 from engine.memory.predict import Asked, predict
+from engine.target.loading import SHIPPED_TARGET, load_target
 from tests.engine import families, tiny
 from tests.engine.families import FULL, SLIDING
 

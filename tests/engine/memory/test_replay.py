@@ -8,12 +8,12 @@ import pytest
 
 from engine.cache.policy import NATIVE, parse_policy
 from engine.config import Options, open_engine
+from engine.draft_length import FixedDraftLength
 from engine.errors import ModelError
 from engine.evaluation.arms import speculate, speculate_together
-from engine.loading import SHIPPED_TARGET, load_target
 from engine.memory.replay import Run, held_by, total
-from engine.pace import Fixed
-from engine.target import Target
+from engine.target.loading import SHIPPED_TARGET, load_target
+from engine.target.model import Target
 from evidence_format.policies import KINDS
 from tests.engine.batches import prompt_of
 from tests.engine.cache.models import model
@@ -106,8 +106,8 @@ def test_the_resident_bytes_of_a_report_are_predicted(policy):
     """As evaluations measure them, on the shipped target."""
     engine = open_engine(Options(drafter="none", kv=policy))
     prompt, other = prompt_of(700), prompt_of(700)[::-1]
-    alone = speculate(engine, prompt, 2, Fixed(1))
-    together = speculate_together(engine, [prompt, other], 2, Fixed(1))
+    alone = speculate(engine, prompt, 2, FixedDraftLength(1))
+    together = speculate_together(engine, [prompt, other], 2, FixedDraftLength(1))
     target, run = load_target(SHIPPED_TARGET).target, Run(700)
     assert total(held_by(target, engine.policy, run)) == alone.resident_bytes
     both = total(held_by(target, engine.policy, replace(run, batch=2)))

@@ -9,7 +9,7 @@ import pytest
 
 from engine.errors import ModelError
 from engine.networks.projector import DrafterFeatures, LayerShape, Projector, ProjectorConfig
-from engine.target import Target
+from engine.target.model import Target
 from tests.engine import random_drafters, tiny
 
 CONFIG = ProjectorConfig("a" * 64, "b" * 64, (0, 2), 12, (LayerShape(2, 16, 16), LayerShape(5, 8, 4)))

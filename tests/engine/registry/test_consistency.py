@@ -11,7 +11,6 @@ import pytest
 
 from engine.drafters.block import BlockDrafter
 from engine.errors import ConfigurationError, DrafterMismatchError, ModelError
-from engine.loading import SHIPPED_DRAFTER, SHIPPED_TARGET
 from engine.networks.dflash2 import build_network
 from engine.networks.dflash_config import DFlashConfig
 from engine.registry.channels import CHANNELS
@@ -26,8 +25,9 @@ from engine.registry.consistency import (
 from engine.registry.entries import DrafterFacts, Given, ModelEntry, Published, TargetFacts
 from engine.registry.locate import Located, Places, locate
 from engine.registry.registry import Registry
-from engine.target import Target
-from engine.target_config import build_unloaded
+from engine.target.config import build_unloaded
+from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET
+from engine.target.model import Target
 from tests.engine.drafters.test_registry import save_diffusion
 
 GOLDEN = Path(__file__).parents[2] / "data" / "dflash"

@@ -11,11 +11,11 @@ import pytest
 from engine.config import Options, open_engine
 from engine.drafters.registry import open_drafter
 from engine.errors import ConfigurationError, ModelError, ModelNotHere, UnknownModel
-from engine.loading import SHIPPED_DRAFTER, SHIPPED_TARGET, load_target
 from engine.registry.channels import CHANNELS
 from engine.registry.entries import Given, ModelEntry, Published, Shipped
 from engine.registry.locate import Located, Places, fetch, locate, variable_of
 from engine.registry.registry import Registry
+from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET, load_target
 from tests.engine.registry.hub import COMMIT, Hub, running_hub
 
 PAIR = ModelEntry("pair", "s", Published("m-4b.1", "Owner/M-4B"), Published("d", "Owner/D", COMMIT))

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.errors import ConfigurationError, DrafterMismatchError, InputError, ModelError, UnknownModel
-from engine.loading import SHIPPED_DRAFTER, SHIPPED_TARGET
 from engine.registry.channels import CHANNELS
 from engine.registry.entries import Given, Published, Shipped
 from engine.registry.registry import SHIPPED_FILE, Registry, fitting_name
+from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET
 from tests.engine.registry.registries import MINIMAL, with_model, write
 
 FACTS = "facts.target = { hidden_size = 64, layers = 6, vocab_size = 512, head_dims = [16] }\n"

@@ -11,8 +11,8 @@ import pytest
 
 from engine.cache.policy import NATIVE, parse_policy
 from engine.errors import ConfigurationError, DrafterMismatchError, InputError, ModelError
-from engine.loading import SHIPPED_DRAFTER, SHIPPED_TARGET, LoadedTarget, load_target
 from engine.restoration.loading import SHIPPED_PROJECTOR, load_learned, open_restoration
+from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET, LoadedTarget, load_target
 from engine.training.projector import train_projector
 from engine.training.projector_fit import ProjectorSwitches
 from tests.engine import families, tiny

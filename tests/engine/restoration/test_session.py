@@ -9,16 +9,16 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models import qwen2
 
+from engine.batch_decode import Request, decode_together
 from engine.cache.policy import NATIVE, parse_policy
 from engine.cache.restored import RestoredKV
 from engine.decode import decode
+from engine.draft_length import FixedDraftLength
 from engine.errors import ModelError
-from engine.pace import Fixed
 from engine.restoration.session import RestorationPlan, restoration_for
 from engine.restoration.sites import KINDS, sites_of
 from engine.session import Session
-from engine.target import Target
-from engine.together import Request, decode_together
+from engine.target.model import Target
 from tests.engine import families, tiny
 
 SINK, WINDOW = 2, 8
@@ -195,7 +195,9 @@ def test_speculation_gives_the_same_tokens(block: int) -> None:
         truth = said(session, PROMPT, 20)
     drafter = tiny.ScriptedDrafter([*PROMPT, *truth], wrong=0.3)
     with Session(target, drafter, headroom=4, policy=policy, restoration=made) as session:
-        steps = decode(target, drafter, PROMPT, max_tokens=20, session=session, pace=Fixed(block))
+        steps = decode(
+            target, drafter, PROMPT, max_tokens=20, session=session, draft_length=FixedDraftLength(block)
+        )
         assert [token for step in steps for token in step.tokens] == truth
 
 

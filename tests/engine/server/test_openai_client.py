@@ -11,7 +11,7 @@ import jsonschema
 import openai
 import pytest
 
-from engine.loading import SHIPPED_TARGET
+from engine.target.loading import SHIPPED_TARGET
 from tests.engine.server import by_heart
 from tests.engine.server.conftest import KEY, Running
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from engine.loading import load_target
 from engine.server.text.parsing import OutputParser, Piece
 from engine.stops import Stops
+from engine.target.loading import load_target
 from tests.engine.server import by_heart
 
 

@@ -14,7 +14,6 @@ import pytest
 from engine.cache.transaction import Transaction
 from engine.decode import Step
 from engine.errors import ConfigurationError, EngineError, ModelError, ModelNotHere
-from engine.loading import SHIPPED_TARGET
 from engine.registry.channels import CHANNELS
 from engine.registry.entries import Given, ModelEntry, Published, Shipped
 from engine.registry.locate import Places, locate
@@ -24,6 +23,7 @@ from engine.server.decoding.work import Ended, Event, Failed, Progress, Work
 from engine.server.decoding.worker import Job, Limits, Worker
 from engine.server.refusals import ShuttingDownError
 from engine.session import Session
+from engine.target.loading import SHIPPED_TARGET
 
 NATIVE = CHANNELS["native"]
 ENDLESS = {2: -100.0, 7: -100.0}

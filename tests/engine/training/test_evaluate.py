@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from engine.drafters.block import BlockDrafter
-from engine.target import Target
+from engine.target.model import Target
 from engine.training import drafter, evaluate
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from engine.networks.dflash import Context
-from engine.target import Target
+from engine.target.model import Target
 from engine.training import drafter, selfplay, target_forward, tokenizer
 
 

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from engine.drafters.registry import open_drafter
-from engine.loading import load_drafter, load_target
+from engine.target.loading import load_drafter, load_target
 from engine.training import export
 from engine.training.__main__ import main
 

@@ -13,13 +13,13 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from engine.cache.policy import parse_policy
 from engine.errors import ConfigurationError, EngineError, ModelError
-from engine.loading import LoadedTarget, load_target
 from engine.networks.projector import DrafterFeatures
 from engine.restoration.loading import load_learned
 from engine.restoration.session import RestorationPlan
 from engine.restoration.sites import sites_of
 from engine.session import Session
-from engine.target import Target
+from engine.target.loading import LoadedTarget, load_target
+from engine.target.model import Target
 from engine.training.corpora.lexicon import HELD_OUT
 from engine.training.distillation import Sight, Watcher, losses, relative_error
 from engine.training.projector import train_projector, write_projector

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from engine.drafters.masked_diffusion import MaskedDiffusion
 from engine.drafters.registry import open_drafter
-from engine.loading import load_target
+from engine.target.loading import load_target
 from engine.training import demo_target, evaluate, proposer, selfplay
 from engine.training.__main__ import main
 from engine.training.selfplay import CHAT, CODE, RETRIEVAL, Continuations

@@ -11,8 +11,8 @@ from pathlib import Path
 from bridge.evidence.gate import judge
 from engine.cli import run
 from engine.detokenize import text_of
-from engine.loading import SHIPPED_DRAFTER, SHIPPED_TARGET, tokenizer_of
 from engine.stops import Stops
+from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET, tokenizer_of
 from tests.bridge.evidence.derived import Document, settle
 
 PROMPTS = ("def add(a, b):\n    return", "class Stack:\n    def push(self", "for name in names:\n    print")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.cli import run
-from engine.loading import SHIPPED_TARGET
+from engine.target.loading import SHIPPED_TARGET
 from engine.verification.claimed import read_report
 from engine.verification.verify import draw_rows
 from evidence_format.verification import parse_verification

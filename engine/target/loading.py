@@ -1,0 +1,280 @@
+"""A folder on this machine → a target with its tokenizer, or a drafter; checked before any work.
+
+Models are built by mlx-lm, so whatever it can load from a folder is a target. Nothing is downloaded. On the
+CPU weights become float32 (half precision is slow there); on Metal they stay as stored.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx import nn
+from mlx.utils import tree_flatten, tree_map_with_path
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.switch_layers import SwitchLinear
+from mlx_lm.utils import load_config, load_model, load_tokenizer
+
+from engine.drafters.base import Drafter
+from engine.drafters.block import BlockDrafter
+from engine.errors import ConfigurationError, ModelError
+from engine.foreign import foreign
+from engine.networks.dflash2 import build_network
+from engine.networks.dflash_config import DFlashConfig
+from engine.target.config import (
+    LARGEST_SIZE,
+    build_unloaded,
+    check_config,
+    check_depth,
+    context_length,
+    unsaid,
+)
+from engine.target.model import Target
+from engine.target.model_card import ModelCard, card_of
+from engine.target.packing import Shapes, check_packed_shapes, check_packing
+from engine.target.quantize import quantize_target
+from engine.target.weights import read_json, require_file, tensor_shapes, weight_files
+
+__all__ = ["LoadedDrafter", "LoadedTarget", "ModelCard", "fill_network", "load_drafter", "load_target"]
+
+SHIPPED = Path(__file__).parents[1] / "models" / "demo"
+SHIPPED_TARGET, SHIPPED_DRAFTER = SHIPPED / "target", SHIPPED / "drafter"
+DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json")
+
+
+@dataclass(frozen=True)
+class LoadedTarget:
+    """A target ready to run."""
+
+    target: Target
+    tokenizer: Any  # mlx-lm's TokenizerWrapper
+    card: ModelCard
+    context: int | None  # positions the model was made for, None where the config does not say
+
+    @property
+    def stops(self) -> frozenset[int]:
+        """Token ids that end a text."""
+        return frozenset(self.tokenizer.eos_token_ids)
+
+
+@dataclass(frozen=True)
+class LoadedDrafter:
+    """A drafter bound to its target."""
+
+    drafter: Drafter
+    card: ModelCard | None  # None for a drafter without weights
+    settings: str | None = None  # how it was set up beyond its weights, as a report says it
+
+
+def load_target(path: Path, dtype: str | None = None, quantize: str | None = None) -> LoadedTarget:
+    """Load a model folder with mlx-lm.
+
+    Args:
+        path: folder with config.json, model*.safetensors and the tokenizer's files.
+        dtype: float32, float16 or bfloat16; None: float32 on the CPU, as stored on Metal.
+        quantize: pack the weights, see `engine.target.quantize`; None leaves them as stored.
+
+    Raises:
+        ModelError: the folder cannot be used; the message names the file and the reason.
+        ConfigurationError: the dtype is unknown, or the weights cannot be packed as asked for.
+    """
+    wanted = dtype_of(dtype)
+    files = weight_files(path)
+    config = read_json(path / "config.json")
+    check_config(path / "config.json", config)
+    _refuse_impossible(path, config, tensor_shapes(files))
+    stops = opened(path, "generation_config.json", lambda: load_config(path)).get("eos_token_id")
+    _refuse_other_stops(path, stops)
+    tokenizer = tokenizer_of(path, stops)
+    model, _ = opened(path, "the model", lambda: load_model(path), config)
+    if quantize is not None:
+        quantize_target(model, quantize)
+    target = Target(model)
+    opened(path, "config.json", partial(_forward_unevaluated, model), verb="run")
+    if wanted is not None and wanted != mx.float32 and not mx.metal.is_available():
+        _refuse_half_experts(path, model, str(dtype))
+    make_ready(path, model, wanted)
+    return LoadedTarget(target, tokenizer, card_of(path, files, model), context_length(config))
+
+
+def _refuse_other_stops(path: Path, stops: Any) -> None:
+    """Raise ModelError for an ``eos_token_id`` that is neither a token id, a list of them, nor left out."""
+    ids = stops if isinstance(stops, list) else [] if stops is None else [stops]
+    if not all(type(token) is int and 0 <= token < LARGEST_SIZE for token in ids):
+        raise ModelError(f"{path}: eos_token_id must be a token id or a list of them, not {stops!r}")
+
+
+def _forward_unevaluated(model: Any) -> None:
+    """Build the graph of a forward: what no weight has the shape of may still not fit together."""
+    model(mx.zeros((1, 2), mx.int32), cache=make_prompt_cache(model))
+
+
+def _refuse_half_experts(path: Path, model: Any, dtype: str) -> None:
+    """Raise ConfigurationError for experts that mlx's CPU backend cannot multiply in 16 bits."""
+    if any(type(module) is SwitchLinear for module in model.modules()):
+        raise ConfigurationError(
+            f"{path}: mlx runs experts in float32 alone on a CPU, not in {dtype}; use --dtype float32"
+        )
+
+
+def load_drafter(path: Path, target: Target, dtype: str | None = None) -> LoadedDrafter:
+    """Load the folder of a DFlash or DFlash 2 drafter and bind it to a target.
+
+    Raises:
+        ModelError: the folder cannot be used.
+        DrafterMismatchError: it was made for a target of another shape.
+        ConfigurationError: the dtype is unknown.
+    """
+    wanted = dtype_of(dtype)
+    files = weight_files(path)
+    config = read_json(path / "config.json")
+    check_depth(path / "config.json", config, tensor_shapes(files))
+    network = opened(path, "config.json", lambda: build_network(DFlashConfig.from_dict(config)))
+    fill_network(path, files, network, config.get("quantization"))
+    make_ready(path, network, wanted)
+    drafter: Drafter = BlockDrafter(network)
+    drafter.bind(target)
+    return LoadedDrafter(drafter, card_of(path, files, network))
+
+
+def fill_network(
+    path: Path, files: list[Path], network: nn.Module, quantization: Mapping[str, Any] | None
+) -> None:
+    """Put the weights of a folder into a network of ours, packing its matrices where the file does.
+
+    Args:
+        path: the folder, for messages.
+        files: its weight files.
+        network: as its configuration says, weights random.
+        quantization: as mlx-lm writes it into config.json: ``group_size``, ``bits``, ``mode``, and the same
+            by name for matrices that differ; None for a network that is not packed.
+
+    Raises:
+        ModelError: a file cannot be read, or its names, shapes or types are not those of the network.
+    """
+
+    def read() -> dict[str, mx.array]:
+        weights: dict[str, mx.array] = {}
+        for file in files:
+            weights |= mx.load(str(file))  # type: ignore[arg-type]  # a safetensors file holds a dict
+        return weights
+
+    weights = opened(path, "the weights", read)
+    if hasattr(network, "sanitize"):  # mlx-lm's name for: published names to those of the modules
+        weights = network.sanitize(weights)
+    if quantization is not None:
+        check_packing(path / "config.json", quantization)
+        opened(path, "quantization", lambda: _pack(network, weights, quantization))
+    _refuse_other_weights(path, network, weights)
+    network.load_weights(list(weights.items()))
+    network.eval()
+
+
+def _refuse_impossible(path: Path, config: dict[str, Any], shapes: Shapes) -> None:
+    """What would hold up or end the process while mlx-lm loads the folder."""
+    check_depth(path / "config.json", config, shapes)
+    if config.get("quantization") is not None:
+        check_packing(path / "config.json", config["quantization"])
+        model = opened(path, "config.json", lambda: build_unloaded(config))
+        check_packed_shapes(path, model, shapes)
+
+
+def _pack(network: nn.Module, weights: Mapping[str, mx.array], quantization: Mapping[str, Any]) -> None:
+    """Pack the matrices whose scales the file holds, as mlx-lm does for its own models."""
+
+    def packing(name: str, module: nn.Module) -> Any:
+        packed = hasattr(module, "to_quantized") and f"{name}.scales" in weights
+        return packed and quantization.get(name, True)
+
+    nn.quantize(
+        network,
+        quantization["group_size"],
+        quantization["bits"],
+        mode=quantization.get("mode", "affine"),
+        class_predicate=packing,
+    )
+
+
+def opened(
+    path: Path,
+    what: str,
+    work: Callable[[], Any],
+    config: Mapping[str, Any] | None = None,
+    verb: str = "loaded",
+) -> Any:
+    """What other libraries make of a folder; whatever they raise is an error of the folder.
+
+    Raises:
+        ModelError: with their reason on one line, and the sizes ``config`` leaves unsaid.
+    """
+
+    def refusal(reason: str) -> ModelError:
+        guessed = unsaid(config) if config and "shape" in reason else []
+        hint = f" (config.json does not say {', '.join(guessed)})" if guessed else ""
+        return ModelError(f"{path}: {what} cannot be {verb}: {reason}{hint}")
+
+    with foreign(refusal):
+        return work()
+
+
+def tokenizer_of(path: Path, stops: Any) -> Any:
+    """mlx-lm's tokenizer of a folder; ``stops`` is what its configurations say of ``eos_token_id``."""
+    found = [path / name for name in TOKENIZERS if (path / name).exists()]
+    if not found:
+        raise ModelError(f"{path} holds no tokenizer (tokenizer.json)")
+    for file in found:
+        require_file(file)
+        if file.suffix == ".json":
+            read_json(file)
+    return opened(path, "the tokenizer", lambda: load_tokenizer(path, eos_token_ids=stops))  # type: ignore[no-untyped-call]
+
+
+def make_ready(path: Path, model: Any, dtype: mx.Dtype | None) -> None:
+    """Turn parameters into ``dtype`` (None: leave them), compute them, and refuse NaN and infinity.
+
+    What a model wants to keep in its own type (the decay rates of recurrent layers) stays as it is.
+    """
+    if dtype is not None:
+        may_change = getattr(model, "cast_predicate", lambda _: True)
+
+        def cast(name: str, value: mx.array) -> mx.array:
+            floating = mx.issubdtype(value.dtype, mx.floating)
+            return value.astype(dtype) if floating and may_change(name) else value
+
+        model.update(tree_map_with_path(cast, model.parameters()))
+    parameters = _parameters(model)
+    mx.eval(list(parameters.values()))
+    for name, value in parameters.items():
+        if mx.issubdtype(value.dtype, mx.floating) and not mx.all(mx.isfinite(value)).item():
+            raise ModelError(f"{path}: {name} holds NaN or infinite weights")
+
+
+def _parameters(module: Any) -> dict[str, mx.array]:
+    """Every parameter by its dotted name."""
+    return dict(tree_flatten(module.parameters()))
+
+
+def dtype_of(name: str | None) -> mx.Dtype | None:
+    if name is None:
+        return None if mx.metal.is_available() else mx.float32
+    if name not in DTYPES:
+        raise ConfigurationError(f"dtype {name!r} is not one of {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def _refuse_other_weights(path: Path, network: Any, weights: Mapping[str, mx.array]) -> None:
+    """Names, shapes and types of the file against those of the network; the first difference is the error."""
+    wanted = _parameters(network)
+    for name in sorted(wanted.keys() | weights.keys()):
+        if name not in weights:
+            raise ModelError(f"{path}: the weights lack {name}")
+        if name not in wanted:
+            raise ModelError(f"{path}: the weights hold {name}, which the config does not call for")
+        has, needs = weights[name], wanted[name]
+        if has.shape != needs.shape:
+            raise ModelError(f"{path}: {name} is {tuple(has.shape)}, config says {tuple(needs.shape)}")
+        if mx.issubdtype(has.dtype, mx.floating) != mx.issubdtype(needs.dtype, mx.floating):
+            raise ModelError(f"{path}: {name} is stored as {has.dtype}, which is no {needs.dtype}")

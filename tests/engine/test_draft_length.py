@@ -1,0 +1,192 @@
+"""The controller against simulated machines: no clock, costs and acceptance are given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from engine.draft_length import AGAIN, PLAIN_TRIALS, TRIALS, AdaptiveDraftLength, FixedDraftLength, Tour
+from tests.engine.tiny import seeded
+
+
+def simulate(
+    draft_length: AdaptiveDraftLength,
+    cost: Callable[[int], float],
+    chance: Callable[[int], float],
+    tokens: int,
+    seed: int = 0,
+) -> tuple[float, list[int]]:
+    """Decode one sequence; chance(n) is the chance of a draft after n tokens. Seconds and blocks used."""
+    random, done, seconds, blocks = seeded(seed), 0, 0.0, []
+    draft_length.start()
+    while done < tokens:
+        block = draft_length.choose(tokens - done)
+        assert 1 <= block <= min(tokens - done, draft_length.largest)
+        accepted = 0
+        while accepted < block - 1 and random.random() < chance(done):
+            accepted += 1
+        draft_length.record(block, accepted, cost(block))
+        seconds += cost(block)
+        done += accepted + 1
+        blocks.append(block)
+    return seconds, blocks
+
+
+def cheap(block: int) -> float:
+    """A device on which a block of 8 costs twice a single token."""
+    return 1.0 if block == 1 else 1.2 + 0.1 * block
+
+
+def linear(block: int) -> float:
+    """A device on which every token of a block costs the same, and drafting a little more."""
+    return 1.0 if block == 1 else 1.0 * block + 0.4
+
+
+def linear_then_dear(block: int) -> float:
+    """A device on which blocks of up to 4 cost little and longer ones by their tokens."""
+    return 1.0 if block == 1 else max(1.3, 0.5 * block)
+
+
+def test_with_good_drafts_long_blocks_are_used():
+    seconds, blocks = simulate(AdaptiveDraftLength(8), cheap, lambda _: 0.95, 400)
+    assert seconds < 0.35 * 400
+    assert max(set(blocks), key=blocks.count) in {12, 16}
+
+
+def test_with_useless_drafts_it_costs_hardly_more_than_plain_decoding():
+    draft_length = AdaptiveDraftLength(8)
+    simulate(draft_length, cheap, lambda _: 0.0, 100)
+    seconds, blocks = simulate(draft_length, cheap, lambda _: 0.0, 1000)
+    assert seconds < 1.02 * 1000
+    assert blocks[-1] == 1
+
+
+def test_where_blocks_cost_as_much_as_their_tokens_it_decodes_plainly_even_with_good_drafts():
+    draft_length = AdaptiveDraftLength(8)
+    simulate(draft_length, linear, lambda _: 0.9, 100)
+    for _ in range(5):
+        seconds, blocks = simulate(draft_length, linear, lambda _: 0.9, 96)
+        assert seconds < 1.04 * 96
+        assert sum(block > 1 for block in blocks) <= 2  # the look at the start of a sequence
+
+
+def test_it_comes_back_when_drafts_become_good_again():
+    draft_length = AdaptiveDraftLength(8)
+    simulate(draft_length, cheap, lambda _: 0.0, 100)
+    _, blocks = simulate(draft_length, cheap, lambda done: 0.0 if done < 300 else 0.95, 1200)
+    assert blocks[60] == 1
+    assert sum(block > 1 for block in blocks[-30:]) > 20
+
+
+def test_plain_steps_are_measured_again_while_blocks_run():
+    draft_length = AdaptiveDraftLength(8)
+    _, blocks = simulate(draft_length, cheap, lambda _: 0.6, 3000)
+    last_plain = len(blocks) - 1 - blocks[::-1].index(1)
+    assert max(set(blocks), key=blocks.count) > 1
+    assert last_plain > len(blocks) - AGAIN - 5
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 4, 8, 16])
+def test_blocks_stay_within_twice_what_the_drafter_was_made_for(block_size: int):
+    draft_length = AdaptiveDraftLength(block_size)
+    assert all(2 <= block <= 2 * block_size for block in draft_length.blocks)
+    _, blocks = simulate(draft_length, cheap, lambda _: 0.9, 200)
+    assert max(blocks) <= 2 * block_size
+
+
+def test_a_fixed_pace_shrinks_only_at_the_end():
+    draft_length = FixedDraftLength(8)
+    assert [draft_length.choose(remaining) for remaining in (100, 8, 7, 1)] == [8, 8, 7, 1]
+
+
+def test_a_tour_measures_every_block_and_plain_steps():
+    draft_length = AdaptiveDraftLength(8)
+    _, blocks = simulate(Tour(draft_length), cheap, lambda _: 0.0, 60)
+    counts = {block: blocks.count(block) for block in (*draft_length.blocks, 1)}
+    assert all(counts[block] >= TRIALS + 1 for block in draft_length.blocks)
+    assert counts[1] >= PLAIN_TRIALS + 1
+    assert all(draft_length.cost(block) == pytest.approx(cheap(block)) for block in (*draft_length.blocks, 1))
+
+
+def work(seed: int, swaying: float) -> float:
+    """Seconds on a steady machine of the blocks chosen on one that is so much slower in every third spell."""
+    noise, drafts, time, seconds, draft_length = (
+        seeded(seed),
+        seeded(seed + 1),
+        0,
+        0.0,
+        AdaptiveDraftLength(8),
+    )
+    for _ in range(60):
+        chance, done = noise.choice((0.3, 0.5, 0.65, 0.8, 0.9)), 0
+        draft_length.start()
+        while done < 128:
+            block, accepted = draft_length.choose(128 - done), 0
+            while accepted < block - 1 and drafts.random() < chance:
+                accepted += 1
+            time += 1
+            slow = swaying if (time // 60) % 3 == 0 else 1.0
+            draft_length.record(block, accepted, cheap(block) * slow * noise.uniform(0.9, 1.1))
+            seconds += cheap(block)
+            done += accepted + 1
+    return seconds
+
+
+@pytest.mark.slow
+def test_a_machine_that_is_slower_now_and_faster_then_does_not_mislead_it():
+    steady = sum(work(seed, 1.0) for seed in range(12))
+    for swaying in (2.0, 3.0):  # costs averaged over rounds would cost 6 % here
+        assert sum(work(seed, swaying) for seed in range(12)) < 1.03 * steady
+
+
+def test_a_block_that_the_drafter_left_short_tells_no_cost():
+    draft_length = AdaptiveDraftLength(8)
+    simulate(Tour(draft_length), cheap, lambda _: 0.8, 400)
+    before = draft_length.cost(4) / draft_length.cost(8)
+    for _ in range(200):
+        wished = draft_length.choose(1000)
+        block = 4 if wished > 4 else wished
+        draft_length.record(block, block - 1, 0.1 if wished > 4 else cheap(block))  # looked up
+    assert draft_length.cost(4) / draft_length.cost(8) == pytest.approx(before)
+
+
+def test_short_sequences_are_not_cut_for_the_sake_of_measuring():
+    draft_length, blocks = AdaptiveDraftLength(8), []
+    for seed in range(300):
+        blocks += simulate(draft_length, linear_then_dear, lambda _: 0.7, 10, seed)[1]
+    assert sum(block > 4 for block in blocks[100:]) < 0.15 * len(blocks[100:])
+
+
+def test_a_length_that_the_drafter_never_fills_is_asked_for_only_now_and_then():
+    draft_length, asked = AdaptiveDraftLength(8), []
+    for _ in range(400):
+        asked.append(draft_length.choose(1000))
+        block = min(asked[-1], 8)  # nothing longer is ever proposed
+        draft_length.record(block, min(block - 1, 3), cheap(block))
+    assert sum(block > 8 for block in asked[100:]) < 30
+
+
+def test_the_first_round_of_a_sequence_is_not_spent_on_measuring():
+    """It takes in the prompt too, so that its cost would say nothing."""
+    draft_length = AdaptiveDraftLength(8)
+    first = [simulate(draft_length, cheap, lambda _: 0.8, 200, seed)[1][0] for seed in range(100)]
+    assert len(set(first[20:])) == 1
+
+
+def test_short_sequences_teach_it_too():
+    draft_length, random = AdaptiveDraftLength(8), seeded(6)
+    for seed in range(300):
+        simulate(draft_length, cheap, lambda _: 0.8, random.randrange(1, 40), seed)
+    ratios = [draft_length.cost(block) / draft_length.cost(8) for block in (1, *draft_length.blocks)]
+    assert ratios == pytest.approx([cheap(block) / cheap(8) for block in (1, *draft_length.blocks)], rel=0.02)
+
+
+def test_with_nominal_costs_the_blocks_depend_on_the_tokens_alone():
+    def run(cost: Callable[[int], float]) -> list[int]:
+        return simulate(
+            AdaptiveDraftLength(8, nominal=True), cost, lambda done: 0.9 if done < 60 else 0.1, 200
+        )[1]
+
+    assert run(cheap) == run(linear)
+    assert len(set(run(cheap))) > 2
