@@ -23,7 +23,6 @@ from engine.evaluation.served import served
 from engine.evaluation.server_checks import ANSWERS, DOORS, KEEPING, Check, Examinee, examine
 from engine.evaluation.server_switches import Offer, ServerSwitches
 from engine.evaluation.system_load import StrainWatch
-from engine.evaluation.templates import THINKING_NAMES, ChatSwitches
 from engine.evaluation.throughput import (
     configuration,
     encode_all,
@@ -32,6 +31,7 @@ from engine.evaluation.throughput import (
     models,
     our_arm,
 )
+from engine.generate import THINKING_NAMES, ChatSwitches
 from engine.registry.channels import Channel
 from engine.registry.entries import ModelEntry
 from engine.runtime import Runtime

@@ -228,8 +228,8 @@ def _run(
 ) -> list[Outcome]:
     """Prompts through one arm, one after the other."""
     if arm.control == IGNORE_STOPS:
-        wish = SamplingOptions(ignore_stops=True)
-        return [speculate(engine, tokens, max_tokens, draft_length, wish=wish) for tokens in encoded]
+        options = SamplingOptions(ignore_stops=True)
+        return [speculate(engine, tokens, max_tokens, draft_length, options=options) for tokens in encoded]
     return [run_arm(engine, arm.loop == OUR_LOOP, tokens, max_tokens, draft_length) for tokens in encoded]
 
 

@@ -11,8 +11,8 @@ from typing import Any
 from mlx_lm.server import process_message_content
 
 from engine.errors import PromptError
-from engine.evaluation.templates import THINKING_NAMES
 from engine.foreign import foreign
+from engine.generate import THINKING_NAMES
 from engine.server.decoding.models import Model
 from engine.server.refusals import Refusal, unsupported
 from engine.server.wire.requests import ChatRequest, ChosenTool, TextRequest

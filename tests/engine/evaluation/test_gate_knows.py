@@ -16,8 +16,8 @@ from engine.evaluation.prompts import SHIPPED_SETS, load_prompts
 from engine.evaluation.quality import QualitySwitches
 from engine.evaluation.recall import RecallSwitches
 from engine.evaluation.server_switches import ServerSwitches
-from engine.evaluation.single import GenerateSwitches
 from engine.evaluation.throughput import Switches, configuration
+from engine.generate import GenerateSwitches
 from engine.runtime import prepare
 from engine.target.loading import LoadedTarget, load_target
 from evidence_format.model import SWITCHES
