@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from engine.config import Engine
+from engine.device import Runtime
 from engine.evaluation.arms import OUR_LOOP
 from engine.evaluation.environment import describe
 from engine.evaluation.prompts import chat_prompt, raw_prompt
@@ -10,7 +11,6 @@ from engine.evaluation.report import Arm, Report, now, sample
 from engine.evaluation.system_load import StrainWatch
 from engine.evaluation.throughput import configuration, models
 from engine.generate import GenerateSwitches, Messages, Outcome
-from engine.runtime import Runtime
 from evidence_format.model import ReportRequest
 
 

@@ -17,9 +17,8 @@ from random import Random
 from typing import Any
 
 from engine import generate
-from engine.errors import PromptError
+from engine.errors import PromptError, wrap_errors
 from engine.evaluation.layouts import translated
-from engine.foreign import foreign
 from engine.generate import ChatSwitches
 from evidence_format.prompt_sets import known_sets
 from evidence_format.text import prompt_set
@@ -165,7 +164,7 @@ def _read(file: Path) -> list[Prompt]:
         if not line.strip():
             continue
         place = f"{file} line {number}"
-        with foreign(lambda reason: PromptError(f"{place}: {reason}")):  # noqa: B023 - used at once
+        with wrap_errors(lambda reason: PromptError(f"{place}: {reason}")):  # noqa: B023 - used at once
             row = json.loads(line)
             _refuse_halves(row)
             prompts.append(_parse(row, number))

@@ -19,8 +19,7 @@ from mlx_lm.utils import load_config, load_model, load_tokenizer
 
 from engine.drafters.base import Drafter
 from engine.drafters.block import BlockDrafter
-from engine.errors import ConfigurationError, ModelError
-from engine.foreign import foreign
+from engine.errors import ConfigurationError, ModelError, wrap_errors
 from engine.networks.dflash2 import build_network
 from engine.networks.dflash_config import DFlashConfig
 from engine.target.config import (
@@ -216,7 +215,7 @@ def opened(
         hint = f" (config.json does not say {', '.join(guessed)})" if guessed else ""
         return ModelError(f"{path}: {what} cannot be {verb}: {reason}{hint}")
 
-    with foreign(refusal):
+    with wrap_errors(refusal):
         return work()
 
 

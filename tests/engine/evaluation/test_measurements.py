@@ -18,6 +18,7 @@ import pytest
 from bridge.evidence.gate import judge
 from bridge.runner.machine import engine_digest
 from engine.config import Engine, Options, open_engine
+from engine.device import prepare
 from engine.drafters.base import Draft
 from engine.drafters.block import BlockDrafter
 from engine.errors import ConfigurationError, PromptError
@@ -33,7 +34,6 @@ from engine.evaluation.summary import summarise
 from engine.evaluation.system_load import Load, StrainWatch, idle_load
 from engine.evaluation.throughput import Switches, encode_all, find_divergences, measure_throughput, run_arm
 from engine.generate import GenerateSwitches, TextStep, generate
-from engine.runtime import prepare
 from engine.sampling import Sampler
 from evidence_format.model import ReportRequest
 from tests.engine import tiny
