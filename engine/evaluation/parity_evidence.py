@@ -15,7 +15,7 @@ from engine.evaluation.reference import plain_reference, stored_reference
 from engine.evaluation.report import Report, now
 from engine.evaluation.system_load import StrainWatch
 from engine.evaluation.target_parity import compare_target, open_target
-from engine.target.model_card import ModelCard
+from engine.target.folder import ModelCard
 from evidence_format.model import ReportRequest
 
 

@@ -33,8 +33,8 @@ from engine.evaluation.system_load import StrainWatch
 from engine.evaluation.throughput import models as cards_of
 from engine.networks.projector import ProjectorConfig
 from engine.registry.locate import Places
+from engine.target.folder import read_json
 from engine.target.loading import DTYPES
-from engine.target.weights import read_json
 from engine.verification.claimed import Claimed
 from engine.verification.models import find_models, folder_with
 from engine.verification.prompts import Asked, Prompts, Switches, make_prompts
