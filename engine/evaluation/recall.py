@@ -16,9 +16,10 @@ from typing import Any
 from engine.cache.policy import KVPolicy
 from engine.config import Engine
 from engine.device import Runtime
-from engine.draft_length import AdaptiveDraftLength, DraftLength, Tour
+from engine.draft_length import AdaptiveDraftLength, DraftLength
 from engine.errors import ConfigurationError, PromptError
 from engine.evaluation.arms import OUR_LOOP, PLAIN_LOOP, Outcome, plain, speculate_together
+from engine.evaluation.calibration import Calibration
 from engine.evaluation.environment import describe
 from engine.evaluation.fingerprint import fingerprint
 from engine.evaluation.haystack import Haystack, refuse_near
@@ -204,11 +205,11 @@ def _warm_up(engine: Engine, encoded: Sequence[Sequence[int]], switches: RecallS
     if not isinstance(draft_length, AdaptiveDraftLength):
         speculate_together(engine, encoded[: switches.batch], switches.max_tokens, draft_length)
         return draft_length
-    tour = Tour(draft_length)
+    calibration = Calibration(draft_length)
     for turn in range(WARM_UPS):
         start = turn * switches.batch % len(encoded)
-        speculate_together(engine, encoded[start : start + switches.batch], switches.max_tokens, tour)
-        if tour.finished:
+        speculate_together(engine, encoded[start : start + switches.batch], switches.max_tokens, calibration)
+        if calibration.finished:
             break
     return draft_length
 

@@ -19,9 +19,10 @@ from typing import Any
 from engine.cache.policy import NATIVE
 from engine.config import Engine
 from engine.device import Runtime, threads
-from engine.draft_length import AdaptiveDraftLength, DraftLength, Tour
+from engine.draft_length import AdaptiveDraftLength, DraftLength
 from engine.errors import ConfigurationError, PromptError
 from engine.evaluation.arms import OUR_LOOP, PLAIN_LOOP, Outcome, SamplingOptions, plain, room, speculate
+from engine.evaluation.calibration import Calibration
 from engine.evaluation.environment import describe, target_card
 from engine.evaluation.fingerprint import fingerprint
 from engine.evaluation.interleave import Lane, Progress, run_interleaved, scored_rows
@@ -271,10 +272,10 @@ def warm_up(engine: Engine, encoded: Sequence[Sequence[int]], max_tokens: int) -
     if not isinstance(draft_length, AdaptiveDraftLength):
         speculate(engine, encoded[0], max_tokens, draft_length)
         return draft_length
-    tour = Tour(draft_length)
+    calibration = Calibration(draft_length)
     for tokens in encoded[:WARM_UPS]:
-        speculate(engine, tokens, max_tokens, tour)
-        if tour.finished:
+        speculate(engine, tokens, max_tokens, calibration)
+        if calibration.finished:
             break
     return draft_length
 
