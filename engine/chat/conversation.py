@@ -17,7 +17,7 @@ from engine.chat.transcript import Transcript, message
 from engine.chat.turn import Listening, Turn
 from engine.config import parse_block
 from engine.errors import ConfigurationError, GenerationError, PromptError
-from engine.evaluation.templates import THINKING, THINKING_NAMES
+from engine.generate import THINKING, THINKING_NAMES
 from engine.registry.channels import SEPARATOR
 from engine.registry.consistency import check_located
 from engine.registry.entries import ModelEntry
