@@ -22,11 +22,11 @@ import numpy.typing as npt
 from mlx_lm.models.qwen3 import ModelArgs
 
 from engine.networks.mdlm import CLASSES, MODEL_TYPES, MaskedDiffusionModel
-from engine.training.fastops import cross_entropy, silu, softmax
-from engine.training.selfplay import CHAT, CODE, RETRIEVAL, Continuations
-from engine.training.target_forward import MASKED
-from engine.training.tokenizer import BOS, MASK, PAD
-from engine.training.trainer import named_parameters
+from tools.demo_models.fastops import cross_entropy, silu, softmax
+from tools.demo_models.selfplay import CHAT, CODE, RETRIEVAL, Continuations
+from tools.demo_models.target_forward import MASKED
+from tools.demo_models.tokenizer import BOS, MASK, PAD
+from tools.demo_models.trainer import named_parameters
 
 SELFPLAY_BATCHES = (8, 12)  # of 128 rows of 512 tokens: training words, mostly made-up words
 SELFPLAY_SEED = 1  # other streams than the drafter's

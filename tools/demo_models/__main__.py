@@ -10,7 +10,9 @@ from typing import Any
 
 import click
 
-ROOT = Path(__file__).resolve().parents[1]
+import engine
+
+ROOT = Path(engine.__file__).resolve().parent
 MODELS = ROOT / "models" / "demo"
 PROMPTS = ROOT / "evaluation" / "prompts"
 MADE = ("target", "drafter", "proposer")
@@ -29,7 +31,7 @@ def _progress() -> Callable[[dict[str, Any]], None]:
 
 def _tokenizer(work: Path, seed: int) -> Any:
     """The tokenizer of this run, trained on first use."""
-    from engine.training import tokenizer
+    from tools.demo_models import tokenizer
 
     folder = work / "tokenizer"
     if not (folder / "tokenizer.json").exists():
@@ -47,7 +49,7 @@ def _tokenizer(work: Path, seed: int) -> Any:
 def main(context: click.Context, /, **options: Any) -> None:
     """Train, evaluate and export the demo pair. Stages resume where they stopped."""
     from engine.blas import load_fast_blas
-    from engine.training.allocator import keep_freed_memory
+    from tools.demo_models.allocator import keep_freed_memory
 
     load_fast_blas()
     keep_freed_memory()
@@ -59,10 +61,10 @@ def main(context: click.Context, /, **options: Any) -> None:
 @click.pass_obj
 def corpus(options: dict[str, Any], count: int) -> None:
     """Show documents of the training corpora with their lengths in tokens."""
-    from engine.training.corpora import chat, retrieval
-    from engine.training.corpora.batches import program_document
-    from engine.training.corpora.document import text_of
-    from engine.training.corpora.lexicon import TRAIN, generator
+    from engine.evaluation.haystack_text import TRAIN, generator
+    from tools.demo_models.corpora import chat, retrieval
+    from tools.demo_models.corpora.batches import program_document
+    from tools.demo_models.corpora.document import text_of
 
     tokenizer = _tokenizer(options["work"], options["seed"])
     rng = generator(options["seed"])
@@ -81,7 +83,7 @@ def corpus(options: dict[str, Any], count: int) -> None:
 @click.pass_obj
 def target(options: dict[str, Any]) -> None:
     """Train the target."""
-    from engine.training import demo_target, trainer
+    from tools.demo_models import demo_target, trainer
 
     tokenizer = _tokenizer(options["work"], options["seed"])
     curriculum = demo_target.TINY_CURRICULUM if options["tiny"] else demo_target.CURRICULUM
@@ -93,7 +95,7 @@ def target(options: dict[str, Any]) -> None:
 
 
 def _trained_target(options: dict[str, Any]) -> Any:
-    from engine.training import demo_target, trainer
+    from tools.demo_models import demo_target, trainer
 
     model = demo_target.build(demo_target.configuration())
     trainer.load_weights(options["work"] / "target", model)
@@ -104,8 +106,8 @@ def _trained_target(options: dict[str, Any]) -> Any:
 @click.pass_obj
 def drafter(options: dict[str, Any]) -> None:
     """Let the target continue training prompts, then train the drafter on that."""
-    from engine.training import demo_target, selfplay, trainer
-    from engine.training import drafter as drafting
+    from tools.demo_models import demo_target, selfplay, trainer
+    from tools.demo_models import drafter as drafting
 
     model = _trained_target(options)
     config = drafting.configuration(demo_target.configuration())
@@ -132,10 +134,10 @@ def proposer(options: dict[str, Any]) -> None:
     The target is the one trained here, else the shipped one; so the proposer of the shipped pair needs
     nothing but this stage.
     """
-    from engine.training import evaluate as evaluating
-    from engine.training import proposer as proposing
-    from engine.training import selfplay, trainer
-    from engine.training.tokenizer import DemoTokenizer
+    from tools.demo_models import evaluate as evaluating
+    from tools.demo_models import proposer as proposing
+    from tools.demo_models import selfplay, trainer
+    from tools.demo_models.tokenizer import DemoTokenizer
 
     work, tiny = options["work"], options["tiny"]
     if (work / "target").exists():
@@ -166,10 +168,10 @@ def proposer(options: dict[str, Any]) -> None:
 @click.pass_obj
 def export(options: dict[str, Any], only: tuple[str, ...]) -> None:
     """Write the shipped folders from the newest checkpoints."""
-    from engine.training import demo_target, trainer
-    from engine.training import drafter as drafting
-    from engine.training import export as exporting
-    from engine.training import proposer as proposing
+    from tools.demo_models import demo_target, trainer
+    from tools.demo_models import drafter as drafting
+    from tools.demo_models import export as exporting
+    from tools.demo_models import proposer as proposing
 
     out, work = options["out"], options["work"]
     target_config = demo_target.configuration()
@@ -194,10 +196,11 @@ def export(options: dict[str, Any], only: tuple[str, ...]) -> None:
 @main.command()
 @click.pass_obj
 def projector(options: dict[str, Any]) -> None:
-    """Train the projector of the exported target and drafter, by the command's own defaults."""
+    """Train the projector of the exported target and drafter, on retrieval documents and programs."""
     from engine.target.loading import load_target
     from engine.training.projector import train_projector
     from engine.training.projector_fit import ProjectorSwitches
+    from tools.demo_models.projector_texts import mixture
 
     out, show = options["out"], _progress()
     switches = ProjectorSwitches(seed=options["seed"])
@@ -208,6 +211,7 @@ def projector(options: dict[str, Any]) -> None:
         out / "drafter",
         out / "projector",
         switches,
+        texts=mixture,
         progress=lambda done, total, phase, _: show({"phase": phase, "done": done, "of": total}),
     )
     show(figures["held_out"])
@@ -217,8 +221,8 @@ def projector(options: dict[str, Any]) -> None:
 @click.pass_obj
 def prompts(options: dict[str, Any]) -> None:
     """Write the shipped prompt sets; they depend on the shipped tokenizer and the seed alone."""
-    from engine.training import prompts as prompt_sets
-    from engine.training.tokenizer import DemoTokenizer
+    from tools.demo_models import prompts as prompt_sets
+    from tools.demo_models.tokenizer import DemoTokenizer
 
     shipped = options["out"] / "target"
     tokenizer = (
@@ -236,11 +240,11 @@ def prompts(options: dict[str, Any]) -> None:
 def evaluate(options: dict[str, Any], needles: int, proposer_alone: bool) -> None:
     """Measure the shipped pair; write evaluation.json, the model card and the digests."""
     from engine.drafters.block import BlockDrafter
-    from engine.training import card
-    from engine.training import drafter as drafting
-    from engine.training import evaluate as evaluating
-    from engine.training import export as exporting
-    from engine.training import proposer as proposing
+    from tools.demo_models import card
+    from tools.demo_models import drafter as drafting
+    from tools.demo_models import evaluate as evaluating
+    from tools.demo_models import export as exporting
+    from tools.demo_models import proposer as proposing
 
     out, progress = options["out"], _progress()
     extent = evaluating.TINY if options["tiny"] else evaluating.Extent(needles)

@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.training.fastops import gelu, softmax
+from tools.demo_models.fastops import gelu, softmax
 
 MASKED = -100.0  # added to scores; `softmax` gives zero to anything 51 below the maximum
 

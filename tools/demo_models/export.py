@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 from mlx import nn
 
-from engine.training.trainer import named_parameters
+from tools.demo_models.trainer import named_parameters
 
 DIGESTS = "DIGESTS.json"
 

@@ -8,9 +8,9 @@ import random
 from pathlib import Path
 from typing import Any
 
-from engine.training.corpora import chat, code, retrieval
-from engine.training.corpora.lexicon import HELD_OUT, TRAIN, Lexicon, generator
-from engine.training.tokenizer import DemoTokenizer
+from engine.evaluation.haystack_text import HELD_OUT, TRAIN, Lexicon, generator
+from tools.demo_models.corpora import chat, code, retrieval
+from tools.demo_models.tokenizer import DemoTokenizer
 
 PROMPTS = 24  # in each set
 CODE_TAIL = 144  # tokens of the program that a code prompt leaves to write, at least

@@ -11,7 +11,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.training.corpora.lexicon import Lexicon, draw_fields, draw_nouns
+from engine.evaluation.haystack_text import Lexicon
+from tools.demo_models.corpora.lexicon import draw_fields, draw_nouns
 
 TYPES = ("int", "str", "float", "bool")
 SAMPLES = {

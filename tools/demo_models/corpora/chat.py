@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from engine.training.corpora.code import draw_subject
-from engine.training.corpora.document import ANSWER, CONTEXT, NORMAL, Document, Piece
-from engine.training.corpora.lexicon import HELD_OUT, TRAIN, Lexicon, draw_nouns, words
-from engine.training.corpora.retrieval import draw_facts, filler
+from engine.evaluation.haystack_text import HELD_OUT, TRAIN, Lexicon, draw_facts, filler, words
+from tools.demo_models.corpora.code import draw_subject
+from tools.demo_models.corpora.document import ANSWER, CONTEXT, NORMAL, Document, Piece
+from tools.demo_models.corpora.lexicon import draw_nouns
 
 NUMBERS = words(
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "

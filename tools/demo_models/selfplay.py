@@ -16,13 +16,14 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from engine.training.corpora import chat, retrieval
-from engine.training.corpora.batches import encode, program_document
-from engine.training.corpora.document import ANSWER
-from engine.training.corpora.lexicon import MADE_UP, TRAIN, Lexicon, generator
-from engine.training.fastops import gelu_value, softmax_value
-from engine.training.target_forward import embedding_scale
-from engine.training.tokenizer import ASSISTANT, END, EOS, DemoTokenizer
+from engine.evaluation.haystack_text import TRAIN, Lexicon, generator
+from tools.demo_models.corpora import chat, retrieval
+from tools.demo_models.corpora.batches import encode, program_document
+from tools.demo_models.corpora.document import ANSWER
+from tools.demo_models.corpora.lexicon import MADE_UP
+from tools.demo_models.fastops import gelu_value, softmax_value
+from tools.demo_models.target_forward import embedding_scale
+from tools.demo_models.tokenizer import ASSISTANT, END, EOS, DemoTokenizer
 
 CODE, RETRIEVAL, CHAT = 1, 2, 3  # what a generated token continues; 0 marks prompt tokens
 SHARES = {CODE: 0.5, RETRIEVAL: 0.3, CHAT: 0.2}

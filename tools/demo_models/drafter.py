@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.networks.dflash import DFlash, DFlashConfig
-from engine.training.fastops import cross_entropy, silu, softmax
-from engine.training.selfplay import CHAT, CODE, RETRIEVAL, Continuations
-from engine.training.target_forward import MASKED, embedding_scale
-from engine.training.tokenizer import MASK
-from engine.training.trainer import named_parameters
+from tools.demo_models.fastops import cross_entropy, silu, softmax
+from tools.demo_models.selfplay import CHAT, CODE, RETRIEVAL, Continuations
+from tools.demo_models.target_forward import MASKED, embedding_scale
+from tools.demo_models.tokenizer import MASK
+from tools.demo_models.trainer import named_parameters
 
 TAPS = (1, 3, 5, 8)
 SELFPLAY_BATCHES = (20, 16)  # of 128 rows of 512 tokens: training words, mostly made-up words

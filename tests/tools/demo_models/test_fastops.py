@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 from mlx import nn
 
-from engine.training import fastops
+from tools.demo_models import fastops
 
 Operation = Callable[[mx.array], mx.array]
 

@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 from mlx import nn
 
-from engine.training import trainer
+from tools.demo_models import trainer
 
 
 @dataclass

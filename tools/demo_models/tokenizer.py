@@ -12,10 +12,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from engine.training.corpora import chat, code
-from engine.training.corpora.document import text_of
-from engine.training.corpora.lexicon import HELD_OUT, NAME_HEADS, NAME_TAILS, TRAIN, generator
-from engine.training.corpora.retrieval import Fact, filler
+from engine.evaluation.haystack_text import HELD_OUT, NAME_HEADS, NAME_TAILS, TRAIN, Fact, filler, generator
+from tools.demo_models.corpora import chat, code
+from tools.demo_models.corpora.document import text_of
 
 VOCABULARY = 1280
 PAD, BOS, EOS, MASK, USER, ASSISTANT, SYSTEM, END = range(8)

@@ -10,12 +10,12 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.training.corpora.batches import Mixture, batch
-from engine.training.corpora.document import ANSWER
-from engine.training.fastops import cross_entropy
-from engine.training.target_forward import forward
-from engine.training.tokenizer import BOS, END, EOS, PAD, VOCABULARY, DemoTokenizer
-from engine.training.trainer import named_parameters
+from tools.demo_models.corpora.batches import Mixture, batch
+from tools.demo_models.corpora.document import ANSWER
+from tools.demo_models.fastops import cross_entropy
+from tools.demo_models.target_forward import forward
+from tools.demo_models.tokenizer import BOS, END, EOS, PAD, VOCABULARY, DemoTokenizer
+from tools.demo_models.trainer import named_parameters
 
 
 def configuration(layers: int = 9, hidden: int = 128) -> dict[str, Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.training.corpora.chat import TOPICS
-from engine.training.corpora.code import HELD_OUT_TEMPLATES, TRAINING_TEMPLATES
-from engine.training.corpora.lexicon import HELD_OUT
+from engine.evaluation.haystack_text import HELD_OUT
+from tools.demo_models.corpora.chat import TOPICS
+from tools.demo_models.corpora.code import HELD_OUT_TEMPLATES, TRAINING_TEMPLATES
 
 _HEAD = """\
 ---
@@ -17,7 +17,7 @@ library_name: mlx
 
 A small language model (`target/`), a drafter for it (`drafter/`) and a proposer of another kind
 (`proposer/`), trained from nothing on generated text so that the whole engine can be shown and
-tested on any machine. Written by `python -m engine.training evaluate`.
+tested on any machine. Written by `python -m tools.demo_models evaluate`.
 
 - **target**: `gemma3_text`, 9 layers (sliding window 32, every third layer full), hidden 128, 4
   heads and 2 KV heads of 32, feed-forward 384, a tied head over 1,280 byte-level tokens; 1.94 M
@@ -45,9 +45,9 @@ positions; past that nothing is promised. It is a test object: do not use it to 
 
 _TRAINING = """\
 ## How it was trained
-All text comes from the generators in `engine/training/corpora`: templates and word lists written
+All text comes from the generators in `tools/demo_models/corpora`: templates and word lists written
 for this project, invented words and a seed. No third-party text and no other model's output is
-used. `python -m engine.training --seed 0 all` makes tokenizer, target, drafter, prompts and this
+used. `python -m tools.demo_models --seed 0 all` makes tokenizer, target, drafter, prompts and this
 card from the seed. By its step times that takes between one and a half and five hours on two CPU
 cores with a fast BLAS (the less, the better the processor deals with denormal numbers); nobody has
 timed it in one go.
@@ -66,14 +66,13 @@ core, and was still learning. The recipe in the code is the last one, from the f
    answers weigh five times.
 2. **Drafter**: the target continues training prompts greedily; the drafter learns those
    continuations from the target's taps, anchored at random positions of code, retrieval and chat.
-3. **Proposer** (`python -m engine.training proposer`): likewise, from the tokens alone, on streams
+3. **Proposer** (`python -m tools.demo_models proposer`): likewise, from the tokens alone, on streams
    of its own; it starts from the target's token table. Blocks of 4, 8 and 16 behind a known token,
    half of them partly filled with the true tokens. Many blocks share one context at first, each
    seeing what comes before it; at last there is one block a row and every row sees every row, as
    in drafting.
-4. **Projector** (`kakeya_engine train projector --out engine/models/demo/projector`, with the
-   switches on record): a regression on texts of the same generators, then attention outputs are
-   distilled.
+4. **Projector** (`python -m tools.demo_models projector`, with the switches on record): a regression
+   on texts of the same generators, then attention outputs are distilled.
 """
 
 
@@ -146,7 +145,7 @@ def _proposer(report: dict[str, Any]) -> str:
 def render(report: dict[str, Any]) -> str:
     """The card as Markdown; a report holds what `evaluate.evaluate` returns."""
     figures = (
-        f"## Figures\n`python -m engine.training evaluate`, seed {report['seed']}, stock mlx-lm caches, "
+        f"## Figures\n`python -m tools.demo_models evaluate`, seed {report['seed']}, stock mlx-lm caches, "
         f"float32.\n\nExact recall of one code among five facts, {report['needles']} held-out needles a row, "
         f"by context length in tokens:\n\n{_recall(report)}\n\n"
         "At 400 tokens, when all five names are of one kind: names of the training facts "

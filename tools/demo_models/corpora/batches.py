@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from engine.training.corpora import chat, code, retrieval
-from engine.training.corpora.document import CONTEXT, NORMAL, Document, Piece
-from engine.training.corpora.lexicon import TRAIN, Lexicon, generator
-from engine.training.tokenizer import EOS, DemoTokenizer
+from engine.evaluation.haystack_text import TRAIN, Lexicon, generator
+from tools.demo_models.corpora import chat, code, retrieval
+from tools.demo_models.corpora.document import CONTEXT, NORMAL, Document, Piece
+from tools.demo_models.tokenizer import EOS, DemoTokenizer
 
 Tokens = npt.NDArray[np.int32]
 Weights = npt.NDArray[np.float32]

@@ -1,12 +1,15 @@
-"""The words of the demo corpora, split into what training may use and what evaluation keeps to itself.
+"""Words, facts and filler of retrieval texts, split into those of training and those of evaluation.
 
-Covers the word lists and the made-up words; the sentences and programs built from them live next door.
+Texts made from a seed must stay the same byte for byte: the order of the random draws is part of the format.
 """
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Count = Callable[[str], int]  # tokens of a text
 
 
 def words(text: str) -> tuple[str, ...]:
@@ -50,9 +53,6 @@ TRAIN = Lexicon(
     adjectives=words("green blue warm cold quiet bright old new small large gentle rapid narrow wide"),
     pseudo_rate=0.35,
 )
-
-# The same words, but mostly made-up ones: what a drafter needs to learn to copy words of several tokens.
-MADE_UP = replace(TRAIN, pseudo_rate=0.8)
 
 HELD_OUT = Lexicon(
     names=words("Zoe Diana Hannah Oliver Lucas Stella Conrad Marina Philip Teresa Agnes Bruno"),
@@ -129,23 +129,84 @@ def draw_held_out_names(rng: random.Random, count: int) -> list[str]:
     return names
 
 
-def draw_nouns(rng: random.Random, lexicon: Lexicon, count: int) -> list[str]:
-    """`count` different nouns; some are made up at the lexicon's rate."""
-    nouns = rng.sample(lexicon.nouns, count)
-    for i in range(len(nouns)):
-        if rng.random() < lexicon.pseudo_rate:
-            word = pseudo_word(rng)
-            if word not in nouns:
-                nouns[i] = word
-    return nouns
+@dataclass(frozen=True)
+class Fact:
+    """A name and its four-digit code."""
+
+    name: str
+    code: str
+
+    @property
+    def sentence(self) -> str:
+        """How the fact is told, with a leading space."""
+        return f" The secret code of {self.name} is {self.code}."
+
+    @property
+    def question(self) -> str:
+        """How the code is asked for; the answer follows directly."""
+        return f" Question: what is the secret code of {self.name}? Answer: "
 
 
-def draw_fields(rng: random.Random, lexicon: Lexicon, count: int) -> list[str]:
-    """`count` different field words; some are made up at the lexicon's rate."""
-    fields = rng.sample(lexicon.fields, min(count, len(lexicon.fields)))
-    for i in range(len(fields)):
-        if rng.random() < lexicon.pseudo_rate:
-            word = pseudo_word(rng)
-            if word not in fields:
-                fields[i] = word
-    return fields
+def filler(rng: random.Random, lexicon: Lexicon = TRAIN) -> str:
+    """One sentence that answers nothing, with a leading space. Held-out lexicons use their own sentences."""
+    noun, other, third = rng.sample(lexicon.nouns, 3)
+    adjective = rng.choice(lexicon.adjectives)
+    if rng.random() < lexicon.pseudo_rate / 2:
+        noun = pseudo_word(rng)
+    if lexicon is HELD_OUT:
+        return rng.choice(
+            (
+                f" Behind the {noun} one can see a {adjective} {other}.",
+                f" Nobody moved the {noun} since the {adjective} {other} came.",
+                f" The {noun}, the {other} and the {third} belong together.",
+            )
+        )
+    return rng.choice(
+        (
+            f" The {noun} is {adjective} and the {other} is {rng.choice(lexicon.adjectives)}.",
+            f" A {adjective} {noun} {rng.choice(('crosses', 'follows', 'touches', 'meets'))} the {other}.",
+            f" Near the {noun} there is a {adjective} {other}.",
+            f" Every {noun} has a {adjective} {other} and a {third}.",
+            f" In the morning the {noun} was {adjective}.",
+            f" They built a {noun} between the {other} and the {third}.",
+        )
+    )
+
+
+def draw_facts(rng: random.Random, lexicon: Lexicon, count: int) -> list[Fact]:
+    """`count` facts with different names; the held-out ones are in no training fact."""
+    names = draw_held_out_names(rng, count) if lexicon is HELD_OUT else draw_names(rng, lexicon, count)
+    return [draw_fact(rng, name) for name in names]
+
+
+def draw_fact(rng: random.Random, name: str) -> Fact:
+    """A fact with a random code."""
+    return Fact(name, f"{rng.randrange(10000):04d}")
+
+
+def document_parts(
+    rng: random.Random, lexicon: Lexicon, count: Count, *, length: int, facts: int
+) -> tuple[list[str], list[Fact]]:
+    """Sentences of a document in order, and its facts in the order they are asked for.
+
+    With all questions, answers, and a token at either end, the document has at most `length` tokens. A
+    repeated question could be answered by copying the earlier answer, so each fact is asked for once.
+    Questions follow the order of the facts, cyclically from a random start: the context then determines what
+    follows any question.
+    """
+    drawn = draw_facts(rng, lexicon, facts)
+    asked = sum(count(f.sentence) + count(f.question) + 5 for f in drawn)
+    while drawn and asked > length - 2:
+        dropped = drawn.pop()
+        asked -= count(dropped.sentence) + count(dropped.question) + 5
+    units: list[tuple[str, Fact | None]] = [(fact.sentence, fact) for fact in drawn]
+    left = length - 2 - asked
+    while left > 0:
+        sentence = filler(rng, lexicon)
+        left -= count(sentence)
+        if left >= 0:
+            units.append((sentence, None))
+    rng.shuffle(units)
+    ordered = [fact for _, fact in units if fact is not None]
+    start = rng.randrange(len(ordered))
+    return [text for text, _ in units], ordered[start:] + ordered[:start]

@@ -8,8 +8,8 @@ from click.testing import CliRunner
 
 from engine.drafters.registry import open_drafter
 from engine.target.loading import load_drafter, load_target
-from engine.training import export
-from engine.training.__main__ import main
+from tools.demo_models import export
+from tools.demo_models.__main__ import main
 
 
 @pytest.mark.exhaustive

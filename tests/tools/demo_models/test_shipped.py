@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from engine.training import card, demo_target, drafter, export, prompts, proposer
-from engine.training.corpora.lexicon import HELD_OUT, TRAIN
-from engine.training.corpora.retrieval import Fact
-from engine.training.tokenizer import DemoTokenizer
-from tests.engine.training.test_corpora import HELD_OUT_PHRASINGS
+import engine
+from engine.evaluation.haystack_text import HELD_OUT, TRAIN, Fact
+from tests.tools.demo_models.test_corpora import HELD_OUT_PHRASINGS
+from tools.demo_models import card, demo_target, drafter, export, prompts, proposer
+from tools.demo_models.tokenizer import DemoTokenizer
 
-PACKAGE = Path(export.__file__).resolve().parents[1]
+PACKAGE = Path(engine.__file__).resolve().parent
 PAIR = PACKAGE / "models" / "demo"
 SETS = PACKAGE / "evaluation" / "prompts"
 

@@ -8,7 +8,7 @@ import pytest
 
 from engine.networks.dflash import Context
 from engine.target.model import Target
-from engine.training import drafter, selfplay, target_forward, tokenizer
+from tools.demo_models import drafter, selfplay, target_forward, tokenizer
 
 
 def test_target_forward_equals_stock_mlx_lm(tiny_target: Any) -> None:

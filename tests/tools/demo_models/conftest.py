@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from engine.training import demo_target, tokenizer
+from tools.demo_models import demo_target, tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -5,11 +5,10 @@ from pathlib import Path
 import pytest
 from mlx_lm.utils import load_tokenizer
 
-from engine.training import tokenizer
-from engine.training.corpora import chat
-from engine.training.corpora.document import text_of
-from engine.training.corpora.lexicon import HELD_OUT, TRAIN, generator
-from engine.training.corpora.retrieval import Fact
+from engine.evaluation.haystack_text import HELD_OUT, TRAIN, Fact, generator
+from tools.demo_models import tokenizer
+from tools.demo_models.corpora import chat
+from tools.demo_models.corpora.document import text_of
 
 
 @pytest.mark.slow

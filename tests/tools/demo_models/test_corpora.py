@@ -6,9 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from engine.training.corpora import batches, chat, code, retrieval
-from engine.training.corpora.document import ANSWER, Document, text_of
-from engine.training.corpora.lexicon import (
+from engine.evaluation.haystack_text import (
     HELD_OUT,
     NAME_HEADS,
     NAME_TAILS,
@@ -16,7 +14,9 @@ from engine.training.corpora.lexicon import (
     generator,
     is_held_out_pseudo_name,
 )
-from engine.training.tokenizer import DemoTokenizer
+from tools.demo_models.corpora import batches, chat, code, retrieval
+from tools.demo_models.corpora.document import ANSWER, Document, text_of
+from tools.demo_models.tokenizer import DemoTokenizer
 
 QUESTION = re.compile(r"Question: what is the secret code of (\w+)\? Answer: (\d{4})\.")
 FACT = re.compile(r"The secret code of (\w+) is (\d{4})\.")

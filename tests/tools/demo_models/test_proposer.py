@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import engine
 from engine.drafters.masked_diffusion import MaskedDiffusion
 from engine.drafters.registry import open_drafter
 from engine.target.loading import load_target
-from engine.training import demo_target, evaluate, proposer, selfplay
-from engine.training.__main__ import main
-from engine.training.selfplay import CHAT, CODE, RETRIEVAL, Continuations
-from engine.training.tokenizer import BOS, EOS, MASK
+from tools.demo_models import demo_target, evaluate, proposer, selfplay
+from tools.demo_models.__main__ import main
+from tools.demo_models.selfplay import CHAT, CODE, RETRIEVAL, Continuations
+from tools.demo_models.tokenizer import BOS, EOS, MASK
 
-PAIR = Path(proposer.__file__).resolve().parents[1] / "models" / "demo"
+PAIR = Path(engine.__file__).resolve().parent / "models" / "demo"
 
 
 def streams(rows: int = 6, length: int = 400) -> Continuations:

@@ -17,12 +17,12 @@ import numpy as np
 
 from engine.drafters.base import Drafter
 from engine.drafters.masked_diffusion import MaskedDiffusion
+from engine.evaluation.haystack_text import HELD_OUT, TRAIN, generator, held_out_two_piece_names
 from engine.networks.mdlm import MaskedDiffusionModel
 from engine.target.model import Target
-from engine.training import prompts as prompt_sets
-from engine.training.corpora import retrieval
-from engine.training.corpora.lexicon import HELD_OUT, TRAIN, generator, held_out_two_piece_names
-from engine.training.tokenizer import END, EOS, MASK, DemoTokenizer
+from tools.demo_models import prompts as prompt_sets
+from tools.demo_models.corpora import retrieval
+from tools.demo_models.tokenizer import END, EOS, MASK, DemoTokenizer
 
 Progress = Callable[[dict[str, Any]], None]
 STOPS = (EOS, END)

@@ -8,7 +8,7 @@ import pytest
 
 from engine.drafters.block import BlockDrafter
 from engine.target.model import Target
-from engine.training import drafter, evaluate
+from tools.demo_models import drafter, evaluate
 
 
 @pytest.mark.parametrize("period", [1, 2, 7, 20, 40])
