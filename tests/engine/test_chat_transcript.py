@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.chat.transcript import Transcript
+from engine.chat import Transcript
 from engine.errors import ConfigurationError, PromptError
 
 SAID = Transcript("Be brief.").asked("one").answered("1", "").asked("two").answered("2", "two it is")
@@ -21,7 +21,6 @@ def test_every_change_is_a_new_transcript():
     assert roles(SAID.undone()) == ["system", "user", "assistant"]
     assert roles(SAID.unanswered()) == ["system", "user", "assistant", "user"]
     assert SAID.undone().undone() == Transcript("Be brief.")
-    assert roles(SAID.with_system(None)) == ["user", "assistant", "user", "assistant"]
     assert len(SAID.messages) == 5
 
 
@@ -35,7 +34,7 @@ def test_half_a_character_is_refused_before_it_is_part_of_anything():
     with pytest.raises(PromptError, match="the text cannot be sent: content"):
         Transcript().asked("a\ud800")
     with pytest.raises(PromptError, match="the text cannot be sent: content"):
-        Transcript().with_system("a\ud800")
+        _ = Transcript("a\ud800").messages
 
 
 def test_a_file_brings_back_what_was_saved_and_is_never_overwritten(tmp_path: Path):
@@ -71,13 +70,9 @@ def test_a_file_that_is_none_is_refused_by_line(tmp_path: Path, text: str, messa
         Transcript.load(file)
 
 
-def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path):
     with pytest.raises(PromptError, match="cannot be read"):
         Transcript.load(tmp_path)
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
     with pytest.raises(PromptError, match="cannot be read"):
         Transcript.load(tmp_path / "bytes")
-    monkeypatch.setattr("engine.chat.transcript.LARGEST_FILE", 10)
-    SAID.save(tmp_path / "long")
-    with pytest.raises(PromptError, match="holds more than 10 characters"):
-        Transcript.load(tmp_path / "long")

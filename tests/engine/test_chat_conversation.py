@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.chat.conversation import Conversation, DoesNotFit, Manner
-from engine.chat.transcript import Transcript
-from engine.chat.turn import Turn
+from engine.chat import ChatOptions, Conversation, DoesNotFit, Transcript, Turn
 from engine.errors import ConfigurationError, GenerationError, ModelError, PromptError, UnknownModel
 from engine.registry.locate import Places
 from engine.registry.registry import Registry
@@ -44,14 +42,14 @@ def copy_of(folder: Path, changes: dict[str, object], *, template: str | None = 
 @pytest.fixture(scope="module")
 def shipped() -> Iterator[Conversation]:
     """A conversation with the demo pair; each test begins it anew."""
-    with Conversation(Registry.load(), Places({}, Path("/nowhere")), Manner()) as conversation:
+    with Conversation(Registry.load(), Places({}, Path("/nowhere")), ChatOptions()) as conversation:
         conversation.use("demo")
         yield conversation
 
 
 @pytest.fixture
 def demo(shipped: Conversation) -> Conversation:
-    shipped.transcript, shipped.manner = Transcript(), Manner(max_tokens=48)
+    shipped.transcript, shipped.options = Transcript(), ChatOptions(max_tokens=48)
     shipped.use("demo")
     return shipped
 
@@ -61,9 +59,9 @@ def opened() -> Iterator[Open]:
     """Opens conversations with a folder, and closes them."""
     conversations = []
 
-    def open_one(folder: Path, **manner: object) -> Conversation:
+    def open_one(folder: Path, **options: object) -> Conversation:
         registry = Registry.single(folder, str(SHIPPED_DRAFTER))
-        conversations.append(Conversation(registry, Places.of_machine(), Manner(**manner)))  # type: ignore[arg-type]
+        conversations.append(Conversation(registry, Places.of_machine(), ChatOptions(**options)))  # type: ignore[arg-type]
         return conversations[-1]
 
     yield open_one
@@ -125,7 +123,7 @@ def test_an_answer_that_is_stopped_keeps_what_was_said(opened: Open, tmp_path: P
             assert event.content == "".join(pieces)
             assert 0 < event.usage.completion_tokens < 800
     assert conversation.transcript.turns[-1].content == "".join(pieces)
-    conversation.manner = replace(conversation.manner, max_tokens=4)
+    conversation.options = replace(conversation.options, max_tokens=4)
     assert end(conversation.say("And then?")).cached_tokens > len(LIST.split())
 
 
@@ -157,13 +155,13 @@ def test_what_does_not_fit_is_refused_and_the_conversation_kept(demo: Conversati
 
 
 def test_an_answer_ends_where_the_context_does(demo: Conversation):
-    demo.manner = Manner(max_tokens=4096)
+    demo.options = ChatOptions(max_tokens=4096)
     turn = end(demo.say(LONG))
     assert turn.usage.total_tokens <= 1024
 
 
 def test_a_seed_repeats_the_conversation_but_not_the_answer(demo: Conversation):
-    sampled = Manner(max_tokens=24, sampling=Sampling(temperature=1.5, seed=11))
+    sampled = ChatOptions(max_tokens=24, sampling=Sampling(temperature=1.5, seed=11))
 
     def answers() -> list[str]:
         with Conversation(demo.registry, Places.of_machine(), sampled) as conversation:
@@ -199,8 +197,8 @@ def test_a_model_that_cannot_be_loaded_leaves_the_one_before(tmp_path: Path):
         'default = "one"\n[models.one]\nsummary = "a"\ntarget = "shipped"\ndrafter = "shipped"\n'
         f'[models.two]\nsummary = "b"\ntarget = {{ path = "{broken}" }}\n'
     )
-    manner = Manner(max_tokens=4)
-    with Conversation(Registry.load(file), Places.of_machine(), manner) as conversation:
+    options = ChatOptions(max_tokens=4)
+    with Conversation(Registry.load(file), Places.of_machine(), options) as conversation:
         conversation.use("one")
         end(conversation.say("Hello."))
         with pytest.raises(ModelError, match="broken"):
@@ -228,7 +226,7 @@ def test_a_system_turn_is_read_and_one_that_changes_nothing_refused(
 def test_thinking_is_told_to_templates_that_listen_and_refused_with_others(
     demo: Conversation, opened: Open, tmp_path: Path
 ):
-    demo.manner = Manner(thinking="on")
+    demo.options = ChatOptions(thinking="on")
     with pytest.raises(
         ConfigurationError, match="--thinking on: the chat template of demo has no such switch"
     ):
@@ -256,29 +254,29 @@ def test_a_template_that_refuses_leaves_the_conversation_as_it_was(opened: Open,
 
 
 @pytest.mark.parametrize(
-    ("manner", "message"),
+    ("options", "message"),
     [
-        (Manner(max_tokens=0), "--max-tokens must be at least 1, not 0"),
-        (Manner(block="many"), "--block must be auto or a number"),
-        (Manner(thinking="maybe"), "--thinking 'maybe' is not one of default, on, off"),
-        (Manner(sampling=Sampling(top_p=2)), "top-p must lie in"),
+        (ChatOptions(max_tokens=0), "--max-tokens must be at least 1, not 0"),
+        (ChatOptions(block="many"), "--block must be auto or a number"),
+        (ChatOptions(thinking="maybe"), "--thinking 'maybe' is not one of default, on, off"),
+        (ChatOptions(sampling=Sampling(top_p=2)), "top-p must lie in"),
     ],
 )
-def test_a_manner_that_makes_no_sense_is_refused(manner: Manner, message: str):
+def test_a_option_that_makes_no_sense_is_refused(options: ChatOptions, message: str):
     with pytest.raises(ConfigurationError, match=message):
-        manner.check()
+        options.check()
 
 
 def test_a_block_that_the_drafter_was_not_made_for_is_refused_turn_by_turn(demo: Conversation):
-    demo.manner = Manner(max_tokens=8, block="400")
+    demo.options = ChatOptions(max_tokens=8, block="400")
     with pytest.raises(ConfigurationError, match="block 400 is more than"):
         end(demo.say("Hello."))
-    demo.manner = Manner(max_tokens=8, block="4")
+    demo.options = ChatOptions(max_tokens=8, block="4")
     assert end(demo.say("Hello.")).verify_rounds > 0
 
 
 def test_what_is_closed_says_so_instead_of_waiting():
-    conversation = Conversation(Registry.load(), Places.of_machine(), Manner())
+    conversation = Conversation(Registry.load(), Places.of_machine(), ChatOptions())
     conversation.close()
     with pytest.raises(GenerationError, match="has ended"):
         conversation.use("demo")
