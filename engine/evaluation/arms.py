@@ -16,7 +16,7 @@ from mlx_lm.generate import generate_step, generation_stream
 from mlx_lm.models.cache import make_prompt_cache
 
 from engine.batch_decode import Emitted, Request, Share, decode_together
-from engine.cache.restored import RestoredKV
+from engine.cache.policy import RestoredKV
 from engine.cache.stats import KVUse, kept_positions, kv_use
 from engine.cache.transaction import new_caches, resident
 from engine.config import Engine
