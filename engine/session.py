@@ -80,7 +80,11 @@ class Session:
             self._compiled = CompiledForward.of(target, ids, self.caches) if compiled else None
             if drafter is not None:
                 drafter.start()
-            self.close = opened.pop_all().close  # restores the target's layers; caches may still be read
+            self._opened = opened.pop_all()
+
+    def close(self) -> None:
+        """Restore the target's layers; the caches may still be read."""
+        self._opened.close()
 
     def __enter__(self) -> "Session":
         return self
