@@ -130,7 +130,7 @@ def decode(
         PromptError: the prompt is empty.
         ConfigurationError: a number is out of range, a block was asked for without a drafter or is longer
             than the session was opened for.
-        ValueError: on going on after another continuation has begun in the session.
+        ValueError: on continuing after another continuation of the session was started.
     """
     check_request(prompt, max_tokens)
     if prefill_chunk < 1:

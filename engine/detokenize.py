@@ -1,6 +1,6 @@
 """Tokens to text as they come: what the tokenizer makes of all of them at once, less the prompt's part.
 
-`tokenizer.decode` alone says what text tokens stand for. mlx-lm's streaming detokenizers differ from it: they
+`tokenizer.decode` alone says what text tokens mean. mlx-lm's streaming detokenizers differ from it: they
 drop a leading space and spell byte 0 as a letter. Decoding everything again at every token would be slow, so
 text is final as soon as no later token can change it. Until then it is pending:
 

@@ -177,7 +177,7 @@ class AdaptiveDraftLength(DraftLength):
         return self._expected[block - 1]
 
     def cost(self, block: int) -> float:
-        """c(B), beside that of others; where little is known of it, near a least-squares line of these."""
+        """c(B), relative to other blocks; where little is known of it, near a least-squares line of these."""
         if block in self._costs:
             return self._costs[block]
         lengths, length = self._lengths.items(), self._lengths[block]

@@ -1,7 +1,7 @@
 """How likely each emitted token was, and which tokens were likeliest in its place.
 
 Natural logarithms of the softmax, in float32, of the logits that processors leave, before temperature and
-filters, as mlx-lm reports them. Worked out in graph; the host gets them as integers beside the tokens.
+filters, as mlx-lm reports them. Worked out in graph; the host gets them as integers behind the tokens.
 """
 
 from array import array
@@ -31,7 +31,7 @@ class Logprobs:
     """The records of rows of logits, to one array and back."""
 
     def __init__(self, count: int, vocabulary: int) -> None:
-        """Record the ``count`` likeliest of ``vocabulary`` tokens beside each emitted one.
+        """Record the ``count`` likeliest of ``vocabulary`` tokens with each emitted one.
 
         Raises:
             ConfigurationError: ``count`` is not from 0 to `MOST`.
@@ -41,7 +41,7 @@ class Logprobs:
         self._count = min(count, vocabulary)
 
     def pack(self, tokens: mx.array, logits: mx.array) -> mx.array:
-        """Records of tokens [N], each taken from its row of logits [N, V]: int32 [N * (1 + 2 * count)].
+        """Records of tokens [N], each of its row of logits [N, V]: int32 [N * (1 + 2 * count)].
 
         A row is the token's log-probability, those of the likeliest, and the ids of these.
         """
