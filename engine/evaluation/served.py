@@ -12,7 +12,7 @@ from threading import Thread
 from time import monotonic, sleep
 
 from engine.evaluation.http import Client, ServerFault, listening
-from engine.registry.registry import Registry
+from engine.registry import Registry
 from engine.server.decoding.worker import Finder
 from engine.server.serve import Serving, assembled
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 
 from engine.errors import ConfigurationError, EngineError
 from engine.grammar import Grammar
-from engine.registry.channels import CHANNELS, Channel
-from engine.registry.registry import Registry
+from engine.registry import CHANNELS, Channel, Registry
 from engine.sampling import Sampling
 from engine.server.decoding.models import Model
 from engine.server.decoding.work import Ended, Event, Failed, Work

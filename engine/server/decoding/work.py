@@ -11,7 +11,7 @@ from typing import Literal
 from engine.cache.stats import KVUse
 from engine.decode import Round, Step
 from engine.grammar import Grammar
-from engine.registry.channels import Channel
+from engine.registry import Channel
 from engine.sampling import Sampling
 
 Drafting = Literal["default", "none", "prompt-lookup"]  # the model's own, nothing, or look-ups alone

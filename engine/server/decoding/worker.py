@@ -23,7 +23,7 @@ from time import perf_counter
 import mlx.core as mx
 
 from engine.errors import EngineError, GenerationError
-from engine.registry.entries import ModelEntry
+from engine.registry import ModelEntry
 from engine.server.decoding.external_sequence import GuestSequence
 from engine.server.decoding.models import Model
 from engine.server.decoding.sequence import Sequence, pace_of

@@ -4,9 +4,7 @@ import time
 from importlib.metadata import version as installed_version
 
 from engine.errors import ConfigurationError, ModelNotHere
-from engine.registry.channels import SEPARATOR
-from engine.registry.entries import ModelEntry
-from engine.registry.locate import Places, locate
+from engine.registry import SEPARATOR, ModelEntry, Places, locate
 from engine.server.service import Service
 from engine.server.wire.replies import Health, ModelCard
 

@@ -14,8 +14,7 @@ from typing import Any
 
 import uvicorn
 
-from engine.registry.locate import Places
-from engine.registry.registry import Registry
+from engine.registry import Places, Registry
 from engine.server.decoding.worker import Limits, Worker
 from engine.server.http.app import new_app
 from engine.server.http.connections import BoundedProtocol

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.registry.locate import Places
-from engine.registry.registry import Registry
+from engine.registry import Places, Registry
 from engine.server.decoding.worker import Limits, Worker
 from engine.server.http.answer import Answer
 from engine.server.record import Record

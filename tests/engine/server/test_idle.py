@@ -9,9 +9,7 @@ import time
 
 import pytest
 
-from engine.registry.channels import NATIVE
-from engine.registry.locate import Places
-from engine.registry.registry import Registry
+from engine.registry import NATIVE, Places, Registry
 from engine.server.decoding.work import Ended, Event, Work
 from engine.server.decoding.worker import Limits, Worker
 from engine.server.serve import finder, preload
