@@ -31,7 +31,7 @@ def refuse_beyond(guest: ExternalEngine, work: Work) -> None:
     } | dict.fromkeys(work.penalties, True)
     for field, given in asked.items():
         if given:
-            raise UnsupportedError(field, f"{field} is not supported with the engine {guest.engine.name}")
+            raise UnsupportedError(field, f"{field} is not supported with the engine {guest.name}")
     guest.refuse(work.channel.policy)
 
 
@@ -91,7 +91,7 @@ class GuestSequence:
             finish=finish,
             drafter=None,
             block=None,
-            why_off=f"the engine {self._guest.engine.name} decodes this model",
+            why_off=f"the engine {self._guest.name} decodes this model",
             rounds=(),
             drafter_forwards=0,
             cached_tokens=0,
