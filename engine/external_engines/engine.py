@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.cache.policy import NATIVE, KVPolicy
-from engine.errors import ConfigurationError, EngineError, GenerationError
+from engine.errors import ConfigurationError, EngineError, GenerationError, wrap_errors
 from engine.external_engines import strategies
 from engine.external_engines.loops import ENGINES
 from engine.external_engines.strategies import (
@@ -32,7 +32,6 @@ from engine.external_engines.strategies import (
     handed_over,
     verify_use,
 )
-from engine.foreign import foreign
 from engine.target.attention import CodedAttention, refuse_policy
 from engine.target.loading import LoadedTarget
 
@@ -165,7 +164,7 @@ class ExternalEngine:
             if policy.attended:
                 opened.callback(CodedAttention(self._model).close)
             handed = handed_over(strategy, self._entry, self._model, caches)
-            with state.installed(), foreign(failed), handed as keywords:
+            with state.installed(), wrap_errors(failed), handed as keywords:
                 steps = self._loop.steps(prompt, max_tokens, counts, **keywords)
                 opened.callback(_close, steps, state)
                 token = next(steps, None)
@@ -175,7 +174,7 @@ class ExternalEngine:
                 verify_use(caches, len(prompt) + given - 1, where)
                 yield token
                 if given < max_tokens:
-                    with state.installed(), foreign(failed):
+                    with state.installed(), wrap_errors(failed):
                         token = next(steps, None)
 
 
@@ -211,6 +210,6 @@ def open_guest(
         raise ConfigurationError(f"engine {name} has no drafter; leave {drafter} out")
     if block is not None and (block > 1) != entry.drafts:
         raise ConfigurationError(f"engine {name} cannot verify {block} tokens at a time; leave the block out")
-    with foreign(lambda reason: ConfigurationError(f"engine {name} cannot open these models: {reason}")):
+    with wrap_errors(lambda reason: ConfigurationError(f"engine {name} cannot open these models: {reason}")):
         loop = entry.open(target, drafter, block)
     return ExternalEngine(name, entry, target, loop)
