@@ -124,12 +124,12 @@ class KVPolicy(policies.KVPolicy):
 NATIVE = KVPolicy()
 
 
-def parse_policy(text: str) -> KVPolicy:
-    """What a ``--kv`` text says; ConfigurationError where it is no policy."""
+def parse_policy(text: str, option: str = "--kv") -> KVPolicy:
+    """What the text of an option says; ConfigurationError where it is no policy."""
     try:
         read = policies.parse_policy(text)
     except policies.PolicyFault as fault:
-        raise ConfigurationError(f"--kv {text!r}: {fault}") from None
+        raise ConfigurationError(f"{option} {text!r}: {fault}") from None
     return KVPolicy(read.kind, read.values, read.layers, read.source)
 
 
