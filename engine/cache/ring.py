@@ -1,6 +1,6 @@
 """Sliding-window keys and values that can be rolled back exactly, also after the window has wrapped.
 
-mlx-lm's `RotatingKVCache` overwrites entries the next query still sees, so after a wrap nothing can be taken
+mlx-lm's `RotatingKVCache` overwrites entries the next query still sees, so after a wrap nothing can come
 back. This ring has ``headroom`` spare rows: what a block overwrites had left the window before it came.
 
     row of position p:   p                              for p < sink (pinned for good)

@@ -2,7 +2,7 @@
 
 A graph that is compiled once must not know how many positions are held, so nothing in it has a shape or a
 constant that depends on it: new rows are written at a given place, and attention goes over somewhat more
-rows than are held, with a given mask, which hides what is free, stale or out of the window. The stand-ins
+rows than are held, with a given mask, which hides what is free, stale or out of the window. The caches
 here are made from the caches for one forward, and what they hold is read back into them. Masks are slices of
 tables made once.
 """
@@ -70,7 +70,7 @@ STAND_INS: dict[type, type[TracedKV]] = {
 
 
 def traceable(caches: Sequence[Any]) -> bool:
-    """Whether every cache has a stand-in, or is coded over stores that have one."""
+    """Whether every cache has a traced kind, or is coded over stores that have one."""
     return bool(caches) and all(type(store) in STAND_INS for store in stores_of(caches))
 
 
@@ -80,7 +80,7 @@ def stores_of(caches: Sequence[Any]) -> list[Any]:
 
 
 def stood_in(caches: Sequence[Any], stand_ins: Sequence[TracedKV]) -> list[Any]:
-    """What a model is run on: stand-ins of `stores_of`, those of a coded cache under its code."""
+    """What a model is run on: traced caches of `stores_of`, those of a coded cache under its code."""
     given = iter(stand_ins)
     return [
         cache.over([next(given) for _ in cache.stores]) if type(cache) is CodedKV else next(given)

@@ -104,7 +104,7 @@ def test_drafts_do_not_depend_on_how_the_positions_came(spec: str, gemma: Any):
 
 @pytest.mark.parametrize("spec", POLICIES)
 @pytest.mark.parametrize("count", [1, 30])
-def test_a_rewound_or_marked_drafter_proposes_as_one_that_never_saw_the_rows(
+def test_going_back_is_as_if_the_rows_had_never_been_seen(
     spec: str, count: int, gemma: Any
 ):
     policy = drafter_policy(spec)
