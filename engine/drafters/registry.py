@@ -27,6 +27,7 @@ from engine.drafters.with_lookup import WithLookup
 from engine.errors import ConfigurationError, DrafterMismatchError, ModelError
 from engine.networks.mdlm import classes, is_masked_diffusion, mask_token
 from engine.target.attention import refuse_policy
+from engine.target.folder import card_of, read_json, require_folder, weight_files
 from engine.target.loading import (
     LoadedDrafter,
     LoadedTarget,
@@ -37,8 +38,6 @@ from engine.target.loading import (
     opened,
     tokenizer_of,
 )
-from engine.target.model_card import card_of
-from engine.target.weights import read_json, require_folder, weight_files
 
 WITH_LOOKUP = "prompt-lookup+"
 DRAFTER_POLICIES = ("native", "sink-window", "affine", "rotated")

@@ -20,8 +20,7 @@ from mlx_lm.models import base
 
 from engine.cache.codecs.base import CodedRows
 from engine.cache.policy import NATIVE, KVPolicy
-from engine.errors import ConfigurationError, ModelError
-from engine.foreign import foreign
+from engine.errors import ConfigurationError, ModelError, wrap_errors
 
 NAME = "scaled_dot_product_attention"
 _USERS: dict[str, int] = {}  # open users of each module
@@ -135,7 +134,7 @@ def refuse_policy(model: Any, policy: KVPolicy, option: str = "--kv") -> None:
     attention = CodedAttention(model) if policy.attended else None
     try:
         does_not_work = f"{option} {policy.spec} does not work with {family}"
-        with foreign(lambda reason: ModelError(f"{does_not_work}: {reason}")):
+        with wrap_errors(lambda why: ModelError(f"{does_not_work}: {why}")):
             model(mx.zeros((1, 2), mx.int32), cache=caches)
             model(mx.zeros((1, 1), mx.int32), cache=caches)
     except ConfigurationError as error:

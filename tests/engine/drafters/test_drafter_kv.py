@@ -104,9 +104,7 @@ def test_drafts_do_not_depend_on_how_the_positions_came(spec: str, gemma: Any):
 
 @pytest.mark.parametrize("spec", POLICIES)
 @pytest.mark.parametrize("count", [1, 30])
-def test_going_back_is_as_if_the_rows_had_never_been_seen(
-    spec: str, count: int, gemma: Any
-):
+def test_going_back_is_as_if_the_rows_had_never_been_seen(spec: str, count: int, gemma: Any):
     policy = drafter_policy(spec)
     straight, rewound, marked = (block_drafter(policy, gemma) for _ in range(3))
     for each in (straight, rewound, marked):
