@@ -5,6 +5,7 @@
     KIND:FOLDER                        likewise, and an error if it is another kind
     masked-diffusion:FOLDER?steps=4    likewise, with other settings than the folder's (block, steps, context)
     prompt-lookup+SPEC                 look-ups where they do better than what SPEC names
+    SPEC?kv=POLICY                     with its own keys and values kept so, like --drafter-kv POLICY
 
 How folders become networks is in `engine.target.loading`.
 """
@@ -40,6 +41,7 @@ from engine.target.loading import (
 )
 
 WITH_LOOKUP = "prompt-lookup+"
+POLICY_MARK = "?kv="
 DRAFTER_POLICIES = ("native", "sink-window", "affine", "rotated")
 
 
@@ -61,6 +63,12 @@ def drafter_policy(text: str) -> KVPolicy:
     return policy
 
 
+def split_policy(spec: str, policy: KVPolicy = NATIVE) -> tuple[str, KVPolicy]:
+    """A drafter's text without ``?kv=POLICY``, and that policy, or the one given."""
+    rest, mark, text = spec.partition(POLICY_MARK)
+    return (rest, drafter_policy(text)) if mark else (spec, policy)
+
+
 def open_drafter(
     spec: str, target: LoadedTarget, dtype: str | None = None, policy: KVPolicy = NATIVE
 ) -> LoadedDrafter:
@@ -70,13 +78,14 @@ def open_drafter(
         spec: the text.
         target: the model to draft for.
         dtype: float32, float16 or bfloat16; None: float32 on the CPU, as stored on Metal.
-        policy: how the drafter keeps its own keys and values, from `drafter_policy`.
+        policy: how the drafter keeps its own keys and values, where the text does not say.
 
     Raises:
         ConfigurationError: the text does not name a drafter, or its value does not make sense.
         ModelError: the folder cannot be used.
         DrafterMismatchError: the drafter was made for another target; the message names both sides.
     """
+    spec, policy = split_policy(spec, policy)
     if spec.startswith(WITH_LOOKUP):
         if not (rest := spec.removeprefix(WITH_LOOKUP)):
             raise ConfigurationError(f"--drafter {spec} lacks the drafter behind it; give {spec}FOLDER")
