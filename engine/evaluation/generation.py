@@ -29,7 +29,16 @@ class GenerationReport:
         prompt = raw_prompt(content) if isinstance(content, str) else chat_prompt(content)
         drafter = engine.drafter.drafter.name if engine.drafter else None
         block = engine.options.block if drafter else None
-        arm = Arm("speculative" if drafter else "kakeya", "sut", OUR_LOOP, drafter=drafter, block=block)
+        name, policy = "speculative" if drafter else "kakeya", engine.policy
+        arm = Arm(
+            name,
+            "sut",
+            OUR_LOOP,
+            drafter=drafter,
+            block=block,
+            kv=policy.spec,
+            restoration=policy.source,
+        )
         arm.take([sample(prompt, tokens, outcome)], outcome.drafter_forwards)
         return Report.build(
             "throughput",
