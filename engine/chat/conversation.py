@@ -1,6 +1,6 @@
 """A conversation with a model of the registry, in this process: what is said → text as it comes.
 
-It goes to the engine's thread (`engine.server.decoding.worker`) as the server's requests do, one at a time,
+It goes to the engine's thread (`engine.server.scheduler`) as the server's requests do, one at a time,
 and reads answers with the server's own `Chat`. So an interrupt never meets the engine midway, a session keeps
 what is computed for the next turn, and channels, drafters and foreign engines are those of the server. It
 stands beside `engine.server.service`, which does the same for HTTP; terminals are in `engine.cli.chat`.
@@ -24,17 +24,16 @@ from engine.registry.entries import ModelEntry
 from engine.registry.locate import Places, fetch, locate
 from engine.registry.registry import Registry
 from engine.sampling import Sampling
-from engine.server.decoding.models import Model
-from engine.server.decoding.work import Deliver, Event, Progress, Work
-from engine.server.decoding.worker import Job, Limits, Worker
-from engine.server.refusals import Refusal
-from engine.server.text.parsing import Piece
-from engine.server.text.prompting import Asked, chat_prompt, knows
-from engine.server.text.response import Chat
-from engine.server.wire.requests import ChatRequest, Message
+from engine.server.parsing import ParsedText
+from engine.server.prompting import RenderedPrompt, chat_prompt, knows
+from engine.server.response import ChatResponseBuilder
+from engine.server.scheduler import DecodeJob, Scheduler, SchedulerLimits
+from engine.server.schema import ChatRequest, Message, Refusal
+from engine.server.sequence import DecodeRequest, Event, EventCallback, PrefillProgress
+from engine.server.sessions import LoadedModel
 
 # One sequence at a time; its session waits for the next turn, however long that takes.
-ALONE = Limits(parallel=1, models=1, sessions=1, session_s=float("inf"))
+ALONE = SchedulerLimits(parallel=1, models=1, sessions=1, session_s=float("inf"))
 PROBE = (message("user", "?"),)  # what the template's switches are tried on
 
 
@@ -91,7 +90,7 @@ class Conversation:
         self._entry, self._channel = registry.resolve(registry.default)
         self._answers = 0
         self._events: SimpleQueue[Event | None] = SimpleQueue()  # None: stop
-        self._worker = Worker(self._find, ALONE)
+        self._worker = Scheduler(self._find, ALONE)
         self._worker.start()
 
     @property
@@ -125,7 +124,7 @@ class Conversation:
             self._check_template(leased.model, text)
         self.transcript = instructed
 
-    def say(self, text: str) -> Iterator[Progress | Piece | Turn]:
+    def say(self, text: str) -> Iterator[PrefillProgress | ParsedText | Turn]:
         """Say something.
 
         Yields:
@@ -137,7 +136,7 @@ class Conversation:
         """
         return self._answer(self.transcript.asked(text))
 
-    def retry(self) -> Iterator[Progress | Piece | Turn]:
+    def retry(self) -> Iterator[PrefillProgress | ParsedText | Turn]:
         """Have the last turn answered again, as `say` does."""
         return self._answer(self.transcript.unanswered())
 
@@ -155,22 +154,22 @@ class Conversation:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _find(self, entry: ModelEntry) -> Callable[[], Model]:
+    def _find(self, entry: ModelEntry) -> Callable[[], LoadedModel]:
         """Called in the engine's thread."""
-        return partial(Model.load, locate(entry, self._places))
+        return partial(LoadedModel.load, locate(entry, self._places))
 
     def _leased(self, entry: ModelEntry) -> "_Leased":
         if not self._worker.healthy:
             raise GenerationError("the engine's thread has ended; begin anew")
         return _Leased(self._worker, entry)
 
-    def _answer(self, asked: Transcript) -> Iterator[Progress | Piece | Turn]:
+    def _answer(self, asked: Transcript) -> Iterator[PrefillProgress | ParsedText | Turn]:
         events = self._events = SimpleQueue[Event | None]()  # from now on it can be stopped
         return self._told(asked, events)
 
     def _told(
         self, asked: Transcript, events: "SimpleQueue[Event | None]"
-    ) -> Iterator[Progress | Piece | Turn]:
+    ) -> Iterator[PrefillProgress | ParsedText | Turn]:
         with self._leased(self._entry) as leased:
             listening = Listening(*self._prepared(asked, leased.model))
             job = leased.submit(listening.work, events.put)
@@ -184,12 +183,12 @@ class Conversation:
             self._answers += 1
         yield turn
 
-    def _prepared(self, asked: Transcript, model: Model) -> tuple[Chat, Work]:
+    def _prepared(self, asked: Transcript, model: LoadedModel) -> tuple[ChatResponseBuilder, DecodeRequest]:
         request = self._request(asked.messages, self.manner.switches)
         prompt = _prompt(request, model)
         manner, most = self.manner, self.manner.max_tokens
         seed = manner.sampling.seed
-        work = Work(
+        work = DecodeRequest(
             prompt=prompt.tokens,
             lasting=prompt.lasting,
             max_tokens=most if model.context is None else min(most, model.context - len(prompt.tokens)),
@@ -197,14 +196,14 @@ class Conversation:
             block=model.block if manner.block is None else parse_block(manner.block),
             sampling=replace(manner.sampling, seed=None if seed is None else (seed + self._answers) % 2**63),
         )
-        return Chat(request, model, prompt, work), work
+        return ChatResponseBuilder(request, model, prompt, work), work
 
     def _request(self, messages: list[Message], switches: Mapping[str, bool]) -> ChatRequest:
         return ChatRequest(
             model=self.model_id, messages=messages, chat_template_kwargs=dict(switches) or None
         )
 
-    def _check_template(self, model: Model, system: str | None) -> None:
+    def _check_template(self, model: LoadedModel, system: str | None) -> None:
         """Make sure that no switch is without effect."""
         switches = self.manner.switches
         useless = ConfigurationError(
@@ -227,15 +226,15 @@ class Conversation:
 class _Leased:
     """A model in memory, for as long as the block lasts."""
 
-    def __init__(self, worker: Worker, entry: ModelEntry) -> None:
+    def __init__(self, worker: Scheduler, entry: ModelEntry) -> None:
         self._worker, self._lease, self._held = worker, worker.lease(entry), True
 
     @property
-    def model(self) -> Model:
+    def model(self) -> LoadedModel:
         """What was leased."""
         return self._lease.granted.result()
 
-    def submit(self, work: Work, deliver: Deliver) -> Job:
+    def submit(self, work: DecodeRequest, deliver: EventCallback) -> DecodeJob:
         """Have something decoded; the worker releases the model after it."""
         job = self._worker.submit(self._lease, work, deliver)
         self._held = False
@@ -254,7 +253,7 @@ class _Leased:
             self._worker.release(self._lease)
 
 
-def _prompt(request: ChatRequest, model: Model) -> Asked:
+def _prompt(request: ChatRequest, model: LoadedModel) -> RenderedPrompt:
     """The tokens of a conversation.
 
     Raises:

@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from engine.errors import ConfigurationError, PromptError
-from engine.server.wire.requests import Message
+from engine.server.schema import Message
 
 LARGEST_FILE = 100_000_000  # characters
 SYSTEM_ROLES = ("system", "developer")

@@ -10,10 +10,10 @@ from queue import SimpleQueue
 from time import perf_counter
 
 from engine.decode import Round, Step
-from engine.server.decoding.work import Ended, Event, Failed, Progress, Work
-from engine.server.text.parsing import Piece
-from engine.server.text.response import Chat
-from engine.server.wire.replies import ChatChunk, Provenance, Reply, Usage
+from engine.server.parsing import ParsedText
+from engine.server.response import ChatResponseBuilder
+from engine.server.schema import ChatChunk, Provenance, Reply, Usage
+from engine.server.sequence import DecodeFailed, DecodeFinished, DecodeRequest, Event, PrefillProgress
 
 INTERRUPTED = "interrupted"
 
@@ -67,7 +67,7 @@ class Turn:
 class Listening:
     """One answer as it comes."""
 
-    def __init__(self, builder: Chat, work: Work) -> None:
+    def __init__(self, builder: ChatResponseBuilder, work: DecodeRequest) -> None:
         """Begin.
 
         Args:
@@ -78,10 +78,10 @@ class Listening:
         self._cached: int | None = None
         self._first = self._last = 0.0
         self._rounds: list[Round] = []
-        self._ended: Ended | None = None
+        self._ended: DecodeFinished | None = None
         self._content, self._reasoning = "", ""
 
-    def until_end(self, events: "SimpleQueue[Event | None]") -> Iterator[Progress | Piece]:
+    def until_end(self, events: "SimpleQueue[Event | None]") -> Iterator[PrefillProgress | ParsedText]:
         """What there is to tell, until the answer has ended or is stopped.
 
         Raises:
@@ -89,15 +89,15 @@ class Listening:
         """
         while self._ended is None and (event := events.get()) is not None:
             match event:
-                case Failed():
+                case DecodeFailed():
                     raise event.error
-                case Progress():
+                case PrefillProgress():
                     self._cached = event.done if self._cached is None else self._cached
                     yield event
                 case Step():
                     self._note(event)
                     yield from self._said(self._builder.take([event]))
-                case Ended():
+                case DecodeFinished():
                     self._ended = event
                     yield from self._said(self._builder.end(event))
 
@@ -124,14 +124,14 @@ class Listening:
         else:
             self._rounds.append(step.round)
 
-    def _said(self, chunks: Iterator[Reply]) -> Iterator[Piece]:
+    def _said(self, chunks: Iterator[Reply]) -> Iterator[ParsedText]:
         """Pieces of text; a tool call, which nobody offered, is text too."""
         for chunk in chunks:
             if not isinstance(chunk, ChatChunk) or not chunk.choices:
                 continue
             delta = chunk.choices[0].delta
             calls = [f"{call.function.name}({call.function.arguments})" for call in delta.tool_calls or []]
-            said = Piece("".join([delta.content or "", *calls]), delta.reasoning or "")
+            said = ParsedText("".join([delta.content or "", *calls]), delta.reasoning or "")
             if said:
                 self._content += said.content
                 self._reasoning += said.reasoning

@@ -8,8 +8,8 @@ from engine.chat.conversation import Conversation, DoesNotFit
 from engine.chat.turn import Turn
 from engine.cli.screen import Screen
 from engine.errors import GenerationError, InputError
-from engine.server.decoding.work import Progress
-from engine.server.text.parsing import Piece
+from engine.server.parsing import ParsedText
+from engine.server.sequence import PrefillProgress
 
 
 class Talk:
@@ -20,7 +20,7 @@ class Talk:
         self.turns: list[Turn] = []
         self.ended = False
 
-    def answer(self, ask: Callable[[], Iterator[Progress | Piece | Turn]]) -> None:
+    def answer(self, ask: Callable[[], Iterator[PrefillProgress | ParsedText | Turn]]) -> None:
         """Have the model speak, and show it; Ctrl-C ends the answer and keeps what was said."""
         self.screen.begin()
         try:
@@ -34,9 +34,9 @@ class Talk:
         except (InputError, GenerationError) as error:
             self.screen.refuse(str(error))
 
-    def _show(self, event: Progress | Piece | Turn) -> None:
+    def _show(self, event: PrefillProgress | ParsedText | Turn) -> None:
         match event:
-            case Piece():
+            case ParsedText():
                 self.screen.piece(event)
             case Turn():
                 self.turns.append(event)

@@ -13,8 +13,8 @@ from typing import Any
 import click
 
 from engine.chat.turn import Turn
-from engine.server.decoding.work import Progress
-from engine.server.text.parsing import Piece
+from engine.server.parsing import ParsedText
+from engine.server.sequence import PrefillProgress
 
 # Control characters but newline and tab, those that change the direction of text, halves of characters.
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -72,12 +72,12 @@ class Screen:
         """An answer is coming."""
         self._shown = ""
 
-    def progress(self, progress: Progress) -> None:
+    def progress(self, progress: PrefillProgress) -> None:
         """Tell how far a long prompt is read."""
         if progress.total - progress.done > MANY:
             self.passing(f"reading {progress.done:,} of {progress.total:,} tokens …")
 
-    def piece(self, said: Piece) -> None:
+    def piece(self, said: ParsedText) -> None:
         """Show a piece of the answer."""
         if self._as_json:
             return

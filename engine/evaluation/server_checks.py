@@ -18,8 +18,8 @@ from pydantic import ValidationError
 
 from engine.evaluation.http import Answered, Client, ServerFault
 from engine.evaluation.question import TEXT_PATH, Answer, Question, check, whole
-from engine.server.decoding.worker import TELL_S
-from engine.server.wire.replies import (
+from engine.server.scheduler import TELL_S
+from engine.server.schema import (
     ChatChunk,
     ChunkChoice,
     ErrorReply,

@@ -20,13 +20,11 @@ from engine.registry.consistency import check_located
 from engine.registry.entries import ModelEntry
 from engine.registry.locate import Located, Places, fetch, locate
 from engine.registry.registry import Registry
-from engine.server.decoding.models import Model
-from engine.server.decoding.worker import Finder, Limits, Worker
-from engine.server.http.app import bare_app, new_app
-from engine.server.http.connections import BoundedProtocol
-from engine.server.http.guard import Rules, digest
-from engine.server.http.metrics import Metrics
-from engine.server.service import Bounds, Service
+from engine.server.app import AccessRules, BoundedProtocol, bare_app, digest, new_app
+from engine.server.metrics import Metrics
+from engine.server.scheduler import ModelFinder, Scheduler, SchedulerLimits
+from engine.server.service import RequestLimits, Service
+from engine.server.sessions import LoadedModel
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 SHORTEST_KEY = 16
@@ -35,7 +33,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True)
-class Serving:
+class ServerSettings:
     """What the command line can set about a server.
 
     Attributes:
@@ -58,8 +56,8 @@ class Serving:
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     largest_body: int = 2**20
-    bounds: Bounds = field(default_factory=Bounds)
-    limits: Limits = field(default_factory=Limits)
+    bounds: RequestLimits = field(default_factory=RequestLimits)
+    limits: SchedulerLimits = field(default_factory=SchedulerLimits)
     grace_s: float = 30.0
     download: bool = False
     log_content: bool = False
@@ -113,10 +111,10 @@ class Serving:
             return False
 
     @property
-    def rules(self) -> Rules:
+    def rules(self) -> AccessRules:
         """Whom to let in."""
         names = (*LOCAL_NAMES, self.host) if self.local else ()
-        return Rules(
+        return AccessRules(
             keys=tuple(digest(key) for key in self.keys),
             hosts=(*names, *map(str.lower, self.allowed_hosts)) if names else (),
             origins=self.allowed_origins,
@@ -146,22 +144,22 @@ def check_registry(registry: Registry, places: Places) -> list[str]:
     return lines
 
 
-def finder(places: Places, *, download: bool) -> Finder:
+def model_finder(places: Places, *, download: bool) -> ModelFinder:
     """What finds the models of a registry; with ``download``, they are fetched when they are loaded."""
 
-    def find(entry: ModelEntry) -> Callable[[], Model]:
+    def find(entry: ModelEntry) -> Callable[[], LoadedModel]:
         if download:
             return lambda: load(fetch(entry, places))
         return partial(load, locate(entry, places))
 
-    def load(located: Located) -> Model:
+    def load(located: Located) -> LoadedModel:
         check_located(located)
-        return Model.load(located)
+        return LoadedModel.load(located)
 
     return find
 
 
-class Server(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """uvicorn, which tells the service when the end is near, and ends without a signal of its own."""
 
     def __init__(self, config: uvicorn.Config, service: Service, grace_s: float) -> None:
@@ -206,7 +204,7 @@ class Server(uvicorn.Server):
             self.service.worker.abandon()
 
 
-def serve(registry: Registry, serving: Serving, ready: Callable[[str, int], None]) -> None:
+def serve(registry: Registry, serving: ServerSettings, ready: Callable[[str, int], None]) -> None:
     """Serve until a signal asks for the end.
 
     Args:
@@ -219,10 +217,10 @@ def serve(registry: Registry, serving: Serving, ready: Callable[[str, int], None
         EngineError: the default model cannot be loaded.
     """
     serving.check()
-    find = finder(Places.of_machine(), download=serving.download)
+    find = model_finder(Places.of_machine(), download=serving.download)
     with (
         closing(_listening(serving)) as listening,
-        assembled(registry, serving, find) as server,
+        running_server(registry, serving, find) as server,
     ):
         host, port = listening.getsockname()[:2]
         server.on_start = partial(ready, str(host), int(port))  # when signals are heard
@@ -232,18 +230,18 @@ def serve(registry: Registry, serving: Serving, ready: Callable[[str, int], None
 
 
 @contextmanager
-def assembled(registry: Registry, serving: Serving, find: Finder) -> Iterator[Server]:
+def running_server(registry: Registry, serving: ServerSettings, find: ModelFinder) -> Iterator[HttpServer]:
     """A server that has its default model in memory and is to be run; its worker ends with the block.
 
     Args:
         registry: the models there are.
         serving: checked switches; where to listen is for who runs the server.
-        find: see `engine.server.decoding.worker.Worker`.
+        find: see `engine.server.scheduler.Scheduler`.
 
     Raises:
         EngineError: the default model cannot be loaded.
     """
-    worker = Worker(find, serving.limits)
+    worker = Scheduler(find, serving.limits)
     service = Service(registry, worker, serving.bounds)
     metrics = Metrics(lambda: worker.figures, lambda: service.admitted)
     worker.start()
@@ -259,7 +257,7 @@ def assembled(registry: Registry, serving: Serving, find: Finder) -> Iterator[Se
             server_header=False,
             timeout_graceful_shutdown=int(serving.grace_s + TOLD_S) + 1,
         )
-        server = Server(config, service, serving.grace_s)
+        server = HttpServer(config, service, serving.grace_s)
         worker.on_death = server.end
         yield server
     finally:
@@ -268,13 +266,13 @@ def assembled(registry: Registry, serving: Serving, find: Finder) -> Iterator[Se
 
 def openapi_document() -> dict[str, Any]:
     """The published OpenAPI document, without a server."""
-    worker = Worker(finder(Places.of_machine(), download=False), Limits())
-    service = Service(Registry.load(), worker, Bounds())
+    worker = Scheduler(model_finder(Places.of_machine(), download=False), SchedulerLimits())
+    service = Service(Registry.load(), worker, RequestLimits())
     metrics = Metrics(lambda: worker.figures, lambda: service.admitted)
     return bare_app(service, metrics, log_content=False).openapi()
 
 
-def preload(worker: Worker, registry: Registry) -> None:
+def preload(worker: Scheduler, registry: Registry) -> None:
     """Load the default model, so that the first request does not wait for it.
 
     Raises:
@@ -287,7 +285,7 @@ def preload(worker: Worker, registry: Registry) -> None:
         worker.release(lease)
 
 
-def _listening(serving: Serving) -> socket.socket:
+def _listening(serving: ServerSettings) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in serving.host else socket.AF_INET
         # asyncio turns Nagle's algorithm off where the protocol is named; chunks would wait for it otherwise

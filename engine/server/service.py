@@ -5,32 +5,35 @@ is given back however it ends, also when its client has gone.
 """
 
 import asyncio
+import json
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
+from starlette.responses import Response
+
+from engine.decode import Step
 from engine.errors import ConfigurationError, EngineError
 from engine.grammar import Grammar
 from engine.registry.channels import CHANNELS, Channel
 from engine.registry.registry import Registry
 from engine.sampling import Sampling
-from engine.server.decoding.models import Model
-from engine.server.decoding.work import Ended, Event, Failed, Work
-from engine.server.decoding.worker import Worker
-from engine.server.record import Record
-from engine.server.refusals import Refusal, refusal_of
-from engine.server.text.constraints import bound, grammar_of
-from engine.server.text.prompting import Asked, chat_prompt, text_prompt
-from engine.server.text.response import Chat, ResponseBuilder, Text
-from engine.server.wire.requests import ChatRequest, Completion, TextRequest
+from engine.server.metrics import RequestRecord
+from engine.server.prompting import RenderedPrompt, bound, chat_prompt, grammar_of, text_prompt
+from engine.server.response import ChatResponseBuilder, ResponseBuilder, TextResponseBuilder
+from engine.server.scheduler import Scheduler
+from engine.server.schema import ChatRequest, CompletionRequest, Refusal, Reply, TextRequest, refusal_of
+from engine.server.sequence import DecodeFailed, DecodeFinished, DecodeRequest, Event
+from engine.server.sessions import LoadedModel
 
 RETRY_S = 2  # after which a client that was turned away may try again
 
 
 @dataclass(frozen=True)
-class Bounds:
+class RequestLimits:
     """What one request, and all of them, may ask for.
 
     Attributes:
@@ -44,7 +47,7 @@ class Bounds:
     admitted: int = 68
 
 
-class Events:
+class EventQueue:
     """What the engine says of one request, on the event loop's side.
 
     The loop is woken only while somebody waits: who reads now and then gets several events at once.
@@ -58,7 +61,7 @@ class Events:
     def put(self, event: Event) -> None:
         """Called in the engine's thread; where the loop has ended already, nobody listens any more."""
         self._events.append(event)
-        if self._waiting or isinstance(event, Ended | Failed):
+        if self._waiting or isinstance(event, DecodeFinished | DecodeFailed):
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._wake.set)
 
@@ -66,7 +69,7 @@ class Events:
         """Let so much time pass, or less where the last event comes."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while not (self._events and isinstance(self._events[-1], Ended | Failed)):
+                while not (self._events and isinstance(self._events[-1], DecodeFinished | DecodeFailed)):
                     await self._wake.wait()
                     self._wake.clear()
 
@@ -87,9 +90,9 @@ class Events:
         finally:
             self._waiting = False
         found: list[Event] = []
-        while self._events and not (found and isinstance(self._events[0], Failed)):
+        while self._events and not (found and isinstance(self._events[0], DecodeFailed)):
             event = self._events.popleft()
-            if isinstance(event, Failed):
+            if isinstance(event, DecodeFailed):
                 raise event.error
             found.append(event)
         return found
@@ -98,7 +101,7 @@ class Events:
 class Service:
     """Takes requests to the worker and back."""
 
-    def __init__(self, registry: Registry, worker: Worker, bounds: Bounds) -> None:
+    def __init__(self, registry: Registry, worker: Scheduler, bounds: RequestLimits) -> None:
         """Use a running worker.
 
         Args:
@@ -119,8 +122,8 @@ class Service:
 
     @asynccontextmanager
     async def job(
-        self, request: ChatRequest | TextRequest, record: Record
-    ) -> AsyncIterator[tuple[ResponseBuilder, Events]]:
+        self, request: ChatRequest | TextRequest, record: RequestRecord
+    ) -> AsyncIterator[tuple[ResponseBuilder, EventQueue]]:
         """Have a request decoded; leaving the block before its last event cancels it.
 
         Args:
@@ -150,7 +153,7 @@ class Service:
                     model = await asyncio.wrap_future(lease.granted)
                 builder, work = await self._prepared(request, model, channel, record.owner)
                 record.prompt_tokens = len(work.prompt)
-                events = Events()
+                events = EventQueue()
                 job = self.worker.submit(lease, work, events.put)
                 yield builder, events
             finally:
@@ -182,8 +185,8 @@ class Service:
             self.admitted -= 1
 
     async def _prepared(
-        self, request: ChatRequest | TextRequest, model: Model, channel: Channel, owner: str
-    ) -> tuple[ResponseBuilder, Work]:
+        self, request: ChatRequest | TextRequest, model: LoadedModel, channel: Channel, owner: str
+    ) -> tuple[ResponseBuilder, DecodeRequest]:
         """Tokens, grammar and switches of a request.
 
         One thread makes tokens and another one grammars, which may take seconds: nobody without a schema
@@ -197,11 +200,13 @@ class Service:
         work = self._work(request, model, channel, asked)
         work = replace(work, grammar=grammar, owner=owner)
         if isinstance(request, ChatRequest):
-            return Chat(request, model, asked, work), work
-        return Text(request, model, asked, work), work
+            return ChatResponseBuilder(request, model, asked, work), work
+        return TextResponseBuilder(request, model, asked, work), work
 
-    def _work(self, request: ChatRequest | TextRequest, model: Model, channel: Channel, asked: Asked) -> Work:
-        return Work(
+    def _work(
+        self, request: ChatRequest | TextRequest, model: LoadedModel, channel: Channel, asked: RenderedPrompt
+    ) -> DecodeRequest:
+        return DecodeRequest(
             prompt=asked.tokens,
             lasting=asked.lasting,
             max_tokens=self._max_tokens(request, model, asked),
@@ -215,7 +220,9 @@ class Service:
             bias=_bias(request, model),
         )
 
-    def _max_tokens(self, request: ChatRequest | TextRequest, model: Model, asked: Asked) -> int:
+    def _max_tokens(
+        self, request: ChatRequest | TextRequest, model: LoadedModel, asked: RenderedPrompt
+    ) -> int:
         """As many as were asked for and as the context leaves.
 
         Raises:
@@ -235,7 +242,7 @@ class Service:
         return most if model.context is None else min(most, model.context - len(asked.tokens))
 
 
-def _asked(request: ChatRequest | TextRequest, model: Model) -> Asked:
+def _asked(request: ChatRequest | TextRequest, model: LoadedModel) -> RenderedPrompt:
     if isinstance(request, ChatRequest):
         with _told("messages"):
             return chat_prompt(request, model)
@@ -243,7 +250,7 @@ def _asked(request: ChatRequest | TextRequest, model: Model) -> Asked:
         return text_prompt(request, model)
 
 
-def _grammar(request: ChatRequest | TextRequest, model: Model, asked: Asked) -> Grammar | None:
+def _grammar(request: ChatRequest | TextRequest, model: LoadedModel, asked: RenderedPrompt) -> Grammar | None:
     with _told("response_format"):
         return grammar_of(request, model, asked)
 
@@ -257,7 +264,7 @@ def _told(param: str) -> Iterator[None]:
         raise refusal_of(error, param) from error
 
 
-def _sampling(request: Completion) -> Sampling:
+def _sampling(request: CompletionRequest) -> Sampling:
     """Raise ConfigurationError where the values make no sense together."""
     sampling = Sampling(
         temperature=request.temperature or 0.0,
@@ -271,7 +278,7 @@ def _sampling(request: Completion) -> Sampling:
     return sampling
 
 
-def _block(request: Completion, model: Model) -> int | None:
+def _block(request: CompletionRequest, model: LoadedModel) -> int | None:
     """The request's block, the model's, or None for the draft length's."""
     if isinstance(request.block, int):
         return request.block
@@ -284,7 +291,7 @@ def _logprobs(request: ChatRequest | TextRequest) -> int | None:
     return (request.top_logprobs or 0) if request.logprobs else None
 
 
-def _penalties(request: Completion) -> dict[str, float]:
+def _penalties(request: CompletionRequest) -> dict[str, float]:
     given = {
         "repetition_penalty": request.repetition_penalty,
         "presence_penalty": request.presence_penalty,
@@ -293,7 +300,7 @@ def _penalties(request: Completion) -> dict[str, float]:
     return {name: value for name, value in given.items() if value}
 
 
-def _bias(request: Completion, model: Model) -> dict[int, float]:
+def _bias(request: CompletionRequest, model: LoadedModel) -> dict[int, float]:
     bias = {int(token): value for token, value in (request.logit_bias or {}).items()}
     most = model.target.target.vocab_size
     with _told("logit_bias"):
@@ -302,3 +309,166 @@ def _bias(request: Completion, model: Model) -> dict[int, float]:
                 f"logit_bias: {odd[0]} is no token of this model, whose ids end at {most - 1}"
             )
     return bias
+
+
+KEEPALIVE_S = 5.0
+PAUSE_S = 0.025  # between chunks: what came meanwhile is one chunk, so that a fast model is not slowed down
+DONE = b"data: [DONE]\n\n"
+STREAM_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
+
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+
+
+class CompletionResponse(Response):
+    """Answers one request."""
+
+    stalled_s: ClassVar[float] = 60.0  # a client that takes nothing for so long is given up
+
+    def __init__(
+        self,
+        service: Service,
+        request: ChatRequest | TextRequest,
+        record: RequestRecord,
+        *,
+        log_content: bool,
+    ) -> None:
+        super().__init__()
+        self._service, self._request, self._record = service, request, record
+        self._log_content = log_content
+        self._begun = False  # the status was sent
+
+    async def __call__(self, _: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Answer, unless the client goes before, or takes nothing any more."""
+
+        async def hurried(message: MutableMapping[str, Any]) -> None:
+            async with asyncio.timeout(self.stalled_s):
+                await send(message)
+
+        answering = asyncio.create_task(self._answer(hurried))
+        leaving = asyncio.create_task(_gone(receive))
+        try:
+            await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done():
+                self._record.finish = "gone"
+        finally:
+            for task in (leaving, answering):
+                task.cancel()
+            try:
+                await answering
+            except asyncio.CancelledError:
+                pass
+            except TimeoutError:
+                self._record.finish = "stalled"
+
+    async def _answer(self, send: Send) -> None:
+        try:
+            async with self._service.job(self._request, self._record) as (builder, events):
+                if self._request.stream:
+                    await self._stream(send, builder, events)
+                else:
+                    await self._whole(send, builder, events)
+        except Refusal as refusal:
+            await self._refuse(send, refusal)
+        except EngineError as error:
+            await self._refuse(send, refusal_of(error))
+        except TimeoutError:  # of a send: there is nobody to tell
+            raise
+        except Exception:
+            await self._refuse(
+                send, Refusal(500, "this is a bug in the server; its log says more", code="bug")
+            )
+            raise
+
+    async def _whole(self, send: Send, builder: ResponseBuilder, events: EventQueue) -> None:
+        while True:
+            batch = await events.next()
+            builder.hear(self._steps(batch))
+            if isinstance(ended := batch[-1], DecodeFinished):
+                body = builder.complete(ended).model_dump_json().encode()
+                self._note(builder, ended)
+                await self._begin(send, 200, {"content-type": "application/json"}, len(body))
+                await send({"type": "http.response.body", "body": body})
+                return
+            if self._record.first_s is not None:
+                await events.pause(PAUSE_S)
+
+    async def _stream(self, send: Send, builder: ResponseBuilder, events: EventQueue) -> None:
+        batch = await events.next(KEEPALIVE_S)
+        await self._begin(send, 200, STREAM_HEADERS)
+        await _push(send, _framed(builder.begin()))
+        while not (batch and isinstance(batch[-1], DecodeFinished)):
+            await _push(send, _framed(self._told(builder, batch)) if batch else b": waiting\n\n")
+            if self._record.first_s is not None:
+                await events.pause(PAUSE_S)
+            batch = await events.next(KEEPALIVE_S)
+        await send({"type": "http.response.body", "body": _framed(self._told(builder, batch)) + DONE})
+
+    def _told(self, builder: ResponseBuilder, batch: Sequence[Event]) -> list[Reply]:
+        """The chunks for events; the record takes note of them."""
+        chunks = list(builder.take(self._steps(batch)))
+        if isinstance(ended := batch[-1], DecodeFinished):
+            chunks += builder.end(ended)
+            self._note(builder, ended)
+        return chunks
+
+    def _steps(self, batch: Sequence[Event]) -> list[Step]:
+        """The steps among events; the record takes note of them."""
+        steps = [event for event in batch if isinstance(event, Step)]
+        if steps:
+            self._record.saw_tokens(sum(len(step.tokens) for step in steps))
+        return steps
+
+    def _note(self, builder: ResponseBuilder, ended: DecodeFinished) -> None:
+        record, usage, how = self._record, builder.usage(ended.cached_tokens), builder.provenance(ended)
+        record.completion_tokens, record.cached_tokens = usage.completion_tokens, ended.cached_tokens
+        record.drafter, record.finish = how.drafter, builder.finish(ended)
+        record.drafted, record.accepted, record.verify_rounds = how.drafted, how.accepted, how.verify_rounds
+        if self._log_content:
+            said = builder.whole.said.content
+            record.content = {"request": self._request.model_dump_json(), "answer": said}
+
+    async def _begin(
+        self, send: Send, status: int, headers: dict[str, str], length: int | None = None
+    ) -> None:
+        self._begun = True
+        self._record.status = status
+        fields = headers if length is None else headers | {"content-length": str(length)}
+        await send(
+            {
+                "type": "http.response.start",
+                "status": status,
+                "headers": [(name.encode(), value.encode()) for name, value in fields.items()],
+            }
+        )
+
+    async def _refuse(self, send: Send, refusal: Refusal) -> None:
+        """An error document with its status, or as the last event of a stream that has begun."""
+        self._record.error = refusal.code
+        body = json.dumps(refusal.document()).encode()
+        if self._begun:
+            self._record.finish = "failed"
+            await send({"type": "http.response.body", "body": b"data: " + body + b"\n\n"})
+            return
+        headers = {"content-type": "application/json"} | refusal.headers
+        await self._begin(send, refusal.status, headers, len(body))
+        await send({"type": "http.response.body", "body": body})
+
+
+async def _gone(receive: Receive) -> None:
+    """Return when the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        continue
+
+
+def _framed(chunks: Iterable[Reply]) -> bytes:
+    return b"".join(b"data: " + chunk.model_dump_json().encode() + b"\n\n" for chunk in chunks)
+
+
+async def _push(send: Send, body: bytes) -> None:
+    if body:
+        await send({"type": "http.response.body", "body": body, "more_body": True})

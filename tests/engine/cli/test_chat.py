@@ -20,8 +20,8 @@ import pytest
 from engine.cli import run
 from engine.cli.line_editor import Lines
 from engine.cli.screen import Screen, harmless
-from engine.server.decoding.work import Progress
-from engine.server.text.parsing import Piece
+from engine.server.parsing import ParsedText
+from engine.server.sequence import PrefillProgress
 from engine.target.loading import SHIPPED_TARGET
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -216,11 +216,11 @@ class Terminal(io.StringIO):
 
 def test_reasoning_is_dimmed_on_a_terminal_and_left_out_elsewhere(monkeypatch: pytest.MonkeyPatch):
     pieces = [
-        Piece("", "So\x1b[0m"),
-        Piece("", " be it."),
-        Piece("\n\n", ""),
-        Piece("\nYes", ""),
-        Piece(".\n", ""),
+        ParsedText("", "So\x1b[0m"),
+        ParsedText("", " be it."),
+        ParsedText("\n\n", ""),
+        ParsedText("\nYes", ""),
+        ParsedText(".\n", ""),
     ]
 
     def shown(kind: type[io.StringIO]) -> str:
@@ -228,7 +228,7 @@ def test_reasoning_is_dimmed_on_a_terminal_and_left_out_elsewhere(monkeypatch: p
         monkeypatch.setattr(sys, "stderr", kind())
         screen = Screen(as_json=False, stats=False)
         screen.begin()
-        screen.progress(Progress(512, 4096))
+        screen.progress(PrefillProgress(512, 4096))
         for piece in pieces:
             screen.piece(piece)
         screen.say("done")

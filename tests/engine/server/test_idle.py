@@ -12,9 +12,9 @@ import pytest
 from engine.registry.channels import NATIVE
 from engine.registry.locate import Places
 from engine.registry.registry import Registry
-from engine.server.decoding.work import Ended, Event, Work
-from engine.server.decoding.worker import Limits, Worker
-from engine.server.serve import finder, preload
+from engine.server.scheduler import Scheduler, SchedulerLimits
+from engine.server.sequence import DecodeFinished, DecodeRequest, Event
+from engine.server.serve import model_finder, preload
 
 SCALARS = 2**16  # bytes; a session of this prompt takes some hundred times as much
 
@@ -25,16 +25,16 @@ started().stop()
 """
 
 
-def started(**limits: float) -> Worker:
+def started(**limits: float) -> Scheduler:
     """A running worker with the shipped pair in memory."""
     registry = Registry.load(None)
-    worker = Worker(finder(Places.of_machine(), download=False), Limits(**limits))  # type: ignore[arg-type]
+    worker = Scheduler(model_finder(Places.of_machine(), download=False), SchedulerLimits(**limits))  # type: ignore[arg-type]
     worker.start()
     preload(worker, registry)
     return worker
 
 
-def idle_bytes(worker: Worker) -> int:
+def idle_bytes(worker: Scheduler) -> int:
     """Arrays in use once every session is closed, and the figures were told since."""
     deadline = time.monotonic() + 20
     told = worker.figures
@@ -54,8 +54,8 @@ def test_an_idle_thread_holds_no_arrays_of_its_last_request():
             events: queue.SimpleQueue[Event] = queue.SimpleQueue()
             lease = worker.lease(registry.entry("demo"))
             lease.granted.result(60)
-            worker.submit(lease, Work([5] * length, 0, 4, NATIVE), events.put)
-            while not isinstance(events.get(timeout=60), Ended):
+            worker.submit(lease, DecodeRequest([5] * length, 0, 4, NATIVE), events.put)
+            while not isinstance(events.get(timeout=60), DecodeFinished):
                 continue
             sizes.append(idle_bytes(worker))
         assert max(sizes) - min(sizes) < SCALARS

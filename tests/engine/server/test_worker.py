@@ -18,10 +18,10 @@ from engine.registry.channels import CHANNELS
 from engine.registry.entries import Given, ModelEntry, Published, Shipped
 from engine.registry.locate import Places, locate
 from engine.sampling import Sampling
-from engine.server.decoding.models import Model
-from engine.server.decoding.work import Ended, Event, Failed, Progress, Work
-from engine.server.decoding.worker import Job, Limits, Worker
-from engine.server.refusals import ShuttingDownError
+from engine.server.scheduler import DecodeJob, Scheduler, SchedulerLimits
+from engine.server.schema import ShuttingDownError
+from engine.server.sequence import DecodeFailed, DecodeFinished, DecodeRequest, Event, PrefillProgress
+from engine.server.sessions import LoadedModel
 from engine.session import Session
 from engine.target.loading import SHIPPED_TARGET
 
@@ -51,7 +51,7 @@ class Heard:
         return self.events[-1] if self.events else None
 
     def over(self) -> bool:
-        return isinstance(self.last, Ended | Failed)
+        return isinstance(self.last, DecodeFinished | DecodeFailed)
 
 
 class Bench:
@@ -59,31 +59,31 @@ class Bench:
 
     def __init__(self, **limits: Any) -> None:
         self.loads: list[str] = []
-        self.worker = Worker(self._find, Limits(**limits))
+        self.worker = Scheduler(self._find, SchedulerLimits(**limits))
         self.worker.start()
 
-    def _find(self, entry: ModelEntry) -> Callable[[], Model]:
+    def _find(self, entry: ModelEntry) -> Callable[[], LoadedModel]:
         located = locate(entry, PLACES)
 
-        def load() -> Model:
+        def load() -> LoadedModel:
             self.loads.append(entry.name)
-            return Model.load(located)
+            return LoadedModel.load(located)
 
         return load
 
     def submit(
         self, prompt: list[int], count: int = 20, heard: Heard | None = None, **work: Any
-    ) -> tuple[Job, Heard]:
+    ) -> tuple[DecodeJob, Heard]:
         """Ask for a text that does not end by itself."""
         heard = heard or Heard()
-        asked = Work(prompt, len(prompt) - 1, count, **({"channel": NATIVE, "bias": ENDLESS} | work))
+        asked = DecodeRequest(prompt, len(prompt) - 1, count, **({"channel": NATIVE, "bias": ENDLESS} | work))
         lease = self.worker.lease(ENTRIES["one"])
         lease.granted.result(30)
         return self.worker.submit(lease, asked, heard.events.append), heard
 
-    def ended(self, heard: Heard) -> Ended:
+    def ended(self, heard: Heard) -> DecodeFinished:
         wait(heard.over)
-        assert isinstance(heard.last, Ended), heard.last
+        assert isinstance(heard.last, DecodeFinished), heard.last
         return heard.last
 
 
@@ -110,8 +110,8 @@ def test_a_request_ends_with_what_was_measured(bench: Bench):
     assert len(heard.tokens) == 20
     assert ended.finish == "length"
     assert ended.resident_bytes > 0
-    assert [type(event) for event in heard.events[:2]] == [Progress, Progress]
-    assert heard.events[0] == Progress(0, 40)
+    assert [type(event) for event in heard.events[:2]] == [PrefillProgress, PrefillProgress]
+    assert heard.events[0] == PrefillProgress(0, 40)
 
 
 def test_requests_take_turns_and_give_what_they_give_alone(bench: Bench):
@@ -174,7 +174,7 @@ def test_what_cannot_be_done_fails_alone(bench: Bench, work: Any, error: Any, sa
     _, heard = bench.submit(PROMPT, 3, **work)
     wait(heard.over)
     if error is None:
-        assert isinstance(heard.last, Ended)
+        assert isinstance(heard.last, DecodeFinished)
     else:
         assert isinstance(heard.last.error, error)
         assert says in str(heard.last.error)
@@ -186,12 +186,12 @@ def test_a_bug_in_one_request_ends_that_one(bench: Bench, monkeypatch: pytest.Mo
     def broken(_: Sampling) -> Any:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr("engine.server.decoding.sequence.Sampler", broken)
+    monkeypatch.setattr("engine.server.sequence.Sampler", broken)
     _, heard = bench.submit(PROMPT, 5, sampling=Sampling(temperature=1.0))
     _, other = bench.submit(PROMPT, 5)
     wait(lambda: heard.over() and other.over())
     assert isinstance(heard.last.error, RuntimeError)
-    assert isinstance(other.last, Ended)
+    assert isinstance(other.last, DecodeFinished)
     assert bench.worker.healthy
 
 
@@ -247,7 +247,7 @@ def test_stopping_ends_what_is_going_on():
     _, heard = bench.submit(PROMPT, 900)
     wait(lambda: heard.tokens)
     bench.worker.stop()
-    assert isinstance(heard.last, Failed)
+    assert isinstance(heard.last, DecodeFailed)
     assert "shutting down" in str(heard.last.error)
     assert not bench.worker.healthy
     assert (bench.worker.figures.active_bytes, bench.worker.figures.models) == (0, ())

@@ -1,9 +1,13 @@
-"""Loaded models: which of the registry's are in memory, what drafts for them, and sessions of them.
+"""Sessions kept between requests, so that the next turn of a conversation computes only what is new.
 
-Used by the engine's thread alone, except for the tokenizer and the vocabulary of a loaded model, which those
-who prepare requests read.
+A session belongs to a model, a KV channel and a drafter: what one channel keeps is of no use to another. A
+request takes the idle session of its kind that holds the most of its prompt. One that holds other text
+mostly, its mark included, is left to whoever comes back to it, as long as there is room. The least recently
+used go first, those that nobody came back to for long go too, and nothing is kept of a request that failed.
 """
 
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,19 +19,95 @@ from engine.external_engines.engine import ExternalEngine, open_guest
 from engine.grammar import Vocabulary
 from engine.registry.entries import ModelEntry
 from engine.registry.locate import Located
-from engine.server.decoding.external_sequence import refuse_beyond
-from engine.server.decoding.sessions import Kept, Key
-from engine.server.decoding.work import Work
-from engine.server.refusals import FieldError
+from engine.server.schema import FieldError
+from engine.server.sequence import CachedSession, DecodeRequest, SessionKey, check_external_request
 from engine.session import Session
 from engine.target.attention import refuse_policy
 from engine.target.loading import LoadedDrafter, LoadedTarget, load_target
+
+logger = logging.getLogger(__name__)
+LIKENESS = 0.5  # of what a session holds must be of the prompt, so that it is taken while there is room
+
+
+class SessionCache:
+    """Idle sessions; used by the engine's thread alone."""
+
+    def __init__(self, most: int, most_bytes: int | None, seconds: float) -> None:
+        """Keep some.
+
+        Args:
+            most: idle sessions at most; 0 keeps none.
+            most_bytes: of all idle sessions; None for no bound.
+            seconds: after which an unused one is closed.
+        """
+        self._most, self._most_bytes, self._seconds = most, most_bytes, seconds
+        self._idle: list[CachedSession] = []  # the least recently used first
+
+    def __len__(self) -> int:
+        return len(self._idle)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all idle sessions."""
+        return sum(kept.nbytes for kept in self._idle)
+
+    def take(
+        self, key: SessionKey, prompt: Sequence[int], make: Callable[[], CachedSession]
+    ) -> CachedSession:
+        """The session that suits a prompt best; it is the caller's until `give_back`.
+
+        Args:
+            key: of the kind wanted.
+            prompt: token ids.
+            make: opens a new one.
+        """
+        own = [kept for kept in self._idle if kept.key == key]
+        best = max(own, key=lambda kept: kept.common(prompt), default=None)
+        if best is not None:
+            common = best.common(prompt)
+            alike = common >= LIKENESS * len(best.session.tokens) or common >= best.session.marked > 0
+            if alike or len(self._idle) >= self._most:
+                self._idle.remove(best)
+                return best
+        return make()
+
+    def give_back(self, kept: CachedSession, now: float) -> None:
+        """Its request has ended, at this time of the caller's clock."""
+        kept.used = now
+        self._idle.append(kept)
+        while len(self._idle) > self._most or (
+            self._most_bytes is not None and self.nbytes > self._most_bytes
+        ):
+            close_quietly(self._idle.pop(0))
+
+    def expire(self, now: float) -> bool:
+        """Close what nobody used for long; whether there was any."""
+        old = [kept for kept in self._idle if now - kept.used >= self._seconds]
+        for kept in old:
+            self._idle.remove(kept)
+            close_quietly(kept)
+        return bool(old)
+
+    def close(self, model: str | None = None) -> None:
+        """Close all, or those of one model."""
+        for kept in [kept for kept in self._idle if model in {None, kept.key.model}]:
+            self._idle.remove(kept)
+            close_quietly(kept)
+
+
+def close_quietly(kept: CachedSession) -> None:
+    """Close a session; where that fails, others are not to suffer for it, and the log has it."""
+    try:
+        kept.session.close()
+    except Exception:
+        logger.exception("a session cannot be closed")
+
 
 LOOKUP = "prompt-lookup"
 
 
 @dataclass
-class Model:
+class LoadedModel:
     """A target in memory, with its drafters.
 
     Attributes:
@@ -44,7 +124,7 @@ class Model:
     _tried: set[str] = field(default_factory=set)  # channels that were seen to work
 
     @classmethod
-    def load(cls, located: Located) -> "Model":
+    def load(cls, located: Located) -> "LoadedModel":
         """Load the target and what drafts for it by default.
 
         Raises:
@@ -95,10 +175,10 @@ class Model:
             self.drafters[word] = open_drafter(spec, self.target, self.entry.dtype) if spec else None
         return self.drafters[word]
 
-    def check(self, work: Work) -> None:
+    def check(self, work: DecodeRequest) -> None:
         """Raise FieldError, ConfigurationError or ModelError for what this model cannot do."""
         if self.guest is not None:
-            refuse_beyond(self.guest, work)
+            check_external_request(self.guest, work)
             return
         drafter = self.drafter(work.drafter)
         if work.block is not None and work.block > 1 and drafter is None:
@@ -115,7 +195,7 @@ class Model:
             refuse_policy(self.target.target.model, work.channel.policy)
             self._tried.add(work.channel.name)
 
-    def why_off(self, work: Work) -> str | None:
+    def why_off(self, work: DecodeRequest) -> str | None:
         """Why nothing will be drafted for a request; None where something may be."""
         if work.drafter == "none":
             return "the request asked for no drafter"
@@ -123,19 +203,19 @@ class Model:
             return "this model has no drafter"
         return "the request asked for a block of 1" if work.block == 1 else None
 
-    def key(self, work: Work) -> Key:
+    def key(self, work: DecodeRequest) -> SessionKey:
         """The kind of session a request needs."""
-        return Key(self.entry.name, work.channel.name, work.drafter, work.owner)
+        return SessionKey(self.entry.name, work.channel.name, work.drafter, work.owner)
 
-    def open_session(self, work: Work) -> Kept:
+    def open_session(self, work: DecodeRequest) -> CachedSession:
         """A new session for a request and those that follow it."""
         loaded = self.drafter(work.drafter)
         drafter = loaded.drafter.twin() if loaded else None
         headroom = 2 * drafter.block_size if drafter else 1
         session = Session(self.target.target, drafter, headroom=headroom, policy=work.channel.policy)
-        return Kept(self.key(work), session, drafter, self.new_draft_length(work))
+        return CachedSession(self.key(work), session, drafter, self.new_draft_length(work))
 
-    def new_draft_length(self, work: Work, *, repeatable: bool = False) -> DraftLength:
+    def new_draft_length(self, work: DecodeRequest, *, repeatable: bool = False) -> DraftLength:
         """A draft length that knows nothing yet; ``repeatable`` if it must not look at time."""
         drafter = self.drafter(work.drafter)
         if drafter is None:

@@ -14,17 +14,16 @@ from engine.cache.stats import KVUse
 from engine.decode import Round, Step
 from engine.detokenize import text_of
 from engine.logprobs import TokenLogprob
-from engine.server.decoding.models import Model
-from engine.server.decoding.work import Ended, Work
-from engine.server.text.parsing import OutputParser, Piece
-from engine.server.text.prompting import Asked
-from engine.server.wire.replies import (
+from engine.server.parsing import OutputParser, ParsedText
+from engine.server.prompting import RenderedPrompt
+from engine.server.schema import (
     CachedTokens,
     ChatChoice,
     ChatChunk,
     ChatCompletion,
     ChatLogprobs,
     ChatMessage,
+    ChatRequest,
     ChunkChoice,
     CodedValues,
     ContentLogprob,
@@ -36,15 +35,17 @@ from engine.server.wire.replies import (
     TextChoice,
     TextCompletion,
     TextLogprobs,
+    TextRequest,
     TopLogprob,
     Usage,
 )
-from engine.server.wire.requests import ChatRequest, TextRequest
+from engine.server.sequence import DecodeFinished, DecodeRequest
+from engine.server.sessions import LoadedModel
 from engine.stops import Stops
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedLogprob:
     """A token's log-probabilities, and where in the text the token begins."""
 
     begin: int
@@ -55,23 +56,29 @@ class Placed:
 class Whole:
     """What has been said so far."""
 
-    said: Piece = field(default_factory=Piece)
+    said: ParsedText = field(default_factory=ParsedText)
     tokens: list[int] = field(default_factory=list)
-    logprobs: list[Placed] = field(default_factory=list)
+    logprobs: list[PlacedLogprob] = field(default_factory=list)
 
 
 class ResponseBuilder(ABC):
-    """The answer to one request; `Chat` and `Text` are the two kinds."""
+    """The answer to one request; `ChatResponseBuilder` and `TextResponseBuilder` are the two kinds."""
 
     prefix = ""
 
-    def __init__(self, request: ChatRequest | TextRequest, model: Model, asked: Asked, work: Work) -> None:
+    def __init__(
+        self,
+        request: ChatRequest | TextRequest,
+        model: LoadedModel,
+        asked: RenderedPrompt,
+        work: DecodeRequest,
+    ) -> None:
         self._request, self._model, self._asked, self._work = request, model, asked, work
         target = model.target
         self._stops = Stops(target.stops, work.stop_texts, target.tokenizer)
         self._parser = self._new_parser(target.tokenizer)
         self.whole = Whole()
-        self._pending: list[Placed] = []
+        self._pending: list[PlacedLogprob] = []
         self.head: dict[str, Any] = {
             "id": f"{self.prefix}-{uuid.uuid4().hex}",
             "created": int(time.time()),
@@ -87,20 +94,20 @@ class ResponseBuilder(ABC):
         """Chunks before the first token."""
         yield from ()
 
-    def hear(self, steps: Sequence[Step]) -> tuple[Piece, list[Placed]]:
+    def hear(self, steps: Sequence[Step]) -> tuple[ParsedText, list[PlacedLogprob]]:
         """Take in steps; what became certain with them."""
-        said = Piece()
+        said = ParsedText()
         for step in steps:
             said += self._parser.add(step.tokens)
             begins = self._parser.stream.begins[len(self.whole.tokens) :]
             self.whole.tokens += step.tokens
             if step.logprobs is not None:
-                placed = map(Placed, begins, step.logprobs)
+                placed = map(PlacedLogprob, begins, step.logprobs)
                 self._pending += [each for each in placed if each.record.token not in self._stops.tokens]
         self.whole.said += said
         return said, self._certain()
 
-    def _rest(self) -> tuple[Piece, list[Placed]]:
+    def _rest(self) -> tuple[ParsedText, list[PlacedLogprob]]:
         """What was still held back when the text ended."""
         said = self._parser.finish()
         self.whole.said += said
@@ -112,37 +119,37 @@ class ResponseBuilder(ABC):
         if said or shown:
             yield self._chunk(said, shown, None)
 
-    def end(self, ended: Ended) -> Iterator[Reply]:
+    def end(self, ended: DecodeFinished) -> Iterator[Reply]:
         """The last chunks."""
         said, shown = self._rest()
         if said or shown:
             yield self._chunk(said, shown, None)
         provenance, apart = self.provenance(ended), self._request.wants_usage
-        yield self._chunk(Piece(), [], self.finish(ended), provenance=None if apart else provenance)
+        yield self._chunk(ParsedText(), [], self.finish(ended), provenance=None if apart else provenance)
         if apart:
             yield self._closing(self.usage(ended.cached_tokens), provenance)
 
-    def _certain(self, *, whole: bool = False) -> list[Placed]:
+    def _certain(self, *, whole: bool = False) -> list[PlacedLogprob]:
         """Log-probabilities of tokens that begin in text that is certain, or of all; each once."""
         shown = [each for each in self._pending if whole or each.begin < self._parser.stream.given]
         del self._pending[: len(shown)]
         self.whole.logprobs += shown
         return shown
 
-    def complete(self, ended: Ended) -> Reply:
+    def complete(self, ended: DecodeFinished) -> Reply:
         """The whole answer as one object, instead of chunks."""
         self._rest()
         return self._complete(ended)
 
     @abstractmethod
-    def _complete(self, ended: Ended) -> Reply:
+    def _complete(self, ended: DecodeFinished) -> Reply:
         """The whole answer, of which everything was said."""
 
     @abstractmethod
     def _chunk(
         self,
-        said: Piece,
-        logprobs: Sequence[Placed],
+        said: ParsedText,
+        logprobs: Sequence[PlacedLogprob],
         finish: Finish | None,
         *,
         provenance: Provenance | None = None,
@@ -153,7 +160,7 @@ class ResponseBuilder(ABC):
     def _closing(self, usage: Usage, provenance: Provenance) -> Reply:
         """A last chunk that holds these alone."""
 
-    def finish(self, ended: Ended) -> Finish:
+    def finish(self, ended: DecodeFinished) -> Finish:
         """Why the answer ended."""
         if ended.finish == "length":
             return "length"
@@ -171,7 +178,7 @@ class ResponseBuilder(ABC):
             completion_tokens_details=ReasoningTokens(reasoning_tokens=reasoning) if reasoning else None,
         )
 
-    def provenance(self, ended: Ended) -> Provenance:
+    def provenance(self, ended: DecodeFinished) -> Provenance:
         """How the answer came about."""
         verified = [record for record in ended.rounds if record.block > 1]
         accepted = sum(record.accepted for record in verified)
@@ -228,7 +235,7 @@ def _coded(use: KVUse | None) -> CodedValues | None:
     return CodedValues(layers=list(use.layers), values=use.values, bytes=use.nbytes)
 
 
-class Chat(ResponseBuilder):
+class ChatResponseBuilder(ResponseBuilder):
     """A chat completion."""
 
     prefix = "chatcmpl"
@@ -245,7 +252,7 @@ class Chat(ResponseBuilder):
         delta = Delta(role="assistant", content="")
         yield ChatChunk(**self.head, choices=[ChunkChoice(delta=delta)])
 
-    def _complete(self, ended: Ended) -> Reply:
+    def _complete(self, ended: DecodeFinished) -> Reply:
         whole, said = self.whole, self.whole.said
         message = ChatMessage(
             content=said.content if said.content or not said.calls else None,
@@ -264,8 +271,8 @@ class Chat(ResponseBuilder):
 
     def _chunk(
         self,
-        said: Piece,
-        logprobs: Sequence[Placed],
+        said: ParsedText,
+        logprobs: Sequence[PlacedLogprob],
         finish: Finish | None,
         *,
         provenance: Provenance | None = None,
@@ -279,7 +286,7 @@ class Chat(ResponseBuilder):
     def _closing(self, usage: Usage, provenance: Provenance) -> Reply:
         return ChatChunk(**self.head, choices=[], usage=usage, x_kakeya=provenance)
 
-    def _logprobs(self, logprobs: Sequence[Placed]) -> ChatLogprobs | None:
+    def _logprobs(self, logprobs: Sequence[PlacedLogprob]) -> ChatLogprobs | None:
         if not logprobs:
             return None
         return ChatLogprobs(
@@ -293,7 +300,7 @@ class Chat(ResponseBuilder):
         )
 
 
-class Text(ResponseBuilder):
+class TextResponseBuilder(ResponseBuilder):
     """A text completion."""
 
     prefix = "cmpl"
@@ -302,7 +309,7 @@ class Text(ResponseBuilder):
     def _new_parser(self, tokenizer: Any) -> OutputParser:
         return OutputParser(tokenizer, self._stops, prompt=self._work.prompt, plain=True)
 
-    def _complete(self, ended: Ended) -> Reply:
+    def _complete(self, ended: DecodeFinished) -> Reply:
         choice = TextChoice(
             text=self.whole.said.content,
             logprobs=self._logprobs(self.whole.logprobs),
@@ -317,8 +324,8 @@ class Text(ResponseBuilder):
 
     def _chunk(
         self,
-        said: Piece,
-        logprobs: Sequence[Placed],
+        said: ParsedText,
+        logprobs: Sequence[PlacedLogprob],
         finish: Finish | None,
         *,
         provenance: Provenance | None = None,
@@ -329,7 +336,7 @@ class Text(ResponseBuilder):
     def _closing(self, usage: Usage, provenance: Provenance) -> Reply:
         return TextCompletion(**self.head, choices=[], usage=usage, x_kakeya=provenance)
 
-    def _logprobs(self, logprobs: Sequence[Placed]) -> TextLogprobs | None:
+    def _logprobs(self, logprobs: Sequence[PlacedLogprob]) -> TextLogprobs | None:
         if not logprobs:
             return None
         records = [each.record for each in logprobs]

@@ -24,23 +24,28 @@ import mlx.core as mx
 
 from engine.errors import EngineError, GenerationError
 from engine.registry.entries import ModelEntry
-from engine.server.decoding.external_sequence import GuestSequence
-from engine.server.decoding.models import Model
-from engine.server.decoding.sequence import Sequence, pace_of
-from engine.server.decoding.sessions import Sessions, close_quietly
-from engine.server.decoding.work import Deliver, Ended, Failed, Work
-from engine.server.refusals import ShuttingDownError
+from engine.server.schema import ShuttingDownError
+from engine.server.sequence import (
+    DecodeFailed,
+    DecodeFinished,
+    DecodeRequest,
+    DecodingSequence,
+    EventCallback,
+    ExternalSequence,
+    draft_length_for,
+)
+from engine.server.sessions import LoadedModel, SessionCache, close_quietly
 
 logger = logging.getLogger(__name__)
 IDLE_S = 1.0  # the thread wakes so often without work, to close what nobody uses
 TELL_S = 0.2  # figures are so old at most while there is work
 
 
-Finder = Callable[[ModelEntry], Callable[[], Model]]
+ModelFinder = Callable[[ModelEntry], Callable[[], LoadedModel]]
 
 
 @dataclass(frozen=True)
-class Limits:
+class SchedulerLimits:
     """How much is done and kept at once.
 
     Attributes:
@@ -61,7 +66,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Figures:
+class SchedulerStats:
     """What the thread is doing, as of its last turn.
 
     Attributes:
@@ -84,28 +89,30 @@ class Figures:
 
 
 @dataclass(eq=False)
-class Lease:
+class ModelLease:
     """Somebody's wish to use a model, and then the right to."""
 
     entry: ModelEntry
-    granted: "Future[Model]" = field(default_factory=Future)
+    granted: "Future[LoadedModel]" = field(default_factory=Future)
 
 
 @dataclass(eq=False)
-class Job:
+class DecodeJob:
     """A request in the thread's hands, and with it its lease."""
 
-    work: Work
-    lease: Lease
-    deliver: Deliver
+    work: DecodeRequest
+    lease: ModelLease
+    deliver: EventCallback
     submitted: float = field(default_factory=perf_counter)
     cancelled: Flag = field(default_factory=Flag)
 
 
-class Worker:
+class Scheduler:
     """The thread, and the only way to it."""
 
-    def __init__(self, find: Finder, limits: Limits, on_death: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, find: ModelFinder, limits: SchedulerLimits, on_death: Callable[[], None] = lambda: None
+    ) -> None:
         """Prepare; `start` starts it.
 
         Args:
@@ -116,17 +123,17 @@ class Worker:
         """
         self._find, self._limits, self.on_death = find, limits, on_death
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._leases: deque[Lease] = deque()  # wishes
+        self._leases: deque[ModelLease] = deque()  # wishes
         self._held: dict[str, int] = {}  # leases granted, by model
-        self._models: dict[str, Model] = {}  # the least recently asked for first
-        self._waiting: deque[Job] = deque()
-        self._active: dict[Job, Sequence | GuestSequence] = {}
-        self._sessions = Sessions(limits.sessions, limits.session_bytes, limits.session_s)
+        self._models: dict[str, LoadedModel] = {}  # the least recently asked for first
+        self._waiting: deque[DecodeJob] = deque()
+        self._active: dict[DecodeJob, DecodingSequence | ExternalSequence] = {}
+        self._sessions = SessionCache(limits.sessions, limits.session_bytes, limits.session_s)
         self._stopping = False
         self._died: BaseException | None = None
         self._gate, self._over = Lock(), False  # nothing is asked any more
         self._told = 0.0
-        self.figures = Figures()
+        self.figures = SchedulerStats()
         self._thread = Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -147,22 +154,22 @@ class Worker:
         """Whether the thread is there."""
         return self._thread.is_alive() and self._died is None
 
-    def lease(self, entry: ModelEntry) -> Lease:
+    def lease(self, entry: ModelEntry) -> ModelLease:
         """Ask for a model; `release` is due in any case.
 
         Raises:
             GenerationError: the thread has ended; so do `submit`'s.
         """
-        wish = Lease(entry)
+        wish = ModelLease(entry)
         wish.granted.set_running_or_notify_cancel()  # from now on it is answered, wanted or not
         self._ask(partial(self._leases.append, wish))
         return wish
 
-    def release(self, lease: Lease) -> None:
+    def release(self, lease: ModelLease) -> None:
         """The model is not needed any more, or not wanted any more."""
         self._calls.put(partial(self._release, lease))
 
-    def submit(self, lease: Lease, work: Work, deliver: Deliver) -> Job:
+    def submit(self, lease: ModelLease, work: DecodeRequest, deliver: EventCallback) -> DecodeJob:
         """Have something decoded.
 
         Args:
@@ -171,7 +178,7 @@ class Worker:
             deliver: called in the engine's thread with each event; the last is Ended or Failed, unless it is
                 cancelled.
         """
-        job = Job(work, lease, deliver)
+        job = DecodeJob(work, lease, deliver)
         self._ask(partial(self._waiting.append, job))
         return job
 
@@ -186,7 +193,7 @@ class Worker:
                 raise GenerationError("the engine's thread has ended")
             self._calls.put(call)
 
-    def _release(self, lease: Lease) -> None:
+    def _release(self, lease: ModelLease) -> None:
         if lease in self._leases:
             self._leases.remove(lease)
         elif lease.granted.exception() is None:
@@ -238,7 +245,7 @@ class Worker:
                 self._held[wish.entry.name] = self._held.get(wish.entry.name, 0) + 1
                 wish.granted.set_result(model)
 
-    def _load(self, wish: Lease) -> Model | None:
+    def _load(self, wish: ModelLease) -> LoadedModel | None:
         """Load the model somebody asked for; None where there is no room yet, or it cannot be loaded."""
         name = wish.entry.name
         try:
@@ -275,17 +282,17 @@ class Worker:
             except Exception as error:
                 self._fail(job, error)
 
-    def _begin(self, job: Job) -> Sequence | GuestSequence:
+    def _begin(self, job: DecodeJob) -> DecodingSequence | ExternalSequence:
         work, model = job.work, job.lease.granted.result()
         model.check(work)
         if model.guest is not None:
-            return GuestSequence(work, model.target, model.guest, job.submitted)
+            return ExternalSequence(work, model.target, model.guest, job.submitted)
         kept = self._sessions.take(model.key(work), work.prompt, partial(model.open_session, work))
-        return Sequence(
+        return DecodingSequence(
             work,
             model.target,
             kept,
-            draft_length=pace_of(work, kept, partial(model.new_draft_length, work, repeatable=True)),
+            draft_length=draft_length_for(work, kept, partial(model.new_draft_length, work, repeatable=True)),
             chunk=self._limits.chunk,
             submitted=job.submitted,
             why_off=model.why_off(work),
@@ -296,10 +303,10 @@ class Worker:
         for job, sequence in list(self._active.items()):
             self._turn(job, sequence)
 
-    def _turn(self, job: Job, sequence: Sequence | GuestSequence) -> None:
+    def _turn(self, job: DecodeJob, sequence: DecodingSequence | ExternalSequence) -> None:
         try:
             event = None if job.cancelled.is_set() else sequence.turn()
-            if event is None or isinstance(event, Ended):
+            if event is None or isinstance(event, DecodeFinished):
                 sequence.close()
         except Exception as error:
             del self._active[job]
@@ -307,7 +314,7 @@ class Worker:
             if sequence.kept is not None:
                 close_quietly(sequence.kept)
             return
-        if event is None or isinstance(event, Ended):
+        if event is None or isinstance(event, DecodeFinished):
             del self._active[job]
             self._release(job.lease)
             if sequence.kept is not None:
@@ -315,11 +322,11 @@ class Worker:
         if event is not None:
             job.deliver(event)
 
-    def _fail(self, job: Job, error: Exception) -> None:
+    def _fail(self, job: DecodeJob, error: Exception) -> None:
         if not isinstance(error, EngineError):
             logger.error("a request failed", exc_info=error)
         self._release(job.lease)
-        job.deliver(Failed(error))
+        job.deliver(DecodeFailed(error))
 
     def _tell(self) -> None:
         """Bring the figures up to date, now and then while there is work."""
@@ -327,7 +334,7 @@ class Worker:
         if self._active and now - self._told < TELL_S:
             return
         self._told = now
-        self.figures = Figures(
+        self.figures = SchedulerStats(
             active=len(self._active),
             waiting=len(self._waiting) + len(self._leases),
             models=tuple(self._models),
@@ -353,7 +360,7 @@ class Worker:
 
     def _fail_all(self, error: EngineError) -> None:
         for job in self._active:
-            job.deliver(Failed(error))
+            job.deliver(DecodeFailed(error))
         for job in self._waiting:
             self._fail(job, error)
         for wish in self._leases:

@@ -14,7 +14,7 @@ from typing import Any
 from mlx_lm.generate import TextStateMachine, make_text_state_machine
 
 from engine.detokenize import TextStream
-from engine.server.wire.replies import Call, CalledFunction
+from engine.server.schema import CalledFunction, ToolCallReply
 from engine.stops import Stops
 
 logger = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ _MACHINE: Any = TextStateMachine  # its functions take a state and know nothing 
 
 
 @dataclass
-class Piece:
+class ParsedText:
     """A piece of an answer.
 
     Attributes:
@@ -33,9 +33,9 @@ class Piece:
 
     content: str = ""
     reasoning: str = ""
-    calls: list[Call] = field(default_factory=list)
+    calls: list[ToolCallReply] = field(default_factory=list)
 
-    def __iadd__(self, other: "Piece") -> "Piece":
+    def __iadd__(self, other: "ParsedText") -> "ParsedText":
         self.content += other.content
         self.reasoning += other.reasoning
         self.calls += other.calls
@@ -77,13 +77,13 @@ class OutputParser:
         self.called = 0
         self.reasoning_tokens = 0
 
-    def add(self, tokens: Sequence[int]) -> Piece:
+    def add(self, tokens: Sequence[int]) -> ParsedText:
         """What became certain with these tokens."""
         said = self._take(self.stream.add(tokens))
         self.reasoning_tokens += len(tokens) if self._part == "reasoning" else 0
         return said
 
-    def finish(self) -> Piece:
+    def finish(self) -> ParsedText:
         """What was still held back; a call without its end is one if it can be read."""
         said = self._take(self.stream.finish())
         self._machine, rest, part = _MACHINE.flush(self._machine)
@@ -92,14 +92,14 @@ class OutputParser:
             self._end_call(said)
         return said
 
-    def _take(self, text: str) -> Piece:
-        said = Piece()
+    def _take(self, text: str) -> ParsedText:
+        said = ParsedText()
         self._machine, segments = _MACHINE.split(self._machine, text)
         for part, segment in segments:
             self._sort(part, segment, said)
         return said
 
-    def _sort(self, part: str, text: str, said: Piece) -> None:
+    def _sort(self, part: str, text: str, said: ParsedText) -> None:
         if part != "tool" and self._part == "tool":
             self._end_call(said)
         self._part = part
@@ -110,14 +110,16 @@ class OutputParser:
         else:
             said.content += text
 
-    def _end_call(self, said: Piece) -> None:
+    def _end_call(self, said: ParsedText) -> None:
         """Read the text of a call; one that cannot be read stays text."""
         text, self._call = self._call, ""
         found = _calls(self._parser, text, self._tools)
         if not found:
             said.content += text
         for function in found:
-            said.calls.append(Call(id=f"call_{uuid.uuid4().hex[:24]}", function=function, index=self.called))
+            said.calls.append(
+                ToolCallReply(id=f"call_{uuid.uuid4().hex[:24]}", function=function, index=self.called)
+            )
             self.called += 1
 
 

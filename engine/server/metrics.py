@@ -1,16 +1,91 @@
-"""What is counted, in Prometheus' format: requests and tokens as they end, the engine's state when asked.
+"""What is noted of a request: a line of the log, figures for the metrics; no content, unless asked for."""
 
-Names of models come from the registry, paths from the routes, so that no client can make new time series.
-"""
-
+import json
+import logging
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from time import perf_counter
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engine.server.decoding.worker import Figures
-from engine.server.record import Record
+from engine.server.scheduler import SchedulerStats
+
+requests = logging.getLogger("kakeya.requests")
+
+
+@dataclass
+class RequestRecord:
+    """One request, filled in as it goes on its way.
+
+    Attributes:
+        method, path: of HTTP.
+        client: its address.
+        status: of the answer; 499 where the client had gone before there was one.
+        model, channel, drafter: that served it.
+        stream: whether it was streamed.
+        prompt_tokens, cached_tokens, completion_tokens: of the usage.
+        drafted, accepted, verify_rounds: of speculation.
+        first_s: until the first token was there, since the request came.
+        seconds: until the last byte.
+        finish: why the answer ended; gone where the client left before.
+        error: the code of a refusal.
+        content: prompt and answer, where they are logged.
+        owner: whose key it came with, a part of its digest; empty without keys.
+    """
+
+    method: str
+    path: str
+    client: str
+    started: float = field(default_factory=perf_counter)
+    status: int = 0
+    model: str | None = None
+    channel: str | None = None
+    drafter: str | None = None
+    stream: bool = False
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    verify_rounds: int = 0
+    first_s: float | None = None
+    seconds: float = 0.0
+    finish: str | None = None
+    error: str | None = None
+    content: dict[str, str] | None = None
+    owner: str = ""
+
+    def saw_tokens(self, count: int) -> None:
+        """Tokens are there."""
+        self.completion_tokens += count
+        if self.first_s is None:
+            self.first_s = perf_counter() - self.started
+
+    def end(self) -> None:
+        """The last byte was sent, or will never be."""
+        self.seconds = perf_counter() - self.started
+        self.status = self.status or 499
+
+    def line(self) -> str:
+        """One JSON object; what is unknown or zero is left out."""
+        fields = asdict(self)
+        for name in ("started", "owner"):
+            del fields[name]
+        told: dict[str, Any] = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+        for name, value in fields.items():
+            if value:  # zeros say nothing that their absence does not
+                told[name] = round(value, 6) if isinstance(value, float) else value
+        return json.dumps(told)
+
+
+def log(record: RequestRecord) -> None:
+    """Write a request to the log."""
+    requests.info("%s", record.line())
+
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -19,7 +94,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 class _State(Collector):
     """The engine's state as gauges."""
 
-    def __init__(self, figures: Callable[[], Figures], admitted: Callable[[], int]) -> None:
+    def __init__(self, figures: Callable[[], SchedulerStats], admitted: Callable[[], int]) -> None:
         self._figures, self._admitted = figures, admitted
 
     def collect(self) -> Iterator[Metric]:
@@ -45,7 +120,7 @@ def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
 class Metrics:
     """The metrics of one server."""
 
-    def __init__(self, figures: Callable[[], Figures], admitted: Callable[[], int]) -> None:
+    def __init__(self, figures: Callable[[], SchedulerStats], admitted: Callable[[], int]) -> None:
         """Count from zero.
 
         Args:
@@ -77,7 +152,7 @@ class Metrics:
         self._accepted = Counter("kakeya_accepted_tokens", "… of these confirmed", ["model"], registry=own)
         self._rounds = Counter("kakeya_verify_rounds", "Forwards over a block", ["model"], registry=own)
 
-    def count(self, record: Record, path: str) -> None:
+    def count(self, record: RequestRecord, path: str) -> None:
         """A request has ended.
 
         Args:
