@@ -25,7 +25,7 @@ from engine.registry.locate import Places, fetch, locate
 from engine.registry.registry import Registry
 from engine.sampling import Sampling
 from engine.server.parsing import ParsedText
-from engine.server.prompting import RenderedPrompt, chat_prompt, knows
+from engine.server.prompting import RenderedPrompt, chat_prompt, has_switch
 from engine.server.response import ChatResponseBuilder
 from engine.server.scheduler import DecodeJob, Scheduler, SchedulerLimits
 from engine.server.schema import ChatRequest, Message, Refusal
@@ -190,7 +190,7 @@ class Conversation:
         seed = manner.sampling.seed
         work = DecodeRequest(
             prompt=prompt.tokens,
-            lasting=prompt.lasting,
+            stable_prefix=prompt.stable_prefix,
             max_tokens=most if model.context is None else min(most, model.context - len(prompt.tokens)),
             channel=self._channel,
             block=model.block if manner.block is None else parse_block(manner.block),
@@ -210,7 +210,7 @@ class Conversation:
             f"--thinking {self.manner.thinking}: the chat template of {model.entry.name} has no such "
             "switch; leave it out"
         )
-        if switches and not knows(model, switches):
+        if switches and not has_switch(model, switches):
             raise useless
 
         def tokens(system: str | None, switches: Mapping[str, bool]) -> list[int]:

@@ -81,7 +81,7 @@ def command(**values: Any) -> None:
         allowed_hosts=values["allow_host"],
         allowed_origins=values["allow_origin"],
         largest_body=_bytes("--max-body", values["max_body"]),
-        bounds=RequestLimits(
+        request_limits=RequestLimits(
             values["max_tokens"], values["default_tokens"], values["parallel"] + values["queue"]
         ),
         limits=SchedulerLimits(

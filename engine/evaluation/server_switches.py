@@ -66,7 +66,7 @@ class ServerSwitches:
     def serving(self) -> ServerSettings:
         """The server whose answers are compared: it keeps nothing between requests."""
         return ServerSettings(
-            bounds=RequestLimits(max(self.max_tokens, LONG), self.max_tokens, 2 * self.clients),
+            request_limits=RequestLimits(max(self.max_tokens, LONG), self.max_tokens, 2 * self.clients),
             limits=SchedulerLimits(parallel=self.clients, sessions=0, chunk=self.prefill_chunk),
         )
 

@@ -1,14 +1,12 @@
-"""What stands in front of the routes: who may ask, from where, how much at once, and how long it may take.
+"""The HTTP application: who may ask and how much, the routes, and errors as documents.
 
     Host      of a server that listens on this machine alone: only this machine's names, so that a web page
-              whose name was bound to this address reaches nothing
+              whose name was bound to this address reaches nothing (421; Starlette's middleware says 400)
     Origin    of a web page: refused unless it was allowed (CORS is off by default)
     key       ``Authorization: Bearer KEY``, compared in constant time; /health needs none
-    type      bodies are JSON, and say so
-    size      of the body; counted as it comes, whatever its header says
-    time      in which the body has to be there
+    body      JSON, of a bounded size whatever its header says, in a bounded time
 
-The request's record is made here, and ended here: logged and counted.
+Each request gets a record, which is logged and counted when the request has ended.
 """
 
 import asyncio
@@ -17,10 +15,10 @@ import hmac
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from importlib.metadata import version as installed_version
+from importlib.metadata import version
 from resource import RLIMIT_NOFILE, getrlimit
 from typing import Annotated, Any, ClassVar
 
@@ -38,9 +36,9 @@ from engine.errors import ConfigurationError, EngineError, ModelNotHere
 from engine.registry.channels import SEPARATOR
 from engine.registry.entries import ModelEntry
 from engine.registry.locate import Places, locate
-from engine.server.metrics import CONTENT_TYPE, Metrics, RequestRecord, log
+from engine.server.metrics import CONTENT_TYPE, Metrics, RequestRecord
 from engine.server.schema import (
-    PATHS,
+    UNSUPPORTED_PATHS,
     ChatCompletion,
     ChatRequest,
     ErrorReply,
@@ -53,28 +51,65 @@ from engine.server.schema import (
     refusal_of,
     unsupported,
 )
-from engine.server.service import CompletionResponse, Service
+from engine.server.service import (
+    BUG,
+    CompletionResponse,
+    Message,
+    Receive,
+    Send,
+    Service,
+    send_refusal,
+)
 
-OPEN = ("/health",)
-BODIES = ("/v1/chat/completions", "/v1/completions")
-PORT = re.compile(r"(?<=[^:]):[0-9]{0,5}\Z")
+App = Callable[[Message, Receive, Send], Awaitable[None]]
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+STARTED = int(time.time())
+KEYLESS_PATHS = ("/health",)
+BODY_PATHS = ("/v1/chat/completions", "/v1/completions")
+ROUTES = ("/metrics", "/v1/models", "/openapi.json", *KEYLESS_PATHS, *BODY_PATHS)
+PORT = re.compile(r"(?<=[^:]):[0-9]{0,5}\Z")  # of a Host header
+LONGEST_SHOWN = 100  # characters of a value in a message
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorReply, "description": text}
+    for status, text in (
+        (400, "A value is wrong; `param` names the field"),
+        (401, "No API key, or another one"),
+        (403, "A web page that is not allowed"),
+        (404, "No such model"),
+        (408, "The body took too long"),
+        (413, "The body is too large"),
+        (415, "The body is not JSON"),
+        (429, "As many requests are waiting as may"),
+        (501, "A feature of OpenAI's that is not here"),
+    )
+}
+# for the OpenAPI document; the guard checks keys
+KEYED = [Security(HTTPBearer(description="Where the server has keys.", auto_error=False))]
+
+
+def new_app(service: Service, metrics: Metrics, rules: "AccessRules", *, log_content: bool = False) -> App:
+    """Make the application with its guard; `log_content` writes prompts and answers to the log."""
+    guarded: App = AccessGuard(bare_app(service, metrics, log_content=log_content), rules, metrics)
+    if rules.origins:  # outermost, because a browser asks before it sends a key
+        return CORSMiddleware(
+            guarded, allow_origins=rules.origins, allow_methods=["GET", "POST"], allow_headers=["*"]
+        )
+    return guarded
+
+
+# --- who may ask ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class AccessRules:
-    """Whom to let in.
+    """Which requests to let in.
 
     Attributes:
-        keys: SHA-256 digests of the keys that are good; empty for no key at all.
-        hosts: names a request may give as its Host; empty for any.
+        keys: SHA-256 digests of the valid API keys; empty where none is needed.
+        hosts: names that a Host header may have; empty for any.
         origins: of web pages that may ask; ``*`` stands for any.
         largest_body: bytes.
-        body_s: seconds in which the body has to be there.
+        body_s: seconds in which the whole body has to arrive.
     """
 
     keys: tuple[bytes, ...] = ()
@@ -85,33 +120,32 @@ class AccessRules:
 
 
 def digest(key: str) -> bytes:
-    """What is kept of a key."""
+    """Return what is kept of a key."""
     return hashlib.sha256(key.encode()).digest()
 
 
 class AccessGuard:
-    """An ASGI application in front of another."""
+    """ASGI middleware that applies the rules, reads the body, and keeps the request's record."""
 
-    def __init__(self, app: App, rules: AccessRules, ended: Callable[[RequestRecord], None]) -> None:
-        """Guard.
+    def __init__(self, app: App, rules: AccessRules, metrics: Metrics) -> None:
+        self._app, self._rules, self._metrics = app, rules, metrics
 
-        Args:
-            app: what is guarded.
-            rules: whom to let in.
-            ended: told of each request when it has ended.
-        """
-        self._app, self._rules, self._ended = app, rules, ended
-
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Let a request in, or refuse it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        client = scope.get("client") or ("unknown", 0)
-        record = RequestRecord(scope["method"], scope["path"], str(client[0]))
+        path = scope["path"]
+        record = RequestRecord(scope["method"], path, str((scope.get("client") or ["unknown"])[0]))
         scope.setdefault("state", {})["record"] = record
+        body: list[bytes] = []
 
-        async def noted(message: Message) -> None:
+        async def receive_again() -> Message:
+            if body:
+                return {"type": "http.request", "body": body.pop(), "more_body": False}
+            return await receive()
+
+        async def send_noted(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = int(message["status"])
             await send(message)
@@ -119,23 +153,24 @@ class AccessGuard:
         try:
             try:
                 headers = Headers(scope=scope)
-                self._refuse(scope, headers)
+                self._check(record, headers)
                 if self._rules.keys:
                     record.owner = digest(headers.get("authorization", "")).hex()[:16]
-                body = await self._body(scope, receive)
+                body.append(await self._body(headers, receive))
             except Refusal as refusal:
                 record.error = refusal.code
-                await refuse(noted, refusal)
+                await send_refusal(send_noted, refusal)
                 return
-            await self._app(scope, _replayed(body, receive), noted)
+            await self._app(scope, receive_again, send_noted)
         finally:
             record.end()
-            self._ended(record)
+            route = path if path in ROUTES else "/v1/models" if path.startswith("/v1/models/") else "other"
+            self._metrics.count(record, route)
 
-    def _refuse(self, scope: MutableMapping[str, Any], headers: Headers) -> None:
+    def _check(self, record: RequestRecord, headers: Headers) -> None:
         """Raise Refusal for a request that may not come in."""
-        rules, path, method = self._rules, str(scope["path"]), str(scope["method"])
-        host = _name(headers.get("host", ""))
+        rules, path = self._rules, record.path
+        host = PORT.sub("", headers.get("host", "")).lower()
         if rules.hosts and host not in rules.hosts:
             raise Refusal(
                 421, f"this server is not called {host!r}; --allow-host lets a name in", code="wrong_host"
@@ -147,68 +182,48 @@ class AccessGuard:
                 f"web pages of {origin!r} may not ask; --allow-origin lets them",
                 code="origin_not_allowed",
             )
-        if rules.keys and path not in OPEN and not _known(headers.get("authorization", ""), rules.keys):
+        authorization = headers.get("authorization", "")
+        if rules.keys and path not in KEYLESS_PATHS and not _known(authorization, rules.keys):
             raise Refusal(
                 401,
                 "give an API key this server knows, as Authorization: Bearer KEY",
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )
-        if any(path == known or path.startswith(known + "/") for known in PATHS):
-            raise unsupported(f"{method} {path}")
-        if method == "POST" and path in BODIES and _media_type(headers) != "application/json":
+        if any(path == known or path.startswith(known + "/") for known in UNSUPPORTED_PATHS):
+            raise unsupported(f"{record.method} {path}")
+        media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if record.method == "POST" and path in BODY_PATHS and media_type != "application/json":
             raise Refusal(415, "send the body as Content-Type: application/json", code="wrong_content_type")
 
-    async def _body(self, scope: MutableMapping[str, Any], receive: Receive) -> bytes:
-        """The whole body.
+    async def _body(self, headers: Headers, receive: Receive) -> bytes:
+        """Read the whole body.
 
         Raises:
-            Refusal: it is too large, or took too long to come.
+            Refusal: it is too large, or too slow.
         """
-        most, parts, size = self._rules.largest_body, [], 0
-        given = Headers(scope=scope).get("content-length", "0")
+        most, parts, size = self._rules.largest_body, list[bytes](), 0
+        too_large = Refusal(
+            413, f"the body has more than {most} bytes, the most this server takes", code="too_large"
+        )
+        given = headers.get("content-length", "0")
+        if given.isdigit() and int(given[:20]) > most:
+            raise too_large
         try:
             async with asyncio.timeout(self._rules.body_s):
-                while True:
-                    if size > most or (given.isdigit() and int(given[:20]) > most):
-                        raise Refusal(
-                            413,
-                            f"the body has more than {most} bytes, the most this server takes",
-                            code="too_large",
-                        )
+                more = True
+                while more:
                     message = await receive()
                     parts.append(message.get("body", b""))
                     size += len(parts[-1])
-                    if message["type"] == "http.disconnect" or not message.get("more_body"):
-                        break
+                    if size > most:
+                        raise too_large
+                    more = message["type"] != "http.disconnect" and bool(message.get("more_body"))
         except TimeoutError:
             raise Refusal(
                 408, f"the body did not come within {self._rules.body_s:g} s", code="too_slow"
             ) from None
-        if size > most:
-            raise Refusal(
-                413, f"the body has more than {most} bytes, the most this server takes", code="too_large"
-            )
         return b"".join(parts)
-
-
-async def refuse(send: Send, refusal: Refusal) -> None:
-    """Send the error document of a refusal."""
-    body = json.dumps(refusal.document()).encode()
-    headers = {"content-type": "application/json", "content-length": str(len(body))} | refusal.headers
-    encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": refusal.status, "headers": encoded})
-    await send({"type": "http.response.body", "body": body})
-
-
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    """The body once more, and then what else there is to receive."""
-    waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def replayed() -> Message:
-        return waiting.pop() if waiting else await receive()
-
-    return replayed
 
 
 def _known(header: str, keys: tuple[bytes, ...]) -> bool:
@@ -217,26 +232,20 @@ def _known(header: str, keys: tuple[bytes, ...]) -> bool:
     return scheme.lower() == "bearer" and any(hmac.compare_digest(given, known) for known in keys)
 
 
-def _media_type(headers: Headers) -> str:
-    """Of the body, without its parameters."""
-    return headers.get("content-type", "").partition(";")[0].strip().lower()
-
-
-def _name(host: str) -> str:
-    """A Host header without its port; what has none of the two forms of one is left as it is."""
-    return PORT.sub("", host).lower()
-
-
 class BoundedProtocol(H11Protocol):
-    """One connection."""
+    """One connection of uvicorn's, closed where the head of a request does not arrive in time.
+
+    uvicorn waits without end for the first request and for a head that has started, so that anybody could
+    hold connections without a key, or all of them.
+    """
 
     head_s: ClassVar[float] = 30.0  # until the head of a request is there
-    most: ClassVar[int] = min(getrlimit(RLIMIT_NOFILE)[0] // 2, 4096)  # connections; more are let go at once
+    most: ClassVar[int] = min(getrlimit(RLIMIT_NOFILE)[0] // 2, 4096)  # connections; more are closed at once
 
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's
-        """Begin to wait."""
+        """Start the deadline."""
         super().connection_made(transport)
         if len(self.connections) > self.most:
             transport.abort()
@@ -244,147 +253,44 @@ class BoundedProtocol(H11Protocol):
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        """Take in data; whether a request has begun with it decides about the waiting."""
+        """Stop the deadline where a request has started with these data."""
         super().data_received(data)
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait no more."""
-        self._calm()
+        """Stop the deadline."""
+        self._stop_watching()
         super().connection_lost(exc)
 
-    def _watch(self) -> None:
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._calm()
-        elif self._deadline is None:
-            self._deadline = self.loop.call_later(self.head_s, self._let_go)
+    @property
+    def _between_requests(self) -> bool:
+        return self.cycle is None or bool(self.cycle.response_complete)
 
-    def _calm(self) -> None:
+    def _watch(self) -> None:
+        if not self._between_requests:
+            self._stop_watching()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(self.head_s, self._expire)
+
+    def _stop_watching(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
-    def _let_go(self) -> None:
+    def _expire(self) -> None:
         self._deadline = None
-        if self.cycle is None or self.cycle.response_complete:
+        if self._between_requests:
             self.transport.close()
 
 
-STARTED = int(time.time())
-
-
-def version() -> str:
-    """Of the product."""
-    return installed_version("kakeya-mac")
-
-
-def cards(service: Service) -> list[ModelReply]:
-    """Every id a request may name."""
-    return [each for entry in service.registry.entries for each in _cards(service, entry)]
-
-
-def card(service: Service, identifier: str) -> ModelReply:
-    """The card of one id.
-
-    Raises:
-        UnknownModel: no such model or channel.
-        ConfigurationError: the model does not offer the channel.
-    """
-    entry, _ = service.registry.resolve(identifier)
-    return next(each for each in _cards(service, entry) if each.id == identifier)
-
-
-def health_of(service: Service) -> Health:
-    """Whether requests are served, and how many."""
-    figures = service.worker.figures
-    reason = None
-    if service.closing:
-        reason = "the server is shutting down"
-    elif not service.worker.healthy:
-        reason = "the engine's thread died; the server's log says why"
-    return Health(
-        status="unavailable" if reason else "ok",
-        reason=reason,
-        version=version(),
-        active=figures.active,
-        waiting=max(service.admitted - figures.active, 0),
-    )
-
-
-def _cards(service: Service, entry: ModelEntry) -> list[ModelReply]:
-    here, said = True, None
-    try:
-        locate(entry, Places.of_machine())
-    except (ModelNotHere, ConfigurationError) as error:
-        here, said = False, str(error)
-    about = {
-        "summary": entry.summary,
-        "target": str(entry.target),
-        "drafter": str(entry.drafter) if entry.drafter else None,
-        "kv_channels": list(entry.channels),
-        "here": here,
-        "why_not": said,
-        "loaded": entry.name in service.worker.figures.models,
-    }
-    return [
-        ModelReply(
-            id=identifier,
-            created=STARTED,
-            x_kakeya=about | {"kv_channel": channel, "default": identifier == service.registry.default},
-        )
-        for identifier, channel in [
-            (entry.name, entry.default_channel),
-            *((f"{entry.name}{SEPARATOR}{name}", name) for name in entry.channels),
-        ]
-    ]
-
-
-LONGEST_SHOWN = 100  # characters of a value in a message
-ROUTES = ("/health", "/metrics", "/v1/models", "/v1/chat/completions", "/v1/completions", "/openapi.json")
-REFUSALS: dict[int | str, dict[str, Any]] = {
-    400: {"model": ErrorReply, "description": "A value is wrong; `param` names the field"},
-    401: {"model": ErrorReply, "description": "No API key, or another one"},
-    403: {"model": ErrorReply, "description": "A web page that is not allowed"},
-    404: {"model": ErrorReply, "description": "No such model"},
-    408: {"model": ErrorReply, "description": "The body took too long"},
-    413: {"model": ErrorReply, "description": "The body is too large"},
-    415: {"model": ErrorReply, "description": "The body is not JSON"},
-    429: {"model": ErrorReply, "description": "As many requests are waiting as may"},
-    501: {"model": ErrorReply, "description": "A feature of OpenAI's that is not here"},
-}
-# for the document; it is the guard that looks at keys
-KEYED = [Security(HTTPBearer(description="Where the server has keys.", auto_error=False))]
-STREAM: dict[str, Any] = {"text/event-stream": {}}
-
-
-def new_app(service: Service, metrics: Metrics, rules: AccessRules, *, log_content: bool = False) -> App:
-    """The application, guarded.
-
-    Args:
-        service: answers requests; its worker is started and stopped with the application.
-        metrics: what is counted.
-        rules: whom to let in.
-        log_content: write prompts and answers to the log.
-    """
-    api = bare_app(service, metrics, log_content=log_content)
-
-    def ended(record: RequestRecord) -> None:
-        log(record)
-        metrics.count(record, _route(record.path))
-
-    guarded: App = AccessGuard(api, rules, ended)
-    if rules.origins:  # outermost, for the browser asks before it sends a key
-        return CORSMiddleware(
-            guarded, allow_origins=rules.origins, allow_methods=["GET", "POST"], allow_headers=["*"]
-        )
-    return guarded
+# --- the routes -----------------------------------------------------------------------------------------
 
 
 def bare_app(service: Service, metrics: Metrics, *, log_content: bool) -> FastAPI:
-    """The routes alone."""
+    """Make the routes without the guard; the service is closed with the application."""
 
     @asynccontextmanager
-    async def living(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         try:
             yield
         finally:
@@ -392,20 +298,120 @@ def bare_app(service: Service, metrics: Metrics, *, log_content: bool) -> FastAP
 
     api = FastAPI(
         title="kakeya_engine serve",
-        version=version(),
+        version=version("kakeya-mac"),
         description="OpenAI's chat and text completions by speculative decoding on MLX.",
-        lifespan=living,
+        lifespan=lifespan,
         docs_url=None,  # pages that load scripts from elsewhere
         redoc_url=None,
         responses={},
     )
-    _routes(api, service, metrics, log_content=log_content)
-    _errors(api)
-    api.openapi = lambda: _document(api)  # type: ignore[method-assign]
+    _add_completions(api, service, log_content=log_content)
+    _add_listing(api, service, metrics)
+    _add_error_handlers(api)
+    api.openapi = lambda: _openapi(api)  # type: ignore[method-assign]
     return api
 
 
-def _document(api: FastAPI) -> dict[str, Any]:
+def _add_completions(api: FastAPI, service: Service, *, log_content: bool) -> None:
+    def route(path: str, name: str, reply: type) -> Callable[[Any], Any]:
+        replies: dict[int | str, dict[str, Any]] = {
+            200: {"model": reply, "content": {"text/event-stream": {}}}
+        }
+        return api.post(
+            path,
+            responses=replies | REFUSALS,
+            response_class=JSONResponse,
+            operation_id=name,
+            dependencies=KEYED,
+        )
+
+    def answer(body: ChatRequest | TextRequest, request: Request) -> Response:
+        record: RequestRecord = request.state.record
+        record.stream = bool(body.stream)
+        return CompletionResponse(service, body, record, log_content=log_content)
+
+    @route("/v1/chat/completions", "chat", ChatCompletion)
+    async def chat(body: ChatRequest, request: Request) -> Response:
+        """Answer a conversation; with `stream`, as events that end with `[DONE]`."""
+        return answer(body, request)
+
+    @route("/v1/completions", "complete", TextCompletion)
+    async def complete(body: TextRequest, request: Request) -> Response:
+        """Continue a text; with `stream`, as events that end with `[DONE]`."""
+        return answer(body, request)
+
+
+def _add_listing(api: FastAPI, service: Service, metrics: Metrics) -> None:
+    def only(*statuses: int) -> dict[int | str, dict[str, Any]]:
+        return {status: REFUSALS[status] for status in statuses}
+
+    @api.get("/v1/models", responses=only(401, 403), dependencies=KEYED)
+    async def models() -> ModelList:
+        """The registry's models, each once by its name and once for each KV channel."""
+        return ModelList(data=cards(service))
+
+    @api.get("/v1/models/{identifier}", responses=only(400, 401, 403, 404), dependencies=KEYED)
+    async def model(identifier: Annotated[str, Path(max_length=200)]) -> ModelReply:
+        """One of them."""
+        entry, _ = service.registry.resolve(identifier)
+        return next(card for card in _cards(service, entry) if card.id == identifier)
+
+    @api.get("/health", responses={503: {"model": Health}})
+    async def health(response: Response) -> Health:
+        """Whether requests are served; needs no key."""
+        reason = None
+        if service.closing:
+            reason = "the server is shutting down"
+        elif not service.scheduler.healthy:
+            reason = "the engine's thread died; the server's log says why"
+        response.status_code = 503 if reason else 200
+        active = service.scheduler.stats.active
+        return Health(
+            status="unavailable" if reason else "ok",
+            reason=reason,
+            version=version("kakeya-mac"),
+            active=active,
+            waiting=max(service.admitted - active, 0),
+        )
+
+    @api.get("/metrics", response_class=Response, responses=only(401, 403), dependencies=KEYED)
+    async def prometheus() -> Response:
+        """Counters and gauges in Prometheus' text format."""
+        return Response(metrics.text(), media_type=CONTENT_TYPE)
+
+
+def cards(service: Service) -> list[ModelReply]:
+    """Describe every id that a request may name."""
+    return [card for entry in service.registry.entries for card in _cards(service, entry)]
+
+
+def _cards(service: Service, entry: ModelEntry) -> list[ModelReply]:
+    why_not = None
+    try:
+        locate(entry, Places.of_machine())
+    except (ModelNotHere, ConfigurationError) as error:
+        why_not = str(error)
+    about = {
+        "summary": entry.summary,
+        "target": str(entry.target),
+        "drafter": str(entry.drafter) if entry.drafter else None,
+        "kv_channels": list(entry.channels),
+        "here": why_not is None,
+        "why_not": why_not,
+        "loaded": entry.name in service.scheduler.stats.models,
+    }
+    ids = {entry.name: entry.default_channel}
+    ids |= {f"{entry.name}{SEPARATOR}{channel}": channel for channel in entry.channels}
+    default = service.registry.default
+    return [
+        ModelReply(
+            id=name, created=STARTED, x_kakeya=about | {"kv_channel": channel, "default": name == default}
+        )
+        for name, channel in ids.items()
+    ]
+
+
+def _openapi(api: FastAPI) -> dict[str, Any]:
     """The OpenAPI document: with the key, and without the answers FastAPI would give to wrong bodies."""
     if not api.openapi_schema:
         found = get_openapi(
@@ -418,69 +424,15 @@ def _document(api: FastAPI) -> dict[str, Any]:
         for path, methods in found["paths"].items():
             for operation in methods.values():
                 operation["responses"].pop("422", None)
-                operation["security"] = [] if path in OPEN else [{"key": []}]
+                operation["security"] = [] if path in KEYLESS_PATHS else [{"key": []}]
         api.openapi_schema = found
     return api.openapi_schema
 
 
-def _routes(api: FastAPI, service: Service, metrics: Metrics, *, log_content: bool) -> None:
-    @api.post(
-        "/v1/chat/completions",
-        responses={200: {"model": ChatCompletion, "content": STREAM}, **REFUSALS},
-        response_class=JSONResponse,
-        operation_id="chat",
-        dependencies=KEYED,
-    )
-    async def chat(body: ChatRequest, request: Request) -> Response:
-        """Answer a conversation; with `stream`, as events that end with `[DONE]`."""
-        return _answer(body, request)
-
-    @api.post(
-        "/v1/completions",
-        responses={200: {"model": TextCompletion, "content": STREAM}, **REFUSALS},
-        response_class=JSONResponse,
-        operation_id="complete",
-        dependencies=KEYED,
-    )
-    async def complete(body: TextRequest, request: Request) -> Response:
-        """Continue a text; with `stream`, as events that end with `[DONE]`."""
-        return _answer(body, request)
-
-    def _answer(body: ChatRequest | TextRequest, request: Request) -> Response:
-        record: RequestRecord = request.state.record
-        record.stream = bool(body.stream)
-        return CompletionResponse(service, body, record, log_content=log_content)
-
-    @api.get("/v1/models", responses=_only(401, 403), dependencies=KEYED)
-    async def models() -> ModelList:
-        """The registry's models, each once by its name and once for each KV channel."""
-        return ModelList(data=cards(service))
-
-    @api.get("/v1/models/{identifier}", responses=_only(400, 401, 403, 404), dependencies=KEYED)
-    async def model(identifier: Annotated[str, Path(max_length=200)]) -> ModelReply:
-        """One of them."""
-        return card(service, identifier)
-
-    @api.get("/health", responses={503: {"model": Health}})
-    async def health(response: Response) -> Health:
-        """Whether requests are served; needs no key."""
-        found = health_of(service)
-        response.status_code = 200 if found.status == "ok" else 503
-        return found
-
-    @api.get("/metrics", response_class=Response, responses=_only(401, 403), dependencies=KEYED)
-    async def prometheus() -> Response:
-        """Counters and gauges in Prometheus' text format."""
-        return Response(metrics.text(), media_type=CONTENT_TYPE)
+# --- errors ---------------------------------------------------------------------------------------------
 
 
-def _only(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    return {status: REFUSALS[status] for status in statuses}
-
-
-def _errors(api: FastAPI) -> None:
-    """Whatever is raised becomes an error document."""
-
+def _add_error_handlers(api: FastAPI) -> None:
     @api.exception_handler(Refusal)
     async def refused(request: Request, refusal: Refusal) -> Response:
         request.state.record.error = refusal.code
@@ -491,7 +443,7 @@ def _errors(api: FastAPI) -> None:
         return await refused(request, refusal_of(error))
 
     @api.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> Response:
+    async def invalid_body(request: Request, error: RequestValidationError) -> Response:
         return await refused(request, _invalid(error))
 
     @api.exception_handler(HTTPException)
@@ -499,26 +451,24 @@ def _errors(api: FastAPI) -> None:
         status = error.status_code
         if status == 404:
             return await refused(request, Refusal(404, f"there is no {request.url.path}", code="not_found"))
-        if status == 400:  # what the reading of a body ends with where it is not even broken JSON
+        if status == 400:  # FastAPI's error for a body that is not even broken JSON
             return await refused(request, Refusal(400, "the body is not JSON", code="invalid_json"))
-        said = f"{request.method} {request.url.path}: {error.detail}"
-        refusal = Refusal(status if status == 405 else 500, said, code="invalid_request")
-        refusal.headers = dict(error.headers or {})
-        return await refused(request, refusal)
+        text = f"{request.method} {request.url.path}: {error.detail}"
+        status = status if status == 405 else 500
+        return await refused(request, Refusal(status, text, code="invalid_request", headers=error.headers))
 
     @api.exception_handler(Exception)
     async def bug(_: Request, __: Exception) -> Response:
-        refusal = Refusal(500, "this is a bug in the server; its log says more", code="bug")
-        return JSONResponse(refusal.document(), 500)
+        return JSONResponse(BUG.document(), BUG.status)
 
 
 def _invalid(error: RequestValidationError) -> Refusal:
-    """The refusal of a body that is not as it should be; of several mistakes, the one deepest inside."""
+    """Make the refusal of a wrong body; of several errors, the one nested deepest."""
     errors = error.errors()
-    if any(each["type"] == "json_invalid" for each in errors):
-        return Refusal(400, "the body is not JSON", code="invalid_json")
     worst = max(errors, key=lambda each: len(_steps(each["loc"], error.body)))
     param = ".".join(_steps(worst["loc"], error.body)) or None
+    if any(each["type"] == "json_invalid" for each in errors):
+        return Refusal(400, "the body is not JSON", code="invalid_json")
     if worst["type"] == "extra_forbidden":
         return Refusal(400, f"{param} is unknown here; leave it out", param=param, code="unknown_parameter")
     if worst["loc"] == ("body",) and worst["type"] == "missing":
@@ -527,12 +477,14 @@ def _invalid(error: RequestValidationError) -> Refusal:
         param = ".".join(filter(None, (param, str(worst["loc"][-1]))))
         return Refusal(400, f"{param} is missing", param=param, code="missing_parameter")
     message = str(worst["msg"]).removeprefix("Value error, ")
-    shown = _shown(worst.get("input"))
+    shown = json.dumps(worst.get("input"), ensure_ascii=True, default=str)
+    if len(shown) > LONGEST_SHOWN:
+        shown = f"{shown[:LONGEST_SHOWN]} …"
     return Refusal(400, f"{param or 'the body'}: {message}, not {shown}", param=param, code="invalid_value")
 
 
 def _steps(location: Sequence[Any], body: Any) -> list[str]:
-    """A place in the body as clients know it: without what the checking of unions puts in between."""
+    """The place of an error in the body as clients know it, without pydantic's names of union members."""
     steps, node = [], body
     for part in location[1:]:
         inside = isinstance(node, dict) and part in node
@@ -540,14 +492,3 @@ def _steps(location: Sequence[Any], body: Any) -> list[str]:
             steps.append(str(part)[:LONGEST_SHOWN])
             node = node[part]
     return steps
-
-
-def _shown(value: Any) -> str:
-    """A value for a message."""
-    text = json.dumps(value, ensure_ascii=True, default=str)
-    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]} …"
-
-
-def _route(path: str) -> str:
-    """The route a path belongs to, for metrics."""
-    return path if path in ROUTES else "/v1/models" if path.startswith("/v1/models/") else "other"

@@ -1,4 +1,7 @@
-"""What is noted of a request: a line of the log, figures for the metrics; no content, unless asked for."""
+"""What is recorded of a request: a line in the log, and Prometheus metrics; no content, unless asked for.
+
+Names of models come from the registry and paths from the routes, so no client can create a time series.
+"""
 
 import json
 import logging
@@ -14,27 +17,32 @@ from prometheus_client.registry import Collector
 
 from engine.server.scheduler import SchedulerStats
 
-requests = logging.getLogger("kakeya.requests")
+request_log = logging.getLogger("kakeya.requests")
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+# field of a record -> (metric, help)
+COUNTERS = {
+    "prompt_tokens": ("prompt_tokens", "Tokens of prompts"),
+    "cached_tokens": ("prompt_tokens_cached", "… of these that were held already"),
+    "completion_tokens": ("completion_tokens", "Tokens of answers"),
+    "drafted": ("drafted_tokens", "Drafts that were verified"),
+    "accepted": ("accepted_tokens", "… of these confirmed"),
+    "verify_rounds": ("verify_rounds", "Forwards over a block"),
+}
 
 
 @dataclass
 class RequestRecord:
-    """One request, filled in as it goes on its way.
+    """One request, filled in while it is served.
 
     Attributes:
-        method, path: of HTTP.
-        client: its address.
-        status: of the answer; 499 where the client had gone before there was one.
-        model, channel, drafter: that served it.
-        stream: whether it was streamed.
-        prompt_tokens, cached_tokens, completion_tokens: of the usage.
-        drafted, accepted, verify_rounds: of speculation.
-        first_s: until the first token was there, since the request came.
-        seconds: until the last byte.
+        status: of the answer; 499 where the client left before there was one.
+        first_s: from the request to the first token.
+        seconds: from the request to the last byte.
         finish: why the answer ended; gone where the client left before.
         error: the code of a refusal.
         content: prompt and answer, where they are logged.
-        owner: whose key it came with, a part of its digest; empty without keys.
+        owner: part of the digest of the request's API key; empty without keys.
     """
 
     method: str
@@ -59,77 +67,36 @@ class RequestRecord:
     content: dict[str, str] | None = None
     owner: str = ""
 
-    def saw_tokens(self, count: int) -> None:
-        """Tokens are there."""
+    def add_tokens(self, count: int) -> None:
+        """Count tokens, and note when the first one came."""
         self.completion_tokens += count
         if self.first_s is None:
             self.first_s = perf_counter() - self.started
 
     def end(self) -> None:
-        """The last byte was sent, or will never be."""
+        """Write the line of the log; unknown values and zeros are left out."""
         self.seconds = perf_counter() - self.started
         self.status = self.status or 499
-
-    def line(self) -> str:
-        """One JSON object; what is unknown or zero is left out."""
-        fields = asdict(self)
-        for name in ("started", "owner"):
-            del fields[name]
-        told: dict[str, Any] = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-        for name, value in fields.items():
-            if value:  # zeros say nothing that their absence does not
-                told[name] = round(value, 6) if isinstance(value, float) else value
-        return json.dumps(told)
+        line: dict[str, Any] = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+        for name, value in asdict(self).items():
+            if value and name not in {"started", "owner"}:
+                line[name] = round(value, 6) if isinstance(value, float) else value
+        request_log.info("%s", json.dumps(line))
 
 
-def log(record: RequestRecord) -> None:
-    """Write a request to the log."""
-    requests.info("%s", record.line())
+class Metrics(Collector):
+    """The metrics of one server: requests and tokens as they end, the engine's state when asked."""
 
-
-SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-
-class _State(Collector):
-    """The engine's state as gauges."""
-
-    def __init__(self, figures: Callable[[], SchedulerStats], admitted: Callable[[], int]) -> None:
-        self._figures, self._admitted = figures, admitted
-
-    def collect(self) -> Iterator[Metric]:
-        """One gauge a figure."""
-        now = self._figures()
-        yield _gauge("requests_active", "Requests that take turns in the engine", now.active)
-        yield _gauge("requests_admitted", "Requests that are worked on or wait", self._admitted())
-        yield _gauge("models_loaded", "Models in memory", len(now.models))
-        yield _gauge("sessions_idle", "Sessions kept for the next turn of a conversation", now.sessions)
-        cache = GaugeMetricFamily(
-            "kakeya_kv_cache_bytes", "Bytes of keys and values, and of drafters' memories", labels=["state"]
-        )
-        cache.add_metric(["active"], now.active_bytes)
-        cache.add_metric(["idle"], now.idle_bytes)
-        yield cache
-        yield _gauge("memory_bytes", "Bytes of arrays in use, models included", now.memory_bytes)
-
-
-def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"kakeya_{name}", text, value=value)
-
-
-class Metrics:
-    """The metrics of one server."""
-
-    def __init__(self, figures: Callable[[], SchedulerStats], admitted: Callable[[], int]) -> None:
+    def __init__(self, stats: Callable[[], SchedulerStats], admitted: Callable[[], int]) -> None:
         """Count from zero.
 
         Args:
-            figures: the engine's state.
-            admitted: requests that are worked on or wait.
+            stats: the engine's state.
+            admitted: how many requests are served or wait.
         """
-        self._registry = CollectorRegistry()
-        self._registry.register(_State(figures, admitted))
-        own = self._registry
+        self._stats, self._admitted = stats, admitted
+        self._registry = own = CollectorRegistry()
+        own.register(self)
         self._requests = Counter(
             "kakeya_requests", "Requests that ended", ["path", "model", "status"], registry=own
         )
@@ -143,22 +110,31 @@ class Metrics:
             buckets=SECONDS,
             registry=own,
         )
-        self._prompt = Counter("kakeya_prompt_tokens", "Tokens of prompts", ["model"], registry=own)
-        self._cached = Counter(
-            "kakeya_prompt_tokens_cached", "… of these that were held already", ["model"], registry=own
+        self._counters = {
+            name: Counter(f"kakeya_{metric}", text, ["model"], registry=own)
+            for name, (metric, text) in COUNTERS.items()
+        }
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the engine's state as gauges."""
+        now = self._stats()
+        for name, text, value in (
+            ("requests_active", "Requests that take turns in the engine", now.active),
+            ("requests_admitted", "Requests that are served or wait", self._admitted()),
+            ("models_loaded", "Models in memory", len(now.models)),
+            ("sessions_idle", "Sessions kept for the next turn of a conversation", now.sessions),
+            ("memory_bytes", "Bytes of arrays in use, models included", now.memory_bytes),
+        ):
+            yield GaugeMetricFamily(f"kakeya_{name}", text, value=value)
+        cache = GaugeMetricFamily(
+            "kakeya_kv_cache_bytes", "Bytes of keys and values, and of drafters' memories", labels=["state"]
         )
-        self._written = Counter("kakeya_completion_tokens", "Tokens of answers", ["model"], registry=own)
-        self._drafted = Counter("kakeya_drafted_tokens", "Drafts that were verified", ["model"], registry=own)
-        self._accepted = Counter("kakeya_accepted_tokens", "… of these confirmed", ["model"], registry=own)
-        self._rounds = Counter("kakeya_verify_rounds", "Forwards over a block", ["model"], registry=own)
+        cache.add_metric(["active"], now.active_bytes)
+        cache.add_metric(["idle"], now.idle_bytes)
+        yield cache
 
     def count(self, record: RequestRecord, path: str) -> None:
-        """A request has ended.
-
-        Args:
-            record: of the request.
-            path: of the route that served it, or ``other``.
-        """
+        """Count a request that has ended; `path` is its route, or ``other``."""
         model = record.model or "none"
         self._requests.labels(path, model, str(record.status)).inc()
         self._seconds.labels(path).observe(record.seconds)
@@ -166,13 +142,9 @@ class Metrics:
             return
         if record.first_s is not None:
             self._first.labels(model).observe(record.first_s)
-        self._prompt.labels(model).inc(record.prompt_tokens)
-        self._cached.labels(model).inc(record.cached_tokens)
-        self._written.labels(model).inc(record.completion_tokens)
-        self._drafted.labels(model).inc(record.drafted)
-        self._accepted.labels(model).inc(record.accepted)
-        self._rounds.labels(model).inc(record.verify_rounds)
+        for name, counter in self._counters.items():
+            counter.labels(model).inc(getattr(record, name))
 
     def text(self) -> bytes:
-        """All of it."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)

@@ -1,11 +1,11 @@
-"""A request's conversation or text → token ids, through the model's own chat template.
+"""A request's conversation or text → token ids, through the model's chat template, and the answer's grammar.
 
-Messages are brought into the form templates expect by mlx-lm's own function: parts joined, arguments of tool
-calls as objects. Images were refused before.
+The grammar holds the answer to a response format, or to a call of one of the tools. Where a model reasons
+first, the reasoning is free and what follows it is bound.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,18 +23,20 @@ from engine.server.schema import (
     Refusal,
     TextRequest,
     Tool,
+    invalid,
     unsupported,
 )
 from engine.server.sessions import LoadedModel
 
-# arguments of mlx-lm's and transformers' functions that are no variables of a template
-OURS = frozenset(
+# arguments of mlx-lm's and transformers' functions, which are not variables of a template
+RESERVED_SWITCHES = frozenset(
     {"conversation", "tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message"}
     | {"tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict", "tokenizer_kwargs"}
     | {"return_assistant_tokens_mask", "messages"}
 )
-
-SHOWN = 80  # characters of a name in a message
+LONGEST_SHOWN = 80  # characters of a name in a message
+ANY_OBJECT = {"type": "object"}
+JSON_CALLS = "mlx_lm.tool_parsers.json_tools"  # families whose calls are {"name": …, "arguments": …}
 
 
 @dataclass(frozen=True)
@@ -43,57 +45,62 @@ class RenderedPrompt:
 
     Attributes:
         tokens: of the prompt.
-        lasting: so many of them are likely to begin the next prompt of the conversation, too: all that stands
-            before the beginning of the answer, which may be written otherwise when it is history.
+        stable_prefix: how many of them probably begin the conversation's next prompt too: all before the
+            beginning of the answer, which templates may render differently when it is history.
         state: of mlx-lm's text machine: normal or reasoning.
     """
 
     tokens: list[int]
-    lasting: int
+    stable_prefix: int
     state: str = "normal"
 
 
 def chat_prompt(request: ChatRequest, model: LoadedModel) -> RenderedPrompt:
-    """The tokens of a conversation, with the beginning of the assistant's turn.
+    """Render a conversation with the beginning of the assistant's turn.
 
     Raises:
         PromptError: the template refuses the conversation, or there is none.
-        Refusal: 501, tools for a model whose template has no place for them.
+        Refusal: 501, tools for a model whose template has no place for them; 400, it does not fit.
     """
     tokenizer = model.target.tokenizer
-    tools = [tool.model_dump(exclude_none=True) for tool in request.tools or []]
-    if request.tool_choice == "none":
-        tools = []
+    tools = [] if request.tool_choice == "none" else request.tools or []
     if tools and not tokenizer.has_tool_calling:
         raise unsupported(
             f"tools with {model.entry.name}, whose chat template has no place for them,", "tools"
         )
-    if isinstance(request.tool_choice, ChosenTool):
-        chosen = request.tool_choice.function.name
-        tools = [tool for tool in tools if tool["function"]["name"] == chosen]
+    described = [tool.model_dump(exclude_none=True) for tool in _callable(request, tools)]
     switches = _switches(request, model)
     turns = [_turn(message.model_dump(exclude_none=True)) for message in request.messages]
-    _refuse_endless((text for turn in turns for text in _texts(turn)), model, "messages")
+    contents = [turn["content"] for turn in turns]
+    texts = [text for text in contents if isinstance(text, str)]
+    texts += [part["text"] for content in contents if isinstance(content, list) for part in content]
+    _check_characters(texts, model, "messages")
     refused = f"{model.entry.name}: the conversation does not go through the chat template"
     with foreign(lambda reason: PromptError(f"{refused}: {reason}")):
         process_message_content(turns)
 
-        def render(*, begun: bool) -> list[int]:
+        def render(*, answer: bool) -> list[int]:
             rendered = tokenizer.apply_chat_template(
-                turns, add_generation_prompt=begun, tokenize=True, tools=tools or None, **switches
+                turns, add_generation_prompt=answer, tokenize=True, tools=described or None, **switches
             )
             return [int(token) for token in rendered]
 
-        tokens, history = render(begun=True), render(begun=False)
-    asked = RenderedPrompt(tokens, _common(tokens, history), _state(tokens, tokenizer))
-    return _checked(asked, model, "messages")
+        tokens, history = render(answer=True), render(answer=False)
+    shorter = min(len(tokens), len(history))
+    common = next((at for at in range(shorter) if tokens[at] != history[at]), shorter)
+    state = "normal"  # whether the template has begun the reasoning, as mlx-lm's server finds out
+    if tokenizer.has_thinking and tokenizer.rfind_think_start(tokens) > tokenizer.rfind_think_end(tokens):
+        state = "reasoning"
+    state = str(tokenizer.response_initial_state or state)
+    return _checked(RenderedPrompt(tokens, common, state), model, "messages")
 
 
 def text_prompt(request: TextRequest, model: LoadedModel) -> RenderedPrompt:
-    """The tokens of a text, or the ids that were given.
+    """Tokenize a text, or check the token ids that were given.
 
     Raises:
-        PromptError: there is nothing to continue, or an id is none of the model's.
+        PromptError: the prompt is empty, or an id is none of the model's.
+        Refusal: 400, it does not fit.
     """
     prompt = request.one_prompt
     if isinstance(prompt, list):
@@ -101,14 +108,14 @@ def text_prompt(request: TextRequest, model: LoadedModel) -> RenderedPrompt:
         if odd := [token for token in prompt if token >= most]:
             raise PromptError(f"prompt: {odd[0]} is no token of this model, whose ids end at {most - 1}")
         return _checked(RenderedPrompt(prompt, len(prompt) - 1), model, "prompt")
-    _refuse_endless([prompt], model, "prompt")
+    _check_characters([prompt], model, "prompt")
     with foreign(lambda reason: PromptError(f"the prompt cannot be turned into tokens: {reason}")):
         tokens = [int(token) for token in model.target.tokenizer.encode(prompt)]
     return _checked(RenderedPrompt(tokens, len(tokens) - 1), model, "prompt")
 
 
 def _turn(message: dict[str, Any]) -> dict[str, Any]:
-    """A message as templates know it."""
+    """A message in the form that templates expect."""
     if message["role"] == "developer":
         message["role"] = "system"
     if "reasoning" in message:
@@ -117,171 +124,129 @@ def _turn(message: dict[str, Any]) -> dict[str, Any]:
     return message
 
 
-def _knows(tokenizer: Any, names: Iterable[str]) -> bool:
-    """Whether a chat template has one of these variables; of one that is a program, nobody knows."""
-    template = tokenizer.chat_template
-    return not isinstance(template, str) or any(name in template for name in names)
-
-
-def _texts(turn: dict[str, Any]) -> Iterator[str]:
-    """What a turn says."""
-    content = turn["content"]
-    if isinstance(content, str):
-        yield content
-    for part in content if isinstance(content, list) else []:
-        yield part["text"]
+def _callable(request: ChatRequest, tools: Sequence[Tool]) -> list[Tool]:
+    """The tools that the request lets the model call."""
+    choice = request.tool_choice
+    chosen = choice.function.name if isinstance(choice, ChosenTool) else None
+    return [tool for tool in tools if chosen in {None, tool.function.name}]
 
 
 def _switches(request: ChatRequest, model: LoadedModel) -> Mapping[str, Any]:
     """Switches of the template: the registry's, then the request's.
 
     Raises:
-        Refusal: the template knows no such switch, or it is none of a template's.
+        Refusal: the template has no such switch.
     """
     effort, given = request.reasoning_effort, request.chat_template_kwargs or {}
     switches = dict(model.entry.chat_template_kwargs)
     if effort is not None:
-        if not knows(model, ("reasoning_effort", *THINKING_NAMES)):
+        if not has_switch(model, ("reasoning_effort", *THINKING_NAMES)):
             raise _no_switch("reasoning_effort", model)
         switches |= {"reasoning_effort": effort, "enable_thinking": effort != "none"}
     for name in given:
-        if name in OURS or not knows(model, THINKING_NAMES if name in THINKING_NAMES else (name,)):
-            raise _no_switch(f"chat_template_kwargs.{ascii(name)[1:-1][:SHOWN]}", model)
+        names = THINKING_NAMES if name in THINKING_NAMES else (name,)
+        if name in RESERVED_SWITCHES or not has_switch(model, names):
+            raise _no_switch(f"chat_template_kwargs.{ascii(name)[1:-1][:LONGEST_SHOWN]}", model)
     return switches | given
 
 
-def knows(model: LoadedModel, switches: Iterable[str]) -> bool:
-    """Whether a chat template has a variable of one of these names; of a program, nobody knows."""
+def has_switch(model: LoadedModel, names: Iterable[str]) -> bool:
+    """Whether a chat template has a variable of one of these names; assumed of one that is a program."""
     template = model.target.tokenizer.chat_template
-    return not isinstance(template, str) or any(name in template for name in switches)
+    return not isinstance(template, str) or any(name in template for name in names)
 
 
 def _no_switch(param: str, model: LoadedModel) -> Refusal:
-    return Refusal(
-        400,
-        f"{param}: the chat template of {model.entry.name} has no such switch; leave it out",
-        param=param,
-        code="invalid_value",
+    return invalid(
+        param, f"{param}: the chat template of {model.entry.name} has no such switch; leave it out"
     )
 
 
-def _common(left: list[int], right: list[int]) -> int:
-    """Length of the longest common beginning."""
-    shorter = min(len(left), len(right))
-    return next((at for at in range(shorter) if left[at] != right[at]), shorter)
-
-
-def _state(tokens: list[int], tokenizer: Any) -> str:
-    """Whether the template has begun the reasoning, as mlx-lm's server tells it."""
-    state = "normal"
-    if tokenizer.has_thinking and tokenizer.rfind_think_start(tokens) > tokenizer.rfind_think_end(tokens):
-        state = "reasoning"
-    return str(tokenizer.response_initial_state or state)
-
-
-def _refuse_endless(texts: Iterable[str], model: LoadedModel, param: str) -> None:
-    """Refuse texts that cannot fit, before they are turned into tokens, which takes seconds for long ones."""
+def _check_characters(texts: Iterable[str], model: LoadedModel, param: str) -> None:
+    """Refuse texts that cannot fit before they are tokenized, which takes seconds for long ones."""
     size = sum(map(len, texts))
     if model.context is not None and size > model.context * model.longest_token:
-        raise Refusal(
-            400,
-            f"the prompt has {size} characters; {model.entry.name} takes {model.context} tokens, "
-            "those of the answer included",
-            param=param,
-            code="context_length_exceeded",
-        )
+        raise _too_long(f"{size} characters", model, param)
 
 
-def _checked(asked: RenderedPrompt, model: LoadedModel, param: str) -> RenderedPrompt:
-    """Refuse what is empty or does not fit."""
-    if not asked.tokens:
-        raise Refusal(400, f"{param}: the prompt is empty", param=param, code="invalid_prompt")
-    if model.context is not None and len(asked.tokens) >= model.context:
-        raise Refusal(
-            400,
-            f"the prompt has {len(asked.tokens)} tokens; {model.entry.name} takes {model.context}, "
-            "those of the answer included",
-            param=param,
-            code="context_length_exceeded",
-        )
-    return asked
+def _checked(prompt: RenderedPrompt, model: LoadedModel, param: str) -> RenderedPrompt:
+    if not prompt.tokens:
+        raise invalid(param, f"{param}: the prompt is empty", code="invalid_prompt")
+    if model.context is not None and len(prompt.tokens) >= model.context:
+        raise _too_long(f"{len(prompt.tokens)} tokens", model, param)
+    return prompt
 
 
-ANYTHING = {"type": "object"}
-# Families whose calls are JSON between two marks: {"name": …, "arguments": …}
-JSON_CALLS = "mlx_lm.tool_parsers.json_tools"
+def _too_long(size: str, model: LoadedModel, param: str) -> Refusal:
+    return invalid(
+        param,
+        f"the prompt has {size}; {model.entry.name} takes {model.context} tokens, those of the answer "
+        "included",
+        code="context_length_exceeded",
+    )
 
 
-def bound(request: ChatRequest | TextRequest) -> bool:
-    """Whether the answer has to follow anything."""
+# --- grammars -------------------------------------------------------------------------------------------
+
+
+def needs_grammar(request: ChatRequest | TextRequest) -> bool:
+    """Whether the answer is bound to a format or a call."""
     form = request.response_format
-    if form is not None and form.type != "text":
-        return True
-    return isinstance(request, ChatRequest) and _call_demanded(request)
+    return (form is not None and form.type != "text") or _demands_call(request)
 
 
 def grammar_of(
-    request: ChatRequest | TextRequest, model: LoadedModel, asked: RenderedPrompt
+    request: ChatRequest | TextRequest, model: LoadedModel, prompt: RenderedPrompt
 ) -> Grammar | None:
-    """The grammar of an answer; None for free text.
+    """Compile the grammar of an answer; None for free text.
 
     Raises:
-        ConfigurationError: a schema that is none, or that cannot be followed.
-        Refusal: a call is demanded of a model whose calls cannot be.
+        ConfigurationError: a schema is invalid, or has features that grammars cannot follow.
+        Refusal: a call is demanded of a model whose calls are not JSON.
     """
-    form, reasons = request.response_format, isinstance(request, ChatRequest)
-    if isinstance(request, ChatRequest) and _call_demanded(request):
+    form = request.response_format
+    if isinstance(request, ChatRequest) and _demands_call(request):
         if form is not None and form.type != "text":
-            raise Refusal(
-                400,
+            raise invalid(
+                "response_format",
                 "response_format and a tool_choice that demands a call cannot both hold; leave one out",
-                param="response_format",
-                code="invalid_value",
             )
-        return Grammar.lark(model.vocabulary, _calls(request, model, asked))
+        return Grammar.lark(model.vocabulary, _call_grammar(request, model, prompt))
     if isinstance(form, JsonSchemaFormat):
-        return _json(form.json_schema.schema_, model, asked, reasons=reasons)
-    if isinstance(form, JsonObjectFormat):
-        return _json(ANYTHING, model, asked, reasons=reasons)
-    return None
-
-
-def _json(schema: dict[str, Any], model: LoadedModel, asked: RenderedPrompt, *, reasons: bool) -> Grammar:
-    """JSON by a schema, behind the reasoning if there may be any."""
-    if not (reasons and model.target.tokenizer.has_thinking):
+        schema = form.json_schema.schema_
+    elif isinstance(form, JsonObjectFormat):
+        schema = ANY_OBJECT
+    else:
+        return None
+    if not (isinstance(request, ChatRequest) and model.target.tokenizer.has_thinking):
         return Grammar.json_schema(model.vocabulary, schema)
-    return Grammar.lark(model.vocabulary, _after_reasoning(f"%json {_styled(schema)}", model, asked))
+    return Grammar.lark(model.vocabulary, _after_reasoning(f"%json {_styled(schema)}", model, prompt))
 
 
-def _call_demanded(request: ChatRequest) -> bool:
-    return request.tool_choice == "required" or isinstance(request.tool_choice, ChosenTool)
+def _demands_call(request: ChatRequest | TextRequest) -> bool:
+    return isinstance(request, ChatRequest) and (
+        request.tool_choice == "required" or isinstance(request.tool_choice, ChosenTool)
+    )
 
 
-def _calls(request: ChatRequest, model: LoadedModel, asked: RenderedPrompt) -> str:
+def _call_grammar(request: ChatRequest, model: LoadedModel, prompt: RenderedPrompt) -> str:
     """The grammar of one call of the tools, or of several."""
     tokenizer = model.target.tokenizer
     if getattr(tokenizer.tool_parser, "__module__", None) != JSON_CALLS:
         raise unsupported(f"tool_choice other than auto and none with {model.entry.name}", "tool_choice")
-    tools = request.tools or []
-    if isinstance(request.tool_choice, ChosenTool):
-        chosen = request.tool_choice.function.name
-        tools = [tool for tool in tools if tool.function.name == chosen]
+    rules = []
+    for index, tool in enumerate(_callable(request, request.tools or [])):
+        head = _dump(f'{{"name": {_dump(tool.function.name)}, "arguments": ')
+        rules.append(f'one_{index}: {head} %json {_styled(tool.function.parameters or ANY_OBJECT)} "}}"')
     several = "call+" if request.parallel_tool_calls and request.tool_choice == "required" else "call"
-    rules = [f"one_{index}: {_one(tool)}" for index, tool in enumerate(tools)]
-    names = " | ".join(f"one_{index}" for index in range(len(tools)))
+    names = " | ".join(f"one_{index}" for index in range(len(rules)))
     begin = _mark(tokenizer.tool_call_start, tokenizer.tool_call_start_tokens)
     end = _mark(tokenizer.tool_call_end, tokenizer.tool_call_end_tokens)
     call = f'call: {begin} "\\n" ({names}) "\\n" {end}'
-    return "\n".join([_after_reasoning(several, model, asked), call, *rules])
+    return "\n".join([_after_reasoning(several, model, prompt), call, *rules])
 
 
-def _one(tool: Tool) -> str:
-    """A call of one tool, as its family writes it."""
-    head = f'{{"name": {_dump(tool.function.name)}, "arguments": '
-    return f'{_dump(head)} %json {_styled(tool.function.parameters or ANYTHING)} "}}"'
-
-
-def _after_reasoning(body: str, model: LoadedModel, asked: RenderedPrompt) -> str:
+def _after_reasoning(body: str, model: LoadedModel, prompt: RenderedPrompt) -> str:
     """The first rules of a grammar: reasoning, where the model does that, and then what is bound."""
     tokenizer = model.target.tokenizer
     if not tokenizer.has_thinking:
@@ -289,13 +254,13 @@ def _after_reasoning(body: str, model: LoadedModel, asked: RenderedPrompt) -> st
     begin = _mark(tokenizer.think_start, tokenizer.think_start_tokens)
     end = _mark(tokenizer.think_end, tokenizer.think_end_tokens)
     rules = f"body: {body}\nthought: /(?s:.*)/ {end} /[ \\n]{{0,4}}/"
-    if asked.state == "reasoning":
+    if prompt.state == "reasoning":
         return f"start: thought body\n{rules}"
     return f"start: ({begin} thought)? body\n{rules}"
 
 
 def _mark(text: str, tokens: Sequence[int] | None) -> str:
-    """A mark in a grammar: its token where it is one, which models write and no other text stands for."""
+    """A mark in a grammar: its token where it has one, which models write and no other text equals."""
     return f"<[{tokens[0]}]>" if tokens is not None and len(tokens) == 1 else _dump(text)
 
 

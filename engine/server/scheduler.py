@@ -1,17 +1,17 @@
 """The engine's thread: everything that touches arrays happens here, a turn at a time.
 
-    ask for a model ──► leases, first come first served ──► loaded ──► the request is prepared elsewhere
-    submit its work ──► waiting ──► active, at most so many ──► turns, one after the other ──► ended
+    lease a model ──► first come, first served ──► loaded ──► the request is prepared on another thread
+    submit the request ──► waiting ──► active, at most `parallel` ──► turns, round robin ──► finished
 
 Every active request gets a turn (a chunk of its prompt, or a round) before any gets its next one, so a short
-question is answered while a long one is on its way. A model is loaded when somebody asks for it; where there
-is no room, after the requests that use another one have ended, and nobody who asks later overtakes. A request
-that is cancelled, or fails, leaves everybody else's alone.
+question is answered while a long one is in progress. A model is loaded on request; where the limit is reached
+it waits until the requests that use another model have ended, and no later request overtakes it. A request
+that is cancelled or fails affects no other.
 """
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +19,7 @@ from queue import Empty, SimpleQueue
 from threading import Event as Flag
 from threading import Lock, Thread
 from time import perf_counter
+from typing import Any
 
 import mlx.core as mx
 
@@ -29,17 +30,16 @@ from engine.server.sequence import (
     DecodeFailed,
     DecodeFinished,
     DecodeRequest,
-    DecodingSequence,
+    Event,
     EventCallback,
-    ExternalSequence,
-    draft_length_for,
+    decode_externally,
+    decode_in_session,
 )
-from engine.server.sessions import LoadedModel, SessionCache, close_quietly
+from engine.server.sessions import CachedSession, LoadedModel, SessionCache
 
 logger = logging.getLogger(__name__)
-IDLE_S = 1.0  # the thread wakes so often without work, to close what nobody uses
-TELL_S = 0.2  # figures are so old at most while there is work
-
+IDLE_S = 1.0  # how often the idle thread wakes to close sessions that expired
+STATS_S = 0.2  # how old the statistics may be while there is work
 
 ModelFinder = Callable[[ModelEntry], Callable[[], LoadedModel]]
 
@@ -71,12 +71,12 @@ class SchedulerStats:
 
     Attributes:
         active: requests that take turns.
-        waiting: requests that wait for theirs.
+        waiting: requests that wait for a model or a turn.
         models: names of loaded models.
         sessions: idle sessions.
         active_bytes: keys and values of active requests.
         idle_bytes: … of idle sessions.
-        memory_bytes: arrays that are in use, models included.
+        memory_bytes: arrays in use, models included.
     """
 
     active: int = 0
@@ -90,7 +90,7 @@ class SchedulerStats:
 
 @dataclass(eq=False)
 class ModelLease:
-    """Somebody's wish to use a model, and then the right to."""
+    """The right to use a model, once `granted` has a result."""
 
     entry: ModelEntry
     granted: "Future[LoadedModel]" = field(default_factory=Future)
@@ -98,13 +98,34 @@ class ModelLease:
 
 @dataclass(eq=False)
 class DecodeJob:
-    """A request in the thread's hands, and with it its lease."""
+    """A submitted request; it owns its lease."""
 
-    work: DecodeRequest
+    request: DecodeRequest
     lease: ModelLease
     deliver: EventCallback
     submitted: float = field(default_factory=perf_counter)
     cancelled: Flag = field(default_factory=Flag)
+
+
+@dataclass
+class ActiveSequence:
+    """The events of a request that takes turns, and what holds its keys and values.
+
+    Attributes:
+        cached: the session it decodes in; None with an external engine.
+        caches: those given to an external engine.
+    """
+
+    events: Generator[Event]
+    cached: CachedSession | None = None
+    caches: list[Any] = field(default_factory=list)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values, and of the drafter's memory."""
+        if self.cached is not None:
+            return self.cached.nbytes
+        return sum(int(cache.nbytes) for cache in self.caches)
 
 
 class Scheduler:
@@ -113,145 +134,145 @@ class Scheduler:
     def __init__(
         self, find: ModelFinder, limits: SchedulerLimits, on_death: Callable[[], None] = lambda: None
     ) -> None:
-        """Prepare; `start` starts it.
+        """Prepare; `start` starts the thread.
 
         Args:
-            find: from an entry of the registry to what loads it; raises EngineError where it cannot be had,
-                and takes no time.
+            find: turns an entry of the registry into what loads it; raises EngineError at once where its
+                files are missing.
             limits: how much is done and kept at once.
-            on_death: called where the thread ends by a bug of ours.
+            on_death: called where a bug of ours ends the thread.
         """
         self._find, self._limits, self.on_death = find, limits, on_death
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._leases: deque[ModelLease] = deque()  # wishes
-        self._held: dict[str, int] = {}  # leases granted, by model
-        self._models: dict[str, LoadedModel] = {}  # the least recently asked for first
+        self._leases: deque[ModelLease] = deque()  # not granted yet
+        self._leased: dict[str, int] = {}  # leases granted, by model
+        self._models: dict[str, LoadedModel] = {}  # the least recently requested first
         self._waiting: deque[DecodeJob] = deque()
-        self._active: dict[DecodeJob, DecodingSequence | ExternalSequence] = {}
+        self._active: dict[DecodeJob, ActiveSequence] = {}
         self._sessions = SessionCache(limits.sessions, limits.session_bytes, limits.session_s)
         self._stopping = False
         self._died: BaseException | None = None
-        self._gate, self._over = Lock(), False  # nothing is asked any more
-        self._told = 0.0
-        self.figures = SchedulerStats()
+        self._gate, self._closed = Lock(), False  # closed: no more calls are accepted
+        self._updated = 0.0
+        self.stats = SchedulerStats()
         self._thread = Thread(target=self._run, name="engine", daemon=True)
+
+    # --- for other threads -------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Cancel what is active, close what is open, and end the thread. Stopping twice does nothing."""
+        """Fail what is active, close what is open, and end the thread; idempotent."""
         self._calls.put(self._stop)
         self._thread.join()
 
     def abandon(self) -> None:
-        """End every request, with ShuttingDownError; the thread goes on."""
-        self._ask(self._abandon)
+        """End every request with ShuttingDownError; the thread goes on."""
+        self._call(self._abandon)
 
     @property
     def healthy(self) -> bool:
-        """Whether the thread is there."""
+        """Whether the thread is running."""
         return self._thread.is_alive() and self._died is None
 
     def lease(self, entry: ModelEntry) -> ModelLease:
-        """Ask for a model; `release` is due in any case.
+        """Ask for a model; call `release` in any case, or `submit`.
 
         Raises:
-            GenerationError: the thread has ended; so do `submit`'s.
+            GenerationError: the thread has ended.
         """
-        wish = ModelLease(entry)
-        wish.granted.set_running_or_notify_cancel()  # from now on it is answered, wanted or not
-        self._ask(partial(self._leases.append, wish))
-        return wish
+        lease = ModelLease(entry)
+        lease.granted.set_running_or_notify_cancel()  # a caller that gives up cannot cancel it
+        self._call(partial(self._leases.append, lease))
+        return lease
 
     def release(self, lease: ModelLease) -> None:
-        """The model is not needed any more, or not wanted any more."""
+        """Give a lease back, granted or not."""
         self._calls.put(partial(self._release, lease))
 
-    def submit(self, lease: ModelLease, work: DecodeRequest, deliver: EventCallback) -> DecodeJob:
-        """Have something decoded.
+    def submit(self, lease: ModelLease, request: DecodeRequest, deliver: EventCallback) -> DecodeJob:
+        """Queue a request.
 
         Args:
-            lease: granted; released by the thread when the request has ended, and by nobody else.
-            work: what to do.
-            deliver: called in the engine's thread with each event; the last is Ended or Failed, unless it is
-                cancelled.
-        """
-        job = DecodeJob(work, lease, deliver)
-        self._ask(partial(self._waiting.append, job))
-        return job
-
-    def _ask(self, call: Callable[[], None]) -> None:
-        """Have something done by the thread.
+            lease: granted; the thread releases it when the request has ended.
+            request: what to decode.
+            deliver: called in the engine's thread with each event; the last is DecodeFinished or
+                DecodeFailed, unless the job is cancelled.
 
         Raises:
-            GenerationError: it does nothing any more.
+            GenerationError: the thread has ended.
         """
+        job = DecodeJob(request, lease, deliver)
+        self._call(partial(self._waiting.append, job))
+        return job
+
+    def _call(self, call: Callable[[], None]) -> None:
+        """Let the thread call this."""
         with self._gate:
-            if self._over:
+            if self._closed:
                 raise GenerationError("the engine's thread has ended")
             self._calls.put(call)
 
-    def _release(self, lease: ModelLease) -> None:
-        if lease in self._leases:
-            self._leases.remove(lease)
-        elif lease.granted.exception() is None:
-            self._held[lease.entry.name] -= 1
+    # --- in the thread -----------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
-            while self._listen():
+            while self._process_calls():
                 self._grant()
                 self._admit()
-                self._turns()
+                self._take_turns()
                 self._sessions.expire(perf_counter())
-                self._tell()
+                self._update_stats()
         except BaseException as error:
             self._died = error
             logger.exception("the engine's thread died")
             self.on_death()
         finally:
             with self._gate:
-                self._over = True
-            self._listen()  # to what was asked before that
-            self._fail_all(self._last_words())
+                self._closed = True
+            self._process_calls()  # those queued before that
+            self._fail_all()
             self._close()
 
-    def _listen(self) -> bool:
-        """Take in what others have asked for; wait for it where there is nothing else to do.
-
-        Returns:
-            Whether the thread is to go on.
-        """
+    def _process_calls(self) -> bool:
+        """Run queued calls, waiting for one if there is no other work; whether the thread is to go on."""
         try:
-            if not self._active and not self._over:
+            if not self._active and not self._closed:
                 self._calls.get(timeout=IDLE_S)()
             while True:
                 self._calls.get_nowait()()
         except Empty:
             return not self._stopping
 
+    def _release(self, lease: ModelLease) -> None:
+        if lease in self._leases:
+            self._leases.remove(lease)
+        elif lease.granted.exception() is None:
+            self._leased[lease.entry.name] -= 1
+
     def _grant(self) -> None:
-        """Give models to those who asked first."""
+        """Grant leases in order, until one has to wait for a model that is in use."""
         while self._leases:
-            wish = self._leases[0]
-            model = self._models.get(wish.entry.name) or self._load(wish)
-            if model is None and not wish.granted.done():
-                return  # until what is in use is not any more
+            lease = self._leases[0]
+            name = lease.entry.name
+            model = self._models.get(name) or self._load(lease)
+            if model is None and not lease.granted.done():
+                return
             self._leases.popleft()
             if model is not None:
-                self._models[wish.entry.name] = self._models.pop(wish.entry.name)
-                self._held[wish.entry.name] = self._held.get(wish.entry.name, 0) + 1
-                wish.granted.set_result(model)
+                self._models[name] = self._models.pop(name)
+                self._leased[name] = self._leased.get(name, 0) + 1
+                lease.granted.set_result(model)
 
-    def _load(self, wish: ModelLease) -> LoadedModel | None:
-        """Load the model somebody asked for; None where there is no room yet, or it cannot be loaded."""
-        name = wish.entry.name
+    def _load(self, lease: ModelLease) -> LoadedModel | None:
+        """Load a model; None where the limit is reached, or, with the lease failed, it cannot be loaded."""
+        name = lease.entry.name
         try:
-            load = self._find(wish.entry)  # what cannot be had costs nobody anything
+            load = self._find(lease.entry)  # before another model is unloaded for it
             if len(self._models) >= self._limits.models:
-                unused = [each for each in self._models if not self._held.get(each)]
+                unused = [each for each in self._models if not self._leased.get(each)]
                 if not unused:
                     return None
                 self._unload(unused[0])
@@ -259,7 +280,7 @@ class Scheduler:
             logger.info("loading %s", name)
             self._models[name] = model = load()
         except Exception as error:
-            wish.granted.set_exception(error)
+            lease.granted.set_exception(error)
             return None
         logger.info("loaded %s in %.1f s", name, perf_counter() - started)
         return model
@@ -271,7 +292,7 @@ class Scheduler:
         mx.clear_cache()
 
     def _admit(self) -> None:
-        """Let waiting requests in, as long as there is room."""
+        """Let waiting requests take turns, up to the limit."""
         while self._waiting and len(self._active) < self._limits.parallel:
             job = self._waiting.popleft()
             if job.cancelled.is_set():
@@ -282,43 +303,48 @@ class Scheduler:
             except Exception as error:
                 self._fail(job, error)
 
-    def _begin(self, job: DecodeJob) -> DecodingSequence | ExternalSequence:
-        work, model = job.work, job.lease.granted.result()
-        model.check(work)
-        if model.guest is not None:
-            return ExternalSequence(work, model.target, model.guest, job.submitted)
-        kept = self._sessions.take(model.key(work), work.prompt, partial(model.open_session, work))
-        return DecodingSequence(
-            work,
+    def _begin(self, job: DecodeJob) -> ActiveSequence:
+        request, model = job.request, job.lease.granted.result()
+        model.check(request)
+        if model.external is not None:
+            caches: list[Any] = []
+            events = decode_externally(request, model.target, model.external, caches, submitted=job.submitted)
+            return ActiveSequence(events, caches=caches)
+        open_session = partial(model.open_session, request)
+        cached = self._sessions.take(model.key(request), request.prompt, open_session)
+        events = decode_in_session(
+            request,
             model.target,
-            kept,
-            draft_length=draft_length_for(work, kept, partial(model.new_draft_length, work, repeatable=True)),
+            cached.session,
+            draft_length=model.draft_length(request, cached),
             chunk=self._limits.chunk,
             submitted=job.submitted,
-            why_off=model.why_off(work),
+            why_off=model.why_off(request),
         )
+        return ActiveSequence(events, cached)
 
-    def _turns(self) -> None:
-        """Everybody's turn; by itself, so that no name of the last one's outlives it while nobody follows."""
+    def _take_turns(self) -> None:
+        """In a function of its own, so that no local name keeps the last request's arrays alive."""
         for job, sequence in list(self._active.items()):
-            self._turn(job, sequence)
+            self._take_turn(job, sequence)
 
-    def _turn(self, job: DecodeJob, sequence: DecodingSequence | ExternalSequence) -> None:
+    def _take_turn(self, job: DecodeJob, sequence: ActiveSequence) -> None:
         try:
-            event = None if job.cancelled.is_set() else sequence.turn()
-            if event is None or isinstance(event, DecodeFinished):
-                sequence.close()
+            event = None if job.cancelled.is_set() else next(sequence.events)
+            ended = event is None or isinstance(event, DecodeFinished)
+            if ended:
+                sequence.events.close()
         except Exception as error:
             del self._active[job]
             self._fail(job, error)
-            if sequence.kept is not None:
-                close_quietly(sequence.kept)
+            if sequence.cached is not None:
+                sequence.cached.close()
             return
-        if event is None or isinstance(event, DecodeFinished):
+        if ended:
             del self._active[job]
             self._release(job.lease)
-            if sequence.kept is not None:
-                self._sessions.give_back(sequence.kept, perf_counter())
+            if sequence.cached is not None:
+                self._sessions.give_back(sequence.cached, perf_counter())
         if event is not None:
             job.deliver(event)
 
@@ -328,13 +354,33 @@ class Scheduler:
         self._release(job.lease)
         job.deliver(DecodeFailed(error))
 
-    def _tell(self) -> None:
-        """Bring the figures up to date, now and then while there is work."""
+    def _fail_all(self) -> None:
+        error: EngineError = ShuttingDownError("the server is shutting down")
+        if self._died is not None:
+            error = GenerationError("the engine's thread died; the server's log says why")
+        for job in self._active:
+            job.deliver(DecodeFailed(error))
+        for job in self._waiting:
+            self._fail(job, error)
+        for lease in self._leases:
+            lease.granted.set_exception(error)
+        self._waiting.clear()
+        self._leases.clear()
+
+    def _abandon(self) -> None:
+        self._fail_all()
+        for job in self._active:
+            job.cancelled.set()
+
+    def _stop(self) -> None:
+        self._stopping = True
+
+    def _update_stats(self) -> None:
         now = perf_counter()
-        if self._active and now - self._told < TELL_S:
+        if self._active and now - self._updated < STATS_S:
             return
-        self._told = now
-        self.figures = SchedulerStats(
+        self._updated = now
+        self.stats = SchedulerStats(
             active=len(self._active),
             waiting=len(self._waiting) + len(self._leases),
             models=tuple(self._models),
@@ -344,38 +390,14 @@ class Scheduler:
             memory_bytes=int(mx.get_active_memory()),
         )
 
-    def _stop(self) -> None:
-        self._stopping = True
-
-    def _last_words(self) -> EngineError:
-        if self._died is None:
-            return ShuttingDownError("the server is shutting down")
-        return GenerationError("the engine's thread died; the server's log says why")
-
-    def _abandon(self) -> None:
-        """End what goes on, and what waits."""
-        self._fail_all(self._last_words())
-        for job in self._active:
-            job.cancelled.set()
-
-    def _fail_all(self, error: EngineError) -> None:
-        for job in self._active:
-            job.deliver(DecodeFailed(error))
-        for job in self._waiting:
-            self._fail(job, error)
-        for wish in self._leases:
-            wish.granted.set_exception(error)
-        self._waiting.clear()
-        self._leases.clear()
-
     def _close(self) -> None:
-        """Arrays end where they were made."""
+        """Free arrays in the thread that made them."""
         for sequence in self._active.values():
-            if sequence.kept is not None:
-                close_quietly(sequence.kept)
+            if sequence.cached is not None:
+                sequence.cached.close()
         self._active.clear()
         self._sessions.close()
         self._models.clear()
         mx.clear_cache()
-        self._tell()
-        mx.clear_streams()  # of this thread; mlx aborts the process at its end where one that loaded is left
+        self._update_stats()
+        mx.clear_streams()  # mlx aborts the process at its end where a stream of this thread is left

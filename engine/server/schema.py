@@ -1,13 +1,8 @@
-"""A request that is refused: its status, and the error document that OpenAI's clients make exceptions of.
+"""The JSON of the HTTP API: requests, replies, and the errors that refuse a request.
 
-400 invalid_request_error    a value, with ``param`` naming the field; a prompt that does not fit
-401 authentication_error     no API key, or another one
-403, 408, 413, 415, 421      what the guard in front of the routes does not let in, see `guard`
-404 not_found_error          a model or a path that does not exist
-405 invalid_request_error    a method that the path does not have
-429 rate_limit_error         the queue is full
-501 not_implemented_error    a feature of OpenAI's that this server does not have
-500 server_error             our own fault, or a model folder that is broken
+Unknown fields are errors. OpenAI's fields without effect here (``user``, ``metadata`` …) are accepted, for
+clients that always send them. OpenAI's features that this server lacks are refused by name (501), and are
+not part of the published OpenAPI document.
 """
 
 import json
@@ -26,25 +21,37 @@ from engine.errors import (
     UnknownModel,
 )
 
-TYPES = {
-    400: "invalid_request_error",
+Drafting = Literal["default", "none", "prompt-lookup"]  # the model's drafter, nothing, or look-ups alone
+Finish = Literal["stop", "length", "tool_calls"]
+MOST_STOPS = 16
+LONGEST_STOP = 1000  # characters
+MOST_BIASES = 1024
+MOST_TOOLS = 128
+MOST_LOGPROBS = 20
+
+# --- errors ----------------------------------------------------------------------------------------------
+
+ERROR_TYPES = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
-    405: "invalid_request_error",
     408: "timeout_error",
-    413: "invalid_request_error",
-    415: "invalid_request_error",
-    421: "invalid_request_error",
     429: "rate_limit_error",
     500: "server_error",
     501: "not_implemented_error",
     503: "server_error",
 }
+"""OpenAI's names of error types; every other status is an ``invalid_request_error``."""
 
 
 class Refusal(Exception):
-    """Ends a request with a status and an error document."""
+    """Ends a request with a status and an error document.
+
+    Attributes:
+        param: the field of the request, such as ``messages.0.content``.
+        code: for programs.
+        headers: of the answer.
+    """
 
     def __init__(
         self,
@@ -52,62 +59,44 @@ class Refusal(Exception):
         message: str,
         *,
         param: str | None = None,
-        code: str | None = None,
-        headers: dict[str, str] | None = None,
+        code: str,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Refuse.
-
-        Args:
-            status: a key of `TYPES`.
-            message: what was wrong, with which value, and what to do.
-            param: the field of the request, such as ``messages.0.content``.
-            code: a word for programs.
-            headers: of the answer.
-        """
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
-        self.headers = headers or {}
+        self.headers = dict(headers or {})
 
     def document(self) -> dict[str, Any]:
-        """The body of the answer."""
-        error = {
-            "message": self.message,
-            "type": TYPES[self.status],
-            "param": self.param,
-            "code": self.code,
-        }
-        return {"error": error}
+        kind = ERROR_TYPES.get(self.status, "invalid_request_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
 class FieldError(ConfigurationError):
     """A field of a request does not go together with the model."""
 
     def __init__(self, field: str, message: str) -> None:
-        """Say which field, and what is wrong."""
         super().__init__(message)
         self.field = field
 
 
-class ShuttingDownError(GenerationError):
-    """The server ends, and with it the request."""
-
-
 class UnsupportedError(FieldError):
-    """A field asks for what this model's engine does not have."""
+    """A field asks for something that the model's engine lacks."""
+
+
+class ShuttingDownError(GenerationError):
+    """The server shuts down before the request is complete."""
+
+
+def invalid(param: str, message: str, *, code: str = "invalid_value") -> Refusal:
+    return Refusal(400, message, param=param, code=code)
 
 
 def unsupported(what: str, param: str | None = None) -> Refusal:
-    """The refusal of a feature that is OpenAI's and not ours."""
     return Refusal(501, f"{what} is not supported by this server", param=param, code="unsupported_feature")
 
 
 def refusal_of(error: EngineError, param: str | None = None) -> Refusal:
-    """How an error of the engine is told to a client.
-
-    Args:
-        error: what was raised.
-        param: the field that most likely caused it, where the error is of input.
-    """
+    """Turn an error of the engine into a refusal; `param` names the field where the error does not."""
     match error:
         case ShuttingDownError():
             return Refusal(503, str(error), code="shutting_down")
@@ -116,17 +105,18 @@ def refusal_of(error: EngineError, param: str | None = None) -> Refusal:
         case ModelError():
             return Refusal(500, str(error), code="model_unusable")
         case PromptError():
-            return Refusal(400, str(error), param=param or "messages", code="invalid_prompt")
+            return invalid(param or "messages", str(error), code="invalid_prompt")
         case UnsupportedError():
             return Refusal(501, str(error), param=error.field, code="unsupported_feature")
-        case FieldError():
-            return Refusal(400, str(error), param=error.field, code="invalid_value")
         case ConfigurationError() | InputError():
+            param = error.field if isinstance(error, FieldError) else param
             return Refusal(400, str(error), param=param, code="invalid_value")
     return Refusal(500, str(error), code="generation_failed")
 
 
-# field -> (values that ask for nothing, what it would be)
+# --- features of OpenAI's that are refused --------------------------------------------------------------
+
+# field -> (values that ask for nothing, which clients send by default; the feature)
 UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "n": ((None, 1), "more than one choice"),
     "best_of": ((None, 1), "more than one choice"),
@@ -140,80 +130,60 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "web_search_options": ((None,), "web search"),
     "verbosity": ((None, "medium"), "verbosity"),
 }
-# fields of an answer's message that may be sent back with it
-ANSWERED = ("annotations", "audio", "function_call")
-# kinds of content besides text
-PARTS = ("image_url", "input_image", "image", "input_audio", "file", "video_url")
-PATHS = (
-    "/v1/responses",
-    "/v1/embeddings",
-    "/v1/moderations",
-    "/v1/images",
-    "/v1/audio",
-    "/v1/files",
-    "/v1/batches",
-    "/v1/fine_tuning",
-    "/v1/assistants",
-    "/v1/threads",
+# fields of an answer's message that clients send back with the conversation
+ANSWER_FIELDS = ("annotations", "audio", "function_call")
+CONTENT_TYPES = ("image_url", "input_image", "image", "input_audio", "file", "video_url")
+UNSUPPORTED_PATHS = tuple(
+    f"/v1/{name}"
+    for name in (
+        *("responses", "embeddings", "moderations", "images", "audio"),
+        *("files", "batches", "fine_tuning", "assistants", "threads"),
+    )
 )
 
 
 def refuse_unsupported(fields: Any) -> Any:
-    """The fields of a request without those that ask for nothing.
+    """Return a request's fields without those that ask for nothing.
 
     Raises:
-        Refusal: 501, of the first field that asks for what is not there.
+        Refusal: 501, for the first field that asks for a feature this server lacks.
     """
     if not isinstance(fields, Mapping):
         return fields
-    for name, (nothing, what) in UNSUPPORTED.items():
+    for name, (defaults, what) in UNSUPPORTED.items():
         value = fields.get(name)
         if name in {"n", "best_of"} and value is not None and (type(value) is not int or value < 1):
-            shown = ascii(value)[:100]
-            raise Refusal(
-                400, f"{name} must be a number from 1, not {shown}", param=name, code="invalid_value"
-            )
-        if not any(value is each or (type(value) is type(each) and value == each) for each in nothing):
+            raise invalid(name, f"{name} must be a number from 1, not {ascii(value)[:100]}")
+        if not any(value is each or (type(value) is type(each) and value == each) for each in defaults):
             raise unsupported(what, name)
-    taken = {name: value for name, value in fields.items() if name not in UNSUPPORTED}
+    kept = {name: value for name, value in fields.items() if name not in UNSUPPORTED}
     if isinstance(messages := fields.get("messages"), list):
-        taken["messages"] = [_message(message, index) for index, message in enumerate(messages)]
+        kept["messages"] = [_supported_message(message, index) for index, message in enumerate(messages)]
+    prompts = fields.get("prompt")
     if (
-        isinstance(prompts := fields.get("prompt"), list)
-        and any(isinstance(each, str | list) for each in prompts)
+        isinstance(prompts, list)
         and len(prompts) != 1
+        and any(isinstance(each, str | list) for each in prompts)
     ):
-        raise Refusal(
-            400, f"a request takes one prompt, not {len(prompts)}", param="prompt", code="invalid_value"
-        )
-    return taken
+        raise invalid("prompt", f"a request has one prompt, not {len(prompts)}")
+    return kept
 
 
-def _message(message: Any, index: int) -> Any:
-    """A message without the fields of answers that say nothing, which come back with a conversation."""
+def _supported_message(message: Any, index: int) -> Any:
     if not isinstance(message, Mapping):
         return message
-    _refuse_parts(message, f"messages.{index}.content")
-    for name in ANSWERED:
+    content = message.get("content")
+    for place, part in enumerate(content if isinstance(content, list) else []):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind in CONTENT_TYPES:
+            raise unsupported(f"content of the type {kind}", f"messages.{index}.content.{place}")
+    for name in ANSWER_FIELDS:
         if message.get(name):
             raise unsupported(f"{name} in a message", f"messages.{index}.{name}")
-    return {name: value for name, value in message.items() if name not in ANSWERED}
+    return {name: value for name, value in message.items() if name not in ANSWER_FIELDS}
 
 
-def _refuse_parts(message: Mapping[str, Any], param: str) -> None:
-    content = message.get("content")
-    for index, part in enumerate(content if isinstance(content, list) else []):
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind in PARTS:
-            raise unsupported(f"content of the type {kind}", f"{param}.{index}")
-
-
-Drafting = Literal["default", "none", "prompt-lookup"]  # the model's own, nothing, or look-ups alone
-MOST_STOPS = 16
-LONGEST_STOP = 1000  # characters
-MOST_BIASES = 1024
-MOST_TOOLS = 128
-MOST_LOGPROBS = 20
+# --- requests -------------------------------------------------------------------------------------------
 
 
 def _encodable(text: str) -> str:
@@ -225,8 +195,8 @@ def _encodable(text: str) -> str:
     return text
 
 
-def _plain(value: dict[str, Any]) -> dict[str, Any]:
-    """Raise ValueError for what cannot be written as JSON again: half characters, and too deep a nesting."""
+def _serializable(value: dict[str, Any]) -> dict[str, Any]:
+    """Raise ValueError for half characters and for too deep a nesting."""
     try:
         _encodable(json.dumps(value, ensure_ascii=False))
     except RecursionError:
@@ -235,29 +205,24 @@ def _plain(value: dict[str, Any]) -> dict[str, Any]:
 
 
 Item = TypeVar("Item")
-Many = Annotated[list[Item], Field(fail_fast=True)]  # of a million mistakes the first one is enough
+Many = Annotated[list[Item], Field(fail_fast=True)]  # one error suffices for a million wrong items
 Text = Annotated[str, AfterValidator(_encodable)]
-Json = Annotated[dict[str, Any], AfterValidator(_plain)]
+Json = Annotated[dict[str, Any], AfterValidator(_serializable)]
 StopText = Annotated[Text, Field(min_length=1, max_length=LONGEST_STOP)]
 TokenId = Annotated[int, Field(ge=0)]
 TokenIds = Annotated[Many[TokenId], Field(min_length=1)]
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+BiasedToken = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
 
 
 class RequestPart(BaseModel):
-    """Base of everything a client sends."""
-
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class TextPart(RequestPart):
-    """A piece of a message's content."""
-
     type: Literal["text"]
     text: Text
-
-
-Content = Text | Many[TextPart] | None
 
 
 class FunctionCall(RequestPart):
@@ -268,8 +233,6 @@ class FunctionCall(RequestPart):
 
 
 class ToolCall(RequestPart):
-    """One of an assistant turn's calls."""
-
     id: Text
     type: Literal["function"] = "function"
     function: FunctionCall
@@ -277,19 +240,17 @@ class ToolCall(RequestPart):
 
 
 class Message(RequestPart):
-    """A turn of the conversation."""
-
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Content = None
+    content: Text | Many[TextPart] | None = None
     name: Text | None = None
     tool_calls: Many[ToolCall] | None = None
     tool_call_id: Text | None = None
-    reasoning: Text | None = Field(None, description="What the assistant's turn said while reasoning.")
+    reasoning: Text | None = Field(None, description="The reasoning of the assistant's turn.")
     refusal: None = None
 
 
 class Function(RequestPart):
-    """A function the model may call; ``parameters`` is a JSON Schema."""
+    """A function that the model may call; ``parameters`` is a JSON Schema."""
 
     name: Name
     description: Text | None = None
@@ -298,28 +259,22 @@ class Function(RequestPart):
 
 
 class Tool(RequestPart):
-    """A tool; functions are the only kind."""
-
     type: Literal["function"]
     function: Function
 
 
 class ChosenFunction(RequestPart):
-    """The name of a function."""
-
     name: Name
 
 
 class ChosenTool(RequestPart):
-    """The one tool that is to be called."""
+    """The one tool to call."""
 
     type: Literal["function"]
     function: ChosenFunction
 
 
 class JsonSchema(RequestPart):
-    """A named JSON Schema."""
-
     name: Name
     description: Text | None = None
     schema_: Json = Field(alias="schema")
@@ -339,8 +294,6 @@ class JsonObjectFormat(RequestPart):
 
 
 class JsonSchemaFormat(RequestPart):
-    """JSON that a schema describes."""
-
     type: Literal["json_schema"]
     json_schema: JsonSchema
 
@@ -349,17 +302,15 @@ ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Fie
 
 
 class StreamOptions(RequestPart):
-    """What a stream holds besides the text."""
-
     include_usage: bool = False
     include_obfuscation: bool = False
 
 
 class CompletionRequest(RequestPart):
-    """What both kinds of request have in common."""
+    """The fields that both kinds of request have."""
 
     model: Text | None = Field(
-        None, description="`NAME` or `NAME@CHANNEL` of /v1/models; the default one if left out."
+        None, description="`NAME` or `NAME@CHANNEL` of /v1/models; the default model if left out."
     )
     stream: bool | None = False
     stream_options: StreamOptions | None = None
@@ -375,15 +326,9 @@ class CompletionRequest(RequestPart):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
-    logit_bias: (
-        Annotated[
-            dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]],
-            Field(max_length=MOST_BIASES),
-        ]
-        | None
-    ) = None
+    logit_bias: Annotated[dict[BiasedToken, Bias], Field(max_length=MOST_BIASES)] | None = None
     response_format: ResponseFormat | None = None
-    user: Text | None = Field(None, description="Without effect, and so are the next ones.")
+    user: Text | None = Field(None, description="Without effect, as are the following ones.")
     metadata: Json | None = None
     store: bool | None = None
     service_tier: Text | None = None
@@ -392,7 +337,7 @@ class CompletionRequest(RequestPart):
     prompt_cache_retention: Text | None = None
     kv_channel: Text | None = Field(None, description="How keys and values are kept; one the model allows.")
     block: Annotated[int, Field(ge=1)] | Literal["auto"] | None = Field(
-        None, description="Tokens a verification; 1 is plain decoding."
+        None, description="Tokens of a verify forward; 1 is plain decoding."
     )
     drafter: Drafting | None = Field(None, description="What drafts; `none` is plain decoding.")
     return_token_ids: bool | None = Field(None, description="Put the tokens into `x_kakeya`.")
@@ -407,20 +352,14 @@ class CompletionRequest(RequestPart):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """The stop strings."""
         if self.stop is None:
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
     def wants_usage(self) -> bool:
-        """Whether a stream ends with a chunk of its own for the usage."""
+        """Whether a stream ends with a separate chunk for the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
-
-
-def _apart(field: str, message: str) -> Refusal:
-    """Fields that do not go together; pydantic's own errors of a whole body would name none of them."""
-    return Refusal(400, message, param=field, code="invalid_value")
 
 
 class ChatRequest(CompletionRequest):
@@ -439,15 +378,16 @@ class ChatRequest(CompletionRequest):
     )
 
     @model_validator(mode="after")
-    def _together(self) -> Self:
+    def _consistent(self) -> Self:
+        """Raise Refusal, because pydantic's own errors of a whole body name no field."""
         if self.top_logprobs is not None and not self.logprobs:
-            raise _apart("top_logprobs", "top_logprobs needs logprobs: true")
+            raise invalid("top_logprobs", "top_logprobs needs logprobs: true")
         if self.tool_choice not in {None, "none", "auto"} and not self.tools:
-            raise _apart("tool_choice", "tool_choice needs tools")
+            raise invalid("tool_choice", "tool_choice needs tools")
         if isinstance(self.tool_choice, ChosenTool):
             name = self.tool_choice.function.name
             if name not in [tool.function.name for tool in self.tools or []]:
-                raise _apart("tool_choice", f"tool_choice names {name!r}, which is none of the tools")
+                raise invalid("tool_choice", f"tool_choice names {name!r}, which is none of the tools")
         return self
 
 
@@ -466,23 +406,19 @@ class TextRequest(CompletionRequest):
         return [token for token in self.prompt if isinstance(token, int)] if isinstance(first, int) else first
 
 
-Finish = Literal["stop", "length", "tool_calls"]
+# --- replies: names and nesting are OpenAI's, ``reasoning`` next to ``content`` is mlx-lm's -------------
 
 
-def _left_out() -> Any:
-    """A field that is not sent while it says nothing."""
+def _omitted() -> Any:
+    """A field that is not sent while it is None."""
     return Field(default=None, exclude_if=lambda value: value is None)
 
 
 class Reply(BaseModel):
-    """Base of everything that is sent."""
-
     model_config = ConfigDict(frozen=True)
 
 
 class ErrorBody(Reply):
-    """What was wrong."""
-
     message: str
     type: str
     param: str | None
@@ -496,27 +432,21 @@ class ErrorReply(Reply):
 
 
 class CachedTokens(Reply):
-    """Details of the prompt's tokens."""
-
     cached_tokens: int
 
 
 class ReasoningTokens(Reply):
-    """Details of the answer's tokens."""
-
     reasoning_tokens: int
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
 
 
 class Usage(Reply):
-    """Tokens that were read and written."""
-
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
-    completion_tokens_details: ReasoningTokens | None = _left_out()
+    completion_tokens_details: ReasoningTokens | None = _omitted()
 
 
 class CodedValues(Reply):
@@ -528,35 +458,28 @@ class CodedValues(Reply):
 
 
 class Provenance(Reply):
-    """How an answer came about: ``x_kakeya``.
+    """How an answer was made: ``x_kakeya``.
 
     Attributes:
-        model: of the registry.
-        kv_channel: how keys and values were kept.
-        kv_policy: the same, written out.
-        drafter: what drafted; None for plain decoding.
-        block: tokens a verification, or auto.
+        kv_policy: the channel, written out.
+        drafter: None for plain decoding.
+        block: tokens of a verify forward, or auto.
         speculation: whether drafts were verified.
         why_off: why none were; None where they were.
         verify_rounds: forwards over a block.
         plain_steps: forwards over one token.
-        drafted: tokens that were proposed.
-        accepted: … of these confirmed.
         acceptance_length: tokens emitted a verify round; None without one.
-        drafter_forwards: of the drafter's network.
-        cached_tokens: of the prompt, that were not computed again.
+        cached_tokens: tokens of the prompt that were not computed again.
         queue_s: until the first work on it.
         prefill_s: from there to the first token.
         decode_s: from the first token to the last.
         decode_tokens_per_s: None for a single token.
         resident_bytes: of keys and values at the end.
         cache_classes: of the layers' caches, with their counts.
-        cache_strategy: how a foreign engine was given the channel's caches.
-        token_ids: of the answer, where asked for.
-        prompt_token_ids: of the prompt, likewise.
+        cache_strategy: how an external engine was given the channel's caches.
         rounds: [block, accepted, draft_s, verify_s] of every forward after the prompt's, where asked for.
-        kept_positions: the most that a layer with a window still sees, likewise; None without such layers.
-        coded: what coded layers store, likewise; None without such layers.
+        kept_positions: the most that a layer with a window still sees; None without such layers.
+        coded: what coded layers store; None without such layers.
     """
 
     model: str
@@ -579,36 +502,32 @@ class Provenance(Reply):
     decode_tokens_per_s: float | None
     resident_bytes: int
     cache_classes: dict[str, int]
-    cache_strategy: str | None = _left_out()
-    token_ids: list[int] | None = _left_out()
-    prompt_token_ids: list[int] | None = _left_out()
-    rounds: list[tuple[int, int, float, float]] | None = _left_out()
-    kept_positions: int | None = _left_out()
-    coded: CodedValues | None = _left_out()
+    cache_strategy: str | None = _omitted()
+    token_ids: list[int] | None = _omitted()
+    prompt_token_ids: list[int] | None = _omitted()
+    rounds: list[tuple[int, int, float, float]] | None = _omitted()
+    kept_positions: int | None = _omitted()
+    coded: CodedValues | None = _omitted()
 
 
 class TopLogprob(Reply):
-    """A token that might have stood there."""
-
     token: str
     logprob: float
     bytes: list[int] | None
 
 
 class ContentLogprob(TopLogprob):
-    """A token that stands there."""
-
     top_logprobs: list[TopLogprob]
 
 
 class ChatLogprobs(Reply):
-    """Of the answer's tokens, the one that ended it excepted."""
+    """The answer's tokens, without the one that ended it."""
 
     content: list[ContentLogprob]
 
 
 class TextLogprobs(Reply):
-    """The same as the older endpoint says it."""
+    """The same in the form of the older endpoint."""
 
     tokens: list[str]
     token_logprobs: list[float]
@@ -624,26 +543,20 @@ class CalledFunction(Reply):
 
 
 class ToolCallReply(Reply):
-    """A tool call."""
-
     id: str
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: int | None = _left_out()
+    index: int | None = _omitted()
 
 
 class ChatMessage(Reply):
-    """The assistant's turn."""
-
     role: Literal["assistant"] = "assistant"
     content: str | None
-    reasoning: str | None = _left_out()
-    tool_calls: list[ToolCallReply] | None = _left_out()
+    reasoning: str | None = _omitted()
+    tool_calls: list[ToolCallReply] | None = _omitted()
 
 
 class ChatChoice(Reply):
-    """The one answer."""
-
     index: Literal[0] = 0
     message: ChatMessage
     logprobs: ChatLogprobs | None = None
@@ -651,7 +564,7 @@ class ChatChoice(Reply):
 
 
 class Head(Reply):
-    """What every completion object begins with."""
+    """The fields that every completion object begins with."""
 
     id: str
     created: int
@@ -660,8 +573,6 @@ class Head(Reply):
 
 
 class ChatCompletion(Head):
-    """The answer to a chat completion."""
-
     object: Literal["chat.completion"] = "chat.completion"
     choices: list[ChatChoice]
     usage: Usage
@@ -671,15 +582,13 @@ class ChatCompletion(Head):
 class Delta(Reply):
     """What a chunk adds to the assistant's turn."""
 
-    role: Literal["assistant"] | None = _left_out()
-    content: str | None = _left_out()
-    reasoning: str | None = _left_out()
-    tool_calls: list[ToolCallReply] | None = _left_out()
+    role: Literal["assistant"] | None = _omitted()
+    content: str | None = _omitted()
+    reasoning: str | None = _omitted()
+    tool_calls: list[ToolCallReply] | None = _omitted()
 
 
 class ChunkChoice(Reply):
-    """The one answer, so far."""
-
     index: Literal[0] = 0
     delta: Delta
     logprobs: ChatLogprobs | None = None
@@ -687,17 +596,13 @@ class ChunkChoice(Reply):
 
 
 class ChatChunk(Head):
-    """A piece of a streamed chat completion."""
-
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     choices: list[ChunkChoice]
-    usage: Usage | None = _left_out()
-    x_kakeya: Provenance | None = _left_out()
+    usage: Usage | None = _omitted()
+    x_kakeya: Provenance | None = _omitted()
 
 
 class TextChoice(Reply):
-    """The one continuation, whole or a piece of it."""
-
     index: Literal[0] = 0
     text: str
     logprobs: TextLogprobs | None = None
@@ -705,17 +610,15 @@ class TextChoice(Reply):
 
 
 class TextCompletion(Head):
-    """The answer to a text completion, or a piece of it."""
+    """The answer to a text completion, or a chunk of it."""
 
     object: Literal["text_completion"] = "text_completion"
     choices: list[TextChoice]
-    usage: Usage | None = _left_out()
-    x_kakeya: Provenance | None = _left_out()
+    usage: Usage | None = _omitted()
+    x_kakeya: Provenance | None = _omitted()
 
 
 class ModelReply(Reply):
-    """One of /v1/models."""
-
     id: str
     object: Literal["model"] = "model"
     created: int
@@ -724,15 +627,11 @@ class ModelReply(Reply):
 
 
 class ModelList(Reply):
-    """All of /v1/models."""
-
     object: Literal["list"] = "list"
     data: list[ModelReply]
 
 
 class Health(Reply):
-    """Whether requests are served."""
-
     status: Literal["ok", "unavailable"]
     reason: str | None = None
     version: str

@@ -1,9 +1,11 @@
-"""Sessions kept between requests, so that the next turn of a conversation computes only what is new.
+"""Loaded models, and sessions kept between requests, so that the next turn computes only what is new.
 
-A session belongs to a model, a KV channel and a drafter: what one channel keeps is of no use to another. A
-request takes the idle session of its kind that holds the most of its prompt. One that holds other text
-mostly, its mark included, is left to whoever comes back to it, as long as there is room. The least recently
-used go first, those that nobody came back to for long go too, and nothing is kept of a request that failed.
+A session belongs to a model, a KV channel, a drafter and an API key. A request gets the idle session of its
+kind that holds the most of its prompt; one that mostly holds other text is left for its own conversation, as
+long as the cache is not full. The least recently used are closed first.
+
+Used by the engine's thread alone, except for a loaded model's tokenizer and vocabulary, which the threads
+that prepare requests read.
 """
 
 import logging
@@ -20,26 +22,69 @@ from engine.grammar import Vocabulary
 from engine.registry.entries import ModelEntry
 from engine.registry.locate import Located
 from engine.server.schema import FieldError
-from engine.server.sequence import CachedSession, DecodeRequest, SessionKey, check_external_request
+from engine.server.sequence import DecodeRequest, check_external_request
 from engine.session import Session
 from engine.target.attention import refuse_policy
 from engine.target.loading import LoadedDrafter, LoadedTarget, load_target
 
 logger = logging.getLogger(__name__)
-LIKENESS = 0.5  # of what a session holds must be of the prompt, so that it is taken while there is room
+LOOKUP = "prompt-lookup"
+LIKENESS = 0.5  # share of a session's tokens that a prompt must begin with to take it while others fit
+
+
+@dataclass(frozen=True)
+class SessionKey:
+    """What sessions must have in common to replace one another.
+
+    Attributes:
+        owner: digest of the API key: how much of a prompt is cached would tell others what was said.
+    """
+
+    model: str
+    channel: str
+    drafter: str
+    owner: str = ""
+
+
+@dataclass
+class CachedSession:
+    """An open session, and the draft length that learns from all its requests.
+
+    Attributes:
+        used: when its last request ended, by the caller's clock.
+    """
+
+    key: SessionKey
+    session: Session
+    draft_length: DraftLength
+    used: float = 0.0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its keys and values, and of its drafter's."""
+        session, drafter = self.session, self.session.drafter
+        caches = sum(int(cache.nbytes) for cache in session.caches) + session.mark_nbytes
+        return caches + (drafter.nbytes if drafter is not None else 0)
+
+    def common(self, prompt: Sequence[int]) -> int:
+        """Count how many tokens at the beginning of a prompt it holds."""
+        held = self.session.tokens
+        shorter = min(len(held), len(prompt))
+        return next((i for i in range(shorter) if held[i] != prompt[i]), shorter)
+
+    def close(self) -> None:
+        """Close the session; a failure is logged and affects no other request."""
+        try:
+            self.session.close()
+        except Exception:
+            logger.exception("a session cannot be closed")
 
 
 class SessionCache:
-    """Idle sessions; used by the engine's thread alone."""
+    """Idle sessions."""
 
     def __init__(self, most: int, most_bytes: int | None, seconds: float) -> None:
-        """Keep some.
-
-        Args:
-            most: idle sessions at most; 0 keeps none.
-            most_bytes: of all idle sessions; None for no bound.
-            seconds: after which an unused one is closed.
-        """
+        """Keep at most so many, so many bytes (None: any), each for so many seconds."""
         self._most, self._most_bytes, self._seconds = most, most_bytes, seconds
         self._idle: list[CachedSession] = []  # the least recently used first
 
@@ -49,20 +94,14 @@ class SessionCache:
     @property
     def nbytes(self) -> int:
         """Bytes of all idle sessions."""
-        return sum(kept.nbytes for kept in self._idle)
+        return sum(cached.nbytes for cached in self._idle)
 
     def take(
         self, key: SessionKey, prompt: Sequence[int], make: Callable[[], CachedSession]
     ) -> CachedSession:
-        """The session that suits a prompt best; it is the caller's until `give_back`.
-
-        Args:
-            key: of the kind wanted.
-            prompt: token ids.
-            make: opens a new one.
-        """
-        own = [kept for kept in self._idle if kept.key == key]
-        best = max(own, key=lambda kept: kept.common(prompt), default=None)
+        """Return the session that suits a prompt best, or a new one; `give_back` is due."""
+        own = [cached for cached in self._idle if cached.key == key]
+        best = max(own, key=lambda cached: cached.common(prompt), default=None)
         if best is not None:
             common = best.common(prompt)
             alike = common >= LIKENESS * len(best.session.tokens) or common >= best.session.marked > 0
@@ -71,39 +110,27 @@ class SessionCache:
                 return best
         return make()
 
-    def give_back(self, kept: CachedSession, now: float) -> None:
-        """Its request has ended, at this time of the caller's clock."""
-        kept.used = now
-        self._idle.append(kept)
+    def give_back(self, cached: CachedSession, now: float) -> None:
+        """Keep a session whose request has ended."""
+        cached.used = now
+        self._idle.append(cached)
         while len(self._idle) > self._most or (
             self._most_bytes is not None and self.nbytes > self._most_bytes
         ):
-            close_quietly(self._idle.pop(0))
+            self._idle.pop(0).close()
 
-    def expire(self, now: float) -> bool:
-        """Close what nobody used for long; whether there was any."""
-        old = [kept for kept in self._idle if now - kept.used >= self._seconds]
-        for kept in old:
-            self._idle.remove(kept)
-            close_quietly(kept)
-        return bool(old)
+    def expire(self, now: float) -> None:
+        """Close sessions that were not used for long."""
+        self._close([cached for cached in self._idle if now - cached.used >= self._seconds])
 
     def close(self, model: str | None = None) -> None:
         """Close all, or those of one model."""
-        for kept in [kept for kept in self._idle if model in {None, kept.key.model}]:
-            self._idle.remove(kept)
-            close_quietly(kept)
+        self._close([cached for cached in self._idle if model in {None, cached.key.model}])
 
-
-def close_quietly(kept: CachedSession) -> None:
-    """Close a session; where that fails, others are not to suffer for it, and the log has it."""
-    try:
-        kept.session.close()
-    except Exception:
-        logger.exception("a session cannot be closed")
-
-
-LOOKUP = "prompt-lookup"
+    def _close(self, sessions: list[CachedSession]) -> None:
+        for cached in sessions:
+            self._idle.remove(cached)
+            cached.close()
 
 
 @dataclass
@@ -111,25 +138,23 @@ class LoadedModel:
     """A target in memory, with its drafters.
 
     Attributes:
-        located: its entry of the registry, and where its files are.
-        target: the model and its tokenizer.
-        guest: the foreign engine that decodes it; None for ours.
-        drafters: those opened so far, by the word a request uses.
+        located: the registry's entry, and where its files are.
+        external: the external engine that decodes it; None for ours.
     """
 
     located: Located
     target: LoadedTarget
-    guest: ExternalEngine | None = None
-    drafters: dict[str, LoadedDrafter | None] = field(default_factory=dict)
-    _tried: set[str] = field(default_factory=set)  # channels that were seen to work
+    external: ExternalEngine | None = None
+    _drafters: dict[str, LoadedDrafter | None] = field(default_factory=dict)  # by the request's word
+    _checked: set[str] = field(default_factory=set)  # channels that this model can be served with
 
     @classmethod
     def load(cls, located: Located) -> "LoadedModel":
-        """Load the target and what drafts for it by default.
+        """Load the target and its default drafter.
 
         Raises:
             ModelError: a folder cannot be used.
-            ConfigurationError: the default channel does not go together with the model.
+            ConfigurationError: the external engine does not go with the model.
         """
         entry = located.entry
         target = load_target(located.target, entry.dtype, entry.quantize)
@@ -144,12 +169,12 @@ class LoadedModel:
 
     @property
     def entry(self) -> ModelEntry:
-        """Of the registry."""
+        """The registry's entry."""
         return self.located.entry
 
     @property
     def block(self) -> int | None:
-        """Tokens a verification where a request says nothing; None lets the draft length choose."""
+        """Tokens of a verify forward where a request says nothing; None lets the draft length choose."""
         return None if self.entry.block == "auto" else int(self.entry.block)
 
     @cached_property
@@ -159,7 +184,7 @@ class LoadedModel:
 
     @cached_property
     def longest_token(self) -> int:
-        """Characters of the longest token; of a tokenizer that leaves out blanks, a text may be longer."""
+        """Characters of the longest token; where a tokenizer leaves out blanks, a text may be longer."""
         return max(map(len, self.target.tokenizer.get_vocab()))
 
     @property
@@ -169,55 +194,62 @@ class LoadedModel:
         return min(known, default=None)
 
     def drafter(self, word: str) -> LoadedDrafter | None:
-        """What drafts for a request, by its word."""
-        if word not in self.drafters:
+        """Return what drafts for a request, by its word."""
+        if word not in self._drafters:
             spec = {"default": self.located.drafter, LOOKUP: LOOKUP}.get(word)
-            self.drafters[word] = open_drafter(spec, self.target, self.entry.dtype) if spec else None
-        return self.drafters[word]
+            self._drafters[word] = open_drafter(spec, self.target, self.entry.dtype) if spec else None
+        return self._drafters[word]
 
-    def check(self, work: DecodeRequest) -> None:
+    def check(self, request: DecodeRequest) -> None:
         """Raise FieldError, ConfigurationError or ModelError for what this model cannot do."""
-        if self.guest is not None:
-            check_external_request(self.guest, work)
+        if self.external is not None:
+            check_external_request(self.external, request)
             return
-        drafter = self.drafter(work.drafter)
-        if work.block is not None and work.block > 1 and drafter is None:
+        drafter, block = self.drafter(request.drafter), request.block
+        if block is not None and block > 1 and drafter is None:
             raise FieldError(
-                "block", f"block {work.block} needs a drafter, and nothing drafts here; leave block out"
+                "block", f"block {block} needs a drafter, and this request has none; leave block out"
             )
-        if work.block is not None and drafter is not None and work.block > 2 * drafter.drafter.block_size:
+        if block is not None and drafter is not None and block > 2 * drafter.drafter.block_size:
+            most = 2 * drafter.drafter.block_size
             raise FieldError(
-                "block",
-                f"block {work.block} is more than {2 * drafter.drafter.block_size}, twice what this drafter "
-                "was made for",
+                "block", f"block {block} is more than {most}, twice what this drafter was made for"
             )
-        if work.channel.name not in self._tried:
-            refuse_policy(self.target.target.model, work.channel.policy)
-            self._tried.add(work.channel.name)
+        if request.channel.name not in self._checked:
+            refuse_policy(self.target.target.model, request.channel.policy)
+            self._checked.add(request.channel.name)
 
-    def why_off(self, work: DecodeRequest) -> str | None:
-        """Why nothing will be drafted for a request; None where something may be."""
-        if work.drafter == "none":
+    def why_off(self, request: DecodeRequest) -> str | None:
+        """Say why nothing will be drafted for a request; None where something may be."""
+        if request.drafter == "none":
             return "the request asked for no drafter"
-        if self.drafter(work.drafter) is None:
+        if self.drafter(request.drafter) is None:
             return "this model has no drafter"
-        return "the request asked for a block of 1" if work.block == 1 else None
+        return "the request asked for a block of 1" if request.block == 1 else None
 
-    def key(self, work: DecodeRequest) -> SessionKey:
-        """The kind of session a request needs."""
-        return SessionKey(self.entry.name, work.channel.name, work.drafter, work.owner)
+    def key(self, request: DecodeRequest) -> SessionKey:
+        """Return the kind of session that a request needs."""
+        return SessionKey(self.entry.name, request.channel.name, request.drafter, request.owner)
 
-    def open_session(self, work: DecodeRequest) -> CachedSession:
-        """A new session for a request and those that follow it."""
-        loaded = self.drafter(work.drafter)
+    def open_session(self, request: DecodeRequest) -> CachedSession:
+        """Open a session for a request and those that follow it."""
+        loaded = self.drafter(request.drafter)
         drafter = loaded.drafter.twin() if loaded else None
         headroom = 2 * drafter.block_size if drafter else 1
-        session = Session(self.target.target, drafter, headroom=headroom, policy=work.channel.policy)
-        return CachedSession(self.key(work), session, drafter, self.new_draft_length(work))
+        session = Session(self.target.target, drafter, headroom=headroom, policy=request.channel.policy)
+        draft_length = AdaptiveDraftLength(drafter.block_size) if drafter else FixedDraftLength(1)
+        return CachedSession(self.key(request), session, draft_length)
 
-    def new_draft_length(self, work: DecodeRequest, *, repeatable: bool = False) -> DraftLength:
-        """A draft length that knows nothing yet; ``repeatable`` if it must not look at time."""
-        drafter = self.drafter(work.drafter)
+    def draft_length(self, request: DecodeRequest, cached: CachedSession) -> DraftLength:
+        """Return the session's draft length, or a separate one for a fixed block or a seed.
+
+        With a seed the block lengths must not depend on time, or the same request would draw another text.
+        """
+        drafter = cached.session.drafter
         if drafter is None:
             return FixedDraftLength(1)
-        return AdaptiveDraftLength(drafter.drafter.block_size, nominal=repeatable)
+        if request.block is not None:
+            return FixedDraftLength(request.block)
+        if request.sampling.seed is not None:
+            return AdaptiveDraftLength(drafter.block_size, nominal=True)
+        return cached.draft_length

@@ -26,7 +26,6 @@ from engine.runtime import prepare
 from engine.server import app, service
 from engine.server.response import ResponseBuilder
 from engine.server.scheduler import Scheduler
-from engine.server.sequence import DecodingSequence
 from engine.server.serve import model_finder
 from engine.server.sessions import LoadedModel, SessionCache
 from tests.engine.evaluation.test_measurements import REQUEST, check, quiet
@@ -226,7 +225,7 @@ def mixed_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def mixed(self: Scheduler, job: Any) -> Any:
         if self._active:
-            job.work = replace(job.work, prompt=job.work.prompt[::-1])
+            job.request = replace(job.request, prompt=job.request.prompt[::-1])
         return begin(self, job)
 
     monkeypatch.setattr(Scheduler, "_begin", mixed)
@@ -238,13 +237,13 @@ def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def deaf(monkeypatch: pytest.MonkeyPatch) -> None:
     """Goes on for a client that has gone."""
-    turn = Scheduler._turn
+    take_turn = Scheduler._take_turn
 
-    def unheard(self: Scheduler, job: Any, sequence: DecodingSequence) -> None:
+    def unheard(self: Scheduler, job: Any, sequence: Any) -> None:
         job.cancelled.clear()
-        turn(self, job, sequence)
+        take_turn(self, job, sequence)
 
-    monkeypatch.setattr(Scheduler, "_turn", unheard)
+    monkeypatch.setattr(Scheduler, "_take_turn", unheard)
 
 
 def hoarding(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,15 +66,15 @@ def opened() -> Iterator[Door]:
     """A server of the shipped pair, whose bodies have little time."""
     serving = ServerSettings(port=0, keys=(KEY,), largest_body=2**20)
     registry = Registry.load(None)
-    worker = Scheduler(model_finder(Places.of_machine(), download=False), SchedulerLimits())
-    service = Service(registry, worker, RequestLimits(max_tokens=64, default_tokens=2))
-    metrics = Metrics(lambda: worker.figures, lambda: service.admitted)
+    scheduler = Scheduler(model_finder(Places.of_machine(), download=False), SchedulerLimits())
+    service = Service(registry, scheduler, RequestLimits(max_tokens=64, default_tokens=2))
+    metrics = Metrics(lambda: scheduler.stats, lambda: service.admitted)
     app = new_app(service, metrics, replace(serving.rules, body_s=BODY_S))
     config = uvicorn.Config(
         app, http=BoundedProtocol, log_config=None, access_log=False, timeout_graceful_shutdown=5
     )
-    worker.start()
-    preload(worker, registry)
+    scheduler.start()
+    preload(scheduler, registry)
     with _listening(serving) as listening:
         server = HttpServer(config, service, grace_s=5)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
@@ -82,7 +82,7 @@ def opened() -> Iterator[Door]:
         yield Door(listening.getsockname()[1])
         server.should_exit = True
         thread.join(10)
-    worker.stop()
+    scheduler.stop()
     assert not thread.is_alive()
 
 

@@ -23,12 +23,12 @@ ENDLESS = {"prompt": "class", "max_tokens": 900, "stream": True, "logit_bias": {
 
 @pytest.fixture
 def service() -> Iterator[Service]:
-    worker = Scheduler(model_finder(Places.of_machine(), download=False), SchedulerLimits())
-    worker.start()
-    service = Service(Registry.load(), worker, RequestLimits())
+    scheduler = Scheduler(model_finder(Places.of_machine(), download=False), SchedulerLimits())
+    scheduler.start()
+    service = Service(Registry.load(), scheduler, RequestLimits())
     yield service
     service.close()
-    worker.stop()
+    scheduler.stop()
 
 
 async def never() -> Any:
@@ -51,7 +51,7 @@ def test_who_takes_nothing_is_given_up_and_everything_is_given_back(
         await asyncio.wait_for(
             CompletionResponse(service, request, record, log_content=False)({}, never, send), 30
         )
-        while service.worker.figures.active:
+        while service.scheduler.stats.active:
             await asyncio.sleep(0.01)
 
     asyncio.run(answer())
@@ -76,7 +76,7 @@ def test_who_has_gone_ends_the_work(service: Service):
         await asyncio.wait_for(
             CompletionResponse(service, request, record, log_content=False)({}, receive, send), 30
         )
-        while service.worker.figures.active:
+        while service.scheduler.stats.active:
             await asyncio.sleep(0.01)
 
     asyncio.run(answer())

@@ -13,6 +13,8 @@ from contextlib import suppress
 import pytest
 
 from engine.server.app import AccessGuard, AccessRules, BoundedProtocol, Message, Send
+from engine.server.metrics import Metrics
+from engine.server.scheduler import SchedulerStats
 from engine.server.serve import ServerSettings, _listening
 from tests.engine.server.door import (
     BODY_S,
@@ -231,7 +233,9 @@ def test_any_web_page_may_ask_where_any_was_allowed():
             "path": "/v1/models",
             "headers": [(b"origin", b"https://a.b")],
         }
-        await AccessGuard(served, AccessRules(origins=origins), lambda record: None)(scope, receive, send)
+        await AccessGuard(served, AccessRules(origins=origins), Metrics(SchedulerStats, lambda: 0))(
+            scope, receive, send
+        )
         return int(said[0]["status"])
 
     assert [asyncio.run(asked(origins)) for origins in (("*",), ("https://a.b",), ())] == [200, 200, 403]

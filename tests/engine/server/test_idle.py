@@ -26,41 +26,41 @@ started().stop()
 
 
 def started(**limits: float) -> Scheduler:
-    """A running worker with the shipped pair in memory."""
+    """A running scheduler with the shipped pair in memory."""
     registry = Registry.load(None)
-    worker = Scheduler(model_finder(Places.of_machine(), download=False), SchedulerLimits(**limits))  # type: ignore[arg-type]
-    worker.start()
-    preload(worker, registry)
-    return worker
+    scheduler = Scheduler(model_finder(Places.of_machine(), download=False), SchedulerLimits(**limits))  # type: ignore[arg-type]
+    scheduler.start()
+    preload(scheduler, registry)
+    return scheduler
 
 
-def idle_bytes(worker: Scheduler) -> int:
+def idle_bytes(scheduler: Scheduler) -> int:
     """Arrays in use once every session is closed, and the figures were told since."""
     deadline = time.monotonic() + 20
-    told = worker.figures
-    while worker.figures is told or worker.figures.active or worker.figures.sessions:
-        assert time.monotonic() < deadline, worker.figures
+    told = scheduler.stats
+    while scheduler.stats is told or scheduler.stats.active or scheduler.stats.sessions:
+        assert time.monotonic() < deadline, scheduler.stats
         time.sleep(0.05)
-    return worker.figures.memory_bytes
+    return scheduler.stats.memory_bytes
 
 
 @pytest.mark.slow
 def test_an_idle_thread_holds_no_arrays_of_its_last_request():
-    worker = started(session_s=0.0)
+    scheduler = started(session_s=0.0)
     registry = Registry.load(None)
     try:
         sizes = []
         for length in (900, 300, 900):
             events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-            lease = worker.lease(registry.entry("demo"))
+            lease = scheduler.lease(registry.entry("demo"))
             lease.granted.result(60)
-            worker.submit(lease, DecodeRequest([5] * length, 0, 4, NATIVE), events.put)
+            scheduler.submit(lease, DecodeRequest([5] * length, 0, 4, NATIVE), events.put)
             while not isinstance(events.get(timeout=60), DecodeFinished):
                 continue
-            sizes.append(idle_bytes(worker))
+            sizes.append(idle_bytes(scheduler))
         assert max(sizes) - min(sizes) < SCALARS
     finally:
-        worker.stop()
+        scheduler.stop()
 
 
 @pytest.mark.slow

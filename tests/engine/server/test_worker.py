@@ -55,12 +55,12 @@ class Heard:
 
 
 class Bench:
-    """A worker and short ways to it."""
+    """A scheduler and short ways to it."""
 
     def __init__(self, **limits: Any) -> None:
         self.loads: list[str] = []
-        self.worker = Scheduler(self._find, SchedulerLimits(**limits))
-        self.worker.start()
+        self.scheduler = Scheduler(self._find, SchedulerLimits(**limits))
+        self.scheduler.start()
 
     def _find(self, entry: ModelEntry) -> Callable[[], LoadedModel]:
         located = locate(entry, PLACES)
@@ -77,9 +77,9 @@ class Bench:
         """Ask for a text that does not end by itself."""
         heard = heard or Heard()
         asked = DecodeRequest(prompt, len(prompt) - 1, count, **({"channel": NATIVE, "bias": ENDLESS} | work))
-        lease = self.worker.lease(ENTRIES["one"])
+        lease = self.scheduler.lease(ENTRIES["one"])
         lease.granted.result(30)
-        return self.worker.submit(lease, asked, heard.events.append), heard
+        return self.scheduler.submit(lease, asked, heard.events.append), heard
 
     def ended(self, heard: Heard) -> DecodeFinished:
         wait(heard.over)
@@ -98,7 +98,7 @@ def wait(until: Callable[[], Any], seconds: float = 30) -> None:
 def bench() -> Iterator[Bench]:
     bench = Bench(parallel=3, models=1, chunk=16, session_s=0.5)
     yield bench
-    bench.worker.stop()
+    bench.scheduler.stop()
 
 
 PROMPT = list(range(300, 340))
@@ -147,7 +147,7 @@ def test_a_cancelled_request_ends_and_its_session_stays_good(bench: Bench):
     job, heard = bench.submit(PROMPT, 900)
     wait(lambda: len(heard.tokens) > 5)
     job.cancelled.set()
-    wait(lambda: bench.worker.figures.active == 0)
+    wait(lambda: bench.scheduler.stats.active == 0)
     assert not heard.over()
     got = heard.tokens
     _, again = bench.submit([*PROMPT, *got[:-1]], 4)
@@ -158,8 +158,8 @@ def test_a_cancelled_request_ends_and_its_session_stays_good(bench: Bench):
 def test_idle_sessions_end_and_leave_nothing(bench: Bench):
     _, heard = bench.submit(PROMPT)
     bench.ended(heard)
-    wait(lambda: bench.worker.figures.active == 0 and bench.worker.figures.sessions == 0, 10)
-    assert (bench.worker.figures.idle_bytes, bench.worker.figures.active_bytes) == (0, 0)
+    wait(lambda: bench.scheduler.stats.active == 0 and bench.scheduler.stats.sessions == 0, 10)
+    assert (bench.scheduler.stats.idle_bytes, bench.scheduler.stats.active_bytes) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -192,66 +192,66 @@ def test_a_bug_in_one_request_ends_that_one(bench: Bench, monkeypatch: pytest.Mo
     wait(lambda: heard.over() and other.over())
     assert isinstance(heard.last.error, RuntimeError)
     assert isinstance(other.last, DecodeFinished)
-    assert bench.worker.healthy
+    assert bench.scheduler.healthy
 
 
 def test_another_model_waits_until_the_one_in_use_is_free_and_nobody_overtakes():
     bench = Bench(models=1)
     try:
-        first = bench.worker.lease(ENTRIES["one"])
+        first = bench.scheduler.lease(ENTRIES["one"])
         assert first.granted.result(30).entry.name == "one"
-        second = bench.worker.lease(ENTRIES["two"])
-        third = bench.worker.lease(ENTRIES["one"])
+        second = bench.scheduler.lease(ENTRIES["two"])
+        third = bench.scheduler.lease(ENTRIES["one"])
         time.sleep(0.3)
         assert not second.granted.done()
         assert not third.granted.done()  # although its model is there
-        bench.worker.release(first)
+        bench.scheduler.release(first)
         assert second.granted.result(30).entry.name == "two"
         assert not third.granted.done()
-        bench.worker.release(second)
+        bench.scheduler.release(second)
         assert third.granted.result(30).entry.name == "one"
         assert bench.loads == ["one", "two", "one"]
-        wait(lambda: bench.worker.figures.models == ("one",))
+        wait(lambda: bench.scheduler.stats.models == ("one",))
     finally:
-        bench.worker.stop()
+        bench.scheduler.stop()
 
 
 def test_a_model_that_cannot_be_loaded_fails_who_asked_and_nobody_else():
     bench = Bench(models=2)
     try:
-        bad = bench.worker.lease(ENTRIES["bad"])
+        bad = bench.scheduler.lease(ENTRIES["bad"])
         with pytest.raises(ModelError):
             bad.granted.result(30)
-        bench.worker.release(bad)
+        bench.scheduler.release(bad)
         _, heard = bench.submit(PROMPT, 3)
         bench.ended(heard)
     finally:
-        bench.worker.stop()
+        bench.scheduler.stop()
 
 
 def test_a_wish_given_up_is_forgotten():
     bench = Bench(models=1)
     try:
-        first = bench.worker.lease(ENTRIES["one"])
+        first = bench.scheduler.lease(ENTRIES["one"])
         first.granted.result(30)
-        bench.worker.release(bench.worker.lease(ENTRIES["two"]))
-        third = bench.worker.lease(ENTRIES["one"])
+        bench.scheduler.release(bench.scheduler.lease(ENTRIES["two"]))
+        third = bench.scheduler.lease(ENTRIES["one"])
         assert third.granted.result(30).entry.name == "one"
         assert bench.loads == ["one"]
     finally:
-        bench.worker.stop()
+        bench.scheduler.stop()
 
 
 def test_stopping_ends_what_is_going_on():
     bench = Bench()
     _, heard = bench.submit(PROMPT, 900)
     wait(lambda: heard.tokens)
-    bench.worker.stop()
+    bench.scheduler.stop()
     assert isinstance(heard.last, DecodeFailed)
     assert "shutting down" in str(heard.last.error)
-    assert not bench.worker.healthy
-    assert (bench.worker.figures.active_bytes, bench.worker.figures.models) == (0, ())
-    bench.worker.stop()
+    assert not bench.scheduler.healthy
+    assert (bench.scheduler.stats.active_bytes, bench.scheduler.stats.models) == (0, ())
+    bench.scheduler.stop()
 
 
 def test_when_the_thread_dies_everybody_is_told(monkeypatch: pytest.MonkeyPatch):
@@ -262,12 +262,12 @@ def test_when_the_thread_dies_everybody_is_told(monkeypatch: pytest.MonkeyPatch)
     def broken() -> None:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(bench.worker, "_admit", broken)
+    monkeypatch.setattr(bench.scheduler, "_admit", broken)
     wait(heard.over)
     assert isinstance(heard.last.error, EngineError)
-    wait(lambda: not bench.worker.healthy)
+    wait(lambda: not bench.scheduler.healthy)
     with pytest.raises(EngineError, match="has ended"):
-        bench.worker.lease(ENTRIES["one"])
+        bench.scheduler.lease(ENTRIES["one"])
 
 
 def test_a_model_that_cannot_be_had_costs_nobody_anything():
@@ -275,15 +275,15 @@ def test_a_model_that_cannot_be_had_costs_nobody_anything():
     try:
         _, heard = bench.submit(PROMPT, 3)
         bench.ended(heard)
-        away = bench.worker.lease(ENTRIES["away"])
+        away = bench.scheduler.lease(ENTRIES["away"])
         with pytest.raises(ModelNotHere):
             away.granted.result(30)
-        bench.worker.release(away)
+        bench.scheduler.release(away)
         _, again = bench.submit([*PROMPT, *heard.tokens[:-1]], 3)
         assert bench.ended(again).cached_tokens > 30  # its session is still there
         assert bench.loads == ["one"]
     finally:
-        bench.worker.stop()
+        bench.scheduler.stop()
 
 
 def test_a_model_is_free_when_its_requests_have_ended_whoever_reads_their_answers():
@@ -291,9 +291,9 @@ def test_a_model_is_free_when_its_requests_have_ended_whoever_reads_their_answer
     try:
         _, heard = bench.submit(PROMPT, 3)
         bench.ended(heard)  # nobody has released anything
-        assert bench.worker.lease(ENTRIES["two"]).granted.result(30).entry.name == "two"
+        assert bench.scheduler.lease(ENTRIES["two"]).granted.result(30).entry.name == "two"
     finally:
-        bench.worker.stop()
+        bench.scheduler.stop()
 
 
 @pytest.mark.parametrize("place", ["Session.close", "Transaction.abort"])
@@ -313,9 +313,9 @@ def test_a_failure_while_cleaning_up_is_told_and_the_thread_goes_on(
             job.cancelled.set()
         else:
             patched.setattr(Session, "forward", broken)
-        wait(lambda: bench.worker.figures.active == 0)
+        wait(lambda: bench.scheduler.stats.active == 0)
         wait(lambda: heard.over() or place == "Transaction.abort")
-    assert bench.worker.healthy
+    assert bench.scheduler.healthy
     _, other = bench.submit(PROMPT, 3)
     bench.ended(other)
 
@@ -323,10 +323,10 @@ def test_a_failure_while_cleaning_up_is_told_and_the_thread_goes_on(
 def test_requests_that_are_abandoned_are_told_so(bench: Bench):
     _, active = bench.submit(PROMPT, 900)
     wait(lambda: active.tokens)
-    bench.worker.abandon()
+    bench.scheduler.abandon()
     wait(active.over)
     assert isinstance(active.last.error, ShuttingDownError)
-    wait(lambda: bench.worker.figures.active == 0)
+    wait(lambda: bench.scheduler.stats.active == 0)
     _, other = bench.submit(PROMPT, 3)
     bench.ended(other)
 
