@@ -38,6 +38,7 @@ from engine.registry.entries import ModelEntry
 from engine.registry.locate import Places, locate
 from engine.server.metrics import CONTENT_TYPE, Metrics, RequestRecord
 from engine.server.schema import (
+    ERRORS,
     UNSUPPORTED_PATHS,
     ChatCompletion,
     ChatRequest,
@@ -69,20 +70,6 @@ BODY_PATHS = ("/v1/chat/completions", "/v1/completions")
 ROUTES = ("/metrics", "/v1/models", "/openapi.json", *KEYLESS_PATHS, *BODY_PATHS)
 PORT = re.compile(r"(?<=[^:]):[0-9]{0,5}\Z")  # of a Host header
 LONGEST_SHOWN = 100  # characters of a value in a message
-REFUSALS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorReply, "description": text}
-    for status, text in (
-        (400, "A value is wrong; `param` names the field"),
-        (401, "No API key, or another one"),
-        (403, "A web page that is not allowed"),
-        (404, "No such model"),
-        (408, "The body took too long"),
-        (413, "The body is too large"),
-        (415, "The body is not JSON"),
-        (429, "As many requests are waiting as may"),
-        (501, "A feature of OpenAI's that is not here"),
-    )
-}
 # for the OpenAPI document; the guard checks keys
 KEYED = [Security(HTTPBearer(description="Where the server has keys.", auto_error=False))]
 
@@ -102,21 +89,13 @@ def new_app(service: Service, metrics: Metrics, rules: "AccessRules", *, log_con
 
 @dataclass(frozen=True)
 class AccessRules:
-    """Which requests to let in.
+    """Which requests to let in."""
 
-    Attributes:
-        keys: SHA-256 digests of the valid API keys; empty where none is needed.
-        hosts: names that a Host header may have; empty for any.
-        origins: of web pages that may ask; ``*`` stands for any.
-        largest_body: bytes.
-        body_s: seconds in which the whole body has to arrive.
-    """
-
-    keys: tuple[bytes, ...] = ()
-    hosts: tuple[str, ...] = ()
-    origins: tuple[str, ...] = ()
-    largest_body: int = 2**20
-    body_s: float = 30.0
+    keys: tuple[bytes, ...] = ()  # SHA-256 digests; empty where none is needed
+    hosts: tuple[str, ...] = ()  # names that a Host header may have; empty for any
+    origins: tuple[str, ...] = ()  # of web pages that may ask; * stands for any
+    largest_body: int = 2**20  # bytes
+    body_s: float = 30.0  # in which the whole body has to arrive
 
 
 def digest(key: str) -> bytes:
@@ -190,7 +169,7 @@ class AccessGuard:
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )
-        if any(path == known or path.startswith(known + "/") for known in UNSUPPORTED_PATHS):
+        if UNSUPPORTED_PATHS.fullmatch(path):
             raise unsupported(f"{record.method} {path}")
         media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
         if record.method == "POST" and path in BODY_PATHS and media_type != "application/json":
@@ -314,12 +293,11 @@ def bare_app(service: Service, metrics: Metrics, *, log_content: bool) -> FastAP
 
 def _add_completions(api: FastAPI, service: Service, *, log_content: bool) -> None:
     def route(path: str, name: str, reply: type) -> Callable[[Any], Any]:
-        replies: dict[int | str, dict[str, Any]] = {
-            200: {"model": reply, "content": {"text/event-stream": {}}}
-        }
+        replies = _refusals(400, 401, 403, 404, 408, 413, 415, 429, 501)
+        replies[200] = {"model": reply, "content": {"text/event-stream": {}}}
         return api.post(
             path,
-            responses=replies | REFUSALS,
+            responses=replies,
             response_class=JSONResponse,
             operation_id=name,
             dependencies=KEYED,
@@ -342,15 +320,12 @@ def _add_completions(api: FastAPI, service: Service, *, log_content: bool) -> No
 
 
 def _add_listing(api: FastAPI, service: Service, metrics: Metrics) -> None:
-    def only(*statuses: int) -> dict[int | str, dict[str, Any]]:
-        return {status: REFUSALS[status] for status in statuses}
-
-    @api.get("/v1/models", responses=only(401, 403), dependencies=KEYED)
+    @api.get("/v1/models", responses=_refusals(401, 403), dependencies=KEYED)
     async def models() -> ModelList:
         """The registry's models, each once by its name and once for each KV channel."""
         return ModelList(data=cards(service))
 
-    @api.get("/v1/models/{identifier}", responses=only(400, 401, 403, 404), dependencies=KEYED)
+    @api.get("/v1/models/{identifier}", responses=_refusals(400, 401, 403, 404), dependencies=KEYED)
     async def model(identifier: Annotated[str, Path(max_length=200)]) -> ModelReply:
         """One of them."""
         entry, _ = service.registry.resolve(identifier)
@@ -374,10 +349,14 @@ def _add_listing(api: FastAPI, service: Service, metrics: Metrics) -> None:
             waiting=max(service.admitted - active, 0),
         )
 
-    @api.get("/metrics", response_class=Response, responses=only(401, 403), dependencies=KEYED)
+    @api.get("/metrics", response_class=Response, responses=_refusals(401, 403), dependencies=KEYED)
     async def prometheus() -> Response:
         """Counters and gauges in Prometheus' text format."""
         return Response(metrics.text(), media_type=CONTENT_TYPE)
+
+
+def _refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    return {status: {"model": ErrorReply, "description": ERRORS[status][1]} for status in statuses}
 
 
 def cards(service: Service) -> list[ModelReply]:
@@ -433,33 +412,32 @@ def _openapi(api: FastAPI) -> dict[str, Any]:
 
 
 def _add_error_handlers(api: FastAPI) -> None:
-    @api.exception_handler(Refusal)
-    async def refused(request: Request, refusal: Refusal) -> Response:
+    async def refuse(request: Request, error: Exception) -> Response:
+        refusal = _refusal(request, error)
         request.state.record.error = refusal.code
         return JSONResponse(refusal.document(), refusal.status, refusal.headers)
 
-    @api.exception_handler(EngineError)
-    async def failed(request: Request, error: EngineError) -> Response:
-        return await refused(request, refusal_of(error))
+    for kind in (Refusal, EngineError, RequestValidationError, HTTPException, Exception):
+        api.add_exception_handler(kind, refuse)
 
-    @api.exception_handler(RequestValidationError)
-    async def invalid_body(request: Request, error: RequestValidationError) -> Response:
-        return await refused(request, _invalid(error))
 
-    @api.exception_handler(HTTPException)
-    async def other(request: Request, error: HTTPException) -> Response:
-        status = error.status_code
-        if status == 404:
-            return await refused(request, Refusal(404, f"there is no {request.url.path}", code="not_found"))
-        if status == 400:  # FastAPI's error for a body that is not even broken JSON
-            return await refused(request, Refusal(400, "the body is not JSON", code="invalid_json"))
-        text = f"{request.method} {request.url.path}: {error.detail}"
-        status = status if status == 405 else 500
-        return await refused(request, Refusal(status, text, code="invalid_request", headers=error.headers))
-
-    @api.exception_handler(Exception)
-    async def bug(_: Request, __: Exception) -> Response:
-        return JSONResponse(BUG.document(), BUG.status)
+def _refusal(request: Request, error: Exception) -> Refusal:
+    match error:
+        case Refusal():
+            return error
+        case EngineError():
+            return refusal_of(error)
+        case RequestValidationError():
+            return _invalid(error)
+        case HTTPException(status_code=404):
+            return Refusal(404, f"there is no {request.url.path}", code="not_found")
+        case HTTPException(status_code=400):  # FastAPI's error for a body that is not even broken JSON
+            return Refusal(400, "the body is not JSON", code="invalid_json")
+        case HTTPException():
+            text = f"{request.method} {request.url.path}: {error.detail}"
+            status = 405 if error.status_code == 405 else 500
+            return Refusal(status, text, code="invalid_request", headers=error.headers)
+    return BUG
 
 
 def _invalid(error: RequestValidationError) -> Refusal:

@@ -33,23 +33,13 @@ COUNTERS = {
 
 @dataclass
 class RequestRecord:
-    """One request, filled in while it is served.
-
-    Attributes:
-        status: of the answer; 499 where the client left before there was one.
-        first_s: from the request to the first token.
-        seconds: from the request to the last byte.
-        finish: why the answer ended; gone where the client left before.
-        error: the code of a refusal.
-        content: prompt and answer, where they are logged.
-        owner: part of the digest of the request's API key; empty without keys.
-    """
+    """One request, filled in while it is served."""
 
     method: str
     path: str
     client: str
     started: float = field(default_factory=perf_counter)
-    status: int = 0
+    status: int = 0  # of the answer; 499 where the client left before there was one
     model: str | None = None
     channel: str | None = None
     drafter: str | None = None
@@ -60,12 +50,12 @@ class RequestRecord:
     drafted: int = 0
     accepted: int = 0
     verify_rounds: int = 0
-    first_s: float | None = None
-    seconds: float = 0.0
-    finish: str | None = None
-    error: str | None = None
-    content: dict[str, str] | None = None
-    owner: str = ""
+    first_s: float | None = None  # from the request to the first token
+    seconds: float = 0.0  # from the request to the last byte
+    finish: str | None = None  # why the answer ended; gone where the client left before
+    error: str | None = None  # the code of a refusal
+    content: dict[str, str] | None = None  # prompt and answer, where they are logged
+    owner: str = ""  # part of the digest of the API key; empty without keys
 
     def add_tokens(self, count: int) -> None:
         """Count tokens, and note when the first one came."""
@@ -88,12 +78,7 @@ class Metrics(Collector):
     """The metrics of one server: requests and tokens as they end, the engine's state when asked."""
 
     def __init__(self, stats: Callable[[], SchedulerStats], admitted: Callable[[], int]) -> None:
-        """Count from zero.
-
-        Args:
-            stats: the engine's state.
-            admitted: how many requests are served or wait.
-        """
+        """Count from zero; `admitted` tells how many requests are served or wait."""
         self._stats, self._admitted = stats, admitted
         self._registry = own = CollectorRegistry()
         own.register(self)

@@ -57,7 +57,7 @@ class OutputParser:
 
         Args:
             tokenizer: mlx-lm's wrapper.
-            stops: what ends the text; stop tokens give none, stop strings are cut off.
+            stops: what ends the text; stop tokens have none, stop strings are cut off.
             prompt: token ids that the answer continues.
             state: of the text machine where the answer begins.
             tools: as the template got them; parsers look up the types of arguments there.

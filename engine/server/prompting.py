@@ -16,6 +16,7 @@ from engine.evaluation.templates import THINKING_NAMES
 from engine.foreign import foreign
 from engine.grammar import JSON_STYLE, Grammar, nameless
 from engine.server.schema import (
+    AnyRequest,
     ChatRequest,
     ChosenTool,
     JsonObjectFormat,
@@ -24,6 +25,7 @@ from engine.server.schema import (
     TextRequest,
     Tool,
     invalid,
+    refusing,
     unsupported,
 )
 from engine.server.sessions import LoadedModel
@@ -41,27 +43,18 @@ JSON_CALLS = "mlx_lm.tool_parsers.json_tools"  # families whose calls are {"name
 
 @dataclass(frozen=True)
 class RenderedPrompt:
-    """A prompt, and where the answer begins.
-
-    Attributes:
-        tokens: of the prompt.
-        stable_prefix: how many of them probably begin the conversation's next prompt too: all before the
-            beginning of the answer, which templates may render differently when it is history.
-        state: of mlx-lm's text machine: normal or reasoning.
-    """
+    """A prompt, and where the answer begins."""
 
     tokens: list[int]
+    # how many of them probably begin the conversation's next prompt too: all before the beginning of the
+    # answer, which templates may render differently when it is history
     stable_prefix: int
-    state: str = "normal"
+    state: str = "normal"  # of mlx-lm's text machine: normal or reasoning
 
 
+@refusing("messages")
 def chat_prompt(request: ChatRequest, model: LoadedModel) -> RenderedPrompt:
-    """Render a conversation with the beginning of the assistant's turn.
-
-    Raises:
-        PromptError: the template refuses the conversation, or there is none.
-        Refusal: 501, tools for a model whose template has no place for them; 400, it does not fit.
-    """
+    """Render a conversation with the beginning of the assistant's turn; raise Refusal."""
     tokenizer = model.target.tokenizer
     tools = [] if request.tool_choice == "none" else request.tools or []
     if tools and not tokenizer.has_tool_calling:
@@ -95,13 +88,9 @@ def chat_prompt(request: ChatRequest, model: LoadedModel) -> RenderedPrompt:
     return _checked(RenderedPrompt(tokens, common, state), model, "messages")
 
 
+@refusing("prompt")
 def text_prompt(request: TextRequest, model: LoadedModel) -> RenderedPrompt:
-    """Tokenize a text, or check the token ids that were given.
-
-    Raises:
-        PromptError: the prompt is empty, or an id is none of the model's.
-        Refusal: 400, it does not fit.
-    """
+    """Tokenize a text, or check the token ids that were given; raise Refusal."""
     prompt = request.one_prompt
     if isinstance(prompt, list):
         most = model.target.target.vocab_size
@@ -189,21 +178,15 @@ def _too_long(size: str, model: LoadedModel, param: str) -> Refusal:
 # --- grammars -------------------------------------------------------------------------------------------
 
 
-def needs_grammar(request: ChatRequest | TextRequest) -> bool:
+def needs_grammar(request: AnyRequest) -> bool:
     """Whether the answer is bound to a format or a call."""
     form = request.response_format
     return (form is not None and form.type != "text") or _demands_call(request)
 
 
-def grammar_of(
-    request: ChatRequest | TextRequest, model: LoadedModel, prompt: RenderedPrompt
-) -> Grammar | None:
-    """Compile the grammar of an answer; None for free text.
-
-    Raises:
-        ConfigurationError: a schema is invalid, or has features that grammars cannot follow.
-        Refusal: a call is demanded of a model whose calls are not JSON.
-    """
+@refusing("response_format")
+def grammar_of(request: AnyRequest, model: LoadedModel, prompt: RenderedPrompt) -> Grammar | None:
+    """Compile the grammar of an answer; None for free text; raise Refusal."""
     form = request.response_format
     if isinstance(request, ChatRequest) and _demands_call(request):
         if form is not None and form.type != "text":
@@ -223,7 +206,7 @@ def grammar_of(
     return Grammar.lark(model.vocabulary, _after_reasoning(f"%json {_styled(schema)}", model, prompt))
 
 
-def _demands_call(request: ChatRequest | TextRequest) -> bool:
+def _demands_call(request: AnyRequest) -> bool:
     return isinstance(request, ChatRequest) and (
         request.tool_choice == "required" or isinstance(request.tool_choice, ChosenTool)
     )

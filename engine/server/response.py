@@ -13,31 +13,9 @@ from typing import Any
 from engine.decode import Step
 from engine.detokenize import text_of
 from engine.logprobs import TokenLogprob
+from engine.server import schema
 from engine.server.parsing import OutputParser, ParsedText
 from engine.server.prompting import RenderedPrompt
-from engine.server.schema import (
-    CachedTokens,
-    ChatChoice,
-    ChatChunk,
-    ChatCompletion,
-    ChatLogprobs,
-    ChatMessage,
-    ChatRequest,
-    ChunkChoice,
-    CodedValues,
-    ContentLogprob,
-    Delta,
-    Finish,
-    Provenance,
-    ReasoningTokens,
-    Reply,
-    TextChoice,
-    TextCompletion,
-    TextLogprobs,
-    TextRequest,
-    TopLogprob,
-    Usage,
-)
 from engine.server.sequence import DecodeFinished, DecodeRequest
 from engine.server.sessions import LoadedModel
 from engine.stops import Stops
@@ -58,12 +36,12 @@ class ResponseBuilder(ABC):
 
     def __init__(
         self,
-        request: ChatRequest | TextRequest,
+        request: schema.AnyRequest,
         model: LoadedModel,
         prompt: RenderedPrompt,
         decode_request: DecodeRequest,
     ) -> None:
-        self._request, self._model, self._decoded = request, model, decode_request
+        self._request, self._model, self.decoded = request, model, decode_request
         target = model.target
         self._stops = Stops(target.stops, decode_request.stop_texts, target.tokenizer)
         self._parser = self._new_parser(target.tokenizer, prompt)
@@ -77,15 +55,15 @@ class ResponseBuilder(ABC):
             "system_fingerprint": f"fp_{target.card.weights_sha256[:12]}",
         }
 
-    def begin(self) -> Iterator[Reply]:
+    def begin(self) -> Iterator[schema.Reply]:
         """Yield the chunks before the first token."""
         yield from ()
 
-    def take(self, steps: Sequence[Step]) -> Iterator[Reply]:
+    def take(self, steps: Sequence[Step]) -> Iterator[schema.Reply]:
         """Yield a chunk for steps, if any text became certain with them."""
         return self._chunk_of(*self.hear(steps))
 
-    def end(self, ended: DecodeFinished) -> Iterator[Reply]:
+    def end(self, ended: DecodeFinished) -> Iterator[schema.Reply]:
         """Yield the last chunks."""
         yield from self._chunk_of(*self._rest())
         provenance, separate = self.provenance(ended), self._request.wants_usage
@@ -94,7 +72,7 @@ class ResponseBuilder(ABC):
         if separate:
             yield self._chunk([], usage=self.usage(ended.cached_tokens), x_kakeya=provenance)
 
-    def complete(self, ended: DecodeFinished) -> Reply:
+    def complete(self, ended: DecodeFinished) -> schema.Reply:
         """Return the whole answer as one object, instead of chunks."""
         self._rest()
         return self._complete(
@@ -128,7 +106,7 @@ class ResponseBuilder(ABC):
         self._logprobs += ready
         return ready
 
-    def _chunk_of(self, parsed: ParsedText, logprobs: Sequence[PlacedLogprob]) -> Iterator[Reply]:
+    def _chunk_of(self, parsed: ParsedText, logprobs: Sequence[PlacedLogprob]) -> Iterator[schema.Reply]:
         if parsed or logprobs:
             yield self._chunk([self._choice(parsed, logprobs, None)])
 
@@ -137,43 +115,48 @@ class ResponseBuilder(ABC):
 
     @abstractmethod
     def _choice(
-        self, parsed: ParsedText, logprobs: Sequence[PlacedLogprob], finish: Finish | None
+        self, parsed: ParsedText, logprobs: Sequence[PlacedLogprob], finish: schema.Finish | None
     ) -> Any: ...
 
     @abstractmethod
-    def _chunk(self, choices: list[Any], **fields: Any) -> Reply: ...
+    def _chunk(self, choices: list[Any], **fields: Any) -> schema.Reply: ...
 
     @abstractmethod
-    def _complete(self, finish: Finish, **fields: Any) -> Reply: ...
+    def _complete(self, finish: schema.Finish, **fields: Any) -> schema.Reply: ...
 
-    def finish(self, ended: DecodeFinished) -> Finish:
+    def finish(self, ended: DecodeFinished) -> schema.Finish:
         """Say why the answer ended."""
         if ended.finish == "length":
             return "length"
         return "tool_calls" if self.parsed.calls else "stop"
 
-    def usage(self, cached_tokens: int) -> Usage:
+    def usage(self, cached_tokens: int) -> schema.Usage:
         """Count tokens of prompt and answer, also of an answer that was interrupted."""
-        read, written = len(self._decoded.prompt), len(self.tokens)
+        read, written = len(self.decoded.prompt), len(self.tokens)
         reasoning = self._parser.reasoning_tokens
-        return Usage(
+        details = schema.ReasoningTokens(reasoning_tokens=reasoning) if reasoning else None
+        return schema.Usage(
             prompt_tokens=read,
             completion_tokens=written,
             total_tokens=read + written,
-            prompt_tokens_details=CachedTokens(cached_tokens=cached_tokens),
-            completion_tokens_details=ReasoningTokens(reasoning_tokens=reasoning) if reasoning else None,
+            prompt_tokens_details=schema.CachedTokens(cached_tokens=cached_tokens),
+            completion_tokens_details=details,
         )
 
-    def provenance(self, ended: DecodeFinished) -> Provenance:
+    def provenance(self, ended: DecodeFinished) -> schema.Provenance:
         """Describe how the answer was made."""
         verified = [each for each in ended.rounds if each.block > 1]
         accepted = sum(each.accepted for each in verified)
-        decoded, coded = len(self.tokens) - 1, ended.coded
+        decoded, coded = len(self.tokens) - 1, None
+        speed = round(decoded / ended.decode_s, 3) if ended.decode_s > 0 and decoded else None
         wants_tokens, wants_rounds = self._request.return_token_ids, self._request.return_rounds
-        return Provenance(
+        rounds = [(r.block, r.accepted, round(r.draft_s, 7), round(r.verify_s, 7)) for r in ended.rounds]
+        if (use := ended.coded) is not None:
+            coded = schema.CodedValues(layers=list(use.layers), values=use.values, bytes=use.nbytes)
+        return schema.Provenance(
             model=self._model.entry.name,
-            kv_channel=self._decoded.channel.name,
-            kv_policy=self._decoded.channel.policy.spec,
+            kv_channel=self.decoded.channel.name,
+            kv_policy=self.decoded.channel.policy.spec,
             drafter=ended.drafter,
             block=ended.block,
             speculation=bool(verified),
@@ -188,78 +171,69 @@ class ResponseBuilder(ABC):
             queue_s=round(ended.queue_s, 6),
             prefill_s=round(ended.prefill_s, 6),
             decode_s=round(ended.decode_s, 6),
-            decode_tokens_per_s=round(decoded / ended.decode_s, 3)
-            if ended.decode_s > 0 and decoded
-            else None,
+            decode_tokens_per_s=speed,
             resident_bytes=ended.resident_bytes,
             cache_classes=dict(ended.cache_classes),
             cache_strategy=ended.cache_strategy,
             token_ids=self.tokens if wants_tokens else None,
-            prompt_token_ids=self._decoded.prompt if wants_tokens else None,
-            rounds=[
-                (each.block, each.accepted, round(each.draft_s, 7), round(each.verify_s, 7))
-                for each in ended.rounds
-            ]
-            if wants_rounds
-            else None,
+            prompt_token_ids=self.decoded.prompt if wants_tokens else None,
+            rounds=rounds if wants_rounds else None,
             kept_positions=ended.kept_positions if wants_rounds else None,
-            coded=CodedValues(layers=list(coded.layers), values=coded.values, bytes=coded.nbytes)
-            if wants_rounds and coded is not None
-            else None,
+            coded=coded if wants_rounds else None,
         )
 
     def _text(self, token: int) -> str:
         """A token as it appears in the text, because as a text of its own it may lack its space."""
-        return text_of(self._model.target.tokenizer, [token], Stops(), self._decoded.prompt)
+        return text_of(self._model.target.tokenizer, [token], Stops(), self.decoded.prompt)
 
 
 class ChatResponseBuilder(ResponseBuilder):
     """A chat completion."""
 
     prefix = "chatcmpl"
-    _request: ChatRequest
+    _request: schema.ChatRequest
 
-    def begin(self) -> Iterator[Reply]:
+    def begin(self) -> Iterator[schema.Reply]:
         """Yield the role, as OpenAI's streams begin."""
-        yield self._chunk([ChunkChoice(delta=Delta(role="assistant", content=""))])
+        yield self._chunk([schema.ChunkChoice(delta=schema.Delta(role="assistant", content=""))])
 
     def _new_parser(self, tokenizer: Any, prompt: RenderedPrompt) -> OutputParser:
         tools = [tool.model_dump(exclude_none=True) for tool in self._request.tools or []]
         return OutputParser(tokenizer, self._stops, prompt=prompt.tokens, state=prompt.state, tools=tools)
 
     def _choice(
-        self, parsed: ParsedText, logprobs: Sequence[PlacedLogprob], finish: Finish | None
-    ) -> ChunkChoice:
-        delta = Delta(
+        self, parsed: ParsedText, logprobs: Sequence[PlacedLogprob], finish: schema.Finish | None
+    ) -> schema.ChunkChoice:
+        delta = schema.Delta(
             content=parsed.content or None,
             reasoning=parsed.reasoning or None,
             tool_calls=parsed.calls or None,
         )
-        return ChunkChoice(delta=delta, logprobs=self._chat_logprobs(logprobs), finish_reason=finish)
+        return schema.ChunkChoice(delta=delta, logprobs=self._chat_logprobs(logprobs), finish_reason=finish)
 
-    def _chunk(self, choices: list[Any], **fields: Any) -> Reply:
-        return ChatChunk(**self.head, choices=choices, **fields)
+    def _chunk(self, choices: list[Any], **fields: Any) -> schema.Reply:
+        return schema.ChatChunk(**self.head, choices=choices, **fields)
 
-    def _complete(self, finish: Finish, **fields: Any) -> Reply:
+    def _complete(self, finish: schema.Finish, **fields: Any) -> schema.Reply:
         parsed = self.parsed
-        message = ChatMessage(
+        message = schema.ChatMessage(
             content=parsed.content if parsed.content or not parsed.calls else None,
             reasoning=parsed.reasoning or None,
             tool_calls=[call.model_copy(update={"index": None}) for call in parsed.calls] or None,
         )
-        choice = ChatChoice(
+        choice = schema.ChatChoice(
             message=message, logprobs=self._chat_logprobs(self._logprobs), finish_reason=finish
         )
-        return ChatCompletion(**self.head, choices=[choice], **fields)
+        return schema.ChatCompletion(**self.head, choices=[choice], **fields)
 
-    def _chat_logprobs(self, logprobs: Sequence[PlacedLogprob]) -> ChatLogprobs | None:
+    def _chat_logprobs(self, logprobs: Sequence[PlacedLogprob]) -> schema.ChatLogprobs | None:
         if not logprobs:
             return None
-        return ChatLogprobs(
+        return schema.ChatLogprobs(
             content=[
-                ContentLogprob(
+                schema.ContentLogprob(
                     **self._spelled(each.record.token, each.record.logprob),
-                    top_logprobs=[TopLogprob(**self._spelled(*top)) for top in each.record.top],
+                    top_logprobs=[schema.TopLogprob(**self._spelled(*top)) for top in each.record.top],
                 )
                 for each in logprobs
             ]
@@ -275,30 +249,31 @@ class TextResponseBuilder(ResponseBuilder):
     """A text completion."""
 
     prefix = "cmpl"
-    _request: TextRequest
+    _request: schema.TextRequest
 
     def _new_parser(self, tokenizer: Any, prompt: RenderedPrompt) -> OutputParser:
         return OutputParser(tokenizer, self._stops, prompt=prompt.tokens, plain=True)
 
     def _choice(
-        self, parsed: ParsedText, logprobs: Sequence[PlacedLogprob], finish: Finish | None
-    ) -> TextChoice:
-        return TextChoice(text=parsed.content, logprobs=self._text_logprobs(logprobs), finish_reason=finish)
+        self, parsed: ParsedText, logprobs: Sequence[PlacedLogprob], finish: schema.Finish | None
+    ) -> schema.TextChoice:
+        told = self._text_logprobs(logprobs)
+        return schema.TextChoice(text=parsed.content, logprobs=told, finish_reason=finish)
 
-    def _chunk(self, choices: list[Any], **fields: Any) -> Reply:
-        return TextCompletion(**self.head, choices=choices, **fields)
+    def _chunk(self, choices: list[Any], **fields: Any) -> schema.Reply:
+        return schema.TextCompletion(**self.head, choices=choices, **fields)
 
-    def _complete(self, finish: Finish, **fields: Any) -> Reply:
+    def _complete(self, finish: schema.Finish, **fields: Any) -> schema.Reply:
         return self._chunk([self._choice(self.parsed, self._logprobs, finish)], **fields)
 
-    def _text_logprobs(self, logprobs: Sequence[PlacedLogprob]) -> TextLogprobs | None:
+    def _text_logprobs(self, logprobs: Sequence[PlacedLogprob]) -> schema.TextLogprobs | None:
         if not logprobs:
             return None
         records = [each.record for each in logprobs]
         top = [{self._text(token): value for token, value in each.top} for each in records]
-        return TextLogprobs(
+        return schema.TextLogprobs(
             tokens=[self._text(each.token) for each in records],
             token_logprobs=[each.logprob for each in records],
-            top_logprobs=top if self._decoded.logprobs else None,
+            top_logprobs=top if self.decoded.logprobs else None,
             text_offset=[each.begin for each in logprobs],
         )

@@ -46,46 +46,26 @@ ModelFinder = Callable[[ModelEntry], Callable[[], LoadedModel]]
 
 @dataclass(frozen=True)
 class SchedulerLimits:
-    """How much is done and kept at once.
+    """How much is done and kept at once."""
 
-    Attributes:
-        parallel: requests that take turns.
-        models: models in memory.
-        sessions: idle sessions, kept for the next turn of a conversation.
-        session_bytes: of all idle sessions; None for no bound.
-        session_s: seconds after which an idle session is closed.
-        chunk: prompt positions a turn.
-    """
-
-    parallel: int = 4
-    models: int = 1
-    sessions: int = 8
-    session_bytes: int | None = None
-    session_s: float = 600.0
-    chunk: int = 512
+    parallel: int = 4  # requests that take turns
+    models: int = 1  # in memory
+    sessions: int = 8  # idle ones, kept for the next turn of a conversation
+    session_bytes: int | None = None  # of all idle sessions; None for no bound
+    session_s: float = 600.0  # until an idle session is closed
+    chunk: int = 512  # prompt positions a turn
 
 
 @dataclass(frozen=True)
 class SchedulerStats:
-    """What the thread is doing, as of its last turn.
+    """What the thread is doing, as of its last turn."""
 
-    Attributes:
-        active: requests that take turns.
-        waiting: requests that wait for a model or a turn.
-        models: names of loaded models.
-        sessions: idle sessions.
-        active_bytes: keys and values of active requests.
-        idle_bytes: … of idle sessions.
-        memory_bytes: arrays in use, models included.
-    """
-
-    active: int = 0
-    waiting: int = 0
+    active: int = 0  # requests that take turns
     models: tuple[str, ...] = ()
-    sessions: int = 0
-    active_bytes: int = 0
-    idle_bytes: int = 0
-    memory_bytes: int = 0
+    sessions: int = 0  # idle ones
+    active_bytes: int = 0  # keys and values of active requests
+    idle_bytes: int = 0  # … of idle sessions
+    memory_bytes: int = 0  # arrays in use, models included
 
 
 @dataclass(eq=False)
@@ -109,16 +89,11 @@ class DecodeJob:
 
 @dataclass
 class ActiveSequence:
-    """The events of a request that takes turns, and what holds its keys and values.
-
-    Attributes:
-        cached: the session it decodes in; None with an external engine.
-        caches: those given to an external engine.
-    """
+    """The events of a request that takes turns, and what holds its keys and values."""
 
     events: Generator[Event]
-    cached: CachedSession | None = None
-    caches: list[Any] = field(default_factory=list)
+    cached: CachedSession | None = None  # None with an external engine
+    caches: list[Any] = field(default_factory=list)  # those given to an external engine
 
     @property
     def nbytes(self) -> int:
@@ -134,13 +109,9 @@ class Scheduler:
     def __init__(
         self, find: ModelFinder, limits: SchedulerLimits, on_death: Callable[[], None] = lambda: None
     ) -> None:
-        """Prepare; `start` starts the thread.
+        """Prepare; `start` starts the thread, and a bug of ours that ends it calls `on_death`.
 
-        Args:
-            find: turns an entry of the registry into what loads it; raises EngineError at once where its
-                files are missing.
-            limits: how much is done and kept at once.
-            on_death: called where a bug of ours ends the thread.
+        `find` turns an entry of the registry into what loads it, and raises at once where files are missing.
         """
         self._find, self._limits, self.on_death = find, limits, on_death
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -193,13 +164,10 @@ class Scheduler:
         self._calls.put(partial(self._release, lease))
 
     def submit(self, lease: ModelLease, request: DecodeRequest, deliver: EventCallback) -> DecodeJob:
-        """Queue a request.
+        """Queue a request with a granted lease, which the thread releases when the request has ended.
 
-        Args:
-            lease: granted; the thread releases it when the request has ended.
-            request: what to decode.
-            deliver: called in the engine's thread with each event; the last is DecodeFinished or
-                DecodeFailed, unless the job is cancelled.
+        `deliver` is called in the engine's thread with each event; unless the job is cancelled, the last is
+        DecodeFinished or DecodeFailed.
 
         Raises:
             GenerationError: the thread has ended.
@@ -382,7 +350,6 @@ class Scheduler:
         self._updated = now
         self.stats = SchedulerStats(
             active=len(self._active),
-            waiting=len(self._waiting) + len(self._leases),
             models=tuple(self._models),
             sessions=len(self._sessions),
             active_bytes=sum(sequence.nbytes for sequence in self._active.values()),

@@ -6,7 +6,9 @@ not part of the published OpenAPI document.
 """
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -31,27 +33,24 @@ MOST_LOGPROBS = 20
 
 # --- errors ----------------------------------------------------------------------------------------------
 
-ERROR_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    408: "timeout_error",
-    429: "rate_limit_error",
-    500: "server_error",
-    501: "not_implemented_error",
-    503: "server_error",
+# status -> (OpenAI's type of the error, what it means here)
+ERRORS = {
+    400: ("invalid_request_error", "A value is wrong; `param` names the field"),
+    401: ("authentication_error", "No API key, or another one"),
+    403: ("permission_error", "A web page that is not allowed"),
+    404: ("not_found_error", "No such model"),
+    408: ("timeout_error", "The body took too long"),
+    413: ("invalid_request_error", "The body is too large"),
+    415: ("invalid_request_error", "The body is not JSON"),
+    429: ("rate_limit_error", "As many requests are waiting as may"),
+    500: ("server_error", "A bug, or a model that cannot be used"),
+    501: ("not_implemented_error", "A feature of OpenAI's that is not here"),
+    503: ("server_error", "The server is shutting down"),
 }
-"""OpenAI's names of error types; every other status is an ``invalid_request_error``."""
 
 
 class Refusal(Exception):
-    """Ends a request with a status and an error document.
-
-    Attributes:
-        param: the field of the request, such as ``messages.0.content``.
-        code: for programs.
-        headers: of the answer.
-    """
+    """Ends a request with a status and an error document; `param` is the request's wrong field."""
 
     def __init__(
         self,
@@ -67,7 +66,7 @@ class Refusal(Exception):
         self.headers = dict(headers or {})
 
     def document(self) -> dict[str, Any]:
-        kind = ERROR_TYPES.get(self.status, "invalid_request_error")
+        kind, _ = ERRORS.get(self.status, ERRORS[400])
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
@@ -108,10 +107,19 @@ def refusal_of(error: EngineError, param: str | None = None) -> Refusal:
             return invalid(param or "messages", str(error), code="invalid_prompt")
         case UnsupportedError():
             return Refusal(501, str(error), param=error.field, code="unsupported_feature")
-        case ConfigurationError() | InputError():
+        case InputError():
             param = error.field if isinstance(error, FieldError) else param
             return Refusal(400, str(error), param=param, code="invalid_value")
     return Refusal(500, str(error), code="generation_failed")
+
+
+@contextmanager
+def refusing(param: str) -> Iterator[None]:
+    """Turn errors of the engine into refusals that name this field."""
+    try:
+        yield
+    except EngineError as error:
+        raise refusal_of(error, param) from error
 
 
 # --- features of OpenAI's that are refused --------------------------------------------------------------
@@ -133,12 +141,8 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
 # fields of an answer's message that clients send back with the conversation
 ANSWER_FIELDS = ("annotations", "audio", "function_call")
 CONTENT_TYPES = ("image_url", "input_image", "image", "input_audio", "file", "video_url")
-UNSUPPORTED_PATHS = tuple(
-    f"/v1/{name}"
-    for name in (
-        *("responses", "embeddings", "moderations", "images", "audio"),
-        *("files", "batches", "fine_tuning", "assistants", "threads"),
-    )
+UNSUPPORTED_PATHS = re.compile(
+    "/v1/(responses|embeddings|moderations|images|audio|files|batches|fine_tuning|assistants|threads)(/.*)?"
 )
 
 
@@ -405,6 +409,8 @@ class TextRequest(CompletionRequest):
         first = self.prompt[0]
         return [token for token in self.prompt if isinstance(token, int)] if isinstance(first, int) else first
 
+
+AnyRequest = ChatRequest | TextRequest
 
 # --- replies: names and nesting are OpenAI's, ``reasoning`` next to ``content`` is mlx-lm's -------------
 

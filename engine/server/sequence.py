@@ -29,31 +29,21 @@ from engine.target.loading import LoadedTarget
 
 @dataclass(frozen=True)
 class DecodeRequest:
-    """What is to be decoded.
-
-    Attributes:
-        prompt: token ids.
-        stable_prefix: how many of them probably begin the conversation's next prompt too.
-        block: tokens of a verify forward, the bonus included; None lets the draft length choose.
-        logprobs: alternatives to report for each token; None for no log-probabilities.
-        penalties: mlx-lm's names of penalties to their values; zeros are left out.
-        bias: token ids to what is added to their logits.
-        owner: whose sessions may be used, see `engine.server.sessions.SessionKey`.
-    """
+    """What is to be decoded."""
 
     prompt: list[int]
-    stable_prefix: int
+    stable_prefix: int  # how many tokens probably begin the conversation's next prompt too
     max_tokens: int
     channel: Channel
     drafter: Drafting = "default"
-    block: int | None = None
+    block: int | None = None  # tokens of a verify forward; None lets the draft length choose
     sampling: Sampling = field(default_factory=Sampling)
     stop_texts: tuple[str, ...] = ()
-    logprobs: int | None = None
-    penalties: Mapping[str, float] = field(default_factory=dict)
-    bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int | None = None  # alternatives to report for each token; None for no log-probabilities
+    penalties: Mapping[str, float] = field(default_factory=dict)  # by mlx-lm's names, zeros left out
+    bias: Mapping[int, float] = field(default_factory=dict)  # token ids to what is added to their logits
     grammar: Grammar | None = None
-    owner: str = ""
+    owner: str = ""  # see `engine.server.sessions.SessionKey`
 
 
 @dataclass(frozen=True)

@@ -34,21 +34,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """What the command line can set about a server.
-
-    Attributes:
-        host: address to listen on.
-        port: 0 selects a free one.
-        keys: API keys; empty for none.
-        allowed_hosts: further names of this server.
-        allowed_origins: of web pages that may ask.
-        largest_body: bytes of a request.
-        request_limits: what requests may ask for.
-        limits: how much is done and kept at once.
-        grace_s: how long requests may go on after a signal to stop.
-        download: fetch models that are not here.
-        log_content: write prompts and answers to the log.
-    """
+    """What the command line can set about a server; see its help."""
 
     host: str = "127.0.0.1"
     port: int = 8080
@@ -120,10 +106,7 @@ class ServerSettings:
 
 
 def check_registry(registry: Registry, places: Places) -> list[str]:
-    """Check the configurations of all models that are here.
-
-    Returns:
-        A line for each model: what it is, or why it cannot be used here.
+    """Check the configurations of all models that are here; return a line for each model.
 
     Raises:
         ModelError: a configuration cannot be used, or a drafter belongs to another target.
@@ -202,12 +185,7 @@ class HttpServer(uvicorn.Server):
 
 
 def serve(registry: Registry, settings: ServerSettings, ready: Callable[[str, int], None]) -> None:
-    """Serve until a signal stops it.
-
-    Args:
-        registry: the models there are.
-        settings: of the server.
-        ready: called with address and port when requests are accepted.
+    """Serve until a signal stops it; `ready` gets address and port when requests are accepted.
 
     Raises:
         ConfigurationError: an option makes no sense, or the address cannot be listened on.

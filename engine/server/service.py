@@ -7,9 +7,9 @@ job) is given back however it ends, also when its client disconnects.
 import asyncio
 import json
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,7 +17,6 @@ from starlette.responses import Response
 
 from engine.decode import Step
 from engine.errors import EngineError
-from engine.grammar import Grammar
 from engine.registry.channels import CHANNELS, Channel
 from engine.registry.registry import Registry
 from engine.sampling import Sampling
@@ -26,6 +25,7 @@ from engine.server.prompting import RenderedPrompt, chat_prompt, grammar_of, nee
 from engine.server.response import ChatResponseBuilder, ResponseBuilder, TextResponseBuilder
 from engine.server.scheduler import Scheduler
 from engine.server.schema import (
+    AnyRequest,
     ChatRequest,
     CompletionRequest,
     Refusal,
@@ -33,6 +33,7 @@ from engine.server.schema import (
     TextRequest,
     invalid,
     refusal_of,
+    refusing,
 )
 from engine.server.sequence import DecodeFailed, DecodeFinished, DecodeRequest, Event
 from engine.server.sessions import LoadedModel
@@ -55,17 +56,11 @@ Send = Callable[[Message], Awaitable[None]]
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """What one request may ask for, and how many there may be.
+    """What one request may ask for, and how many there may be; more is refused."""
 
-    Attributes:
-        max_tokens: of an answer; more is refused.
-        default_tokens: of an answer whose request says nothing.
-        admitted: requests that are served or wait; more are refused.
-    """
-
-    max_tokens: int = 4096
-    default_tokens: int = 512
-    admitted: int = 68
+    max_tokens: int = 4096  # of an answer
+    default_tokens: int = 512  # … whose request says nothing
+    admitted: int = 68  # requests that are served or wait
 
 
 class EventQueue:
@@ -137,16 +132,9 @@ class Service:
 
     @asynccontextmanager
     async def job(
-        self, request: ChatRequest | TextRequest, record: RequestRecord
+        self, request: AnyRequest, record: RequestRecord
     ) -> AsyncIterator[tuple[ResponseBuilder, EventQueue]]:
-        """Have a request decoded; leaving the block before its last event cancels it.
-
-        Args:
-            request: validated.
-            record: filled in for the log.
-
-        Yields:
-            What builds the answer, and the engine's events; the last is DecodeFinished.
+        """Have a request decoded; leaving the block before its last event, DecodeFinished, cancels it.
 
         Raises:
             Refusal: the request cannot be answered.
@@ -154,27 +142,8 @@ class Service:
         channel = request.kv_channel
         if channel is not None and channel not in CHANNELS:
             raise invalid("kv_channel", f"kv_channel {ascii(channel)[:100]} is none of {', '.join(CHANNELS)}")
-        with _refusing("model" if channel is None else "kv_channel"):
+        with refusing("model" if channel is None else "kv_channel"):
             entry, resolved = self.registry.resolve(request.model or self.registry.default, channel)
-        with self._admission():
-            record.model, record.channel = entry.name, resolved.name
-            lease, job = self.scheduler.lease(entry), None
-            try:
-                with _refusing("model"):
-                    model = await asyncio.wrap_future(lease.granted)
-                builder, decode_request = await self._prepare(request, model, resolved, record.owner)
-                record.prompt_tokens = len(decode_request.prompt)
-                events = EventQueue()
-                job = self.scheduler.submit(lease, decode_request, events.put)
-                yield builder, events
-            finally:
-                if job is None:
-                    self.scheduler.release(lease)
-                else:
-                    job.cancelled.set()
-
-    @contextmanager
-    def _admission(self) -> Iterator[None]:
         if self.closing:
             raise Refusal(503, "the server is shutting down", code="shutting_down")
         if self.admitted >= self.limits.admitted:
@@ -184,20 +153,35 @@ class Service:
                 code="queue_full",
                 headers={"retry-after": str(RETRY_S)},
             )
+        record.model, record.channel = entry.name, resolved.name
+        lease, job = self.scheduler.lease(entry), None
         self.admitted += 1
         try:
-            yield
+            with refusing("model"):
+                model = await asyncio.wrap_future(lease.granted)
+            builder = await self._prepare(request, model, resolved, record.owner)
+            record.prompt_tokens = len(builder.decoded.prompt)
+            events = EventQueue()
+            job = self.scheduler.submit(lease, builder.decoded, events.put)
+            yield builder, events
         finally:
             self.admitted -= 1
+            if job is None:
+                self.scheduler.release(lease)
+            else:
+                job.cancelled.set()
 
     async def _prepare(
-        self, request: ChatRequest | TextRequest, model: LoadedModel, channel: Channel, owner: str
-    ) -> tuple[ResponseBuilder, DecodeRequest]:
+        self, request: AnyRequest, model: LoadedModel, channel: Channel, owner: str
+    ) -> ResponseBuilder:
         run = asyncio.get_running_loop().run_in_executor
-        prompt = await run(self._tokenizing, _render, request, model)
+        if isinstance(request, ChatRequest):
+            prompt = await run(self._tokenizing, chat_prompt, request, model)
+        else:
+            prompt = await run(self._tokenizing, text_prompt, request, model)
         grammar = None
         if needs_grammar(request):
-            grammar = await run(self._compiling, _compile, request, model, prompt)
+            grammar = await run(self._compiling, grammar_of, request, model, prompt)
         decode_request = DecodeRequest(
             prompt=prompt.tokens,
             stable_prefix=prompt.stable_prefix,
@@ -213,13 +197,10 @@ class Service:
             grammar=grammar,
             owner=owner,
         )
-        if isinstance(request, ChatRequest):
-            return ChatResponseBuilder(request, model, prompt, decode_request), decode_request
-        return TextResponseBuilder(request, model, prompt, decode_request), decode_request
+        builder = ChatResponseBuilder if isinstance(request, ChatRequest) else TextResponseBuilder
+        return builder(request, model, prompt, decode_request)
 
-    def _max_tokens(
-        self, request: ChatRequest | TextRequest, model: LoadedModel, prompt: RenderedPrompt
-    ) -> int:
+    def _max_tokens(self, request: AnyRequest, model: LoadedModel, prompt: RenderedPrompt) -> int:
         """As many as were asked for and as the context leaves."""
         param, wanted, most = "max_tokens", request.max_tokens, self.limits.max_tokens
         if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
@@ -230,30 +211,6 @@ class Service:
         return count if model.context is None else min(count, model.context - len(prompt.tokens))
 
 
-@contextmanager
-def _refusing(param: str) -> Iterator[None]:
-    """Turn errors of the engine into refusals that name this field."""
-    try:
-        yield
-    except EngineError as error:
-        raise refusal_of(error, param) from error
-
-
-def _render(request: ChatRequest | TextRequest, model: LoadedModel) -> RenderedPrompt:
-    if isinstance(request, ChatRequest):
-        with _refusing("messages"):
-            return chat_prompt(request, model)
-    with _refusing("prompt"):
-        return text_prompt(request, model)
-
-
-def _compile(
-    request: ChatRequest | TextRequest, model: LoadedModel, prompt: RenderedPrompt
-) -> Grammar | None:
-    with _refusing("response_format"):
-        return grammar_of(request, model, prompt)
-
-
 def _sampling(request: CompletionRequest) -> Sampling:
     sampling = Sampling(
         temperature=request.temperature or 0.0,
@@ -262,7 +219,7 @@ def _sampling(request: CompletionRequest) -> Sampling:
         top_k=request.top_k or 0,
         seed=None if request.seed is None else request.seed % 2**63,  # clients send negative ones too
     )
-    with _refusing("temperature"):
+    with refusing("temperature"):
         sampling.check()
     return sampling
 
@@ -274,18 +231,15 @@ def _block(request: CompletionRequest, model: LoadedModel) -> int | None:
     return None if request.block == "auto" or request.drafter == "none" else model.block
 
 
-def _logprobs(request: ChatRequest | TextRequest) -> int | None:
+def _logprobs(request: AnyRequest) -> int | None:
     if isinstance(request, TextRequest):
         return request.logprobs
     return (request.top_logprobs or 0) if request.logprobs else None
 
 
 def _penalties(request: CompletionRequest) -> dict[str, float]:
-    given = {
-        name: getattr(request, name)
-        for name in ("repetition_penalty", "presence_penalty", "frequency_penalty")
-    }
-    return {name: value for name, value in given.items() if value}
+    names = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+    return {name: value for name in names if (value := getattr(request, name))}
 
 
 def _bias(request: CompletionRequest, model: LoadedModel) -> dict[int, float]:
@@ -308,12 +262,7 @@ class CompletionResponse(Response):
     stalled_s: ClassVar[float] = 60.0  # how long a client may accept nothing before its request is cancelled
 
     def __init__(
-        self,
-        service: Service,
-        request: ChatRequest | TextRequest,
-        record: RequestRecord,
-        *,
-        log_content: bool,
+        self, service: Service, request: AnyRequest, record: RequestRecord, *, log_content: bool
     ) -> None:
         super().__init__()
         self._service, self._request, self._record = service, request, record

@@ -34,30 +34,22 @@ LIKENESS = 0.5  # share of a session's tokens that a prompt must begin with to t
 
 @dataclass(frozen=True)
 class SessionKey:
-    """What sessions must have in common to replace one another.
-
-    Attributes:
-        owner: digest of the API key: how much of a prompt is cached would tell others what was said.
-    """
+    """What sessions must have in common to replace one another."""
 
     model: str
     channel: str
     drafter: str
-    owner: str = ""
+    owner: str = ""  # of the API key: how much of a prompt is cached would tell others what was said
 
 
 @dataclass
 class CachedSession:
-    """An open session, and the draft length that learns from all its requests.
-
-    Attributes:
-        used: when its last request ended, by the caller's clock.
-    """
+    """An open session, and the draft length that learns from all its requests."""
 
     key: SessionKey
     session: Session
     draft_length: DraftLength
-    used: float = 0.0
+    used: float = 0.0  # when its last request ended, by the caller's clock
 
     @property
     def nbytes(self) -> int:
@@ -135,16 +127,11 @@ class SessionCache:
 
 @dataclass
 class LoadedModel:
-    """A target in memory, with its drafters.
-
-    Attributes:
-        located: the registry's entry, and where its files are.
-        external: the external engine that decodes it; None for ours.
-    """
+    """A target in memory, with its drafters."""
 
     located: Located
     target: LoadedTarget
-    external: ExternalEngine | None = None
+    external: ExternalEngine | None = None  # decodes it; None for our engine
     _drafters: dict[str, LoadedDrafter | None] = field(default_factory=dict)  # by the request's word
     _checked: set[str] = field(default_factory=set)  # channels that this model can be served with
 

@@ -164,7 +164,7 @@ def wrong(take: Any, position: int) -> Any:
     """ResponseBuilder of a server of whose tokens one is another than was decoded."""
 
     def spoiled(self: ResponseBuilder, steps: Any) -> Any:
-        at, changed = position - len(self.whole.tokens), []
+        at, changed = position - len(self.tokens), []
         for step in steps:
             tokens = list(step.tokens)
             if 0 <= at < len(tokens):
