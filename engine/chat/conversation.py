@@ -18,11 +18,7 @@ from engine.chat.turn import Listening, Turn
 from engine.config import parse_block
 from engine.errors import ConfigurationError, GenerationError, PromptError
 from engine.evaluation.templates import THINKING, THINKING_NAMES
-from engine.registry.channels import SEPARATOR
-from engine.registry.consistency import check_located
-from engine.registry.entries import ModelEntry
-from engine.registry.locate import Places, fetch, locate
-from engine.registry.registry import Registry
+from engine.registry import SEPARATOR, ModelEntry, Places, Registry, check_located, fetch, locate
 from engine.sampling import Sampling
 from engine.server.parsing import ParsedText
 from engine.server.prompting import RenderedPrompt, chat_prompt, has_switch

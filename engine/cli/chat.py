@@ -57,7 +57,7 @@ def command(
     from engine.cli.chat_loop import Talk
     from engine.cli.line_editor import Lines
     from engine.cli.screen import Screen
-    from engine.registry.locate import Places
+    from engine.registry import Places
     from engine.sampling import Sampling
 
     names = ("temperature", "top_p", "min_p", "top_k", "seed")

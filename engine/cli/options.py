@@ -157,7 +157,7 @@ def take_registry(values: dict[str, Any]) -> Any:
         click.UsageError: they do not go together.
         EngineError: the file or the folder cannot be used.
     """
-    from engine.registry.registry import Registry
+    from engine.registry import Registry
 
     if values["model"] is not None:
         if values["registry"] is not None:

@@ -69,7 +69,7 @@ def command(**values: Any) -> None:
     from engine.runtime import prepare
 
     prepare()
-    from engine.registry.locate import Places, locate
+    from engine.registry import Places, locate
     from engine.server.scheduler import SchedulerLimits
     from engine.server.serve import ServerSettings, check_registry, serve
     from engine.server.service import RequestLimits

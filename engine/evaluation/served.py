@@ -12,7 +12,7 @@ from threading import Thread
 from time import monotonic, sleep
 
 from engine.evaluation.http import Client, ServerFault, listening
-from engine.registry.registry import Registry
+from engine.registry import Registry
 from engine.server.scheduler import ModelFinder
 from engine.server.serve import ServerSettings, running_server
 

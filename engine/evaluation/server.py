@@ -32,8 +32,7 @@ from engine.evaluation.throughput import (
     models,
     our_arm,
 )
-from engine.registry.channels import Channel
-from engine.registry.entries import ModelEntry
+from engine.registry import Channel, ModelEntry
 from engine.runtime import Runtime
 from engine.server.scheduler import ModelFinder
 from engine.server.sessions import LoadedModel

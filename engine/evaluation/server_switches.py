@@ -7,9 +7,7 @@ from engine.config import parse_block
 from engine.errors import ConfigurationError
 from engine.evaluation.server_checks import LONG
 from engine.evaluation.templates import ChatSwitches
-from engine.registry.channels import Channel
-from engine.registry.entries import ModelEntry
-from engine.registry.registry import Registry
+from engine.registry import Channel, ModelEntry, Registry
 from engine.server.scheduler import SchedulerLimits
 from engine.server.serve import ServerSettings
 from engine.server.service import RequestLimits

@@ -33,9 +33,7 @@ from starlette.middleware.cors import CORSMiddleware
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from engine.errors import ConfigurationError, EngineError, ModelNotHere
-from engine.registry.channels import SEPARATOR
-from engine.registry.entries import ModelEntry
-from engine.registry.locate import Places, locate
+from engine.registry import SEPARATOR, ModelEntry, Places, locate
 from engine.server.metrics import CONTENT_TYPE, Metrics, RequestRecord
 from engine.server.schema import (
     ERRORS,

@@ -24,7 +24,7 @@ from typing import Any
 import mlx.core as mx
 
 from engine.errors import EngineError, GenerationError
-from engine.registry.entries import ModelEntry
+from engine.registry import ModelEntry
 from engine.server.schema import ShuttingDownError
 from engine.server.sequence import (
     DecodeFailed,

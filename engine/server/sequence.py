@@ -19,7 +19,7 @@ from engine.draft_length import DraftLength
 from engine.errors import GenerationError
 from engine.external_engines.engine import ExternalEngine
 from engine.grammar import Grammar
-from engine.registry.channels import Channel
+from engine.registry import Channel
 from engine.sampling import Sampler, Sampling
 from engine.server.schema import Drafting, UnsupportedError
 from engine.session import Session

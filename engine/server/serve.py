@@ -16,10 +16,7 @@ from typing import Any
 import uvicorn
 
 from engine.errors import ConfigurationError, GenerationError, ModelNotHere
-from engine.registry.consistency import check_located
-from engine.registry.entries import ModelEntry
-from engine.registry.locate import Located, Places, fetch, locate
-from engine.registry.registry import Registry
+from engine.registry import Located, ModelEntry, Places, Registry, check_located, fetch, locate
 from engine.server.app import AccessRules, BoundedProtocol, bare_app, digest, new_app
 from engine.server.metrics import Metrics
 from engine.server.scheduler import ModelFinder, Scheduler, SchedulerLimits

@@ -17,8 +17,7 @@ from starlette.responses import Response
 
 from engine.decode import Step
 from engine.errors import EngineError
-from engine.registry.channels import CHANNELS, Channel
-from engine.registry.registry import Registry
+from engine.registry import CHANNELS, Channel, Registry
 from engine.sampling import Sampling
 from engine.server.metrics import RequestRecord
 from engine.server.prompting import RenderedPrompt, chat_prompt, grammar_of, needs_grammar, text_prompt

@@ -19,8 +19,7 @@ from engine.draft_length import AdaptiveDraftLength, DraftLength, FixedDraftLeng
 from engine.drafters.registry import WITH_LOOKUP, open_drafter
 from engine.external_engines.engine import ExternalEngine, open_guest
 from engine.grammar import Vocabulary
-from engine.registry.entries import ModelEntry
-from engine.registry.locate import Located
+from engine.registry import Located, ModelEntry
 from engine.server.schema import FieldError
 from engine.server.sequence import DecodeRequest, check_external_request
 from engine.session import Session

@@ -31,7 +31,7 @@ from engine.evaluation.report import now, stamp
 from engine.evaluation.system_load import StrainWatch
 from engine.evaluation.throughput import models as cards_of
 from engine.networks.projector import ProjectorConfig
-from engine.registry.locate import Places
+from engine.registry import Places
 from engine.runtime import Runtime
 from engine.target.loading import DTYPES
 from engine.target.weights import read_json

@@ -101,7 +101,7 @@ def gap(divergence: Divergence) -> float:
     import mlx.core as mx
 
     from engine.decode import decode
-    from engine.registry.channels import find_channel
+    from engine.registry import CHANNELS
     from engine.runtime import prepare
     from engine.target.loading import SHIPPED_TARGET, load_target
 
@@ -122,7 +122,7 @@ def gap(divergence: Divergence) -> float:
         answer.prompt,
         max_tokens=divergence.at + 1,
         processors=[look],
-        policy=find_channel(channel).policy,
+        policy=CHANNELS[channel].policy,
     )
     for _ in steps:
         continue

@@ -13,8 +13,7 @@ from engine.chat.conversation import Conversation, DoesNotFit, Manner
 from engine.chat.transcript import Transcript
 from engine.chat.turn import Turn
 from engine.errors import ConfigurationError, GenerationError, ModelError, PromptError, UnknownModel
-from engine.registry.locate import Places
-from engine.registry.registry import Registry
+from engine.registry import Places, Registry
 from engine.sampling import Sampling
 from engine.server.parsing import ParsedText
 from engine.server.sequence import PrefillProgress

@@ -14,8 +14,7 @@ from typing import Any
 
 import uvicorn
 
-from engine.registry.locate import Places
-from engine.registry.registry import Registry
+from engine.registry import Places, Registry
 from engine.server.app import BoundedProtocol, new_app
 from engine.server.metrics import Metrics
 from engine.server.scheduler import Scheduler, SchedulerLimits

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.registry.locate import Places
-from engine.registry.registry import Registry
+from engine.registry import Places, Registry
 from engine.server.metrics import RequestRecord
 from engine.server.scheduler import Scheduler, SchedulerLimits
 from engine.server.schema import TextRequest

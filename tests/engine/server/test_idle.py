@@ -9,9 +9,7 @@ import time
 
 import pytest
 
-from engine.registry.channels import NATIVE
-from engine.registry.locate import Places
-from engine.registry.registry import Registry
+from engine.registry import NATIVE, Places, Registry
 from engine.server.scheduler import Scheduler, SchedulerLimits
 from engine.server.sequence import DecodeFinished, DecodeRequest, Event
 from engine.server.serve import model_finder, preload

@@ -14,9 +14,7 @@ import pytest
 from engine.cache.transaction import Transaction
 from engine.decode import Step
 from engine.errors import ConfigurationError, EngineError, ModelError, ModelNotHere
-from engine.registry.channels import CHANNELS
-from engine.registry.entries import Given, ModelEntry, Published, Shipped
-from engine.registry.locate import Places, locate
+from engine.registry import CHANNELS, ModelEntry, Places, Source, locate
 from engine.sampling import Sampling
 from engine.server.scheduler import DecodeJob, Scheduler, SchedulerLimits
 from engine.server.schema import ShuttingDownError
@@ -29,10 +27,13 @@ NATIVE = CHANNELS["native"]
 ENDLESS = {2: -100.0, 7: -100.0}
 PLACES = Places({}, Path("/nowhere"))
 ENTRIES = {
-    "one": ModelEntry("one", "", Shipped(), Shipped(), lookups=True, channels=("native", "rotated4")),
-    "two": ModelEntry("two", "", Given(str(SHIPPED_TARGET)), Given("prompt-lookup")),
-    "bad": ModelEntry("bad", "", Given("/nowhere")),
-    "away": ModelEntry("away", "", Published("no-such-folder")),
+    name: ModelEntry(name=name, summary="", target=target, drafter=drafter)
+    for name, target, drafter in (
+        ("one", Source(shipped=True), Source(shipped=True)),
+        ("two", Source(path=str(SHIPPED_TARGET)), Source(path="prompt-lookup")),
+        ("bad", Source(path="/nowhere"), None),
+        ("away", Source(folder="no-such-folder"), None),
+    )
 }
 
 
