@@ -90,9 +90,8 @@ def run(chosen: argparse.Namespace, folder: Path) -> dict[str, Any]:
     from peerbench.script import script_for
     from peerbench.sizes import make_folders, prompts_of
 
-    from engine.blas import fit_threads
     from engine.cli.progress import shown_progress
-    from engine.runtime import prepare
+    from engine.device import fit_threads, prepare
     from engine.target.loading import load_target
 
     runtime = prepare()

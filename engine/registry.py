@@ -41,15 +41,14 @@ from engine.errors import (
     ModelError,
     ModelNotHere,
     UnknownModel,
+    wrap_errors,
 )
-from engine.foreign import foreign
 from engine.networks.dflash_config import DFlashConfig
 from engine.target.attention import refuse_policy
-from engine.target.config import build_unloaded, check_config, text_part
+from engine.target.folder import build_unloaded, check_config, read_json, require_folder, text_part
 from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET, dtype_of, opened
 from engine.target.model import Target
 from engine.target.quantize import parse_quantize
-from engine.target.weights import read_json, require_folder
 from evidence_format.parse import faults_of
 
 SHIPPED_FILE = Path(__file__).with_name("models.toml")
@@ -585,7 +584,7 @@ class Places:
             from huggingface_hub import try_to_load_from_cache
 
             at = f" at {source.revision[:12]}" if source.revision else ""
-            with foreign(partial(_refused_name, source.hub)):
+            with wrap_errors(partial(_refused_name, source.hub)):
                 found = try_to_load_from_cache(source.hub, "config.json", self.hub_cache, source.revision)
             snapshot = Path(found).parent if isinstance(found, str) else None
             places.append((f"the hub's cache of {source.hub}{at}", snapshot))
@@ -652,7 +651,7 @@ def fetch(entry: ModelEntry, places: Places) -> Located:
             continue
         from huggingface_hub import snapshot_download
 
-        with foreign(partial(_refused_download, source.hub)):
+        with wrap_errors(partial(_refused_download, source.hub)):
             snapshot_download(
                 source.hub,
                 revision=source.revision,

@@ -17,7 +17,7 @@ from engine.chat.transcript import Transcript, message
 from engine.chat.turn import Listening, Turn
 from engine.config import parse_block
 from engine.errors import ConfigurationError, GenerationError, PromptError
-from engine.evaluation.templates import THINKING, THINKING_NAMES
+from engine.generate import THINKING, THINKING_NAMES
 from engine.registry import SEPARATOR, ModelEntry, Places, Registry, check_located, fetch, locate
 from engine.sampling import Sampling
 from engine.server.parsing import ParsedText

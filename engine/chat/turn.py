@@ -109,9 +109,9 @@ class Listening:
         return Turn(
             content=self._content,
             reasoning=self._reasoning,
-            finish=INTERRUPTED if ended is None else ended.finish,
+            finish=INTERRUPTED if ended is None else ended.outcome.finish,
             usage=self._builder.usage((self._cached or 0) if ended is None else ended.cached_tokens),
-            seconds=self._last - self._first if ended is None else ended.decode_s,
+            seconds=self._last - self._first if ended is None else ended.outcome.decode_s,
             verify_rounds=len(verified),
             accepted=sum(record.accepted for record in verified),
             provenance=None if ended is None else self._builder.provenance(ended),

@@ -50,7 +50,7 @@ def command(
     if system is not None and not system.strip():
         raise ConfigurationError("--system must not be empty")
 
-    from engine.runtime import prepare
+    from engine.device import prepare
 
     prepare()
     from engine.chat.conversation import Conversation, Manner

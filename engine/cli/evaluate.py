@@ -67,7 +67,7 @@ def throughput(as_json: bool, report_path: Path | None, **values: Any) -> None:
     request, options, chat = take_request(values), take_engine(values), take_chat(values)
     journals = take_journals(values, report_path)
 
-    from engine.runtime import prepare
+    from engine.device import prepare
 
     runtime = prepare()
     from engine.cli.progress import shown_progress
@@ -135,7 +135,7 @@ def recall(as_json: bool, report_path: Path | None, **values: Any) -> None:
     chat, haystack, seed = take_chat(values), take_haystack(values), values.pop("seed")
     journals = take_journals(values, report_path)
 
-    from engine.runtime import prepare
+    from engine.device import prepare
 
     runtime = prepare()
     from engine.cli.progress import shown_progress

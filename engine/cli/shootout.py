@@ -80,7 +80,7 @@ def kv(as_json: bool, report_path: Path | None, **values: Any) -> None:
     options, policies = take_engine(values), values.pop("policies")
     seed = seed_of(values.pop("seed"), request)
 
-    from engine.runtime import prepare
+    from engine.device import prepare
 
     runtime = prepare()
     from engine.cli.progress import shown_progress
@@ -148,7 +148,7 @@ def quality(as_json: bool, report_path: Path | None, **values: Any) -> None:
     request, chat = take_request(values), take_chat(values)
     options, journals = take_engine(values), take_journals(values, report_path)
 
-    from engine.runtime import prepare
+    from engine.device import prepare
 
     runtime = prepare()
     from engine.cli.progress import shown_progress

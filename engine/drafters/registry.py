@@ -25,6 +25,7 @@ from engine.drafters.prompt_lookup import PromptLookup
 from engine.drafters.with_lookup import WithLookup
 from engine.errors import ConfigurationError, DrafterMismatchError, ModelError
 from engine.networks.mdlm import classes, is_masked_diffusion, mask_token
+from engine.target.folder import card_of, read_json, require_folder, weight_files
 from engine.target.loading import (
     LoadedDrafter,
     LoadedTarget,
@@ -35,8 +36,6 @@ from engine.target.loading import (
     opened,
     tokenizer_of,
 )
-from engine.target.model_card import card_of
-from engine.target.weights import read_json, require_folder, weight_files
 
 WITH_LOOKUP = "prompt-lookup+"
 

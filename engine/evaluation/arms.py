@@ -6,8 +6,8 @@ Both are timed by the same clock from outside: `prefill_s` until the first token
 judges what came out.
 """
 
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Generator, Sequence
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -16,65 +16,67 @@ from mlx_lm.generate import generate_step, generation_stream
 from mlx_lm.models.cache import make_prompt_cache
 
 from engine.batch_decode import Emitted, Request, Share, decode_together
-from engine.cache.restored import RestoredKV
-from engine.cache.stats import KVUse, kept_positions, kv_use
-from engine.cache.transaction import new_caches, resident
+from engine.cache.stats import kept_positions, kv_use
+from engine.cache.transaction import resident
 from engine.config import Engine
-from engine.decode import Processor, Round, decode
-from engine.detokenize import TextStream, text_of
+from engine.decode import Round
+from engine.detokenize import text_of
 from engine.draft_length import DraftLength
 from engine.errors import GenerationError
-from engine.sampling import Sampler, Sampling
+from engine.generate import Outcome, SamplingOptions, generate, token_limit
 from engine.stops import Stops
 from engine.target.loading import LoadedTarget
 
+__all__ = [
+    "OUR_LOOP",
+    "PLAIN_LOOP",
+    "Outcome",
+    "SamplingOptions",
+    "plain",
+    "plain_steps",
+    "room",
+    "speculate",
+    "speculate_together",
+]
+
 PLAIN_LOOP, OUR_LOOP = "mlx_lm.generate.generate_step", "kakeya.decode"
-
-
-@dataclass(frozen=True)
-class SamplingOptions:
-    """How tokens are to be taken: drawn or not, from which logits, and what ends them."""
-
-    sampling: Sampling = field(default_factory=Sampling)
-    processors: tuple[Processor, ...] = ()
-    stop_texts: tuple[str, ...] = ()
-    ignore_stops: bool = False  # go on past the model's stop tokens
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What one system made of one prompt. Seconds; ``tokens`` includes a final stop token."""
-
-    tokens: list[int]
-    text: str
-    finish: str
-    prefill_s: float
-    decode_s: float
-    rounds: list[Round]
-    path: str
-    cache_classes: dict[str, int]
-    resident_bytes: int
-    kv: KVUse | None = None  # of a policy that codes or replaces values
-    kept: int | None = None  # positions, see `kept_positions`
-    restored: int = 0  # positions times layers whose keys and values were injected
-    drafter_forwards: int = 0  # of the drafter's network, counted where it runs
 
 
 def plain(target: LoadedTarget, prompt: Sequence[int], max_tokens: int, prefill_chunk: int) -> Outcome:
     """Greedy decoding by mlx-lm, stopped at the tokenizer's stop tokens as its `stream_generate` does."""
     model = target.target.model
     caches = make_prompt_cache(model)
-    limit = room(target, len(prompt), max_tokens)
+    limit = token_limit(target, len(prompt), max_tokens)
     steps = plain_steps(model, prompt, limit, prefill_chunk, caches)
-    clock = _Clock()
+    tokens: list[int] = []
+    started = perf_counter()
+    first = last = started
     for token, _ in steps:
-        clock.saw([token])
+        last = perf_counter()
+        if not tokens:
+            first = last
+        tokens.append(int(token))
         if token in target.stops:
             break
     steps.close()
     mx.synchronize(generation_stream)  # generate_step leaves one forward running: not on the next one's time
     path = "plain:mlx_lm.generate_step"
-    return _outcome(target, prompt, clock, [], path=path, caches=caches, stops=Stops(target.stops))
+    if not tokens:
+        raise GenerationError(f"{path} gave no token")
+    classes, nbytes = resident(caches)
+    return Outcome(
+        tokens=tokens,
+        text=text_of(target.tokenizer, tokens, Stops(target.stops), prompt),
+        finish="stop" if tokens[-1] in target.stops else "length",
+        prefill_s=first - started,
+        decode_s=last - first,
+        rounds=[],
+        path=path,
+        cache_classes=classes,
+        resident_bytes=nbytes,
+        kv=kv_use(caches),
+        kept=kept_positions(caches),
+    )
 
 
 def speculate(
@@ -83,53 +85,17 @@ def speculate(
     max_tokens: int,
     draft_length: DraftLength,
     *,
-    show: Callable[[str], None] | None = None,
-    wish: SamplingOptions | None = None,
+    options: SamplingOptions | None = None,
 ) -> Outcome:
-    """Decoding by our loop, with the engine's drafter if any.
-
-    Args:
-        engine: the models and switches.
-        prompt: token ids.
-        max_tokens: emit at most so many.
-        draft_length: chooses the blocks.
-        show: gets text as it comes.
-        wish: how tokens are taken; greedily and to the model's stop tokens if not given.
-    """
-    target, drafter = engine.target, engine.drafter.drafter if engine.drafter else None
-    caches = new_caches(target.target.model, draft_length.largest, engine.policy)
-    wish = wish or SamplingOptions()
-    stops = Stops(() if wish.ignore_stops else target.stops, wish.stop_texts, target.tokenizer)
-    rounds: list[Round] = []
-    forwards_before = drafter.forwards if drafter else 0
-    stream = TextStream(target.tokenizer, stops, prompt)
-    clock, finish = _Clock(), None
-    for step in decode(
-        target.target,
-        drafter,
-        prompt,
-        max_tokens=room(target, len(prompt), max_tokens),
-        stops=stops,
-        sampler=None if wish.sampling.greedy else Sampler(wish.sampling),
-        processors=wish.processors,
-        draft_length=draft_length,
-        prefill_chunk=engine.options.prefill_chunk,
-        caches=caches,
-        policy=engine.policy,
-        restoration=engine.restoration,
-        diagnosis=replace(engine.diagnosis, stage_times=True),
-    ):
-        clock.saw(step.tokens)
-        finish = step.finish
-        if show is not None:
-            show(stream.add(step.tokens))
-        if step.round is not None:
-            rounds.append(step.round)
-    if show is not None:
-        show(stream.finish())
-    path = f"speculative:{drafter.name}" if drafter else "plain:kakeya.decode"
-    outcome = _outcome(target, prompt, clock, rounds, path=path, caches=caches, stops=stops, finish=finish)
-    return replace(outcome, drafter_forwards=drafter.forwards - forwards_before if drafter else 0)
+    """Decoding by our loop, with the engine's drafter if any; see `engine.generate.generate`."""
+    options = options or SamplingOptions()
+    for step in generate(engine, prompt, max_tokens, options, draft_length=draft_length, text=False):  # noqa: B007
+        pass
+    if step.outcome is None:
+        raise GenerationError("the text did not come to an end")
+    target = engine.target
+    text = text_of(target.tokenizer, step.outcome.tokens, options.stops(target), prompt)
+    return replace(step.outcome, text=text)
 
 
 def speculate_together(
@@ -150,7 +116,8 @@ def speculate_together(
     """
     target, drafter = engine.target, engine.drafter.drafter if engine.drafter else None
     requests = [
-        Request(prompt, room(target, len(prompt), max_tokens), Stops(target.stops)) for prompt in prompts
+        Request(prompt, token_limit(target, len(prompt), max_tokens), Stops(target.stops))
+        for prompt in prompts
     ]
     rows = [_Row() for _ in prompts]
     between = 0.0  # seconds after the prompts that no round accounts for
@@ -236,59 +203,7 @@ def plain_steps(
     return steps
 
 
-def room(target: LoadedTarget, prompt_tokens: int, max_tokens: int) -> int:
-    """``max_tokens``, or what the model's context leaves."""
-    return max_tokens if target.context is None else min(max_tokens, target.context - prompt_tokens)
+room = token_limit
 
 
-class _Clock:
-    """Notes when the first and the last token became known."""
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self._started = perf_counter()
-        self._first = self._last = self._started
-
-    def saw(self, tokens: Sequence[int]) -> None:
-        self._last = perf_counter()
-        if not self.tokens:
-            self._first = self._last
-        self.tokens.extend(int(token) for token in tokens)
-
-    @property
-    def prefill_s(self) -> float:
-        return self._first - self._started
-
-    @property
-    def decode_s(self) -> float:
-        return self._last - self._first
-
-
-def _outcome(
-    target: LoadedTarget,
-    prompt: Sequence[int],
-    clock: _Clock,
-    rounds: list[Round],
-    *,
-    path: str,
-    caches: list[Any],
-    stops: Stops,
-    finish: str | None = None,
-) -> Outcome:
-    if not clock.tokens:
-        raise GenerationError(f"{path} gave no token")
-    classes, nbytes = resident(caches)
-    return Outcome(
-        tokens=clock.tokens,
-        text=text_of(target.tokenizer, clock.tokens, stops, prompt),
-        finish=finish or ("stop" if clock.tokens[-1] in target.stops else "length"),
-        prefill_s=clock.prefill_s,
-        decode_s=clock.decode_s,
-        rounds=rounds,
-        path=path,
-        cache_classes=classes,
-        resident_bytes=nbytes,
-        kv=kv_use(caches),
-        kept=kept_positions(caches),
-        restored=sum(cache.replaced for cache in caches if isinstance(cache, RestoredKV)),
-    )
+room = token_limit

@@ -15,10 +15,10 @@ import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, CacheList, RotatingKVCache, make_prompt_cache
 
 from engine.child import printed_by
+from engine.device import Runtime
 from engine.evaluation.system_load import StrainWatch
-from engine.runtime import Runtime
+from engine.target.folder import CacheLayer
 from engine.target.loading import LoadedTarget, ModelCard
-from engine.target.model_card import CacheLayer
 from evidence_format.weights import source_digest
 
 PACKAGE = Path(__file__).resolve().parent.parent

@@ -14,6 +14,7 @@ from typing import Any
 
 from engine.cache.policy import NATIVE, KVPolicy, parse_policy
 from engine.config import Engine, Options, open_engine
+from engine.device import Runtime
 from engine.errors import ConfigurationError, PromptError
 from engine.evaluation.environment import describe
 from engine.evaluation.fingerprint import fingerprint
@@ -26,7 +27,6 @@ from engine.evaluation.report import Arm, Report, now
 from engine.evaluation.system_load import StrainWatch
 from engine.evaluation.templates import ChatSwitches
 from engine.evaluation.throughput import configuration, encode_all
-from engine.runtime import Runtime
 from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET
 from evidence_format.model import ReportRequest
 from evidence_format.policies import MEANINGFUL

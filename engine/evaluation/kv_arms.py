@@ -18,7 +18,7 @@ from engine.evaluation.throughput import models, our_arm, run_arm
 from engine.restoration.loading import open_restoration
 from engine.restoration.sources import LEARNED
 from engine.target.attention import refuse_policy
-from engine.target.model_card import ModelCard
+from engine.target.folder import ModelCard
 
 ORACLE, BASELINE, NO_NEEDLE = "oracle", "native", "no_needle"
 MOST_ARMS = 32  # of a report

@@ -9,12 +9,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.blas import INSTALL_HINT
 from engine.cache.ring import SlidingRing
+from engine.device import INSTALL_HINT, Runtime
 from engine.evaluation.environment import describe
 from engine.evaluation.report import Report, now
 from engine.evaluation.system_load import StrainWatch
-from engine.runtime import Runtime
 from evidence_format.model import ReportRequest
 
 SIZE = 512

@@ -16,10 +16,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from engine.errors import ModelError, PromptError
+from engine import generate
+from engine.errors import PromptError, wrap_errors
 from engine.evaluation.layouts import translated
-from engine.evaluation.templates import ChatSwitches, chat_tokens
-from engine.foreign import foreign
+from engine.generate import ChatSwitches
 from evidence_format.prompt_sets import known_sets
 from evidence_format.text import prompt_set
 
@@ -51,6 +51,11 @@ class Prompt:
     messages: tuple[tuple[str, str], ...] | None  # (role, content)
     needle: Needle | None
     instruction: str
+
+    @property
+    def content(self) -> str | tuple[tuple[str, str], ...]:
+        """The text, or the messages."""
+        return (self.text or "") if self.messages is None else self.messages
 
     @property
     def source_sha256(self) -> str:
@@ -130,54 +135,13 @@ def encode(
     context: int | None,
     switches: ChatSwitches | None = None,
 ) -> list[int]:
-    """Token ids of a prompt, as mlx-lm's `stream_generate` would make them.
-
-    Args:
-        prompt: the prompt.
-        tokenizer: mlx-lm's wrapper.
-        vocab_size: tokens the model knows.
-        context: positions the model was made for, None if unknown.
-        switches: how conversations are put to the model; as its template does by itself if not given.
-
-    Raises:
-        PromptError: it says nothing, is no text, does not fit the context, or the model's chat template is
-            missing or refuses it.
-        ConfigurationError: the chat template ignores a switch.
-        ModelError: the tokenizer does not belong to the model.
-    """
-    contents = [prompt.text or ""] if prompt.messages is None else [text for _, text in prompt.messages]
-    if not any(text.strip() for text in contents):
-        raise PromptError(f"prompt {prompt.id} is empty")
-    try:
-        for text in contents:
-            text.encode()
-    except UnicodeEncodeError as error:
-        raise PromptError(f"prompt {prompt.id} is not valid Unicode: {error.reason}") from None
-    tokens = tokens_of(prompt, tokenizer, switches or ChatSwitches())
-    if not tokens:
-        raise PromptError(f"prompt {prompt.id} is empty: the tokenizer makes nothing of it")
-    if max(tokens) >= vocab_size:
-        raise ModelError(f"the tokenizer gives token {max(tokens)}, the model knows {vocab_size}")
-    if context is not None and len(tokens) >= context:
-        raise PromptError(f"prompt {prompt.id} has {len(tokens)} tokens; the model's context is {context}")
-    return tokens
+    """Token ids of a prompt; see `engine.generate.encode`."""
+    return generate.encode(prompt.content, tokenizer, vocab_size, context, switches, name=prompt.id)
 
 
 def tokens_of(prompt: Prompt, tokenizer: Any, switches: ChatSwitches) -> list[int]:
-    """Token ids, through the chat template where the prompt is a conversation or is to become one.
-
-    Raises:
-        PromptError: it cannot be tokenized.
-        ConfigurationError: the chat template ignores a switch.
-    """
-    if prompt.messages is not None:
-        return chat_tokens(prompt.messages, tokenizer, switches, prompt.id)
-    text = prompt.text or ""
-    if switches.chat:
-        return chat_tokens([("user", text)], tokenizer, switches, prompt.id)
-    with foreign(lambda reason: PromptError(f"prompt {prompt.id} cannot be tokenized: {reason}")):
-        special = tokenizer.bos_token is None or not text.startswith(tokenizer.bos_token)
-        return [int(token) for token in tokenizer.encode(text, add_special_tokens=special)]
+    """Token ids of a prompt, however many; see `engine.generate.tokens_of`."""
+    return generate.tokens_of(prompt.content, tokenizer, switches, prompt.id)
 
 
 def raw_prompt(text: str, identifier: str = "prompt") -> Prompt:
@@ -200,7 +164,7 @@ def _read(file: Path) -> list[Prompt]:
         if not line.strip():
             continue
         place = f"{file} line {number}"
-        with foreign(lambda reason: PromptError(f"{place}: {reason}")):  # noqa: B023 - used at once
+        with wrap_errors(lambda reason: PromptError(f"{place}: {reason}")):  # noqa: B023 - used at once
             row = json.loads(line)
             _refuse_halves(row)
             prompts.append(_parse(row, number))

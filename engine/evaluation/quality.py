@@ -13,6 +13,7 @@ from typing import Any
 
 from engine.cache.policy import NATIVE
 from engine.config import Engine
+from engine.device import Runtime
 from engine.draft_length import DraftLength
 from engine.errors import ConfigurationError
 from engine.evaluation.arms import PLAIN_LOOP, Outcome
@@ -34,7 +35,6 @@ from engine.evaluation.throughput import (
     run_arm,
     warm_up,
 )
-from engine.runtime import Runtime
 from evidence_format.claims import CLAIMS as CLAIMED
 from evidence_format.model import ReportRequest
 from evidence_format.text import prompt_set

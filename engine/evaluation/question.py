@@ -16,7 +16,7 @@ from engine.detokenize import text_of
 from engine.evaluation.arms import Outcome
 from engine.evaluation.http import Answered, ServerFault
 from engine.evaluation.prompts import Prompt
-from engine.evaluation.templates import THINKING_NAMES, ChatSwitches
+from engine.generate import THINKING_NAMES, ChatSwitches
 from engine.server.schema import ChatCompletion, Provenance, TextCompletion, Usage
 from engine.stops import Stops
 from engine.target.loading import LoadedTarget

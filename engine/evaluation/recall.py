@@ -15,6 +15,7 @@ from typing import Any
 
 from engine.cache.policy import KVPolicy
 from engine.config import Engine
+from engine.device import Runtime
 from engine.draft_length import AdaptiveDraftLength, DraftLength, Tour
 from engine.errors import ConfigurationError, PromptError
 from engine.evaluation.arms import OUR_LOOP, PLAIN_LOOP, Outcome, plain, speculate_together
@@ -38,7 +39,6 @@ from engine.evaluation.throughput import (
     run_arm,
     warm_up,
 )
-from engine.runtime import Runtime
 from evidence_format.claims import CLAIMS
 from evidence_format.model import ReportRequest
 from evidence_format.policies import MEANINGFUL

@@ -11,6 +11,7 @@ from functools import partial
 
 from engine.cache.policy import NATIVE
 from engine.config import Engine, parse_block
+from engine.device import Runtime
 from engine.errors import ConfigurationError, EngineError, PromptError
 from engine.evaluation.arms import PLAIN_LOOP, Outcome, plain
 from engine.evaluation.environment import describe
@@ -23,7 +24,6 @@ from engine.evaluation.served import served
 from engine.evaluation.server_checks import ANSWERS, DOORS, KEEPING, Check, Examinee, examine
 from engine.evaluation.server_switches import Offer, ServerSwitches
 from engine.evaluation.system_load import StrainWatch
-from engine.evaluation.templates import THINKING_NAMES, ChatSwitches
 from engine.evaluation.throughput import (
     configuration,
     encode_all,
@@ -32,8 +32,8 @@ from engine.evaluation.throughput import (
     models,
     our_arm,
 )
+from engine.generate import THINKING_NAMES, ChatSwitches
 from engine.registry import Channel, ModelEntry
-from engine.runtime import Runtime
 from engine.server.scheduler import ModelFinder
 from engine.server.sessions import LoadedModel
 from evidence_format.model import ReportRequest

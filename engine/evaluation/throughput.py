@@ -16,9 +16,9 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from engine.blas import threads
 from engine.cache.policy import NATIVE
 from engine.config import Engine
+from engine.device import Runtime, threads
 from engine.draft_length import AdaptiveDraftLength, DraftLength, Tour
 from engine.errors import ConfigurationError, PromptError
 from engine.evaluation.arms import OUR_LOOP, PLAIN_LOOP, Outcome, SamplingOptions, plain, room, speculate
@@ -32,7 +32,6 @@ from engine.evaluation.rounding import Run, block_error, plain_gap
 from engine.evaluation.stability import disturbance
 from engine.evaluation.system_load import StrainWatch, idle_load
 from engine.evaluation.templates import ChatSwitches
-from engine.runtime import Runtime
 from evidence_format.claims import CLAIMS as CLAIMED
 from evidence_format.claims import FEWEST_SAMPLES, FEWEST_TOKENS, SPEED_CLAIMS, WATCHED
 from evidence_format.model import ReportRequest
@@ -228,8 +227,8 @@ def _run(
 ) -> list[Outcome]:
     """Prompts through one arm, one after the other."""
     if arm.control == IGNORE_STOPS:
-        wish = SamplingOptions(ignore_stops=True)
-        return [speculate(engine, tokens, max_tokens, draft_length, wish=wish) for tokens in encoded]
+        options = SamplingOptions(ignore_stops=True)
+        return [speculate(engine, tokens, max_tokens, draft_length, options=options) for tokens in encoded]
     return [run_arm(engine, arm.loop == OUR_LOOP, tokens, max_tokens, draft_length) for tokens in encoded]
 
 

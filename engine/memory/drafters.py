@@ -31,8 +31,8 @@ from engine.networks.dflash import DFlash
 from engine.networks.dflash2 import build_network
 from engine.networks.dflash_config import DFlashConfig
 from engine.networks.mdlm import classes, mask_token
+from engine.target.folder import read_json
 from engine.target.loading import DTYPES, dtype_of, opened
-from engine.target.weights import read_json
 
 State = Callable[[Sequence[int], int], int]
 """From the positions observed at a time, and the tokens of a block (under 2: nothing is drafted), to bytes of

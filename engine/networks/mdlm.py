@@ -17,7 +17,7 @@ from mlx import nn
 from mlx_lm.models.qwen3 import ModelArgs, Qwen3Model
 
 from engine.errors import ModelError
-from engine.target.weights import read_json
+from engine.target.folder import read_json
 
 MODEL_TYPES = ("a2d-qwen3",)
 CLASSES = ("A2DQwen3LMHeadModel",)

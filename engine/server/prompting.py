@@ -11,9 +11,8 @@ from typing import Any
 
 from mlx_lm.server import process_message_content
 
-from engine.errors import PromptError
-from engine.evaluation.templates import THINKING_NAMES
-from engine.foreign import foreign
+from engine.errors import PromptError, wrap_errors
+from engine.generate import THINKING_NAMES
 from engine.grammar import JSON_STYLE, Grammar, nameless
 from engine.server.schema import (
     AnyRequest,
@@ -69,7 +68,7 @@ def chat_prompt(request: ChatRequest, model: LoadedModel) -> RenderedPrompt:
     texts += [part["text"] for content in contents if isinstance(content, list) for part in content]
     _check_characters(texts, model, "messages")
     refused = f"{model.entry.name}: the conversation does not go through the chat template"
-    with foreign(lambda reason: PromptError(f"{refused}: {reason}")):
+    with wrap_errors(lambda reason: PromptError(f"{refused}: {reason}")):
         process_message_content(turns)
 
         def render(*, answer: bool) -> list[int]:
@@ -98,7 +97,7 @@ def text_prompt(request: TextRequest, model: LoadedModel) -> RenderedPrompt:
             raise PromptError(f"prompt: {odd[0]} is no token of this model, whose ids end at {most - 1}")
         return _checked(RenderedPrompt(prompt, len(prompt) - 1), model, "prompt")
     _check_characters([prompt], model, "prompt")
-    with foreign(lambda reason: PromptError(f"the prompt cannot be turned into tokens: {reason}")):
+    with wrap_errors(lambda reason: PromptError(f"the prompt cannot be turned into tokens: {reason}")):
         tokens = [int(token) for token in model.target.tokenizer.encode(prompt)]
     return _checked(RenderedPrompt(tokens, len(tokens) - 1), model, "prompt")
 

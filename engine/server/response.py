@@ -126,7 +126,7 @@ class ResponseBuilder(ABC):
 
     def finish(self, ended: DecodeFinished) -> schema.Finish:
         """Say why the answer ended."""
-        if ended.finish == "length":
+        if ended.outcome.finish == "length":
             return "length"
         return "tool_calls" if self.parsed.calls else "stop"
 
@@ -145,13 +145,14 @@ class ResponseBuilder(ABC):
 
     def provenance(self, ended: DecodeFinished) -> schema.Provenance:
         """Describe how the answer was made."""
-        verified = [each for each in ended.rounds if each.block > 1]
+        outcome = ended.outcome
+        verified = [each for each in outcome.rounds if each.block > 1]
         accepted = sum(each.accepted for each in verified)
         decoded, coded = len(self.tokens) - 1, None
-        speed = round(decoded / ended.decode_s, 3) if ended.decode_s > 0 and decoded else None
+        speed = round(decoded / outcome.decode_s, 3) if outcome.decode_s > 0 and decoded else None
         wants_tokens, wants_rounds = self._request.return_token_ids, self._request.return_rounds
-        rounds = [(r.block, r.accepted, round(r.draft_s, 7), round(r.verify_s, 7)) for r in ended.rounds]
-        if (use := ended.coded) is not None:
+        rounds = [(r.block, r.accepted, round(r.draft_s, 7), round(r.verify_s, 7)) for r in outcome.rounds]
+        if (use := outcome.kv) is not None:
             coded = schema.CodedValues(layers=list(use.layers), values=use.values, bytes=use.nbytes)
         return schema.Provenance(
             model=self._model.entry.name,
@@ -162,23 +163,23 @@ class ResponseBuilder(ABC):
             speculation=bool(verified),
             why_off=ended.why_off,
             verify_rounds=len(verified),
-            plain_steps=len(ended.rounds) - len(verified),
+            plain_steps=len(outcome.rounds) - len(verified),
             drafted=sum(each.block - 1 for each in verified),
             accepted=accepted,
             acceptance_length=round(accepted / len(verified) + 1, 4) if verified else None,
-            drafter_forwards=ended.drafter_forwards,
+            drafter_forwards=outcome.drafter_forwards,
             cached_tokens=ended.cached_tokens,
             queue_s=round(ended.queue_s, 6),
-            prefill_s=round(ended.prefill_s, 6),
-            decode_s=round(ended.decode_s, 6),
+            prefill_s=round(outcome.prefill_s, 6),
+            decode_s=round(outcome.decode_s, 6),
             decode_tokens_per_s=speed,
-            resident_bytes=ended.resident_bytes,
-            cache_classes=dict(ended.cache_classes),
+            resident_bytes=outcome.resident_bytes,
+            cache_classes=dict(outcome.cache_classes),
             cache_strategy=ended.cache_strategy,
             token_ids=self.tokens if wants_tokens else None,
             prompt_token_ids=self.decoded.prompt if wants_tokens else None,
             rounds=rounds if wants_rounds else None,
-            kept_positions=ended.kept_positions if wants_rounds else None,
+            kept_positions=outcome.kept if wants_rounds else None,
             coded=coded if wants_rounds else None,
         )
 

@@ -12,15 +12,15 @@ from typing import Any
 
 from mlx_lm.sample_utils import make_logits_processors
 
-from engine.cache.stats import KVUse, kept_positions, kv_use
 from engine.cache.transaction import resident
-from engine.decode import Processor, Round, Step, decode
+from engine.decode import Processor, Step
 from engine.draft_length import DraftLength
 from engine.errors import GenerationError
 from engine.external_engines.engine import ExternalEngine
+from engine.generate import Outcome, SamplingOptions, generate_in_session
 from engine.grammar import Grammar
 from engine.registry import Channel
-from engine.sampling import Sampler, Sampling
+from engine.sampling import Sampling
 from engine.server.schema import Drafting, UnsupportedError
 from engine.session import Session
 from engine.stops import Stops
@@ -58,21 +58,13 @@ class PrefillProgress:
 class DecodeFinished:
     """The last event of a request that is complete; see `engine.server.schema.Provenance`."""
 
-    finish: str
+    outcome: Outcome
     drafter: str | None
     block: int | str | None
     why_off: str | None
-    rounds: tuple[Round, ...]
-    drafter_forwards: int
-    cached_tokens: int
     queue_s: float
-    prefill_s: float
-    decode_s: float
-    resident_bytes: int
-    cache_classes: Mapping[str, int]
+    cached_tokens: int = 0
     cache_strategy: str | None = None
-    kept_positions: int | None = None
-    coded: KVUse | None = None
 
 
 @dataclass(frozen=True)
@@ -109,7 +101,6 @@ def decode_in_session(
     """
     started = perf_counter()
     drafter, total = session.drafter, len(request.prompt)
-    forwards = drafter.forwards if drafter else 0
     cached = done = session.resume(request.prompt)
     yield PrefillProgress(done, total)
     for end in (min(request.stable_prefix, total - 1), total - 1):
@@ -120,61 +111,47 @@ def decode_in_session(
             yield PrefillProgress(done, total)
         if done == request.stable_prefix:
             session.mark()
-    steps = decode(
-        target.target,
-        drafter,
+    sampling = SamplingOptions(
+        request.sampling, _processors(request), request.stop_texts, logprobs=request.logprobs
+    )
+    steps = generate_in_session(
+        target,
+        session,
         request.prompt,
-        max_tokens=request.max_tokens,
-        stops=Stops(target.stops, request.stop_texts, target.tokenizer),
-        sampler=None if request.sampling.greedy else Sampler(request.sampling),
-        processors=_processors(request),
+        request.max_tokens,
+        sampling,
         draft_length=draft_length,
         prefill_chunk=chunk,
-        session=session,
-        logprobs=request.logprobs,
+        started=started,
+        text=False,
     )
-    first = last = 0.0
-    finish: str | None = None
-    rounds: list[Round] = []
+    outcome = None
     with closing(steps):
         for step in steps:
-            last = perf_counter()
-            first, finish = first or last, step.finish
-            if step.round is not None:
-                rounds.append(step.round)
+            outcome = step.outcome
             yield step
-    if finish is None:
-        raise GenerationError("the text did not come to an end")
-    if why_off is None and not rounds:
+    assert outcome is not None  # noqa: S101 - the last step has one
+    if outcome.verify_rounds:
+        why_off = None
+    elif why_off is None and not outcome.rounds:
         why_off = "the answer ended with its first token"
     elif why_off is None:
         why_off = "the drafter had nothing to propose, or plain steps were the faster ones here"
-    classes, nbytes = resident(session.caches)
     yield DecodeFinished(
-        finish=finish,
+        outcome=outcome,
         drafter=drafter.name if drafter else None,
         block=request.block or ("auto" if drafter else None),
-        why_off=None if any(each.block > 1 for each in rounds) else why_off,
-        rounds=tuple(rounds),
-        drafter_forwards=drafter.forwards - forwards if drafter else 0,
-        cached_tokens=cached,
+        why_off=why_off,
         queue_s=started - submitted,
-        prefill_s=first - started,
-        decode_s=last - first,
-        resident_bytes=nbytes,
-        cache_classes=classes,
-        kept_positions=kept_positions(session.caches),
-        coded=kv_use(session.caches),
+        cached_tokens=cached,
     )
 
 
-def _processors(request: DecodeRequest) -> list[Processor]:
+def _processors(request: DecodeRequest) -> tuple[Processor, ...]:
     """The grammar comes last: nothing may bring back what it forbids."""
     mlx_lm: Any = make_logits_processors
-    processors: list[Processor] = mlx_lm(dict(request.bias) or None, **request.penalties)
-    if request.grammar is not None:
-        processors.append(request.grammar.processor(len(request.prompt)))
-    return processors
+    grammar = () if request.grammar is None else (request.grammar.processor(len(request.prompt)),)
+    return (*mlx_lm(dict(request.bias) or None, **request.penalties), *grammar)
 
 
 # --- external engines: greedy, and tokens are all they give ---------------------------------------------
@@ -218,34 +195,40 @@ def decode_externally(
         caches: gets the caches that the engine is given.
         submitted: when the request came, by `perf_counter`.
     """
-    started, first, policy = perf_counter(), 0.0, request.channel.policy
+    started, policy = perf_counter(), request.channel.policy
+    first, finish, tokens = 0.0, None, list[int]()
     stops = Stops(target.stops, request.stop_texts, target.tokenizer)
     stops.start(request.prompt)
     yield PrefillProgress(0, len(request.prompt))
-    left, finish = request.max_tokens, None
-    tokens: Any = engine.generate(request.prompt, request.max_tokens, policy, caches=caches)
-    with closing(tokens):
-        for token in tokens:
-            first, left = first or perf_counter(), left - 1
-            finish = "stop" if stops.find((token,)) is not None else None if left else "length"
+    steps: Any = engine.generate(request.prompt, request.max_tokens, policy, caches=caches)
+    with closing(steps):
+        for token in steps:
+            first = first or perf_counter()
+            tokens.append(token)
+            full = len(tokens) == request.max_tokens
+            finish = "stop" if stops.find((token,)) is not None else "length" if full else None
             yield Step((token,), None, finish)
             if finish:
                 break
     if finish is None:
         raise GenerationError(f"the engine {engine.engine.name} stopped before the text came to an end")
     classes, nbytes = resident(caches)
-    yield DecodeFinished(
+    outcome = Outcome(
+        tokens=tokens,
+        text="",
         finish=finish,
+        prefill_s=first - started,
+        decode_s=perf_counter() - first,
+        rounds=[],
+        path=f"external:{engine.engine.name}",
+        cache_classes=classes,
+        resident_bytes=nbytes,
+    )
+    yield DecodeFinished(
+        outcome=outcome,
         drafter=None,
         block=None,
         why_off=f"the engine {engine.engine.name} decodes this model",
-        rounds=(),
-        drafter_forwards=0,
-        cached_tokens=0,
         queue_s=started - submitted,
-        prefill_s=first - started,
-        decode_s=perf_counter() - first,
-        resident_bytes=nbytes,
-        cache_classes=classes,
         cache_strategy=engine.strategy_for(policy),
     )

@@ -21,8 +21,8 @@ from engine.errors import ConfigurationError, EngineError
 from engine.networks.projector import LayerShape, Projector, ProjectorConfig
 from engine.restoration.loading import features_of
 from engine.restoration.sites import sites_of
+from engine.target.folder import read_json
 from engine.target.loading import LoadedTarget
-from engine.target.weights import read_json
 from engine.training.distillation import Watcher
 from engine.training.projector_fit import Fit, Progress, ProjectorSwitches, TargetTokenizer, Weights
 from engine.training.trainer import named_parameters

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from engine.errors import ConfigurationError, ModelError
 from engine.registry import Places, Registry
+from engine.target.folder import identity, weight_files
 from engine.target.loading import SHIPPED
-from engine.target.model_card import identity
-from engine.target.weights import weight_files
 from engine.verification.record import finding
 from evidence_format.model import Model, Role
 from evidence_format.verification import ReplayFinding

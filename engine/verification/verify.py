@@ -19,6 +19,7 @@ import mlx.core as mx
 from engine.cache.policy import NATIVE, parse_policy
 from engine.cache.ragged import RaggedKV
 from engine.config import Engine, Options, open_engine
+from engine.device import Runtime
 from engine.drafters.base import Drafter
 from engine.drafters.registry import KINDS, WITH_LOOKUP
 from engine.errors import ConfigurationError
@@ -32,9 +33,8 @@ from engine.evaluation.system_load import StrainWatch
 from engine.evaluation.throughput import models as cards_of
 from engine.networks.projector import ProjectorConfig
 from engine.registry import Places
-from engine.runtime import Runtime
+from engine.target.folder import read_json
 from engine.target.loading import DTYPES
-from engine.target.weights import read_json
 from engine.verification.claimed import Claimed
 from engine.verification.models import find_models, folder_with
 from engine.verification.prompts import Asked, Prompts, Switches, make_prompts

@@ -101,8 +101,8 @@ def gap(divergence: Divergence) -> float:
     import mlx.core as mx
 
     from engine.decode import decode
+    from engine.device import prepare
     from engine.registry import CHANNELS
-    from engine.runtime import prepare
     from engine.target.loading import SHIPPED_TARGET, load_target
 
     prepare()

@@ -13,12 +13,12 @@ from bridge.evidence.gate import judge
 from engine.cache.policy import parse_policy
 from engine.cli.tables import kv_figures
 from engine.config import Engine, Options
+from engine.device import prepare
 from engine.errors import ConfigurationError, PromptError
 from engine.evaluation.haystack import Haystack
 from engine.evaluation.journal import Journals
 from engine.evaluation.kv import POLICIES, KVSwitches, measure_kv, open_shootout, settled, with_defaults
 from engine.evaluation.kv_arms import arms_of, with_controls
-from engine.runtime import prepare
 from engine.target.loading import SHIPPED_DRAFTER
 from tests.engine.evaluation.test_measurements import check, quiet
 

@@ -18,21 +18,22 @@ import pytest
 from bridge.evidence.gate import judge
 from bridge.runner.machine import engine_digest
 from engine.config import Engine, Options, open_engine
+from engine.device import prepare
 from engine.drafters.base import Draft
 from engine.drafters.block import BlockDrafter
 from engine.errors import ConfigurationError, PromptError
 from engine.evaluation.arms import speculate_together
 from engine.evaluation.environment import describe
+from engine.evaluation.generation import GenerationReport
 from engine.evaluation.probe import probe_machine, ring_rolls_back
-from engine.evaluation.prompts import Prompt, load_prompts
+from engine.evaluation.prompts import Prompt, encode, load_prompts
 from engine.evaluation.recall import RecallSwitches, measure_recall
 from engine.evaluation.report import Report
 from engine.evaluation.rounding import Run, block_error, plain_gap
-from engine.evaluation.single import GenerateSwitches, generate_report, generate_stream
 from engine.evaluation.summary import summarise
 from engine.evaluation.system_load import Load, StrainWatch, idle_load
 from engine.evaluation.throughput import Switches, encode_all, find_divergences, measure_throughput, run_arm
-from engine.runtime import prepare
+from engine.generate import GenerateSwitches, TextStep, generate
 from engine.sampling import Sampler
 from evidence_format.model import ReportRequest
 from tests.engine import tiny
@@ -303,18 +304,37 @@ def test_the_rings_self_test_can_fail(monkeypatch: pytest.MonkeyPatch):
     assert not ring_rolls_back()
 
 
+def generated(engine: Engine, prompt: Prompt, max_tokens: int) -> tuple[list[TextStep], dict[str, Any]]:
+    """A generation's steps, and its report."""
+    target, switches = engine.target, GenerateSwitches(max_tokens)
+    report = GenerationReport(engine, prepare(), switches, None)
+    tokens = encode(prompt, target.tokenizer, target.target.vocab_size, target.context)
+    draft_length = engine.new_draft_length()
+    steps = list(generate(engine, tokens, max_tokens, switches.options(), draft_length=draft_length))
+    outcome = steps[-1].outcome
+    assert outcome is not None
+    return steps, check(report.build(prompt.content, tokens, outcome))
+
+
 def test_one_generation_streams_its_text_and_can_be_reported(engine: Engine, prompts: list[Prompt]):
-    pieces: list[str] = []
-    generation = generate_stream(engine, prompts[0], GenerateSwitches(20), pieces.append)
-    assert "".join(pieces) == generation.outcome.text
-    document = check(generate_report(engine, prepare(), generation, None))
+    steps, document = generated(engine, prompts[0], 20)
+    outcome = steps[-1].outcome
+    assert outcome is not None
+    assert all(step.outcome is None for step in steps[:-1])
+    assert "".join(step.text for step in steps) == outcome.text
+    assert [token for step in steps for token in step.tokens] == outcome.tokens
+    assert [step.round for step in steps if step.round] == outcome.rounds
     assert document["claims"] == []
-    assert generation.figures()["generated_tokens"] == len(document["arms"][0]["samples"][0]["tokens"])
-    assert f"{generation.figures()['generated_tokens']} tokens" in generation.line()
+    summary = document["summary"]["arms"][document["arms"][0]["name"]]
+    assert summary["generated_tokens"] == len(outcome.tokens) == 20
+    assert summary["decode_tokens_per_s"] == outcome.decode_tokens_per_s
+    assert (summary["verify_rounds"], summary["acceptance_length"]) == (
+        outcome.verify_rounds,
+        outcome.acceptance_length,
+    )
 
 
 def test_a_divergence_is_recorded_with_plain_decodings_gap(engine: Engine, prompts: list[Prompt]):
-    from engine.evaluation.prompts import encode
     from engine.evaluation.report import Arm, sample
 
     target = engine.target
@@ -370,8 +390,7 @@ def test_a_drafter_that_never_asks_its_network_is_found_out(
         assert drafted(document) > 0
         assert document["liveness"]["drafter_forwards"] == (0 if patched else drafted(document))
         assert never_ran(document) is patched
-        generation = generate_stream(engine, prompts[0], GenerateSwitches(12), lambda _: None)
-        document = check(generate_report(engine, prepare(), generation, None))
+        _, document = generated(engine, prompts[0], 12)
         assert never_ran(document) is patched
         assert (document["liveness"]["drafter_forwards"] == 0) is patched
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bridge.evidence.gate import judge
+from engine.device import prepare
 from engine.errors import ConfigurationError, PromptError
 from engine.evaluation import server_checks
 from engine.evaluation.http import ServerFault
@@ -21,7 +22,6 @@ from engine.evaluation.server_checks import ANSWERS, DOORS, KEEPING, Check, Exam
 from engine.evaluation.server_switches import Offer, ServerSwitches
 from engine.evaluation.templates import ChatSwitches
 from engine.registry import Places, Registry
-from engine.runtime import prepare
 from engine.server import app, service
 from engine.server.response import ResponseBuilder
 from engine.server.scheduler import Scheduler

@@ -10,7 +10,7 @@ from engine.cache.policy import parse_policy
 from engine.errors import ConfigurationError, ModelError
 from engine.registry import CHANNELS, TargetFacts, _refuse_mismatch
 from engine.target.attention import refuse_policy
-from engine.target.config import build_unloaded
+from engine.target.folder import build_unloaded
 from evidence_format.policies import KINDS
 from tests.engine import tiny
 from tests.engine.registry.registries import at, model_of

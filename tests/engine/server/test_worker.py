@@ -109,8 +109,8 @@ def test_a_request_ends_with_what_was_measured(bench: Bench):
     _, heard = bench.submit(PROMPT)
     ended = bench.ended(heard)
     assert len(heard.tokens) == 20
-    assert ended.finish == "length"
-    assert ended.resident_bytes > 0
+    assert ended.outcome.finish == "length"
+    assert ended.outcome.resident_bytes > 0
     assert [type(event) for event in heard.events[:2]] == [PrefillProgress, PrefillProgress]
     assert heard.events[0] == PrefillProgress(0, 40)
 
@@ -187,7 +187,7 @@ def test_a_bug_in_one_request_ends_that_one(bench: Bench, monkeypatch: pytest.Mo
     def broken(_: Sampling) -> Any:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr("engine.server.sequence.Sampler", broken)
+    monkeypatch.setattr("engine.generate.Sampler", broken)
     _, heard = bench.submit(PROMPT, 5, sampling=Sampling(temperature=1.0))
     _, other = bench.submit(PROMPT, 5)
     wait(lambda: heard.over() and other.over())

@@ -267,7 +267,7 @@ def test_an_exception_while_tracing_leaves_caches_and_stage_usable(both: Callabl
         pair.check_caches()
     pair.walk(16)
     pair.close()
-    assert not any("tap_listeners" in type(layer).__dict__ for layer in target.model.layers)
+    assert not any("hidden_state_hooks" in type(layer).__dict__ for layer in target.model.layers)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine.errors import ModelError
-from engine.target.config import check_config
+from engine.target.folder import check_config
 
 ATTENTION = {"num_attention_heads": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-6}
 PUBLISHED = {  # sizes as large published checkpoints state them, or leave them out

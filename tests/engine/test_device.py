@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from engine import blas
+from engine import device
 
 ROOT = Path(__file__).resolve().parents[2]
 RATE = """
 import json, time
-from engine.blas import load_fast_blas
+from engine.device import load_fast_blas
 chosen = load_fast_blas()
 import mlx.core as mx
 a = mx.random.normal((512, 512)); mx.eval(a @ a)
@@ -29,7 +29,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="macOS multiplies wit
 
 
 def child(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if name != blas.SWITCH}
+    kept = {name: value for name, value in os.environ.items() if name != device.SWITCH}
     command = [sys.executable, "-c", script]
     return subprocess.run(
         command, cwd=ROOT, env=kept | environment, capture_output=True, text=True, check=False
@@ -49,16 +49,16 @@ def test_what_is_called_fast_multiplies_several_times_as_fast_as_the_reference()
     assert (reference["name"], reference["fast"]) == ("reference", False)
     if found["fast"]:
         assert found["rate"] > 3 * reference["rate"]
-        assert any(mark in found["name"] for mark in blas.FAST_MARKS)
+        assert any(mark in found["name"] for mark in device.FAST_MARKS)
     else:  # nothing installed: the report says how to mend it
-        assert blas.INSTALL_HINT in found["how"]
+        assert device.INSTALL_HINT in found["how"]
 
 
 @linux
 def test_a_library_that_cannot_take_effect_any_more_is_not_claimed():
     script = (
         "import mlx.core, sys\n"
-        "from engine.blas import load_fast_blas\n"
+        "from engine.device import load_fast_blas\n"
         "chosen = load_fast_blas()\n"
         "print(chosen.fast, chosen.how)"
     )
@@ -80,14 +80,14 @@ def test_an_unknown_switch_is_one_clear_error():
 
 
 def test_the_cpus_counted_are_those_this_process_may_use():
-    assert 1 <= blas.available_cpus() <= (os.cpu_count() or 1)
+    assert 1 <= device.available_cpus() <= (os.cpu_count() or 1)
 
 
 @pytest.mark.slow
 @linux
 def test_without_a_compiler_kernels_stay_unfused_and_the_model_still_runs(tmp_path: Path):
     script = (
-        "from engine.runtime import prepare\n"
+        "from engine.device import prepare\n"
         "runtime = prepare()\n"
         "import mlx.core as mx\n"
         "from tests.engine import tiny\n"
@@ -101,9 +101,9 @@ def test_without_a_compiler_kernels_stay_unfused_and_the_model_still_runs(tmp_pa
 @linux
 def test_a_narrow_model_uses_one_thread_unless_the_environment_says_otherwise():
     script = (
-        "from engine import blas; blas.load_fast_blas(); import mlx.core; before = blas.threads();"
-        "blas.fit_threads(512); wide = blas.threads(); blas.fit_threads(128);"
-        "print(before, wide, blas.threads())"
+        "from engine import device; device.load_fast_blas(); import mlx.core; before = device.threads();"
+        "device.fit_threads(512); wide = device.threads(); device.fit_threads(128);"
+        "print(before, wide, device.threads())"
     )
     before, wide, narrow = child(script).stdout.split()
     assert (wide, narrow) == (before, "None" if before == "None" else "1")
