@@ -15,7 +15,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.cache.stats import Held, KVUse, held, kv_use
+from engine.cache.stats import KVUse, VisibleRows, held, kv_use
 from engine.config import Engine
 from engine.device import read_float, wait
 from engine.errors import GenerationError
@@ -37,7 +37,7 @@ class Examined:
     use: KVUse
 
 
-def held_after(engine: Engine, tokens: Sequence[int]) -> dict[int, Held]:
+def held_after(engine: Engine, tokens: Sequence[int]) -> dict[int, VisibleRows]:
     """What caches of the engine's policy hold of a prompt, by layer.
 
     Args:
@@ -49,7 +49,9 @@ def held_after(engine: Engine, tokens: Sequence[int]) -> dict[int, Held]:
         return _rows(session.caches)
 
 
-def distortion(native: Mapping[int, Held], ours: Mapping[int, Held], layers: Sequence[int]) -> Distortion:
+def distortion(
+    native: Mapping[int, VisibleRows], ours: Mapping[int, VisibleRows], layers: Sequence[int]
+) -> Distortion:
     """Relative squared error of keys and of values over some layers; 0 for none.
 
     Raises:
@@ -83,7 +85,7 @@ class _Sums:
         return self._difference / self._whole if self._whole else 0.0
 
 
-def _aligned(positions: Sequence[int], rows: mx.array, reference: Held) -> mx.array:
+def _aligned(positions: Sequence[int], rows: mx.array, reference: VisibleRows) -> mx.array:
     """Rows at the reference's positions, zeros where there is none: [1, KV heads, n, D]."""
     place = {position: index for index, position in enumerate(positions)}
     index = [place.get(position, len(positions)) for position in reference.positions]
@@ -92,7 +94,7 @@ def _aligned(positions: Sequence[int], rows: mx.array, reference: Held) -> mx.ar
 
 
 def examine(
-    engine: Engine, tokens: Sequence[int], generated: Sequence[int], native: Mapping[int, Held]
+    engine: Engine, tokens: Sequence[int], generated: Sequence[int], native: Mapping[int, VisibleRows]
 ) -> Examined:
     """Run a prompt and what was generated under the engine's policy once more, and look into the caches.
 
@@ -134,7 +136,7 @@ def _take_in(session: Session, tokens: Sequence[int], chunk: int) -> None:
     session.commit(tokens[-1:], None)
 
 
-def _rows(caches: Sequence[Any]) -> dict[int, Held]:
+def _rows(caches: Sequence[Any]) -> dict[int, VisibleRows]:
     """What the caches hold, computed; layers without keys and values are left out."""
     found = {layer: rows for layer, cache in enumerate(caches) if (rows := held(cache)) is not None}
     wait([(rows.keys, rows.values) for rows in found.values()])

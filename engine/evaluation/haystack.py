@@ -1,6 +1,6 @@
 """Retrieval prompts made from a seed: one fact asked for, at a chosen depth of filler and other facts.
 
-The sentences are those of `engine.training.corpora.retrieval`. Their names were never in a fact that training
+The sentences are those of `haystack_text`. Their names were never in a fact that training
 saw, their filler nowhere in it. Same seed, same model's tokenizer: same prompts. A depth is the share of the
 haystack's tokens that lie before the needle, the question and the needle itself left out; it is met as
 closely as whole sentences allow, so within half of the longest one (16 tokens with the shipped tokenizer).
@@ -14,10 +14,9 @@ from random import Random
 from typing import Any
 
 from engine.errors import ConfigurationError, PromptError
+from engine.evaluation.haystack_text import HELD_OUT, Fact, draw_facts, filler, generator
 from engine.evaluation.prompts import Needle, Prompt, load_prompts, tokens_of
 from engine.evaluation.templates import ChatSwitches
-from engine.training.corpora.lexicon import HELD_OUT, generator
-from engine.training.corpora.retrieval import Fact, draw_facts, filler
 
 GENERATED, SHIPPED, KIND = "generated", "retrieval", "retrieval"
 CONTEXT, DEPTHS, PER_DEPTH = 440, (0.0, 0.25, 0.5, 0.75, 1.0), 4

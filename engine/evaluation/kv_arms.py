@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from engine.cache.policy import NATIVE, KVPolicy
-from engine.cache.stats import Held
+from engine.cache.stats import VisibleRows
 from engine.config import Engine
 from engine.errors import ConfigurationError
 from engine.evaluation.arms import OUR_LOOP, PLAIN_LOOP, Outcome
@@ -119,7 +119,7 @@ class Examiner:
         self._engine = engine
         self._examined = {tuple(tokens) for tokens in prompts}
         self._prompt: tuple[int, ...] = ()
-        self._native: dict[int, Held] = {}
+        self._native: dict[int, VisibleRows] = {}
 
     def rows(self, engine: Engine) -> Row:
         """Rows of one arm; ``engine`` has its policy."""
@@ -134,7 +134,7 @@ class Examiner:
 
         return row
 
-    def _of(self, tokens: Sequence[int]) -> dict[int, Held]:
+    def _of(self, tokens: Sequence[int]) -> dict[int, VisibleRows]:
         if self._prompt != tuple(tokens):
             self._prompt, self._native = tuple(tokens), held_after(self._engine, tokens)
         return self._native

@@ -22,7 +22,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
-from engine.drafters.path import likeliest_path
+from engine.drafters.block import likeliest_path
 from engine.errors import ConfigurationError, ModelError
 from engine.networks.dflash import Context, DFlash
 from engine.networks.dflash2 import DFlash2, build_network

@@ -26,8 +26,7 @@ from engine.drafters.registry import WITH_LOOKUP, kind_of
 from engine.errors import ConfigurationError
 from engine.memory.model import Unloaded, cast, files_of, nbytes_of, open_unloaded, pack
 from engine.memory.shapes import feed, written_by
-from engine.networks.context import Context
-from engine.networks.dflash import DFlash
+from engine.networks.dflash import Context, DFlash
 from engine.networks.dflash2 import build_network
 from engine.networks.dflash_config import DFlashConfig
 from engine.networks.mdlm import classes, mask_token

@@ -15,7 +15,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.cache.restored import RestoredKV
+from engine.cache.policy import RestoredKV
 from engine.restoration.sites import sites_of
 from engine.restoration.sources import HEARD, LEARNED, FromDrafter, Learned, Rows, Source
 from engine.target.model import HiddenStateHooks, Target

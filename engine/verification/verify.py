@@ -16,8 +16,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from engine.cache.batch import RaggedKV
 from engine.cache.policy import NATIVE, parse_policy
-from engine.cache.ragged import RaggedKV
 from engine.config import Engine, Options, open_engine
 from engine.device import Runtime
 from engine.drafters.base import Drafter

@@ -14,9 +14,8 @@ from mlx.utils import tree_map
 from mlx_lm.models import qwen2
 from mlx_lm.models.cache import KVCache
 
-from engine.cache.ring import SlidingRing
+from engine.cache.ring import STEP, SlidingRing
 from engine.cache.stats import held
-from engine.cache.traced import STEP
 from engine.cache.transaction import new_caches, resident
 from engine.decode import decode
 from engine.draft_length import FixedDraftLength
