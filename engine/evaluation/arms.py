@@ -1,9 +1,8 @@
 """One prompt through one system, timed the same way for all: the rows of a report.
 
-`plain` is mlx-lm's own `generate_step` with the caches the model makes for itself. `speculate` is our loop.
-Both are timed by the same clock from outside: `prefill_s` until the first token is known to the host,
-`decode_s` from there to the last; `speculate_together` says what they are where prompts share rounds. None
-judges what came out.
+`plain` is mlx-lm's own `generate_step` with the caches the model makes for itself, `speculate` is our loop.
+Both are timed from outside: `prefill_s` until the first token is known to the host, `decode_s` from there
+to the last.
 """
 
 from collections.abc import Generator, Sequence
@@ -26,18 +25,6 @@ from engine.errors import GenerationError
 from engine.generate import Outcome, SamplingOptions, generate, token_limit
 from engine.stops import Stops
 from engine.target.loading import LoadedTarget
-
-__all__ = [
-    "OUR_LOOP",
-    "PLAIN_LOOP",
-    "Outcome",
-    "SamplingOptions",
-    "plain",
-    "plain_steps",
-    "room",
-    "speculate",
-    "speculate_together",
-]
 
 PLAIN_LOOP, OUR_LOOP = "mlx_lm.generate.generate_step", "kakeya.decode"
 
@@ -88,31 +75,23 @@ def speculate(
     options: SamplingOptions | None = None,
 ) -> Outcome:
     """Decoding by our loop, with the engine's drafter if any; see `engine.generate.generate`."""
-    options = options or SamplingOptions()
-    for step in generate(engine, prompt, max_tokens, options, draft_length=draft_length, text=False):  # noqa: B007
-        pass
-    if step.outcome is None:
+    options, target = options or SamplingOptions(), engine.target
+    *_, last = generate(engine, prompt, max_tokens, options, draft_length=draft_length, text=False)
+    if last.outcome is None:
         raise GenerationError("the text did not come to an end")
-    target = engine.target
-    text = text_of(target.tokenizer, step.outcome.tokens, options.stops(target), prompt)
-    return replace(step.outcome, text=text)
+    text = text_of(target.tokenizer, last.outcome.tokens, options.stops(target), prompt)
+    return replace(last.outcome, text=text)
 
 
 def speculate_together(
     engine: Engine, prompts: Sequence[Sequence[int]], max_tokens: int, draft_length: DraftLength
 ) -> list[Outcome]:
-    """Decoding by our loop, greedily, all prompts together.
+    """Decoding by our loop, greedily, all prompts in one batch.
 
-    Times are shares, so that those of all prompts add up to what passed: ``prefill_s`` is what the prompt's
-    own computation took; a round's seconds, and what passed between rounds, are divided among the sequences
-    that took part. How long somebody would wait for one of them is therefore not told. Resident bytes are
-    likewise the merged caches' bytes divided by the sequences in them when this one ended.
-
-    Args:
-        engine: the models and switches; nothing is compiled but the ends of prompts.
-        prompts: token ids of each.
-        max_tokens: emit at most so many for each.
-        draft_length: chooses the blocks.
+    Times are shares that add up to what passed: ``prefill_s`` is the prompt's own computation; a round's
+    seconds, and those between rounds, are divided among the sequences that took part. They do not say how
+    long one of them would take alone. Resident bytes are the merged caches' bytes divided by the sequences
+    in them when this one ended. Nothing is compiled but the ends of prompts.
     """
     target, drafter = engine.target, engine.drafter.drafter if engine.drafter else None
     requests = [
@@ -133,7 +112,7 @@ def speculate_together(
     ):
         now = perf_counter()
         for each in emitted:
-            rows[each.request].take(each, len(emitted), now - last)
+            rows[each.request].add(each, len(emitted), now - last)
         record = emitted[0].step.round
         if record is not None:
             between += now - last - record.draft_s - record.verify_s
@@ -147,7 +126,7 @@ def speculate_together(
 
 
 class _Row:
-    """What one prompt of several got, so far."""
+    """What one prompt of a batch got so far."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -156,8 +135,7 @@ class _Row:
         self._finish: str | None = None
         self._share: Share | None = None
 
-    def take(self, emitted: Emitted, sequences: int, seconds: float) -> None:
-        """A step that served so many sequences, so long after the one before it."""
+    def add(self, emitted: Emitted, sequences: int, seconds: float) -> None:
         record = emitted.step.round
         if record is None:
             self._prefill_s = seconds
@@ -168,7 +146,6 @@ class _Row:
         self._finish, self._share = emitted.step.finish, emitted.share
 
     def outcome(self, target: LoadedTarget, request: Request, path: str, between: float) -> Outcome:
-        """The whole, with its share of the seconds between rounds."""
         if self._finish is None or self._share is None:
             raise GenerationError(f"{path} did not finish a text")
         spent = sum(record.draft_s + record.verify_s for record in self.rounds)
@@ -201,9 +178,3 @@ def plain_steps(
         prefill_step_size=prefill_chunk,
     )
     return steps
-
-
-room = token_limit
-
-
-room = token_limit

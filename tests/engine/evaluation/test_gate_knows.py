@@ -12,11 +12,12 @@ import pytest
 from engine.config import Options, open_engine
 from engine.evaluation.environment import target_card
 from engine.evaluation.kv import KVSwitches
+from engine.evaluation.measure import configuration
 from engine.evaluation.prompts import SHIPPED_SETS, load_prompts
 from engine.evaluation.quality import QualitySwitches
 from engine.evaluation.recall import RecallSwitches
 from engine.evaluation.server_switches import ServerSwitches
-from engine.evaluation.throughput import Switches, configuration
+from engine.evaluation.throughput import Switches
 from engine.generate import GenerateSwitches
 from engine.runtime import prepare
 from engine.target.loading import LoadedTarget, load_target

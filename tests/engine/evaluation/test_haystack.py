@@ -17,7 +17,7 @@ from engine.evaluation.haystack import (
     retrieval_prompts,
 )
 from engine.evaluation.prompts import Prompt, load_prompts, tokens_of
-from engine.evaluation.templates import ChatSwitches
+from engine.generate import ChatSwitches
 from engine.target.loading import SHIPPED_TARGET, load_target
 from engine.training.corpora.lexicon import HELD_OUT, TRAIN, held_out_two_piece_names
 

@@ -30,11 +30,11 @@ def filled(path: Path, rows: int) -> Journal:
 def test_finished_rows_come_back_as_they_were(tmp_path: Path):
     first = filled(tmp_path / "new" / "j.jsonl", 3)
     again = Journal.open(first.path, MARKS)
-    assert again.taken == [Entry("plain", [row(number)]) for number in range(3)]
+    assert again.kept == [Entry("plain", [row(number)]) for number in range(3)]
     assert again.started.isoformat() == first.started.isoformat()
     again.add(Entry("plain", [row(3)]))
     again.close()
-    assert len(Journal.open(first.path, MARKS).taken) == 4
+    assert len(Journal.open(first.path, MARKS).kept) == 4
 
 
 @pytest.mark.parametrize("lost", range(1, 200, 7))
@@ -43,7 +43,7 @@ def test_a_line_that_was_not_finished_never_happened(tmp_path: Path, lost: int):
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(path.read_bytes()[: -min(lost, len(lines[-1]))])
     journal = Journal.open(path, MARKS)
-    assert len(journal.taken) == 2
+    assert len(journal.kept) == 2
     journal.add(Entry("plain", [row(2)]))
     journal.close()
     assert path.read_bytes() == b"".join(lines)
@@ -53,7 +53,7 @@ def test_a_line_that_was_not_finished_never_happened(tmp_path: Path, lost: int):
 def test_a_first_line_that_was_not_finished_is_begun_again(tmp_path: Path, length: int):
     path = filled(tmp_path / "j.jsonl", 1).path
     path.write_bytes(path.read_bytes()[:length])
-    assert Journal.open(path, MARKS).taken == []
+    assert Journal.open(path, MARKS).kept == []
 
 
 NO_JOURNALS = {
@@ -92,7 +92,7 @@ def test_a_refused_journal_keeps_its_unfinished_line(tmp_path: Path, marks: str)
     with pytest.raises(ConfigurationError, match="damaged in line 3" if marks == "the same" else "seed was"):
         Journal.open(path, MARKS if marks == "the same" else MARKS | {"seed": 3})
     assert path.read_bytes() == data
-    assert Journal.open(path, MARKS, resume=False).taken == []
+    assert Journal.open(path, MARKS, resume=False).kept == []
 
 
 @pytest.mark.parametrize("how", ["remove", "close"])
@@ -111,7 +111,7 @@ def test_rows_given_up_are_not_taken_over(tmp_path: Path):
     journal.add(Entry("plain", [row(1)]))
     journal.close()
     again = Journal.open(journal.path, MARKS)
-    assert [entry.rows for entry in again.taken] == [[row(1)]]
+    assert [entry.rows for entry in again.kept] == [[row(1)]]
     assert again.restarts == [{"after_samples": 1, "reason": "busy"}]
 
 
@@ -125,7 +125,7 @@ def test_another_run_is_refused_and_told_what_differs(tmp_path: Path):
     with pytest.raises(ConfigurationError, match="seed was nothing, is 3"):
         Journal.open(path, MARKS | {"seed": 3})
     assert path.read_bytes() == before
-    assert Journal.open(path, MARKS | {"max_tokens": 32}, resume=False).taken == []
+    assert Journal.open(path, MARKS | {"max_tokens": 32}, resume=False).kept == []
 
 
 @pytest.mark.parametrize("line", [0, 1, 2])
@@ -182,7 +182,7 @@ def test_journals_nobody_named_have_names_of_their_own_and_few_stay(
         journal.close()
         os.utime(journal.path, (number, number))
     assert len(list(tmp_path.iterdir())) == 2
-    assert Journals(None, tmp_path).open(MARKS | {"seed": 3}).taken == [Entry("plain", [row(3)])]
+    assert Journals(None, tmp_path).open(MARKS | {"seed": 3}).kept == [Entry("plain", [row(3)])]
 
 
 def test_every_line_is_json_behind_its_digest(tmp_path: Path):

@@ -16,8 +16,16 @@ from engine.config import Engine, Options
 from engine.errors import ConfigurationError, PromptError
 from engine.evaluation.haystack import Haystack
 from engine.evaluation.journal import Journals
-from engine.evaluation.kv import POLICIES, KVSwitches, measure_kv, open_shootout, settled, with_defaults
-from engine.evaluation.kv_arms import arms_of, with_controls
+from engine.evaluation.kv import (
+    DEPTHS,
+    POLICIES,
+    KVSwitches,
+    arms_of,
+    measure_kv,
+    open_shootout,
+    settled,
+    with_controls,
+)
 from engine.runtime import prepare
 from engine.target.loading import SHIPPED_DRAFTER
 from tests.engine.evaluation.test_measurements import check, quiet
@@ -243,7 +251,7 @@ def test_prompts_that_are_too_short_or_have_a_needle_too_many_are_refused(
 def test_what_policies_cost_on_the_shipped_pair(engine: Engine, per_depth: int):
     """The figures of the shoot-out, ten or twenty needles beyond every window."""
     switches = KVSwitches(
-        haystack=with_defaults(Haystack(per_depth=per_depth)),
+        haystack=Haystack(per_depth=per_depth).with_defaults(depths=DEPTHS),
         policies=("sliding-bounded:0,16", "sink-window", "affine:8,64", "restored:learned", "restored:zeros"),
         answer_tokens=8,
         speed_prompts="none",
