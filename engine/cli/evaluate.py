@@ -11,17 +11,25 @@ import click
 from engine.cli.evaluate_server import server
 from engine.cli.evaluation_options import (
     chat_options,
+    claim_option,
     haystack_options,
     journal_options,
+    max_tokens_option,
+    option,
     seed_of,
     seed_option,
     set_options,
     take_chat,
     take_haystack,
-    take_journals,
+    take_journal,
 )
-from engine.cli.options import engine_options, report_options, take_engine, take_request
+from engine.cli.options import F, engine_options, report_options, take_engine, take_request, with_options
 from engine.cli.reports import store
+
+
+def common_options(command: F) -> F:
+    """The options that every evaluation of models has."""
+    return with_options(command, chat_options, journal_options, engine_options, report_options)
 
 
 @click.group("eval", context_settings={"help_option_names": ["-h", "--help"]})
@@ -36,7 +44,7 @@ class _Call:
     request: Any
     options: Any
     chat: Any
-    journals: Any
+    journal: Any
     runtime: Any
     report_path: Path | None
     as_json: bool
@@ -45,10 +53,10 @@ class _Call:
     def of(cls, values: dict[str, Any]) -> "_Call":
         as_json, path = values.pop("as_json"), values.pop("report_path")
         request, options, chat = take_request(values), take_engine(values), take_chat(values)
-        journals = take_journals(values, path)
+        journal = take_journal(values, path)
         from engine.runtime import prepare
 
-        return cls(request, options, chat, journals, prepare(), path, as_json)
+        return cls(request, options, chat, journal, prepare(), path, as_json)
 
     def run(
         self,
@@ -65,18 +73,17 @@ class _Call:
 
         try:
             with shown_progress() as progress:
-                report = measure(progress=progress, request=self.request, journals=self.journals)
+                report = measure(progress=progress, request=self.request, journal=self.journal)
             stored, document = store(report, self.report_path), report.document
-            self.journals.opened.remove()
+            self.journal.remove()
             line = figures(document) | more(document) | {"report": str(stored)}
             for table in () if self.as_json else tables:
                 table(document)
             click.echo(json.dumps(line))
         except BaseException:
-            journal = self.journals.opened
-            if journal is not None and journal.close():
+            if self.journal.close():
                 click.echo(
-                    f"kakeya_engine: finished rows are kept in {journal.path}; "
+                    f"kakeya_engine: finished rows are kept in {self.journal.path}; "
                     "the same command goes on from there",
                     err=True,
                 )
@@ -85,29 +92,23 @@ class _Call:
 
 @command.command("throughput")
 @set_options
-@click.option(
-    "--claim",
-    type=click.Choice(["auto", "speedup", "no-slowdown", "identity", "none"]),
-    default="auto",
-    show_default=True,
-    help="What to claim beside identical output; auto: a speed-up where blocks are cheap.",
+@claim_option(
+    "What to claim beside identical output; auto: a speed-up where blocks are cheap.",
+    *("speedup", "no-slowdown", "identity"),
 )
-@click.option("--min-speedup", type=float, default=1.0, show_default=True, help="Speed-up to claim.")
-@click.option(
+@option("--min-speedup", "Speed-up to claim.", 1.0)
+@option(
     "--min-stops",
+    "Also claim that this share of the texts, 0.5 to 1, ends at a stop token.",
     type=float,
     metavar="SHARE",
-    help="Also claim that this share of the texts, 0.5 to 1, ends at a stop token.",
 )
 @click.option(
     "--ignore-stops",
     is_flag=True,
     help="Add an arm that decodes past stop tokens up to --max-tokens (forced over-generation), to compare.",
 )
-@chat_options
-@journal_options
-@engine_options
-@report_options
+@common_options
 def throughput(**values: Any) -> None:
     """Speculative against plain decoding of the same prompts, interleaved.
 
@@ -135,40 +136,26 @@ def throughput(**values: Any) -> None:
 
 
 @command.command("recall")
-@click.option(
+@option(
     "--prompts",
-    default="retrieval",
-    show_default=True,
-    help="The shipped set, a FILE.jsonl with needles, or generated, which takes the shipped set's place "
+    "The shipped set, a FILE.jsonl with needles, or generated, which takes the shipped set's place "
     "with --chat and --kv restored.",
+    "retrieval",
 )
-@click.option("--limit", type=int, default=None, help="At most so many prompts [default: all].")
-@click.option("--max-tokens", type=int, default=16, show_default=True, help="Tokens to generate a prompt.")
+@option("--limit", "At most so many prompts [default: all].", type=int)
+@max_tokens_option(16)
 @seed_option("Of generated prompts; of others their order, 0 as in the file")
-@click.option(
-    "--claim",
-    type=click.Choice(["auto", "parity", "none"]),
-    default="auto",
-    show_default=True,
-    help="Claim that nothing is lost beside the oracle; auto: where --kv is native or sliding-bounded.",
+@claim_option(
+    "Claim that nothing is lost beside the oracle; auto: where --kv is native or sliding-bounded.", "parity"
 )
-@click.option("--min-recall", type=float, default=None, help="Also claim this recall.")
-@click.option(
-    "--batch",
-    type=int,
-    default=1,
-    show_default=True,
-    help="Decode so many prompts together (not the oracle's).",
-)
+@option("--min-recall", "Also claim this recall.", type=float)
+@option("--batch", "Decode so many prompts together (not the oracle's).", 1)
 @haystack_options(
     "Make prompts of so many tokens up [default: 440].",
     "… with the needle at these shares of the haystack [default: 0,0.25,0.5,0.75,1].",
     "… so many at each depth [default: 4].",
 )
-@chat_options
-@journal_options
-@engine_options
-@report_options
+@common_options
 def recall(**values: Any) -> None:
     """Needle in a haystack, with the plain model as oracle and prompts without the needle as control.
 
@@ -213,11 +200,11 @@ def recall(**values: Any) -> None:
 
 
 @command.command("kv")
-@click.option(
+@option(
     "--policies",
-    metavar="'SPEC SPEC …'",
-    help="What --kv takes, several of them [default: every kind, most in several variants, a pair at "
+    "What --kv takes, several of them [default: every kind, most in several variants, a pair at "
     "equal stored bits].",
+    metavar="'SPEC SPEC …'",
 )
 @haystack_options(
     "Tokens of a retrieval prompt [default: 440].",
@@ -225,35 +212,27 @@ def recall(**values: Any) -> None:
     "Retrieval prompts at each depth [default: 4].",
 )
 @seed_option("Of the retrieval prompts")
-@click.option(
-    "--answer-tokens", type=int, default=16, show_default=True, help="Tokens to generate for one of them."
-)
-@click.option(
+@option("--answer-tokens", "Tokens to generate for one of them.", 16)
+@option(
     "--speed-prompts",
-    default="code",
-    show_default=True,
-    help="A set or a FILE.jsonl without needles, for drafts and speed; none to leave it out.",
+    "A set or a FILE.jsonl without needles, for drafts and speed; none to leave it out.",
+    "code",
 )
-@click.option("--speed-limit", type=int, default=8, show_default=True, help="At most so many of them.")
-@click.option(
-    "--max-tokens", type=int, default=64, show_default=True, help="Tokens to generate for one of them."
-)
-@click.option(
+@option("--speed-limit", "At most so many of them.", 8)
+@max_tokens_option(64, "Tokens to generate for one of them.")
+@option(
     "--claim-parity",
+    "Claim that this policy recalls what the oracle recalls (several times; with --speed-prompts none).",
     multiple=True,
     metavar="SPEC",
-    help="Claim that this policy recalls what the oracle recalls (several times; with --speed-prompts none).",
 )
-@click.option(
+@option(
     "--claim-bytes",
+    "Claim that this policy's caches hold at most so many bytes (several times).",
     multiple=True,
     metavar="SPEC=BYTES",
-    help="Claim that this policy's caches hold at most so many bytes (several times).",
 )
-@chat_options
-@journal_options
-@engine_options
-@report_options
+@common_options
 def kv(**values: Any) -> None:
     """Shoot-out of KV policies: stored bits, memory, distortion, recall, acceptance and speed.
 
@@ -293,19 +272,13 @@ def kv(**values: Any) -> None:
 
 @command.command("quality")
 @set_options
-@click.option(
-    "--claim",
-    type=click.Choice(["auto", "identity", "match", "none"]),
-    default="auto",
-    show_default=True,
-    help="Identical output but for rounding ties, or a share of equal outputs; auto: identity where --kv is "
+@claim_option(
+    "Identical output but for rounding ties, or a share of equal outputs; auto: identity where --kv is "
     "native.",
+    *("identity", "match"),
 )
-@click.option("--min-match", type=float, metavar="X", help="With --claim match: the share to claim.")
-@chat_options
-@journal_options
-@engine_options
-@report_options
+@option("--min-match", "With --claim match: the share to claim.", type=float, metavar="X")
+@common_options
 def quality(**values: Any) -> None:
     """Exact match of our output with plain decoding's, and a look out for runaway repetition.
 

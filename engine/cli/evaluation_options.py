@@ -15,64 +15,68 @@ from engine.errors import ConfigurationError
 CHAT = ("chat", "thinking", "channel_prefix", "system")
 
 
+def option(name: str, help_text: str, default: Any = None, **more: Any) -> Callable[[F], F]:
+    """An option that shows its default, if it has one, and takes the default's type."""
+    return click.option(name, help=help_text, default=default, show_default=default is not None, **more)
+
+
 def _group(*options: Callable[[F], F]) -> Callable[[F], F]:
     return lambda command: with_options(command, *options)
 
 
-def _number(name: str, default: int, help_text: str) -> Callable[[F], F]:
-    return click.option(name, type=int, default=default, show_default=True, help=help_text)
+def max_tokens_option(default: int, help_text: str = "Tokens to generate a prompt.") -> Callable[[F], F]:
+    """--max-tokens."""
+    return option("--max-tokens", help_text, default)
+
+
+def claim_option(help_text: str, *choices: str) -> Callable[[F], F]:
+    """--claim, of auto, these and none."""
+    return option("--claim", help_text, "auto", type=click.Choice(["auto", *choices, "none"]))
 
 
 set_options = _group(
-    click.option(
+    option(
         "--prompts",
-        default="all",
-        show_default=True,
-        help="code, chat, retrieval (or several, comma-separated), all, or a FILE.jsonl of prompts.",
+        "code, chat, retrieval (or several, comma-separated), all, or a FILE.jsonl of prompts.",
+        "all",
     ),
-    _number("--limit", 8, "At most so many prompts of each kind."),
-    _number("--max-tokens", 96, "Tokens to generate a prompt."),
-    _number("--seed", 0, "Order of the prompts; 0 as in the file."),
+    option("--limit", "At most so many prompts of each kind.", 8),
+    max_tokens_option(96),
+    option("--seed", "Order of the prompts; 0 as in the file.", 0),
 )
 journal_options = _group(
-    click.option(
+    option(
         "--journal",
+        "Keep finished rows here until the report is written "
+        "[default: REPORT.partial.jsonl, or a file in the state folder].",
         type=click.Path(dir_okay=False, path_type=Path),
         metavar="FILE",
-        help="Keep finished rows here until the report is written "
-        "[default: REPORT.partial.jsonl, or a file in the state folder].",
     ),
-    click.option(
-        "--resume/--no-resume",
-        default=True,
-        show_default=True,
-        help="Go on with the journal of an interrupted run, or delete it.",
-    ),
+    option("--resume/--no-resume", "Go on with the journal of an interrupted run, or delete it.", True),
 )
 chat_options = _group(
     click.option("--chat", is_flag=True, help="Send texts through the chat template, as a user's turn."),
-    click.option(
+    option(
         "--thinking",
+        "Tell the chat template whether to reason; refused where it has no such switch.",
+        "default",
         type=click.Choice(["default", "on", "off"]),
-        default="default",
-        show_default=True,
-        help="Tell the chat template whether to reason; refused where it has no such switch.",
     ),
-    click.option(
+    option(
         "--channel-prefix",
+        "Begin the model's turn with this, e.g. '<|channel|>final<|message|>'.",
         metavar="TEXT",
-        help="Begin the model's turn with this, e.g. '<|channel|>final<|message|>'.",
     ),
-    click.option("--system", metavar="TEXT", help="Put a system turn before every conversation."),
+    option("--system", "Put a system turn before every conversation.", metavar="TEXT"),
 )
 
 
 def haystack_options(context: str, depths: str, per_depth: str) -> Callable[[F], F]:
     """--context, --depths and --per-depth with these help texts."""
     return _group(
-        click.option("--context", type=int, metavar="N", help=context),
-        click.option("--depths", metavar="LIST", help=depths),
-        click.option("--per-depth", type=int, metavar="K", help=per_depth),
+        option("--context", context, type=int, metavar="N"),
+        option("--depths", depths, metavar="LIST"),
+        option("--per-depth", per_depth, type=int, metavar="K"),
     )
 
 
@@ -105,13 +109,13 @@ def seed_of(given: int | None, request: Any) -> int:
     return 0 if request is None else int(hashlib.sha256(request.nonce.encode("ascii")).hexdigest()[:8], 16)
 
 
-def take_journals(values: dict[str, Any], report: Path | None) -> Any:
-    """`engine.evaluation.journal.Journals` from the values of `journal_options`, removed from ``values``.
+def take_journal(values: dict[str, Any], report: Path | None) -> Any:
+    """`engine.evaluation.journal.Journal` from the values of `journal_options`, removed from ``values``.
 
     Raises:
         ConfigurationError: journal, report and prompts are not different files.
     """
-    from engine.evaluation.journal import Journals
+    from engine.evaluation.journal import Journal
 
     path, resume = values.pop("journal"), values.pop("resume")
     if path is None and report is not None:
@@ -124,7 +128,7 @@ def take_journals(values: dict[str, Any], report: Path | None) -> Any:
         if first is not None and second is not None and _is_same_file(first, second):
             # writing one would destroy the other
             raise ConfigurationError(f"{one} {first} and {other} {second} are one file; give them two")
-    return Journals(path, state_folder() / "journals", resume)
+    return Journal(path, state_folder() / "journals", resume)
 
 
 def _is_same_file(first: Path, second: Path) -> bool:

@@ -15,17 +15,33 @@ from evidence_format.claims import SPEED_CLAIMS
 from evidence_format.model import OtherLoad, quotient
 
 Document = dict[str, Any]
+THROUGHPUT = {
+    "tok/s decode": "decode_tokens_per_s:.1f",
+    "tok/s end to end": "end_to_end_tokens_per_s:.1f",
+    "acceptance length": "acceptance_length:.2f",
+    "resident KV bytes": "max_resident_bytes:,",
+}
+KV = {
+    "bits": "stored_bits_per_value:.2f",
+    "KV bytes": "max_resident_bytes:,",
+    "key err": "key_distortion:.2g",
+    "val err": "value_distortion:.2g",
+    "recall": "recall:.3f",
+    "accept": "acceptance_length:.2f",
+    "speed": "decode_relative_to_native:.2f",
+}
 KV_NOTES = """\
 bits: stored a value where the policy applies; KV bytes: most that was resident;
 key err, val err: relative squared error of what the next query sees, evicted
 positions lost; accept: tokens emitted per verify, the target's own included;
 speed: decoding relative to native, not claimed; *: control; =: holds what
 native caches hold, so on this model the policy changes nothing"""
+KV_FIGURES = (*(column.partition(":")[0] for column in list(KV.values())[:-1]), "runaway_samples")
 SHOWN = 20  # findings of a verification
 BITS = {"float32": 32.0, "float16": 16.0, "bfloat16": 16.0}
 
 
-def _print(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], **style: Any) -> None:
+def _print(title: str, columns: Iterable[str], rows: Iterable[Sequence[str]], **style: Any) -> None:
     """Print a table; a column whose name begins with ``<`` is aligned left."""
     table = Table(title=title, title_justify="left", **style)
     for name in columns:
@@ -41,11 +57,11 @@ def _line(text: str) -> None:
     Console().print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def _cell(value: Any, form: str) -> str:
+def _cell(value: Any, form: str = "") -> str:
     return "-" if value is None else format(value, form)
 
 
-def _cells(row: Document, *columns: str) -> list[str]:
+def _cells(row: Document, columns: Iterable[str]) -> list[str]:
     """Values of a row as texts; a column is written ``name:format``."""
     return [_cell(row[name], form) for name, _, form in (column.partition(":") for column in columns)]
 
@@ -67,17 +83,11 @@ def figures(document: Document) -> Document:
 def throughput_table(document: Document) -> None:
     """Arms with their speeds, and the comparison."""
     arms = document["summary"]["arms"]
-    shown = (
-        "decode_tokens_per_s:.1f",
-        "end_to_end_tokens_per_s:.1f",
-        "acceptance_length:.2f",
-        "max_resident_bytes:,",
-    )
-    columns = ("<arm", "tok/s decode", "tok/s end to end", "acceptance length", "resident KV bytes")
-    _print("throughput", columns, ([name, *_cells(arm, *shown)] for name, arm in arms.items()))
+    rows = ([name, *_cells(arm, THROUGHPUT.values())] for name, arm in arms.items())
+    _print("throughput", ("<arm", *THROUGHPUT), rows)
     claimed = {claim.get("arm") for claim in document["claims"] if claim["name"] in SPEED_CLAIMS}
     for row in document["summary"]["comparisons"]:
-        ratios = _cells(row, "decode_ratio:.2f", "median_decode_ratio:.2f", "end_to_end_ratio:.2f")
+        ratios = _cells(row, ("decode_ratio:.2f", "median_decode_ratio:.2f", "end_to_end_ratio:.2f"))
         decode, others = f"decode {ratios[0]}x", f"median {ratios[1]}x, end to end {ratios[2]}x"
         is_claimed = row["arm"] in claimed
         speeds = f"{decode}; not claimed: {others}" if is_claimed else f"not claimed: {decode}, {others}"
@@ -88,11 +98,9 @@ def throughput_table(document: Document) -> None:
         _line(f"the gate will reject the speed claim: {reason}")
     for name, arm in arms.items():
         if times := arm.get("block_s"):
-            first, longest, mean = (
-                ", ".join(f"{1e3 * seconds:.1f}" for seconds in some)
-                for some in (times["first"], [times["max"]], [times["mean"]])
-            )
-            _line(f"{name}: block time: first {first} ms, max {longest} ms, mean {mean} ms")
+            first = ", ".join(f"{1e3 * seconds:.1f}" for seconds in times["first"])
+            longest, mean = 1e3 * times["max"], 1e3 * times["mean"]
+            _line(f"{name}: block time: first {first} ms, max {longest:.1f} ms, mean {mean:.1f} ms")
     _line("acceptance length: tokens emitted per verify, the target's own included")
 
 
@@ -102,9 +110,12 @@ def _identical(row: Document) -> str:
 
 def recall_table(document: Document) -> None:
     """Recall of each arm."""
-    arms = document["summary"]["arms"]
     rows = (
-        [arm["name"], arm["role"], *_cells(arms[arm["name"]], "recall:.3f", "samples")]
+        [
+            arm["name"],
+            arm["role"],
+            *_cells(document["summary"]["arms"][arm["name"]], ("recall:.3f", "samples")),
+        ]
         for arm in document["arms"]
     )
     _print("recall", ("<arm", "<role", "recall", "samples"), rows)
@@ -133,26 +144,20 @@ def kv_figures(document: Document) -> list[Document]:
     """
     summary, speed = document["summary"]["arms"], "decode_tokens_per_s"
     [native] = [arm["name"] for arm in document["arms"] if arm["role"] == "baseline"]
+    bits = BITS.get(document["configuration"]["dtype"])
+    exact = {"stored_bits_per_value": bits, "key_distortion": 0.0, "value_distortion": 0.0}
     rows = []
     for arm in document["arms"]:
-        found = summary[arm["name"]]
         if arm["role"] == "oracle" or arm["control"] == "no_needle":
             continue
-        is_native = arm["name"] == native
-        bits = BITS.get(document["configuration"]["dtype"]) if is_native else found["stored_bits_per_value"]
+        found = summary[arm["name"]] | (exact if arm["name"] == native else {})
         rows.append(
             {
                 "policy": arm["system"]["kv"],
                 "control": arm["control"],
-                "stored_bits_per_value": bits,
-                "max_resident_bytes": found["max_resident_bytes"],
-                "key_distortion": 0.0 if is_native else found["key_distortion"],
-                "value_distortion": 0.0 if is_native else found["value_distortion"],
-                "recall": found["recall"],
-                "acceptance_length": found["acceptance_length"],
+                **{name: found[name] for name in KV_FIGURES},
                 "decode_relative_to_native": quotient(found[speed], summary[native][speed]),
-                "runaway_samples": found["runaway_samples"],
-                "same_as_native": not is_native
+                "same_as_native": arm["name"] != native
                 and arm["system"]["restoration"] is None
                 and found["key_distortion"] == found["value_distortion"] == 0
                 and found["max_resident_bytes"] == summary[native]["max_resident_bytes"],
@@ -163,35 +168,21 @@ def kv_figures(document: Document) -> list[Document]:
 
 def kv_table(document: Document) -> None:
     """The shoot-out: a line for every policy."""
-    shown = (
-        "stored_bits_per_value:.2f",
-        "max_resident_bytes:,",
-        "key_distortion:.2g",
-        "value_distortion:.2g",
-        "recall:.3f",
-        "acceptance_length:.2f",
-        "decode_relative_to_native:.2f",
-    )
-    columns = ("<policy", "bits", "KV bytes", "key err", "val err", "recall", "accept", "speed")
     rows = []
     for row in kv_figures(document):
         mark = " *" if row["control"] else " =" if row["same_as_native"] else ""
-        rows.append([row["policy"] + mark, *_cells(row, *shown)])
-    _print("KV policies", columns, rows, box=None, pad_edge=False, padding=(0, 0, 0, 1))
-    for arm in document["arms"]:
-        if arm["role"] == "oracle" or arm["name"] == "no_needle":
-            _line(f"{arm['name']}: recall {_cell(document['summary']['arms'][arm['name']]['recall'], '.3f')}")
+        rows.append([row["policy"] + mark, *_cells(row, KV.values())])
+    _print("KV policies", ("<policy", *KV), rows, box=None, pad_edge=False, padding=(0, 0, 0, 1))
+    for name, figures in document["summary"]["arms"].items():
+        if name in ("oracle", "no_needle"):
+            _line(f"{name}: recall {_cell(figures['recall'], '.3f')}")
     _line(KV_NOTES)
 
 
 def quality_table(document: Document) -> None:
     """Equal outputs by set of prompts, and what differs."""
-    sets = matches_by_set(document)
-    _print(
-        "output against plain decoding",
-        ("<prompts", "identical", "of"),
-        ((name, str(equal), str(count)) for name, (equal, count) in sets.items()),
-    )
+    rows = ([name, str(equal), str(count)] for name, (equal, count) in matches_by_set(document).items())
+    _print("output against plain decoding", ("<prompts", "identical", "of"), rows)
     for found in document["divergences"]:
         _line(
             f"{found['prompt_id']} differs from position {found['position']} on; "
@@ -212,26 +203,18 @@ def checks_table(checks: dict[str, str | None]) -> None:
 def parity_table(document: Document) -> None:
     """A line for every round."""
 
-    def difference(row: Document, name: str) -> str:
-        return "-" if name not in row else "not finite" if row[name] is None else f"{row[name]:.2e}"
-
-    def path(row: Document) -> str:
-        compared = [value for value in (row["path_equal"], row.get("tokens_equal")) if value is not None]
-        return ("equal" if all(compared) else "DIFFERS") if compared else "-"
-
-    rows = (
-        [
-            *_cells(row, "case", "round"),
-            difference(row, "hidden_max_abs"),
-            difference(row, "logits_max_abs"),
-            f"{row['argmax_agreement']:.4f}",
-            path(row),
-            "yes" if row["passed"] else "NO",
+    def cells(row: Document) -> list[str]:
+        differences = [
+            "-" if name not in row else "not finite" if row[name] is None else f"{row[name]:.2e}"
+            for name in ("hidden_max_abs", "logits_max_abs")
         ]
-        for row in document["cases"]
-    )
+        compared = [value for value in (row["path_equal"], row.get("tokens_equal")) if value is not None]
+        path = ("equal" if all(compared) else "DIFFERS") if compared else "-"
+        agreement, passed = f"{row['argmax_agreement']:.4f}", "yes" if row["passed"] else "NO"
+        return [row["case"], str(row["round"]), *differences, agreement, path, passed]
+
     columns = ("<case", "round", "hidden", "logits", "argmax", "<path", "<passed")
-    _print(f"parity, tolerance {document['tolerance']:g}", columns, rows)
+    _print(f"parity, tolerance {document['tolerance']:g}", columns, map(cells, document["cases"]))
     _line(
         "hidden, logits: largest absolute difference; argmax: share of rows (of a pair: drafts) that agree; "
         "path: through the candidates, and the tokens of a pair"
@@ -267,32 +250,27 @@ def verification_table(document: Document) -> None:
     rows, draw, report = document["rows"], document["draw"], document["report"]
     columns = ("<row", "tokens", "largest gap", "allowed", "rounds", "differing", "accepted")
     _print("verification", columns, (_verified(row) for row in rows if row["drawn"]))
+    bound = f" of request {report['nonce']}" if report["nonce"] else ""
     checked = f", {draw['rows']} checked against their prompts and texts" if rows else "; no model was run"
-    _line(f"report {report['sha256']}" + (f" of request {report['nonce']}" if report["nonce"] else ""))
-    _line(
-        f"drawn {sum(row['drawn'] for row in rows)} of {draw['rows']} rows with --seed {draw['seed']}; "
-        f"{len(rows)} replayed{checked}"
-    )
+    drawn = f"drawn {sum(row['drawn'] for row in rows)} of {draw['rows']} rows with --seed {draw['seed']}"
     unplayed = Counter(row["rounds"]["reason"] for row in rows if row["rounds"]["reason"])
-    for reason, count in unplayed.items():
-        _line(f"rounds of {count} rows not replayed: {reason}")
-    for note in document["notes"]:
-        _line(note)
-    for each in document["findings"][:SHOWN]:
-        _line(f"{each['where']}: {each['check']}: {each['message']}")
-    if (more := len(document["findings"]) - SHOWN) > 0:
-        _line(f"… and {more} more findings")
-    _line(document["verdict"])
+    hidden = len(document["findings"]) - SHOWN
+    for line in (
+        f"report {report['sha256']}{bound}",
+        f"{drawn}; {len(rows)} replayed{checked}",
+        *(f"rounds of {count} rows not replayed: {reason}" for reason, count in unplayed.items()),
+        *document["notes"],
+        *(f"{each['where']}: {each['check']}: {each['message']}" for each in document["findings"][:SHOWN]),
+        *([f"… and {hidden} more findings"] if hidden > 0 else []),
+        document["verdict"],
+    ):
+        _line(line)
 
 
 def _verified(row: Document) -> list[str]:
     """The cells of a replayed row."""
     rounds = row["rounds"]
-    cells = [
-        escape(f"{row['arm']}/{row['prompt_id']}"),
-        *_cells(row["tokens"], "checked", "largest_gap:.2g", "allowed:.2g"),
-    ]
-    if rounds["reason"]:
-        return [*cells, "-", "-", "-"]
+    cells = _cells(row["tokens"], ("checked", "largest_gap:.2g", "allowed:.2g"))
     accepted = f"{rounds['accepted']} of {rounds['claimed_accepted']}"
-    return [*cells, *_cells(rounds, "replayed", "differing"), accepted]
+    played = ["-"] * 3 if rounds["reason"] else [*_cells(rounds, ("replayed", "differing")), accepted]
+    return [escape(f"{row['arm']}/{row['prompt_id']}"), *cells, *played]

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from engine.errors import ConfigurationError, EngineError
 from engine.evaluation.environment import sysctl
@@ -45,52 +45,60 @@ class Entry:
 
 @dataclass
 class Journal:
-    """An open journal; create it with `open`.
+    """A journal: where it goes, and from `open` on what it holds.
 
     Attributes:
-        started: when the first process began, UTC.
+        path: the file; None for one in ``folder`` named after the fingerprint, where the newest `KEPT` stay.
+        resume: continue an existing journal; otherwise it is emptied.
+        started: when the first process opened it, UTC.
         kept: what earlier processes finished since the last restart, in the order run.
         restarts: measurements they abandoned, as a report has them.
     """
 
-    path: Path
-    started: datetime
-    _file: IO[bytes]
+    path: Path | None
+    folder: Path = Path()
+    resume: bool = True
+    started: datetime = field(default_factory=now)
     kept: list[Entry] = field(default_factory=list)
     restarts: list[dict[str, Any]] = field(default_factory=list)
+    _file: Any = None
     _digest: str = ""  # of the last line
     _entries: int = 0
 
-    @classmethod
-    def open(cls, path: Path, fingerprint: Fingerprint, *, resume: bool = True) -> "Journal":
-        """Continue the journal in ``path``, or start one; without ``resume`` an existing one is emptied.
+    def open(self, fingerprint: Fingerprint) -> "Journal":
+        """Continue the journal of this fingerprint, or start one.
 
         Raises:
-            ConfigurationError: it belongs to another run, is damaged or no journal, or another process has
-                it.
+            ConfigurationError: it is another run's, damaged, no journal, or another process has it.
             EngineError: the file cannot be read or written.
         """
+        key = hashlib.sha256(json.dumps(dict(fingerprint), sort_keys=True).encode()).hexdigest()[:32]
+        is_named, path = self.path is not None, self.path or self.folder / f"{key}.jsonl"
+        self.path, self.started = path, now()
         try:
             if path.exists() and not path.is_file():
                 raise ConfigurationError(f"the journal {path} is no plain file; give --journal another FILE")
             path.parent.mkdir(parents=True, exist_ok=True)
-            file = path.open("a+b", buffering=0)
+            self._file = path.open("a+b", buffering=0)
         except OSError as error:
             raise EngineError(f"the journal {path} cannot be opened: {error.strerror}") from error
-        journal = cls(path, now(), file)
         try:
-            journal._lock()
-            lines = journal._whole_lines()
-            if lines and resume:
-                journal._continue(lines, fingerprint)
+            self._lock()
+            lines = self._whole_lines()
+            if lines and self.resume:
+                self._continue(lines, fingerprint)
             else:
-                file.truncate(0)
-                journal._write({"fingerprint": dict(fingerprint), "started_at": stamp(journal.started)})
-                journal._entries = 0
+                self._file.truncate(0)
+                self._write({"fingerprint": dict(fingerprint), "started_at": stamp(self.started)})
+                self._entries = 0
         except BaseException:
-            file.close()
+            self._file.close()
             raise
-        return journal
+        if not is_named:
+            found = sorted(self.folder.glob("*.jsonl"), key=lambda file: file.stat().st_mtime)
+            for old in found[:-KEPT]:
+                old.unlink(missing_ok=True)
+        return self
 
     def add(self, entry: Entry) -> None:
         """Keep finished rows."""
@@ -106,8 +114,8 @@ class Journal:
         self._file.close()
 
     def close(self) -> bool:
-        """Close the file, delete one that holds no entries; return whether it remains."""
-        if self._file.closed:
+        """Close the file, delete one that holds no entries; return whether an open one remains."""
+        if self._file is None or self._file.closed:
             return False
         if not self._entries:
             self._unlink()
@@ -116,8 +124,9 @@ class Journal:
 
     def _unlink(self) -> None:
         with suppress(FileNotFoundError):
-            if os.path.samestat(self.path.stat(), os.fstat(self._file.fileno())):  # not replaced meanwhile
-                self.path.unlink()
+            path = Path(self._file.name)
+            if os.path.samestat(path.stat(), os.fstat(self._file.fileno())):  # not replaced meanwhile
+                path.unlink()
 
     def _lock(self) -> None:
         try:
@@ -130,7 +139,7 @@ class Journal:
     def _whole_lines(self) -> bytes:
         """The complete lines, once the file's beginning shows that they are a journal's."""
         self._file.seek(0)
-        data: bytes = self._file.readall()  # type: ignore[attr-defined]  # unbuffered: a raw file
+        data: bytes = self._file.readall()
         whole = data[: data.rfind(b"\n") + 1]
         digest, _, body = whole.partition(b"\n")[0].partition(b" ")
         is_first_line = not whole or digest == _digest("", body).encode()
@@ -200,33 +209,6 @@ def _digest(before: str, body: bytes) -> str:
 def _shown(value: Any) -> str:
     text = "nothing" if value is None else str(value)
     return text if len(text) <= SHOWN_LENGTH else f"{text[: SHOWN_LENGTH - 1]}…"
-
-
-@dataclass
-class Journals:
-    """Where the journal of a measurement goes, known before its fingerprint is.
-
-    Attributes:
-        path: the file; None for one in ``folder`` named after the fingerprint.
-        folder: of journals without a given path; the newest `KEPT` stay.
-        resume: continue an existing journal; otherwise it is deleted.
-        opened: the journal, once a measurement opened it.
-    """
-
-    path: Path | None
-    folder: Path
-    resume: bool = True
-    opened: Journal | None = None
-
-    def open(self, fingerprint: Fingerprint) -> Journal:
-        """Open the journal that belongs to the fingerprint; see `Journal.open`."""
-        key = hashlib.sha256(json.dumps(dict(fingerprint), sort_keys=True).encode()).hexdigest()[:32]
-        self.opened = Journal.open(self.path or self.folder / f"{key}.jsonl", fingerprint, resume=self.resume)
-        if self.path is None:
-            found = sorted(self.folder.glob("*.jsonl"), key=lambda file: file.stat().st_mtime)
-            for old in found[:-KEPT]:
-                old.unlink(missing_ok=True)
-        return self.opened
 
 
 def fingerprint(

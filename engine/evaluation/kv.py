@@ -26,7 +26,7 @@ from engine.config import Engine, Options, open_engine
 from engine.device import read_float, wait
 from engine.errors import ConfigurationError, GenerationError, PromptError
 from engine.evaluation.haystack import GENERATED, Haystack, retrieval_prompts
-from engine.evaluation.journal import Journals
+from engine.evaluation.journal import Journal
 from engine.evaluation.measure import (
     ArmRun,
     Evaluation,
@@ -182,7 +182,7 @@ def measure_kv(
     *,
     progress: Progress,
     request: ReportRequest | None = None,
-    journals: Journals | None = None,
+    journal: Journal | None = None,
 ) -> Report:
     """Run all arms over all prompts.
 
@@ -196,7 +196,7 @@ def measure_kv(
     switches.check()
     arms = arms_of(engine, switches.parsed)
     evaluation = Evaluation(
-        "kv", "eval kv", engine, switches, runtime, progress, request, journals, cards=_cards_of(arms)
+        "kv", "eval kv", engine, switches, runtime, progress, request, journal, cards=_cards_of(arms)
     )
     prompts = made_prompts(engine, switches)
     emptied = [prompt.without_needle() if prompt.needle else prompt for prompt in prompts]
@@ -224,8 +224,7 @@ def measure_kv(
             each.run([each.encoded[0], each.encoded[-1]])
 
     evaluation.run(runs, warm_up)
-    evaluation.checking("kv")
-    return evaluation.report(_claims([arm for _, arm in arms], switches))
+    return evaluation.report(_claims([arm for _, arm in arms], switches), "kv")
 
 
 def made_prompts(engine: Engine, switches: KVSwitches) -> list[Prompt]:
@@ -417,14 +416,8 @@ def _aligned(positions: Sequence[int], rows: mx.array, reference: Held) -> mx.ar
 
 
 def _session(engine: Engine) -> Session:
-    return Session(
-        engine.target.target,
-        None,
-        headroom=1,
-        compiled=False,
-        policy=engine.policy,
-        restoration=engine.restoration,
-    )
+    options = replace(engine.options, compiled=False)
+    return replace(engine, options=options, drafter=None).open_session(1)
 
 
 def _prefill(session: Session, tokens: Sequence[int], chunk: int) -> None:

@@ -24,10 +24,10 @@ from engine.evaluation.arms import (
     speculate_together,
 )
 from engine.evaluation.environment import LoadWatch, describe, target_card
-from engine.evaluation.journal import Entry, Journal, Journals, fingerprint
-from engine.evaluation.prompts import Prompt, answer_of, encode
+from engine.evaluation.journal import Entry, Journal, fingerprint
+from engine.evaluation.prompts import Prompt, answer_of, chat_prompt, encode, raw_prompt
 from engine.evaluation.report import Arm, Report, now, sample
-from engine.generate import ChatSwitches, Outcome, SamplingOptions, token_limit
+from engine.generate import ChatSwitches, Messages, Outcome, SamplingOptions, token_limit
 from engine.restoration.loading import open_restoration
 from engine.restoration.sources import LEARNED
 from engine.runtime import Runtime
@@ -66,17 +66,11 @@ class ArmRun:
 
 @dataclass
 class Measured:
-    """How a measurement went.
+    """How a measurement went."""
 
-    Attributes:
-        order: arm and prompt id of every row, in the order run.
-        restarts: measurements that were abandoned, and why.
-        resumed: rows that an earlier process had finished.
-    """
-
-    order: list[tuple[str, str]] = field(default_factory=list)
-    restarts: list[dict[str, Any]] = field(default_factory=list)
-    resumed: int = 0
+    order: list[tuple[str, str]] = field(default_factory=list)  # arm and prompt id of every row, as run
+    restarts: list[dict[str, Any]] = field(default_factory=list)  # abandoned measurements, and why
+    resumed: int = 0  # rows that an earlier process had finished
 
 
 def measure(
@@ -160,16 +154,13 @@ def _check_kept(entry: Entry, arm: Arm, prompts: Sequence[Prompt]) -> None:
 
 @dataclass
 class Evaluation:
-    """One evaluation from its start to its report: create it before any work, `run` it, then `report`.
+    """One evaluation: create it before any work, `run` its arms, then build the `report`.
 
     Attributes:
         kind: of the report.
-        command: as the report's configuration names it.
-        engine: models and switches; the report's configuration is made from them.
-        switches: dataclass of every other switch.
+        command: its name in the report's configuration, which holds engine, switches and settings.
         cards: model cards of the report; those of the engine if not given.
-        settings: more of the configuration.
-        resumable: rows are journaled, and the report counts those of earlier processes.
+        resumable: the report counts the rows of earlier processes.
     """
 
     kind: str
@@ -177,9 +168,9 @@ class Evaluation:
     engine: Engine
     switches: Any
     runtime: Runtime
-    progress: Progress
+    progress: Progress = lambda *_: None
     request: ReportRequest | None = None
-    journals: Journals | None = None
+    journal: Journal | None = None
     cards: dict[str, ModelCard] | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     resumable: bool = True
@@ -187,7 +178,8 @@ class Evaluation:
     def __post_init__(self) -> None:
         """Start the clock and the watch."""
         self.started, self.watch = now(), LoadWatch()
-        self.runs: Sequence[ArmRun] = ()
+        self.arms: list[Arm] = []
+        self.total = 0  # rows of all arms
         self.measured = Measured()
         self.settings = configuration(self.engine, self.runtime, self.command, self.switches) | self.settings
 
@@ -198,48 +190,60 @@ class Evaluation:
         *,
         batch: int = 1,
         watch: Callable[[], str | None] | None = None,
-    ) -> Measured:
+    ) -> None:
         """Open the journal, warm up, and fill the arms; see `measure`."""
-        self.runs, first = runs, runs[0]
-        journal = None
-        if self.journals:
-            marks = fingerprint(
-                self._environment(), self.settings, first.prompts, first.encoded, self.request
+        self.arms, first = [run.arm for run in runs], runs[0]
+        self.total = len(runs) * len(first.prompts)
+        if self.journal:
+            environment = self._environment()
+            self.journal.open(
+                fingerprint(environment, self.settings, first.prompts, first.encoded, self.request)
             )
-            journal = self.journals.open(marks)
-            self.started = journal.started
+            self.started = self.journal.started
         self.progress(0, self.total, "warming up", first.prompts[0].id)
         warm_up()
         with self.watch.timing():
-            self.measured = measure(runs, progress=self.progress, batch=batch, journal=journal, watch=watch)
-        return self.measured
-
-    @property
-    def total(self) -> int:
-        """Rows of all arms."""
-        return sum(len(run.prompts) for run in self.runs)
-
-    def checking(self, detail: str) -> None:
-        """Say in the progress that all rows are there and what is computed from them."""
-        self.progress(self.total, self.total, "checking", detail)
+            self.measured = measure(
+                runs, progress=self.progress, batch=batch, journal=self.journal, watch=watch
+            )
 
     def report(
-        self, claims: list[dict[str, Any]], settings: dict[str, Any] | None = None, **parts: Any
+        self,
+        claims: list[dict[str, Any]],
+        checking: str = "",
+        parts: Callable[[], dict[str, Any]] = dict,
+        **settings: Any,
     ) -> Report:
-        """Build the report; ``settings`` are added to its configuration, ``parts`` go to `Report.build`."""
+        """Build the report.
+
+        Args:
+            claims: as the report has them.
+            checking: what the progress names while ``parts`` are computed.
+            parts: more arguments of `Report.build`.
+            settings: more of the configuration.
+        """
+        self.progress(self.total, self.total, "checking", checking)
         resumed = {"resumed": self.measured.resumed} if self.resumable else {}
         return Report.build(
             self.kind,
             started=self.started,
             claims=claims,
             environment=self._environment(),
-            configuration=self.settings | resumed | (settings or {}),
-            arms=[run.arm for run in self.runs],
+            configuration=self.settings | resumed | settings,
+            arms=self.arms,
             order=self.measured.order,
             restarts=self.measured.restarts,
             request=self.request,
-            **parts,
+            **parts(),
         )
+
+    def report_row(self, content: str | Messages, tokens: Sequence[int], outcome: Outcome) -> Report:
+        """Build a report with one row of our loop, on a text or a conversation, and no claim."""
+        prompt = raw_prompt(content) if isinstance(content, str) else chat_prompt(content)
+        arm = our_arm(self.engine, "speculative" if self.engine.drafter else "kakeya")
+        arm.add([sample(prompt, tokens, outcome)], outcome.drafter_forwards)
+        self.arms, self.measured = [arm], Measured(order=[(arm.name, prompt.id)])
+        return self.report([])
 
     def _environment(self) -> dict[str, Any]:
         cards = models(self.engine) if self.cards is None else self.cards
@@ -367,7 +371,7 @@ def warm_up(
     """Run plain decoding and our loop, untimed; an adaptive draft length measures its blocks.
 
     Where the first text ends before every block was tried, a few more prompts are used. Without batches each
-    arm prefills the longest prompt once, so that no row meets its shapes first.
+    arm prefills the longest prompt once, so that its shapes are not new in a row.
     """
     chunk = engine.options.prefill_chunk
     plain(engine.target, encoded[0], max_tokens, chunk)

@@ -13,7 +13,7 @@ from typing import Any
 from engine.cache.policy import NATIVE
 from engine.config import Engine
 from engine.errors import ConfigurationError
-from engine.evaluation.journal import Journals
+from engine.evaluation.journal import Journal
 from engine.evaluation.measure import (
     Evaluation,
     Progress,
@@ -68,7 +68,7 @@ def measure_quality(
     *,
     progress: Progress,
     request: ReportRequest | None = None,
-    journals: Journals | None = None,
+    journal: Journal | None = None,
 ) -> Report:
     """Run plain decoding and our loop over the prompts and compare their output.
 
@@ -81,7 +81,7 @@ def measure_quality(
     refuse_restoring(engine)
     if engine.alone and engine.policy == NATIVE:
         raise ConfigurationError("there is nothing to compare with plain decoding; give --drafter or --kv")
-    evaluation = Evaluation("quality", "eval quality", engine, switches, runtime, progress, request, journals)
+    evaluation = Evaluation("quality", "eval quality", engine, switches, runtime, progress, request, journal)
     encoded = encode_all(engine, prompts, switches.chat)
     arms, drafting = [plain_arm(PLAIN), our_arm(engine, OURS)], engine.new_draft_length()
     runs = [
@@ -97,8 +97,8 @@ def measure_quality(
         for arm in arms
     ]
     evaluation.run(runs, partial(warm_up, engine, encoded, switches.max_tokens, drafting))
-    evaluation.checking("rounding and divergences")
-    return evaluation.report(_claims(engine, switches), **compare_with_plain(engine, encoded, arms))
+    compare = partial(compare_with_plain, engine, encoded, arms)
+    return evaluation.report(_claims(engine, switches), "rounding and divergences", compare)
 
 
 def _claims(engine: Engine, switches: QualitySwitches) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from engine.cache.policy import KVPolicy
 from engine.config import Engine
 from engine.errors import ConfigurationError, PromptError
 from engine.evaluation.haystack import Haystack, refuse_near
-from engine.evaluation.journal import Journals
+from engine.evaluation.journal import Journal
 from engine.evaluation.measure import (
     ArmRun,
     Evaluation,
@@ -79,7 +79,7 @@ def measure_recall(
     *,
     progress: Progress,
     request: ReportRequest | None = None,
-    journals: Journals | None = None,
+    journal: Journal | None = None,
 ) -> Report:
     """Run the arms over prompts that have a needle.
 
@@ -101,7 +101,7 @@ def measure_recall(
     refuse_unsound(prompts)
     compiled = engine.options.compiled and switches.batch == 1
     evaluation = Evaluation(
-        "recall", "eval recall", engine, switches, runtime, progress, request, journals,
+        "recall", "eval recall", engine, switches, runtime, progress, request, journal,
         settings={"compiled": compiled},
     )  # fmt: skip
     drafting = engine.new_draft_length()
@@ -131,8 +131,7 @@ def measure_recall(
         runs.append(run_of(restored, our_arm(restored, policy.spec, "control", source)))
     warm = partial(warm_up, engine, full, switches.max_tokens, drafting, switches.batch)
     evaluation.run(runs, warm, batch=switches.batch)
-    evaluation.checking("recall")
-    return evaluation.report(_claims(engine.policy, name, switches))
+    return evaluation.report(_claims(engine.policy, name, switches), "recall")
 
 
 def reach(policy: KVPolicy) -> int:

@@ -8,6 +8,7 @@ gain of drafting. Whether the figures may be believed is for the gate.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import isfinite
 from typing import Any
 
@@ -16,7 +17,7 @@ from engine.config import Engine
 from engine.errors import ConfigurationError
 from engine.evaluation.arms import speculate
 from engine.evaluation.environment import busy, disturbance, idle_load
-from engine.evaluation.journal import Journals
+from engine.evaluation.journal import Journal
 from engine.evaluation.measure import (
     ArmRun,
     Evaluation,
@@ -82,7 +83,7 @@ def measure_throughput(
     *,
     progress: Progress,
     request: ReportRequest | None = None,
-    journals: Journals | None = None,
+    journal: Journal | None = None,
 ) -> Report:
     """Run plain decoding and, unless it would be the same, our loop over the prompts.
 
@@ -94,31 +95,29 @@ def measure_throughput(
     compares = not engine.alone or engine.policy != NATIVE
     _check(engine, switches, compares)
     evaluation = Evaluation(
-        "throughput", "eval throughput", engine, switches, runtime, progress, request, journals
+        "throughput", "eval throughput", engine, switches, runtime, progress, request, journal
     )
     encoded = encode_all(engine, prompts, switches.chat)
     claims = _claims(engine, switches, runtime, len(prompts)) if compares else []
     is_timed = any(claim["name"] in SPEED_CLAIMS for claim in claims)
-    plainly, alone = replace(engine, drafter=None), replace(engine, drafter=None, alone=True)
+    plainly = replace(engine, drafter=None)
     drafting, stepping = engine.new_draft_length(), plainly.new_draft_length()
 
     def run_of(of: Engine, arm: Arm, sampling: SamplingOptions | None = None) -> ArmRun:
-        length = stepping if of is plainly else drafting
-        phase = "decoding" if arm.drafter is None else "drafting/verifying"
         return arm_run(
             of,
             arm,
             prompts,
             encoded,
             max_tokens=switches.max_tokens,
-            draft_length=length,
-            phase=phase,
+            draft_length=stepping if of is plainly else drafting,
+            phase="decoding" if arm.drafter is None else "drafting/verifying",
             sampling=sampling,
         )
 
     arms = [plain_arm(PLAIN), our_arm(engine, SPECULATIVE)][: 1 + compares]
-    steps = our_arm(alone, BLOCK_1, "control", "block_1")
     runs = [run_of(engine, arm) for arm in arms]
+    steps = our_arm(replace(plainly, alone=True), BLOCK_1, "control", "block_1")
     has_steps = is_timed and engine.drafter is not None
     if has_steps:
         runs.append(run_of(plainly, steps))
@@ -146,10 +145,9 @@ def measure_throughput(
         reason = reason or busy(evaluation.watch.timed_load) or _unwatched(evaluation) or disturbed()
         if reason:
             claims = [claim for claim in claims if claim["name"] not in SPEED_CLAIMS]
-    evaluation.checking(reason if is_timed and reason else "rounding and divergences")
-    return evaluation.report(
-        claims, {"speed_not_claimed": reason}, **compare_with_plain(engine, encoded, arms)
-    )
+    checking = reason if is_timed and reason else "rounding and divergences"
+    compare = partial(compare_with_plain, engine, encoded, arms)
+    return evaluation.report(claims, checking, compare, speed_not_claimed=reason)
 
 
 def refuse_restoring(engine: Engine) -> None:
@@ -171,7 +169,7 @@ def _check(engine: Engine, switches: Switches, compares: bool) -> None:
 
 def _unwatched(evaluation: Evaluation) -> str | None:
     """Why the load says nothing about most rows: an earlier process ran them."""
-    rows = [row for run in evaluation.runs for row in run.arm.samples]
+    rows = [row for arm in evaluation.arms for row in arm.samples]
     timed = sum(row["prefill_s"] + row["decode_s"] for row in rows)
     seconds = evaluation.watch.timed_load.seconds
     if seconds < WATCHED * timed:

@@ -15,7 +15,7 @@ from engine.cli.tables import kv_figures
 from engine.config import Engine, Options
 from engine.errors import ConfigurationError, PromptError
 from engine.evaluation.haystack import Haystack
-from engine.evaluation.journal import Journals
+from engine.evaluation.journal import Journal
 from engine.evaluation.kv import (
     DEPTHS,
     POLICIES,
@@ -142,12 +142,11 @@ def test_an_interrupted_shootout_goes_on_where_it_was(engine: Engine, tmp_path: 
     switches = replace(SMALL, policies=("affine:4,64@full",), haystack=needles, speed_prompts="none")
 
     def run(progress: Any) -> dict[str, Any]:
-        journals = Journals(tmp_path / "kv.jsonl", tmp_path)
+        journal = Journal(tmp_path / "kv.jsonl")
         try:
-            return check(measure_kv(engine, switches, prepare(), progress=progress, journals=journals))
+            return check(measure_kv(engine, switches, prepare(), progress=progress, journal=journal))
         finally:
-            if journals.opened is not None:
-                journals.opened.close()
+            journal.close()
 
     def interrupted(done: int, total: int, phase: str, detail: str) -> None:
         if done == 3:

@@ -86,11 +86,11 @@ def test_a_run_killed_anywhere_goes_on_where_it_was(tmp_path: Path, together: bo
     for killed_at in range(runs):
         path = tmp_path / f"{killed_at}.jsonl"
         first, second = (Bench(4, killed_at=at, together=together) for at in (killed_at, -1))
-        journal = Journal.open(path, {})
+        journal = Journal(path).open({})
         with pytest.raises(Killed):
             first.go(batch=batch, journal=journal)
         journal.close()
-        journal = Journal.open(path, {})
+        journal = Journal(path).open({})
         measured = second.go(batch=batch, journal=journal)
         journal.remove()
         assert first.runs + second.runs == whole.runs
@@ -104,12 +104,12 @@ def test_a_disturbance_gives_up_all_rows_and_a_later_process_knows(tmp_path: Pat
     path = tmp_path / "j.jsonl"
     reasons = iter([None, "busy", None])
     bench = Bench(4, killed_at=8)
-    journal = Journal.open(path, {})
+    journal = Journal(path).open({})
     with pytest.raises(Killed):
         bench.go(journal=journal, watch=lambda: next(reasons))
     journal.close()
     again = Bench(4)
-    measured = again.go(journal=Journal.open(path, {}), watch=lambda: None)
+    measured = again.go(journal=Journal(path).open({}), watch=lambda: None)
     assert measured.restarts == [{"after_samples": 6, "reason": "busy"}]
     assert (measured.resumed, len(measured.order)) == (2, 12)
     assert len(again.runs) == 10
@@ -125,11 +125,11 @@ def test_after_the_last_restart_nothing_is_watched(tmp_path: Path):
 
 
 def test_rows_of_another_course_are_refused(tmp_path: Path):
-    journal = Journal.open(tmp_path / "j.jsonl", {})
+    journal = Journal(tmp_path / "j.jsonl").open({})
     journal.add(Entry("oracle", [{"prompt_id": "p-0"}]))
     journal.close()
     with pytest.raises(ConfigurationError, match="oracle where ours comes next"):
-        Bench(2).go(journal=Journal.open(tmp_path / "j.jsonl", {}))
+        Bench(2).go(journal=Journal(tmp_path / "j.jsonl").open({}))
 
 
 def test_progress_counts_rows_and_names_the_phase():

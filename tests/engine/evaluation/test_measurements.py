@@ -23,8 +23,7 @@ from engine.drafters.block import BlockDrafter
 from engine.errors import ConfigurationError, PromptError
 from engine.evaluation.arms import speculate_together
 from engine.evaluation.environment import LoadWatch, busy, describe, idle_load
-from engine.evaluation.generation import GenerationReport
-from engine.evaluation.measure import encode_all, plain_arm, run_arm
+from engine.evaluation.measure import Evaluation, encode_all, plain_arm, run_arm
 from engine.evaluation.probe import probe_machine, ring_rolls_back
 from engine.evaluation.prompts import Prompt, encode, load_prompts
 from engine.evaluation.recall import RecallSwitches, measure_recall
@@ -306,13 +305,13 @@ def test_the_rings_self_test_can_fail(monkeypatch: pytest.MonkeyPatch):
 def generated(engine: Engine, prompt: Prompt, max_tokens: int) -> tuple[list[TextStep], dict[str, Any]]:
     """A generation's steps, and its report."""
     target, switches = engine.target, GenerateSwitches(max_tokens)
-    report = GenerationReport(engine, prepare(), switches, None)
+    evaluation = Evaluation("throughput", "generate", engine, switches, prepare(), resumable=False)
     tokens = encode(prompt, target.tokenizer, target.target.vocab_size, target.context)
     draft_length = engine.new_draft_length()
     steps = list(generate(engine, tokens, max_tokens, switches.options(), draft_length=draft_length))
     outcome = steps[-1].outcome
     assert outcome is not None
-    return steps, check(report.build(prompt.content, tokens, outcome))
+    return steps, check(evaluation.report_row(prompt.content, tokens, outcome))
 
 
 def test_one_generation_streams_its_text_and_can_be_reported(engine: Engine, prompts: list[Prompt]):
