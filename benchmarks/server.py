@@ -143,7 +143,7 @@ def loaded(max_tokens: int) -> Iterator[Arm]:
 
 def serve_lines(max_tokens: int) -> None:
     """The process of `loaded`: a mode and a prompt a line, figures a line."""
-    from engine.runtime import prepare
+    from engine.device import prepare
 
     prepare()
     from engine.config import Options, open_engine

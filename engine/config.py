@@ -4,9 +4,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.blas import fit_threads
 from engine.cache.policy import NATIVE, KVPolicy, parse_policy
 from engine.decode import Diagnosis
+from engine.device import fit_threads
 from engine.draft_length import AdaptiveDraftLength, DraftLength, FixedDraftLength
 from engine.drafters.registry import WITH_LOOKUP, open_drafter
 from engine.errors import ConfigurationError

@@ -18,8 +18,7 @@ from engine.config import Engine
 from engine.decode import Diagnosis, Processor, Round, Step, decode
 from engine.detokenize import TextStream
 from engine.draft_length import DraftLength
-from engine.errors import ConfigurationError, GenerationError, ModelError, PromptError
-from engine.foreign import foreign
+from engine.errors import ConfigurationError, GenerationError, ModelError, PromptError, wrap_errors
 from engine.sampling import Sampler, Sampling
 from engine.session import Session
 from engine.stops import Stops
@@ -116,7 +115,7 @@ def tokens_of(content: str | Messages, tokenizer: Any, switches: ChatSwitches, n
         return chat_tokens(content, tokenizer, switches, name)
     if switches.chat:
         return chat_tokens([("user", content)], tokenizer, switches, name)
-    with foreign(lambda reason: PromptError(f"prompt {name} cannot be tokenized: {reason}")):
+    with wrap_errors(lambda reason: PromptError(f"prompt {name} cannot be tokenized: {reason}")):
         special = tokenizer.bos_token is None or not content.startswith(tokenizer.bos_token)
         return [int(token) for token in tokenizer.encode(content, add_special_tokens=special)]
 
@@ -134,7 +133,7 @@ def chat_tokens(messages: Messages, tokenizer: Any, switches: ChatSwitches, name
         return [int(token) for token in tokens]
 
     failed = f"prompt {name} does not go through the chat template"
-    with foreign(lambda reason: PromptError(f"{failed}: {reason}")):
+    with wrap_errors(lambda reason: PromptError(f"{failed}: {reason}")):
         if told and render(turns, told) == render(turns, {key: not value for key, value in told.items()}):
             raise ConfigurationError(
                 f"--thinking {switches.thinking}: this model's chat template has no such switch; "

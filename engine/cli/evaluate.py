@@ -54,7 +54,7 @@ class _Call:
         as_json, path = values.pop("as_json"), values.pop("report_path")
         request, options, chat = take_request(values), take_engine(values), take_chat(values)
         journal = take_journal(values, path)
-        from engine.runtime import prepare
+        from engine.device import prepare
 
         return cls(request, options, chat, journal, prepare(), path, as_json)
 

@@ -58,7 +58,7 @@ def server(as_json: bool, report_path: Path | None, **values: Any) -> None:
     """  # noqa: D301 - click wants the character itself
     request = take_request(values)
 
-    from engine.runtime import prepare
+    from engine.device import prepare
 
     runtime = prepare()
     from engine.cli.progress import shown_progress

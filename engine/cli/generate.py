@@ -78,7 +78,7 @@ def command(
     request = take_request(values)
     options = take_engine(values)
 
-    from engine.runtime import prepare
+    from engine.device import prepare
 
     runtime = prepare()
     from engine.config import open_engine

@@ -63,7 +63,7 @@ def command(report: Path, as_json: bool, record: Path | None, **values: Any) -> 
     """  # noqa: D301 - click wants the character itself
     request = take_request(values)
 
-    from engine.runtime import prepare
+    from engine.device import prepare
     from engine.verification.claimed import read_report
 
     claimed = read_report(report)

@@ -26,9 +26,9 @@ import psutil
 from mlx_lm.models.cache import ArraysCache, CacheList, RotatingKVCache, make_prompt_cache
 
 from engine.child import printed_by
-from engine.runtime import Runtime
+from engine.device import Runtime
+from engine.target.folder import CacheLayer
 from engine.target.loading import LoadedTarget, ModelCard
-from engine.target.model_card import CacheLayer
 from evidence_format.claims import (
     FEWEST_SAMPLES,
     LARGEST_SPREAD,

@@ -14,16 +14,16 @@ sees and the policy's no longer holds counts as lost, y = 0. What the policy see
 (pinned positions of a sliding layer) is not compared.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import mlx.core as mx
 
 from engine.cache.policy import NATIVE, KVPolicy, parse_policy
-from engine.cache.stats import Held, KVUse, held, kv_use
+from engine.cache.stats import KVUse, VisibleRows, held, kv_use
 from engine.config import Engine, Options, open_engine
-from engine.device import read_float, wait
+from engine.device import Runtime, read_float, wait
 from engine.errors import ConfigurationError, GenerationError, PromptError
 from engine.evaluation.haystack import GENERATED, Haystack, retrieval_prompts
 from engine.evaluation.journal import Journal
@@ -45,10 +45,9 @@ from engine.evaluation.prompts import Prompt, answer_of, load_prompts
 from engine.evaluation.report import Arm, Distortion, Report, sample
 from engine.generate import ChatSwitches, Outcome
 from engine.restoration.sources import LEARNED
-from engine.runtime import Runtime
 from engine.session import Session
+from engine.target.folder import ModelCard
 from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET
-from engine.target.model_card import ModelCard
 from evidence_format.model import ReportRequest
 from evidence_format.policies import MEANINGFUL
 
@@ -72,6 +71,7 @@ DEPTHS = (0.0, 0.2, 0.4, 0.6, 0.8)  # of the retrieval prompts; their other defa
 BLOCK = "8"
 NO_PROMPTS = "none"
 EXAMINED = 10  # prompts on which live caches are compared: two of every depth
+Layers = dict[int, VisibleRows]
 ORACLE, BASELINE, NO_NEEDLE = "oracle", "native", "no_needle"
 MOST_ARMS = 32  # of a report
 # Of sources listed together the first is under test; the others, exact and noise always, are its controls.
@@ -325,7 +325,7 @@ class _Examiner:
         self._engine = engine  # its caches are native
         self._examined = {tuple(tokens) for tokens in prompts}
         self._prompt: tuple[int, ...] = ()  # the last one, and what native caches hold of it
-        self._native: dict[int, Held] = {}
+        self._native: Layers = {}
 
     def rows(self, engine: Engine) -> MakeRow:
         """Rows of one arm; ``engine`` has its policy."""
@@ -357,9 +357,7 @@ class Examined:
     use: KVUse
 
 
-def examine(
-    engine: Engine, tokens: Sequence[int], generated: Sequence[int], native: Mapping[int, Held]
-) -> Examined:
+def examine(engine: Engine, tokens: Sequence[int], generated: Sequence[int], native: Layers) -> Examined:
     """Run a prompt and what was generated under the engine's policy once more, and compare the caches.
 
     Args:
@@ -380,14 +378,14 @@ def examine(
         return Examined(found, kv_use(session.caches) or _plain_use(session.caches, layers))
 
 
-def held_after(engine: Engine, tokens: Sequence[int]) -> dict[int, Held]:
+def held_after(engine: Engine, tokens: Sequence[int]) -> Layers:
     """What caches of the engine's policy hold of a whole prompt, by layer."""
     with _session(engine) as session:
         _prefill(session, tokens, engine.options.prefill_chunk)
         return _rows(session.caches)
 
 
-def distortion(native: Mapping[int, Held], ours: Mapping[int, Held], layers: Sequence[int]) -> Distortion:
+def distortion(native: Layers, ours: Layers, layers: Sequence[int]) -> Distortion:
     """Relative squared error of keys and of values over some layers; 0 for none.
 
     Raises:
@@ -407,7 +405,7 @@ def distortion(native: Mapping[int, Held], ours: Mapping[int, Held], layers: Seq
     return Distortion(keys / all_keys if all_keys else 0.0, values / all_values if all_values else 0.0)
 
 
-def _aligned(positions: Sequence[int], rows: mx.array, reference: Held) -> mx.array:
+def _aligned(positions: Sequence[int], rows: mx.array, reference: VisibleRows) -> mx.array:
     """Rows at the reference's positions, zeros for lost ones: [1, KV heads, n, D]."""
     place = {position: index for index, position in enumerate(positions)}
     index = [place.get(position, len(positions)) for position in reference.positions]
@@ -429,7 +427,7 @@ def _prefill(session: Session, tokens: Sequence[int], chunk: int) -> None:
     session.commit(tokens[-1:], None)
 
 
-def _rows(caches: Sequence[Any]) -> dict[int, Held]:
+def _rows(caches: Sequence[Any]) -> Layers:
     """What the caches hold, computed; layers without keys and values are left out."""
     found = {layer: rows for layer, cache in enumerate(caches) if (rows := held(cache)) is not None}
     wait([(rows.keys, rows.values) for rows in found.values()])

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from engine.blas import threads
 from engine.cache.policy import KVPolicy
 from engine.config import Engine
+from engine.device import Runtime, threads
 from engine.draft_length import AdaptiveDraftLength, DraftLength, Tour
 from engine.errors import ConfigurationError, PromptError
 from engine.evaluation.arms import (
@@ -30,7 +30,6 @@ from engine.evaluation.report import Arm, Report, now, sample
 from engine.generate import ChatSwitches, Messages, Outcome, SamplingOptions, token_limit
 from engine.restoration.loading import open_restoration
 from engine.restoration.sources import LEARNED
-from engine.runtime import Runtime
 from engine.target.attention import refuse_policy
 from engine.target.loading import ModelCard
 from evidence_format.model import ReportRequest

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.device import Runtime
 from engine.errors import ConfigurationError
 from engine.evaluation.environment import LoadWatch, describe, target_card
 from engine.evaluation.golden import compare_all
@@ -13,8 +14,7 @@ from engine.evaluation.prompts import load_prompts
 from engine.evaluation.reference import plain_reference, stored_reference
 from engine.evaluation.report import Report, now
 from engine.evaluation.target_parity import compare_target, open_target
-from engine.runtime import Runtime
-from engine.target.model_card import ModelCard
+from engine.target.folder import ModelCard
 from evidence_format.model import ReportRequest
 
 

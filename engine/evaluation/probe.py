@@ -9,11 +9,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.blas import INSTALL_HINT
 from engine.cache.ring import SlidingRing
+from engine.device import INSTALL_HINT, Runtime
 from engine.evaluation.environment import LoadWatch, describe
 from engine.evaluation.report import Report, now
-from engine.runtime import Runtime
 from evidence_format.model import ReportRequest
 
 SIZE = 512

@@ -18,8 +18,7 @@ from random import Random
 from typing import Any
 
 from engine import generate
-from engine.errors import PromptError
-from engine.foreign import foreign
+from engine.errors import PromptError, wrap_errors
 from engine.generate import ChatSwitches
 from evidence_format.prompt_sets import known_sets
 from evidence_format.text import BARE_SETS, MARKS, prompt_set, without_reasoning
@@ -200,7 +199,7 @@ def _read(file: Path) -> list[Prompt]:
         if not line.strip():
             continue
         place = f"{file} line {number}"
-        with foreign(lambda reason: PromptError(f"{place}: {reason}")):  # noqa: B023 - used at once
+        with wrap_errors(lambda reason: PromptError(f"{place}: {reason}")):  # noqa: B023 - used at once
             row = json.loads(line)
             _refuse_surrogates(row)
             prompts.append(_parse(row, number))

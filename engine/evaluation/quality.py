@@ -12,6 +12,7 @@ from typing import Any
 
 from engine.cache.policy import NATIVE
 from engine.config import Engine
+from engine.device import Runtime
 from engine.errors import ConfigurationError
 from engine.evaluation.journal import Journal
 from engine.evaluation.measure import (
@@ -30,7 +31,6 @@ from engine.evaluation.prompts import Prompt
 from engine.evaluation.report import Report
 from engine.evaluation.rounding import compare_with_plain
 from engine.evaluation.throughput import refuse_restoring
-from engine.runtime import Runtime
 from evidence_format.claims import CLAIMS as CLAIMED
 from evidence_format.model import ReportRequest
 from evidence_format.text import prompt_set

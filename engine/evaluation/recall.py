@@ -15,6 +15,7 @@ from typing import Any
 
 from engine.cache.policy import KVPolicy
 from engine.config import Engine
+from engine.device import Runtime
 from engine.errors import ConfigurationError, PromptError
 from engine.evaluation.haystack import Haystack, refuse_near
 from engine.evaluation.journal import Journal
@@ -34,7 +35,6 @@ from engine.evaluation.measure import (
 )
 from engine.evaluation.prompts import Prompt, refuse_unsound
 from engine.evaluation.report import Arm, Report
-from engine.runtime import Runtime
 from evidence_format.claims import CLAIMS
 from evidence_format.model import ReportRequest
 from evidence_format.policies import MEANINGFUL

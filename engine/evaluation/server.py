@@ -11,6 +11,7 @@ from functools import partial
 
 from engine.cache.policy import NATIVE
 from engine.config import Engine, parse_block
+from engine.device import Runtime
 from engine.errors import ConfigurationError, EngineError, PromptError
 from engine.evaluation.arms import PLAIN_LOOP, plain
 from engine.evaluation.environment import LoadWatch, describe
@@ -35,7 +36,6 @@ from engine.evaluation.server_switches import Offer, ServerSwitches
 from engine.generate import THINKING_NAMES, ChatSwitches, Outcome
 from engine.registry.channels import Channel
 from engine.registry.entries import ModelEntry
-from engine.runtime import Runtime
 from engine.server.decoding.models import Model
 from engine.server.decoding.worker import Finder
 from evidence_format.model import ReportRequest

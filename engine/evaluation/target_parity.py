@@ -13,8 +13,7 @@ from pathlib import Path
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
-from engine.blas import fit_threads
-from engine.device import read_float
+from engine.device import fit_threads, read_float
 from engine.errors import ConfigurationError
 from engine.evaluation.arms import plain_steps
 from engine.evaluation.measure import Progress

@@ -14,6 +14,7 @@ from typing import Any
 
 from engine.cache.policy import NATIVE
 from engine.config import Engine
+from engine.device import Runtime
 from engine.errors import ConfigurationError
 from engine.evaluation.arms import speculate
 from engine.evaluation.environment import busy, disturbance, idle_load
@@ -35,7 +36,6 @@ from engine.evaluation.prompts import Prompt
 from engine.evaluation.report import Arm, Report
 from engine.evaluation.rounding import compare_with_plain
 from engine.generate import SamplingOptions
-from engine.runtime import Runtime
 from evidence_format.claims import CLAIMS as CLAIMED
 from evidence_format.claims import FEWEST_SAMPLES, FEWEST_TOKENS, SPEED_CLAIMS, WATCHED
 from evidence_format.model import ReportRequest

@@ -14,9 +14,8 @@ from engine.errors import ConfigurationError, ModelError
 from engine.registry.entries import Published
 from engine.registry.locate import Places
 from engine.registry.registry import Registry
+from engine.target.folder import identity, weight_files
 from engine.target.loading import SHIPPED
-from engine.target.model_card import identity
-from engine.target.weights import weight_files
 from engine.verification.record import finding
 from evidence_format.model import Model, Role
 from evidence_format.verification import ReplayFinding

@@ -16,9 +16,10 @@ from typing import Any
 
 import mlx.core as mx
 
+from engine.cache.batch import RaggedKV
 from engine.cache.policy import NATIVE, parse_policy
-from engine.cache.ragged import RaggedKV
 from engine.config import Engine, Options, open_engine
+from engine.device import Runtime
 from engine.drafters.base import Drafter
 from engine.drafters.registry import KINDS, WITH_LOOKUP
 from engine.errors import ConfigurationError
@@ -30,9 +31,8 @@ from engine.evaluation.measure import models as cards_of
 from engine.evaluation.report import now, stamp
 from engine.networks.projector import ProjectorConfig
 from engine.registry.locate import Places
-from engine.runtime import Runtime
+from engine.target.folder import read_json
 from engine.target.loading import DTYPES
-from engine.target.weights import read_json
 from engine.verification.claimed import Claimed
 from engine.verification.models import find_models, folder_with
 from engine.verification.prompts import Asked, Prompts, Switches, make_prompts

@@ -197,7 +197,7 @@ def test_bad_input_is_one_clear_line_and_code_2(capsys, arguments: list[str], me
 def test_without_the_engine_extra_the_error_says_what_to_install(capsys, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "mlx", None)  # as if it were not installed
     monkeypatch.setitem(sys.modules, "mlx.core", None)
-    monkeypatch.delitem(sys.modules, "engine.runtime", raising=False)
+    monkeypatch.delitem(sys.modules, "engine.device", raising=False)
     code, _, err = call(capsys, "probe")
     assert code == 2
     assert "pip install 'kakeya-mac[engine]'" in err

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from engine.device import prepare
 from engine.evaluation import environment
 from engine.evaluation.environment import LoadWatch
-from engine.runtime import prepare
 
 
 def git(folder: Path, *argv: str) -> str:

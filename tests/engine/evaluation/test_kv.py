@@ -13,6 +13,7 @@ from bridge.evidence.gate import judge
 from engine.cache.policy import parse_policy
 from engine.cli.tables import kv_figures
 from engine.config import Engine, Options
+from engine.device import prepare
 from engine.errors import ConfigurationError, PromptError
 from engine.evaluation.haystack import Haystack
 from engine.evaluation.journal import Journal
@@ -26,7 +27,6 @@ from engine.evaluation.kv import (
     settled,
     with_controls,
 )
-from engine.runtime import prepare
 from engine.target.loading import SHIPPED_DRAFTER
 from tests.engine.evaluation.test_measurements import check, quiet
 

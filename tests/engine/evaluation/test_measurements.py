@@ -18,6 +18,7 @@ import pytest
 from bridge.evidence.gate import judge
 from bridge.runner.machine import engine_digest
 from engine.config import Engine, Options, open_engine
+from engine.device import prepare
 from engine.drafters.base import Draft
 from engine.drafters.block import BlockDrafter
 from engine.errors import ConfigurationError, PromptError
@@ -31,7 +32,6 @@ from engine.evaluation.report import Report, summarise
 from engine.evaluation.rounding import Run, block_error, find_divergences, plain_gap
 from engine.evaluation.throughput import PLAIN, Switches, measure_throughput
 from engine.generate import GenerateSwitches, TextStep, generate
-from engine.runtime import prepare
 from engine.sampling import Sampler
 from evidence_format.model import OtherLoad, ReportRequest
 from tests.engine import tiny

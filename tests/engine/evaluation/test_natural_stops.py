@@ -10,11 +10,11 @@ import pytest
 
 from bridge.evidence.gate import judge
 from engine.config import Engine, Options, open_engine
+from engine.device import prepare
 from engine.errors import ConfigurationError
 from engine.evaluation.measure import encode_all, plain_arm, run_arm
 from engine.evaluation.prompts import Prompt, load_prompts
 from engine.evaluation.throughput import PLAIN, Switches, measure_throughput
-from engine.runtime import prepare
 from tests.engine.evaluation.test_measurements import check, quiet
 from tests.engine.evaluation.test_prompts import write
 
