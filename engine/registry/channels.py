@@ -38,6 +38,7 @@ def _table(*rows: tuple[str, str, str]) -> dict[str, Channel]:
 
 CHANNELS: dict[str, Channel] = _table(
     ("native", "native", "all that the model can see, as it is"),
+    ("full-kv", "full-kv", "sliding layers keep all positions, to go on from any of them"),
     ("sliding-bounded-16", "sliding-bounded:0,16", "sliding layers keep 16 positions; full layers all"),
     ("sliding-bounded-512", "sliding-bounded:0,512", "sliding layers keep 512 positions; full layers all"),
     ("sink-window-256", "sink-window:4,256", "the first 4 and the last 256 positions; the rest is forgotten"),

@@ -236,7 +236,7 @@ RULES = Rules(
         ("kv", bounded("sink-window:0,32@full", SlidingRing=9)),
         (
             "kv",
-            chain(bounded("full-kv", KVCache=3, WindowedKV=6), used(BOUNDED)),
+            chain(bounded("full-kv", KVCache=3, WindowedKV=6), used(BOUNDED), holding(BOUNDED, 2_000_000)),
         ),
         ("kv", chain(bounded("sink-window", SlidingRing=9), used(BOUNDED))),
         ("kv", batched),
