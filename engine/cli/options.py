@@ -115,7 +115,7 @@ def take_engine(values: dict[str, Any]) -> Any:
 
 def take_registry(values: dict[str, Any]) -> Any:
     """The registry of a file, or of one folder, from the values of `registry_options`."""
-    from engine.registry.registry import Registry
+    from engine.registry import Registry
 
     if values["model"] is not None:
         if values["registry"] is not None:

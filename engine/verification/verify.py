@@ -32,7 +32,7 @@ from engine.evaluation.report import now, stamp
 from engine.evaluation.system_load import StrainWatch
 from engine.evaluation.throughput import models as cards_of
 from engine.networks.projector import ProjectorConfig
-from engine.registry.locate import Places
+from engine.registry import Places
 from engine.target.folder import read_json
 from engine.target.loading import DTYPES
 from engine.verification.claimed import Claimed
