@@ -21,8 +21,7 @@ from engine.drafters.base import refuse_mismatch
 from engine.drafters.block import BlockDrafter
 from engine.drafters.masked_diffusion import MaskedDiffusion, settings_of, split_spec
 from engine.drafters.prompt_lookup import PromptLookup
-from engine.drafters.registry import KINDS as REGISTERED
-from engine.drafters.registry import WITH_LOOKUP, kind_of, refuse_drafter_policy, split_policy
+from engine.drafters.registry import DrafterSpec, read_spec
 from engine.errors import ConfigurationError
 from engine.memory.model import Unloaded, cast, files_of, nbytes_of, open_unloaded, pack
 from engine.memory.shapes import feed, written_by
@@ -64,37 +63,23 @@ def open_unloaded_drafter(
         ModelError: the folder cannot be used.
         DrafterMismatchError: it was made for a target of another shape.
     """
-    spec, policy = split_policy(spec, policy)
-    if spec.startswith(WITH_LOOKUP):
-        if not (rest := spec.removeprefix(WITH_LOOKUP)):
-            raise ConfigurationError(f"--drafter {spec} lacks the drafter behind it; give {spec}FOLDER")
-        inner = open_unloaded_drafter(rest, target, dtype, policy)
-        beside = _prompt_lookup("", NATIVE)
-        return UnloadedDrafter(
-            inner.block_size, inner.weights, lambda *run: inner.state(*run) + beside.state(*run)
-        )
-    kind, _, argument = spec.partition(":")
-    if kind not in REGISTERED:
-        if "/" not in spec and not Path(spec).exists():
-            raise ConfigurationError(
-                f"--drafter {spec!r} is neither a folder on this machine nor one of {', '.join(REGISTERED)}"
-            )
-        return OPENERS[kind_of(Path(spec))](spec, target, dtype, policy)
-    if kind == PromptLookup.name:
-        return _prompt_lookup(argument, policy)
-    if not argument:
-        raise ConfigurationError(f"--drafter {spec} lacks its folder; give {kind}:FOLDER")
-    folder = split_spec(argument)[0] if kind == MaskedDiffusion.name else Path(argument)
-    if (found := kind_of(folder)) != kind:
-        raise ConfigurationError(f"--drafter {spec}: the folder holds a drafter of the kind {found}")
-    return OPENERS[kind](argument, target, dtype, policy)
+    asked = read_spec(spec, policy)
+    if asked.kind == PromptLookup.name:
+        inner = _prompt_lookup(asked.argument)
+    else:
+        inner = OPENERS[asked.kind](asked, target, dtype)
+    if not asked.lookups:
+        return inner
+    lookup = _prompt_lookup(str(PromptLookup.default_shortest))
+    return UnloadedDrafter(
+        inner.block_size, inner.weights, lambda *run: inner.state(*run) + lookup.state(*run)
+    )
 
 
-def _prompt_lookup(argument: str, policy: KVPolicy) -> UnloadedDrafter:
-    refuse_drafter_policy(policy, PromptLookup.name)
-    if argument and not (argument.isascii() and argument.isdigit()):
+def _prompt_lookup(argument: str) -> UnloadedDrafter:
+    if not (argument.isascii() and argument.isdigit()):
         raise ConfigurationError(f"--drafter prompt-lookup:{argument}: the shortest match must be a number")
-    shortest = int(argument or PromptLookup.default_shortest)
+    shortest = int(argument)
 
     def state(observed: Sequence[int], block: int) -> int:  # noqa: ARG001
         lookup = PromptLookup(shortest)
@@ -105,8 +90,8 @@ def _prompt_lookup(argument: str, policy: KVPolicy) -> UnloadedDrafter:
     return UnloadedDrafter(PromptLookup(shortest).block_size, 0, state)
 
 
-def _dflash(argument: str, target: Unloaded, dtype: str | None, policy: KVPolicy) -> UnloadedDrafter:
-    folder = Path(argument)
+def _dflash(spec: DrafterSpec, target: Unloaded, dtype: str | None) -> UnloadedDrafter:
+    folder, policy = Path(spec.argument), spec.policy
     config = read_json(folder / "config.json")
     network = opened(folder, "config.json", lambda: build_network(DFlashConfig.from_dict(config)))
     if config.get("quantization") is not None:
@@ -143,8 +128,8 @@ def _forget(context: Context) -> None:
         layer.buffers = [mx.zeros(buffer.shape, buffer.dtype) for buffer in layer.buffers]
 
 
-def _autoregressive(argument: str, target: Unloaded, dtype: str | None, policy: KVPolicy) -> UnloadedDrafter:
-    model = open_unloaded(Path(argument), dtype)
+def _autoregressive(spec: DrafterSpec, target: Unloaded, dtype: str | None) -> UnloadedDrafter:
+    model, policy = open_unloaded(Path(spec.argument), dtype), spec.policy
     refuse_mismatch("vocabulary", model.target.vocab_size, target.target.vocab_size)
     refuse_policy(model.target.model, policy, "--drafter-kv")
     size = Autoregressive(model.target).block_size
@@ -168,11 +153,8 @@ def _small_caches(model: Any, size: int, policy: KVPolicy, observed: Sequence[in
     return sum(int(cache.nbytes) for cache in caches)
 
 
-def _masked_diffusion(
-    argument: str, target: Unloaded, dtype: str | None, policy: KVPolicy
-) -> UnloadedDrafter:
-    refuse_drafter_policy(policy, MaskedDiffusion.name)
-    folder, asked = split_spec(argument)
+def _masked_diffusion(spec: DrafterSpec, target: Unloaded, dtype: str | None) -> UnloadedDrafter:
+    folder, asked = split_spec(spec.argument)
     config = read_json(folder / "config.json")
     settings = settings_of(folder / "config.json", config) | asked
     mask = opened(folder, "the mask token", lambda: mask_token(folder, config))
@@ -208,7 +190,7 @@ def _stored(folder: Path, dtype: str | None) -> mx.Dtype:
     return mx.bfloat16
 
 
-OPENERS: dict[str, Callable[[str, Unloaded, str | None, KVPolicy], UnloadedDrafter]] = {
+OPENERS: dict[str, Callable[[DrafterSpec, Unloaded, str | None], UnloadedDrafter]] = {
     "dflash": _dflash,
     "dflash2": _dflash,
     "autoregressive": _autoregressive,
