@@ -14,15 +14,14 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.cache.policy import NATIVE
+from engine.cache.policy import NATIVE, KVPolicy
 from engine.cache.transaction import new_caches
 from engine.drafters.autoregressive import CHUNK, UNSEEN, Autoregressive
 from engine.drafters.base import refuse_mismatch
 from engine.drafters.block import BlockDrafter
 from engine.drafters.masked_diffusion import MaskedDiffusion, settings_of, split_spec
 from engine.drafters.prompt_lookup import PromptLookup
-from engine.drafters.registry import KINDS as REGISTERED
-from engine.drafters.registry import WITH_LOOKUP, kind_of
+from engine.drafters.registry import DrafterSpec, read_spec
 from engine.errors import ConfigurationError
 from engine.memory.model import Unloaded, cast, files_of, nbytes_of, open_unloaded, pack
 from engine.memory.shapes import feed, written_by
@@ -30,6 +29,7 @@ from engine.networks.dflash import Context, DFlash
 from engine.networks.dflash2 import build_network
 from engine.networks.dflash_config import DFlashConfig
 from engine.networks.mdlm import classes, mask_token
+from engine.target.attention import refuse_policy
 from engine.target.folder import read_json
 from engine.target.loading import DTYPES, dtype_of, opened
 
@@ -53,7 +53,9 @@ class UnloadedDrafter:
     state: State
 
 
-def open_unloaded_drafter(spec: str, target: Unloaded, dtype: str | None = None) -> UnloadedDrafter:
+def open_unloaded_drafter(
+    spec: str, target: Unloaded, dtype: str | None = None, policy: KVPolicy = NATIVE
+) -> UnloadedDrafter:
     """Build what a ``--drafter`` text names (see `engine.drafters.registry`) without its weights.
 
     Raises:
@@ -61,35 +63,23 @@ def open_unloaded_drafter(spec: str, target: Unloaded, dtype: str | None = None)
         ModelError: the folder cannot be used.
         DrafterMismatchError: it was made for a target of another shape.
     """
-    if spec.startswith(WITH_LOOKUP):
-        if not (rest := spec.removeprefix(WITH_LOOKUP)):
-            raise ConfigurationError(f"--drafter {spec} lacks the drafter behind it; give {spec}FOLDER")
-        inner = open_unloaded_drafter(rest, target, dtype)
-        beside = _prompt_lookup("", target, dtype)
-        return UnloadedDrafter(
-            inner.block_size, inner.weights, lambda *run: inner.state(*run) + beside.state(*run)
-        )
-    kind, _, argument = spec.partition(":")
-    if kind not in REGISTERED:
-        if "/" not in spec and not Path(spec).exists():
-            raise ConfigurationError(
-                f"--drafter {spec!r} is neither a folder on this machine nor one of {', '.join(REGISTERED)}"
-            )
-        return OPENERS[kind_of(Path(spec))](spec, target, dtype)
-    if kind == PromptLookup.name:
-        return _prompt_lookup(argument, target, dtype)
-    if not argument:
-        raise ConfigurationError(f"--drafter {spec} lacks its folder; give {kind}:FOLDER")
-    folder = split_spec(argument)[0] if kind == MaskedDiffusion.name else Path(argument)
-    if (found := kind_of(folder)) != kind:
-        raise ConfigurationError(f"--drafter {spec}: the folder holds a drafter of the kind {found}")
-    return OPENERS[kind](argument, target, dtype)
+    asked = read_spec(spec, policy)
+    if asked.kind == PromptLookup.name:
+        inner = _prompt_lookup(asked.argument)
+    else:
+        inner = OPENERS[asked.kind](asked, target, dtype)
+    if not asked.lookups:
+        return inner
+    lookup = _prompt_lookup(str(PromptLookup.default_shortest))
+    return UnloadedDrafter(
+        inner.block_size, inner.weights, lambda *run: inner.state(*run) + lookup.state(*run)
+    )
 
 
-def _prompt_lookup(argument: str, target: Unloaded, dtype: str | None) -> UnloadedDrafter:  # noqa: ARG001
-    if argument and not (argument.isascii() and argument.isdigit()):
+def _prompt_lookup(argument: str) -> UnloadedDrafter:
+    if not (argument.isascii() and argument.isdigit()):
         raise ConfigurationError(f"--drafter prompt-lookup:{argument}: the shortest match must be a number")
-    shortest = int(argument or PromptLookup.default_shortest)
+    shortest = int(argument)
 
     def state(observed: Sequence[int], block: int) -> int:  # noqa: ARG001
         lookup = PromptLookup(shortest)
@@ -100,22 +90,24 @@ def _prompt_lookup(argument: str, target: Unloaded, dtype: str | None) -> Unload
     return UnloadedDrafter(PromptLookup(shortest).block_size, 0, state)
 
 
-def _dflash(argument: str, target: Unloaded, dtype: str | None) -> UnloadedDrafter:
-    folder = Path(argument)
+def _dflash(spec: DrafterSpec, target: Unloaded, dtype: str | None) -> UnloadedDrafter:
+    folder, policy = Path(spec.argument), spec.policy
     config = read_json(folder / "config.json")
     network = opened(folder, "config.json", lambda: build_network(DFlashConfig.from_dict(config)))
     if config.get("quantization") is not None:
         pack(folder, network, config["quantization"])
     cast(network, _stored(folder, dtype))
-    BlockDrafter(network).bind(target.target)
+    BlockDrafter(network, policy).bind(target.target)
     taps = DTYPES[target.dtype]
-    return UnloadedDrafter(network.config.block_size, nbytes_of(network), partial(_context, network, taps))
+    return UnloadedDrafter(
+        network.config.block_size, nbytes_of(network), partial(_context, network, taps, policy)
+    )
 
 
-def _context(network: DFlash, dtype: mx.Dtype, observed: Sequence[int], block: int) -> int:
+def _context(network: DFlash, dtype: mx.Dtype, policy: KVPolicy, observed: Sequence[int], block: int) -> int:
     """Bytes of a DFlash network's context, as `BlockDrafter` extends it."""
     config = network.config
-    context, waiting = Context(config), 0
+    context, waiting = Context(config, policy), 0
     width = len(config.target_layer_ids) * config.hidden_size
     for count in observed:
         waiting += count
@@ -136,14 +128,15 @@ def _forget(context: Context) -> None:
         layer.buffers = [mx.zeros(buffer.shape, buffer.dtype) for buffer in layer.buffers]
 
 
-def _autoregressive(argument: str, target: Unloaded, dtype: str | None) -> UnloadedDrafter:
-    model = open_unloaded(Path(argument), dtype)
+def _autoregressive(spec: DrafterSpec, target: Unloaded, dtype: str | None) -> UnloadedDrafter:
+    model, policy = open_unloaded(Path(spec.argument), dtype), spec.policy
     refuse_mismatch("vocabulary", model.target.vocab_size, target.target.vocab_size)
+    refuse_policy(model.target.model, policy, "--drafter-kv")
     size = Autoregressive(model.target).block_size
-    return UnloadedDrafter(size, model.weights, partial(_small_caches, model.target.model, size))
+    return UnloadedDrafter(size, model.weights, partial(_small_caches, model.target.model, size, policy))
 
 
-def _small_caches(model: Any, size: int, observed: Sequence[int], block: int) -> int:
+def _small_caches(model: Any, size: int, policy: KVPolicy, observed: Sequence[int], block: int) -> int:
     """Bytes of a drafting model's caches: what it has not seen in chunks, then the bonus, then its drafts."""
     if block < 2:  # it reads what it observed when it is asked to draft
         return 0
@@ -153,15 +146,15 @@ def _small_caches(model: Any, size: int, observed: Sequence[int], block: int) ->
         unseen -= counts[-1]
     drafts = min(block - 1, 2 * size - 1)
     counts += [unseen + 1, *[1] * (drafts - 1)]
-    caches = new_caches(model, UNSEEN + 2 * size, NATIVE)
+    caches = new_caches(model, UNSEEN + 2 * size, policy)
     for cache, written in zip(caches, written_by(model), strict=True):
         for count in counts:
             feed(cache, written, count)
     return sum(int(cache.nbytes) for cache in caches)
 
 
-def _masked_diffusion(argument: str, target: Unloaded, dtype: str | None) -> UnloadedDrafter:
-    folder, asked = split_spec(argument)
+def _masked_diffusion(spec: DrafterSpec, target: Unloaded, dtype: str | None) -> UnloadedDrafter:
+    folder, asked = split_spec(spec.argument)
     config = read_json(folder / "config.json")
     settings = settings_of(folder / "config.json", config) | asked
     mask = opened(folder, "the mask token", lambda: mask_token(folder, config))
@@ -197,7 +190,7 @@ def _stored(folder: Path, dtype: str | None) -> mx.Dtype:
     return mx.bfloat16
 
 
-OPENERS: dict[str, Callable[[str, Unloaded, str | None], UnloadedDrafter]] = {
+OPENERS: dict[str, Callable[[DrafterSpec, Unloaded, str | None], UnloadedDrafter]] = {
     "dflash": _dflash,
     "dflash2": _dflash,
     "autoregressive": _autoregressive,

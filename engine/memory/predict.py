@@ -15,7 +15,7 @@ from engine.target.attention import refuse_policy
 
 EVERY = "all"
 POLICIES = (
-    "native", "sliding-bounded", "sink-window", "affine", "rotated", "lattice", "lattice-packed",
+    "native", "full-kv", "sliding-bounded", "sink-window", "affine", "rotated", "lattice", "lattice-packed",
     "restored:exact",
 )  # fmt: skip
 LARGEST_BATCH, LARGEST_CONTEXT = 4096, 2**30

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from engine.cache.policy import KVPolicy
 from engine.drafters.block import BlockDrafter
-from engine.drafters.registry import WITH_LOOKUP
+from engine.drafters.registry import WITH_LOOKUP, split_policy
 from engine.errors import ConfigurationError, DrafterMismatchError, ModelError
 from engine.networks.projector import DrafterFeatures, Projector, ProjectorConfig
 from engine.restoration.session import RestorationPlan
@@ -120,7 +120,8 @@ def features_of(folder: Path, target: Target, dtype: str | None) -> tuple[Drafte
 
 def _drafter_folder(projector: Path, config: ProjectorConfig, drafter: str | None) -> Path:
     """Where the projector's drafter is: in ``--drafter``, beside the projector, or it is the shipped one."""
-    named = Path((drafter or "").removeprefix(WITH_LOOKUP).removeprefix("dflash:").removeprefix("dflash2:"))
+    text = split_policy(drafter or "")[0].removeprefix(WITH_LOOKUP)
+    named = Path(text.removeprefix("dflash:").removeprefix("dflash2:"))
     beside = projector.resolve().parent / BESIDE
     found = {}
     for folder in (beside, named):

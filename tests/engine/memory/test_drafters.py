@@ -91,6 +91,30 @@ def test_states_are_those_of_a_drafter_at_work(places, loaded, unloaded, kind, c
         assert predicted.state(observed, BLOCK) == at_work(drafter, loaded, observed), context
 
 
+@pytest.mark.sampled(2, 1)
+@pytest.mark.parametrize("policy", ["sink-window:3,40", "sink-window:0,100", "affine:4,32", "rotated:8,64"])
+@pytest.mark.parametrize("kind", ["dflash", "autoregressive"])
+def test_states_under_a_policy_are_those_of_a_drafter_at_work(loaded, unloaded, tmp_path, kind, policy):
+    if kind == "dflash":
+        folder = tiny.save_drafter(tmp_path / "wide", head_dim=32)
+    else:
+        folder = tiny.save_target(tmp_path / "small", "llama", head_dim=32)
+    spec = f"{kind}:{folder}?kv={policy}"
+    drafter, predicted = open_drafter(spec, loaded).drafter, open_unloaded_drafter(spec, unloaded)
+    for chunk in (2048, 40):
+        for context in CONTEXTS:
+            observed = [*chunks_of(NATIVE, Run(context, prefill_chunk=chunk)), 1]
+            assert predicted.state(observed, BLOCK) == at_work(drafter, loaded, observed), (chunk, context)
+
+
+@pytest.mark.parametrize(
+    "spec", ["prompt-lookup:2?kv=affine", "prompt-lookup:2?kv=window", "dflash:x?kv=full-kv"]
+)
+def test_a_policy_that_cannot_be_is_refused(unloaded, spec):
+    with pytest.raises(InputError, match="--drafter-kv"):
+        open_unloaded_drafter(spec, unloaded)
+
+
 def test_sliding_layers_of_a_drafter_are_predicted_too(loaded, unloaded, tmp_path):
     changes = {
         "sliding_window": 40,
