@@ -1,6 +1,8 @@
 """What of a row can be made again without running a model: prompt, texts, end, and the sum of its rounds."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from engine.detokenize import text_of
 from engine.evaluation.report import needle_fields
@@ -8,14 +10,33 @@ from engine.evaluation.templates import answer_of
 from engine.evaluation.throughput import IGNORE_STOPS
 from engine.stops import Stops
 from engine.target.loading import LoadedTarget
-from engine.verification.prompts import Asked
-from engine.verification.record import Check, finding
-from engine.verification.replay import kept_by
-from evidence_format.model import Arm, Sample
-from evidence_format.text import text_digest, tokens_digest
-from evidence_format.verification import ReplayFinding
+from engine.verification.inputs import EncodedPrompt
+from evidence_format.model import Arm, Round, Sample
+from evidence_format.text import shown, text_digest, tokens_digest
+from evidence_format.verification import Check, ReplayFinding
 
-SHOWN = 60  # characters of a value in a finding
+LONGEST = 4000  # characters of a finding's message
+BEFORE = 30  # characters of a long text that are shown before the first difference
+
+
+def finding(where: str, check: Check, message: str) -> ReplayFinding:
+    """What the report says of a row (``arm/prompt_id``) or a model (its role), and the replay does not."""
+    return ReplayFinding(where=where, check=check, message=message[:LONGEST])
+
+
+def mismatch(where: str, check: Check, what: str, said: object, found: object) -> ReplayFinding:
+    """A value that the report gives and another one that was computed."""
+    if isinstance(said, str) and isinstance(found, str):
+        start = max(shared(said, found) - BEFORE, 0)
+        what += f" from character {start}" if start else ""
+        said, found = said[start:], found[start:]
+    return finding(where, check, f"{what}: reported {shown(said)}, computed {shown(found)}")
+
+
+def shared(one: Sequence[object], other: Sequence[object]) -> int:
+    """How many entries two sequences begin with alike."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (left, right) in pairs if left != right), min(len(one), len(other)))
 
 
 def name_of(arm: Arm, row: Sample) -> str:
@@ -23,115 +44,94 @@ def name_of(arm: Arm, row: Sample) -> str:
     return f"{arm.name}/{row.prompt_id}"
 
 
-def check_set(arm: Arm, asked: Mapping[str, Asked]) -> Iterator[ReplayFinding]:
-    """Whether an arm ran just the prompts that its configuration gives, in their order."""
-    ran = [row.prompt_id for row in arm.samples]
-    wanted = list(asked)
-    if ran == wanted:
-        return
-    for identifier in [name for name in wanted if name not in ran]:
+def check_set(arm: Arm, prompts: Mapping[str, EncodedPrompt]) -> Iterator[ReplayFinding]:
+    """Find whether an arm ran just the prompts that its configuration gives, in their order."""
+    ran, wanted = [row.prompt_id for row in arm.samples], list(prompts)
+    for name in prompts.keys() - ran:
         yield finding(
-            f"{arm.name}/{identifier}",
-            "prompts",
-            "the configuration asks for this prompt, and there is no row of it",
+            f"{arm.name}/{name}", "prompts", "the configuration asks for this prompt; it has no row"
         )
-    for identifier in dict.fromkeys(name for name in ran if name not in asked):
-        yield finding(f"{arm.name}/{identifier}", "prompts", "the configuration gives no prompt of this id")
-    if sorted(ran) == sorted(wanted):
+    for name in Counter(ran) - Counter(wanted):
+        times = f"{ran.count(name)} rows are of this prompt; the configuration gives {wanted.count(name)}"
+        yield finding(f"{arm.name}/{name}", "prompts", times)
+    if ran != wanted and sorted(ran) == sorted(wanted):
         first = next(one for one, other in zip(ran, wanted, strict=True) if one != other)
         yield finding(f"{arm.name}/{first}", "prompts", "the rows are not in the order of the prompts")
-    elif len(set(ran)) < len(ran):
-        twice = next(name for name in ran if ran.count(name) > 1)
-        yield finding(f"{arm.name}/{twice}", "prompts", "there are several rows of this prompt")
 
 
 def check_row(
-    target: LoadedTarget, stop_texts: Sequence[str], arm: Arm, row: Sample, asked: Asked
+    target: LoadedTarget, stop_texts: Sequence[str], arm: Arm, row: Sample, asked: EncodedPrompt
 ) -> Iterator[ReplayFinding]:
-    """Everything of a row that follows from its prompt and its tokens."""
-    where = name_of(arm, row)
-
-    def differs(check: Check, what: str, said: object, found: object) -> ReplayFinding:
-        skipped = 0
-        if isinstance(said, str) and isinstance(found, str) and len(said) > SHOWN:
-            pairs = enumerate(zip(said, found, strict=False))
-            same = next((at for at, (one, other) in pairs if one != other), min(len(said), len(found)))
-            skipped = max(same - SHOWN // 2, 0)
-            said, found = said[skipped:], found[skipped:]
-        at = f" from character {skipped}" if skipped else ""
-        return finding(where, check, f"{what}{at}: reported {_short(said)}, computed {_short(found)}")
-
-    for what, said, found in (
-        ("prompt_sha256", row.prompt_sha256, tokens_digest(asked.tokens)),
-        ("source_sha256", row.source_sha256, asked.prompt.source_sha256),
-        ("prompt_tokens", row.prompt_tokens, len(asked.tokens)),
-        ("instruction_sha256", row.instruction_sha256, text_digest(asked.prompt.instruction)),
+    """Find what of a row does not follow from its prompt and its tokens."""
+    where, prompt, tokenizer = name_of(arm, row), asked.prompt, target.tokenizer
+    for name, computed in (
+        ("prompt_sha256", tokens_digest(asked.tokens)),
+        ("source_sha256", prompt.source_sha256),
+        ("prompt_tokens", len(asked.tokens)),
+        ("instruction_sha256", text_digest(prompt.instruction)),
     ):
-        if said != found:
-            yield differs("prompts", what, said, found)
+        if getattr(row, name) != computed:
+            yield mismatch(where, "prompts", name, getattr(row, name), computed)
     if outside := [token for token in row.tokens if token >= target.target.vocab_size]:
-        yield finding(
-            where, "rows", f"token {outside[0]} is not one of the model's {target.target.vocab_size}"
-        )
+        message = f"token {outside[0]} is not one of the model's {target.target.vocab_size}"
+        yield finding(where, "rows", message)
         return
     if row.tokens_sha256 != tokens_digest(row.tokens):
-        yield differs("rows", "tokens_sha256", row.tokens_sha256, tokens_digest(row.tokens))
+        yield mismatch(where, "rows", "tokens_sha256", row.tokens_sha256, tokens_digest(row.tokens))
     ends = () if arm.control == IGNORE_STOPS else target.stops
-    stops = Stops(ends, stop_texts, target.tokenizer if stop_texts else None)
+    stops = Stops(ends, stop_texts, tokenizer if stop_texts else None)
     stops.start(asked.tokens)
-    yield from _check_end(where, stops, row, asked)
-    text = text_of(target.tokenizer, row.tokens, Stops(ends, stop_texts, target.tokenizer), asked.tokens)
-    if row.text != text:
-        yield differs("text", "text", row.text, text)
-    answer = answer_of(target.tokenizer, asked.tokens, text)
-    if row.answer_text != (None if answer == text else answer):
-        yield differs("text", "answer_text", row.answer_text, None if answer == text else answer)
-    yield from _check_needle(where, row, asked, answer, text)
-    try:
-        kept_by(row.rounds, len(row.tokens)) if row.rounds else None
-    except ValueError as error:
-        yield finding(where, "rounds", str(error))
+    yield from _check_end(where, stops.find(row.tokens), row, asked.limit)
+    text = text_of(tokenizer, row.tokens, Stops(ends, stop_texts, tokenizer), asked.tokens)
+    answer = answer_of(tokenizer, asked.tokens, text)
+    answer_text = None if answer == text else answer
+    for name, said, found in (("text", row.text, text), ("answer_text", row.answer_text, answer_text)):
+        if said != found:
+            yield mismatch(where, "text", name, said, found)
+    needle = None
+    if prompt.needle is not None and prompt.text is not None:
+        needle = needle_fields(prompt.needle, prompt.text, answer, text)
+    yield from _check_needle(where, None if row.needle is None else row.needle.model_dump(), needle)
+    if row.rounds and kept_by(row.rounds, len(row.tokens)) is None:
+        message = f"{len(row.rounds)} rounds do not give {len(row.tokens)} tokens"
+        yield finding(where, "rounds", message)
 
 
-def _check_end(where: str, stops: Stops, row: Sample, asked: Asked) -> Iterator[ReplayFinding]:
-    """Whether the text ends where and as it should."""
-    end, many = stops.find(row.tokens), len(row.tokens)
+def _check_end(where: str, end: int | None, row: Sample, limit: int) -> Iterator[ReplayFinding]:
+    """Find whether the text ends at its first stop, or at the limit."""
+    many = len(row.tokens)
     if end is not None and end < many:
         yield finding(where, "rows", f"a stop follows {end} tokens, but the row has {many}")
-    elif end is None and many != asked.most:
-        yield finding(where, "rows", f"{many} tokens and no stop; expected {asked.most} (max_tokens)")
-    elif many > asked.most:
-        yield finding(where, "rows", f"{many} tokens, but max_tokens is {asked.most}")
-    finish = "length" if end is None else "stop"
-    if row.finish_reason != finish:
-        yield finding(
-            where, "rows", f"finish_reason: reported {_short(row.finish_reason)}, computed {finish!r}"
+    elif many > limit or (end is None and many < limit):
+        yield finding(where, "rows", f"{many} tokens; expected {limit} (max_tokens) or a stop before")
+    reason = "length" if end is None else "stop"
+    if row.finish_reason != reason:
+        yield mismatch(where, "rows", "finish_reason", row.finish_reason, reason)
+
+
+def _check_needle(
+    where: str, said: dict[str, Any] | None, found: dict[str, Any] | None
+) -> Iterator[ReplayFinding]:
+    """Find whether what was hidden, and what of it came back, is as the prompt and the text have it."""
+    if said is None or found is None:
+        if said is not found:
+            yield mismatch(where, "prompts", "needle", said is not None, found is not None)
+        return
+    for name in (name for name in said if said[name] != found[name]):
+        yield mismatch(
+            where, "text" if name == "hit" else "prompts", f"needle.{name}", said[name], found[name]
         )
 
 
-def _check_needle(where: str, row: Sample, asked: Asked, answer: str, text: str) -> Iterator[ReplayFinding]:
-    """Whether what was hidden, and what of it was found, is as the prompt and the text have it."""
-    prompt = asked.prompt
-    hidden = prompt.needle is not None and prompt.text is not None
-    if (row.needle is not None) != hidden:
-        said = "hides nothing" if row.needle is None else "hides something"
-        yield finding(
-            where, "prompts", f"the report says that the prompt {said}, and it is the other way round"
-        )
-        return
-    if row.needle is None or prompt.needle is None or prompt.text is None:
-        return
-    found = needle_fields(prompt.needle, prompt.text, answer, text)
-    for name, said in row.needle.model_dump().items():
-        if said != found[name]:
-            check: Check = "text" if name == "hit" else "prompts"
-            yield finding(
-                where,
-                check,
-                f"needle.{name}: reported {_short(said)}, computed {_short(found[name])}",
-            )
+def kept_by(rounds: Sequence[Round], tokens: int) -> list[int] | None:
+    """How many tokens each round gave; None where they do not give just these tokens.
 
-
-def _short(value: object) -> str:
-    text = ascii(value)
-    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+    The prompt gave the first token of all, and the end may cut the last round.
+    """
+    kept, left = [], tokens - 1
+    for each in rounds:
+        if left < 1 or each.accepted >= each.block:
+            return None
+        kept.append(min(each.accepted + 1, left))
+        left -= kept[-1]
+    return None if left else kept
