@@ -72,16 +72,14 @@ def command(report: Path, as_json: bool, record: Path | None, **values: Any) -> 
     from engine.cli.tables import verification_table
     from engine.evaluation.report import write_document
     from engine.registry.locate import Places
-    from engine.verification.inputs import read_report
     from engine.verification.verify import VerifyOptions, verify
 
-    content, sha256 = read_report(report)
     folders = {"target": values["model"], "drafter": values["drafter"], "projector": values["projector"]}
     options = VerifyOptions(
         values["sample"], values["seed"], folders, values["among"], values["prompts"], request
     )
     with shown_progress() as progress:
-        found = verify(content, sha256, options, runtime, Places.of_machine(), progress=progress)
+        found = verify(report, options, runtime, Places.of_machine(), progress=progress)
     document = found.model_dump(mode="json", by_alias=True)
     if record is not None:
         write_document(record, document)

@@ -35,6 +35,7 @@ from engine.verification.inputs import (
     find_models,
     make_prompts,
     open_reported,
+    read_report,
 )
 from engine.verification.replay import (
     CacheContent,
@@ -59,122 +60,87 @@ from evidence_format.verification import (
     Verification,
 )
 
-# Near ties of a drafter fall otherwise on another machine, in a batch, and in blocks that are not compiled:
-# of the rounds of genuine reports one in a hundred confirms another number of drafts. Where acceptance was
-# inflated nearly all do.
-ROUNDS_MAY_DIFFER = 0.05  # of a row's rounds, but one may always; of the rounds of all rows
-# Both logits that are compared may be off by the error.
-ROUNDING = 2.0
-# So much less than the caches hold here may a row claim. Compiled graphs reserve more, so more is no finding.
-RESIDENT = 0.02
-# An arm's rounds may claim this share more accepted drafts, plus one block: near ties fall both ways.
-ACCEPTED = 0.02
-DISTORTION = 0.02  # codes near a boundary fall otherwise where keys are rounded otherwise
+TOLERANCES = Tolerances(
+    # Near ties of a drafter fall otherwise on another machine, in a batch, and in blocks that are not
+    # compiled: of the rounds of genuine reports one in a hundred confirms another number of drafts. Where
+    # acceptance was inflated nearly all do.
+    rounds=0.05,
+    rounding=2.0,  # both logits that are compared may be off by the error
+    resident=0.02,  # compiled graphs reserve more than the caches hold here, so more is no finding
+    distortion=0.02,  # codes near a boundary fall otherwise where keys are rounded otherwise
+    accepted=0.02,  # near ties fall both ways
+)
 # What the gate computes with; the weights digest alone does not hold it.
 CARD = ("dtype", "quantization", "parameters", "vocab_size", "largest_block", "cache_layers")
 EXTRA_S = 5.0  # rows that were not drawn are looked at as long as this lasts
 CHEAP = 2e10  # … but tokens of all rows of a small model in any case: parameters times positions
+MOST_FINDINGS = 20_000  # of a record
 
 ArmRow = tuple[Arm, Sample]
 
 
 @dataclass(frozen=True)
 class VerifyOptions:
-    """What is to be verified, and with what.
-
-    Attributes:
-        sample: rows to draw.
-        seed: repeats a draw; None takes one from the system's random numbers.
-        folders: models by role, where they were given.
-        among: further folders that may hold a model of any role.
-        prompts: file of prompts, where the report was made with one.
-        request: the request that a runner answers with this.
-    """
+    """What the command line can set about a replay; a `seed` of None is taken from the system."""
 
     sample: int
     seed: int | None
-    folders: Mapping[str, Path | None]
+    folders: Mapping[str, Path | None]  # of models, by role
     among: tuple[Path, ...]
     prompts: Path | None
     request: ReportRequest | None
 
-    def draw_of(self, report: Report) -> Draw:
-        """How rows of a report are drawn."""
-        return Draw(
-            seed=randbits(48) if self.seed is None else self.seed,
-            source="os" if self.seed is None else "given",
-            sample=self.sample,
-            rows=sum(len(arm.samples) for arm in report.arms),
-        )
-
 
 def verify(
-    report: Report,
-    sha256: str,
-    options: VerifyOptions,
-    runtime: Runtime,
-    places: Places,
-    *,
-    progress: Progress,
+    path: Path, options: VerifyOptions, runtime: Runtime, places: Places, *, progress: Progress
 ) -> Verification:
     """Replay a report; return the record, whose verdict says whether anything was found.
 
-    Args:
-        report: the report.
-        sha256: of its file.
-        options: what is to be verified, and with what.
-        runtime: what runs here.
-        places: where models may lie.
-        progress: told before each row.
-
     Raises:
-        ConfigurationError: a model or the prompts are not at hand, or the report's configuration cannot be
+        ConfigurationError: the report, its models or prompts are not at hand, or its configuration cannot be
             followed.
     """
-    watch, started = StrainWatch(), stamp(now())
-    draw, source = options.draw_of(report), report.environment.git.source_sha256
-    progress(0, 1, "finding models", "")
-    folders, differing = find_models(report.environment.models, options.folders, options.among, places)
-    found = [finding(role, "models", message) for role, message in differing.items()]
-    rows: list[ReplayedRow] = []
-    notes: list[str] = []
-    environment = describe(runtime, watch, {})
-    if not found:
-        progress(0, 1, "loading", report.environment.models["target"].id)
-        settings = RunSettings.of(report)
-        engine = open_reported(report, settings, folders, options.folders, options.among)
-        replayer = _Replayer(report, draw, settings, engine, prompts=options.prompts, progress=progress)
-        rows, found, notes = replayer.run(), replayer.findings, replayer.notes
-        environment = describe(runtime, watch, replayer.cards)
-        if environment["git"]["source_sha256"] != source:
-            notes.append("another version of the engine wrote the report")
-        notes.append("times were not verified")
+    report, sha256 = read_report(path)
+    watch, started, source = StrainWatch(), stamp(now()), report.environment.git.source_sha256
+    draw = Draw(
+        seed=randbits(48) if options.seed is None else options.seed,
+        source="os" if options.seed is None else "given",
+        sample=options.sample,
+        rows=sum(len(arm.samples) for arm in report.arms),
+    )
     subject = Subject(
         sha256=sha256,
         kind=report.kind,
         nonce=None if report.request is None else report.request.nonce,
         source_sha256=source,
     )
-    tolerances = Tolerances(
-        rounds=ROUNDS_MAY_DIFFER,
-        rounding=ROUNDING,
-        resident=RESIDENT,
-        distortion=DISTORTION,
-        accepted=ACCEPTED,
-    )
+    progress(0, 1, "finding models", "")
+    folders, differing = find_models(report.environment.models, options.folders, options.among, places)
+    findings = [finding(role, "models", message) for role, message in differing.items()]
+    rows: list[ReplayedRow] = []
+    notes: list[str] = []
+    environment = describe(runtime, watch, {})
+    if not findings:
+        progress(0, 1, "loading", "models")
+        replayer = _Replayer(report, draw, options, folders, progress)
+        rows, findings, notes = replayer.run(), replayer.findings, replayer.notes
+        environment = describe(runtime, watch, replayer.cards)
+        if environment["git"]["source_sha256"] != source:
+            notes.append("another version of the engine wrote the report")
+        notes.append("times were not verified")
     return Verification.model_validate(
         {
             "schema": "kakeya.verification/1",
-            "verdict": "refuted" if found else "confirmed",
+            "verdict": "refuted" if findings else "confirmed",
             "started_at": started,
             "finished_at": stamp(now()),
             "report": subject,
             "draw": draw,
-            "tolerances": tolerances,
+            "tolerances": TOLERANCES,
             "environment": environment,
             "request": options.request,
             "rows": tuple(rows),
-            "findings": tuple(found),
+            "findings": tuple(findings[:MOST_FINDINGS]),
             "notes": tuple(notes),
         }
     )
@@ -247,17 +213,17 @@ class _Replayer:
         self,
         report: Report,
         draw: Draw,
-        settings: RunSettings,
-        engine: Engine,
-        *,
-        prompts: Path | None,
+        options: VerifyOptions,
+        folders: Mapping[str, Path],
         progress: Progress,
     ) -> None:
         self.findings: list[ReplayFinding] = []
         self.notes: list[str] = []
-        self._report, self._draw, self._settings, self._progress = report, draw, settings, progress
-        self._engine, self._engines = engine, {engine.policy.spec: engine}
-        self._prompts, self._emptied = make_prompts(engine, settings, prompts)
+        self._report, self._draw, self._progress = report, draw, progress
+        self._settings = RunSettings.of(report)
+        self._engine = open_reported(report, self._settings, folders, options.folders, options.among)
+        self._engines = {self._engine.policy.spec: self._engine}
+        self._prompts, self._emptied = make_prompts(self._engine, self._settings, options.prompts)
         self._errors: dict[str, float] = {}  # of rounding, by policy
         self._gaps: dict[tuple[tuple[int, ...], tuple[int, ...]], list[float]] = {}  # of native rows, by text
         self._arms_run: set[str] = set()
@@ -295,7 +261,7 @@ class _Replayer:
                     rounds=rounds,
                 )
             )
-        self.findings.extend(_check_all_rounds(records, self._report))
+        self.findings.extend(_check_all_rounds(records, seen))
         self._progress(len(rows), len(rows), "replayed", f"{len(seen)} rows")
         return records
 
@@ -406,7 +372,7 @@ class _Replayer:
     def _check_tokens(self, row: _Row, missing: Sequence[float]) -> Tokens:
         """Every token is the target's best, or within rounding of it."""
         worst = max(range(len(missing)), key=missing.__getitem__)
-        allowed = ROUNDING * max(self._errors[row.policy], self._errors[NATIVE.spec])
+        allowed = TOLERANCES.rounding * max(self._errors[row.policy], self._errors[NATIVE.spec])
         if wrong := [at for at, gap in enumerate(missing) if not gap <= allowed]:  # NaN is wrong, too
             at = wrong[0]
             message = (
@@ -446,7 +412,7 @@ class _Replayer:
             accepted=sum(accepted for _, _, accepted in blocks),
             reason=None,
         )
-        if rounds.differing > max(1, ROUNDS_MAY_DIFFER * rounds.replayed):
+        if rounds.differing > max(1, TOLERANCES.rounds * rounds.replayed):
             message = (
                 f"{rounds.differing} of {rounds.replayed} rounds confirm other drafts when they are drafted "
                 f"again: {rounds.claimed_accepted} drafts by the report, {rounds.accepted} here"
@@ -460,7 +426,7 @@ class _Replayer:
         if RaggedKV.__name__ in said.cache.classes or self._settings.command == "eval server":
             return  # merged caches, of which a row states its share
         resident, restored = said.cache.resident_bytes, said.restored_positions or 0
-        enough = resident >= (1 - RESIDENT) * found.resident_bytes
+        enough = resident >= (1 - TOLERANCES.resident) * found.resident_bytes
         compared: list[tuple[str, object, object, bool]] = [
             ("caches", said.cache.classes, found.classes, said.cache.classes == found.classes),
             ("resident_bytes", resident, found.resident_bytes, enough),
@@ -470,8 +436,8 @@ class _Replayer:
         if (own := found.kv) is not None and (kv := said.kv) is not None:
             compared += [
                 ("kv.layers", kv.layers, own.layers, kv.layers == own.layers),
-                ("kv.values", kv.values, own.values, _near(kv.values, own.values, RESIDENT)),
-                ("kv.bytes", kv.bytes, own.nbytes, _near(kv.bytes, own.nbytes, RESIDENT)),
+                ("kv.values", kv.values, own.values, _near(kv.values, own.values, TOLERANCES.resident)),
+                ("kv.bytes", kv.bytes, own.nbytes, _near(kv.bytes, own.nbytes, TOLERANCES.resident)),
             ]
         for name, value, computed, right in compared:
             if not right:
@@ -489,34 +455,34 @@ def _check_distortion(row: _Row) -> Iterator[ReplayFinding]:
         ("key_distortion", said.key_distortion, found.keys),
         ("value_distortion", said.value_distortion, found.values),
     ):
-        if value is not None and not _near(value, other, DISTORTION):
+        if value is not None and not _near(value, other, TOLERANCES.distortion):
             yield mismatch(row.name, "memory", name, f"{value:.4g}", f"{other:.4g}")
 
 
-def _check_all_rounds(rows: Sequence[ReplayedRow], report: Report) -> Iterator[ReplayFinding]:
+def _check_all_rounds(records: Sequence[ReplayedRow], rows: Sequence[_Row]) -> Iterator[ReplayFinding]:
     """What is little in each row may be much in all."""
-    replayed = [row for row in rows if row.rounds.replayed]
+    replayed = [row for row in records if row.rounds.replayed]
     rounds = sum(row.rounds.replayed for row in replayed)
     differing = sum(row.rounds.differing for row in replayed)
-    if differing > max(1, ROUNDS_MAY_DIFFER * rounds):
+    if differing > max(1, TOLERANCES.rounds * rounds):
         worst = max(replayed, key=lambda row: row.rounds.differing / row.rounds.replayed)
         message = (
             f"{differing} of the {rounds} rounds of {len(replayed)} rows confirm other drafts when they are "
             "drafted again, in this row most"
         )
         yield finding(f"{worst.arm}/{worst.prompt_id}", "rounds", message)
-    for arm in report.arms:
-        of_arm = [row for row in replayed if row.arm == arm.name]
+    for arm in dict.fromkeys(row.arm for row in replayed):
+        of_arm = [row for row in replayed if row.arm == arm]
         claimed = sum(row.rounds.claimed_accepted for row in of_arm)
         found = sum(row.rounds.accepted for row in of_arm)
-        block = max((each.block for each in arm.rounds), default=1)
-        if claimed - found > block - 1 + ACCEPTED * claimed:
+        block = max(each.block for row in rows if row.arm.name == arm for each in row.sample.rounds)
+        if claimed - found > block - 1 + TOLERANCES.accepted * claimed:
             worst = max(of_arm, key=lambda row: row.rounds.claimed_accepted - row.rounds.accepted)
             message = (
                 f"the report claims {claimed} accepted drafts in {len(of_arm)} rows, {found} are accepted "
                 "when they are drafted again; most of the difference is in this row"
             )
-            yield finding(f"{arm.name}/{worst.prompt_id}", "rounds", message)
+            yield finding(f"{arm}/{worst.prompt_id}", "rounds", message)
 
 
 def _near(said: float, found: float, share: float) -> bool:
