@@ -51,7 +51,6 @@ BUFFERS = {
         "engine/training/selfplay.py",
     },
     "np.asarray": {
-        "engine/evaluation/codec.py",
         "engine/evaluation/parity.py",
         "engine/training/drafter.py",
         "engine/training/proposer.py",
