@@ -71,7 +71,7 @@ types: $(STAMP) ## mypy --strict on the packages
 	@$(BIN)/mypy
 
 bandit: $(STAMP) ## known weaknesses in our own code
-	@$(BIN)/bandit --quiet --configfile pyproject.toml --recursive bridge engine evidence_format scripts benchmarks
+	@$(BIN)/bandit --quiet --configfile pyproject.toml --recursive bridge engine evidence_format tools scripts benchmarks
 
 audit: bandit ## the same, and known vulnerabilities of the locked packages (asks api.osv.dev)
 	@$(BIN)/uv audit --quiet --locked --preview-features audit-command; case $$? in \

@@ -4,14 +4,15 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.blas import fit_threads
 from engine.cache.policy import NATIVE, KVPolicy, parse_policy
 from engine.decode import Diagnosis
+from engine.device import fit_threads
 from engine.draft_length import AdaptiveDraftLength, DraftLength, FixedDraftLength
 from engine.drafters.registry import WITH_LOOKUP, open_drafter
 from engine.errors import ConfigurationError
 from engine.restoration.loading import open_restoration
 from engine.restoration.session import RestorationPlan
+from engine.session import Session
 from engine.target.attention import refuse_policy
 from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET, LoadedDrafter, LoadedTarget, load_target
 
@@ -75,6 +76,17 @@ class Engine:
         if self.options.block != "auto":
             return FixedDraftLength(int(self.options.block))
         return AdaptiveDraftLength(self.drafter.drafter.block_size, nominal=repeatable)
+
+    def open_session(self, headroom: int) -> Session:
+        """A new session for blocks up to ``headroom`` tokens."""
+        return Session(
+            self.target.target,
+            self.drafter.drafter if self.drafter else None,
+            headroom=max(headroom, 1),
+            compiled=self.options.compiled,
+            policy=self.policy,
+            restoration=self.restoration,
+        )
 
     @property
     def diagnosis(self) -> Diagnosis:

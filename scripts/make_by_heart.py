@@ -20,8 +20,8 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.llama import Model, ModelArgs
 
 from engine.target.loading import SHIPPED_TARGET, load_target
-from engine.training.export import write_digests
 from tests.engine.server.by_heart import ANSWER, ASKED, CALL, FOLDER, REASONED, RIDDLE, TOLD, WEATHER
+from tools.demo_models.export import write_digests
 
 CONFIG = {
     "model_type": "llama",

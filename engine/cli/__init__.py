@@ -28,21 +28,18 @@ COMMANDS = {
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are imported when one of them runs."""
+    """A group that imports a module for the ``command`` in it when that runs, and for --help imports none."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names, in the order of the table."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the module of a command; its ``command`` is the command."""
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = import_module(COMMANDS[cmd_name][0]).command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of commands for --help, without importing any."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, short) for name, (_, short) in COMMANDS.items()])
 
@@ -86,10 +83,8 @@ def run(arguments: list[str] | None = None) -> int:
         return _say(error.format_message(), 2)
     except (click.Abort, KeyboardInterrupt):
         return _say("interrupted", 130)
-    except InputError as error:
-        return _say(str(error), 2)
     except EngineError as error:
-        return _say(str(error), 1)
+        return _say(str(error), 2 if isinstance(error, InputError) else 1)
     except (BrokenPipeError, SystemExit):  # click exits by itself where nobody reads any more
         return 1
     except Exception as error:  # the last door: our bug must not look like the user's mistake

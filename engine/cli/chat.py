@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from engine.cli.options import registry_options, sampling_options, take_registry
-from engine.errors import ConfigurationError, PromptError
+from engine.errors import ConfigurationError
 
 
 @click.command("chat")
@@ -32,7 +32,7 @@ def command(
 
     Text comes as it is decoded. The next turn computes only what is new, if the model and its KV channel
     allow it. Ctrl-C ends an answer and keeps what was said; Ctrl-D ends. A line that ends in a backslash
-    goes on in the next one; /help lists the commands that may stand instead of a turn.
+    goes on in the next one; /help lists the commands that may come instead of a turn.
 
     Standard input may also be a file or a pipe: each line is a turn then, and standard output holds the
     answers alone, without reasoning.
@@ -50,72 +50,32 @@ def command(
     if system is not None and not system.strip():
         raise ConfigurationError("--system must not be empty")
 
-    from engine.runtime import prepare
+    from engine.device import prepare
 
     prepare()
-    from engine.chat.conversation import Conversation, Manner
-    from engine.cli.chat_loop import Talk
-    from engine.cli.line_editor import Lines
-    from engine.cli.screen import Screen
+    from engine.chat import ChatOptions, Conversation
+    from engine.cli.chat_terminal import ChatLoop, InputLines, Screen
     from engine.registry.locate import Places
     from engine.sampling import Sampling
 
     names = ("temperature", "top_p", "min_p", "top_k", "seed")
-    manner = Manner(
+    options = ChatOptions(
         max_tokens=values["max_tokens"],
         sampling=Sampling(**{name: values[name] for name in names}),
         block=values["block"],
         thinking=values["thinking"],
     )
-    manner.check()
-    logging.getLogger("transformers").setLevel(
-        logging.ERROR
-    )  # it warns of long prompts, which are refused here
+    options.check()
+    transformers = logging.getLogger("transformers")
+    transformers.setLevel(logging.ERROR)  # it warns of long prompts, which are refused here
     registry = take_registry(values)
-    screen, lines = Screen(as_json=as_json, stats=stats), Lines(quiet=as_json)
-    with Conversation(registry, Places.of_machine(), manner, download=download) as conversation:
-        screen.passing(f"loading {model_id or registry.default} …")
-        conversation.use(model_id or registry.default)
+    model_id = model_id or registry.default
+    screen, lines = Screen(as_json=as_json, stats=stats), InputLines(quiet=as_json)
+    with Conversation(registry, Places.of_machine(), options, download=download) as conversation:
+        screen.passing(f"loading {model_id} …")
+        conversation.use(model_id)
         if system is not None:
             conversation.instruct(system)
         if lines.terminal:
-            screen.note(f"{conversation.model_id}; /help lists the commands, Ctrl-D ends")
-        _converse(Talk(conversation, screen), lines)
-
-
-def _converse(talk: Any, lines: Any) -> None:
-    """Turn by turn, until there is no more; Ctrl-C where no answer is under way ends it the second time."""
-    warned = False  # Ctrl-C came, and nothing since
-    while not talk.ended:
-        try:
-            if not _turn(talk, lines):
-                break
-            warned = False
-        except KeyboardInterrupt:
-            if not lines.terminal:
-                raise
-            talk.ended = warned
-            click.echo(err=True)
-            if not warned:
-                talk.screen.note("Ctrl-C once more ends, and so do Ctrl-D and /quit")
-            warned = True
-
-
-def _turn(talk: Any, lines: Any) -> bool:
-    """Read a turn and see to it; whether there was one."""
-    from engine.cli.chat_commands import obey
-
-    try:
-        text = lines.next()
-    except PromptError as error:
-        talk.screen.refuse(str(error))
-        return True
-    if text is None:
-        if lines.terminal:
-            click.echo(err=True)
-        return False
-    if text.startswith("/") and not text.startswith("//"):
-        obey(talk, text)
-    elif text.strip():
-        talk.answer(lambda: talk.conversation.say(text.removeprefix("/")))
-    return True
+            screen.say(f"{conversation.model_id}; /help lists the commands, Ctrl-D ends", dim=True)
+        ChatLoop(conversation, screen, lines).run()

@@ -10,137 +10,92 @@ from engine.errors import ConfigurationError
 
 F = TypeVar("F", bound=Callable[..., Any])
 BINDING = ("request_nonce", "workload_sha", "preset_digest", "engine_source")
+PATH = click.Path(path_type=Path)
+option = click.option
 
 
 def with_options(command: F, *options: Callable[[F], F]) -> F:
     """A command with options, shown in this order."""
-    for option in reversed(options):
-        command = option(command)
+    for each in reversed(options):
+        command = each(command)
     return command
 
 
-def engine_options(command: F) -> F:
-    """--model, --drafter, --block, --kv, --quantize, --projector and how the engine runs."""
-    return with_options(
-        command,
-        click.option(
-            "--model", type=click.Path(path_type=Path), help="Folder of the target [default: shipped]."
-        ),
-        click.option(
-            "--drafter",
-            help="Folder of a drafter, KIND:FOLDER, prompt-lookup[:N], prompt-lookup+FOLDER or 'none' "
-            "[default: prompt-lookup+ the shipped one for the shipped target].",
-        ),
-        click.option("--block", default="auto", show_default=True, help="Tokens a verify forward, or auto."),
-        click.option(
-            "--kv",
-            default="native",
-            show_default=True,
-            metavar="POLICY",
-            help="Which keys and values are kept, and how: native, sliding-bounded[:S,W], "
-            "sink-window[:S,W], affine[:BITS,GROUP], rotated[:BITS,GROUP], lattice[:d4|e8,Q], "
-            "lattice-packed[:d4|e8,BITS], restored:exact|learned|zeros|noise[:S,W]; then perhaps "
-            "@all, @full, @sliding, @inner:N or @2,5.",
-        ),
-        click.option("--quantize", metavar="BITS[,GROUP]", help="Pack the target's weights on loading."),
-        click.option(
-            "--projector",
-            type=click.Path(path_type=Path),
-            help="Folder of the projector for restored:learned [default: the shipped one].",
-        ),
-        click.option(
-            "--prefill-chunk", type=int, default=2048, show_default=True, help="Prompt tokens a forward."
-        ),
-        click.option(
-            "--dtype", help="float32, float16 or bfloat16 [default: float32 on CPU, as stored on Metal]."
-        ),
-        click.option(
-            "--compile/--no-compile",
-            "compiled",
-            default=True,
-            help="Run short blocks as compiled graphs.",
-        ),
-        click.option(
-            "--single-graph", is_flag=True, help="Diagnostic: evaluate draft and verify as one graph."
-        ),
-    )
+def group(*options: Callable[[Any], Any]) -> Callable[[F], F]:
+    """A decorator that adds options, shown in this order."""
+    return lambda command: with_options(command, *options)
 
 
-def sampling_options(command: F) -> F:
-    """--temperature, --top-p, --min-p, --top-k and --seed."""
-    return with_options(
-        command,
-        click.option(
-            "--temperature", type=float, default=0.0, show_default=True, help="0 takes the likeliest."
-        ),
-        click.option(
-            "--top-p", type=float, default=1.0, show_default=True, help="Draw from the likeliest share."
-        ),
-        click.option(
-            "--min-p", type=float, default=0.0, show_default=True, help="Drop what lies below this share."
-        ),
-        click.option(
-            "--top-k", type=int, default=0, show_default=True, help="Draw from the k likeliest; 0: all."
-        ),
-        click.option(
-            "--seed", type=int, default=None, help="Make sampling repeatable [default: new numbers]."
-        ),
-    )
+engine_options = group(
+    option("--model", type=PATH, help="Folder of the target [default: shipped]."),
+    option(
+        "--drafter",
+        help="Folder of a drafter, KIND:FOLDER, prompt-lookup[:N], prompt-lookup+FOLDER or 'none' "
+        "[default: prompt-lookup+ the shipped one for the shipped target].",
+    ),
+    option("--block", default="auto", show_default=True, help="Tokens a verify forward, or auto."),
+    option(
+        "--kv",
+        default="native",
+        show_default=True,
+        metavar="POLICY",
+        help="Which keys and values are kept, and how: native, sliding-bounded[:S,W], "
+        "sink-window[:S,W], affine[:BITS,GROUP], rotated[:BITS,GROUP], lattice[:d4|e8,Q], "
+        "lattice-packed[:d4|e8,BITS], restored:exact|learned|zeros|noise[:S,W]; then perhaps "
+        "@all, @full, @sliding, @inner:N or @2,5.",
+    ),
+    option("--quantize", metavar="BITS[,GROUP]", help="Pack the target's weights on loading."),
+    option(
+        "--projector",
+        type=PATH,
+        help="Folder of the projector for restored:learned [default: the shipped one].",
+    ),
+    option("--prefill-chunk", type=int, default=2048, show_default=True, help="Prompt tokens a forward."),
+    option("--dtype", help="float32, float16 or bfloat16 [default: float32 on CPU, as stored on Metal]."),
+    option("--compile/--no-compile", "compiled", default=True, help="Run short blocks as compiled graphs."),
+    option("--single-graph", is_flag=True, help="Diagnostic: evaluate draft and verify as one graph."),
+)
 
+sampling_options = group(
+    option("--temperature", type=float, default=0.0, show_default=True, help="0 takes the likeliest."),
+    option("--top-p", type=float, default=1.0, show_default=True, help="Draw from the likeliest share."),
+    option("--min-p", type=float, default=0.0, show_default=True, help="Drop what lies below this share."),
+    option("--top-k", type=int, default=0, show_default=True, help="Draw from the k likeliest; 0: all."),
+    option("--seed", type=int, default=None, help="Make sampling repeatable [default: new numbers]."),
+)
 
-def registry_options(command: F) -> F:
-    """--registry, or one folder by --model, --drafter, --kv and --quantize; and --download."""
-    return with_options(
-        command,
-        click.option(
-            "--registry",
-            type=click.Path(path_type=Path),
-            help="Models to offer [default: the shipped file].",
-        ),
-        click.option(
-            "--model",
-            type=click.Path(path_type=Path),
-            help="Offer this folder alone, instead of a registry.",
-        ),
-        click.option("--drafter", help="With --model: what drafts, as generate takes it."),
-        click.option("--kv", "channel", help="With --model: the default KV channel."),
-        click.option("--quantize", help="With --model: pack the weights, as generate does."),
-        click.option("--download", is_flag=True, help="Fetch models that are not here from the hub."),
-    )
+registry_options = group(
+    option("--registry", type=PATH, help="Models to offer [default: the shipped file]."),
+    option("--model", type=PATH, help="Offer this folder alone, instead of a registry."),
+    option("--drafter", help="With --model: what drafts, as generate takes it."),
+    option("--kv", "channel", help="With --model: the default KV channel."),
+    option("--quantize", help="With --model: pack the weights, as generate does."),
+    option("--download", is_flag=True, help="Fetch models that are not here from the hub."),
+)
 
+binding_options = group(
+    option("--request-nonce", help="Bind the report to a request: its nonce."),
+    option("--workload-sha", help="… the commit it runs."),
+    option("--preset-digest", help="… the digest of its preset."),
+    option(
+        "--engine-source", type=click.Choice(["installed", "workload"]), help="… and whose engine runs it."
+    ),
+)
 
-def report_options(command: F) -> F:
-    """--json, --report and the four flags that bind a report to a request."""
-    return with_options(
-        command,
-        click.option("--json", "as_json", is_flag=True, help="Print nothing but one JSON line."),
-        click.option(
-            "--report",
-            "report_path",
-            type=click.Path(dir_okay=False, path_type=Path),
-            help="Write the evidence report here [default: a new file among the last reports].",
-        ),
-        binding_options,
-    )
-
-
-def binding_options(command: F) -> F:
-    """The four flags that bind what is written to a request."""
-    return with_options(
-        command,
-        click.option("--request-nonce", help="Bind the report to a request: its nonce."),
-        click.option("--workload-sha", help="… the commit it runs."),
-        click.option("--preset-digest", help="… the digest of its preset."),
-        click.option(
-            "--engine-source",
-            type=click.Choice(["installed", "workload"]),
-            help="… and whose engine runs it.",
-        ),
-    )
+report_options = group(
+    option("--json", "as_json", is_flag=True, help="Print nothing but one JSON line."),
+    option(
+        "--report",
+        "report_path",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="Write the evidence report here [default: a new file among the last reports].",
+    ),
+    binding_options,
+)
 
 
 def take_engine(values: dict[str, Any]) -> Any:
-    """`engine.config.Options` from the values of `engine_options`, which are taken out of ``values``."""
+    """Take `engine.config.Options` from the values of `engine_options`, out of ``values``."""
     from engine.config import Options
 
     names = (
@@ -151,12 +106,7 @@ def take_engine(values: dict[str, Any]) -> Any:
 
 
 def take_registry(values: dict[str, Any]) -> Any:
-    """The registry of a file, or of one folder, from the values of `registry_options`.
-
-    Raises:
-        click.UsageError: they do not go together.
-        EngineError: the file or the folder cannot be used.
-    """
+    """The registry of a file, or of one folder, from the values of `registry_options`."""
     from engine.registry.registry import Registry
 
     if values["model"] is not None:
@@ -172,11 +122,7 @@ def take_registry(values: dict[str, Any]) -> Any:
 
 
 def take_request(values: dict[str, Any]) -> Any:
-    """The request a report is bound to, or None; takes the four flags out of ``values``.
-
-    Raises:
-        ConfigurationError: some of the four flags are given, but not all, or one is malformed.
-    """
+    """Take the request a report is bound to, or None, out of ``values``; all four flags go together."""
     given = {name: values.pop(name) for name in BINDING}
     if not any(given.values()):
         return None
@@ -188,8 +134,7 @@ def take_request(values: dict[str, Any]) -> Any:
     from evidence_format.model import ReportRequest
 
     try:
-        fields = {name.removeprefix("request_"): value for name, value in given.items()}
-        return ReportRequest.model_validate(fields)
+        return ReportRequest.model_validate({key.removeprefix("request_"): given[key] for key in given})
     except ValidationError as error:
         fault = error.errors()[0]
         flag = next(name for name in given if name.endswith(str(fault["loc"][0])))

@@ -10,27 +10,20 @@ from engine.errors import EngineError
 
 
 class Output:
-    """A text or byte stream whose failures are errors of ours; a reader that went away stays one of Python's.
-
-    Raises:
-        EngineError: what was written could not be.
-    """
+    """A text or byte stream whose failures are our errors; a reader that went away stays BrokenPipeError."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
     def __getattr__(self, name: str) -> Any:
-        """Everything else is the stream's; the bytes below a text fail in the same way."""
         found = getattr(self._stream, name)
         return Output(found) if name == "buffer" else found
 
     def write(self, content: Any) -> Any:
-        """Write to the stream."""
         with _told():
             return self._stream.write(content)
 
     def flush(self) -> None:
-        """Flush the stream."""
         with _told():
             self._stream.flush()
 
@@ -52,11 +45,7 @@ def _told() -> Iterator[None]:
 
 @contextmanager
 def guarded_output() -> Iterator[None]:
-    """Let standard output fail as `Output` does while the block runs.
-
-    Raises:
-        EngineError: standard output is closed.
-    """
+    """Let standard output fail as `Output` does while the block runs."""
     stream: Any = sys.stdout
     if stream is None:
         raise EngineError("standard output is closed; send it to a file, or to /dev/null")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
 
-from engine.evaluation.interleave import Progress
+from engine.evaluation.measure import Progress
 
 EVERY_S = 0.5
 
@@ -16,36 +16,29 @@ EVERY_S = 0.5
 @contextmanager
 def shown_progress() -> Iterator[Progress]:
     """A function that shows progress, for as long as the block lasts."""
-    if sys.stderr.isatty():
-        with _bar() as show:
-            yield show
-    else:
-        yield _Lines()
+    if not sys.stderr.isatty():
+        last = float("-inf")
 
+        def line(done: int, total: int, phase: str, detail: str) -> None:
+            nonlocal last
+            if done >= total or monotonic() - last >= EVERY_S:
+                last = monotonic()
+                print(f"progress {done}/{total} {phase} {detail}", file=sys.stderr, flush=True)
 
-class _Lines:
-    def __init__(self) -> None:
-        self._last = float("-inf")
+        yield line
+        return
 
-    def __call__(self, done: int, total: int, phase: str, detail: str) -> None:
-        now = monotonic()
-        if now - self._last < EVERY_S and done < total:
-            return
-        self._last = now
-        print(f"progress {done}/{total} {phase} {detail}", file=sys.stderr, flush=True)
-
-
-@contextmanager
-def _bar() -> Iterator[Progress]:
+    from rich import progress as rich
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as RichProgress
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with RichProgress(*columns, console=Console(stderr=True), transient=True) as bar:
+    columns = (
+        rich.TextColumn("{task.description}"),
+        rich.BarColumn(),
+        rich.MofNCompleteColumn(),
+        rich.TimeElapsedColumn(),
+    )
+    with rich.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None)
-
-        def show(done: int, total: int, phase: str, detail: str) -> None:
-            bar.update(task, completed=done, total=total, description=f"{phase} {detail}")
-
-        yield show
+        yield lambda done, total, phase, detail: bar.update(
+            task, completed=done, total=total, description=f"{phase} {detail}"
+        )

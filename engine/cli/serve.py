@@ -66,7 +66,7 @@ def command(**values: Any) -> None:
     """  # noqa: D301 - click wants the character itself
     keys = _keys(values["api_key_file"])
 
-    from engine.runtime import prepare
+    from engine.device import prepare
 
     prepare()
     from engine.registry.locate import Places, locate

@@ -65,7 +65,7 @@ def command(report: Path, as_json: bool, record: Path | None, **values: Any) -> 
     """  # noqa: D301 - click wants the character itself
     request = take_request(values)
 
-    from engine.runtime import prepare
+    from engine.device import prepare
 
     runtime = prepare()
     from engine.cli.progress import shown_progress

@@ -4,15 +4,14 @@
     FOLDER                             its config.json says which kind it is
     KIND:FOLDER                        likewise, and an error if it is another kind
     masked-diffusion:FOLDER?steps=4    likewise, with other settings than the folder's (block, steps, context)
-    prompt-lookup+SPEC                 look-ups where they fare better than what SPEC names
+    prompt-lookup+SPEC                 look-ups where they do better than what SPEC names
 
-How folders become networks is `engine.target.loading`'s business.
+How folders become networks is in `engine.target.loading`.
 """
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from engine.drafters.prompt_lookup import PromptLookup
 from engine.drafters.with_lookup import WithLookup
 from engine.errors import ConfigurationError, DrafterMismatchError, ModelError
 from engine.networks.mdlm import classes, is_masked_diffusion, mask_token
+from engine.target.folder import card_of, read_json, require_folder, weight_files
 from engine.target.loading import (
     LoadedDrafter,
     LoadedTarget,
@@ -35,30 +35,23 @@ from engine.target.loading import (
     opened,
     tokenizer_of,
 )
-from engine.target.model_card import card_of
-from engine.target.weights import read_json, require_folder, weight_files
 
 WITH_LOOKUP = "prompt-lookup+"
 
 
 @dataclass(frozen=True)
-class Kind:
-    """One kind of drafter.
-
-    Attributes:
-        help: one line for people.
-        open: from what follows ``KIND:``, the target and the dtype, to the drafter, bound to the target.
-    """
+class DrafterKind:
+    """A line of help, and what opens a drafter from the text after ``KIND:``, its target and the dtype."""
 
     help: str
     open: Callable[[str, LoadedTarget, str | None], LoadedDrafter]
 
 
 def open_drafter(spec: str, target: LoadedTarget, dtype: str | None = None) -> LoadedDrafter:
-    """Load what a ``--drafter`` text names and bind it to a target.
+    """Load what a ``--drafter`` text names (see the top of this file) and bind it to a target.
 
     Args:
-        spec: see the top of this file.
+        spec: the text.
         target: the model to draft for.
         dtype: float32, float16 or bfloat16; None: float32 on the CPU, as stored on Metal.
 
@@ -91,11 +84,7 @@ def open_drafter(spec: str, target: LoadedTarget, dtype: str | None = None) -> L
 
 
 def kind_of(folder: Path) -> str:
-    """The kind of drafter a folder holds, from its ``config.json``.
-
-    Raises:
-        ModelError: there is no such folder or file, or it names no model.
-    """
+    """The kind of drafter a folder holds, from its ``config.json``."""
     require_folder(folder)
     config = read_json(folder / "config.json")
     for kind, holds in SIGNS.items():
@@ -139,32 +128,22 @@ def _open_masked_diffusion(argument: str, target: LoadedTarget, dtype: str | Non
     network, _ = opened(folder, "the model", lambda: load_model(folder, lazy=True, get_model_classes=classes))
     drafter = MaskedDiffusion(network, mask, **settings)
     drafter.bind(target.target)
-    with _unheard("transformers.configuration_utils"):  # does not know the layout, but its tokenizer
+    logger = logging.getLogger("transformers.configuration_utils")  # does not know the layout
+    disabled, logger.disabled = logger.disabled, True
+    try:
         tokenizer = tokenizer_of(folder, None)
+    finally:
+        logger.disabled = disabled
     refuse_other_tokens(tokenizer, target.tokenizer)
     make_ready(folder, network, wanted)
     settings_used = f"steps={drafter.steps},block={drafter.block_size},context={drafter.context}"
     return LoadedDrafter(drafter, card_of(folder, files, network), settings_used)
 
 
-@contextmanager
-def _unheard(name: str) -> Iterator[None]:
-    """Keep a logger of another library silent."""
-    logger = logging.getLogger(name)
-    before, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = before
-
-
 def refuse_other_tokens(drafter: Any, target: Any) -> None:
-    """Compare two tokenizers: an id that both know must stand for the same text in both.
+    """Raise DrafterMismatchError where an id that both tokenizers know is another text in each.
 
     Either may know more ids, as a mask or special tokens are added to one of them.
-
-    Raises:
-        DrafterMismatchError: naming the first difference and how many there are.
     """
     ours, theirs = ({number: text for text, number in side.get_vocab().items()} for side in (drafter, target))
     differing = sorted(number for number in ours.keys() & theirs.keys() if ours[number] != theirs[number])
@@ -181,14 +160,19 @@ def _architecture(config: Mapping[str, Any], name: str) -> bool:
     return isinstance(names, list) and name in names
 
 
-KINDS: dict[str, Kind] = {
-    "dflash": Kind("a DFlash network: a block in one forward, from the target's hidden states", _open_block),
-    "dflash2": Kind("a DFlash 2 network: likewise, and candidates chosen along the path", _open_block),
-    "prompt-lookup": Kind("no model: what followed the last time the text ended so", _open_prompt_lookup),
-    "autoregressive": Kind("a small model with the target's tokenizer, token by token", _open_autoregressive),
-    "masked-diffusion": Kind(
-        "a masked diffusion model with the target's tokenizer, surest token first", _open_masked_diffusion
-    ),
+KINDS: dict[str, DrafterKind] = {
+    name: DrafterKind(text, opener)
+    for name, text, opener in (
+        ("dflash", "a DFlash network: a block in one forward, from the target's hidden states", _open_block),
+        ("dflash2", "a DFlash 2 network: likewise, and candidates chosen along the path", _open_block),
+        ("prompt-lookup", "no model: what followed the last time the text ended so", _open_prompt_lookup),
+        ("autoregressive", "a small model with the target's tokenizer, token by token", _open_autoregressive),
+        (
+            "masked-diffusion",
+            "a masked diffusion model with the target's tokenizer, surest token first",
+            _open_masked_diffusion,
+        ),
+    )
 }
 
 # How the config.json of a folder gives its kind away; the first that holds.

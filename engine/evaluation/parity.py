@@ -43,26 +43,24 @@ import numpy as np
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
-from engine.blas import fit_threads
 from engine.decode import decode
+from engine.device import Runtime, fit_threads
 from engine.draft_length import FixedDraftLength
 from engine.drafters.base import Draft
-from engine.drafters.block import BlockDrafter
-from engine.drafters.path import likeliest_path
+from engine.drafters.block import BlockDrafter, likeliest_path
 from engine.errors import ConfigurationError, ModelError
-from engine.evaluation.arms import plain_steps, room
-from engine.evaluation.environment import describe, target_card
-from engine.evaluation.interleave import Progress
+from engine.evaluation.arms import plain_steps
+from engine.evaluation.environment import LoadWatch, describe, target_card
+from engine.evaluation.measure import Progress
 from engine.evaluation.prompts import Prompt, encode, load_prompts
 from engine.evaluation.report import Report, now
 from engine.evaluation.rounding import Run, paired_logits
-from engine.evaluation.system_load import StrainWatch
+from engine.generate import token_limit
 from engine.networks.dflash import Context, DFlash
 from engine.networks.dflash2 import DFlash2, build_network
 from engine.networks.dflash_config import DFlashConfig
-from engine.runtime import Runtime
 from engine.sampling import Sampler
-from engine.target.config import check_depth
+from engine.target.folder import ModelCard, check_depth, read_json, require_file, tensor_shapes, weight_files
 from engine.target.loading import (
     DTYPES,
     SHIPPED_TARGET,
@@ -73,7 +71,6 @@ from engine.target.loading import (
     opened,
 )
 from engine.target.model import Target
-from engine.target.weights import read_json, require_file, tensor_shapes, weight_files
 from evidence_format.claims import FEWEST_EQUAL
 from evidence_format.model import Implementation, ReportRequest
 from evidence_format.text import text_digest
@@ -567,7 +564,9 @@ def compare_target(
     rounds: list[RoundParity] = []
     for done, (prompt, tokens) in enumerate(zip(prompts, encoded, strict=True)):
         progress(done, len(prompts), "comparing", prompt.id)
-        rounds.extend(_compare_text(target, prompt.id, tokens, room(target, len(tokens), max_tokens), chunk))
+        rounds.extend(
+            _compare_text(target, prompt.id, tokens, token_limit(target, len(tokens), max_tokens), chunk)
+        )
     progress(len(prompts), len(prompts), "comparing", "done")
     return Parity(tuple(rounds), largest, dtype)
 
@@ -641,7 +640,8 @@ def measure_parity(
         PromptError: a prompt cannot be used.
     """
     switches.check()
-    started, watch, models = now(), StrainWatch(), {}
+    started, watch = now(), LoadWatch()
+    models: dict[str, ModelCard] = {}
     if switches.golden is not None:
         parity, reference = compare_all(
             switches.golden, switches.tolerance, dtype=switches.dtype or "float32"

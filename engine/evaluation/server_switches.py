@@ -6,7 +6,7 @@ from typing import Any
 from engine.config import parse_block
 from engine.errors import ConfigurationError
 from engine.evaluation.server_checks import LONG
-from engine.evaluation.templates import ChatSwitches
+from engine.generate import ChatSwitches
 from engine.registry.channels import Channel
 from engine.registry.entries import ModelEntry
 from engine.registry.registry import Registry

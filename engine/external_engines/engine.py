@@ -20,14 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from engine.cache.policy import NATIVE, KVPolicy
-from engine.errors import ConfigurationError, EngineError, GenerationError, PromptError
+from engine.errors import ConfigurationError, EngineError, GenerationError, PromptError, wrap_errors
 from engine.external_engines import strategies
 from engine.external_engines.base import ForeignEngine, Loop
 from engine.external_engines.counting import verify_use
 from engine.external_engines.model_state import ModelState
 from engine.external_engines.registry import engine_named, open_loop
 from engine.external_engines.strategies import STRATEGIES
-from engine.foreign import foreign
 from engine.sampling import Sampling
 from engine.target.attention import CodedAttention, refuse_policy
 from engine.target.loading import LoadedTarget
@@ -217,7 +216,7 @@ class ExternalEngine:
             if policy.attended:
                 opened.callback(CodedAttention(self._model).close)
             handed = STRATEGIES[strategy](self.engine, self._model, caches)
-            with belongings.installed(), foreign(failed), handed as keywords:
+            with belongings.installed(), wrap_errors(failed), handed as keywords:
                 steps = loop.steps(prompt, max_tokens, **keywords)
                 opened.callback(_ended, steps, belongings)
                 token = next(steps, None)
@@ -227,7 +226,7 @@ class ExternalEngine:
                 verify_use(name, strategy, policy.spec, caches, len(prompt) + given - 1)
                 yield token
                 if given < max_tokens:
-                    with belongings.installed(), foreign(failed):
+                    with belongings.installed(), wrap_errors(failed):
                         token = next(steps, None)
 
 

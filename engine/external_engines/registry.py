@@ -3,13 +3,12 @@
 from importlib.util import find_spec
 from pathlib import Path
 
-from engine.errors import ConfigurationError
+from engine.errors import ConfigurationError, wrap_errors
 from engine.external_engines.base import ForeignEngine, Loop
 from engine.external_engines.loops.dflash import MODULE as ZLAB
 from engine.external_engines.loops.dflash import open_dflash
 from engine.external_engines.loops.dflash_mlx import open_dflash_mlx
 from engine.external_engines.loops.lm import open_plain, open_speculative
-from engine.foreign import foreign
 from engine.target.loading import LoadedTarget
 
 ENGINES: dict[str, ForeignEngine] = {
@@ -83,7 +82,7 @@ def open_loop(engine: ForeignEngine, target: LoadedTarget, drafter: Path | None,
         raise ConfigurationError(f"engine {engine.name} needs a drafter's folder; name one")
     if not engine.drafter and drafter is not None:
         raise ConfigurationError(f"engine {engine.name} takes no drafter; leave {drafter} out")
-    with foreign(
+    with wrap_errors(
         lambda reason: ConfigurationError(f"engine {engine.name} does not take these models: {reason}")
     ):
         return engine.open(target, drafter, block)

@@ -26,13 +26,12 @@ from engine.drafters.registry import WITH_LOOKUP, kind_of
 from engine.errors import ConfigurationError
 from engine.memory.model import Unloaded, cast, files_of, nbytes_of, open_unloaded, pack
 from engine.memory.shapes import feed, written_by
-from engine.networks.context import Context
-from engine.networks.dflash import DFlash
+from engine.networks.dflash import Context, DFlash
 from engine.networks.dflash2 import build_network
 from engine.networks.dflash_config import DFlashConfig
 from engine.networks.mdlm import classes, mask_token
+from engine.target.folder import read_json
 from engine.target.loading import DTYPES, dtype_of, opened
-from engine.target.weights import read_json
 
 State = Callable[[Sequence[int], int], int]
 """From the positions observed at a time, and the tokens of a block (under 2: nothing is drafted), to bytes of

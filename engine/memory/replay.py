@@ -14,8 +14,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache
 
 from engine.cache.batch import merge
 from engine.cache.coded import CodedKV
-from engine.cache.policy import KVPolicy
-from engine.cache.restored import RestoredKV
+from engine.cache.policy import KVPolicy, RestoredKV
 from engine.cache.ring import SlidingRing
 from engine.cache.traced import appended, reserve, stores_of
 from engine.cache.transaction import new_caches

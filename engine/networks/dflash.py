@@ -1,4 +1,4 @@
-"""The DFlash drafter network: parameters and the forward over one block.
+"""The DFlash drafter network: parameters, the forward over one block, and what it remembers of a sequence.
 
 DFlash (Chen et al. 2026, arXiv 2602.06036) drafts a whole block in one forward. The hidden states of a few
 target layers at the committed positions are the *context*: concatenated, projected by ``fc``, normalised
@@ -10,17 +10,145 @@ Parameters carry the published names. What DFlash 2 adds is in `engine.networks.
 acceptance live with the target and the drafter logic.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import mlx.core as mx
 from mlx import nn
 
-from engine.networks.context import SPARE, Context, LayerContext
+from engine.cache.ring import widened
 from engine.networks.dflash_config import DFlashConfig
-from engine.networks.norm import RMSNorm, gated
 from engine.networks.rotary import Angles, Rotary
 
-__all__ = ["Context", "DFlash", "DFlashConfig"]
+__all__ = ["SPARE", "Context", "DFlash", "DFlashConfig"]
+
+SPARE = 64  # rows a sliding layer keeps beyond its window when its buffer grows, so that it can go back
+ACTIVATIONS = {"silu": nn.silu, "gelu_pytorch_tanh": nn.gelu_approx, "gelu": nn.gelu}
+
+
+class LayerContext:
+    """Keys and values of one layer's committed positions, oldest first.
+
+    Rows of the block being drafted are written behind them as scratch and overwritten by the next call, so
+    nothing a draft does has to be undone. The buffer grows by steps; a sliding layer uses only the newest
+    ``keep`` rows and drops older ones, but for `SPARE`, when the buffer is full.
+    """
+
+    step = 256
+
+    def __init__(self, keep: int | None) -> None:
+        self.keep = keep
+        self.length = 0  # committed rows in the buffer
+        self.keys: mx.array | None = None
+        self.values: mx.array | None = None
+
+    def extend(self, keys: mx.array, values: mx.array, new: int) -> tuple[mx.array, mx.array, int]:
+        """Append rows [1, KV heads, new + block, head dim], the first ``new`` of which are committed.
+
+        Returns:
+            Keys and values to attend to, and how many of their rows are context.
+        """
+        count = keys.shape[2]
+        if self.keys is None or self.length + count > self.keys.shape[2]:
+            held = self.length if self.keep is None else min(self.length, self.keep + SPARE)
+            self.keys = self._grown(self.keys, keys, held)
+            self.values = self._grown(self.values, values, held)
+            self.length = held
+        assert self.values is not None  # noqa: S101 - set with the keys
+        total = self.length + count
+        self.keys[..., self.length : total, :] = keys
+        self.values[..., self.length : total, :] = values
+        self.length += new
+        first = 0 if self.keep is None else max(0, self.length - self.keep)
+        return self.keys[..., first:total, :], self.values[..., first:total, :], self.length - first
+
+    def _grown(self, buffer: mx.array | None, rows: mx.array, held: int) -> mx.array:
+        """The newest ``held`` rows of a buffer, with free ones for ``rows`` behind them."""
+        kept = None if buffer is None or not held else buffer[..., self.length - held : self.length, :]
+        return widened(kept, -(-(held + rows.shape[2]) // self.step) * self.step, rows)
+
+    def surplus(self, new: int) -> int:
+        """How many of ``new`` rows to come no later query can see; those need not be computed."""
+        return 0 if self.keep is None else max(0, new - self.keep - SPARE)
+
+    def can_forget(self, count: int, positions: int) -> bool:
+        """Whether, without its newest ``count`` rows, it holds all a query after ``positions`` may see."""
+        needed = positions if self.keep is None else min(positions, self.keep)
+        return self.length - count >= needed
+
+    def mark(self) -> Callable[[], None]:
+        """Note the rows held; what is returned brings them back. Of all rows, none but the newest ever go."""
+        length = self.length
+        rows = None if self.keep is None else (_handle(self.keys), _handle(self.values))
+
+        def back() -> None:
+            self.length = length
+            if rows is not None:
+                self.keys, self.values = map(_handle, rows)
+
+        return back
+
+    @property
+    def nbytes(self) -> int:
+        """Resident bytes of the buffers."""
+        return 0 if self.keys is None or self.values is None else self.keys.nbytes + self.values.nbytes
+
+
+def _handle(rows: mx.array | None) -> mx.array | None:
+    """Rows under a name of their own: writing into an array changes what all others see."""
+    return None if rows is None else mx.array(rows)
+
+
+class Context:
+    """What the network remembers of one sequence: a `LayerContext` for each layer, all at one position."""
+
+    def __init__(self, config: DFlashConfig) -> None:
+        windows = [config.window(layer) for layer in range(config.num_hidden_layers)]
+        self.layers = [LayerContext(None if window is None else window - 1) for window in windows]
+        self.offset = 0  # committed positions seen so far = absolute position of the next context row
+
+    def rewind(self, count: int) -> bool:
+        """Forget the last ``count`` positions; False, and no change, where rows they uncover are gone."""
+        left = self.offset - count
+        if left < 0 or not all(layer.can_forget(count, left) for layer in self.layers):
+            return False
+        for layer in self.layers:
+            layer.length -= count
+        self.offset = left
+        return True
+
+    def mark(self) -> Callable[[], None]:
+        """Note the positions seen; what is returned goes back to them."""
+        offset, layers = self.offset, [layer.mark() for layer in self.layers]
+
+        def back() -> None:
+            self.offset = offset
+            for layer in layers:
+                layer()
+
+        return back
+
+    @property
+    def nbytes(self) -> int:
+        """Resident bytes of all layers."""
+        return sum(layer.nbytes for layer in self.layers)
+
+
+class RMSNorm(nn.RMSNorm):
+    """RMS norm in two kernels on a CPU, where mlx's own is seven operations; Metal has one kernel for it."""
+
+    def __call__(self, rows: mx.array) -> mx.array:
+        """[..., D] to [..., D]."""
+        norm = mx.fast.rms_norm if mx.metal.is_available() else _compiled_norm
+        normal: mx.array = norm(rows, self.weight, self.eps)
+        return normal
+
+
+@mx.compile
+def _compiled_norm(rows: mx.array, weight: mx.array, eps: float) -> mx.array:
+    exact = rows.astype(mx.float32)
+    scale = mx.rsqrt(mx.mean(mx.square(exact), axis=-1, keepdims=True) + eps)
+    return (exact * scale * weight).astype(rows.dtype)
 
 
 class Attention(nn.Module):
@@ -31,7 +159,7 @@ class Attention(nn.Module):
         hidden, dim, bias = config.hidden_size, config.head_dim, config.attention_bias
         self.heads, self.kv_heads, self.head_dim = config.num_attention_heads, config.num_key_value_heads, dim
         self.window, self.causal = config.window(layer), config.causal(layer)
-        self.scale, self.eps = dim**-0.5, config.rms_norm_eps
+        self.scale = dim**-0.5
         self.q_proj = nn.Linear(hidden, self.heads * dim, bias=bias)
         self.k_proj = nn.Linear(hidden, self.kv_heads * dim, bias=bias)
         self.v_proj = nn.Linear(hidden, self.kv_heads * dim, bias=bias)
@@ -56,8 +184,8 @@ class Attention(nn.Module):
         """
         length, new = block.shape[1], context.shape[1]
         rows = mx.concatenate([context, block], axis=1) if new else block  # [1, S + B, hidden]
-        queries = self.q_proj(block).reshape(1, length, self.heads, self.head_dim)
-        queries = rotary.normalise_and_rotate(queries, self.q_norm.weight, self.eps, angles.skip(new))
+        queries = self.q_norm(self.q_proj(block).reshape(1, length, self.heads, self.head_dim))
+        queries = rotary.rotate(queries, angles.skip(new))
         keys, values, seen = memory.extend(*self._keys_values(rows, rotary, angles), new)
         output = mx.fast.scaled_dot_product_attention(
             queries, keys, values, scale=self.scale, mask=self._mask(length, seen)
@@ -65,7 +193,7 @@ class Attention(nn.Module):
         return self.o_proj(output.transpose(0, 2, 1, 3).reshape(1, length, -1))
 
     def absorb(self, context: mx.array, rotary: Rotary, angles: Angles, memory: LayerContext) -> None:
-        """Take in context rows [1, S, hidden] without drafting; ``angles`` are those of the S positions."""
+        """Add context rows [1, S, hidden] without drafting; ``angles`` are those of the S positions."""
         if surplus := memory.surplus(context.shape[1]):
             context, angles = context[:, surplus:], angles.skip(surplus)
             memory.length = 0  # all earlier rows are out of every window too
@@ -73,9 +201,7 @@ class Attention(nn.Module):
 
     def _keys_values(self, rows: mx.array, rotary: Rotary, angles: Angles) -> tuple[mx.array, mx.array]:
         shape = (1, rows.shape[1], self.kv_heads, self.head_dim)
-        keys = rotary.normalise_and_rotate(
-            self.k_proj(rows).reshape(shape), self.k_norm.weight, self.eps, angles
-        )
+        keys = rotary.rotate(self.k_norm(self.k_proj(rows).reshape(shape)), angles)
         return keys, self.v_proj(rows).reshape(shape).transpose(0, 2, 1, 3)
 
     def _mask(self, length: int, seen: int) -> mx.array | str | None:
@@ -95,14 +221,15 @@ def _window_mask(length: int, seen: int, window: int, causal: bool) -> mx.array:
 
 
 class MLP(nn.Module):
-    """Gated feed-forward: down(act(gate(x)) · up(x))."""
+    """Gated feed-forward: down(act(gate(x)) · up(x)), the product in one kernel."""
 
     def __init__(self, config: DFlashConfig) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # mlx is untyped here
         self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
-        self.product = gated(config.hidden_act)
+        activation = ACTIVATIONS[config.hidden_act]
+        self.product = mx.compile(lambda gate, up: activation(gate) * up)
 
     def __call__(self, rows: mx.array) -> mx.array:
         """[1, B, hidden] to [1, B, hidden]."""
@@ -142,7 +269,7 @@ class DFlash(nn.Module):
         self.rope = Rotary(config.rotary, config.head_dim)
 
     def __call__(self, embeddings: mx.array, taps: mx.array, context: Context) -> mx.array:
-        """Draft one block, first taking in the context rows that are new.
+        """Draft one block, first adding the context rows that are new.
 
         Args:
             embeddings: the block's embeddings as the target's first layer receives them, times
@@ -169,13 +296,7 @@ class DFlash(nn.Module):
         return hidden
 
     def absorb(self, taps: mx.array, context: Context, *, ahead: int = 0) -> None:
-        """Take in committed positions without drafting.
-
-        Args:
-            taps: as in `__call__`.
-            context: as in `__call__`.
-            ahead: positions that follow and count towards the length of the sequence.
-        """
+        """Add committed positions without drafting; ``ahead`` more count towards the sequence's length."""
         features, new = self._features(taps), taps.shape[1]
         angles = self.rope.angles(context.offset, new, context.offset + new + ahead)
         for layer, memory in zip(self.layers, context.layers, strict=True):

@@ -25,10 +25,9 @@ from engine.registry.channels import CHANNELS, find_channel, refuse_channel
 from engine.registry.entries import DrafterFacts, ModelEntry, TargetFacts
 from engine.registry.locate import Located, Places, locate
 from engine.target.attention import refuse_policy
-from engine.target.config import build_unloaded, check_config, text_part
+from engine.target.folder import build_unloaded, check_config, read_json, require_folder, text_part
 from engine.target.loading import opened
 from engine.target.model import Target
-from engine.target.weights import read_json, require_folder
 
 
 def check_declared(entry: ModelEntry) -> None:

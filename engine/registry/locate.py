@@ -14,8 +14,7 @@ from pathlib import Path
 
 from engine.config import Options
 from engine.drafters.registry import WITH_LOOKUP
-from engine.errors import ConfigurationError, ModelError, ModelNotHere
-from engine.foreign import foreign
+from engine.errors import ConfigurationError, ModelError, ModelNotHere, wrap_errors
 from engine.registry.channels import Channel
 from engine.registry.entries import Given, ModelEntry, Published, Shipped, Source
 from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET
@@ -91,7 +90,7 @@ class Places:
         def refusal(reason: str) -> ConfigurationError:
             return ConfigurationError(f"{repository} is no repository of the hub: {reason}")
 
-        with foreign(refusal):
+        with wrap_errors(refusal):
             found = try_to_load_from_cache(repository, "config.json", self.hub_cache, revision)
         return Path(found).parent if isinstance(found, str) else None
 
@@ -195,7 +194,7 @@ def _download(repository: str, revision: str | None, places: Places) -> None:
     def refusal(reason: str) -> ModelError:
         return ModelError(f"{repository} cannot be downloaded: {reason}")
 
-    with foreign(refusal):
+    with wrap_errors(refusal):
         snapshot_download(
             repository,
             revision=revision,

@@ -20,8 +20,7 @@ from mlx_lm.models import base
 
 from engine.cache.codecs.base import CodedRows
 from engine.cache.policy import NATIVE, KVPolicy
-from engine.errors import ConfigurationError, ModelError
-from engine.foreign import foreign
+from engine.errors import ConfigurationError, ModelError, wrap_errors
 
 NAME = "scaled_dot_product_attention"
 _USERS: dict[str, int] = {}  # open users of each module
@@ -134,7 +133,7 @@ def refuse_policy(model: Any, policy: KVPolicy) -> None:
     family = type(model).__module__.rsplit(".", 1)[-1]
     attention = CodedAttention(model) if policy.attended else None
     try:
-        with foreign(lambda reason: ModelError(f"--kv {policy.spec} does not work with {family}: {reason}")):
+        with wrap_errors(lambda why: ModelError(f"--kv {policy.spec} does not work with {family}: {why}")):
             model(mx.zeros((1, 2), mx.int32), cache=caches)
             model(mx.zeros((1, 1), mx.int32), cache=caches)
     except ConfigurationError as error:

@@ -33,11 +33,9 @@ class LayerRows:
     """One layer's part of some texts, S of T tokens.
 
     Attributes:
-        key_rows: as the projection gives them, [S, T, KV heads · head dim].
-        value_rows: likewise.
+        key_rows: as the projection gives them, [S, T, KV heads · head dim]; value_rows likewise.
         queries: normalised, rotated and scaled, [S, heads, T, head dim].
-        keys: as attention reads them, [S, KV heads, T, head dim].
-        values: likewise.
+        keys: as attention reads them, [S, KV heads, T, head dim]; values likewise.
         sinks: scores beside the positions' [heads], or None.
     """
 
@@ -50,52 +48,46 @@ class LayerRows:
 
 
 @dataclass(frozen=True)
-class Texts:
+class RecordedTexts:
     """What a forward over some texts has shown: features [S, T, F], and each layer's rows."""
 
     features: mx.array
     layers: list[LayerRows]
 
 
-class Watcher:
-    """Runs a target and takes apart what chosen layers do. Close it to restore the model."""
+class AttentionRecorder:
+    """Runs a target and records what attention does in chosen layers. Close it to restore the model."""
 
     def __init__(self, target: Target, sites: Sequence[Site], features: DrafterFeatures) -> None:
         self._target, self.sites, self._features = target, list(sites), features
         modules = [(*site.projections, site.attention.rope, site.attention.rope) for site in sites]
         self._counts = [len(each) for each in modules]
         self._capture = Capture([module for each in modules for module in each])
-        self._taps = target.tap(features.taps)
+        self._hidden_states = target.tap(features.taps)
 
-    def watch(self, tokens: mx.array) -> Texts:
+    def record(self, tokens: mx.array) -> RecordedTexts:
         """Run texts [S, T] from their beginning."""
-        with self._capture.collecting(), self._taps.collecting():
+        with self._capture.collecting(), self._hidden_states.collecting():
             self._target.model(tokens)
         outputs = iter(self._capture.outputs())
         layers = []
         for site, count in zip(self.sites, self._counts, strict=True):
             *rows, first, second = (next(outputs) for _ in range(count))
-            queries, keys = (second, first) if site.kind.keys_first else (first, second)
-            layers.append(_layer_rows(site, rows[0], rows[-1], queries, keys.shape[1]))
-        return Texts(self._features(self._taps.take()), layers)
+            queries, rotated = (second, first) if site.kind.keys_first else (first, second)
+            keys, values = site.placed(rows[0], rows[-1], 0, rotated.shape[1])
+            queries = queries * getattr(site.attention, site.kind.scale)
+            sinks = site.attention.sinks if site.kind.sinks else None
+            layers.append(LayerRows(rows[0], rows[-1], queries, keys, values, sinks))
+        return RecordedTexts(self._features(self._hidden_states.take()), layers)
 
     def close(self) -> None:
         """Give the target's modules their classes back."""
         self._capture.close()
-        self._taps.close()
-
-
-def _layer_rows(
-    site: Site, key_rows: mx.array, value_rows: mx.array, queries: mx.array, heads: int
-) -> LayerRows:
-    keys, values = site.placed(key_rows, value_rows, 0, heads)
-    scale: float = getattr(site.attention, site.kind.scale)
-    sinks = site.attention.sinks if site.kind.sinks else None
-    return LayerRows(key_rows, value_rows, queries * scale, keys, values, sinks)
+        self._hidden_states.close()
 
 
 @dataclass(frozen=True)
-class Sight:
+class Visibility:
     """Which positions some queries see [Q, T], and which of those are restored."""
 
     queries: mx.array
@@ -103,7 +95,7 @@ class Sight:
     restored: mx.array
 
     @classmethod
-    def of(cls, plan: RestorationPlan, length: int, queries: Sequence[int]) -> Sight:
+    def of(cls, plan: RestorationPlan, length: int, queries: Sequence[int]) -> Visibility:
         """For queries at given positions of texts of ``length`` tokens."""
         at = mx.array(list(queries), mx.int32)[:, None]
         position = mx.arange(length)[None]
@@ -111,30 +103,31 @@ class Sight:
         restored = (position >= plan.sink) & (position < edge)
         return cls(at[:, 0], position <= at, restored)
 
-    @staticmethod
-    def first(plan: RestorationPlan) -> int:
-        """The first position whose query sees something restored."""
-        behind = plan.sink + plan.window
-        return behind + plan.chunk - behind % plan.chunk
+
+def first_restored(plan: RestorationPlan) -> int:
+    """The first position whose query sees something restored."""
+    behind = plan.sink + plan.window
+    return behind + plan.chunk - behind % plan.chunk
 
 
-def losses(site: Site, rows: LayerRows, restored: tuple[mx.array, mx.array], sight: Sight) -> mx.array:
+def losses(site: Site, rows: LayerRows, restored: tuple[mx.array, mx.array], visible: Visibility) -> mx.array:
     """Direction and norm term of a layer, [2].
 
     Args:
         site: the layer.
-        rows: what was seen of it.
+        rows: what was recorded of it.
         restored: key and value rows in place of its own, as `LayerRows.key_rows`.
-        sight: the queries and what they see.
+        visible: the queries and what they see.
     """
     keys, values = site.placed(*restored, 0, rows.keys.shape[1])
-    queries = rows.queries[:, :, sight.queries]
+    queries = rows.queries[:, :, visible.queries]
     scores = _scores(queries, rows.keys)
-    exact, weights = _attended(scores, sight.seen, rows.sinks, rows.values)
-    share = mx.stop_gradient(mx.where(sight.restored, weights, 0).sum(axis=-1)) + LEAST  # [S, G, H/G, Q]
-    mixed = mx.where(sight.restored, _scores(queries, keys), scores)
-    weights = _softmax(mixed, sight.seen, rows.sinks)
-    far, near = mx.where(sight.restored, weights, 0), mx.where(sight.restored, 0, weights)
+    weights = _softmax(scores, visible.seen, rows.sinks)
+    exact = weights @ rows.values[:, :, None]
+    share = mx.stop_gradient(mx.where(visible.restored, weights, 0).sum(axis=-1)) + LEAST  # [S, G, H/G, Q]
+    mixed = mx.where(visible.restored, _scores(queries, keys), scores)
+    weights = _softmax(mixed, visible.seen, rows.sinks)
+    far, near = mx.where(visible.restored, weights, 0), mx.where(visible.restored, 0, weights)
     output = far @ values[:, :, None] + near @ rows.values[:, :, None]
     length, wanted = _length(output), _length(exact)
     direction = 1 - (output * exact).sum(axis=-1) / (length * wanted)
@@ -154,17 +147,10 @@ def _softmax(scores: mx.array, seen: mx.array, sinks: mx.array | None) -> mx.arr
     scores = mx.where(seen, scores, HIDDEN)
     if sinks is None:
         return mx.softmax(scores, axis=-1)
-    beside = mx.broadcast_to(
+    extra = mx.broadcast_to(
         sinks.reshape(1, *scores.shape[1:3], 1, 1), (*scores.shape[:-1], 1)
     )  # heads in the order of their groups
-    return mx.softmax(mx.concatenate([scores, beside], axis=-1), axis=-1)[..., :-1]
-
-
-def _attended(
-    scores: mx.array, seen: mx.array, sinks: mx.array | None, values: mx.array
-) -> tuple[mx.array, mx.array]:
-    weights = _softmax(scores, seen, sinks)
-    return weights @ values[:, :, None], weights
+    return mx.softmax(mx.concatenate([scores, extra], axis=-1), axis=-1)[..., :-1]
 
 
 def _length(rows: mx.array) -> mx.array:

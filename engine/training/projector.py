@@ -1,31 +1,37 @@
 """Training a projector: which keys and values of the target the drafter's features foretell.
 
-The switches are checked, `projector_fit` finds the weights, and a folder is written that
-`engine.restoration.loading` reads. Figures are those of held-out words.
+Texts come in, `projector_fit` finds the weights, and a folder that `engine.restoration.loading` reads goes
+out. Figures are those of held-out texts.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
+from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
 from engine.errors import ConfigurationError, EngineError
+from engine.evaluation.haystack_text import HELD_OUT, TRAIN, document_parts
 from engine.networks.projector import LayerShape, Projector, ProjectorConfig
 from engine.restoration.loading import features_of
 from engine.restoration.sites import sites_of
+from engine.target.folder import read_json
 from engine.target.loading import LoadedTarget
-from engine.target.weights import read_json
-from engine.training.distillation import Watcher
-from engine.training.projector_fit import Fit, Progress, ProjectorSwitches, TargetTokenizer, Weights
-from engine.training.trainer import named_parameters
+from engine.training.distillation import AttentionRecorder
+from engine.training.projector_fit import DrawText, Fit, Progress, ProjectorSwitches
+
+FACTS = 12  # in a document, at most
+HELD_OUT_SHARE = 0.1  # of a file
 
 
 def train_projector(
@@ -34,6 +40,7 @@ def train_projector(
     out: Path,
     switches: ProjectorSwitches,
     *,
+    texts: Callable[[Any, int], DrawText] | None = None,
     dtype: str | None = None,
     progress: Progress,
 ) -> dict[str, Any]:
@@ -44,22 +51,31 @@ def train_projector(
         drafter: folder of its DFlash drafter.
         out: folder to write; one that holds another kind of model is left alone.
         switches: see there.
+        texts: makes texts from the tokenizer and a length in tokens; None: as the switches say.
         dtype: of the drafter while training.
         progress: told how far it has come.
 
     Returns:
-        The held-out figures, as they stand in the folder's config.json under ``training``.
+        The held-out figures, as in the folder's config.json under ``training``.
 
     Raises:
-        ConfigurationError: a switch does not make sense, or ``out`` cannot be used.
+        ConfigurationError: a switch does not make sense, or a file or ``out`` cannot be used.
         ModelError: keys and values of a layer cannot be restored, or a folder cannot be used.
         DrafterMismatchError: the drafter was made for another target.
     """
     switches.check(target.context)
     sites = sites_of(target.target.model, switches.layers_of(target.target.model))
     features, card = features_of(drafter, target.target, dtype)
-    with _made(out):
-        weights, figures = _fitted(target, Watcher(target.target, sites, features), switches, progress)
+    if texts is None and switches.texts_file is not None:
+        draw = file_texts(Path(switches.texts_file), target.tokenizer, switches.length)
+    else:
+        draw = (texts or retrieval_texts)(target.tokenizer, switches.length)
+    with _folder(out):
+        recorder = AttentionRecorder(target.target, sites, features)
+        try:
+            weights, figures = Fit(recorder, switches, draw, progress).run()
+        finally:
+            recorder.close()
         shapes = [
             LayerShape(site.layer, int(layer["k_proj.weight"].shape[0]), int(layer["v_proj.weight"].shape[0]))
             for site, layer in zip(sites, weights, strict=True)
@@ -68,38 +84,92 @@ def train_projector(
             target.card.weights_sha256, card.weights_sha256, features.taps, features.size, tuple(shapes)
         )
         projector = Projector(config)
-        projector.load_weights(
-            [
-                (f"layers.{index}.{name}", value)
-                for index, layer in enumerate(weights)
-                for name, value in layer.items()
-            ]
-        )
+        for layer, values in zip(projector.layers, weights, strict=True):
+            layer.load_weights(list(values.items()))
         write_projector(projector, out, {"switches": asdict(switches), **figures})
     return figures
 
 
-def _fitted(
-    target: LoadedTarget, watcher: Watcher, switches: ProjectorSwitches, progress: Progress
-) -> tuple[Weights, dict[str, Any]]:
-    """The layers' weights, and the figures of the training; the watcher is closed."""
+def retrieval_texts(tokenizer: Any, length: int) -> DrawText:
+    """Draw generated retrieval documents; held-out ones have words and sentences of their own."""
+
+    def encode(text: str) -> list[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False))
+
+    @lru_cache(maxsize=100_000)
+    def count(text: str) -> int:
+        return len(encode(text))
+
+    def draw(rng: Random, held_out: bool) -> list[int]:
+        tokens: list[int] = []
+        while len(tokens) < length:
+            lexicon, facts = HELD_OUT if held_out else TRAIN, rng.randint(2, FACTS)
+            sentences, asked = document_parts(rng, lexicon, count, length=length, facts=facts)
+            answers = [f"{fact.question}{fact.code}." for fact in asked]
+            begin, end = tokenizer.bos_token or "", tokenizer.eos_token or ""
+            tokens += encode("".join([begin, *sentences, *answers, end]))
+        return tokens[:length]
+
+    return draw
+
+
+def file_texts(path: Path, tokenizer: Any, length: int) -> DrawText:
+    """Draw stretches of a file of plain text, or of JSON lines with a field ``text``; its end is held out.
+
+    Raises:
+        ConfigurationError: the file cannot be used, or has too few tokens.
+    """
+    stream: list[int] = []
+    for text in _documents(path):
+        stream += tokenizer.encode(text, add_special_tokens=False)
+        if tokenizer.eos_token_id is not None:
+            stream.append(tokenizer.eos_token_id)
+    kept = max(length, round(len(stream) * HELD_OUT_SHARE))
+    if len(stream) - kept < length:
+        raise ConfigurationError(
+            f"--texts-file {path} has {len(stream)} tokens, too few for texts of --length {length}; "
+            f"give a file of at least {2 * length} tokens, or a smaller --length"
+        )
+    begin = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    parts = {False: stream[:-kept], True: stream[-kept:]}
+
+    def draw(rng: Random, held_out: bool) -> list[int]:
+        start = rng.randrange(len(parts[held_out]) - length + 1)
+        return (begin + parts[held_out][start : start + length])[:length]
+
+    return draw
+
+
+def _documents(path: Path) -> Iterator[str]:
     try:
-        fit = Fit(watcher, switches, TargetTokenizer(target.tokenizer), progress)
-        fit.regress()
-        regressed = fit.judge(fit.folded())
-        fit.distil()
-        weights = fit.folded()
-        distilled = fit.judge(weights)
-        fit.tell_end()
-    finally:
-        watcher.close()
-    return weights, {"held_out": {"regression": regressed, "distilled": distilled}, "log": fit.log}
+        content = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigurationError(
+            f"--texts-file {path} cannot be read: {reason}; give a UTF-8 text, or a .jsonl file"
+        ) from None
+    if path.suffix != ".jsonl":
+        yield content
+        return
+    for number, line in enumerate(content.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            text = json.loads(line)["text"]
+            text.encode()
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            raise ConfigurationError(
+                f"--texts-file {path} line {number} is no text: {line[:40]!r}; "
+                'each line must be an object such as {"text": "…"}'
+            ) from None
+        yield text
 
 
 def write_projector(projector: Projector, folder: Path, training: dict[str, Any]) -> None:
     """Write ``model.safetensors`` in float16 and ``config.json``, each whole or not at all."""
     document = projector.config.document() | {"dtype": "float16", "training": training}
-    weights = {name: value.astype(mx.float16) for name, value in named_parameters(projector).items()}
+    parameters: Any = tree_flatten(projector.parameters())  # type: ignore[no-untyped-call]
+    weights = {name: value.astype(mx.float16) for name, value in parameters}
     try:
         with TemporaryDirectory(prefix=".new-", dir=folder, ignore_cleanup_errors=True) as half:
             mx.save_safetensors(f"{half}/model.safetensors", weights, metadata={"format": "mlx"})
@@ -113,12 +183,8 @@ def write_projector(projector: Projector, folder: Path, training: dict[str, Any]
 
 
 @contextmanager
-def _made(out: Path) -> Iterator[None]:
-    """The folder a projector is written to; where nothing is written, what was made for it goes again.
-
-    Raises:
-        ConfigurationError: a projector cannot or should not be written there.
-    """
+def _folder(out: Path) -> Iterator[None]:
+    """Make the folder of a projector; where nothing is written, what was made for it goes again."""
     made: list[Path] = []
     try:
         try:

@@ -20,20 +20,18 @@ from engine.cache.policy import NATIVE
 from engine.config import Engine, Options, open_engine
 from engine.drafters.registry import KINDS, WITH_LOOKUP
 from engine.errors import ConfigurationError, ModelError
-from engine.evaluation.arms import room
 from engine.evaluation.haystack import GENERATED, Haystack, retrieval_prompts
 from engine.evaluation.kv import NO_PROMPTS, KVSwitches, made_prompts
+from engine.evaluation.measure import encode_all
 from engine.evaluation.prompts import SHIPPED_SETS, Prompt, load_prompts
 from engine.evaluation.recall import reach
-from engine.evaluation.templates import ChatSwitches
-from engine.evaluation.throughput import encode_all
+from engine.generate import ChatSwitches, token_limit
 from engine.networks.projector import ProjectorConfig
 from engine.registry.entries import Published
 from engine.registry.locate import Places
 from engine.registry.registry import Registry
+from engine.target.folder import identity, read_json, weight_files
 from engine.target.loading import DTYPES, SHIPPED
-from engine.target.model_card import identity
-from engine.target.weights import read_json, weight_files
 from evidence_format.model import SCHEMA_ID, Model, Report, Role
 from evidence_format.parse import MAX_BYTES, Unreadable, parse
 from evidence_format.weights import digest
@@ -327,7 +325,7 @@ def make_prompts(
         short = [command == "eval kv" and prompt.needle is not None for prompt in prompts]
         most = [settings.answer_tokens if each else settings.max_tokens for each in short]
         return {
-            prompt.id: EncodedPrompt(prompt, ids, room(engine.target, len(ids), limit))
+            prompt.id: EncodedPrompt(prompt, ids, token_limit(engine.target, len(ids), limit))
             for prompt, ids, limit in zip(asked, tokens, most, strict=True)
         }
 

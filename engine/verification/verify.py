@@ -15,20 +15,18 @@ from time import monotonic
 
 import mlx.core as mx
 
+from engine.cache.batch import RaggedKV
 from engine.cache.policy import NATIVE, parse_policy
-from engine.cache.ragged import RaggedKV
 from engine.config import Engine
+from engine.device import Runtime
 from engine.evaluation.arms import OUR_LOOP
-from engine.evaluation.distortion import examine, held_after
-from engine.evaluation.environment import describe
-from engine.evaluation.interleave import Progress
-from engine.evaluation.kv_arms import NO_NEEDLE, under
+from engine.evaluation.environment import LoadWatch, describe
+from engine.evaluation.kv import NO_NEEDLE, examine, held_after
+from engine.evaluation.measure import Progress, under
+from engine.evaluation.measure import models as cards_of
 from engine.evaluation.report import now, stamp
-from engine.evaluation.system_load import StrainWatch
-from engine.evaluation.throughput import models as cards_of
 from engine.registry.locate import Places
-from engine.runtime import Runtime
-from engine.target.model_card import ModelCard
+from engine.target.folder import ModelCard
 from engine.verification.inputs import (
     EncodedPrompt,
     RunSettings,
@@ -101,7 +99,7 @@ def verify(
             followed.
     """
     report, sha256 = read_report(path)
-    watch, started, source = StrainWatch(), stamp(now()), report.environment.git.source_sha256
+    watch, started, source = LoadWatch(), stamp(now()), report.environment.git.source_sha256
     draw = Draw(
         seed=randbits(48) if options.seed is None else options.seed,
         source="os" if options.seed is None else "given",

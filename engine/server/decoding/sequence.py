@@ -12,15 +12,12 @@ from typing import Any
 
 from mlx_lm.sample_utils import make_logits_processors
 
-from engine.cache.stats import kept_positions, kv_use
-from engine.cache.transaction import resident
-from engine.decode import Processor, Round, Step, decode
+from engine.decode import Processor, Round
 from engine.draft_length import DraftLength, FixedDraftLength
-from engine.errors import GenerationError
-from engine.sampling import Sampler
+from engine.generate import Outcome, SamplingOptions, generate_in_session
+from engine.sampling import Sampling
 from engine.server.decoding.sessions import Kept
 from engine.server.decoding.work import Ended, Event, Progress, Work
-from engine.stops import Stops
 from engine.target.loading import LoadedTarget
 
 DIVIDE = 2**63  # seeds below zero count from the end, as clients may send any number of 64 bits
@@ -55,10 +52,7 @@ class Sequence:
         self._work, self._target, self._pace, self._chunk = work, target, draft_length, chunk
         self._why_off = why_off
         self._submitted, self._began = submitted, perf_counter()
-        self._first = self._last = 0.0
-        self._forwards = kept.drafter.forwards if kept.drafter else 0
-        self._cached, self._finish = 0, ""
-        self._rounds: list[Round] = []
+        self._cached = 0
         self._turns = self._steps()
 
     @property
@@ -87,54 +81,45 @@ class Sequence:
                 yield Progress(done, total)
             if done == work.lasting:
                 session.mark()
-        steps = decode(
-            self._target.target,
-            self.kept.drafter,
+        steps = generate_in_session(
+            self._target,
+            session,
             work.prompt,
-            max_tokens=work.max_tokens,
-            stops=Stops(self._target.stops, work.stop_texts, self._target.tokenizer),
-            sampler=_sampler(work),
-            processors=_processors(work),
+            work.max_tokens,
+            SamplingOptions(
+                _sampling(work),
+                tuple(_processors(work)),
+                work.stop_texts,
+                logprobs=work.logprobs,
+            ),
             draft_length=self._pace,
             prefill_chunk=self._chunk,
-            session=session,
-            logprobs=work.logprobs,
+            started=self._began,
+            text=False,
         )
         with closing(steps):
             for step in steps:
-                self._note(step)
                 yield step
-        if not self._finish:
-            raise GenerationError("the text did not come to an end")
-        yield self._ended()
+        if step.outcome is not None:
+            yield self._ended(step.outcome)
 
-    def _note(self, step: Step) -> None:
-        self._last = perf_counter()
-        if step.round is None:
-            self._first = self._last
-        else:
-            self._rounds.append(step.round)
-        self._finish = step.finish or ""
-
-    def _ended(self) -> Ended:
+    def _ended(self, outcome: Outcome) -> Ended:
         drafter = self.kept.drafter
-        classes, nbytes = resident(self.kept.session.caches)
-        spoke = any(record.block > 1 for record in self._rounds)
         return Ended(
-            finish=self._finish,
+            finish=outcome.finish,
             drafter=drafter.name if drafter else None,
             block=self._work.block or ("auto" if drafter else None),
-            why_off=None if spoke else self._why_off or _silence(self._rounds),
-            rounds=tuple(self._rounds),
-            drafter_forwards=drafter.forwards - self._forwards if drafter else 0,
+            why_off=None if outcome.verify_rounds else self._why_off or _silence(outcome.rounds),
+            rounds=tuple(outcome.rounds),
+            drafter_forwards=outcome.drafter_forwards,
             cached_tokens=self._cached,
             queue_s=self._began - self._submitted,
-            prefill_s=self._first - self._began,
-            decode_s=self._last - self._first,
-            resident_bytes=nbytes,
-            cache_classes=classes,
-            kept_positions=kept_positions(self.kept.session.caches),
-            coded=kv_use(self.kept.session.caches),
+            prefill_s=outcome.prefill_s,
+            decode_s=outcome.decode_s,
+            resident_bytes=outcome.resident_bytes,
+            cache_classes=outcome.cache_classes,
+            kept_positions=outcome.kept,
+            coded=outcome.kv,
         )
 
 
@@ -160,13 +145,11 @@ def pace_of(work: Work, kept: Kept, fresh: Callable[[], DraftLength]) -> DraftLe
     return fresh() if work.sampling.seed is not None else kept.draft_length
 
 
-def _sampler(work: Work) -> Sampler | None:
+def _sampling(work: Work) -> Sampling:
     sampling = work.sampling
-    if sampling.greedy:
-        return None
-    if sampling.seed is not None and sampling.seed < 0:
-        sampling = replace(sampling, seed=sampling.seed + DIVIDE)
-    return Sampler(sampling)
+    if not sampling.greedy and sampling.seed is not None and sampling.seed < 0:
+        return replace(sampling, seed=sampling.seed + DIVIDE)
+    return sampling
 
 
 def _processors(work: Work) -> list[Processor]:

@@ -10,9 +10,8 @@ from typing import Any
 
 from mlx_lm.server import process_message_content
 
-from engine.errors import PromptError
-from engine.evaluation.templates import THINKING_NAMES
-from engine.foreign import foreign
+from engine.errors import PromptError, wrap_errors
+from engine.generate import THINKING_NAMES
 from engine.server.decoding.models import Model
 from engine.server.refusals import Refusal, unsupported
 from engine.server.wire.requests import ChatRequest, ChosenTool, TextRequest
@@ -65,7 +64,7 @@ def chat_prompt(request: ChatRequest, model: Model) -> Asked:
     turns = [_turn(message.model_dump(exclude_none=True)) for message in request.messages]
     _refuse_endless((text for turn in turns for text in _texts(turn)), model, "messages")
     refused = f"{model.entry.name}: the conversation does not go through the chat template"
-    with foreign(lambda reason: PromptError(f"{refused}: {reason}")):
+    with wrap_errors(lambda reason: PromptError(f"{refused}: {reason}")):
         process_message_content(turns)
 
         def render(*, begun: bool) -> list[int]:
@@ -92,7 +91,7 @@ def text_prompt(request: TextRequest, model: Model) -> Asked:
             raise PromptError(f"prompt: {odd[0]} is no token of this model, whose ids end at {most - 1}")
         return _checked(Asked(prompt, len(prompt) - 1), model, "prompt")
     _refuse_endless([prompt], model, "prompt")
-    with foreign(lambda reason: PromptError(f"the prompt cannot be turned into tokens: {reason}")):
+    with wrap_errors(lambda reason: PromptError(f"the prompt cannot be turned into tokens: {reason}")):
         tokens = [int(token) for token in model.target.tokenizer.encode(prompt)]
     return _checked(Asked(tokens, len(tokens) - 1), model, "prompt")
 

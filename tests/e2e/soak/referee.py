@@ -101,8 +101,8 @@ def gap(divergence: Divergence) -> float:
     import mlx.core as mx
 
     from engine.decode import decode
+    from engine.device import prepare
     from engine.registry.channels import find_channel
-    from engine.runtime import prepare
     from engine.target.loading import SHIPPED_TARGET, load_target
 
     prepare()

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, QuantizedKVCache, RotatingKVCache
 
-from engine.cache.ring import SlidingRing
+from engine.cache.ring import STEP, SlidingRing
 from engine.cache.stats import held
-from engine.cache.traced import STAND_INS, STEP, appended, entry, layout, reserve, traceable
+from engine.cache.traced import STAND_INS, appended, entry, layout, reserve, traceable
 from tests.engine import tiny
 
 HEADS, WIDTH = 2, 4

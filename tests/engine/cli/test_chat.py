@@ -18,8 +18,7 @@ from typing import Any
 import pytest
 
 from engine.cli import run
-from engine.cli.line_editor import Lines
-from engine.cli.screen import Screen, harmless
+from engine.cli.chat_terminal import InputLines, Screen, harmless
 from engine.server.decoding.work import Progress
 from engine.server.text.parsing import Piece
 from engine.target.loading import SHIPPED_TARGET
@@ -227,10 +226,9 @@ def test_reasoning_is_dimmed_on_a_terminal_and_left_out_elsewhere(monkeypatch: p
         monkeypatch.setattr(sys, "stdout", kind())
         monkeypatch.setattr(sys, "stderr", kind())
         screen = Screen(as_json=False, stats=False)
-        screen.begin()
-        screen.progress(Progress(512, 4096))
+        screen.show(Progress(512, 4096))
         for piece in pieces:
-            screen.piece(piece)
+            screen.show(piece)
         screen.say("done")
         return sys.stdout.getvalue() + "|" + sys.stderr.getvalue()  # type: ignore[attr-defined]
 
@@ -247,7 +245,7 @@ def test_lines_pasted_into_a_terminal_without_an_editor_are_one_turn(monkeypatch
     ours, theirs = os.openpty()
     with open(theirs, encoding="utf-8", closefd=False) as stdin, monkeypatch.context() as patched:
         patched.setattr(sys, "stdin", stdin)
-        lines = Lines(quiet=True)
+        lines = InputLines(quiet=True)
         os.write(ours, b"one\ntwo\n")
         assert lines.next() == "one\ntwo"
         os.write(ours, b"three\\\n")

@@ -45,6 +45,17 @@ def test_people_get_a_table(
     json.loads(out.splitlines()[-1])
 
 
+def test_own_texts_are_trained_on(
+    folders: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "texts.txt"
+    file.write_text("The sea was calm and the harbor slept. " * 100)
+    assert train(folders, tmp_path / "out", "--texts-file", str(file)) == 0
+    assert "held-out texts" in capsys.readouterr().out
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["training"]["switches"]["texts_file"] == str(file)
+
+
 def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["train", "projector", "--help"]) == 0
     assert "kakeya_engine train projector --out" in capsys.readouterr().out

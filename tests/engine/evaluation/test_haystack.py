@@ -16,10 +16,10 @@ from engine.evaluation.haystack import (
     refuse_near,
     retrieval_prompts,
 )
+from engine.evaluation.haystack_text import HELD_OUT, TRAIN, held_out_two_piece_names
 from engine.evaluation.prompts import Prompt, load_prompts, tokens_of
-from engine.evaluation.templates import ChatSwitches
+from engine.generate import ChatSwitches
 from engine.target.loading import SHIPPED_TARGET, load_target
-from engine.training.corpora.lexicon import HELD_OUT, TRAIN, held_out_two_piece_names
 
 LONGEST = 26  # tokens of the longest sentence
 TOLERANCE = 16  # tokens between the depth asked for and the one met

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bridge.evidence.gate import judge
+from engine.device import prepare
 from engine.errors import ConfigurationError, PromptError
 from engine.evaluation import server_checks
 from engine.evaluation.http import ServerFault
@@ -19,10 +20,9 @@ from engine.evaluation.served import served
 from engine.evaluation.server import ChecksFailed, measure_server
 from engine.evaluation.server_checks import ANSWERS, DOORS, KEEPING, Check, Examinee, examine
 from engine.evaluation.server_switches import Offer, ServerSwitches
-from engine.evaluation.templates import ChatSwitches
+from engine.generate import ChatSwitches
 from engine.registry.locate import Places
 from engine.registry.registry import Registry
-from engine.runtime import prepare
 from engine.server.decoding.models import Model
 from engine.server.decoding.sequence import Sequence
 from engine.server.decoding.sessions import Sessions

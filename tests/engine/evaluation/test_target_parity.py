@@ -11,6 +11,7 @@ import mlx.core as mx
 import pytest
 
 from bridge.evidence.gate import judge
+from engine.device import prepare
 from engine.errors import ConfigurationError
 from engine.evaluation.parity import (
     ROUNDS,
@@ -24,7 +25,6 @@ from engine.evaluation.parity import (
     plain_reference,
 )
 from engine.evaluation.prompts import load_prompts
-from engine.runtime import prepare
 from engine.target.loading import LoadedTarget
 from engine.target.model import Target
 from tests.engine.cli.parity_cases import DATA, copy

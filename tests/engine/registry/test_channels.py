@@ -11,7 +11,7 @@ from engine.cache.policy import parse_policy
 from engine.errors import ConfigurationError, ModelError, UnknownModel
 from engine.registry.channels import CHANNELS, find_channel, fitting, refuse_channel
 from engine.target.attention import refuse_policy
-from engine.target.config import build_unloaded
+from engine.target.folder import build_unloaded
 from evidence_format.policies import KINDS
 from tests.engine import tiny
 

@@ -25,7 +25,7 @@ from engine.registry.consistency import (
 from engine.registry.entries import DrafterFacts, Given, ModelEntry, Published, TargetFacts
 from engine.registry.locate import Located, Places, locate
 from engine.registry.registry import Registry
-from engine.target.config import build_unloaded
+from engine.target.folder import build_unloaded
 from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET
 from engine.target.model import Target
 from tests.engine.drafters.test_registry import save_diffusion

@@ -186,7 +186,7 @@ def test_a_bug_in_one_request_ends_that_one(bench: Bench, monkeypatch: pytest.Mo
     def broken(_: Sampling) -> Any:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr("engine.server.decoding.sequence.Sampler", broken)
+    monkeypatch.setattr("engine.generate.Sampler", broken)
     _, heard = bench.submit(PROMPT, 5, sampling=Sampling(temperature=1.0))
     _, other = bench.submit(PROMPT, 5)
     wait(lambda: heard.over() and other.over())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+import re
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from engine.cache.policy import parse_policy
 from engine.errors import ConfigurationError, EngineError, ModelError
+from engine.evaluation.haystack_text import generator
 from engine.networks.projector import DrafterFeatures
 from engine.restoration.loading import load_learned
 from engine.restoration.session import RestorationPlan
@@ -20,10 +22,15 @@ from engine.restoration.sites import sites_of
 from engine.session import Session
 from engine.target.loading import LoadedTarget, load_target
 from engine.target.model import Target
-from engine.training.corpora.lexicon import HELD_OUT
-from engine.training.distillation import Sight, Watcher, losses, relative_error
-from engine.training.projector import train_projector, write_projector
-from engine.training.projector_fit import ProjectorSwitches, TargetTokenizer, texts
+from engine.training.distillation import (
+    AttentionRecorder,
+    Visibility,
+    first_restored,
+    losses,
+    relative_error,
+)
+from engine.training.projector import file_texts, retrieval_texts, train_projector, write_projector
+from engine.training.projector_fit import ProjectorSwitches, batch
 from tests.engine import families, random_drafters
 
 TOY = ProjectorSwitches(window=8, steps=24, batches=2, texts=2, length=192)
@@ -45,40 +52,40 @@ def trained(
     return out, figures, told
 
 
-def watcher_of(family: str) -> Watcher:
+def recorder_of(family: str) -> AttentionRecorder:
     target = Target(families.build(family))
     layers = parse_policy("restored:exact").chosen_layers(target.model)
     features = DrafterFeatures(random_drafters.block_drafter(target).network)
-    return Watcher(target, sites_of(target.model, layers), features)
+    return AttentionRecorder(target, sites_of(target.model, layers), features)
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_queries_keys_and_values_are_those_attention_works_with(family: str) -> None:
     """They reproduce what the output projection of the layer is given."""
-    watcher = watcher_of(family)
-    model = watcher._target.model
+    recorder = recorder_of(family)
+    model = recorder._target.model
     tokens = mx.array([[(7 * i) % 290 + 5 for i in range(30)]], mx.int32)
-    seen = watcher.watch(tokens)
-    watcher.close()
+    seen = recorder.record(tokens)
+    recorder.close()
     caches = make_prompt_cache(model)
     model(tokens, cache=caches)
-    sight = Sight.of(PLAN, 30, range(20, 30))
-    for site, rows in zip(watcher.sites, seen.layers, strict=True):
+    visible = Visibility.of(PLAN, 30, range(20, 30))
+    for site, rows in zip(recorder.sites, seen.layers, strict=True):
         keys, values = caches[site.layer].keys_and_values()
         assert mx.allclose(rows.keys, keys, rtol=1e-4, atol=1e-4)
         assert mx.allclose(rows.values, values, rtol=1e-4, atol=1e-4)
-        own = losses(site, rows, (rows.key_rows, rows.value_rows), sight)
+        own = losses(site, rows, (rows.key_rows, rows.value_rows), visible)
         assert mx.abs(own).max().item() < 1e-4
-        other = losses(site, rows, (-rows.key_rows, -rows.value_rows), sight)
+        other = losses(site, rows, (-rows.key_rows, -rows.value_rows), visible)
         assert other[0].item() > 1e-3
 
 
 @pytest.mark.parametrize("family", ["gemma3_text", "gemma4_text", "gpt_oss", "qwen3_next"])
 def test_queries_are_the_ones_attention_asks(family: str) -> None:
     """What attention gives with them is what the layer's output projection is given, gates apart."""
-    watcher = watcher_of(family)
+    recorder = recorder_of(family)
     heard: list[mx.array] = []
-    site = watcher.sites[0]
+    site = recorder.sites[0]
     plain = type(site.attention.o_proj)
 
     def call(self: Any, x: mx.array) -> mx.array:
@@ -87,8 +94,8 @@ def test_queries_are_the_ones_attention_asks(family: str) -> None:
         return out
 
     site.attention.o_proj.__class__ = type(plain.__name__, (plain,), {"__call__": call})
-    seen = watcher.watch(mx.array([[(7 * i) % 290 + 5 for i in range(30)]], mx.int32))
-    watcher.close()
+    seen = recorder.record(mx.array([[(7 * i) % 290 + 5 for i in range(30)]], mx.int32))
+    recorder.close()
     rows = seen.layers[0]
     output = mx.fast.scaled_dot_product_attention(
         rows.queries, rows.keys, rows.values, scale=1.0, mask="causal", sinks=rows.sinks
@@ -102,13 +109,13 @@ def test_queries_are_the_ones_attention_asks(family: str) -> None:
 
 
 def test_a_query_sees_restored_what_inference_has_restored_by_then() -> None:
-    sight = Sight.of(PLAN, 40, [23, 24, 31])
-    assert Sight.first(PLAN) == 16
+    visible = Visibility.of(PLAN, 40, [23, 24, 31])
+    assert first_restored(PLAN) == 16
     for row, query in enumerate((23, 24, 31)):
         chunk = query - query % 8
-        restored = [place for place, value in enumerate(sight.restored[row].tolist()) if value]
+        restored = [place for place, value in enumerate(visible.restored[row].tolist()) if value]
         assert restored == list(range(2, chunk - 8))
-        assert sight.seen[row].tolist() == [place <= query for place in range(40)]
+        assert visible.seen[row].tolist() == [place <= query for place in range(40)]
 
 
 @pytest.mark.slow
@@ -164,18 +171,68 @@ def test_training_leaves_the_target_as_it_was(
 
 
 def test_texts_depend_on_seed_and_key_and_fill_their_length(target: LoadedTarget) -> None:
-    tokenizer = TargetTokenizer(target.tokenizer)
-    first = texts(tokenizer, TOY, "a")
+    draw = retrieval_texts(target.tokenizer, 192)
+    first = batch(draw, TOY, "a", False)
     assert first.shape == (2, 192)
-    assert mx.array_equal(first, texts(tokenizer, TOY, "a"))
-    assert not mx.array_equal(first, texts(tokenizer, TOY, "b"))
-    assert not mx.array_equal(first, texts(tokenizer, TOY, "a", HELD_OUT))
+    assert (first[:, 0] == target.tokenizer.bos_token_id).all().item()
+    assert mx.array_equal(first, batch(draw, TOY, "a", False))
+    assert not mx.array_equal(first, batch(draw, TOY, "b", False))
+    assert not mx.array_equal(first, batch(draw, TOY, "a", True))
+    document = target.tokenizer.decode(draw(generator(1), False))
+    assert "The secret code of" in document
+    assert "Question: what is" in document
 
 
-def test_marks_become_those_of_the_target(target: LoadedTarget) -> None:
-    tokenizer = TargetTokenizer(target.tokenizer)
-    own = target.tokenizer
-    assert tokenizer.encode("<bos>a<eos>") == (own.bos_token_id, *tokenizer.encode("a"), own.eos_token_id)
+LINES = "".join(f"The {number}th day was warm and line {number} of it is here.\n" for number in range(400))
+
+
+@pytest.mark.parametrize("suffix", ["txt", "jsonl"])
+def test_a_users_texts_are_stretches_of_the_file_and_its_end_is_held_out(
+    suffix: str, target: LoadedTarget, tmp_path: Path
+) -> None:
+    file = tmp_path / f"texts.{suffix}"
+    records = "\n\n".join(json.dumps({"text": line, "id": 1}) for line in LINES.splitlines())
+    file.write_text(records if suffix == "jsonl" else LINES)
+    draw = file_texts(file, target.tokenizer, 64)
+    rng = generator(3)
+    for held_out, numbers in ((False, range(361)), (True, range(359, 400))):
+        for _ in range(20):
+            tokens = draw(rng, held_out)
+            assert len(tokens) == 64
+            assert tokens[0] == target.tokenizer.bos_token_id
+            text = target.tokenizer.decode(tokens[1:])
+            whole = "".join(f"{line}<eos>" for line in LINES.splitlines()) if suffix == "jsonl" else LINES
+            assert text in whole
+            assert all(int(number) in numbers for number in re.findall(r"line (\d+) of", text))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("none.txt", None, r"none.txt cannot be read: No such file.*; give a UTF-8 text, or a .jsonl file"),
+        ("bytes.txt", b"\xff\xfe", r"bytes.txt cannot be read: it is not UTF-8; give"),
+        ("few.txt", b"a b c", r"few.txt has \d+ tokens, too few for texts of --length 192; .* 384 tokens"),
+        ("empty.jsonl", b"", r"empty.jsonl has 0 tokens, too few"),
+        ("lines.jsonl", b'{"text": "a"}\n{"txt": "b"}', r"""line 2 is no text: '{"txt": "b"}'; each line"""),
+        ("numbers.jsonl", b'{"text": 7}', "line 1 is no text"),
+        ("broken.jsonl", b'{"text": "\\ud800"}', "line 1 is no text"),
+        ("plain.jsonl", b"once upon a time", "line 1 is no text"),
+    ],
+)
+def test_a_file_that_holds_no_texts_is_refused(
+    name: str,
+    content: bytes | None,
+    message: str,
+    target: LoadedTarget,
+    folders: tuple[Path, Path],
+    tmp_path: Path,
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    switches = replace(TOY, texts_file=str(tmp_path / name))
+    with pytest.raises(ConfigurationError, match=f"--texts-file .*{message}"):
+        train_projector(target, folders[1], tmp_path / "out", switches, progress=lambda *_: None)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,363 @@
+"""A conversation with a model of the registry, in this process: what is said → text as it comes.
+
+It uses the engine's thread (`engine.server.decoding.worker`) and the server's own `Chat`, one request at a
+time: an interrupt never meets the engine midway, and the session keeps what is computed for the next turn.
+A turn to which nothing was said leaves the conversation as it was.
+"""
+
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from time import perf_counter
+from typing import Any
+
+from pydantic import ValidationError
+
+from engine.config import parse_block
+from engine.decode import Round, Step
+from engine.errors import ConfigurationError, PromptError
+from engine.generate import THINKING_NAMES, ChatSwitches
+from engine.registry.channels import SEPARATOR
+from engine.registry.consistency import check_located
+from engine.registry.entries import ModelEntry
+from engine.registry.locate import Places, fetch, locate
+from engine.registry.registry import Registry
+from engine.sampling import Sampling
+from engine.server.decoding.models import Model
+from engine.server.decoding.work import Ended, Event, Failed, Progress, Work
+from engine.server.decoding.worker import Limits, Worker
+from engine.server.refusals import Refusal
+from engine.server.text.parsing import Piece
+from engine.server.text.prompting import Asked, chat_prompt, knows
+from engine.server.text.response import Chat
+from engine.server.wire.replies import ChatChunk, Provenance, Reply, Usage
+from engine.server.wire.requests import ChatRequest, Message
+
+# One sequence at a time; its session waits for the next turn, however long that takes.
+ALONE = Limits(parallel=1, models=1, sessions=1, session_s=float("inf"))
+SYSTEM_ROLES = ("system", "developer")
+INTERRUPTED = "interrupted"
+
+
+class DoesNotFit(PromptError):
+    """The conversation has become longer than the model takes."""
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """How answers are to be."""
+
+    max_tokens: int = 1024
+    sampling: Sampling = field(default_factory=Sampling)  # each answer's seed is one more than the last one's
+    block: str | None = None  # ``auto`` or a length; None: the registry's
+    thinking: str = "default"  # ``on`` or ``off`` tells the chat template; ``default``: the registry's
+
+    def check(self) -> None:
+        """Raise ConfigurationError where a switch does not make sense."""
+        self.sampling.check()
+        if self.max_tokens < 1:
+            raise ConfigurationError(f"--max-tokens must be at least 1, not {self.max_tokens}")
+        if self.block is not None:
+            parse_block(self.block)
+        ChatSwitches(thinking=self.thinking).check()
+
+    @property
+    def switches(self) -> Mapping[str, bool]:
+        """Of the chat template, on top of the registry's."""
+        return {} if self.thinking == "default" else dict.fromkeys(THINKING_NAMES, self.thinking == "on")
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """A conversation so far; every change is a new one, so that a turn that fails leaves the old one."""
+
+    system: str | None = None
+    turns: tuple[Message, ...] = ()  # of user and assistant, the oldest first
+
+    @property
+    def messages(self) -> list[Message]:
+        """All of it, as a request has it."""
+        head = [] if self.system is None else [_message("system", self.system)]
+        return [*head, *self.turns]
+
+    def asked(self, text: str) -> "Transcript":
+        """Add a user's turn; PromptError where the text holds half a character."""
+        return replace(self, turns=(*self.turns, _message("user", text)))
+
+    def answered(self, content: str, reasoning: str) -> "Transcript":
+        """Add an assistant's turn."""
+        return replace(self, turns=(*self.turns, _message("assistant", content, reasoning or None)))
+
+    def undone(self) -> "Transcript":
+        """Drop the last user's turn and what followed it; ConfigurationError where there is none."""
+        return replace(self, turns=self.turns[: self._last_asked()])
+
+    def unanswered(self) -> "Transcript":
+        """Drop what followed the last user's turn; ConfigurationError where there is none."""
+        return replace(self, turns=self.turns[: self._last_asked() + 1])
+
+    def _last_asked(self) -> int:
+        asked = [index for index, turn in enumerate(self.turns) if turn.role == "user"]
+        if not asked:
+            raise ConfigurationError("nothing has been said yet")
+        return asked[-1]
+
+    def save(self, file: Path) -> None:
+        """Write the messages to a new file, one JSON object a line, with the fields the server reads."""
+        lines = [each.model_dump_json(exclude_none=True) + "\n" for each in self.messages]
+        try:
+            with file.open("x", encoding="utf-8") as stream:
+                stream.writelines(lines)
+        except FileExistsError:
+            raise ConfigurationError(f"{file} exists already; give another name") from None
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"{file} cannot be written: {error}") from None
+
+    @classmethod
+    def load(cls, file: Path) -> "Transcript":
+        """Read a file that `save` wrote, or one like it; PromptError names file and line."""
+        try:
+            text = file.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise PromptError(f"{file} cannot be read: {error}") from None
+        turns = [
+            _validated(partial(Message.model_validate_json, line), f"{file}, line {number}")
+            for number, line in enumerate(text.split("\n"), 1)
+            if line.strip()
+        ]
+        if not turns:
+            raise PromptError(f"{file} holds no message")
+        system: Any = None
+        if turns[0].role in SYSTEM_ROLES and not isinstance(system := turns.pop(0).content, str):
+            raise PromptError(f"{file}: the system turn is no text")
+        if any(each.role in SYSTEM_ROLES for each in turns):
+            raise PromptError(f"{file}: a system turn must come first, and there can be one only")
+        return cls(system, tuple(turns))
+
+
+def _message(role: str, content: str, reasoning: str | None = None) -> Message:
+    told = {"role": role, "content": content, "reasoning": reasoning}
+    return _validated(partial(Message.model_validate, told), "the text cannot be sent")
+
+
+def _validated(read: Callable[[], Message], where: str) -> Message:
+    try:
+        return read()
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        parts = [where, ".".join(str(part) for part in first["loc"]), first["msg"]]
+        raise PromptError(": ".join(filter(None, parts))) from None
+
+
+@dataclass(frozen=True)
+class Turn:
+    """An answer that has ended; one that was stopped is what was said until then."""
+
+    content: str
+    reasoning: str
+    finish: str  # in OpenAI's words, or `INTERRUPTED`
+    usage: Usage
+    seconds: float  # from the first token to the last
+    verify_rounds: int  # forwards over a block
+    accepted: int  # drafts that were confirmed in them
+    provenance: Provenance | None  # None of one that was interrupted
+
+    @property
+    def said(self) -> bool:
+        """Whether there is anything in it."""
+        return bool(self.content or self.reasoning)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Of the prompt, that were not computed again."""
+        return self.usage.prompt_tokens_details.cached_tokens
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """Tokens emitted a verify round, the target's own included; None without one."""
+        return self.accepted / self.verify_rounds + 1 if self.verify_rounds else None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Of decoding, the first token excepted; None for a single one."""
+        decoded = self.usage.completion_tokens - 1
+        return decoded / self.seconds if decoded > 0 and self.seconds > 0 else None
+
+
+Events = SimpleQueue[Event | None]  # None: stop
+Told = Iterator[Progress | Piece | Turn]
+
+
+class Conversation(AbstractContextManager["Conversation"]):
+    """What was said so far, and the model that answers; `close` it, or use it as a context."""
+
+    def __init__(
+        self, registry: Registry, places: Places, options: ChatOptions, *, download: bool = False
+    ) -> None:
+        """Begin an empty conversation with no model; `use` one. Options are checked already."""
+        self.registry, self.options, self.transcript = registry, options, Transcript()
+        self._places, self._download = places, download
+        self._entry, self._channel = registry.resolve(registry.default)
+        self._answers = 0
+        self._events: Events = SimpleQueue()
+        self._worker = Worker(lambda entry: partial(Model.load, locate(entry, places)), ALONE)
+        self._worker.start()
+
+    @property
+    def model_id(self) -> str:
+        """``NAME@CHANNEL`` of what answers."""
+        return f"{self._entry.name}{SEPARATOR}{self._channel.name}"
+
+    def use(self, model_id: str) -> None:
+        """Load a model and let it answer from now on. Where that fails, all stays as it was."""
+        entry, channel = self.registry.resolve(model_id)
+        find = fetch if self._download else locate
+        check_located(find(entry, self._places))  # before the present model is dropped
+        with self._loaded(entry) as model:
+            self._check_template(model, self.transcript.system)
+        self._entry, self._channel = entry, channel
+
+    def instruct(self, text: str | None) -> None:
+        """Put this system turn before the conversation, or none; refuse it where the template ignores it."""
+        with self._loaded(self._entry) as model:
+            self._check_template(model, text)
+        self.transcript = replace(self.transcript, system=text)
+
+    def say(self, text: str) -> Told:
+        """Say something: yields how far the prompt is read, pieces of the answer, and at last the turn."""
+        return self._answer(self.transcript.asked(text))
+
+    def retry(self) -> Told:
+        """Have the last turn answered again, as `say` does."""
+        return self._answer(self.transcript.unanswered())
+
+    def stop(self) -> None:
+        """End the present answer where it is; may be called by a signal's handler."""
+        self._events.put(None)
+
+    def close(self) -> None:
+        """Give the model and its caches back."""
+        self._worker.stop()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextmanager
+    def _loaded(self, entry: ModelEntry) -> Iterator[Model]:
+        lease = self._worker.lease(entry)
+        try:
+            yield lease.granted.result()
+        finally:
+            self._worker.release(lease)
+
+    def _answer(self, asked: Transcript) -> Told:
+        self._events = SimpleQueue()  # from now on, before the first event is asked for, it can be stopped
+        return self._told(asked, self._events)
+
+    def _told(self, asked: Transcript, events: Events) -> Told:
+        lease = self._worker.lease(self._entry)
+        try:
+            builder, work = self._prepared(asked, lease.granted.result())
+            job = self._worker.submit(lease, work, events.put)  # the worker releases the lease after it
+        except BaseException:
+            self._worker.release(lease)
+            raise
+        try:
+            turn = yield from _listen(builder, events)
+        finally:
+            job.cancelled.set()
+        if turn.said:
+            self.transcript = asked.answered(turn.content, turn.reasoning)
+            self._answers += 1
+        yield turn
+
+    def _prepared(self, asked: Transcript, model: Model) -> tuple[Chat, Work]:
+        options = self.options
+        request, prompt = self._prompt(asked, options.switches, model)
+        most, seed = options.max_tokens, options.sampling.seed
+        work = Work(
+            prompt=prompt.tokens,
+            lasting=prompt.lasting,
+            max_tokens=most if model.context is None else min(most, model.context - len(prompt.tokens)),
+            channel=self._channel,
+            block=model.block if options.block is None else parse_block(options.block),
+            sampling=replace(options.sampling, seed=None if seed is None else (seed + self._answers) % 2**63),
+        )
+        return Chat(request, model, prompt, work), work
+
+    def _prompt(
+        self, asked: Transcript, switches: Mapping[str, bool], model: Model
+    ) -> tuple[ChatRequest, Asked]:
+        template = dict(switches) or None
+        request = ChatRequest(model=self.model_id, messages=asked.messages, chat_template_kwargs=template)
+        try:
+            return request, chat_prompt(request, model)
+        except Refusal as refusal:
+            kind = DoesNotFit if refusal.code == "context_length_exceeded" else PromptError
+            raise kind(refusal.message) from None
+
+    def _check_template(self, model: Model, system: str | None) -> None:
+        """Make sure that no switch is without effect."""
+        switches, name = self.options.switches, model.entry.name
+
+        def tokens(system: str | None, switches: Mapping[str, bool]) -> list[int]:
+            return self._prompt(Transcript(system).asked("?"), switches, model)[1].tokens
+
+        opposite = {key: not value for key, value in switches.items()}
+        if switches and (not knows(model, switches) or tokens(None, switches) == tokens(None, opposite)):
+            raise ConfigurationError(
+                f"--thinking {self.options.thinking}: the chat template of {name} has no such switch; "
+                "leave it out"
+            )
+        if system is not None and tokens(None, switches) == tokens(system, switches):
+            raise ConfigurationError(f"the chat template of {name} ignores system turns")
+
+
+def _listen(builder: Chat, events: Events) -> Generator[Progress | Piece, None, Turn]:
+    """Tell an answer as it comes, until it has ended or is stopped; return the turn."""
+    cached, first, last = None, 0.0, 0.0
+    rounds: list[Round] = []
+    said, ended = Piece(), None
+    while ended is None and (event := events.get()) is not None:
+        match event:
+            case Failed():
+                raise event.error
+            case Progress():
+                cached = event.done if cached is None else cached
+                yield event
+                continue
+            case Step():
+                last = perf_counter()
+                if event.round is None:
+                    first = last
+                else:
+                    rounds.append(event.round)
+                replies = builder.take([event])
+            case Ended():
+                ended, replies = event, builder.end(event)
+        for piece in filter(None, map(_piece, replies)):
+            said += piece
+            yield piece
+    verified = [record for record in rounds if record.block > 1]
+    return Turn(
+        content=said.content,
+        reasoning=said.reasoning,
+        finish=INTERRUPTED if ended is None else ended.finish,
+        usage=builder.usage((cached or 0) if ended is None else ended.cached_tokens),
+        seconds=last - first if ended is None else ended.decode_s,
+        verify_rounds=len(verified),
+        accepted=sum(record.accepted for record in verified),
+        provenance=None if ended is None else builder.provenance(ended),
+    )
+
+
+def _piece(reply: Reply) -> Piece:
+    """A reply's text; a tool call, for which there was no tool, is text too."""
+    if not isinstance(reply, ChatChunk) or not reply.choices:
+        return Piece()
+    delta = reply.choices[0].delta
+    calls = [f"{call.function.name}({call.function.arguments})" for call in delta.tool_calls or []]
+    return Piece("".join([delta.content or "", *calls]), delta.reasoning or "")

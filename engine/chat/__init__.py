@@ -1,1 +1,0 @@
-"""Conversations with a model of the registry, in this process."""
