@@ -39,32 +39,18 @@ ROWS = re.compile(r"x_([1-9][0-9]{0,5})")
 
 @dataclass(frozen=True)
 class CodecEntry:
-    """One array of a file, compared.
-
-    Attributes:
-        name: of the array.
-        lattice: ``d4`` or ``e8``.
-        q: steps from zero to the largest coordinate.
-        dim: D.
-        vectors: rows.
-        vectors_left_out: rows that the means leave out, because the reference loses them.
-        blocks_identical: share of blocks with the same lattice point.
-        relative_mse: of our round trip.
-        reference_relative_mse: of the stored one.
-        mse_ratio: ours by the reference's; 1 where both are 0.
-        max_abs_difference: largest difference of a value.
-    """
+    """One array of a file, compared."""
 
     name: str
     lattice: str
-    q: int
+    q: int  # steps from zero to the largest coordinate
     dim: int
     vectors: int
-    vectors_left_out: int
-    blocks_identical: float
-    relative_mse: float
+    vectors_left_out: int  # of the means, because the reference loses them
+    blocks_identical: float  # share of blocks with the same lattice point
+    relative_mse: float  # of our round trip
     reference_relative_mse: float
-    mse_ratio: float
+    mse_ratio: float  # ours by the reference's; 1 where both are 0
     max_abs_difference: float
 
     @property
@@ -93,12 +79,7 @@ def codec_document(entries: list[CodecEntry]) -> dict[str, Any]:
 
 
 def compare_codec(file: Path) -> list[CodecEntry]:
-    """Compare every entry of a file, in its order. All is read and checked before anything is computed.
-
-    Raises:
-        InputError: the file cannot be used: it is missing, corrupt or too large, an array is missing,
-            unknown, of another shape or type or not finite, or there is no code for its Q or dimension.
-    """
+    """Compare every entry of a file, in its order. All is read and checked before anything is computed."""
     arrays = _read(file)
     names = {name: NAME.fullmatch(name) or ROWS.fullmatch(name) for name in arrays}
     if odd := [name for name, found in names.items() if found is None]:

@@ -93,27 +93,16 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class RoundParity:
-    """One block of a case, or of a text.
+    """One block of a case, or of a text: a report's `ParityRound`, where a difference may be infinite."""
 
-    Attributes:
-        case: name of the case's folder, or the prompt's id.
-        round: 1 for the first.
-        hidden_max_abs: largest difference of a hidden state; None where only logits are compared.
-        logits_max_abs: largest difference of a logit.
-        argmax_agreement: share of block rows whose likeliest token is the same; of a pair, of equal drafts.
-        path_equal: whether the greedy path through the candidates is the same; None where there is none.
-        rows: rows of the block; of a pair, its drafts.
-        tokens_equal: of a pair, whether the round emitted as many tokens as the reference, and the same.
-    """
-
-    case: str
-    round: int
-    hidden_max_abs: float | None
+    case: str  # name of the case's folder, or the prompt's id
+    round: int  # 1 for the first
+    hidden_max_abs: float | None  # None where only logits are compared
     logits_max_abs: float
-    argmax_agreement: float
-    path_equal: bool | None
-    rows: int
-    tokens_equal: bool | None = None
+    argmax_agreement: float  # share of rows with the same likeliest token; of a pair, of equal drafts
+    path_equal: bool | None  # of the greedy path through the candidates, where there is one
+    rows: int  # of the block; of a pair, its drafts
+    tokens_equal: bool | None = None  # of a pair, whether the round emitted the reference's tokens
 
 
 @dataclass(frozen=True)
@@ -179,11 +168,7 @@ def check_tolerance(tolerance: float) -> float:
 
 
 class StoredArrays(dict[str, Array]):
-    """The arrays of an npz file, each checked when it is first read; nothing pickled is ever loaded.
-
-    Raises:
-        ModelError: the file is missing or corrupt.
-    """
+    """The arrays of an npz file, each checked when it is taken; nothing pickled is ever loaded."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -202,16 +187,9 @@ class StoredArrays(dict[str, Array]):
         return ModelError(f"{self.file}: {problem}")
 
     def take(self, name: str, kinds: str, *shape: int | None, finite: bool = True) -> Array:
-        """An array, checked; reals become float32.
+        """An array of one of numpy's `kinds` of types; reals become float32.
 
-        Args:
-            name: of the array.
-            kinds: numpy's kinds of types it may have.
-            shape: its sizes, None for any; none is 0.
-            finite: whether reals must be finite; stored outputs that are not fail the comparison instead.
-
-        Raises:
-            ModelError: it is missing, or has another shape or type.
+        A size of None may be any but 0. Stored outputs need not be `finite`: then they fail the comparison.
         """
         if name not in self:
             raise ModelError(f"{self.file} lacks {name}")
@@ -262,12 +240,7 @@ class Case:
 
     @classmethod
     def read(cls, folder: Path, dtype: str = "float32") -> "Case":
-        """Read and check one case; ``dtype`` is what the network is computed in.
-
-        Raises:
-            ModelError: a file is missing or corrupt, an array is missing, has another shape, or holds NaN or
-                infinity.
-        """
+        """Read and check one case; ``dtype`` is what the network is computed in."""
         config_file, raw = folder / "config.json", read_json(folder / "config.json")
         files = weight_files(folder)
         check_depth(config_file, raw, tensor_shapes(files))
@@ -346,12 +319,7 @@ class PairCase:
 
     @classmethod
     def read(cls, folder: Path, dtype: str = "float32") -> "PairCase":
-        """Read and check one case.
-
-        Raises:
-            ModelError: a model cannot be loaded, the drafter is for another target, an array is missing, has
-                another shape, or holds tokens that do not exist, or the arrays contradict each other.
-        """
+        """Read and check one case; ``dtype`` is what both models are computed in."""
         target = open_target(folder / TARGET, dtype).target
         drafter = load_drafter(folder / DRAFTER, target, dtype).drafter
         if not isinstance(drafter, BlockDrafter):
@@ -446,11 +414,7 @@ def _check_pair_arrays(arrays: StoredArrays, vocabulary: int) -> int:
 
 
 def case_folders(folder: Path) -> list[Path]:
-    """The folder itself if it is a case, else its subfolders that hold anything of a case, sorted.
-
-    Raises:
-        ModelError: there is no such folder, or no case in it.
-    """
+    """The folder itself if it is a case, else its subfolders that hold anything of a case, sorted."""
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder; give a case or a folder of cases")
     try:
@@ -485,16 +449,11 @@ def compare_all(
 
     Args:
         folder: one case, or a folder whose subfolders are cases, of either layout.
-        tolerance: largest difference that passes; None for the dtype's, with a pair among the cases that of
-            a target.
+        tolerance: largest difference that passes; None for that of the dtype.
         dtype: what ours is computed in.
 
     Returns:
         The rounds, and the reference: the names that the cases say, and a digest over their files.
-
-    Raises:
-        ConfigurationError: the tolerance is not a number of at least 0, or the dtype is unknown.
-        ModelError: the folder or a file in it cannot be used.
     """
     folders = case_folders(folder)
     pairs = [path for path in folders if _is_pair(path)]
@@ -550,10 +509,6 @@ def compare_target(
         chunk: prompt positions per forward.
         tolerance: largest difference of a logit that passes; None for that of the model's dtype.
         progress: told of each prompt.
-
-    Raises:
-        ConfigurationError: the tolerance is not a number of at least 0, or a text would hold no block.
-        PromptError: a prompt does not fit the model.
     """
     dtype = target.card.dtype
     usual = TARGET_TOLERANCES.get(dtype, TARGET_TOLERANCES["bfloat16"])
@@ -594,28 +549,18 @@ def plain_reference() -> Implementation:
 
 @dataclass(frozen=True)
 class ParitySwitches:
-    """What the command line can set about a comparison.
+    """What the command line can set about a comparison."""
 
-    Attributes:
-        golden: a case or a folder of cases; None compares a target with plain decoding.
-        target: whether it is the target that is compared.
-        model: the target's folder; None for the shipped one.
-        prompts, limit, max_tokens, prefill_chunk: the texts of a target.
-        dtype: what ours is computed in; None for the default.
-        tolerance: largest difference that passes; None for that of the dtype.
-        reference: name of the implementation behind ``golden``; None for what the cases say.
-    """
-
-    golden: Path | None = None
-    target: bool = False
-    model: Path | None = None
-    prompts: str = "all"
+    golden: Path | None = None  # a case or a folder of cases
+    target: bool = False  # compare a target with plain decoding
+    model: Path | None = None  # the target's folder
+    prompts: str = "all"  # of a target, as the next three
     limit: int = 2
     max_tokens: int = 48
     prefill_chunk: int = 2048
     dtype: str | None = None
     tolerance: float | None = None
-    reference: str | None = None
+    reference: str | None = None  # name of the implementation behind the cases
 
     def check(self) -> None:
         """Raise ConfigurationError where it is not clear what to compare, or a number makes no sense."""
