@@ -24,13 +24,22 @@ def finding(where: str, check: Check, message: str) -> ReplayFinding:
     return ReplayFinding(where=where, check=check, message=message[:LONGEST])
 
 
-def mismatch(where: str, check: Check, what: str, said: object, found: object) -> ReplayFinding:
-    """A value that the report gives and another one that was computed."""
-    if isinstance(said, str) and isinstance(found, str):
-        start = max(shared(said, found) - BEFORE, 0)
-        what += f" from character {start}" if start else ""
-        said, found = said[start:], found[start:]
-    return finding(where, check, f"{what}: reported {shown(said)}, computed {shown(found)}")
+def differences(
+    where: str, check: Check, said: Mapping[str, Any], found: Mapping[str, Any], near: float = 0.0
+) -> Iterator[ReplayFinding]:
+    """Find values that the report gives otherwise than computed; numbers may differ by the share `near`."""
+    for name in dict.fromkeys([*said, *found]):
+        one: Any = said.get(name)
+        other: Any = found.get(name)
+        if one == other or (near and abs(one - other) <= near * max(abs(one), abs(other))):
+            continue
+        start = 0
+        if isinstance(one, str) and isinstance(other, str):
+            start = max(shared(one, other) - BEFORE, 0)
+            one, other = one[start:], other[start:]
+        at = f" from character {start}" if start else ""
+        reported, computed = (shown(each if isinstance(each, str) else str(each)) for each in (one, other))
+        yield finding(where, check, f"{name}{at}: reported {reported}, computed {computed}")
 
 
 def shared(one: Sequence[object], other: Sequence[object]) -> int:
@@ -64,63 +73,42 @@ def check_row(
 ) -> Iterator[ReplayFinding]:
     """Find what of a row does not follow from its prompt and its tokens."""
     where, prompt, tokenizer = name_of(arm, row), asked.prompt, target.tokenizer
-    for name, computed in (
-        ("prompt_sha256", tokens_digest(asked.tokens)),
-        ("source_sha256", prompt.source_sha256),
-        ("prompt_tokens", len(asked.tokens)),
-        ("instruction_sha256", text_digest(prompt.instruction)),
-    ):
-        if getattr(row, name) != computed:
-            yield mismatch(where, "prompts", name, getattr(row, name), computed)
+    said = row.model_dump(exclude={"rounds", "tokens"})
+    computed: dict[str, Any] = {
+        "prompt_sha256": tokens_digest(asked.tokens),
+        "source_sha256": prompt.source_sha256,
+        "prompt_tokens": len(asked.tokens),
+        "instruction_sha256": text_digest(prompt.instruction),
+    }
+    yield from differences(where, "prompts", {name: said[name] for name in computed}, computed)
     if outside := [token for token in row.tokens if token >= target.target.vocab_size]:
         message = f"token {outside[0]} is not one of the model's {target.target.vocab_size}"
         yield finding(where, "rows", message)
         return
-    if row.tokens_sha256 != tokens_digest(row.tokens):
-        yield mismatch(where, "rows", "tokens_sha256", row.tokens_sha256, tokens_digest(row.tokens))
     ends = () if arm.control == IGNORE_STOPS else target.stops
     stops = Stops(ends, stop_texts, tokenizer if stop_texts else None)
     stops.start(asked.tokens)
-    yield from _check_end(where, stops.find(row.tokens), row, asked.limit)
+    end = stops.find(row.tokens)
+    computed = {
+        "tokens_sha256": tokens_digest(row.tokens),
+        "tokens": asked.limit if end is None else min(end, asked.limit),
+        "finish_reason": "length" if end is None else "stop",
+    }
+    said["tokens"] = len(row.tokens)
+    yield from differences(where, "rows", {name: said[name] for name in computed}, computed)
     text = text_of(tokenizer, row.tokens, Stops(ends, stop_texts, tokenizer), asked.tokens)
     answer = answer_of(tokenizer, asked.tokens, text)
-    answer_text = None if answer == text else answer
-    for name, said, found in (("text", row.text, text), ("answer_text", row.answer_text, answer_text)):
-        if said != found:
-            yield mismatch(where, "text", name, said, found)
-    needle = None
+    computed = {"text": text, "answer_text": None if answer == text else answer}
+    needle: dict[str, Any] = {}
     if prompt.needle is not None and prompt.text is not None:
         needle = needle_fields(prompt.needle, prompt.text, answer, text)
-    yield from _check_needle(where, None if row.needle is None else row.needle.model_dump(), needle)
+    hidden = said["needle"] or {}
+    computed["hit"], said["hit"] = needle.pop("hit", None), hidden.pop("hit", None)
+    yield from differences(where, "text", {name: said[name] for name in computed}, computed)
+    yield from differences(where, "prompts", hidden, needle)
     if row.rounds and kept_by(row.rounds, len(row.tokens)) is None:
         message = f"{len(row.rounds)} rounds do not give {len(row.tokens)} tokens"
         yield finding(where, "rounds", message)
-
-
-def _check_end(where: str, end: int | None, row: Sample, limit: int) -> Iterator[ReplayFinding]:
-    """Find whether the text ends at its first stop, or at the limit."""
-    many = len(row.tokens)
-    if end is not None and end < many:
-        yield finding(where, "rows", f"a stop follows {end} tokens, but the row has {many}")
-    elif many > limit or (end is None and many < limit):
-        yield finding(where, "rows", f"{many} tokens; expected {limit} (max_tokens) or a stop before")
-    reason = "length" if end is None else "stop"
-    if row.finish_reason != reason:
-        yield mismatch(where, "rows", "finish_reason", row.finish_reason, reason)
-
-
-def _check_needle(
-    where: str, said: dict[str, Any] | None, found: dict[str, Any] | None
-) -> Iterator[ReplayFinding]:
-    """Find whether what was hidden, and what of it came back, is as the prompt and the text have it."""
-    if said is None or found is None:
-        if said is not found:
-            yield mismatch(where, "prompts", "needle", said is not None, found is not None)
-        return
-    for name in (name for name in said if said[name] != found[name]):
-        yield mismatch(
-            where, "text" if name == "hit" else "prompts", f"needle.{name}", said[name], found[name]
-        )
 
 
 def kept_by(rounds: Sequence[Round], tokens: int) -> list[int] | None:

@@ -45,7 +45,7 @@ from engine.verification.replay import (
     policy_steps,
     replay,
 )
-from engine.verification.rows import check_row, check_set, finding, mismatch, name_of
+from engine.verification.rows import check_row, check_set, differences, finding, name_of
 from evidence_format.model import Arm, Report, ReportRequest, Sample
 from evidence_format.verification import (
     Draw,
@@ -69,8 +69,8 @@ TOLERANCES = Tolerances(
     accepted=0.02,  # near ties fall both ways
 )
 # What the gate computes with; the weights digest alone does not hold it.
-CARD = ("dtype", "quantization", "parameters", "vocab_size", "largest_block", "cache_layers")
-EXTRA_S = 5.0  # rows that were not drawn are looked at as long as this lasts
+CARD = {"dtype", "quantization", "parameters", "vocab_size", "largest_block", "cache_layers"}
+EXTRA_S = 5.0  # rows that were not drawn are replayed as long as this lasts
 CHEAP = 2e10  # … but tokens of all rows of a small model in any case: parameters times positions
 MOST_FINDINGS = 20_000  # of a record
 
@@ -268,10 +268,10 @@ class _Replayer:
         cards = self.cards
         for role, model in self._report.environment.models.items():
             if role in cards:
-                stated, computed = model.model_dump(), asdict(cards[role])
-                for name in CARD:
-                    if stated[name] != computed[name]:
-                        yield mismatch(role, "models", name, str(stated[name]), str(computed[name]))
+                card = asdict(cards[role])
+                yield from differences(
+                    role, "models", model.model_dump(include=CARD), {name: card[name] for name in CARD}
+                )
         settings = self._settings
         stop_texts = settings.stop or () if settings.command == "generate" else ()
         for arm in self._report.arms:
@@ -314,20 +314,17 @@ class _Replayer:
         return sorted(rows, key=lambda row: (not row.drawn, is_plain(row.sample)))
 
     def _run_others(self, rows: Sequence[_Row], done: int, total: int) -> None:
-        """Rows that were not drawn, for a few seconds: the tokens of all of them first, then their rounds."""
+        """Rows that were not drawn, for a few seconds; then only tokens, of a small model."""
         until, spent = monotonic() + EXTRA_S, 0
-        for row in (row for row in rows if row.native):
-            if row.text not in self._gaps:
-                if spent > CHEAP and monotonic() >= until:
-                    continue
-                self._progress(done, total, "looking at tokens", row.name)
-                spent += self._engine.target.card.parameters * row.sample.positions
-            row.gaps = self._native_gaps(row)
         for number, row in enumerate(rows):
-            if monotonic() >= until:
-                break
-            self._progress(done + number, total, "replaying", row.name)
-            self._run(row)
+            if monotonic() < until:
+                self._progress(done + number, total, "replaying", row.name)
+                self._run(row)
+            elif row.native and (row.text in self._gaps or spent < CHEAP):
+                self._progress(done + number, total, "looking at tokens", row.name)
+                if row.text not in self._gaps:
+                    spent += self._engine.target.card.parameters * row.sample.positions
+                row.gaps = self._native_gaps(row)
 
     def _run(self, row: _Row) -> None:
         """Run the models over a row; the first row drawn of an arm as it was run, whatever it was."""
@@ -423,38 +420,36 @@ class _Replayer:
         said = row.sample
         if RaggedKV.__name__ in said.cache.classes or self._settings.command == "eval server":
             return  # merged caches, of which a row states its share
-        resident, restored = said.cache.resident_bytes, said.restored_positions or 0
-        enough = resident >= (1 - TOLERANCES.resident) * found.resident_bytes
-        compared: list[tuple[str, object, object, bool]] = [
-            ("caches", said.cache.classes, found.classes, said.cache.classes == found.classes),
-            ("resident_bytes", resident, found.resident_bytes, enough),
-            ("kept_positions", said.kept_positions, found.kept, said.kept_positions == found.kept),
-            ("restored_positions", restored, found.restored, restored == found.restored),
-        ]
-        if (own := found.kv) is not None and (kv := said.kv) is not None:
-            compared += [
-                ("kv.layers", kv.layers, own.layers, kv.layers == own.layers),
-                ("kv.values", kv.values, own.values, _near(kv.values, own.values, TOLERANCES.resident)),
-                ("kv.bytes", kv.bytes, own.nbytes, _near(kv.bytes, own.nbytes, TOLERANCES.resident)),
-            ]
-        for name, value, computed, right in compared:
-            if not right:
-                yield mismatch(row.name, "memory", name, str(value), str(computed))
+        cache, resident = said.cache, TOLERANCES.resident
+        if cache.resident_bytes < (1 - resident) * found.resident_bytes:
+            names = {"resident_bytes": cache.resident_bytes}
+            yield from differences(row.name, "memory", names, {"resident_bytes": found.resident_bytes})
+        yield from differences(
+            row.name,
+            "memory",
+            {
+                "caches": cache.classes,
+                "kept_positions": said.kept_positions,
+                "restored_positions": said.restored_positions or 0,
+            },
+            {"caches": found.classes, "kept_positions": found.kept, "restored_positions": found.restored},
+        )
+        if (kv := said.kv) is not None and (own := found.kv) is not None:
+            yield from differences(row.name, "memory", {"kv.layers": kv.layers}, {"kv.layers": own.layers})
+            sizes = {"kv.values": own.values, "kv.bytes": own.nbytes}
+            names = {"kv.values": kv.values, "kv.bytes": kv.bytes}
+            yield from differences(row.name, "memory", names, sizes, resident)
 
 
 def _check_distortion(row: _Row) -> Iterator[ReplayFinding]:
     """Keys and values lie as far from native ones as the row says."""
     said = row.sample.kv
-    if said is None or not row.sample.is_distortion_known:
-        return
-    native = replace(row.engine, policy=NATIVE, restoration=None)
-    found = examine(*row.run, held_after(native, row.prompt.tokens)).distortion
-    for name, value, other in (
-        ("key_distortion", said.key_distortion, found.keys),
-        ("value_distortion", said.value_distortion, found.values),
-    ):
-        if value is not None and not _near(value, other, TOLERANCES.distortion):
-            yield mismatch(row.name, "memory", name, f"{value:.4g}", f"{other:.4g}")
+    if said is not None and row.sample.is_distortion_known:
+        native = replace(row.engine, policy=NATIVE, restoration=None)
+        found = examine(*row.run, held_after(native, row.prompt.tokens)).distortion
+        names = said.model_dump(include={"key_distortion", "value_distortion"})
+        computed = {"key_distortion": found.keys, "value_distortion": found.values}
+        yield from differences(row.name, "memory", names, computed, TOLERANCES.distortion)
 
 
 def _check_all_rounds(records: Sequence[ReplayedRow], rows: Sequence[_Row]) -> Iterator[ReplayFinding]:
@@ -481,7 +476,3 @@ def _check_all_rounds(records: Sequence[ReplayedRow], rows: Sequence[_Row]) -> I
                 "when they are drafted again; most of the difference is in this row"
             )
             yield finding(f"{arm}/{worst.prompt_id}", "rounds", message)
-
-
-def _near(said: float, found: float, share: float) -> bool:
-    return abs(said - found) <= share * max(abs(said), abs(found))
