@@ -1,7 +1,7 @@
 """``kakeya_engine eval``: measurements that end in an evidence report and one JSON line."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ class _Call:
         self,
         measure: Callable[..., Any],
         tables: Sequence[Callable[[dict[str, Any]], None]],
-        more: Callable[[dict[str, Any]], dict[str, Any]] = lambda _: {},
+        more: Mapping[str, Callable[[dict[str, Any]], Any]] | None = None,
     ) -> None:
         """Measure, write the report, delete the journal, show tables, end with the JSON line.
 
@@ -76,7 +76,8 @@ class _Call:
                 report = measure(progress=progress, request=self.request, journal=self.journal)
             stored, document = store(report, self.report_path), report.document
             self.journal.remove()
-            line = figures(document) | more(document) | {"report": str(stored)}
+            added = {name: figure(document) for name, figure in (more or {}).items()}
+            line = figures(document) | added | {"report": str(stored)}
             for table in () if self.as_json else tables:
                 table(document)
             click.echo(json.dumps(line))
@@ -88,6 +89,19 @@ class _Call:
                     err=True,
                 )
             raise
+
+    def run_set(self, measure: Callable[..., Any], switches: Any, *shown: Any) -> None:
+        """The same for an evaluation over a set of prompts."""
+        from engine.config import open_engine
+        from engine.evaluation.prompts import load_prompts
+
+        switches.check()
+        prompts = load_prompts(switches.prompts, switches.limit, switches.seed)
+
+        def measured(**context: Any) -> Any:
+            return measure(open_engine(self.options), prompts, switches, self.runtime, **context)
+
+        self.run(measured, *shown)
 
 
 @command.command("throughput")
@@ -121,18 +135,9 @@ def throughput(**values: Any) -> None:
     """  # noqa: D301 - click wants the character itself
     call = _Call.of(values)
     from engine.cli.tables import throughput_table
-    from engine.config import open_engine
-    from engine.evaluation.prompts import load_prompts
     from engine.evaluation.throughput import Switches, measure_throughput
 
-    switches = Switches(**values, chat=call.chat)
-    switches.check()
-    prompts = load_prompts(switches.prompts, switches.limit, switches.seed)
-
-    def measure(**common: Any) -> Any:
-        return measure_throughput(open_engine(call.options), prompts, switches, call.runtime, **common)
-
-    call.run(measure, [throughput_table])
+    call.run_set(measure_throughput, Switches(**values, chat=call.chat), [throughput_table])
 
 
 @command.command("recall")
@@ -177,7 +182,7 @@ def recall(**values: Any) -> None:
     given = RecallSwitches(**values, chat=call.chat, haystack=asked)
     given.check()
 
-    def measure(**common: Any) -> Any:
+    def measure(**context: Any) -> Any:
         engine = open_engine(call.options)
         beyond = reach(engine.policy)
         haystack = asked.filled(given.prompts, unfit=call.chat.chat or beyond > 0)
@@ -194,9 +199,9 @@ def recall(**values: Any) -> None:
         )
         if haystack.wanted:  # also where the shipped set was asked for and does not fit
             switches = replace(switches, prompts=GENERATED)
-        return measure_recall(engine, prompts, switches, call.runtime, **common)
+        return measure_recall(engine, prompts, switches, call.runtime, **context)
 
-    call.run(measure, [recall_table, depth_table], depth_figures)
+    call.run(measure, [recall_table, depth_table], {"recall_by_depth": depth_figures})
 
 
 @command.command("kv")
@@ -261,12 +266,10 @@ def kv(**values: Any) -> None:
     switches.check()
     options = settled(call.options)
 
-    def measure(**common: Any) -> Any:
-        return measure_kv(open_shootout(options), switches, call.runtime, **common)
+    def measure(**context: Any) -> Any:
+        return measure_kv(open_shootout(options), switches, call.runtime, **context)
 
-    def more(document: dict[str, Any]) -> dict[str, Any]:
-        return {"policies": kv_figures(document), **depth_figures(document)}
-
+    more = {"policies": kv_figures, "recall_by_depth": depth_figures}
     call.run(measure, [depth_table, kv_table], more)
 
 
@@ -291,18 +294,11 @@ def quality(**values: Any) -> None:
     """  # noqa: D301 - click wants the character itself
     call = _Call.of(values)
     from engine.cli.tables import quality_table
-    from engine.config import open_engine
-    from engine.evaluation.prompts import load_prompts
     from engine.evaluation.quality import QualitySwitches, matches_by_set, measure_quality
 
     switches = QualitySwitches(**values, chat=call.chat)
-    switches.check()
-    prompts = load_prompts(switches.prompts, switches.limit, switches.seed)
-
-    def measure(**common: Any) -> Any:
-        return measure_quality(open_engine(call.options), prompts, switches, call.runtime, **common)
-
-    call.run(measure, [quality_table], lambda document: {"identical_by_set": matches_by_set(document)})
+    more = {"identical_by_set": matches_by_set}
+    call.run_set(measure_quality, switches, [quality_table], more)
 
 
 command.add_command(server)

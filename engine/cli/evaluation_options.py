@@ -110,11 +110,7 @@ def seed_of(given: int | None, request: Any) -> int:
 
 
 def take_journal(values: dict[str, Any], report: Path | None) -> Any:
-    """`engine.evaluation.journal.Journal` from the values of `journal_options`, removed from ``values``.
-
-    Raises:
-        ConfigurationError: journal, report and prompts are not different files.
-    """
+    """`engine.evaluation.journal.Journal` from the values of `journal_options`, removed from ``values``."""
     from engine.evaluation.journal import Journal
 
     path, resume = values.pop("journal"), values.pop("resume")
@@ -145,11 +141,7 @@ def take_chat(values: dict[str, Any]) -> Any:
 
 
 def take_haystack(values: dict[str, Any]) -> Any:
-    """`engine.evaluation.haystack.Haystack` from the values of `haystack_options`, removed from ``values``.
-
-    Raises:
-        ConfigurationError: the depths are not numbers.
-    """
+    """`engine.evaluation.haystack.Haystack` from the values of `haystack_options`, removed from them."""
     from engine.evaluation.haystack import Haystack
 
     given = values.pop("depths")

@@ -126,12 +126,12 @@ def recall_table(document: Document) -> None:
 
 def depth_figures(document: Document) -> Document:
     """Recall of each arm at every depth of the needle, 0 at the start of the haystack."""
-    return {"recall_by_depth": {arm["name"]: recall_by_depth(arm["samples"]) for arm in document["arms"]}}
+    return {arm["name"]: recall_by_depth(arm["samples"]) for arm in document["arms"]}
 
 
 def depth_table(document: Document) -> None:
     """The same as a table."""
-    depths = depth_figures(document)["recall_by_depth"]
+    depths = depth_figures(document)
     names = list(dict.fromkeys(depth for found in depths.values() for depth in found))
     rows = ([arm, *(_cell(found.get(name), ".2f") for name in names)] for arm, found in depths.items())
     _print("recall by depth", ("<arm", *names), rows)

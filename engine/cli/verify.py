@@ -71,7 +71,7 @@ def command(report: Path, as_json: bool, record: Path | None, **values: Any) -> 
     from engine.cli.progress import shown_progress
     from engine.cli.tables import verification_table
     from engine.evaluation.report import write_document
-    from engine.registry.locate import Places
+    from engine.registry import Places
     from engine.verification.verify import VerifyOptions, verify
 
     folders = {"target": values["model"], "drafter": values["drafter"], "projector": values["projector"]}

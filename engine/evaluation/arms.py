@@ -14,11 +14,10 @@ import mlx.core as mx
 from mlx_lm.generate import generate_step, generation_stream
 from mlx_lm.models.cache import make_prompt_cache
 
-from engine.batch_decode import Emitted, Request, Share, decode_together
+from engine.batch_decode import Emitted, Request, decode_together
 from engine.cache.stats import kept_positions, kv_use
 from engine.cache.transaction import resident
 from engine.config import Engine
-from engine.decode import Round
 from engine.detokenize import text_of
 from engine.draft_length import DraftLength
 from engine.errors import GenerationError
@@ -98,7 +97,7 @@ def speculate_together(
         Request(prompt, token_limit(target, len(prompt), max_tokens), Stops(target.stops))
         for prompt in prompts
     ]
-    rows = [_Row() for _ in prompts]
+    steps: list[list[_Served]] = [[] for _ in prompts]
     between = 0.0  # seconds after the prompts that no round accounts for
     last = perf_counter()
     for emitted in decode_together(
@@ -112,58 +111,50 @@ def speculate_together(
     ):
         now = perf_counter()
         for each in emitted:
-            rows[each.request].add(each, len(emitted), now - last)
+            steps[each.request].append((each, len(emitted), now - last))
         record = emitted[0].step.round
         if record is not None:
             between += now - last - record.draft_s - record.verify_s
         last = now
     path = f"speculative:{drafter.name}" if drafter else "plain:kakeya.decode"
-    decoded = max(sum(bool(row.rounds) for row in rows), 1)
+    decoded = max(sum(len(served) > 1 for served in steps), 1)
     return [
-        row.outcome(target, request, path, max(between, 0.0) / decoded)
-        for row, request in zip(rows, requests, strict=True)
+        _outcome_of(target, request, path, served, max(between, 0.0) / decoded)
+        for served, request in zip(steps, requests, strict=True)
     ]
 
 
-class _Row:
-    """What one prompt of a batch got so far."""
+_Served = tuple[Emitted, int, float]  # a step, the sequences that it served, the seconds since the one before
 
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.rounds: list[Round] = []
-        self._prefill_s = 0.0
-        self._finish: str | None = None
-        self._share: Share | None = None
 
-    def add(self, emitted: Emitted, sequences: int, seconds: float) -> None:
-        record = emitted.step.round
-        if record is None:
-            self._prefill_s = seconds
-        else:
-            draft_s, verify_s = record.draft_s / sequences, record.verify_s / sequences
-            self.rounds.append(replace(record, draft_s=draft_s, verify_s=verify_s))
-        self.tokens.extend(emitted.step.tokens)
-        self._finish, self._share = emitted.step.finish, emitted.share
-
-    def outcome(self, target: LoadedTarget, request: Request, path: str, between: float) -> Outcome:
-        if self._finish is None or self._share is None:
-            raise GenerationError(f"{path} did not finish a text")
-        spent = sum(record.draft_s + record.verify_s for record in self.rounds)
-        return Outcome(
-            tokens=self.tokens,
-            text=text_of(target.tokenizer, self.tokens, request.stops, request.prompt),
-            finish=self._finish,
-            prefill_s=self._prefill_s,
-            decode_s=spent + between if self.rounds else 0.0,
-            rounds=self.rounds,
-            path=path,
-            cache_classes=self._share.classes,
-            resident_bytes=self._share.nbytes,
-            kv=self._share.kv,
-            kept=self._share.kept,
-            restored=self._share.restored,
-            drafter_forwards=self._share.drafter_forwards,
-        )
+def _outcome_of(
+    target: LoadedTarget, request: Request, path: str, steps: Sequence[_Served], between: float
+) -> Outcome:
+    (first, _, prefill_s), (last, *_) = steps[0], steps[-1]
+    if first.step.round is not None or last.step.finish is None or last.share is None:
+        raise GenerationError(f"{path} did not finish a text")
+    tokens = [token for each, *_ in steps for token in each.step.tokens]
+    rounds = [
+        replace(record, draft_s=record.draft_s / sequences, verify_s=record.verify_s / sequences)
+        for each, sequences, _ in steps
+        if (record := each.step.round) is not None
+    ]
+    spent = sum(record.draft_s + record.verify_s for record in rounds)
+    return Outcome(
+        tokens=tokens,
+        text=text_of(target.tokenizer, tokens, request.stops, request.prompt),
+        finish=last.step.finish,
+        prefill_s=prefill_s,
+        decode_s=spent + between if rounds else 0.0,
+        rounds=rounds,
+        path=path,
+        cache_classes=last.share.classes,
+        resident_bytes=last.share.nbytes,
+        kv=last.share.kv,
+        kept=last.share.kept,
+        restored=last.share.restored,
+        drafter_forwards=last.share.drafter_forwards,
+    )
 
 
 def plain_steps(

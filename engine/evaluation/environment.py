@@ -72,9 +72,7 @@ def describe(runtime: Runtime, watch: "LoadWatch", models: Mapping[str, ModelCar
         "metal": runtime.metal,
         "device": runtime.device,
         "blas": runtime.blas.name,
-        "power_source": watch.power_source(),
-        "thermal_state": watch.thermal_state(),
-        "swapping": watch.swapping(),
+        **watch.conditions(),
         "load": watch.timed_load.model_dump(),
         "versions": {
             "python": platform.python_version(),
@@ -194,10 +192,9 @@ class _Usage:
         # A guest's time is part of `user` on Linux; what the host gave to others is `steal`.
         used = sum(getattr(cpu, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal"))
         ours = own.user + own.system + own.children_user + own.children_system
-        services = (
-            printed_by(("/bin/ps", "-A", "-c", "-o", "time=,comm=")) if sys.platform == "darwin" else None
-        )
-        return cls(perf_counter(), used, ours, {} if services is None else services_of(services))
+        listing = ("/bin/ps", "-A", "-c", "-o", "time=,comm=")
+        printed = printed_by(listing) if sys.platform == "darwin" else None
+        return cls(perf_counter(), used, ours, {} if printed is None else services_of(printed))
 
     def until(self, later: "_Usage") -> OtherLoad:
         """What happened between two moments."""
@@ -266,20 +263,13 @@ class LoadWatch:
         """The load of `timing`, or so far."""
         return self._load or self._since.until(_Usage.now())
 
-    def power_source(self) -> str:
-        """The worst so far, one of `POWER`."""
+    def conditions(self) -> dict[str, Any]:
+        """The worst power source and thermal state so far; more than `MOST_SWAPPED` bytes are swapping."""
         self._power = max(self._power, power_source(), key=POWER.index)
-        return self._power
-
-    def thermal_state(self) -> str:
-        """The worst so far, one of `HEAT`."""
         self._heat = max(self._heat, thermal_state(), key=HEAT.index)
-        return self._heat
-
-    def swapping(self) -> bool | None:
-        """Whether more than `MOST_SWAPPED` went to or came from swap; None where the system does not say."""
-        now = swapped_bytes()
-        return None if now is None or self._swapped is None else now - self._swapped > MOST_SWAPPED
+        now, before = swapped_bytes(), self._swapped
+        swapping = None if now is None or before is None else now - before > MOST_SWAPPED
+        return {"power_source": self._power, "thermal_state": self._heat, "swapping": swapping}
 
 
 def power_source() -> str:

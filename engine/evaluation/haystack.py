@@ -15,6 +15,7 @@ from typing import Any
 
 from engine.errors import ConfigurationError, PromptError
 from engine.evaluation.haystack_text import HELD_OUT, Fact, draw_facts, filler, generator
+from engine.evaluation.measure import BoundedSwitches, at_least
 from engine.evaluation.prompts import Needle, Prompt, load_prompts, tokens_of
 from engine.generate import ChatSwitches
 
@@ -27,18 +28,12 @@ CHAT_INSTRUCTION = "Please read. What is the secret code of {}?"
 
 
 @dataclass(frozen=True)
-class Haystack:
-    """What the command line can set about made-up retrieval prompts; None where nothing was set.
+class Haystack(BoundedSwitches):
+    """What the command line can set about made-up retrieval prompts; None where nothing was set."""
 
-    Attributes:
-        context: tokens of a prompt, at most.
-        depths: shares of the haystack before the needle, 0 to 1.
-        per_depth: prompts at each depth.
-    """
-
-    context: int | None = None
-    depths: tuple[float, ...] | None = None
-    per_depth: int | None = None
+    context: int | None = at_least(None)  # tokens of a prompt, at most
+    depths: tuple[float, ...] | None = None  # shares of the haystack before the needle, 0 to 1
+    per_depth: int | None = at_least(None)  # prompts at each depth
 
     @property
     def wanted(self) -> bool:
@@ -60,9 +55,7 @@ class Haystack:
 
     def check(self) -> None:
         """Raise ConfigurationError where a switch does not make sense."""
-        for name, value in (("--context", self.context), ("--per-depth", self.per_depth)):
-            if value is not None and value < 1:
-                raise ConfigurationError(f"{name} must be at least 1, not {value}")
+        super().check()
         if self.depths is not None:
             if not self.depths or not all(0 <= depth <= 1 for depth in self.depths):
                 raise ConfigurationError("--depths must be numbers from 0 to 1")
@@ -91,9 +84,6 @@ def generate(
         beyond: at least so many tokens of a prompt come after the needle; deeper needles are moved up, and
             their `Needle.depth` says where they are.
         switches: how the prompts are put to the model; through its chat template they are user turns.
-
-    Raises:
-        PromptError: the facts and the question alone are longer.
     """
     maker = _Maker(tokenizer, switches or ChatSwitches(), context, beyond or 0)
     names = [
@@ -114,12 +104,7 @@ def retrieval_prompts(
 ) -> list[Prompt]:
     """The prompts of a recall evaluation: made up where anything of ``haystack`` was set, else read.
 
-    ``name`` is what `--prompts` says, ``seed`` that of the made-up prompts or of the order of a file's; see
-    `generate` and `load_prompts`.
-
-    Raises:
-        ConfigurationError: both a file and made-up prompts are asked for.
-        PromptError: see `generate` and `load_prompts`.
+    ``name`` is what `--prompts` says, ``seed`` that of made-up prompts or of a file's order; see `generate`.
     """
     if name != GENERATED and not haystack.wanted:
         return load_prompts(name, limit, seed)

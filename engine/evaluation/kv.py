@@ -16,7 +16,7 @@ sees and the policy's no longer holds counts as lost, y = 0. What the policy see
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Unpack
 
 import mlx.core as mx
 
@@ -26,13 +26,13 @@ from engine.config import Engine, Options, open_engine
 from engine.device import Runtime, read_float, wait
 from engine.errors import ConfigurationError, GenerationError, PromptError
 from engine.evaluation.haystack import GENERATED, Haystack, retrieval_prompts
-from engine.evaluation.journal import Journal
 from engine.evaluation.measure import (
     ArmRun,
+    BoundedSwitches,
+    Context,
     Evaluation,
     MakeRow,
-    Progress,
-    check_positive,
+    at_least,
     encode_all,
     models,
     our_arm,
@@ -48,7 +48,6 @@ from engine.restoration.sources import LEARNED
 from engine.session import Session
 from engine.target.folder import ModelCard
 from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET
-from evidence_format.model import ReportRequest
 from evidence_format.policies import MEANINGFUL
 
 POLICIES = (
@@ -80,25 +79,23 @@ CONTROLS = ("exact", "noise")
 
 
 @dataclass(frozen=True)
-class KVSwitches:
+class KVSwitches(BoundedSwitches):
     """What the command line can set about a shoot-out.
 
     Attributes:
-        policies: what `--kv` takes, each.
         haystack: of the retrieval prompts; ``answer_tokens`` are generated for each.
         speed_prompts: a set or a file of prompts without a needle, or ``none``; at most ``speed_limit`` of
             them, ``max_tokens`` for each.
-        seed: of the retrieval prompts.
         claim_parity: policies for which recall parity with the oracle is claimed.
         claim_bytes: ``POLICY=BYTES``, the most resident bytes claimed of a policy.
     """
 
     policies: tuple[str, ...] = POLICIES
     haystack: Haystack = field(default_factory=lambda: Haystack().with_defaults(depths=DEPTHS))
-    answer_tokens: int = 16
+    answer_tokens: int = at_least(16)
     speed_prompts: str = "code"
-    speed_limit: int = 8
-    max_tokens: int = 64
+    speed_limit: int = at_least(8)
+    max_tokens: int = at_least(64)
     seed: int = 0
     claim_parity: tuple[str, ...] = ()
     claim_bytes: tuple[str, ...] = ()
@@ -106,9 +103,7 @@ class KVSwitches:
 
     def check(self) -> None:
         """Raise ConfigurationError where a switch does not make sense."""
-        self.haystack.check()
-        self.chat.check()
-        check_positive(self, "answer_tokens", "speed_limit", "max_tokens")
+        super().check()
         if self.answer_tokens > self.max_tokens:
             raise ConfigurationError(
                 f"--answer-tokens {self.answer_tokens} is more than --max-tokens {self.max_tokens}"
@@ -138,11 +133,7 @@ class KVSwitches:
 
     @property
     def bytes_claimed(self) -> list[tuple[KVPolicy, int]]:
-        """The policies of `claim_bytes`, each with the most bytes.
-
-        Raises:
-            ConfigurationError: it is not written POLICY=BYTES.
-        """
+        """The policies of `claim_bytes`, each with the most bytes."""
         found = []
         for text in self.claim_bytes:
             policy, _, count = text.rpartition("=")
@@ -153,11 +144,7 @@ class KVSwitches:
 
 
 def settled(options: Options) -> Options:
-    """The engine's switches with the shoot-out's defaults: the shipped drafter alone, and one block length.
-
-    Raises:
-        ConfigurationError: a policy was given where they are compared.
-    """
+    """The switches with the shoot-out's defaults: the shipped drafter alone, and one block length."""
     if options.kv != NATIVE.spec:
         raise ConfigurationError(
             f"eval kv compares policies; give --policies {options.kv!r} in place of --kv"
@@ -179,25 +166,12 @@ def measure_kv(
     engine: Engine,
     switches: KVSwitches,
     runtime: Runtime,
-    *,
-    progress: Progress,
-    request: ReportRequest | None = None,
-    journal: Journal | None = None,
+    **context: Unpack[Context],
 ) -> Report:
-    """Run all arms over all prompts.
-
-    Raises:
-        ConfigurationError: a switch does not make sense, a policy does not fit the model, there are more arms
-            than a report holds, or the journal belongs to another run.
-        ModelError: the model's attention cannot read what a policy keeps.
-        PromptError: a prompt does not fit the model, or is too short for needles before every window or for
-            anything to be restored.
-    """
+    """Run all arms over all prompts."""
     switches.check()
     arms = arms_of(engine, switches.parsed)
-    evaluation = Evaluation(
-        "kv", "eval kv", engine, switches, runtime, progress, request, journal, cards=_cards_of(arms)
-    )
+    evaluation = Evaluation("kv", "eval kv", engine, switches, runtime, **context, cards=_cards_of(arms))
     prompts = made_prompts(engine, switches)
     emptied = [prompt.without_needle() if prompt.needle else prompt for prompt in prompts]
     encoded, empty = (encode_all(engine, some, switches.chat) for some in (prompts, emptied))
@@ -216,14 +190,16 @@ def measure_kv(
         row = plain_row if of.policy == NATIVE else examiner.rows(of)
         return ArmRun(arm, asked, tokens, run, row, f"running {arm.name}")
 
-    runs = [run_of(of, arm) for of, arm in arms]
+    evaluation.runs += [run_of(of, arm) for of, arm in arms]
 
     def warm_up() -> None:
-        for number, each in enumerate(runs, 1):
-            progress(0, evaluation.total, "warming up", f"{each.arm.name}, {number} of {len(runs)}")
+        for number, each in enumerate(evaluation.runs, 1):
+            evaluation.progress(
+                0, evaluation.total, "warming up", f"{each.arm.name}, {number} of {len(arms)}"
+            )
             each.run([each.encoded[0], each.encoded[-1]])
 
-    evaluation.run(runs, warm_up)
+    evaluation.run(warm_up)
     return evaluation.report(_claims([arm for _, arm in arms], switches), "kv")
 
 
@@ -273,12 +249,7 @@ def _claims(arms: Sequence[Arm], switches: KVSwitches) -> list[dict[str, Any]]:
 
 
 def arms_of(engine: Engine, policies: Sequence[KVPolicy]) -> list[tuple[Engine, Arm]]:
-    """Empty arms and the engines that run them: oracle, baseline, policies and their controls, ``no_needle``.
-
-    Raises:
-        ConfigurationError: a policy does not fit the model, or there are more arms than a report holds.
-        ModelError: the model's attention cannot read what a policy keeps.
-    """
+    """Empty arms and their engines: oracle, baseline, policies and their controls, ``no_needle``."""
     native = replace(engine, policy=NATIVE, restoration=None)
     arms = [(native, plain_arm(ORACLE, "oracle")), (native, our_arm(native, BASELINE, "baseline"))]
     for policy, control in with_controls(policies).items():
@@ -345,16 +316,10 @@ class _Examiner:
 
 @dataclass(frozen=True)
 class Examined:
-    """What caches of a policy held after a prompt.
-
-    Attributes:
-        distortion: of what they held.
-        use: the layers the policy applies to, the numbers of keys and values held there, and their bytes.
-            Of plain numbers that is their dtype's; codes count as they are stored.
-    """
+    """What caches of a policy held after a prompt, in the layers that it applies to."""
 
     distortion: Distortion
-    use: KVUse
+    use: KVUse  # plain numbers count as their dtype, codes as they are stored
 
 
 def examine(engine: Engine, tokens: Sequence[int], generated: Sequence[int], native: Layers) -> Examined:
@@ -365,9 +330,6 @@ def examine(engine: Engine, tokens: Sequence[int], generated: Sequence[int], nat
         tokens: the prompt.
         generated: what followed; the last token is in no cache.
         native: what `held_after` gave for the prompt and native caches.
-
-    Returns:
-        The distortion after the prompt, and what is held after all of it.
     """
     layers = engine.policy.chosen_layers(engine.target.target.model)
     with _session(engine) as session:
@@ -386,11 +348,7 @@ def held_after(engine: Engine, tokens: Sequence[int]) -> Layers:
 
 
 def distortion(native: Layers, ours: Layers, layers: Sequence[int]) -> Distortion:
-    """Relative squared error of keys and of values over some layers; 0 for none.
-
-    Raises:
-        GenerationError: a layer holds no keys and values.
-    """
+    """Relative squared error of keys and of values over some layers; 0 for none."""
     sums = [0.0] * 4  # squared differences of keys and of values, squares of keys and of values
     for layer in layers:
         if layer not in native or layer not in ours:

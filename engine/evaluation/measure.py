@@ -6,10 +6,11 @@ later process does not run them again. A disturbed machine makes the loop start 
 """
 
 import json
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, TypedDict, cast
 
 from engine.cache.policy import KVPolicy
 from engine.config import Engine
@@ -86,11 +87,8 @@ def measure(
         runs: at least one.
         progress: called before each run.
         batch: prompts per turn.
-        journal: keeps every finished row, and returns those of an earlier process.
+        journal: keeps every finished row, and has those of an earlier process.
         watch: called after every turn; a reason to drop all rows and start over, at most `RESTARTS` times.
-
-    Raises:
-        ConfigurationError: the journal's rows are not the first ones of this measurement.
     """
     measured = Measured(restarts=list(journal.restarts) if journal else [])
     kept = deque(journal.kept if journal else ())
@@ -151,9 +149,17 @@ def _check_kept(entry: Entry, arm: Arm, prompts: Sequence[Prompt]) -> None:
         )
 
 
+class Context(TypedDict, total=False):
+    """What evaluations pass on to `Evaluation`."""
+
+    progress: Progress
+    request: ReportRequest | None
+    journal: Journal | None
+
+
 @dataclass
 class Evaluation:
-    """One evaluation: create it before any work, `run` its arms, then build the `report`.
+    """One evaluation: create it before any work, `add` arms, `run` them, then build the `report`.
 
     Attributes:
         kind: of the report.
@@ -177,22 +183,49 @@ class Evaluation:
     def __post_init__(self) -> None:
         """Start the clock and the watch."""
         self.started, self.watch = now(), LoadWatch()
-        self.arms: list[Arm] = []
-        self.total = 0  # rows of all arms
-        self.measured = Measured()
         self.settings = configuration(self.engine, self.runtime, self.command, self.switches) | self.settings
+        self.draft_length = self.engine.new_draft_length()
+        self.batch: int = getattr(self.switches, "batch", 1)
+        self.runs: list[ArmRun] = []
+        self.measured = Measured()
+
+    @property
+    def arms(self) -> list[Arm]:
+        """In the order of the report."""
+        return [run.arm for run in self.runs]
+
+    def add(
+        self,
+        arm: Arm,
+        prompts: Sequence[Prompt],
+        encoded: Sequence[list[int]],
+        phase: str,
+        *,
+        engine: Engine | None = None,
+        draft_length: DraftLength | None = None,
+        options: SamplingOptions | None = None,
+    ) -> None:
+        """Add an arm that decodes the switches' ``max_tokens``, our loop in batches where they ask for it."""
+        used, length = engine or self.engine, draft_length or self.draft_length
+        batched = self.batch > 1 and arm.loop == OUR_LOOP
+        most = self.switches.max_tokens
+
+        def run(some: Sequence[list[int]]) -> Sequence[Outcome]:
+            if batched:
+                return speculate_together(used, some, most, length)
+            return [run_arm(used, arm, tokens, most, length, options=options) for tokens in some]
+
+        row = scored_rows(used.target.tokenizer)
+        self.runs.append(ArmRun(arm, prompts, encoded, run, row, phase, batched))
 
     def run(
         self,
-        runs: Sequence[ArmRun],
-        warm_up: Callable[[], object],
+        warm_up: Callable[[], object] | None = None,
         *,
-        batch: int = 1,
         watch: Callable[[], str | None] | None = None,
     ) -> None:
         """Open the journal, warm up, and fill the arms; see `measure`."""
-        self.arms, first = [run.arm for run in runs], runs[0]
-        self.total = len(runs) * len(first.prompts)
+        first = self.runs[0]
         if self.journal:
             environment = self._environment()
             self.journal.open(
@@ -200,11 +233,43 @@ class Evaluation:
             )
             self.started = self.journal.started
         self.progress(0, self.total, "warming up", first.prompts[0].id)
-        warm_up()
+        (warm_up or self.warm_up)()
         with self.watch.timing():
             self.measured = measure(
-                runs, progress=self.progress, batch=batch, journal=self.journal, watch=watch
+                self.runs, progress=self.progress, batch=self.batch, journal=self.journal, watch=watch
             )
+
+    @property
+    def total(self) -> int:
+        """Rows of all arms."""
+        return sum(len(run.prompts) for run in self.runs)
+
+    def warm_up(self) -> None:
+        """Run plain decoding and our loop, untimed; an adaptive draft length measures its blocks.
+
+        Where the first text ends before every block was tried, a few more prompts are used. Without batches
+        each arm prefills the longest prompt once, so that its shapes are not new in a row.
+        """
+        engine, encoded, most, length = (
+            self.engine,
+            self.runs[0].encoded,
+            self.switches.max_tokens,
+            self.draft_length,
+        )
+        chunk, longest = engine.options.prefill_chunk, max(encoded, key=len)
+        plain(engine.target, encoded[0], most, chunk)
+        if self.batch == 1 and len(longest) > len(encoded[0]):
+            plain(engine.target, longest, 1, chunk)
+            speculate(engine, longest, 1, length)
+        tour = Tour(length) if isinstance(length, AdaptiveDraftLength) else None
+        for turn in range(WARM_UPS if self.batch > 1 else min(WARM_UPS, len(encoded))):
+            start = turn * self.batch % len(encoded)
+            if self.batch > 1:
+                speculate_together(engine, encoded[start : start + self.batch], most, tour or length)
+            else:
+                speculate(engine, encoded[start], most, tour or length)
+            if tour is None or tour.finished:
+                break
 
     def report(
         self,
@@ -213,13 +278,9 @@ class Evaluation:
         parts: Callable[[], dict[str, Any]] = dict,
         **settings: Any,
     ) -> Report:
-        """Build the report.
+        """Build the report, with what ``parts`` computes for `Report.build` and more of the configuration.
 
-        Args:
-            claims: as the report has them.
-            checking: what the progress names while ``parts`` are computed.
-            parts: more arguments of `Report.build`.
-            settings: more of the configuration.
+        The progress calls that computation ``checking``.
         """
         self.progress(self.total, self.total, "checking", checking)
         resumed = {"resumed": self.measured.resumed} if self.resumable else {}
@@ -236,12 +297,13 @@ class Evaluation:
             **parts(),
         )
 
-    def report_row(self, content: str | Messages, tokens: Sequence[int], outcome: Outcome) -> Report:
+    def report_row(self, content: str | Messages, tokens: list[int], outcome: Outcome) -> Report:
         """Build a report with one row of our loop, on a text or a conversation, and no claim."""
         prompt = raw_prompt(content) if isinstance(content, str) else chat_prompt(content)
         arm = our_arm(self.engine, "speculative" if self.engine.drafter else "kakeya")
         arm.add([sample(prompt, tokens, outcome)], outcome.drafter_forwards)
-        self.arms, self.measured = [arm], Measured(order=[(arm.name, prompt.id)])
+        self.add(arm, [prompt], [tokens], "generating")
+        self.measured.order.append((arm.name, prompt.id))
         return self.report([])
 
     def _environment(self) -> dict[str, Any]:
@@ -269,12 +331,7 @@ def our_arm(engine: Engine, name: str, role: str = "sut", control: str | None = 
 
 
 def under(engine: Engine, policy: KVPolicy) -> Engine:
-    """The same engine under another policy.
-
-    Raises:
-        ConfigurationError: the policy does not fit the model, or lacks its projector.
-        ModelError: the model's attention cannot read what the policy keeps, or a projector cannot be used.
-    """
+    """The same engine under another policy, refused where it does not fit the model or lacks a projector."""
     model, options = engine.target.target.model, engine.options
     refuse_policy(model, policy)
     policy.chosen_layers(model)
@@ -296,35 +353,12 @@ def run_arm(
     max_tokens: int,
     draft_length: DraftLength,
     *,
-    sampling: SamplingOptions | None = None,
+    options: SamplingOptions | None = None,
 ) -> Outcome:
     """One prompt through one arm."""
     if arm.loop == PLAIN_LOOP:
         return plain(engine.target, tokens, max_tokens, engine.options.prefill_chunk)
-    return speculate(engine, tokens, max_tokens, draft_length, options=sampling)
-
-
-def arm_run(
-    engine: Engine,
-    arm: Arm,
-    prompts: Sequence[Prompt],
-    encoded: Sequence[list[int]],
-    *,
-    max_tokens: int,
-    draft_length: DraftLength,
-    phase: str,
-    batch: int = 1,
-    sampling: SamplingOptions | None = None,
-) -> ArmRun:
-    """The usual run of an arm; our loop decodes a ``batch`` of more than 1 in one batch."""
-    batched = batch > 1 and arm.loop == OUR_LOOP
-
-    def run(some: Sequence[list[int]]) -> Sequence[Outcome]:
-        if batched:
-            return speculate_together(engine, some, max_tokens, draft_length)
-        return [run_arm(engine, arm, tokens, max_tokens, draft_length, sampling=sampling) for tokens in some]
-
-    return ArmRun(arm, prompts, encoded, run, scored_rows(engine.target.tokenizer), phase, batched)
+    return speculate(engine, tokens, max_tokens, draft_length, options=options)
 
 
 def scored_rows(tokenizer: Any) -> MakeRow:
@@ -339,12 +373,7 @@ def scored_rows(tokenizer: Any) -> MakeRow:
 def encode_all(
     engine: Engine, prompts: Sequence[Prompt], switches: ChatSwitches | None = None
 ) -> list[list[int]]:
-    """Tokens of every prompt, checked before any work.
-
-    Raises:
-        ConfigurationError: a switch of the chat template is given, and no prompt goes through it.
-        PromptError: a prompt does not fit the model.
-    """
+    """Tokens of every prompt, checked: two more fit the context, a switch of the template has a use."""
     switches = switches or ChatSwitches()
     if switches.given and not switches.chat and all(prompt.messages is None for prompt in prompts):
         raise ConfigurationError(
@@ -358,35 +387,6 @@ def encode_all(
         if token_limit(target, len(tokens), 2) < 2:
             raise PromptError(f"prompt {prompt.id} leaves no space in the context of {target.context} tokens")
     return encoded
-
-
-def warm_up(
-    engine: Engine,
-    encoded: Sequence[list[int]],
-    max_tokens: int,
-    draft_length: DraftLength,
-    batch: int = 1,
-) -> None:
-    """Run plain decoding and our loop, untimed; an adaptive draft length measures its blocks.
-
-    Where the first text ends before every block was tried, a few more prompts are used. Without batches each
-    arm prefills the longest prompt once, so that its shapes are not new in a row.
-    """
-    chunk = engine.options.prefill_chunk
-    plain(engine.target, encoded[0], max_tokens, chunk)
-    longest = max(encoded, key=len)
-    if batch == 1 and len(longest) > len(encoded[0]):
-        plain(engine.target, longest, 1, chunk)
-        speculate(engine, longest, 1, draft_length)
-    tour = Tour(draft_length) if isinstance(draft_length, AdaptiveDraftLength) else None
-    for turn in range(WARM_UPS if batch > 1 else min(WARM_UPS, len(encoded))):
-        start = turn * batch % len(encoded)
-        if batch > 1:
-            speculate_together(engine, encoded[start : start + batch], max_tokens, tour or draft_length)
-        else:
-            speculate(engine, encoded[start], max_tokens, tour or draft_length)
-        if tour is None or tour.finished:
-            break
 
 
 def models(engine: Engine) -> dict[str, ModelCard]:
@@ -434,34 +434,35 @@ def _flattened(values: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
+def at_least(default: int | None, low: float = 1, high: float | None = None) -> Any:
+    """A switch with bounds that `BoundedSwitches.check` checks; None is always allowed."""
+    return field(default=default, metadata={"low": low, "high": high})
+
+
+class BoundedSwitches:
+    """Dataclasses of switches whose bounds are with the fields."""
+
+    def check(self) -> None:
+        """Raise ConfigurationError where a switch, or one of a group of switches, does not make sense."""
+        for each in fields(cast(Any, self)):
+            value, low, high = getattr(self, each.name), each.metadata.get("low"), each.metadata.get("high")
+            if hasattr(value, "check"):
+                value.check()
+            if low is None or value is None or low <= value <= (math.inf if high is None else high):
+                continue
+            bounds = f"be at least {low}" if high is None else f"lie in [{low}, {high}]"
+            raise ConfigurationError(f"--{each.name.replace('_', '-')} must {bounds}, not {value}")
+
+
 @dataclass(frozen=True, kw_only=True)
-class SetSwitches:
+class SetSwitches(BoundedSwitches):
     """What the command line can set about an evaluation over a set of prompts; see `load_prompts`."""
 
     prompts: str = "all"
-    limit: int | None = 8
-    max_tokens: int = 96
+    limit: int | None = at_least(8)
+    max_tokens: int = at_least(96)
     seed: int = 0
     chat: ChatSwitches = field(default_factory=ChatSwitches)
-
-    def check(self) -> None:
-        """Raise ConfigurationError where a switch does not make sense."""
-        self.chat.check()
-        check_positive(self, "max_tokens", "limit")
-
-
-def check_positive(switches: Any, *names: str) -> None:
-    """Raise ConfigurationError for the first of these switches that is given and below 1."""
-    for name in names:
-        value = getattr(switches, name)
-        if value is not None and value < 1:
-            raise ConfigurationError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
-
-
-def check_share(name: str, value: float | None, lowest: float) -> None:
-    """Raise ConfigurationError where a share is given and not in [lowest, 1]."""
-    if value is not None and not lowest <= value <= 1:
-        raise ConfigurationError(f"{name} must lie in [{lowest}, 1], not {value}")
 
 
 def check_choice(name: str, value: str, choices: Sequence[str]) -> None:

@@ -80,9 +80,6 @@ def load_prompts(name: str, limit: int | None = None, seed: int = 0) -> list[Pro
         name: ``code``, ``chat``, ``retrieval``, several of them joined by commas, ``all``, or a file.
         limit: at most so many of each kind.
         seed: 0 keeps the file's order; another number shuffles.
-
-    Raises:
-        PromptError: an unknown set, an unreadable file, or a line that is not a prompt.
     """
     names = SHIPPED_SETS if name == "all" else tuple(name.split(","))
     is_shipped = all(part in SHIPPED_SETS for part in names)
@@ -125,12 +122,7 @@ def _refuse_shipped(prompts: Sequence[Prompt]) -> None:
 
 
 def refuse_unsound(prompts: Sequence[Prompt]) -> None:
-    """Check that a recall of these prompts, each with a needle, would prove something.
-
-    Raises:
-        PromptError: an answer occurs outside its needle, prompts of one set ask differently, or those of a
-            bare set ask anything.
-    """
+    """Raise PromptError where a recall of these prompts, each with a needle, would prove nothing."""
     first: dict[str, Prompt] = {}
     for prompt in prompts:
         needle, text, name = prompt.needle, prompt.text, prompt_set(prompt.id)

@@ -8,31 +8,27 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 from engine.cache.policy import NATIVE
 from engine.config import Engine
 from engine.device import Runtime
 from engine.errors import ConfigurationError
-from engine.evaluation.journal import Journal
 from engine.evaluation.measure import (
+    Context,
     Evaluation,
-    Progress,
     SetSwitches,
-    arm_run,
+    at_least,
     check_choice,
-    check_share,
     encode_all,
     our_arm,
     plain_arm,
-    warm_up,
 )
 from engine.evaluation.prompts import Prompt
 from engine.evaluation.report import Report
 from engine.evaluation.rounding import compare_with_plain
 from engine.evaluation.throughput import refuse_restoring
 from evidence_format.claims import CLAIMS as CLAIMED
-from evidence_format.model import ReportRequest
 from evidence_format.text import prompt_set
 
 PLAIN, OURS = "plain", "ours"
@@ -49,7 +45,7 @@ class QualitySwitches(SetSwitches):
     """
 
     claim: str = "auto"
-    min_match: float | None = None
+    min_match: float | None = at_least(None, CLAIMED["exact_match"].lowest, 1)
 
     def check(self) -> None:
         """Raise ConfigurationError where a switch does not make sense."""
@@ -57,7 +53,6 @@ class QualitySwitches(SetSwitches):
         check_choice("--claim", self.claim, CLAIMS)
         if (self.claim == "match") != (self.min_match is not None):
             raise ConfigurationError("--claim match and --min-match go together")
-        check_share("--min-match", self.min_match, CLAIMED["exact_match"].lowest)
 
 
 def measure_quality(
@@ -65,38 +60,19 @@ def measure_quality(
     prompts: Sequence[Prompt],
     switches: QualitySwitches,
     runtime: Runtime,
-    *,
-    progress: Progress,
-    request: ReportRequest | None = None,
-    journal: Journal | None = None,
+    **context: Unpack[Context],
 ) -> Report:
-    """Run plain decoding and our loop over the prompts and compare their output.
-
-    Raises:
-        ConfigurationError: a switch does not make sense, there is nothing to compare, or the journal
-            belongs to another run.
-        PromptError: a prompt does not fit the model.
-    """
+    """Run plain decoding and our loop over the prompts and compare their output."""
     switches.check()
     refuse_restoring(engine)
     if engine.alone and engine.policy == NATIVE:
         raise ConfigurationError("there is nothing to compare with plain decoding; give --drafter or --kv")
-    evaluation = Evaluation("quality", "eval quality", engine, switches, runtime, progress, request, journal)
+    evaluation = Evaluation("quality", "eval quality", engine, switches, runtime, **context)
     encoded = encode_all(engine, prompts, switches.chat)
-    arms, drafting = [plain_arm(PLAIN), our_arm(engine, OURS)], engine.new_draft_length()
-    runs = [
-        arm_run(
-            engine,
-            arm,
-            prompts,
-            encoded,
-            max_tokens=switches.max_tokens,
-            draft_length=drafting,
-            phase="decoding",
-        )
-        for arm in arms
-    ]
-    evaluation.run(runs, partial(warm_up, engine, encoded, switches.max_tokens, drafting))
+    arms = [plain_arm(PLAIN), our_arm(engine, OURS)]
+    for arm in arms:
+        evaluation.add(arm, prompts, encoded, "decoding")
+    evaluation.run()
     compare = partial(compare_with_plain, engine, encoded, arms)
     return evaluation.report(_claims(engine, switches), "rounding and divergences", compare)
 

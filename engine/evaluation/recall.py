@@ -10,33 +10,26 @@ decode prompts in batches; the oracle never does.
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 from engine.cache.policy import KVPolicy
 from engine.config import Engine
 from engine.device import Runtime
 from engine.errors import ConfigurationError, PromptError
 from engine.evaluation.haystack import Haystack, refuse_near
-from engine.evaluation.journal import Journal
 from engine.evaluation.measure import (
-    ArmRun,
+    Context,
     Evaluation,
-    Progress,
     SetSwitches,
-    arm_run,
-    check_positive,
-    check_share,
+    at_least,
     encode_all,
     our_arm,
     plain_arm,
     under,
-    warm_up,
 )
 from engine.evaluation.prompts import Prompt, refuse_unsound
-from engine.evaluation.report import Arm, Report
+from engine.evaluation.report import Report
 from evidence_format.claims import CLAIMS
-from evidence_format.model import ReportRequest
 from evidence_format.policies import MEANINGFUL
 
 ORACLE, CONTROL = "oracle", "no_needle"
@@ -56,19 +49,12 @@ class RecallSwitches(SetSwitches):
     """
 
     prompts: str = "retrieval"
-    limit: int | None = None
-    max_tokens: int = 16
-    min_recall: float | None = None
+    limit: int | None = at_least(None)
+    max_tokens: int = at_least(16)
+    min_recall: float | None = at_least(None, CLAIMS["recall"].lowest, 1)
     claim: str = "auto"
-    batch: int = 1
+    batch: int = at_least(1)
     haystack: Haystack = field(default_factory=Haystack)
-
-    def check(self) -> None:
-        """Raise ConfigurationError where a switch does not make sense."""
-        super().check()
-        self.haystack.check()
-        check_share("--min-recall", self.min_recall, CLAIMS["recall"].lowest)
-        check_positive(self, "batch")
 
 
 def measure_recall(
@@ -76,20 +62,9 @@ def measure_recall(
     prompts: Sequence[Prompt],
     switches: RecallSwitches,
     runtime: Runtime,
-    *,
-    progress: Progress,
-    request: ReportRequest | None = None,
-    journal: Journal | None = None,
+    **context: Unpack[Context],
 ) -> Report:
-    """Run the arms over prompts that have a needle.
-
-    Raises:
-        ConfigurationError: a switch does not make sense, or not with a batch; or the journal belongs to
-            another run.
-        ModelError: sequences of this model cannot be decoded in a batch.
-        PromptError: a prompt has no needle or one that a restoring policy does not reach, does not fit the
-            model, or proves nothing, see `refuse_unsound`.
-    """
+    """Run the arms over prompts that have a needle and prove something, see `refuse_unsound`."""
     switches.check()
     if switches.batch > 1 and engine.options.single_graph:
         raise ConfigurationError("--single-graph diagnoses one sequence at a time; leave out --batch")
@@ -101,36 +76,22 @@ def measure_recall(
     refuse_unsound(prompts)
     compiled = engine.options.compiled and switches.batch == 1
     evaluation = Evaluation(
-        "recall", "eval recall", engine, switches, runtime, progress, request, journal,
+        "recall", "eval recall", engine, switches, runtime, **context,
         settings={"compiled": compiled},
     )  # fmt: skip
-    drafting = engine.new_draft_length()
-
-    def run_of(of: Engine, arm: Arm, *, without_needle: bool = False) -> ArmRun:
-        asked, tokens = (emptied, empty) if without_needle else (prompts, full)
-        phase = f"recalling {arm.name}"
-        return arm_run(
-            of,
-            arm,
-            asked,
-            tokens,
-            max_tokens=switches.max_tokens,
-            draft_length=drafting,
-            phase=phase,
-            batch=switches.batch,
-        )
-
     name = "speculative" if engine.drafter else "kakeya"
-    runs = [
-        run_of(engine, our_arm(engine, name)),
-        run_of(engine, plain_arm(ORACLE, "oracle")),
-        run_of(engine, our_arm(engine, CONTROL, "control", "no_needle"), without_needle=True),
+    arms = [
+        (our_arm(engine, name), engine),
+        (plain_arm(ORACLE, "oracle"), engine),
+        (our_arm(engine, CONTROL, "control", CONTROL), engine),
     ]
     for source, policy in restoring_controls(engine.policy).items():
         restored = under(engine, policy)
-        runs.append(run_of(restored, our_arm(restored, policy.spec, "control", source)))
-    warm = partial(warm_up, engine, full, switches.max_tokens, drafting, switches.batch)
-    evaluation.run(runs, warm, batch=switches.batch)
+        arms.append((our_arm(restored, policy.spec, "control", source), restored))
+    for arm, of in arms:
+        asked, tokens = (emptied, empty) if arm.name == CONTROL else (prompts, full)
+        evaluation.add(arm, asked, tokens, f"recalling {arm.name}", engine=of)
+    evaluation.run()
     return evaluation.report(_claims(engine.policy, name, switches), "recall")
 
 

@@ -89,14 +89,9 @@ def sample(
     answer_text: str | None = None,
     distortion: Distortion | None = None,
 ) -> Row:
-    """A row: what one system made of one prompt.
+    """A row: what one system made of one prompt, its needle searched in the answer.
 
-    Args:
-        prompt: the prompt; its needle is searched in the answer.
-        tokens: its tokens.
-        outcome: what the system made of it.
-        answer_text: the text without its reasoning, where reasoning was stripped.
-        distortion: of the keys and values, where the policy keeps some other than natively.
+    ``answer_text`` is the text without its reasoning, where reasoning was stripped.
     """
     row: Row = {
         "prompt_id": prompt.id,
@@ -209,16 +204,12 @@ class Report:
         return cls(document)
 
     def write(self, path: Path) -> None:
-        """Write the file whole or not at all; see `write_document`."""
+        """Write the file whole or not at all."""
         write_document(path, self.document)
 
 
 def write_document(path: Path, document: dict[str, Any]) -> None:
-    """Write a report, or a record about one, whole or not at all.
-
-    Raises:
-        EngineError: it is larger than a report may be, or cannot be written.
-    """
+    """Write a report, or a record about one, whole or not at all."""
     data = json.dumps(document, allow_nan=False, ensure_ascii=False, indent=1).encode() + b"\n"
     if len(data) > MAX_BYTES:
         raise EngineError(f"the report has {len(data)} bytes, more than {MAX_BYTES}; use a smaller --limit")

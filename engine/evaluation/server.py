@@ -41,13 +41,11 @@ from engine.evaluation.server_client import (
     whole_answer,
 )
 from engine.generate import THINKING_NAMES, ChatSwitches, Outcome
-from engine.registry.channels import Channel
-from engine.registry.entries import ModelEntry
-from engine.registry.registry import Registry
-from engine.server.decoding.models import Model
-from engine.server.decoding.worker import Finder, Limits
-from engine.server.serve import Serving
-from engine.server.service import Bounds
+from engine.registry import Channel, ModelEntry, Registry
+from engine.server.scheduler import ModelFinder, SchedulerLimits
+from engine.server.serve import ServerSettings
+from engine.server.service import RequestLimits
+from engine.server.sessions import LoadedModel
 from evidence_format.model import ReportRequest
 
 PLAIN, SERVER = "plain", "server"
@@ -92,15 +90,15 @@ class ServerSwitches:
         return speculation | {"temperature": 0, "return_token_ids": True, "return_rounds": True}
 
     @property
-    def serving(self) -> Serving:
+    def serving(self) -> ServerSettings:
         """The server whose answers are compared: it keeps nothing between requests."""
-        return Serving(
-            bounds=Bounds(max(self.max_tokens, LONG), self.max_tokens, 2 * self.clients),
-            limits=Limits(parallel=self.clients, sessions=0, chunk=self.prefill_chunk),
+        return ServerSettings(
+            request_limits=RequestLimits(max(self.max_tokens, LONG), self.max_tokens, 2 * self.clients),
+            limits=SchedulerLimits(parallel=self.clients, sessions=0, chunk=self.prefill_chunk),
         )
 
     @property
-    def keeping(self) -> Serving:
+    def keeping(self) -> ServerSettings:
         """The same, with sessions kept for a short while."""
         limits = replace(self.serving.limits, sessions=self.clients, session_s=IDLE_S)
         return replace(self.serving, limits=limits)
@@ -144,7 +142,7 @@ class ChecksFailed(EngineError):
 
 def measure_server(
     offer: Offer,
-    find: Finder,
+    find: ModelFinder,
     prompts: Sequence[Prompt],
     switches: ServerSwitches,
     runtime: Runtime,
@@ -165,7 +163,7 @@ def measure_server(
     total = CHECKS + 2 * len(prompts)
     load = cache(find(offer.entry))  # once, by the first server, for both of them
 
-    def find_once(entry: ModelEntry) -> Callable[[], Model]:
+    def find_once(entry: ModelEntry) -> Callable[[], LoadedModel]:
         return load if entry == offer.entry else find(entry)
 
     def show(phase: str, detail: str) -> None:
@@ -239,7 +237,7 @@ def measure_server(
     )
 
 
-def engine_of(model: Model, channel: Channel, switches: ServerSwitches) -> Engine:
+def engine_of(model: LoadedModel, channel: Channel, switches: ServerSwitches) -> Engine:
     """The same parts as an evaluation knows them."""
     options = replace(
         model.located.options(channel), block=switches.block, prefill_chunk=switches.prefill_chunk
@@ -271,7 +269,7 @@ def _chat(entry: ModelEntry, prompts: Sequence[Prompt], chat: ChatSwitches) -> C
 
 def questions(
     offer: Offer,
-    model: Model,
+    model: LoadedModel,
     prompts: Sequence[Prompt],
     encoded: Sequence[list[int]],
     switches: ServerSwitches,
@@ -290,7 +288,7 @@ def questions(
 
 
 def examinee_of(
-    client: Client, offer: Offer, model: Model, asked: Sequence[Question], switches: ServerSwitches
+    client: Client, offer: Offer, model: LoadedModel, asked: Sequence[Question], switches: ServerSwitches
 ) -> Examinee:
     """The server as checks ask it: for short answers."""
     short = [

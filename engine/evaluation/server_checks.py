@@ -26,8 +26,8 @@ from engine.evaluation.server_client import (
     check_counts,
     whole_answer,
 )
-from engine.server.decoding.worker import TELL_S
-from engine.server.wire.replies import (
+from engine.server.scheduler import STATS_S
+from engine.server.schema import (
     ChatChunk,
     ErrorReply,
     Health,
@@ -96,7 +96,7 @@ class Examinee:
 
     def wait_until(self, what: str, met: Callable[["ServerMetrics"], bool]) -> "ServerMetrics":
         """The metrics as soon as a condition is met; ServerFault where it is not met for long."""
-        sleep(2 * TELL_S)  # figures that are older may say what was before
+        sleep(2 * STATS_S)  # figures that are older may say what was before
         until = monotonic() + PATIENCE_S
         while True:
             reply = self.client.get("/metrics")

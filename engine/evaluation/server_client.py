@@ -26,10 +26,10 @@ from engine.detokenize import text_of
 from engine.errors import EngineError
 from engine.evaluation.prompts import Prompt
 from engine.generate import THINKING_NAMES, ChatSwitches, Outcome
-from engine.registry.registry import Registry
-from engine.server.decoding.worker import Finder
-from engine.server.serve import Serving, assembled
-from engine.server.wire.replies import ChatCompletion, Provenance, TextCompletion, Usage
+from engine.registry import Registry
+from engine.server.scheduler import ModelFinder
+from engine.server.schema import ChatCompletion, Provenance, TextCompletion, Usage
+from engine.server.serve import ServerSettings, running_server
 from engine.stops import Stops
 from engine.target.loading import LoadedTarget
 
@@ -47,7 +47,7 @@ class ServerFault(EngineError):
 
 @contextmanager
 def served(
-    registry: Registry, serving: Serving, find: Finder, *, transport: str | None = None
+    registry: Registry, serving: ServerSettings, find: ModelFinder, *, transport: str | None = None
 ) -> Iterator["Client"]:
     """Run a server with a random key for as long as the block lasts, and end it as a signal would.
 
@@ -60,7 +60,7 @@ def served(
     key = secrets.token_urlsafe(24)
     serving = replace(serving, keys=(key,), grace_s=GRACE_S)
     serving.check()
-    with listening(transport) as (listener, address), assembled(registry, serving, find) as server:
+    with listening(transport) as (listener, address), running_server(registry, serving, find) as server:
         failed: list[BaseException] = []
 
         def run() -> None:

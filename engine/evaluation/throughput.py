@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import isfinite
-from typing import Any
+from typing import Any, Unpack
 
 from engine.cache.policy import NATIVE
 from engine.config import Engine
@@ -18,32 +18,26 @@ from engine.device import Runtime
 from engine.errors import ConfigurationError
 from engine.evaluation.arms import speculate
 from engine.evaluation.environment import busy, disturbance, idle_load
-from engine.evaluation.journal import Journal
 from engine.evaluation.measure import (
-    ArmRun,
+    Context,
     Evaluation,
-    Progress,
     SetSwitches,
-    arm_run,
+    at_least,
     check_choice,
-    check_share,
     encode_all,
     our_arm,
     plain_arm,
-    warm_up,
 )
 from engine.evaluation.prompts import Prompt
-from engine.evaluation.report import Arm, Report
+from engine.evaluation.report import Report
 from engine.evaluation.rounding import compare_with_plain
 from engine.generate import SamplingOptions
 from evidence_format.claims import CLAIMS as CLAIMED
 from evidence_format.claims import FEWEST_SAMPLES, FEWEST_TOKENS, SPEED_CLAIMS, WATCHED
-from evidence_format.model import ReportRequest
 
 PLAIN, SPECULATIVE, BLOCK_1 = "plain", "speculative", "block-1"
 IGNORE_STOPS = "ignore_stops"  # the arm, and the control it is
 CLAIMS = ("auto", "speedup", "no-slowdown", "identity", "none")
-LEAST_STOPS = CLAIMED["natural_stops"].lowest
 NO_SLOWDOWN = 0.9
 # What the gate asks of a speed; with less, `auto` claims identical output alone.
 TOO_FEW_TO_TIME = f"a speed needs {FEWEST_SAMPLES} prompts and more than {FEWEST_TOKENS} tokens of each"
@@ -61,7 +55,7 @@ class Switches(SetSwitches):
 
     claim: str = "auto"
     min_speedup: float = 1.0
-    min_stops: float | None = None
+    min_stops: float | None = at_least(None, CLAIMED["natural_stops"].lowest, 1)
     ignore_stops: bool = False
 
     def check(self) -> None:
@@ -72,7 +66,6 @@ class Switches(SetSwitches):
             raise ConfigurationError(
                 f"--min-speedup must be a finite number of at least 1, not {self.min_speedup}"
             )
-        check_share("--min-stops", self.min_stops, LEAST_STOPS)
 
 
 def measure_throughput(
@@ -80,59 +73,37 @@ def measure_throughput(
     prompts: Sequence[Prompt],
     switches: Switches,
     runtime: Runtime,
-    *,
-    progress: Progress,
-    request: ReportRequest | None = None,
-    journal: Journal | None = None,
+    **context: Unpack[Context],
 ) -> Report:
-    """Run plain decoding and, unless it would be the same, our loop over the prompts.
-
-    Raises:
-        ConfigurationError: a claim needs a drafter, a switch does not make sense, or the journal belongs to
-            another run.
-        PromptError: a prompt does not fit the model, or leaves no space for a second token.
-    """
+    """Run plain decoding and, unless it would be the same, our loop over the prompts."""
     compares = not engine.alone or engine.policy != NATIVE
     _check(engine, switches, compares)
-    evaluation = Evaluation(
-        "throughput", "eval throughput", engine, switches, runtime, progress, request, journal
-    )
+    evaluation = Evaluation("throughput", "eval throughput", engine, switches, runtime, **context)
     encoded = encode_all(engine, prompts, switches.chat)
     claims = _claims(engine, switches, runtime, len(prompts)) if compares else []
     is_timed = any(claim["name"] in SPEED_CLAIMS for claim in claims)
     plainly = replace(engine, drafter=None)
-    drafting, stepping = engine.new_draft_length(), plainly.new_draft_length()
-
-    def run_of(of: Engine, arm: Arm, sampling: SamplingOptions | None = None) -> ArmRun:
-        return arm_run(
-            of,
-            arm,
-            prompts,
-            encoded,
-            max_tokens=switches.max_tokens,
-            draft_length=stepping if of is plainly else drafting,
-            phase="decoding" if arm.drafter is None else "drafting/verifying",
-            sampling=sampling,
-        )
-
     arms = [plain_arm(PLAIN), our_arm(engine, SPECULATIVE)][: 1 + compares]
-    runs = [run_of(engine, arm) for arm in arms]
+    drafted = "drafting/verifying" if engine.drafter else "decoding"
+    for arm, phase in zip(arms, ("decoding", drafted), strict=False):
+        evaluation.add(arm, prompts, encoded, phase)
     steps = our_arm(replace(plainly, alone=True), BLOCK_1, "control", "block_1")
     has_steps = is_timed and engine.drafter is not None
     if has_steps:
-        runs.append(run_of(plainly, steps))
+        length = plainly.new_draft_length()
+        evaluation.add(steps, prompts, encoded, "decoding", engine=plainly, draft_length=length)
     if switches.ignore_stops:
         forced = our_arm(engine, IGNORE_STOPS, "control", IGNORE_STOPS)
-        runs.append(run_of(engine, forced, SamplingOptions(ignore_stops=True)))
+        evaluation.add(forced, prompts, encoded, drafted, options=SamplingOptions(ignore_stops=True))
     # What `auto` claims depends on what else the machine does, and never on the speed that was measured.
     reason = None
     if switches.claim == "auto" and claims:
         reason = busy(idle_load()) if is_timed else TOO_FEW_TO_TIME
     if reason and is_timed:
-        progress(0, len(runs) * len(prompts), "skipping the speed claim", reason)
+        evaluation.progress(0, evaluation.total, "skipping the speed claim", reason)
 
-    def warm() -> None:
-        warm_up(engine, encoded, switches.max_tokens, drafting)
+    def warm_up() -> None:
+        evaluation.warm_up()
         if has_steps:
             speculate(plainly, encoded[0], switches.max_tokens, plainly.new_draft_length())
 
@@ -140,7 +111,7 @@ def measure_throughput(
         plain_rows, our_rows = (arm.samples for arm in arms)
         return disturbance(plain_rows, our_rows, steps.samples)
 
-    evaluation.run(runs, warm, watch=disturbed if is_timed and reason is None else None)
+    evaluation.run(warm_up, watch=disturbed if is_timed and reason is None else None)
     if is_timed and switches.claim == "auto":
         reason = reason or busy(evaluation.watch.timed_load) or _unwatched(evaluation) or disturbed()
         if reason:

@@ -27,9 +27,7 @@ from engine.evaluation.prompts import SHIPPED_SETS, Prompt, load_prompts
 from engine.evaluation.recall import reach
 from engine.generate import ChatSwitches, token_limit
 from engine.networks.projector import ProjectorConfig
-from engine.registry.entries import Published
-from engine.registry.locate import Places
-from engine.registry.registry import Registry
+from engine.registry import Places, Registry
 from engine.target.folder import identity, read_json, weight_files
 from engine.target.loading import DTYPES, SHIPPED
 from evidence_format.model import SCHEMA_ID, Model, Report, Role
@@ -200,7 +198,7 @@ def _kept(places: Places) -> Iterator[Path]:
     yield from sorted(own.iterdir()) if own.is_dir() else ()
     for entry in Registry.load().entries:
         for source in (entry.target, entry.drafter):
-            if isinstance(source, Published):
+            if source is not None and source.folder is not None:
                 yield from (path for _, path in places.of(source) if path is not None)
 
 

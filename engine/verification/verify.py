@@ -25,7 +25,7 @@ from engine.evaluation.kv import NO_NEEDLE, examine, held_after
 from engine.evaluation.measure import Progress, under
 from engine.evaluation.measure import models as cards_of
 from engine.evaluation.report import now, stamp
-from engine.registry.locate import Places
+from engine.registry import Places
 from engine.target.folder import ModelCard
 from engine.verification.inputs import (
     EncodedPrompt,

@@ -68,7 +68,7 @@ def test_a_few_pages_of_whichever_process_are_no_swapping(
 ) -> None:
     read = iter([2**30, None if meanwhile is None else 2**30 + meanwhile])
     monkeypatch.setattr(environment, "swapped_bytes", lambda: next(read))
-    assert environment.LoadWatch().swapping() is swapping
+    assert environment.LoadWatch().conditions()["swapping"] is swapping
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_the_power_source_is_the_worst_that_was_read(
     readings = iter(read)
     monkeypatch.setattr(environment, "power_source", lambda: next(readings))
     watch = environment.LoadWatch()
-    assert [watch.power_source() for _ in read[1:]][-1] == worst
+    assert [watch.conditions()["power_source"] for _ in read[1:]][-1] == worst
 
 
 @pytest.mark.parametrize(
@@ -100,15 +100,15 @@ def test_the_thermal_state_is_the_worst_that_was_read(
 ) -> None:
     readings = iter(read)
     monkeypatch.setattr(environment, "thermal_state", lambda: next(readings))
-    assert environment.LoadWatch().thermal_state() == worst
+    assert environment.LoadWatch().conditions()["thermal_state"] == worst
 
 
 def test_this_machine_says_something_of_the_kind() -> None:
-    watch = environment.LoadWatch()
-    assert watch.power_source() in {"ac", "battery", "not_applicable"}
-    heat = watch.thermal_state()
+    found = environment.LoadWatch().conditions()
+    assert found["power_source"] in {"ac", "battery", "not_applicable"}
+    heat = found["thermal_state"]
     assert heat == "not_applicable" if sys.platform == "linux" else heat in {"nominal", "fair", "serious"}
-    assert watch.swapping() is not None
+    assert found["swapping"] is not None
 
 
 PS = """  0:01.25 mds

@@ -69,7 +69,7 @@ def test_a_block_that_is_wrong_is_found(
         logits, rows = forward(self, tokens, *rest)
         return logits + (0.01 if 1 < tokens.shape[1] < 7 else 0), rows
 
-    monkeypatch.setattr("engine.session.Stage.of", lambda *_: None)
+    monkeypatch.setattr("engine.session.CompiledForward.of", lambda *_: None)
     monkeypatch.setattr(Target, "forward", bent)
     parity = compared(target, tmp_path)
     assert not parity.passed
